@@ -40,7 +40,7 @@ impl ForkStatus {
     /// The kernel copies registered pages for children: nothing is to be done.
     pub const UNNEEDED: Self = Self(ibv_fork_status::IBV_FORK_UNNEEDED.0);
 
-    /// Whether a process that forks keeps its registered memory.
+    /// Returns true if a process that forks keeps its registered memory.
     #[must_use]
     pub fn is_safe(self) -> bool {
         matches!(self, Self::ENABLED | Self::UNNEEDED)

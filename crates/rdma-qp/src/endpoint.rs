@@ -247,7 +247,7 @@ impl QueuePairEndpoint {
         self.link_layer
     }
 
-    /// Whether packets to this end need a global route header.
+    /// Returns true if packets to this end need a global route header.
     #[must_use]
     pub const fn grh_required(&self) -> bool {
         self.grh_required

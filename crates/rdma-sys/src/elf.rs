@@ -10,7 +10,7 @@ use std::{
     ptr, slice,
 };
 
-/// Whether this program was linked statically: it asks for no run-time loader (`PT_INTERP`).
+/// Returns true if this program was linked statically: it asks for no run-time loader (`PT_INTERP`).
 pub(crate) fn program_is_static() -> bool {
     let mut asks_for_loader = false;
     // SAFETY: the callback has the signature that dl_iterate_phdr(3) asks for, and `data` is the

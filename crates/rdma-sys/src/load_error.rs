@@ -113,7 +113,7 @@ impl LoadError {
     }
 }
 
-/// Whether the loader looked for `file` itself in vain, and not for a library which that one needs.
+/// Returns true if the loader looked for `file` itself in vain, and not for a library which that one needs.
 fn is_missing(file: &OsStr, reason: &str) -> bool {
     let file = file.to_string_lossy();
     let glibc = format!("{file}: cannot open shared object file");

@@ -35,7 +35,7 @@ impl Process {
         Self { generation, id }
     }
 
-    /// Whether this process is that one, and not forked from it.
+    /// Returns true if this process is that one, and not forked from it.
     #[inline]
     #[must_use]
     pub fn is_current(self) -> bool {
@@ -80,7 +80,7 @@ impl This {
         }
     }
 
-    /// Whether this is the generation of a child that may not have counted itself yet.
+    /// Returns true if this is the generation of a child that may not have counted itself yet.
     #[cold]
     #[inline(never)]
     fn is_counted_as(&self, generation: u32) -> bool {

@@ -1,4 +1,4 @@
-//! What names devices and ports: in a fabric, in a subnet, anywhere.
+//! Names of devices and ports: within a subnet, within a fabric, and globally.
 
 pub(crate) mod gid;
 pub(crate) mod guid;

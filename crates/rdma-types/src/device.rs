@@ -1,4 +1,4 @@
-//! Devices: what one is, what it can do, and what it reports by itself.
+//! Devices: their kinds, their capabilities, and the events that they report.
 
 pub(crate) mod atomic;
 pub(crate) mod capability;

@@ -1,4 +1,4 @@
-//! Why a number or a text was refused.
+//! Errors of parsing and range checks.
 
 use core::error::Error;
 use core::fmt;
@@ -28,7 +28,7 @@ impl OutOfRangeError {
         Self { what, value, min, max }
     }
 
-    /// The number that was refused.
+    /// Returns the refused number.
     #[inline]
     pub const fn value(&self) -> u32 {
         self.value

@@ -1,7 +1,7 @@
 //! RDMA's numbers: GIDs, keys, sequence numbers, MTUs, timers, access flags, status codes.
 //!
-//! Plain values without memory, device or C library behind them. Every other crate of the stack
-//! speaks in them.
+//! Plain values, independent of memory, devices and C libraries. All other crates of the stack use
+//! them.
 //!
 //! | kind | types | rule |
 //! |---|---|---|
@@ -11,16 +11,16 @@
 //! | flags | [`AccessFlags`], [`DeviceCapabilities`], [`OdpCapabilities`], [`OdpOperations`], [`RawPacketCapabilities`], [`QpAttributes`] | the bits of C, named or not |
 //! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`QpType`], [`AsyncEventKind`], [`AtomicCapability`], [`NodeType`], [`TransportType`], [`LinkWidth`], [`LinkSpeed`], [`PhysicalState`] | any integer is a value: what a newer kernel invents is data, not an error |
 //!
-//! [`QpTransition`] is the table of a queue pair's states: which follows which, and with what
+//! [`QpTransition`] is the table of a queue pair's states: the transitions between them, with their
 //! attributes.
 //!
 //! The numeric values are those of `infiniband/verbs.h` (rdma-core 55).
 //!
 //! # Features
 //!
-//! `serde` (off by default): every type can be serialised. Numbers and codes are bare integers,
-//! [`Gid`] and [`Guid`] are text in human-readable formats and bytes in others, flags are
-//! names or bits likewise. Deserialising checks what the constructors check.
+//! `serde` (off by default): every type can be serialised. Numbers and codes are bare integers.
+//! [`Gid`] and [`Guid`] are text in human-readable formats and bytes in others; flags are names or
+//! bits likewise. Deserialising makes the same checks as the constructors.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -66,8 +66,8 @@ pub use qp::timer::{AckTimeout, MinRnrTimer};
 pub use qp::transition::{QpAttributes, QpTransition};
 pub use wc::{WcOpcode, WcStatus};
 
-/// The long name of [`Psn`].
+/// Long name of [`Psn`].
 pub type PacketSequenceNumber = Psn;
 
-/// The long name of [`Mtu`].
+/// Long name of [`Mtu`].
 pub type MaximumTransferUnit = Mtu;

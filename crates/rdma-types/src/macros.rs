@@ -1,6 +1,6 @@
-//! The shapes that several numbers share.
+//! Macros for the number types of this crate.
 
-/// A C enum as an integer: every value is legal, the known ones have a name and a text.
+/// Defines a C enum as an integer: every value is legal, and the known ones have a name and a text.
 macro_rules! open_enum {
     (
         $(#[$meta:meta])*
@@ -10,8 +10,8 @@ macro_rules! open_enum {
     ) => {
         $(#[$meta])*
         ///
-        /// An open set: a value without a constant here is kept as it is, so that what a newer
-        /// kernel or provider reports is data.
+        /// An open set: a value without a constant here is kept unchanged. Values that a newer
+        /// kernel or provider reports are data.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[cfg_attr(feature = "serde", serde(transparent))]
@@ -21,19 +21,19 @@ macro_rules! open_enum {
         impl $name {
             $( $(#[$doc])* pub const $known: Self = Self($value); )+
 
-            /// The value with this number, known or not.
+            /// Creates the value with this number, known or not.
             #[inline]
             pub const fn from_raw(raw: $raw) -> Self {
                 Self(raw)
             }
 
-            /// The number that C uses.
+            /// Returns the number that C uses.
             #[inline]
             pub const fn raw(self) -> $raw {
                 self.0
             }
 
-            /// The name of the constant; `None` if this value has none here.
+            /// Returns the name of the constant, or `None` if this value has none here.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $( Self::$known => Some(stringify!($known)), )+
@@ -41,7 +41,8 @@ macro_rules! open_enum {
                 }
             }
 
-            /// The text of `Display` as C wants it; `None` if this value has no constant here.
+            /// Returns the text of `Display` as a C string, or `None` if this value has no constant
+            /// here.
             pub const fn c_text(self) -> Option<&'static core::ffi::CStr> {
                 let text = match self {
                     $( Self::$known => concat!($text, "\0"), )+
@@ -88,18 +89,18 @@ macro_rules! open_enum {
     };
 }
 
-/// The conversions of a code: a small integer of which only `$min..=$max` are legal. The type itself
-/// is written by hand, with its constructors, beside a private `u8`.
+/// Implements the conversions of a code, a small integer that allows `$min..=$max` only. The type
+/// itself is written by hand, with its constructors and a private `u8`.
 macro_rules! code {
     ($name:ident, $noun:literal, $min:literal..=$max:literal) => {
         impl $name {
-            /// The value with this code, or `None` if the specification defines no such code.
+            /// Returns the value with this code, or `None` if the specification does not define it.
             #[inline]
             pub const fn from_code(code: u8) -> Option<Self> {
                 if matches!(code, $min..=$max) { Some(Self(code)) } else { None }
             }
 
-            /// The code, as `struct ibv_qp_attr` carries it.
+            /// Returns the code, the representation in `struct ibv_qp_attr`.
             #[inline]
             pub const fn code(self) -> u8 {
                 self.0
@@ -109,7 +110,7 @@ macro_rules! code {
         impl TryFrom<u8> for $name {
             type Error = $crate::error::OutOfRangeError;
 
-            /// As [`from_code`](Self::from_code).
+            /// Equivalent to [`from_code`](Self::from_code).
             #[inline]
             fn try_from(code: u8) -> Result<Self, Self::Error> {
                 let error = $crate::error::OutOfRangeError::new($noun, code as u32, $min, $max);
@@ -126,27 +127,27 @@ macro_rules! code {
     };
 }
 
-/// The constructors and conversions of a 24-bit number, beside a private `u32`.
+/// Implements the constructors and conversions of a 24-bit number, which has a private `u32`.
 macro_rules! number24 {
     ($name:ident, $noun:literal) => {
         impl $name {
-            /// The greatest one, `0xff_ffff`.
+            /// The greatest value, `0xff_ffff`.
             pub const MAX: Self = Self(0xff_ffff);
 
-            /// The number, or `None` if it needs more than 24 bits.
+            /// Creates the number, or returns `None` if it needs more than 24 bits.
             #[inline]
             pub const fn new(number: u32) -> Option<Self> {
                 if number <= Self::MAX.0 { Some(Self(number)) } else { None }
             }
 
-            /// The low 24 bits; the upper 8 are dropped. For words of a packet whose upper byte means
-            /// something else, and for random numbers.
+            /// Keeps the low 24 bits and drops the upper 8. For words of a packet whose upper byte
+            /// has another meaning, and for random numbers.
             #[inline]
             pub const fn masked(word: u32) -> Self {
                 Self(word & Self::MAX.0)
             }
 
-            /// The number, at most `0xff_ffff`.
+            /// Returns the number, at most `0xff_ffff`.
             #[inline]
             pub const fn get(self) -> u32 {
                 self.0
@@ -156,7 +157,7 @@ macro_rules! number24 {
         impl TryFrom<u32> for $name {
             type Error = $crate::error::OutOfRangeError;
 
-            /// As [`new`](Self::new).
+            /// Equivalent to [`new`](Self::new).
             #[inline]
             fn try_from(number: u32) -> Result<Self, Self::Error> {
                 let error = $crate::error::OutOfRangeError::new($noun, number, 0, Self::MAX.0);
@@ -172,7 +173,7 @@ macro_rules! number24 {
         }
 
         impl core::fmt::Display for $name {
-            /// In hex, as packet traces and the kernel's logs have it.
+            /// Writes the number in hex, the format of packet traces and the kernel's logs.
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 write!(f, "{:#08x}", self.0)
             }
@@ -186,7 +187,7 @@ macro_rules! number24 {
     };
 }
 
-/// Flags of C: every bit is kept, those with a name are shown by it.
+/// Defines flags of C: every bit is kept, and the known ones are displayed by name.
 macro_rules! open_flags {
     (
         $(#[$meta:meta])*
@@ -212,11 +213,11 @@ macro_rules! open_flags {
     };
 }
 
-/// How flags are shown.
+/// Implements `Display` for flags.
 macro_rules! flags_display {
     ($name:ident) => {
         impl core::fmt::Display for $name {
-            /// The names, joined by ` | `, and unnamed bits in hex; `none` if there are none.
+            /// Writes the names, joined by ` | `, and unnamed bits in hex; `none` if no bit is set.
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 if self.is_empty() {
                     f.write_str("none")

@@ -1,4 +1,4 @@
-//! Registered memory: its keys, and what may be done with it.
+//! Registered memory: its keys and its access rights.
 
 pub(crate) mod access;
 pub(crate) mod key;

@@ -1,11 +1,12 @@
-//! How errors print themselves where a program asks for no text: `unwrap`, `expect`, and a `main` that returns an error
-//! print by `Debug`.
+//! Messages of errors in output of `Debug`. A program prints by `Debug` in `unwrap`, in `expect`, and for a `main` that
+//! returns an error.
 
 use alloc::string::ToString;
 use core::error::Error;
 use core::fmt::{Debug, Formatter, Result};
 
-/// Writes the message of an error and those of its sources, each once: many messages contain that of their source.
+/// Writes the message of an error and those of its sources, each once, since many messages contain that of their
+/// source.
 #[doc(hidden)]
 pub fn write_messages(error: &(dyn Error + '_), f: &mut Formatter<'_>) -> Result {
     let mut written = error.to_string();
@@ -22,11 +23,11 @@ pub fn write_messages(error: &(dyn Error + '_), f: &mut Formatter<'_>) -> Result
     Ok(())
 }
 
-/// A field of an error; that of a tuple has no name.
+/// A field of an error. A field of a tuple has no name.
 #[doc(hidden)]
 pub type NamedField<'a> = (&'static str, &'a dyn Debug);
 
-/// Writes an error as `derive(Debug)` does.
+/// Writes an error in the format of `derive(Debug)`.
 #[doc(hidden)]
 pub fn write_fields(name: &str, fields: &[NamedField<'_>], f: &mut Formatter<'_>) -> Result {
     if fields.iter().any(|(field, _)| field.is_empty()) {
@@ -45,7 +46,7 @@ pub fn write_fields(name: &str, fields: &[NamedField<'_>], f: &mut Formatter<'_>
 
 /// Implements `Debug` for an error: `{:?}` writes its message and those of its sources, `{:#?}` its fields.
 ///
-/// All variants and fields are named, which the compiler checks. It is for the crates of this workspace.
+/// All variants and fields have to be listed; the compiler checks that. The macro is for the crates of this workspace.
 ///
 /// ```
 /// use core::fmt;

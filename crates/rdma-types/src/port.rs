@@ -1,4 +1,4 @@
-//! Ports: their link, their state, and how much of a message fits into a packet.
+//! Ports: their link, their state, and the most payload of a packet.
 
 pub(crate) mod link;
 pub(crate) mod mtu;

@@ -1,4 +1,4 @@
-//! Queue pairs: what kind one is, its number, its states, and what it is set to.
+//! Queue pairs: their types, numbers, states and attributes.
 
 pub(crate) mod kind;
 pub(crate) mod number;

@@ -1,57 +1,58 @@
-//! What a work completion says: how it went, and what it was.
+//! The status and the operation of a work completion.
 
 use crate::macros::open_enum;
 
 open_enum! {
-    /// How a work request ended (`enum ibv_wc_status`). IBTA vol 1, section 11.6.2.
+    /// The result of a work request (`enum ibv_wc_status`). IBTA vol 1, section 11.6.2.
     ///
     /// On a reliable connection any error moves the queue pair to its error state.
     #[doc(alias = "ibv_wc_status")]
     #[doc(alias = "ibv_wc_status_str")]
     WcStatus(u32), "completion status" {
-        /// It was done.
+        /// The request succeeded.
         SUCCESS = 0, "success";
-        /// A message was longer than the buffer it was to go to, or than the port can send.
+        /// A message was longer than its destination buffer, or than the port can send.
         LOC_LEN_ERR = 1, "local length error";
         /// The queue pair itself could not execute the request.
         LOC_QP_OP_ERR = 2, "local queue pair operation error";
-        /// Of reliable datagrams, which no device has.
+        /// For reliable datagrams, which no device has.
         LOC_EEC_OP_ERR = 3, "local end-to-end context operation error";
-        /// An lkey that does not cover the buffer, is gone, or is of another protection domain.
+        /// An lkey was invalid, belonged to another protection domain, or did not cover the buffer.
         LOC_PROT_ERR = 4, "local protection error";
         /// Not executed: the queue pair was in the error state.
         WR_FLUSH_ERR = 5, "work request flushed";
         /// A memory window could not be bound.
         MW_BIND_ERR = 6, "memory window bind error";
-        /// The peer answered what the request does not allow.
+        /// The peer sent a response that does not match the request.
         BAD_RESP_ERR = 7, "bad response from the peer";
-        /// An incoming write with immediate data met a local buffer that it may not use.
+        /// An incoming write with immediate data was directed at a local buffer that does not allow
+        /// it.
         LOC_ACCESS_ERR = 8, "local access error";
-        /// The peer could not make sense of the request, or its receive was too small for the message.
+        /// The peer did not recognise the request, or its receive was too small for the message.
         REM_INV_REQ_ERR = 9, "remote invalid request error";
         /// The peer's memory does not allow this access: key, bounds, rights or protection domain.
         REM_ACCESS_ERR = 10, "remote access error";
         /// The peer could not complete the operation.
         REM_OP_ERR = 11, "remote operation error";
-        /// The peer did not answer, as often as it was tried.
+        /// The peer did not respond to any of the allowed retries.
         RETRY_EXC_ERR = 12, "transport retry counter exceeded";
-        /// The peer had no receive posted, as often as it was tried.
+        /// The peer had no receive posted on any of the allowed retries.
         RNR_RETRY_EXC_ERR = 13, "receiver-not-ready retry counter exceeded";
-        /// Of reliable datagrams, which no device has.
+        /// For reliable datagrams, which no device has.
         LOC_RDD_VIOL_ERR = 14, "local reliable datagram domain violation";
-        /// Of reliable datagrams, which no device has.
+        /// For reliable datagrams, which no device has.
         REM_INV_RD_REQ_ERR = 15, "remote invalid reliable datagram request";
         /// The peer aborted the operation.
         REM_ABORT_ERR = 16, "aborted by the peer";
-        /// Of reliable datagrams, which no device has.
+        /// For reliable datagrams, which no device has.
         INV_EECN_ERR = 17, "invalid end-to-end context number";
-        /// Of reliable datagrams, which no device has.
+        /// For reliable datagrams, which no device has.
         INV_EEC_STATE_ERR = 18, "invalid end-to-end context state";
         /// The device failed.
         FATAL_ERR = 19, "fatal device error";
-        /// An answer did not come in time.
+        /// A response did not arrive in time.
         RESP_TIMEOUT_ERR = 20, "response timeout";
-        /// Something that no other status says; the vendor code may tell.
+        /// An error that no other status describes; the vendor code may give the cause.
         GENERAL_ERR = 21, "general error";
         /// A tag matching operation failed.
         TM_ERR = 22, "tag matching error";
@@ -61,7 +62,7 @@ open_enum! {
 }
 
 impl WcStatus {
-    /// Whether the request was done.
+    /// Returns true if the request succeeded.
     #[inline]
     pub const fn is_success(self) -> bool {
         self.0 == Self::SUCCESS.0
@@ -69,10 +70,10 @@ impl WcStatus {
 }
 
 open_enum! {
-    /// What a completed work request was (`enum ibv_wc_opcode`). Valid in a successful completion only.
+    /// The operation of a completed work request (`enum ibv_wc_opcode`). Valid in a successful completion only.
     #[doc(alias = "ibv_wc_opcode")]
     WcOpcode(u32), "completion opcode" {
-        /// A send, of whatever kind.
+        /// A send of any kind.
         SEND = 0, "send";
         /// An RDMA write, with or without immediate data.
         RDMA_WRITE = 1, "RDMA write";
@@ -84,7 +85,7 @@ open_enum! {
         FETCH_ADD = 4, "fetch and add";
         /// A memory window was bound.
         BIND_MW = 5, "bind memory window";
-        /// A key of this machine was invalidated.
+        /// A local key was invalidated.
         LOCAL_INV = 6, "local invalidate";
         /// A TCP segmentation offload.
         TSO = 7, "TCP segmentation offload";
@@ -92,7 +93,7 @@ open_enum! {
         FLUSH = 8, "flush";
         /// An atomic write.
         ATOMIC_WRITE = 9, "atomic write";
-        /// A message arrived. The bit that marks the receives of the classic verbs.
+        /// A message arrived. The value is the bit that marks receives in the classic verbs.
         RECV = 128, "receive";
         /// A peer's RDMA write with immediate data arrived.
         RECV_RDMA_WITH_IMM = 129, "receive of RDMA write with immediate";
@@ -106,18 +107,18 @@ open_enum! {
         TM_RECV = 133, "tagged receive";
         /// A message without a matching tag arrived.
         TM_NO_TAG = 134, "receive without a matching tag";
-        /// Of the provider.
+        /// An operation specific to the provider.
         DRIVER1 = 135, "provider operation 1";
-        /// Of the provider.
+        /// An operation specific to the provider.
         DRIVER2 = 136, "provider operation 2";
-        /// Of the provider.
+        /// An operation specific to the provider.
         DRIVER3 = 137, "provider operation 3";
     }
 }
 
 impl WcOpcode {
-    /// Whether the bit of [`RECV`](Self::RECV) is set, as C programs test it: a completion of a receive
-    /// queue (tag matching and provider opcodes have the bit too).
+    /// Returns true if the bit of [`RECV`](Self::RECV) is set, the test that C programs use for a completion of a
+    /// receive queue. Tag matching and provider opcodes have the bit too.
     #[inline]
     pub const fn is_receive(self) -> bool {
         self.0 & Self::RECV.0 != 0

@@ -1,4 +1,4 @@
-//! Numbers are copied, compared, and at home in every thread.
+//! Numbers can be copied, compared, and used in every thread.
 
 use std::hash::Hash;
 

@@ -1,4 +1,4 @@
-//! Laws that hold for every value, tried on random ones.
+//! Properties that hold for every value, checked on random ones.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use rdma_types::{AccessFlags, AckTimeout, Gid, Guid, MinRnrTimer, Psn};
 const CIRCLE: u32 = 1 << 24;
 
 fn psn() -> impl Strategy<Value = Psn> {
-    // Near the wrap as often as anywhere.
+    // Two thirds of the values are near the wrap.
     prop_oneof![any::<u32>(), 0..64_u32, (CIRCLE - 64)..CIRCLE].prop_map(Psn::masked)
 }
 

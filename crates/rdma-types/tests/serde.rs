@@ -14,14 +14,14 @@ use serde::Serialize;
 use serde::de::value::{Error, StrDeserializer};
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
-/// The value is these bytes in `postcard`, and these bytes are the value.
+/// Checks that `value` serialises to these bytes in `postcard`, and that they deserialise to it.
 #[track_caller]
 fn golden<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: T, bytes: &[u8]) {
     assert_eq!(postcard::to_stdvec(&value).unwrap(), bytes);
     assert_eq!(postcard::from_bytes::<T>(bytes).unwrap(), value);
 }
 
-/// What `T` makes of a number too great for it.
+/// Checks that `T` refuses a number that is too great for it.
 #[track_caller]
 fn refused<T: DeserializeOwned + Debug>(number: u32) {
     let bytes = postcard::to_stdvec(&number).unwrap();
@@ -30,7 +30,7 @@ fn refused<T: DeserializeOwned + Debug>(number: u32) {
     assert!(error.to_string().contains("out of range"), "{error}");
 }
 
-/// A value in the text form that human-readable formats use; a formatter is the smallest of them.
+/// A value in the text form of human-readable formats. A formatter is the smallest of these.
 struct Text<T>(T);
 
 impl<T: Serialize> Display for Text<T> {

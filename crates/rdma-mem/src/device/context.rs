@@ -270,7 +270,7 @@ impl Context {
         self.0.as_ptr()
     }
 
-    /// Whether both are clones of one context.
+    /// Returns true if both are clones of one context.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -179,7 +179,7 @@ impl DeviceList {
         self.devices.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty()

@@ -77,7 +77,7 @@ impl ProtectionDomain {
             .map_err(|(handle, error)| (Self(handle), error))
     }
 
-    /// Whether both are clones of one domain.
+    /// Returns true if both are clones of one domain.
     #[inline]
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {

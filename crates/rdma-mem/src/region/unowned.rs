@@ -212,7 +212,7 @@ impl MemoryRegion {
         self.0.pd()
     }
 
-    /// Whether `length` bytes at `address` lie within the region.
+    /// Returns true if `length` bytes at `address` lie within the region.
     #[inline]
     #[must_use]
     pub fn encloses(&self, address: *const u8, length: usize) -> bool {
@@ -221,7 +221,7 @@ impl MemoryRegion {
         end.is_some_and(|end| end <= self.length())
     }
 
-    /// Whether the slice lies within the region.
+    /// Returns true if the slice lies within the region.
     #[inline]
     #[must_use]
     pub fn encloses_slice(&self, slice: &[u8]) -> bool {

@@ -108,7 +108,7 @@ impl<T: Pod> RemoteSlice<T> {
         self.length
     }
 
-    /// Whether it has none.
+    /// Returns true if it has none.
     #[inline]
     #[must_use]
     pub const fn is_empty(&self) -> bool {

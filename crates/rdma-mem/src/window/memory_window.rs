@@ -197,7 +197,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
         &self.handle.needs().1
     }
 
-    /// Whether a peer may have access: from the moment that a request to bind it was made, until
+    /// Returns true if a peer may have access: from the moment that a request to bind it was made, until
     /// [`unbound`](Self::unbound).
     #[inline]
     #[must_use]

@@ -22,7 +22,7 @@ thread_local! {
     static REFUSED: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether a call is to fail; counts down.
+/// Returns true if a call is to fail; counts down.
 fn refuse() -> bool {
     let left = REFUSED.get();
     REFUSED.set(left.saturating_sub(1));

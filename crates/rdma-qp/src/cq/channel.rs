@@ -211,7 +211,7 @@ impl CompletionChannel {
         self.0.handle.needs()
     }
 
-    /// Whether both are clones of one channel.
+    /// Returns true if both are clones of one channel.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -63,7 +63,7 @@ impl<'s> PolledCompletions<'s> {
         self.slots.len()
     }
 
-    /// Whether none is left.
+    /// Returns true if none is left.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -219,7 +219,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Whether completions of the queue have timestamps.
+    /// Returns true if completions of the queue have timestamps.
     #[inline]
     #[must_use]
     pub fn has_timestamps(&self) -> bool {
@@ -360,7 +360,7 @@ impl CompletionQueue {
         &self.inner.handle.needs().context
     }
 
-    /// Whether both are clones of one queue.
+    /// Returns true if both are clones of one queue.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)

@@ -56,7 +56,7 @@ impl WorkSuccess {
         self.opcode
     }
 
-    /// Whether it was a receive.
+    /// Returns true if it was a receive.
     #[inline]
     #[must_use]
     pub const fn is_receive(&self) -> bool {

@@ -89,14 +89,14 @@ pub(crate) fn common_rank(own: &EndpointGid, peer: &EndpointGid) -> Option<usize
     kinds().position(|kind| is_of(own, kind) && is_of(peer, kind))
 }
 
-/// Whether the prefix of the GID's interface says which hosts are in its network. A link-local prefix is that of every
+/// Returns true if the prefix of the GID's interface says which hosts are in its network. A link-local prefix is that of every
 /// link, and a loopback address is on every host.
 pub(crate) fn names_a_network(gid: Gid) -> bool {
     let is_loopback = gid.to_ipv4().is_some_and(|address| address.is_loopback());
     !is_loopback && matches!(Family::of(gid), Family::Ipv4Mapped | Family::Global)
 }
 
-/// Whether the GID only marks a software device as one of the interface `lo`.
+/// Returns true if the GID only marks a software device as one of the interface `lo`.
 pub(crate) fn is_loopback_alias(gid: Gid) -> bool {
     Family::of(gid) == Family::LoopbackAlias
 }

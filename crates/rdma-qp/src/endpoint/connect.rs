@@ -185,7 +185,7 @@ impl ConnectAttributes {
     }
 }
 
-/// Whether packets between two InfiniBand ports go through a router: no subnet prefix of the one is one of the other.
+/// Returns true if packets between two InfiniBand ports go through a router: no subnet prefix of the one is one of the other.
 fn are_of_two_subnets(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> bool {
     !own.gids()
         .iter()

@@ -45,7 +45,7 @@ pub(crate) fn choose(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Optio
     apart.or_else(|| best(own, peer, |a, b| is_one_port && a.gid == b.gid))
 }
 
-/// Whether the one end has all GIDs of the other.
+/// Returns true if the one end has all GIDs of the other.
 fn holds(all: &QueuePairEndpoint, some: &QueuePairEndpoint) -> bool {
     let has = |gid: &EndpointGid| {
         all.gids().iter().any(|other| (other.gid, other.gid_type) == (gid.gid, gid.gid_type))

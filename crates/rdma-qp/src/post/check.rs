@@ -29,7 +29,7 @@ impl QueuedRequest<'_, '_> {
         self.check(qp)
     }
 
-    /// Whether it passes the few comparisons that most requests pass. [`check`](Self::check) makes them too, of copies: a
+    /// Returns true if it passes the few comparisons that most requests pass. [`check`](Self::check) makes them too, of copies: a
     /// request whose address is given away would have to be in memory before.
     #[inline(always)]
     fn passes(&self, qp: &QueuePair) -> bool {
@@ -89,7 +89,7 @@ impl QueuedReceive<'_, '_> {
     }
 }
 
-/// Whether the elements fit into the peer's memory, or into an inline request, and all are of one
+/// Returns true if the elements fit into the peer's memory, or into an inline request, and all are of one
 /// domain.
 // Of numbers and not of `Bounds`, which costs a checked post two instructions more.
 #[inline]
@@ -167,7 +167,7 @@ impl Doubtful<'_, '_> {
     }
 }
 
-/// Whether all domains that are known are this one.
+/// Returns true if all domains that are known are this one.
 #[inline]
 fn are_of(domains: &[&ProtectionDomain], pd: &ProtectionDomain) -> bool {
     domains.iter().all(|domain| domain.is_same(pd))

@@ -48,7 +48,7 @@ fn carries(qp_type: QpType, opcode: ibv_wr_opcode) -> bool {
     }
 }
 
-/// Whether the request is an atomic operation.
+/// Returns true if the request is an atomic operation.
 pub(crate) const fn is_atomic(opcode: ibv_wr_opcode) -> bool {
     matches!(
         opcode,

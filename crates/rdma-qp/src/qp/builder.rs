@@ -116,7 +116,7 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
-    /// Whether receives are to be taken from a shared receive queue.
+    /// Returns true if receives are to be taken from a shared receive queue.
     #[must_use]
     pub const fn has_srq(&self) -> bool {
         self.srq.is_some()

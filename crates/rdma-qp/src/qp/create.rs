@@ -278,7 +278,7 @@ fn create(
     Ok(unsafe { object(builder, queues, claims, created, (&cap, has_atomics), Ownership::Owned) })
 }
 
-/// Whether the device has atomic operations.
+/// Returns true if the device has atomic operations.
 pub(crate) fn has_atomics(device: &DeviceAttributes) -> bool {
     device.atomic_capability != AtomicCapability::NONE
 }

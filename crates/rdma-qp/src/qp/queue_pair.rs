@@ -153,7 +153,7 @@ impl QueuePair {
         self.object.usual_sge
     }
 
-    /// Whether the queue pair posts by function calls (`ibv_wr_send` and its kin), as [asked
+    /// Returns true if the queue pair posts by function calls (`ibv_wr_send` and its kin), as [asked
     /// for](crate::QueuePairBuilder::extended).
     #[doc(alias = "ibv_qp_to_qp_ex")]
     #[must_use]

@@ -211,7 +211,7 @@ impl SharedReceiveQueue {
         self.0.handle.needs()
     }
 
-    /// Whether both are clones of one queue.
+    /// Returns true if both are clones of one queue.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

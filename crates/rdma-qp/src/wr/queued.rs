@@ -124,7 +124,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         self.wr.send_flags = if signaled { others | SIGNALED } else { others };
     }
 
-    /// Whether success makes a completion.
+    /// Returns true if success makes a completion.
     #[inline]
     #[must_use]
     pub const fn is_signaled(&self) -> bool {

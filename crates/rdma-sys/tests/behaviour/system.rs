@@ -6,7 +6,7 @@ use std::{ffi::CStr, process::Command};
 
 use rdma_sys::{LoadError, ibv_wc_status, providers, system};
 
-/// Whether the loader of this machine knows the library, for this architecture, which need not be the machine's
+/// Returns true if the loader of this machine knows the library, for this architecture, which need not be the machine's
 /// own; asked in another way than the crate does.
 fn installed() -> bool {
     let architecture = if cfg!(target_arch = "aarch64") { "AArch64" } else { "x86-64" };

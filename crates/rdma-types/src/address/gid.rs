@@ -10,12 +10,12 @@ use crate::macros::open_enum;
 
 /// A global identifier (GID): a port's 128-bit address, in the form of an IPv6 address.
 ///
-/// A port has a table of them. On RoCE the entries stand for the IP addresses of the network
-/// interface, those of IPv4 as [mapped](Self::is_ipv4_mapped) ones; on InfiniBand an entry is the
-/// subnet prefix and the port's GUID. What `union ibv_gid` is in C; IBTA vol 1, section 4.1.1.
+/// A port has a table of them. On RoCE, an entry stands for an IP address of the network interface.
+/// An IPv4 address is [mapped](Self::is_ipv4_mapped) to a GID. On InfiniBand, an entry is the
+/// subnet prefix and the port's GUID. It is `union ibv_gid` in C; IBTA vol 1, section 4.1.1.
 ///
-/// Text is that of an IPv6 address; parsing takes every form of it, so also the eight full groups that
-/// sysfs prints.
+/// The text form is that of an IPv6 address. Parsing accepts each notation of IPv6, including the eight full groups
+/// that sysfs prints.
 ///
 /// # Examples
 ///
@@ -35,51 +35,51 @@ use crate::macros::open_enum;
 pub struct Gid([u8; 16]);
 
 impl Gid {
-    /// All zero: what an unused entry of a GID table holds.
+    /// The all-zero GID, which marks an unused entry of a GID table.
     pub const ZERO: Self = Self([0; 16]);
 
-    /// The subnet prefix `fe80::/64`, which InfiniBand ports have before a subnet manager gives them
-    /// another.
+    /// The subnet prefix `fe80::/64`, which InfiniBand ports use until a subnet manager assigns
+    /// another one.
     pub const LINK_LOCAL_PREFIX: u64 = 0xfe80_0000_0000_0000;
 
-    /// The GID with these bytes, in network order, as `ibv_gid.raw` and packets have them.
+    /// Creates a GID from its bytes in network order, the order of `ibv_gid.raw` and of packets.
     #[inline]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes, in network order.
+    /// Returns the bytes in network order.
     #[inline]
     pub const fn to_bytes(self) -> [u8; 16] {
         self.0
     }
 
-    /// The bytes, in network order.
+    /// Borrows the bytes, which are in network order.
     #[inline]
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
 
-    /// The GID of a port: the prefix of its subnet (host order), then its GUID.
+    /// Creates the GID of a port from the prefix of its subnet (host order) and its GUID.
     #[inline]
     pub const fn from_parts(subnet_prefix: u64, interface_id: Guid) -> Self {
         let number = ((subnet_prefix as u128) << 64) | interface_id.to_u64() as u128;
         Self(number.to_be_bytes())
     }
 
-    /// The GID that stands for an IPv4 address on RoCE: `::ffff:a.b.c.d`.
+    /// Returns the GID that stands for an IPv4 address on RoCE: `::ffff:a.b.c.d`.
     #[inline]
     pub const fn from_ipv4(address: Ipv4Addr) -> Self {
         Self(address.to_ipv6_mapped().octets())
     }
 
-    /// The GID as an IPv6 address, which every GID can be written as.
+    /// Returns the GID as an IPv6 address. Every GID has this form.
     #[inline]
     pub const fn to_ipv6(self) -> Ipv6Addr {
         Ipv6Addr::from_bits(u128::from_be_bytes(self.0))
     }
 
-    /// The IPv4 address that this GID stands for, if [it does](Self::is_ipv4_mapped).
+    /// Returns the IPv4 address that this GID stands for, if it [is mapped](Self::is_ipv4_mapped).
     #[inline]
     pub const fn to_ipv4(self) -> Option<Ipv4Addr> {
         self.to_ipv6().to_ipv4_mapped()
@@ -98,13 +98,13 @@ impl Gid {
         Guid::from_u64(u128::from_be_bytes(self.0) as u64)
     }
 
-    /// Whether this is the all-zero GID, an unused table entry.
+    /// Returns true if this is the all-zero GID, an unused table entry.
     #[inline]
     pub const fn is_zero(self) -> bool {
         u128::from_be_bytes(self.0) == 0
     }
 
-    /// Whether this GID is good on its own link only: `fe80::/10`.
+    /// Returns true if this GID is link-local, that is, valid on its own link only: `fe80::/10`.
     ///
     /// A RoCE device refuses to connect a link-local GID with one that is not.
     #[inline]
@@ -112,15 +112,15 @@ impl Gid {
         self.to_ipv6().is_unicast_link_local()
     }
 
-    /// Whether this GID stands for an IPv4 address: `::ffff:a.b.c.d`. RoCEv2 sends such traffic in
+    /// Returns true if this GID stands for an IPv4 address: `::ffff:a.b.c.d`. RoCEv2 sends such traffic in
     /// IPv4 packets.
     #[inline]
     pub const fn is_ipv4_mapped(self) -> bool {
         self.to_ipv4().is_some()
     }
 
-    /// Whether this GID is the address of a multicast group, and so of no port: `ff00::/8` (IBTA vol 1, section
-    /// 4.1.1), or what stands for an IPv4 group on RoCE, `::ffff:224.0.0.0/100`.
+    /// Returns true if this GID is the address of a multicast group and not of a port. Multicast GIDs are `ff00::/8`
+    /// (IBTA vol 1, section 4.1.1). On RoCE, an IPv4 group has the form `::ffff:224.0.0.0/100`.
     ///
     /// ```
     /// use rdma_types::Gid;
@@ -167,7 +167,7 @@ impl From<Gid> for Ipv6Addr {
     }
 }
 
-/// As [`Gid::from_ipv4`].
+/// Equivalent to [`Gid::from_ipv4`].
 impl From<Ipv4Addr> for Gid {
     #[inline]
     fn from(address: Ipv4Addr) -> Self {
@@ -196,13 +196,13 @@ impl fmt::Debug for Gid {
 }
 
 open_enum! {
-    /// What kind of packets a GID is for (`enum ibv_gid_type`). Two ports can talk only through GIDs of
-    /// the same type.
+    /// The packet format that a GID is for (`enum ibv_gid_type`). Two ports can communicate only through GIDs of the
+    /// same type.
     #[doc(alias = "ibv_gid_type")]
     GidType(u32), "GID type" {
         /// InfiniBand.
         IB = 0, "IB";
-        /// RoCE version 1: InfiniBand packets straight in Ethernet frames, not routable.
+        /// RoCE version 1: InfiniBand packets directly in Ethernet frames, not routable.
         ROCE_V1 = 1, "RoCE v1";
         /// RoCE version 2: UDP port 4791, routable.
         ROCE_V2 = 2, "RoCE v2";

@@ -25,64 +25,64 @@ use crate::error::ParseGuidError;
 pub struct Guid([u8; 8]);
 
 impl Guid {
-    /// The GUID with these bytes, in network order.
+    /// Creates a GUID from its bytes in network order.
     #[inline]
     pub const fn from_bytes(bytes: [u8; 8]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes, in network order.
+    /// Returns the bytes in network order.
     #[inline]
     pub const fn to_bytes(self) -> [u8; 8] {
         self.0
     }
 
-    /// The bytes, in network order.
+    /// Borrows the bytes, which are in network order.
     #[inline]
     pub const fn as_bytes(&self) -> &[u8; 8] {
         &self.0
     }
 
-    /// The GUID in a `__be64`, as `ibv_get_device_guid` returns and `ibv_device_attr.node_guid` holds
-    /// it.
+    /// Creates a GUID from a `__be64`, which `ibv_get_device_guid` returns and
+    /// `ibv_device_attr.node_guid` holds.
     #[inline]
     pub const fn from_be(raw: u64) -> Self {
         Self(raw.to_ne_bytes())
     }
 
-    /// The GUID as a `__be64` of C.
+    /// Returns the GUID as a `__be64` of C.
     #[inline]
     pub const fn to_be(self) -> u64 {
         u64::from_ne_bytes(self.0)
     }
 
-    /// The GUID with this value: the first byte is the most significant.
+    /// Creates a GUID from its value. The first byte is the most significant one.
     #[inline]
     pub const fn from_u64(value: u64) -> Self {
         Self(value.to_be_bytes())
     }
 
-    /// The value: the first byte is the most significant.
+    /// Returns the value. The first byte is the most significant one.
     #[inline]
     pub const fn to_u64(self) -> u64 {
         u64::from_be_bytes(self.0)
     }
 
-    /// The organizationally unique identifier of the maker: the upper 24 bits.
+    /// Returns the organizationally unique identifier of the manufacturer: the upper 24 bits.
     #[inline]
     pub const fn oui(self) -> u32 {
         let [a, b, c, ..] = self.0;
         u32::from_be_bytes([0, a, b, c])
     }
 
-    /// Whether this is the all-zero GUID, which names nothing.
+    /// Returns true if this is the all-zero GUID, which identifies no device or port.
     #[inline]
     pub const fn is_reserved(self) -> bool {
         self.to_u64() == 0
     }
 }
 
-/// As [`Guid::from_u64`]. For a `__be64` of C use [`Guid::from_be`].
+/// Equivalent to [`Guid::from_u64`]. For a `__be64` of C use [`Guid::from_be`].
 impl From<u64> for Guid {
     #[inline]
     fn from(value: u64) -> Self {
@@ -100,13 +100,13 @@ impl From<Guid> for u64 {
 impl FromStr for Guid {
     type Err = ParseGuidError;
 
-    /// Four groups of four hex digits, as [`Display`](fmt::Display) and sysfs print them.
+    /// Parses four groups of four hex digits, the format of [`Display`](fmt::Display) and sysfs.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut value = 0;
         let mut groups = text.split(':');
         for _ in 0..4 {
             let group = groups.next().ok_or(ParseGuidError)?;
-            // `from_str_radix` alone would take a sign.
+            // `from_str_radix` alone would accept a sign.
             if group.len() != 4 || !group.bytes().all(|digit| digit.is_ascii_hexdigit()) {
                 return Err(ParseGuidError);
             }

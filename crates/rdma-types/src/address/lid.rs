@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// A local identifier (LID): a port's address within its InfiniBand subnet, given by the subnet
+/// A local identifier (LID): a port's address within its InfiniBand subnet, assigned by the subnet
 /// manager (`ibv_port_attr.lid`). Ethernet ports have none and report 0. IBTA vol 1, section 4.1.3.
 ///
 /// # Examples
@@ -23,25 +23,25 @@ impl Lid {
     /// Reserved: the port has no LID.
     pub const NONE: Self = Self(0);
 
-    /// The LID with this number, in host order.
+    /// Creates a LID from its number in host order.
     #[inline]
     pub const fn new(lid: u16) -> Self {
         Self(lid)
     }
 
-    /// The number, in host order.
+    /// Returns the number in host order.
     #[inline]
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// Whether this can be the address of one port: `0x0001..=0xbfff`.
+    /// Returns true if this is a unicast LID, an address of one port: `0x0001..=0xbfff`.
     #[inline]
     pub const fn is_unicast(self) -> bool {
         matches!(self.0, 0x0001..=0xbfff)
     }
 
-    /// Whether this is the address of a multicast group: `0xc000..=0xfffe`.
+    /// Returns true if this is the address of a multicast group: `0xc000..=0xfffe`.
     ///
     /// ```
     /// use rdma_types::Lid;

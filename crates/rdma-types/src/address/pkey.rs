@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-/// A partition key (P_Key): a port's membership in a partition of its subnet. Two ports pass each other's packets if their
-/// keys name the same partition and at least one of them is a full member. IBTA vol 1, section 10.9.
+/// A partition key (P_Key): a port's membership in a partition of its subnet. Two ports accept each other's packets if
+/// their keys name the same partition and at least one of them is a full member. IBTA vol 1, section 10.9.
 ///
 /// # Examples
 ///
@@ -21,34 +21,35 @@ use core::fmt;
 pub struct Pkey(u16);
 
 impl Pkey {
-    /// Full membership in the default partition, which every port has unless its subnet manager says otherwise.
+    /// Full membership in the default partition, the key of each port unless the subnet manager assigns another one.
     pub const DEFAULT: Self = Self(0xffff);
 
-    /// The key with this number, in host order.
+    /// Creates a key from its number in host order.
     #[inline]
     pub const fn new(pkey: u16) -> Self {
         Self(pkey)
     }
 
-    /// The number, in host order.
+    /// Returns the number in host order.
     #[inline]
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// The 15 bits that name the partition.
+    /// Returns the 15 bits that name the partition.
     #[inline]
     pub const fn partition(self) -> u16 {
         self.0 & 0x7fff
     }
 
-    /// Returns true if the port is a full member, which talks to all members; a limited one talks only to full members.
+    /// Returns true if the port is a full member. A full member communicates with all members, a limited one with full
+    /// members only.
     #[inline]
     pub const fn is_full_member(self) -> bool {
         self.0 & 0x8000 != 0
     }
 
-    /// Returns true if the entry of a table is empty: it names no partition.
+    /// Returns true if this is an empty table entry, which names no partition.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.partition() == 0

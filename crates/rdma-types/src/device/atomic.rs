@@ -1,17 +1,18 @@
-//! What atomics of a device are atomic to.
+//! The scope of a device's atomic operations.
 
 use crate::macros::open_enum;
 
 open_enum! {
-    /// What a device's atomic operations are atomic to (`enum ibv_atomic_cap`). IBTA vol 1, section
+    /// The scope of a device's atomic operations (`enum ibv_atomic_cap`). IBTA vol 1, section
     /// 11.2.1.2.
     #[doc(alias = "ibv_atomic_cap")]
     AtomicCapability(u32), "atomic capability" {
-        /// There are none.
+        /// The device has no atomic operations.
         NONE = 0, "none";
-        /// To each other, as far as this device executes them, and not to those of the processor.
+        /// Atomic with respect to other operations of this device, but not to those of the
+        /// processor.
         DEVICE = 1, "within the device";
-        /// To everything else in the machine that is atomic.
+        /// Atomic with respect to all other atomic operations in the machine.
         GLOBAL = 2, "within the machine";
     }
 }

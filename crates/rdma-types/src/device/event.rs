@@ -1,48 +1,49 @@
-//! What happens when nobody calls.
+//! Asynchronous events, which a device reports without a request.
 
 use crate::macros::open_enum;
 
 open_enum! {
-    /// What an asynchronous event is about (`enum ibv_event_type`). IBTA vol 1, section 11.6.3.
+    /// The kind of an asynchronous event (`enum ibv_event_type`). IBTA vol 1, section 11.6.3.
     #[doc(alias = "ibv_event_type")]
     AsyncEventKind(u32), "asynchronous event" {
         /// A completion queue failed: it overflowed.
         CQ_ERR = 0, "completion queue error";
-        /// A queue pair failed, and no completion can say so.
+        /// A queue pair failed and cannot report this in a completion.
         QP_FATAL = 1, "queue pair fatal error";
-        /// A queue pair refused a request of its peer that is no legal one.
+        /// A queue pair refused an invalid request of its peer.
         QP_REQ_ERR = 2, "invalid request of the peer";
         /// A queue pair refused its peer access to memory.
         QP_ACCESS_ERR = 3, "access error of the peer";
-        /// A queue pair that is ready to receive, and not yet to send, received something.
+        /// A queue pair in RTR (ready to receive, not yet to send) received a packet.
         COMM_EST = 4, "communication established";
         /// A queue pair's send queue is drained.
         SQ_DRAINED = 5, "send queue drained";
-        /// A queue pair uses its other path now.
+        /// A queue pair has moved to its alternate path.
         PATH_MIG = 6, "path migrated";
-        /// A queue pair could not go to its other path.
+        /// A queue pair failed to move to its alternate path.
         PATH_MIG_ERR = 7, "path migration failed";
-        /// The device failed: close everything.
+        /// The device failed. All its objects have to be closed.
         DEVICE_FATAL = 8, "device fatal error";
-        /// A port passes data now.
+        /// A port has become active.
         PORT_ACTIVE = 9, "port active";
-        /// A port passes no data any more.
+        /// A port is no longer active.
         PORT_ERR = 10, "port error";
-        /// A port has another LID now.
+        /// The LID of a port changed.
         LID_CHANGE = 11, "LID changed";
-        /// A port has other partition keys now.
+        /// The partition keys of a port changed.
         PKEY_CHANGE = 12, "partition keys changed";
-        /// A port has another subnet manager now.
+        /// The subnet manager of a port changed.
         SM_CHANGE = 13, "subnet manager changed";
         /// A shared receive queue failed.
         SRQ_ERR = 14, "shared receive queue error";
-        /// A shared receive queue has fewer receives left than its limit.
+        /// A shared receive queue holds fewer receives than its limit.
         SRQ_LIMIT_REACHED = 15, "shared receive queue limit reached";
-        /// A queue pair in its error state takes no more from its shared receive queue.
+        /// A queue pair in its error state has taken its last receive from its shared receive
+        /// queue.
         QP_LAST_WQE_REACHED = 16, "last receive of the queue pair reached";
-        /// The subnet manager asks to register with it again.
+        /// The subnet manager requests that its clients register again.
         CLIENT_REREGISTER = 17, "client reregistration";
-        /// A port has other GIDs now.
+        /// The GIDs of a port changed.
         GID_CHANGE = 18, "GIDs changed";
         /// A work queue failed.
         WQ_FATAL = 19, "work queue fatal error";

@@ -1,9 +1,9 @@
-//! What kind of thing a device is.
+//! The kinds and transports of devices.
 
 use crate::macros::open_enum;
 
 open_enum! {
-    /// What a device is in its network (`enum ibv_node_type`).
+    /// The role of a device in its network (`enum ibv_node_type`).
     #[doc(alias = "ibv_node_type")]
     #[doc(alias = "ibv_node_type_str")]
     NodeType(i32), "node type" {
@@ -15,25 +15,25 @@ open_enum! {
         SWITCH = 2, "InfiniBand switch";
         /// A router.
         ROUTER = 3, "InfiniBand router";
-        /// A device that speaks iWARP.
+        /// An iWARP device.
         RNIC = 4, "iWARP NIC";
         /// A usNIC device.
         USNIC = 5, "usNIC";
         /// A usNIC device over UDP.
         USNIC_UDP = 6, "usNIC UDP";
-        /// None of these; what it speaks is its vendor's.
+        /// None of these: the protocol is specific to the vendor.
         UNSPECIFIED = 7, "unspecified";
     }
 }
 
 open_enum! {
-    /// What a device speaks (`enum ibv_transport_type`). RoCE devices say InfiniBand: only the link layer
-    /// of their ports differs.
+    /// The transport protocol of a device (`enum ibv_transport_type`). RoCE devices report InfiniBand: only the link
+    /// layer of their ports differs.
     #[doc(alias = "ibv_transport_type")]
     TransportType(i32), "transport type" {
         /// The provider does not know.
         UNKNOWN = -1, "unknown transport";
-        /// InfiniBand, also over Ethernet.
+        /// InfiniBand, including InfiniBand over Ethernet (RoCE).
         IB = 0, "InfiniBand";
         /// iWARP.
         IWARP = 1, "iWARP";
@@ -41,7 +41,7 @@ open_enum! {
         USNIC = 2, "usNIC";
         /// usNIC over UDP.
         USNIC_UDP = 3, "usNIC UDP";
-        /// The vendor's own.
+        /// A protocol of the vendor.
         UNSPECIFIED = 4, "unspecified";
     }
 }

@@ -1,4 +1,4 @@
-//! What may be done with registered memory, and by whom.
+//! Access rights of registered memory.
 
 use core::error::Error;
 use core::fmt;
@@ -6,7 +6,7 @@ use core::fmt;
 use crate::macros::flags_display;
 
 bitflags::bitflags! {
-    /// What may be done with registered memory and through a queue pair (`enum ibv_access_flags`).
+    /// Access rights of registered memory and of queue pairs (`enum ibv_access_flags`).
     ///
     /// Local read is always allowed. Built by name:
     ///
@@ -26,8 +26,8 @@ bitflags::bitflags! {
     #[cfg_attr(feature = "serde", serde(transparent))]
     #[repr(transparent)]
     pub struct AccessFlags: u32 {
-        /// The device writes here for this machine's own requests: receives, and answers to reads and
-        /// atomics.
+        /// The device may write for this machine's own requests: receives, and responses to reads
+        /// and atomics.
         const LOCAL_WRITE = 1;
         /// Peers may write.
         const REMOTE_WRITE = 1 << 1;
@@ -37,9 +37,9 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to the region.
         const MW_BIND = 1 << 4;
-        /// Addresses count from the start of the region instead of being virtual addresses.
+        /// Addresses are offsets from the start of the region instead of virtual addresses.
         const ZERO_BASED = 1 << 5;
-        /// Pages are not pinned but brought in when the device meets them.
+        /// Pages are not pinned; the device faults them in on access.
         const ON_DEMAND = 1 << 6;
         /// The region consists of huge pages only; for [`ON_DEMAND`](Self::ON_DEMAND).
         const HUGETLB = 1 << 7;
@@ -47,8 +47,8 @@ bitflags::bitflags! {
         const FLUSH_GLOBAL = 1 << 8;
         /// Peers may flush to persistence.
         const FLUSH_PERSISTENT = 1 << 9;
-        /// The device may write in any order; a completion still means that all is there. A device that
-        /// does not know this bit ignores it.
+        /// The device may write in any order; a completion still means that all data has arrived. A device without this
+        /// feature ignores the bit.
         const RELAXED_ORDERING = 1 << 20;
 
         const _ = !0;
@@ -56,7 +56,7 @@ bitflags::bitflags! {
 }
 
 impl AccessFlags {
-    /// No right but local read.
+    /// Returns flags that allow local read only.
     #[inline]
     pub const fn new() -> Self {
         Self::empty()
@@ -76,7 +76,7 @@ impl AccessFlags {
         self.union(Self::REMOTE_READ)
     }
 
-    /// Adds [`REMOTE_WRITE`](Self::REMOTE_WRITE). Memory needs local write as well, see
+    /// Adds [`REMOTE_WRITE`](Self::REMOTE_WRITE). Memory also needs local write, see
     /// [`check`](Self::check).
     #[inline]
     #[must_use]
@@ -84,7 +84,7 @@ impl AccessFlags {
         self.union(Self::REMOTE_WRITE)
     }
 
-    /// Adds [`REMOTE_ATOMIC`](Self::REMOTE_ATOMIC). Memory needs local write as well, see
+    /// Adds [`REMOTE_ATOMIC`](Self::REMOTE_ATOMIC). Memory also needs local write, see
     /// [`check`](Self::check).
     #[inline]
     #[must_use]
@@ -127,19 +127,20 @@ impl AccessFlags {
         self.union(Self::HUGETLB)
     }
 
-    /// Whether a peer that knows the rkey can read or change the memory.
+    /// Returns true if a peer that knows the rkey can read or change the memory.
     #[inline]
     pub const fn any_remote(self) -> bool {
         self.intersects(Self::REMOTE_READ.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC))
     }
 
-    /// Whether memory can be registered with these flags.
+    /// Checks whether memory can be registered with these flags.
     ///
-    /// The flags of a queue pair are not held to this: there local write means nothing.
+    /// This rule does not apply to the flags of a queue pair: local write has no meaning there.
     ///
     /// # Errors
     ///
-    /// Remote write or remote atomic without local write, which `ibv_reg_mr` refuses with `EINVAL`.
+    /// Returns an error for remote write or remote atomic without local write. `ibv_reg_mr` refuses
+    /// these with `EINVAL`.
     ///
     /// # Examples
     ///
@@ -165,7 +166,7 @@ impl AccessFlags {
 
 flags_display!(AccessFlags);
 
-/// Access flags that the verbs forbid, with the reason.
+/// Access flags that the verbs forbid. The variant is the reason.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AccessError {

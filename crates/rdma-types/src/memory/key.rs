@@ -12,13 +12,13 @@ macro_rules! key {
         pub struct $name(u32);
 
         impl $name {
-            /// The key with this number, in host order.
+            /// Creates a key from its number in host order.
             #[inline]
             pub const fn new(key: u32) -> Self {
                 Self(key)
             }
 
-            /// The number, in host order.
+            /// Returns the number in host order.
             #[inline]
             pub const fn get(self) -> u32 {
                 self.0
@@ -61,8 +61,8 @@ macro_rules! key {
 }
 
 key! {
-    /// A local key: names registered memory in the scatter/gather elements of this machine's own work
-    /// requests (`ibv_mr.lkey`).
+    /// A local key, which names registered memory in the scatter/gather elements of this machine's
+    /// own work requests (`ibv_mr.lkey`).
     ///
     /// ```
     /// use rdma_types::Lkey;
@@ -75,8 +75,8 @@ key! {
 }
 
 key! {
-    /// A remote key: whoever knows it may use registered memory as far as its access flags allow
-    /// (`ibv_mr.rkey`, `ibv_mw.rkey`).
+    /// A remote key: a peer that knows it may use registered memory as far as its access flags
+    /// allow (`ibv_mr.rkey`, `ibv_mw.rkey`).
     ///
     /// ```
     /// use rdma_types::Rkey;

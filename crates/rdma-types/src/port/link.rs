@@ -1,21 +1,21 @@
-//! The link of a port: how wide, how fast, and how it is.
+//! The link of a port: its width, its speed and its physical state.
 
 use crate::macros::open_enum;
 
 open_enum! {
     /// The physical state of a port (`ibv_port_attr.phys_state`). IBTA vol 1, section 14.2.5.6.
     PhysicalState(u8), "physical state" {
-        /// Asleep.
+        /// In a power-saving sleep.
         SLEEP = 1, "sleep";
-        /// Looking for the other end: no cable, or nobody there.
+        /// Looking for the other end: no cable is connected, or no peer responds.
         POLLING = 2, "polling";
-        /// Switched off.
+        /// Disabled.
         DISABLED = 3, "disabled";
-        /// Agreeing with the other end.
+        /// Negotiating with the other end.
         TRAINING = 4, "port configuration training";
-        /// There is a link.
+        /// The link is up.
         LINK_UP = 5, "link up";
-        /// Recovering from errors of the link.
+        /// Recovering from link errors.
         LINK_ERROR_RECOVERY = 6, "link error recovery";
         /// Under test.
         PHY_TEST = 7, "phy test";
@@ -23,7 +23,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// How many lanes a link has (`ibv_port_attr.active_width`). IBTA vol 1, section 14.2.5.6.
+    /// The number of lanes of a link (`ibv_port_attr.active_width`). IBTA vol 1, section 14.2.5.6.
     LinkWidth(u8), "link width" {
         /// One lane.
         X1 = 1, "1X";
@@ -39,7 +39,7 @@ open_enum! {
 }
 
 impl LinkWidth {
-    /// The number of lanes; `None` for an unknown width.
+    /// Returns the number of lanes, or `None` for an unknown width.
     #[inline]
     pub const fn lanes(self) -> Option<u8> {
         match self {
@@ -54,7 +54,8 @@ impl LinkWidth {
 }
 
 open_enum! {
-    /// How fast a lane of a link is (`ibv_port_attr.active_speed`). IBTA vol 1, section 14.2.5.6.
+    /// The speed of one lane of a link (`ibv_port_attr.active_speed`). IBTA vol 1, section
+    /// 14.2.5.6.
     ///
     /// ```
     /// use rdma_types::{LinkSpeed, LinkWidth};
@@ -70,7 +71,7 @@ open_enum! {
         DDR = 2, "5 Gb/s a lane (DDR)";
         /// Quadruple data rate.
         QDR = 4, "10 Gb/s a lane (QDR)";
-        /// Ten of the fourteen data rate's gigabits, with its encoding.
+        /// Ten instead of fourteen gigabits, with the encoding of the fourteen data rate.
         FDR10 = 8, "10 Gb/s a lane (FDR10)";
         /// Fourteen data rate.
         FDR = 16, "14 Gb/s a lane (FDR)";
@@ -86,7 +87,7 @@ open_enum! {
 }
 
 impl LinkSpeed {
-    /// How much one lane carries, in Mbit/s; `None` for an unknown speed.
+    /// Returns the data rate of one lane in Mbit/s, or `None` for an unknown speed.
     #[inline]
     pub const fn lane_mbps(self) -> Option<u32> {
         match self {

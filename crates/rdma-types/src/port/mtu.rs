@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::macros::code;
 
-/// A path MTU: the most payload that one packet carries (`enum ibv_mtu`). IBTA vol 1, table 19.
+/// A path MTU: the largest payload of one packet (`enum ibv_mtu`). IBTA vol 1, table 19.
 ///
 /// # Examples
 ///
@@ -28,14 +28,14 @@ impl Mtu {
     pub const MTU256: Self = Self(1);
     /// 512 bytes.
     pub const MTU512: Self = Self(2);
-    /// 1024 bytes, what fits into an ordinary Ethernet frame of 1500.
+    /// 1024 bytes, which fit into an ordinary Ethernet frame of 1500.
     pub const MTU1024: Self = Self(3);
     /// 2048 bytes.
     pub const MTU2048: Self = Self(4);
     /// 4096 bytes.
     pub const MTU4096: Self = Self(5);
 
-    /// The MTU of exactly so many bytes, or `None` if there is none.
+    /// Returns the MTU of exactly `bytes` bytes, or `None` if that is not an MTU.
     #[inline]
     pub const fn from_bytes(bytes: u32) -> Option<Self> {
         match bytes {
@@ -48,7 +48,7 @@ impl Mtu {
         }
     }
 
-    /// The payload of a full packet, in bytes.
+    /// Returns the payload of a full packet, in bytes.
     #[inline]
     pub const fn bytes(self) -> u32 {
         128 << self.0
@@ -56,7 +56,7 @@ impl Mtu {
 }
 
 impl fmt::Display for Mtu {
-    /// The number of bytes.
+    /// Writes the number of bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.bytes().fmt(f)
     }

@@ -1,16 +1,16 @@
-//! What a port is and how it is.
+//! The link layer and the logical state of a port.
 
 use crate::macros::open_enum;
 
 open_enum! {
-    /// What a port is plugged into (`ibv_port_attr.link_layer`).
+    /// The link layer of a port (`ibv_port_attr.link_layer`).
     #[doc(alias = "IBV_LINK_LAYER_UNSPECIFIED")]
     LinkLayer(u8), "link layer" {
-        /// Not said; old providers mean InfiniBand.
+        /// Unspecified; from an old provider this means InfiniBand.
         UNSPECIFIED = 0, "unspecified";
         /// InfiniBand: ports have LIDs.
         INFINIBAND = 1, "InfiniBand";
-        /// Ethernet: RoCE, and ports are reached by GID only.
+        /// Ethernet: RoCE, where ports are addressed by GID only.
         ETHERNET = 2, "Ethernet";
     }
 }
@@ -19,17 +19,17 @@ open_enum! {
     /// The logical state of a port (`enum ibv_port_state`).
     #[doc(alias = "ibv_port_state")]
     PortState(u32), "port state" {
-        /// Not a state: in a request, "leave it".
+        /// Not a state: in a request, it means "no change".
         NOP = 0, "no change";
-        /// No link.
+        /// The link is down.
         DOWN = 1, "down";
-        /// A link, which nobody has configured yet.
+        /// The link is up, but the subnet manager has not configured the port yet.
         INIT = 2, "initializing";
-        /// Configured, but not yet passing data.
+        /// The port is configured, but does not carry data yet.
         ARMED = 3, "armed";
-        /// Passing data.
+        /// The port carries data.
         ACTIVE = 4, "active";
-        /// Active, with a link error that the port is recovering from.
+        /// Active; the port is recovering from a link error.
         ACTIVE_DEFER = 5, "active, deferred";
     }
 }

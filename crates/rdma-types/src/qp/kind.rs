@@ -10,7 +10,7 @@ open_enum! {
         RC = 2, "RC (reliable connection)";
         /// Unreliable connection: messages arrive whole and in order, or not at all.
         UC = 3, "UC (unreliable connection)";
-        /// Unreliable datagrams: messages of one packet, to and from anybody.
+        /// Unreliable datagrams: messages of one packet, to and from any queue pair.
         UD = 4, "UD (unreliable datagrams)";
         /// Whole packets of the link layer.
         RAW_PACKET = 8, "raw packet";
@@ -18,7 +18,7 @@ open_enum! {
         XRC_SEND = 9, "XRC send";
         /// The receiving half of an extended reliable connection.
         XRC_RECV = 10, "XRC receive";
-        /// A type of the provider's own.
+        /// A type specific to the provider.
         DRIVER = 255, "driver-specific";
     }
 }

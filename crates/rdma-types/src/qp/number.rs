@@ -2,7 +2,7 @@
 
 use crate::macros::number24;
 
-/// A queue pair number (QPN), 24 bits: names a queue pair within its device (`ibv_qp.qp_num`).
+/// A queue pair number (QPN), 24 bits: identifies a queue pair within its device (`ibv_qp.qp_num`).
 ///
 /// # Examples
 ///

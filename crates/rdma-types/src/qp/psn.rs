@@ -6,9 +6,9 @@ use crate::macros::number24;
 
 /// A packet sequence number (PSN), 24 bits, counted modulo 2^24.
 ///
-/// There is no `Ord`: on a circle "less" depends on where one stands, and a derived order would be
-/// wrong after each wrap. [`serial_cmp`](Self::serial_cmp) compares two numbers that are known to be
-/// less than half of the circle apart, as all numbers in flight on one queue pair are (IBTA vol 1,
+/// The type is not `Ord`: on a circle, "less" depends on a reference point, and a derived order
+/// would be wrong after each wrap. [`serial_cmp`](Self::serial_cmp) compares two numbers that are
+/// less than half of the circle apart. All numbers in flight on one queue pair are (IBTA vol 1,
 /// section 9.7.2).
 ///
 /// # Examples
@@ -31,35 +31,35 @@ pub struct Psn(u32);
 number24!(Psn, "PSN");
 
 impl Psn {
-    /// The number `count` packets later.
+    /// Returns the number `count` packets later.
     #[inline]
     #[must_use]
     pub const fn wrapping_add(self, count: u32) -> Self {
         Self::masked(self.0.wrapping_add(count))
     }
 
-    /// The number `count` packets earlier.
+    /// Returns the number `count` packets earlier.
     #[inline]
     #[must_use]
     pub const fn wrapping_sub(self, count: u32) -> Self {
         Self::masked(self.0.wrapping_sub(count))
     }
 
-    /// How many packets `self` is after `origin`, going forward only: `0..2^24`.
+    /// Returns the number of packets from `origin` to `self`, counted forward only: `0..2^24`.
     #[inline]
     pub const fn distance_from(self, origin: Self) -> u32 {
         Self::masked(self.0.wrapping_sub(origin.0)).0
     }
 
-    /// Where `self` lies as seen from `origin`, the nearer way round: negative if before it,
-    /// `-2^23..2^23`.
+    /// Returns the signed distance from `origin` to `self`, in the direction of the shorter way:
+    /// negative if `self` is before `origin`, `-2^23..2^23`.
     #[inline]
     pub const fn offset_from(self, origin: Self) -> i32 {
-        // Bit 23 becomes the sign, and the way back spreads it.
+        // Bit 23 becomes the sign bit, and the arithmetic shift back extends it.
         (self.0.wrapping_sub(origin.0) << 8).cast_signed() >> 8
     }
 
-    /// The order of two numbers less than 2^23 apart. Exactly 2^23 apart, either is before the other.
+    /// Compares two numbers less than 2^23 apart. Exactly 2^23 apart, each is before the other.
     #[inline]
     pub const fn serial_cmp(self, other: Self) -> Ordering {
         match self.offset_from(other) {
@@ -69,13 +69,13 @@ impl Psn {
         }
     }
 
-    /// Whether `self` comes before `other`; see [`serial_cmp`](Self::serial_cmp).
+    /// Returns true if `self` comes before `other`; see [`serial_cmp`](Self::serial_cmp).
     #[inline]
     pub const fn is_before(self, other: Self) -> bool {
         self.offset_from(other) < 0
     }
 
-    /// Whether `self` comes after `other`; see [`serial_cmp`](Self::serial_cmp).
+    /// Returns true if `self` comes after `other`; see [`serial_cmp`](Self::serial_cmp).
     #[inline]
     pub const fn is_after(self, other: Self) -> bool {
         self.offset_from(other) > 0

@@ -1,12 +1,12 @@
-//! How often a reliable connection tries again.
+//! Retry limits of a reliable connection.
 
 use core::fmt;
 
 use crate::macros::code;
 
-/// How often a requester sends again when no acknowledgement comes within the
-/// [`AckTimeout`](crate::AckTimeout) (`ibv_qp_attr.retry_cnt`, 3 bits). Afterwards the request fails
-/// with [`WcStatus::RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR).
+/// The number of times a requester retransmits when no acknowledgement arrives within the
+/// [`AckTimeout`](crate::AckTimeout) (`ibv_qp_attr.retry_cnt`, 3 bits). After the last retry the
+/// request fails with [`WcStatus::RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR).
 ///
 /// # Examples
 ///
@@ -24,32 +24,33 @@ pub struct MaxAckRetries(u8);
 code!(MaxAckRetries, "number of ack retries", 0..=7);
 
 impl MaxAckRetries {
-    /// So many retries, `0..=7`; `None` for more. 7 is just seven here, unlike in [`MaxRnrRetries`].
+    /// Returns a limit of `retries`, `0..=7`, or `None` for more. Unlike in [`MaxRnrRetries`], 7 is
+    /// an ordinary number here.
     #[inline]
     pub const fn limited(retries: u8) -> Option<Self> {
         Self::from_code(retries)
     }
 
-    /// The number of retries.
+    /// Returns the number of retries.
     #[inline]
     pub const fn retries(self) -> u8 {
         self.0
     }
 }
 
-/// Seven, the most.
+/// Returns seven, the maximum.
 impl Default for MaxAckRetries {
     fn default() -> Self {
         Self(7)
     }
 }
 
-/// How often a requester tries again when the answer is "receiver not ready" (RNR): no receive was
-/// posted (`ibv_qp_attr.rnr_retry`, 3 bits). Between two tries it waits the peer's
-/// [`MinRnrTimer`](crate::MinRnrTimer). Afterwards the request fails with
+/// The number of times a requester retries after a "receiver not ready" (RNR) response: the peer
+/// had no receive posted (`ibv_qp_attr.rnr_retry`, 3 bits). Before each retry it waits for the
+/// peer's [`MinRnrTimer`](crate::MinRnrTimer). After the last retry the request fails with
 /// [`WcStatus::RNR_RETRY_EXC_ERR`](crate::WcStatus::RNR_RETRY_EXC_ERR).
 ///
-/// Code 7 means without limit.
+/// Code 7 means no limit.
 ///
 /// # Examples
 ///
@@ -68,27 +69,27 @@ pub struct MaxRnrRetries(u8);
 code!(MaxRnrRetries, "RNR retry code", 0..=7);
 
 impl MaxRnrRetries {
-    /// So many retries, `0..=6`; `None` for more.
+    /// Returns a limit of `retries`, `0..=6`, or `None` for more.
     #[inline]
     pub const fn limited(retries: u8) -> Option<Self> {
         if retries <= 6 { Some(Self(retries)) } else { None }
     }
 
-    /// Try until the receiver is ready.
+    /// Returns no limit: the requester retries until the receiver is ready.
     #[inline]
     pub const fn unlimited() -> Self {
         Self(7)
     }
 
-    /// The number of retries, or `None` if there is no limit.
+    /// Returns the number of retries, or `None` without a limit.
     #[inline]
     pub const fn retries(self) -> Option<u8> {
         if self.0 == 7 { None } else { Some(self.0) }
     }
 }
 
-/// Unlimited, as the programs of rdma-core ask: six retries, the most that ends, are 4 ms with the
-/// default [timer](crate::MinRnrTimer).
+/// Returns no limit, the default of rdma-core's programs. Six retries, the highest finite number,
+/// take only 4 ms with the default [timer](crate::MinRnrTimer).
 impl Default for MaxRnrRetries {
     fn default() -> Self {
         Self::unlimited()

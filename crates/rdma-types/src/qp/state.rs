@@ -10,17 +10,17 @@ open_enum! {
         RESET = 0, "RESET";
         /// Bound to a port: receives can be posted.
         INIT = 1, "INIT";
-        /// Ready to receive: knows its peer and answers it.
+        /// Ready to receive: the peer is set, and its requests are answered.
         RTR = 2, "RTR (ready to receive)";
         /// Ready to send: sends are executed.
         RTS = 3, "RTS (ready to send)";
-        /// Send queue drained: sends wait.
+        /// Send queue drained: posted sends are held.
         SQD = 4, "SQD (send queue drained)";
         /// Send queue error, of unreliable queue pairs: sends are flushed.
         SQE = 5, "SQE (send queue error)";
         /// Error: everything posted is flushed.
         ERR = 6, "ERR (error)";
-        /// The device could not tell.
+        /// The device could not determine the state.
         UNKNOWN = 7, "unknown";
     }
 }

@@ -5,11 +5,11 @@ use core::time::Duration;
 
 use crate::macros::code;
 
-/// How long a requester waits for an acknowledgement before it sends again
-/// (`ibv_qp_attr.timeout`, 5 bits): 4.096 µs * 2^code, or without a limit with code 0.
+/// The time that a requester waits for an acknowledgement before it retransmits
+/// (`ibv_qp_attr.timeout`, 5 bits). It is 4.096 µs * 2^code; code 0 means no limit.
 ///
-/// It is a lower bound: a device may take up to four times as long (IBTA vol 1, section 9.7.6.1.3),
-/// and many have a floor of their own.
+/// It is a lower bound: a device may wait up to four times that long (IBTA vol 1, section
+/// 9.7.6.1.3). Many devices have a minimum of their own.
 ///
 /// # Examples
 ///
@@ -30,26 +30,27 @@ pub struct AckTimeout(u8);
 code!(AckTimeout, "ack timeout code", 0..=31);
 
 impl AckTimeout {
-    /// The timeout with this code, `1..=31`; `None` for any other. Code 0 has no limit:
+    /// Creates the timeout with this code, `1..=31`; `None` for any other. Code 0 has no limit:
     /// [`unlimited`](Self::unlimited).
     #[inline]
     pub const fn limited(code: u8) -> Option<Self> {
         if code == 0 { None } else { Self::from_code(code) }
     }
 
-    /// Wait without a limit: nothing is ever sent again, and a lost peer is never noticed.
+    /// Returns no timeout: nothing is ever retransmitted, and the loss of the peer is never
+    /// detected.
     #[inline]
     pub const fn unlimited() -> Self {
         Self(0)
     }
 
-    /// The shortest timeout of at least this duration; the shortest of all is 8.192 µs. `None` if it is
-    /// more than the longest, about 2 hours 26 minutes.
+    /// Returns the shortest timeout of at least this duration; the shortest of all is 8.192 µs. Returns `None` for a
+    /// duration above the longest timeout, about 2 hours 26 minutes.
     pub fn min_duration_greater_than(duration: Duration) -> Option<Self> {
         (1..=31).map(Self).find(|timeout| timeout.duration() >= Some(duration))
     }
 
-    /// How long it is, or `None` if there is no limit.
+    /// Returns the duration, or `None` without a limit.
     #[inline]
     pub const fn duration(self) -> Option<Duration> {
         match self.0 {
@@ -59,7 +60,7 @@ impl AckTimeout {
     }
 }
 
-/// 67 ms (code 14), what most programs use: long enough for a busy network.
+/// Returns 67 ms (code 14), the choice of most programs: long enough for a busy network.
 impl Default for AckTimeout {
     fn default() -> Self {
         Self(14)
@@ -75,11 +76,11 @@ impl fmt::Debug for AckTimeout {
     }
 }
 
-/// How long a requester has to wait after the answer "receiver not ready" (RNR) before it tries again
-/// (`ibv_qp_attr.min_rnr_timer`, 5 bits). The receiver's side sets it, for its peer.
+/// The time that a requester waits after a "receiver not ready" (RNR) response before it retries
+/// (`ibv_qp_attr.min_rnr_timer`, 5 bits). The receiving side sets it for its peer.
 ///
-/// The 32 durations are those of IBTA vol 1, table 45: code 1 is 10 µs, code 31 is 491.52 ms, and code
-/// 0 is the longest, 655.36 ms.
+/// The 32 durations are those of IBTA vol 1, table 45. Code 1 is 10 µs, code 31 is 491.52 ms, and code 0 is the
+/// longest, 655.36 ms.
 ///
 /// # Examples
 ///
@@ -97,39 +98,41 @@ pub struct MinRnrTimer(u8);
 
 code!(MinRnrTimer, "min RNR timer code", 0..=31);
 
-/// In units of 10 µs, by code.
+/// Durations in units of 10 µs, by code.
 const RNR_TENS_OF_MICROS: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
 impl MinRnrTimer {
-    /// The timer with this code, `1..=31`, which grow with the code; `None` for any other. Code 0 is
-    /// [`longest`](Self::longest).
+    /// Creates the timer with this code, `1..=31`; `None` for any other. The durations grow with
+    /// the code. Code 0 is [`longest`](Self::longest).
     #[inline]
     pub const fn limited(code: u8) -> Option<Self> {
         if code == 0 { None } else { Self::from_code(code) }
     }
 
-    /// 655.36 ms, code 0.
+    /// Returns the longest timer, 655.36 ms (code 0).
     #[inline]
     pub const fn longest() -> Self {
         Self(0)
     }
 
-    /// The shortest timer of at least this duration, or the [`longest`](Self::longest) if none is.
+    /// Returns the shortest timer of at least this duration, or the [`longest`](Self::longest) if
+    /// none is.
     pub fn min_duration_greater_than(duration: Duration) -> Self {
         (1..=31).map(Self).find(|timer| timer.duration() >= duration).unwrap_or(Self::longest())
     }
 
-    /// How long it is.
+    /// Returns the duration.
     #[inline]
     pub const fn duration(self) -> Duration {
         Duration::from_micros(RNR_TENS_OF_MICROS[self.0 as usize] as u64 * 10)
     }
 }
 
-/// 0.64 ms (code 12), as the programs of rdma-core ask: what finds no receive is soon sent again.
+/// Returns 0.64 ms (code 12), the default of rdma-core's programs: a request that found no receive
+/// is retried soon.
 impl Default for MinRnrTimer {
     fn default() -> Self {
         Self(12)

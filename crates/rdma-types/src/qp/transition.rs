@@ -1,11 +1,11 @@
-//! Which state a queue pair may go to, and what a transition needs and may carry.
+//! The state transitions of a queue pair, with their required and optional attributes.
 
 use super::kind::QpType;
 use super::state::QpState;
 use crate::macros::open_flags;
 
 open_flags! {
-    /// Attributes of a queue pair, as a modification names them (`enum ibv_qp_attr_mask`); see
+    /// Attributes of a queue pair that a modification sets (`enum ibv_qp_attr_mask`); see
     /// `man ibv_modify_qp`.
     ///
     /// ```
@@ -16,55 +16,55 @@ open_flags! {
     /// ```
     #[doc(alias = "ibv_qp_attr_mask")]
     QpAttributes(u32) {
-        /// The state to go to.
+        /// The new state.
         STATE = 1;
-        /// The state that it is believed to be in.
+        /// The state that the caller expects the queue pair to be in.
         CUR_STATE = 1 << 1;
-        /// Whether an event says that the send queue is drained.
+        /// Whether an event reports that the send queue is drained.
         EN_SQD_ASYNC_NOTIFY = 1 << 2;
-        /// What the peer may do through it.
+        /// The operations that the peer is allowed.
         ACCESS_FLAGS = 1 << 3;
-        /// The place of the partition key in the port's table.
+        /// The index of the partition key in the port's table.
         PKEY_INDEX = 1 << 4;
         /// The port.
         PORT = 1 << 5;
-        /// The key that datagrams have to show.
+        /// The key that incoming datagrams must carry.
         QKEY = 1 << 6;
-        /// The address vector: the way to the peer.
+        /// The address vector: the path to the peer.
         AV = 1 << 7;
         /// The path MTU.
         PATH_MTU = 1 << 8;
-        /// How long it waits for an acknowledgement.
+        /// The time to wait for an acknowledgement.
         TIMEOUT = 1 << 9;
-        /// How often it sends again.
+        /// The number of retransmissions.
         RETRY_CNT = 1 << 10;
-        /// How often it tries again when the peer has no receive posted.
+        /// The number of retries when the peer has no receive posted.
         RNR_RETRY = 1 << 11;
-        /// The number of the peer's first packet.
+        /// The sequence number of the peer's first packet.
         RQ_PSN = 1 << 12;
-        /// How many RDMA reads and atomics are outstanding from here.
+        /// The number of RDMA reads and atomics that this side may have outstanding.
         MAX_QP_RD_ATOMIC = 1 << 13;
-        /// Another way to the peer, for automatic path migration.
+        /// The alternate path to the peer, for automatic path migration.
         ALT_PATH = 1 << 14;
-        /// How long the peer has to wait when no receive is posted here.
+        /// The time that the peer waits when no receive is posted here.
         MIN_RNR_TIMER = 1 << 15;
-        /// The number of the first packet from here.
+        /// The sequence number of the first packet that this side sends.
         SQ_PSN = 1 << 16;
-        /// How many RDMA reads and atomics of the peer are answered at a time.
+        /// The number of RDMA reads and atomics of the peer that are served at a time.
         MAX_DEST_RD_ATOMIC = 1 << 17;
-        /// Whether it is to go to its other path.
+        /// The state of path migration.
         PATH_MIG_STATE = 1 << 18;
-        /// How large its queues are.
+        /// The sizes of the queues.
         CAP = 1 << 19;
         /// The number of the peer's queue pair.
         DEST_QPN = 1 << 20;
-        /// How fast it sends.
+        /// The maximum rate of sending.
         RATE_LIMIT = 1 << 25;
     }
 }
 
-/// The attributes that go with a transition between two states, besides
-/// [`STATE`](QpAttributes::STATE) itself. IBTA vol 1, section 11.2.5.2; `man ibv_modify_qp`.
+/// The attributes of a transition between two states, without [`STATE`](QpAttributes::STATE)
+/// itself. IBTA vol 1, section 11.2.5.2; `man ibv_modify_qp`.
 ///
 /// ```
 /// use rdma_types::{QpAttributes, QpState, QpTransition, QpType};
@@ -81,8 +81,8 @@ pub struct QpTransition {
 }
 
 impl QpTransition {
-    /// The transition of a queue pair of this type; `None` where the specification has none, and of
-    /// types other than RC, UC and UD.
+    /// Returns the transition of a queue pair of this type. Returns `None` if the specification has
+    /// no such transition, and for types other than RC, UC and UD.
     #[must_use]
     pub const fn between(qp_type: QpType, from: QpState, to: QpState) -> Option<Self> {
         const NONE: QpAttributes = QpAttributes::empty();
@@ -112,45 +112,46 @@ impl QpTransition {
         Some(Self { required, optional })
     }
 
-    /// What has to be given.
+    /// Returns the attributes that must be given.
     #[must_use]
     pub const fn required(self) -> QpAttributes {
         self.required
     }
 
-    /// What may be given.
+    /// Returns the attributes that may be given.
     #[must_use]
     pub const fn optional(self) -> QpAttributes {
         self.optional
     }
 
-    /// What is required and not among these.
+    /// Returns the required attributes that are missing from `given`.
     #[must_use]
     pub const fn lacking(self, given: QpAttributes) -> QpAttributes {
         self.required.difference(given)
     }
 
-    /// What is among these, and cannot be given here. The state can be.
+    /// Returns those of `given` that this transition does not allow. The state itself is allowed.
     #[must_use]
     pub const fn forbidden(self, given: QpAttributes) -> QpAttributes {
         given.difference(self.required.union(self.optional).union(QpAttributes::STATE))
     }
 }
 
-/// What goes with the transitions of a type.
+/// Attributes of the transitions of one type.
 struct Attributes {
-    /// What INIT needs, and may change.
+    /// Attributes that INIT requires, and that may change in it.
     init: QpAttributes,
-    /// What RTR needs.
+    /// Attributes that RTR requires.
     receive: QpAttributes,
     receive_optional: QpAttributes,
-    /// What RTS needs after RTR.
+    /// Attributes that RTS requires after RTR.
     send: QpAttributes,
-    /// What may change while requests are served.
+    /// Attributes that may change while requests are served.
     running: QpAttributes,
-    /// What may change while the send queue is drained.
+    /// Attributes that may change while the send queue is drained.
     drained: QpAttributes,
-    /// What may change when a send queue in error goes on; `None` where it never does.
+    /// Attributes that may change on recovery from a send queue error; `None` for a type that never
+    /// recovers.
     recovered: Option<QpAttributes>,
 }
 
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn exactly_the_transitions_of_the_specification_exist() {
-        // Rows: from; columns: to RESET, INIT, RTR, RTS, SQD, SQE, ERR.
+        // Rows: from. Columns: to RESET, INIT, RTR, RTS, SQD, SQE, ERR.
         let table = [
             "x x . . . . .", // RESET
             "x x x . . . x", // INIT
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_has_no_transitions() {
+    fn unknown_types_and_states_have_no_transitions() {
         for state in STATES {
             for unknown in [QpState::UNKNOWN, QpState::from_raw(99)] {
                 let to_unknown = QpTransition::between(QpType::UC, state, unknown);
@@ -267,7 +268,7 @@ mod tests {
         }
     }
 
-    /// `man ibv_modify_qp`, word by word.
+    /// Copied from `man ibv_modify_qp`.
     #[test]
     fn types_need_what_the_manual_page_lists() {
         let access = QpAttributes::PKEY_INDEX | QpAttributes::PORT | QpAttributes::ACCESS_FLAGS;
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_required_can_lack_and_nothing_else_but_the_optional_fits() {
+    fn lacking_and_forbidden_attributes_are_found() {
         let all = TYPES.map(|qp_type| STATES.map(|from| STATES.map(|to| (qp_type, from, to))));
         for (qp_type, from, to) in all.into_iter().flatten().flatten() {
             let Some(way) = QpTransition::between(qp_type, from, to) else { continue };

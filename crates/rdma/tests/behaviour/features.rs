@@ -11,7 +11,7 @@ fn tree(options: &[&str]) -> Vec<String> {
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// Whether a package is in the program, for which tests do not count.
+/// Returns true if a package is in the program, for which tests do not count.
 fn has(options: &[&str], package: &str) -> bool {
     let lines = tree(&[options, &["--edges", "normal"]].concat());
     assert!(lines.iter().any(|line| line.starts_with("rdma-channel v")), "{lines:#?}");
