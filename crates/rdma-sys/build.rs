@@ -1,4 +1,4 @@
-//! Nothing to build: a build script is what Cargo asks for beside `links`.
+//! An empty build script: Cargo requires one for the key `links`.
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
 }

@@ -1,4 +1,4 @@
-//! What ELF files say about the machine that they are for.
+//! ELF headers: the machine that a file is built for.
 
 #![allow(unsafe_code)]
 
@@ -10,10 +10,10 @@ use std::{
     ptr, slice,
 };
 
-/// Returns true if this program was linked statically: it asks for no run-time loader (`PT_INTERP`).
+/// Returns true if this program is statically linked, that is, has no interpreter (`PT_INTERP`).
 pub(crate) fn program_is_static() -> bool {
     let mut asks_for_loader = false;
-    // SAFETY: the callback has the signature that dl_iterate_phdr(3) asks for, and `data` is the
+    // SAFETY: the callback has the signature that dl_iterate_phdr(3) requires, and `data` is the
     // `bool` that it expects, alive during the call (SAFETY.md F1).
     unsafe {
         libc::dl_iterate_phdr(Some(first_object), ptr::from_mut(&mut asks_for_loader).cast());
@@ -21,7 +21,7 @@ pub(crate) fn program_is_static() -> bool {
     !asks_for_loader
 }
 
-/// Called for the program itself first; stops there.
+/// The callback for each object. It is called for the program itself first, and stops there.
 unsafe extern "C" fn first_object(
     info: *mut libc::dl_phdr_info,
     _size: usize,
@@ -37,7 +37,7 @@ unsafe extern "C" fn first_object(
     1
 }
 
-/// The part of an ELF header that says which machine the file is for.
+/// The fields of an ELF header that identify the machine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Machine {
     /// 1 for 32 bits, 2 for 64.
@@ -49,7 +49,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// From the first bytes of a file; `None` if that is no ELF file.
+    /// Reads the first bytes of a file; `None` if it is not an ELF file.
     fn of(path: &Path) -> Option<Self> {
         let mut header = [0; 20];
         File::open(path).and_then(|mut file| file.read_exact(&mut header)).ok()?;
@@ -74,8 +74,8 @@ impl Machine {
     }
 }
 
-/// If `path` is an ELF file for another machine than this program: what it is for, and what this
-/// program is for.
+/// Returns the machine of `path` and the machine of this program if `path` is an ELF file for
+/// another machine.
 pub(crate) fn other_machine(path: &Path) -> Option<(String, String)> {
     let found = Machine::of(path)?;
     let expected = Machine::of(Path::new("/proc/self/exe"))?;

@@ -1,6 +1,6 @@
-//! C's ways to say that a verb failed, turned into one type.
+//! Error reports of the verbs, turned into one type.
 //!
-//! libibverbs has three, and each function's manual page says which it uses:
+//! libibverbs has three conventions, and each function's manual page states the one it uses:
 //!
 //! | C returns | of | here |
 //! |---|---|---|
@@ -8,8 +8,9 @@
 //! | -1, the number in `errno` | `ibv_get_cq_event`, `ibv_query_gid`, `ibv_query_pkey` … | [`Errno::check_minus_one`] |
 //! | NULL, the number in `errno` | what creates an object | [`Errno::check_null`] |
 //!
-//! Two functions count: `ibv_poll_cq` returns a negative value that is no error number
-//! ([`Errno::check_poll`]), `ibv_query_gid_table` a negated one ([`Errno::check_count`]).
+//! Two functions return a count. `ibv_poll_cq` returns a negative value that is not an error number
+//! ([`Errno::check_poll`]); `ibv_query_gid_table` returns a negated error number
+//! ([`Errno::check_count`]).
 
 #![allow(unsafe_code)]
 
@@ -17,7 +18,7 @@ use std::{ffi::c_int, fmt, io, ptr::NonNull};
 
 /// An error number of the C library, as `errno` holds it.
 ///
-/// Every value is allowed: a number that this crate has no name for is kept and printed.
+/// Every value is allowed: a number without a name in this crate is kept and printed.
 ///
 /// ```
 /// use rdma_sys::Errno;
@@ -38,7 +39,7 @@ macro_rules! names {
                 pub const $name: Self = Self(libc::$name);
             )+
 
-            /// The number's name in C, for those that verbs return.
+            /// Returns the number's name in C, for those that verbs return.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
@@ -59,21 +60,21 @@ names! {
 }
 
 impl Errno {
-    /// The number itself.
+    /// Returns the number itself.
     #[must_use]
     pub const fn raw(self) -> c_int {
         self.0
     }
 
-    /// Any number, also one without a name.
+    /// Creates an `Errno` from any number, including one without a name.
     #[must_use]
     pub const fn from_raw(number: c_int) -> Self {
         Self(number)
     }
 
-    /// What the last failed call of this thread left in `errno`.
+    /// Returns the value of `errno` after the last failed call of this thread.
     ///
-    /// [`Errno::EIO`] if that is nothing: a call that failed without saying why did fail.
+    /// Returns [`Errno::EIO`] if `errno` is 0: the call did fail, but gave no reason.
     #[must_use]
     pub fn last() -> Self {
         match io::Error::last_os_error().raw_os_error() {
@@ -82,8 +83,7 @@ impl Errno {
         }
     }
 
-    /// Stores the number in this thread's `errno`, as a C function does before it returns NULL or
-    /// -1.
+    /// Stores the number in this thread's `errno`, like a C function that then returns NULL or -1.
     #[doc(alias = "errno")]
     pub fn set(self) {
         // SAFETY: no precondition (SAFETY.md F1); the C library has an `errno` for each thread.
@@ -93,13 +93,13 @@ impl Errno {
         unsafe { place.write(self.0) };
     }
 
-    /// The result of a function that returns an error number, or 0 for success.
+    /// Checks the result of a function that returns an error number, or 0 for success.
     ///
-    /// A negative value never comes from a correct provider: -1 is read as "look into `errno`",
-    /// another one as a negated number.
+    /// A correct provider never returns a negative value. -1 is read as "the number is in `errno`",
+    /// any other one as a negated number.
     ///
     /// # Errors
-    /// If `returned` is not 0.
+    /// An error if `returned` is not 0.
     #[inline]
     pub fn check(returned: c_int) -> Result<(), Self> {
         if returned == 0 { Ok(()) } else { Err(Self::of_nonzero(returned)) }
@@ -113,39 +113,40 @@ impl Errno {
         }
     }
 
-    /// The result of a function that returns -1 and sets `errno`: what is not negative is a value.
+    /// Checks the result of a function that returns -1 and sets `errno`. A non-negative result is a
+    /// value.
     ///
     /// # Errors
-    /// If `returned` is negative.
+    /// An error if `returned` is negative.
     #[inline]
     pub fn check_minus_one(returned: c_int) -> Result<c_int, Self> {
         if returned < 0 { Err(Self::last()) } else { Ok(returned) }
     }
 
-    /// The result of a function that returns NULL and sets `errno`.
+    /// Checks the result of a function that returns NULL and sets `errno`.
     ///
     /// # Errors
-    /// If `returned` is NULL.
+    /// An error if `returned` is NULL.
     #[inline]
     pub fn check_null<T>(returned: *mut T) -> Result<NonNull<T>, Self> {
         NonNull::new(returned).ok_or_else(Self::last)
     }
 
-    /// The result of `ibv_poll_cq`: how many completions there were.
+    /// Checks the result of `ibv_poll_cq`, the number of completions.
     ///
     /// # Errors
-    /// [`Errno::EIO`] for every negative value. Providers return -1, -2 or a negated number as they
-    /// please, and do not set `errno`; the manual page promises no more than the sign.
+    /// [`Errno::EIO`] for every negative value. Providers return -1, -2 or a negated number and do
+    /// not set `errno`; the manual page specifies only the sign.
     #[inline]
     pub fn check_poll(returned: c_int) -> Result<usize, Self> {
         usize::try_from(returned).map_err(|_| Self::EIO)
     }
 
-    /// The result of a function that returns a count or a negated error number, as
-    /// `ibv_query_gid_table` does.
+    /// Checks the result of a function such as `ibv_query_gid_table`, which returns a count or a
+    /// negated error number.
     ///
     /// # Errors
-    /// If `returned` is negative.
+    /// An error if `returned` is negative.
     #[inline]
     pub fn check_count(returned: isize) -> Result<usize, Self> {
         usize::try_from(returned)

@@ -1,4 +1,4 @@
-//! The network interfaces of this host and their addresses, as the C library lists them.
+//! The network interfaces of this host and their addresses, listed by the C library.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -8,7 +8,8 @@ use std::ptr;
 
 use crate::errno::Errno;
 
-/// An entry of [`interface_addresses`]: an interface with one of its addresses, or with none.
+/// An entry of [`interface_addresses`]: an interface with one of its addresses, or without an
+/// address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InterfaceAddress {
@@ -16,8 +17,8 @@ pub struct InterfaceAddress {
     pub interface: String,
     /// Whether it is a loopback interface.
     pub is_loopback: bool,
-    /// An IP address, without a port. A link-local one has its interface's index as scope. `None` for an entry with
-    /// another kind of address: each interface has at least one entry.
+    /// An IP address, without a port. The scope of a link-local address is the index of its interface. `None` for an
+    /// entry with another kind of address: each interface has at least one entry.
     pub address: Option<SocketAddr>,
     /// The mask of the address.
     pub mask: Option<IpAddr>,
@@ -25,7 +26,8 @@ pub struct InterfaceAddress {
 
 /// Returns the interfaces of this network namespace, with an entry for each address.
 ///
-/// # Errors
+/// An error if the kernel does not list them, or if a process limit leaves no memory or file for
+/// the list.
 /// If the kernel does not list them, or a process limit leaves no memory or file for it.
 ///
 /// ```
@@ -43,7 +45,7 @@ pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Errno> {
     Ok(list.entries().map(|entry| entry.read()).collect())
 }
 
-/// The list that `getifaddrs` has allocated.
+/// The list that `getifaddrs` allocated.
 struct List(*mut libc::ifaddrs);
 
 impl List {
@@ -61,7 +63,7 @@ impl Drop for List {
     }
 }
 
-/// An entry of a list that is not freed.
+/// An entry of a list that is not freed yet.
 struct Entry<'a>(&'a libc::ifaddrs);
 
 impl Entry<'_> {
@@ -112,7 +114,7 @@ mod tests {
     #[test]
     fn the_loopback_interface_is_listed_with_its_address_and_mask() {
         let all = interface_addresses().unwrap();
-        // A network namespace of its own may have nothing that is up.
+        // A separate network namespace may have no interface that is up.
         let Some(own) = all
             .iter()
             .find(|entry| entry.address.is_some_and(|own| own.ip().is_loopback() && own.is_ipv4()))

@@ -1,14 +1,16 @@
-//! libibverbs as it is: its types, its functions as a table, its inline functions, its errors.
+//! The raw interface of libibverbs: its types, its functions as a table, its inline functions, its
+//! errors.
 //!
-//! This is the lowest layer, for crates that build safe ones. Everything is spelled as in C, raw
-//! pointers included; the manual pages of rdma-core (`man ibv_post_send` …) are its documentation.
+//! This is the lowest layer, for crates that build safe ones. Everything is spelled as in C,
+//! including raw pointers; the manual pages of rdma-core (`man ibv_post_send` …) are its
+//! documentation.
 //!
 //! # Finding a provider
 //!
-//! Nothing is linked: a program that uses this crate builds with a Rust toolchain alone, and starts
-//! on a machine without RDMA. Functions are reached through a table, [`Verbs`], and a table comes
-//! from [`system`], the libibverbs that is installed, or from [`register`], where a software device
-//! adds its own. [`providers`] lists them in the order of `RDMA_PROVIDERS`.
+//! The crate links no library: a program that uses it builds with a Rust toolchain alone, and
+//! starts on a machine without RDMA. Functions are called through a table, [`Verbs`]. A table comes
+//! from [`system`], the installed libibverbs, or from [`register`], which adds that of a software
+//! device. [`providers`] lists them in the order of `RDMA_PROVIDERS`.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -34,7 +36,7 @@
 //! # Ok::<(), rdma_sys::UnknownProvider>(())
 //! ```
 //!
-//! The feature `linked` adds one more table, `linked()`: that of the libibverbs with which the
+//! The feature `linked` adds another table, `linked()`: that of the libibverbs with which the
 //! program is linked. It needs cmake, libclang and the development packages of libibverbs to build.
 //!
 //! # The types
@@ -43,11 +45,11 @@
 //! them at compile time. C's enums are open integers with constants ([`ibv_wc_status`]): a value
 //! that a newer kernel invents is data. `Default` is all zeros, as `memset` makes it.
 //!
-//! The structs are meant to be reached by pointer. Those of objects (`ibv_context`, `ibv_qp`,
-//! `verbs_context` …) are made by a provider, which may know more or fewer fields at the end that
-//! grows; and regenerating from newer headers may add fields to any struct. So fields are no part of
-//! this crate's promise of stable versions: make values with `..Default::default()`, and expect to
-//! adapt code that lists all fields of one.
+//! The structs are meant to be accessed through pointers. A provider creates those of objects
+//! (`ibv_context`, `ibv_qp`, `verbs_context` …). It may know more or fewer fields than this crate
+//! at the end that grows, and bindings of newer headers may add fields to any struct. Therefore
+//! this crate's semver promise does not cover fields. Create values with `..Default::default()`,
+//! and expect to adapt code that lists all fields of a struct.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("rdma-sys needs 64-bit Linux: the verbs are an interface of its kernel");
@@ -71,7 +73,7 @@ mod registry;
 mod table;
 
 pub use errno::Errno;
-/// The signatures of libibverbs' functions, as the headers declare them.
+/// The signatures of libibverbs' functions, declared by the headers.
 pub use generated::functions;
 pub use generated::verbs::*;
 pub use inline::*;

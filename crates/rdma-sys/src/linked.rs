@@ -1,26 +1,27 @@
-//! libibverbs, linked when the program is built.
+//! The libibverbs that the linker binds at build time.
 
 use crate::table::Verbs;
 
-// For the link alone, `-l ibverbs`: its own types are closed enums, and none is used here.
+// Only for the linker flag `-l ibverbs`: its types are closed enums, and none is used here.
 extern crate ibverbs_sys as _;
 
-/// The verbs of the libibverbs that this program is linked with.
+/// Returns the verbs of the libibverbs that this program is linked with.
 ///
-/// For programs that must not load libraries at run time, or want the linker to say that a
-/// function is missing. They do not start where `libibverbs.so.1` is not installed; [`system`]
-/// says so in an error instead, and needs nothing to build. What that function does is the same
-/// with this feature and without it, and [`providers`] does not list this table: to see its devices
-/// beside others, [`register`] it and leave `system` out of `RDMA_PROVIDERS`, else each of them is
-/// there twice. The provider is called `linked`.
+/// For programs that must not load libraries at run time, or need a missing function to be a link
+/// error. They do not start where `libibverbs.so.1` is not installed; [`system`] reports an error
+/// instead, and needs nothing to build.
 ///
-/// It has all functions of the table, which are those up to `IBVERBS_1.14`, as rdma-core 36 and later
-/// have them (Debian 12 has 44, Ubuntu 22.04 has 39). Against an older one the link fails and names
-/// what it lacks.
+/// The feature does not change `system`, and [`providers`] does not list this table. To use its
+/// devices together with others, [`register`] it and leave `system` out of `RDMA_PROVIDERS`;
+/// otherwise each of them is listed twice. The provider is called `linked`.
 ///
-/// `ibverbs-sys`, which finds the library, builds all of rdma-core first, for about a minute. It
-/// needs, on Debian: `gcc libc6-dev cmake make pkg-config python3-minimal libnl-3-dev
-/// libnl-route-3-dev libclang-dev libibverbs-dev`.
+/// The table has all functions up to `IBVERBS_1.14`, which rdma-core 36 and later provide (Debian
+/// 12 has 44, Ubuntu 22.04 has 39). Linking with an older library fails, and the linker names the
+/// missing functions.
+///
+/// `ibverbs-sys`, which finds the library, first builds all of rdma-core, in about a minute. It
+/// needs, on Debian:
+/// `gcc libc6-dev cmake make pkg-config python3-minimal libnl-3-dev libnl-route-3-dev libclang-dev libibverbs-dev`.
 ///
 /// ```
 /// let verbs = rdma_sys::linked();

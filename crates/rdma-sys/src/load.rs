@@ -12,25 +12,25 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::{elf, load_error::LoadError, table::Verbs};
 
-/// The file name that libibverbs has had since its first release.
+/// The file name of libibverbs since its first release.
 pub(crate) const SONAME: &str = "libibverbs.so.1";
 
 /// The environment variable that names another file.
 const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
 
-/// The verbs of the installed libibverbs, and with them every RDMA device of this machine that the
-/// kernel knows.
+/// Returns the verbs of the installed libibverbs, which has all RDMA devices of this machine that
+/// the kernel knows.
 ///
-/// The library is looked for once, at the first call, and never unloaded; later calls return the
-/// same table or the same error. `RDMA_LIBIBVERBS` gives the path of another library than
-/// `libibverbs.so.1`. It is loaded with `RTLD_NOW | RTLD_LOCAL`: its names are not visible to other
-/// libraries. The provider is called `system`.
+/// The library is searched for once, at the first call, and never unloaded; later calls return the
+/// same table or the same error. `RDMA_LIBIBVERBS` sets the path of another library than
+/// `libibverbs.so.1`. It is loaded with `RTLD_NOW | RTLD_LOCAL`, so its names are not visible to
+/// other libraries. The provider is called `system`.
 ///
-/// Nothing needs this function to succeed: a software device is a [`Verbs`] of its own.
+/// A program can continue if this function fails: a software device is a [`Verbs`] of its own.
 ///
 /// # Errors
-/// The library is not there, is too old, is made for another machine, or cannot be loaded into a
-/// static binary; each [`LoadError`] says what to do.
+/// The library is missing, too old, made for another machine, or cannot be loaded into a static
+/// binary. Each [`LoadError`] states the remedy.
 ///
 /// ```
 /// match rdma_sys::system() {
@@ -52,19 +52,19 @@ fn load(file: &OsStr) -> Result<Verbs, LoadError> {
     if elf::program_is_static() {
         return Err(LoadError::StaticBinary);
     }
-    // SAFETY: the file is the machine's libibverbs, or what whoever started the program called so.
-    // Its initialisers register drivers and touch nothing of ours (SAFETY.md F2).
+    // SAFETY: the file is the machine's libibverbs, or the one that the user who started the
+    // program named. Its initialisers register drivers and touch nothing of ours (SAFETY.md F2).
     let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
     let library = opened.map_err(|error| LoadError::of_dlopen(file, &reason(&error)))?;
-    // SAFETY: as above for what it exports; it is never closed, neither here nor below
-    // (SAFETY.md F2).
+    // SAFETY: as above for its exported functions; the library is never closed, neither here nor
+    // below (SAFETY.md F2).
     let table = unsafe { Verbs::load("system", &library) };
-    // Also not after a failure: its drivers may have started threads or kept pointers.
+    // Never closed, even after a failure: its drivers may have started threads or kept pointers.
     let _open_for_ever = library.into_raw();
     table.map_err(|symbol| LoadError::TooOld { file: file.to_owned(), symbol })
 }
 
-/// The text of `dlerror`, which libloading keeps as the source of its own.
+/// Returns the text of `dlerror`, which is the source of libloading's error.
 fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -1,27 +1,27 @@
-//! Why libibverbs is not there, and what to do.
+//! Errors of loading libibverbs, with their remedies.
 
 use std::{ffi::OsStr, ffi::OsString, path::Path};
 
 use crate::elf;
 use crate::load::SONAME;
 
-/// What every message ends with.
+/// The end of each message.
 macro_rules! without {
     () => {
         "; the software device needs none: rdma_soft::install()"
     };
 }
 
-/// Why [`system`](crate::system) has no table.
+/// Reason for a failure of [`system`](crate::system).
 ///
 /// The software device works in each of these cases.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// There is no such file, or the loader does not look where it is.
+    /// The file does not exist, or the loader does not search its folder.
     #[error("{}{}", not_found(.file), without!())]
     NotFound {
-        /// What was looked for.
+        /// The requested file.
         file: OsString,
     },
     /// The library lacks a function that libibverbs has had since 2008.
@@ -45,19 +45,19 @@ pub enum LoadError {
     WrongArchitecture {
         /// The library.
         file: OsString,
-        /// What the library is for, such as `32-bit x86`.
+        /// The machine of the library, such as `32-bit x86`.
         found: String,
-        /// What this program is for.
+        /// The machine of this program.
         expected: String,
     },
-    /// This program is statically linked, and such a program cannot load a library.
+    /// This program is statically linked, so it cannot load a library.
     #[error(
         "a statically linked program cannot load libibverbs: build it with dynamic linking (for a \
          musl target: RUSTFLAGS=-Ctarget-feature=-crt-static){}",
         without!()
     )]
     StaticBinary,
-    /// The library is there, but the loader refused it, for example because a library that it needs
+    /// The library exists, but the loader refused it, for example because a library that it needs
     /// is missing.
     #[error(
         "{} could not be loaded: {reason}; `ldd` shows which library it lacks{}",
@@ -66,7 +66,7 @@ pub enum LoadError {
     Refused {
         /// The library.
         file: OsString,
-        /// The loader's own words.
+        /// The loader's message.
         reason: String,
     },
 }
@@ -76,7 +76,7 @@ rdma_types::debug_messages!(enum LoadError {
     StaticBinary, Refused { file, reason },
 });
 
-/// Only `RDMA_LIBIBVERBS` names another file than the usual one.
+/// Only `RDMA_LIBIBVERBS` names a file other than the default one.
 fn not_found(file: &OsStr) -> String {
     let shown = file.display();
     if file == SONAME {
@@ -93,10 +93,10 @@ fn not_found(file: &OsStr) -> String {
 }
 
 impl LoadError {
-    /// Tells from what is on the disk, and from the loader's words, why `dlopen` failed.
+    /// Determines the reason for a failed `dlopen` from the file on disk and the loader's message.
     ///
-    /// The words alone do not do: the loader of glibc calls a library of another machine "not
-    /// found".
+    /// The message alone is not enough: the loader of glibc reports a library of another machine as
+    /// "not found".
     pub(crate) fn of_dlopen(file: &OsStr, reason: &str) -> Self {
         let file = file.to_owned();
         let path = Path::new(&file);
@@ -113,7 +113,7 @@ impl LoadError {
     }
 }
 
-/// Returns true if the loader looked for `file` itself in vain, and not for a library which that one needs.
+/// Returns true if the loader did not find `file` itself. A missing dependency of `file` does not count.
 fn is_missing(file: &OsStr, reason: &str) -> bool {
     let file = file.to_string_lossy();
     let glibc = format!("{file}: cannot open shared object file");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn every_message_says_what_to_do() {
+    fn every_message_has_a_remedy() {
         let file = OsString::from("libibverbs.so.1");
         for error in [
             LoadError::NotFound { file: file.clone() },

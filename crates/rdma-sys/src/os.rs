@@ -1,14 +1,14 @@
-//! What the generated bindings take from the C library and the kernel's headers.
+//! Definitions of the C library and the kernel's headers that the generated bindings use.
 
 #![allow(non_camel_case_types)]
 
 pub(crate) use libc::{pthread_cond_t, pthread_mutex_t, timespec};
 
-/// A number that lies in memory with its highest byte first.
+/// A number in big-endian byte order.
 pub(crate) type __be16 = u16;
-/// A number that lies in memory with its highest byte first.
+/// A number in big-endian byte order.
 pub(crate) type __be32 = u32;
-/// A number that lies in memory with its highest byte first.
+/// A number in big-endian byte order.
 pub(crate) type __be64 = u64;
 pub(crate) type __u8 = u8;
 pub(crate) type __u16 = u16;

@@ -1,16 +1,19 @@
-//! Which process this is, so that a forked child knows what is its parent's; without a system call.
+//! Identity of this process, so that a forked child recognises the objects of its parent, without a
+//! system call.
 #![allow(unsafe_code)]
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// A process, which is another one than those that are forked from it.
+/// A process, distinct from those that are forked from it.
 ///
-/// What a provider makes belongs to the process that asked for it: a forked child has a copy that no device knows,
-/// and must neither use nor destroy it. Whoever makes such an object keeps [`Process::current`] beside it, and asks
-/// [`is_current`](Self::is_current) before the object is used. That makes no system call: the kernel wipes a word
-/// of a forked child (`MADV_WIPEONFORK`, see `man madvise`; where it is refused, a handler of `pthread_atfork` does,
-/// which a child of a bare `clone` call does not run), and a child that finds it wiped counts itself.
+/// Objects that a provider creates belong to the process that requested them. A forked child has copies, which no
+/// device knows, and must neither use nor destroy them. The code that creates such an object keeps [`Process::current`]
+/// with it, and checks [`is_current`](Self::is_current) before it uses the object.
+///
+/// The check makes no system call: the kernel clears a word of memory in a forked child (`MADV_WIPEONFORK`, see
+/// `man madvise`), and a child that finds it cleared counts itself. Where the kernel refuses that advice, a handler of
+/// `pthread_atfork` clears the word. A child of a bare `clone` call does not run this handler.
 ///
 /// ```
 /// use rdma_sys::Process;
@@ -26,16 +29,16 @@ pub struct Process {
 }
 
 impl Process {
-    /// This process.
+    /// Returns this process.
     #[must_use]
     pub fn current() -> Self {
-        // First of all, since it settles what the number is.
+        // This has to be first, since it determines the number.
         let generation = THIS.generation();
         let id = THIS.id.load(Ordering::Relaxed);
         Self { generation, id }
     }
 
-    /// Returns true if this process is that one, and not forked from it.
+    /// Returns true if this value is the current process and not an ancestor that forked it.
     #[inline]
     #[must_use]
     pub fn is_current(self) -> bool {
@@ -43,7 +46,7 @@ impl Process {
             || THIS.is_counted_as(self.generation)
     }
 
-    /// Its number (PID).
+    /// Returns the process ID (PID).
     #[must_use]
     pub const fn id(self) -> u32 {
         self.id
@@ -52,17 +55,17 @@ impl Process {
 
 static THIS: This = This::new();
 
-/// What a mark says that is no generation. 0 where nobody has set it, as in a child.
+/// Value of a mark without a generation: 0, the content before any store, as in a child.
 const UNSET: u32 = 0;
-/// A thread of this process counts it.
+/// A thread of this process is counting it.
 const COUNTING: u32 = u32::MAX - 1;
-/// There is nothing that is wiped: the number of the process is its generation.
+/// Value if no word can be cleared: the number of the process is its generation.
 const UNKNOWN: u32 = u32::MAX;
 
 struct This {
-    /// A word that has the generation of this process, and that a forked child finds wiped.
+    /// A word with the generation of this process. A forked child finds it cleared.
     mark: AtomicPtr<AtomicU32>,
-    /// How many processes have counted themselves, from the first to this one.
+    /// The number of processes that have counted themselves, from the first to this one.
     generation: AtomicU32,
     id: AtomicU32,
 }
@@ -80,22 +83,23 @@ impl This {
         }
     }
 
-    /// Returns true if this is the generation of a child that may not have counted itself yet.
+    /// Returns true if this process has `generation`. A child that has not counted itself yet is
+    /// counted first.
     #[cold]
     #[inline(never)]
     fn is_counted_as(&self, generation: u32) -> bool {
         self.generation() == generation
     }
 
-    /// The word, or one that nobody has set.
+    /// Returns the word, or one that is still unset.
     #[inline]
     fn mark(&self) -> &'static AtomicU32 {
         // SAFETY: SAFETY.md F15: a word that is aligned, is never unmapped, and is used as an atomic alone. It is
-        // there before its address: the store of that releases what this acquires.
+        // initialised before its address is stored: that store releases what this load acquires.
         unsafe { &*self.mark.load(Ordering::Acquire) }
     }
 
-    /// Counts this process, unless another thread has.
+    /// Counts this process, unless another thread has already done so.
     #[cold]
     fn count(&self) -> u32 {
         let mark = self.own_mark();
@@ -113,14 +117,14 @@ impl This {
                     self.id.store(id, Ordering::Relaxed);
                     return id;
                 }
-                // If a fork comes in between, the child finds it unset.
+                // If the process forks at this point, the child finds the mark unset.
                 Err(COUNTING) => std::thread::yield_now(),
                 Err(generation) => return generation,
             }
         }
     }
 
-    /// The mark, which the first one to ask makes.
+    /// Returns the mark, which the first caller creates.
     fn own_mark(&self) -> &'static AtomicU32 {
         let first = ptr::from_ref(&FIRST_MARK).cast_mut();
         let mark = self.mark();
@@ -129,7 +133,7 @@ impl This {
         }
         let own = wiped_by_kernel().or_else(wiped_by_handler).unwrap_or(&NO_MARK);
         let new = ptr::from_ref(own).cast_mut();
-        // Of several threads that come first, the mark of one is taken; those of the others stay unused.
+        // If several threads are the first, the mark of one is used; those of the others stay unused.
         match self.mark.compare_exchange(first, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => own,
             Err(_) => self.mark(),
@@ -137,15 +141,15 @@ impl This {
     }
 }
 
-/// What stays unset, until there is a mark.
+/// The mark before one is created; it stays unset.
 static FIRST_MARK: AtomicU32 = AtomicU32::new(UNSET);
 static NO_MARK: AtomicU32 = AtomicU32::new(UNKNOWN);
 
-/// A word of a page that is zeros in a child.
+/// Returns a word of a page that the kernel clears in a child.
 fn wiped_by_kernel() -> Option<&'static AtomicU32> {
     const LENGTH: usize = size_of::<AtomicU32>();
     if cfg!(miri) {
-        return None; // it knows no such advice
+        return None; // Miri does not know this advice
     }
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -154,9 +158,10 @@ fn wiped_by_kernel() -> Option<&'static AtomicU32> {
     if page == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: SAFETY.md F15: the mapping above, whose whole page it means; the advice changes no byte here.
+    // SAFETY: SAFETY.md F15: the whole page of the mapping above; the advice changes no byte here.
     let advise = |advice| unsafe { libc::madvise(page, LENGTH, advice) };
-    // An emulator may take any advice and follow none: one that no kernel knows.
+    // An emulator may accept any advice and follow none. Such an emulator also accepts one that no
+    // kernel knows.
     if advise(-1) == 0 || advise(libc::MADV_WIPEONFORK) != 0 {
         // SAFETY: SAFETY.md F15: the mapping above, which nothing refers to.
         unsafe { libc::munmap(page, LENGTH) };
@@ -167,17 +172,17 @@ fn wiped_by_kernel() -> Option<&'static AtomicU32> {
     Some(unsafe { &*page.cast::<AtomicU32>() })
 }
 
-/// A word that is set to zero in a child before `fork` returns.
+/// Returns a word that is set to zero in a child before `fork` returns.
 fn wiped_by_handler() -> Option<&'static AtomicU32> {
     static MARK: AtomicU32 = AtomicU32::new(UNSET);
     extern "C" fn wipe() {
         MARK.store(UNSET, Ordering::Relaxed);
     }
     if cfg!(miri) {
-        return None; // nothing forks there
+        return None; // Miri cannot fork
     }
-    // SAFETY: SAFETY.md F15: the handler runs in a child, where it stores to an atomic. It is never unloaded: what
-    // is linked into a library that can be has its handlers removed with it (pthread_atfork(3)).
+    // SAFETY: SAFETY.md F15: the handler runs in a child, where it stores to an atomic. It is never unloaded: if it is
+    // linked into a library that can be unloaded, the C library removes its handlers then (pthread_atfork(3)).
     let errno = unsafe { libc::pthread_atfork(None, None, Some(wipe)) };
     (errno == 0).then_some(&MARK)
 }
@@ -188,9 +193,10 @@ mod tests {
 
     use super::*;
 
-    /// Runs a check in a forked child, and in a child of that.
+    /// Runs a check in a forked child, and in a child of that child.
     fn in_descendants(check: &dyn Fn() -> bool) {
-        // SAFETY: SAFETY.md F15: the child calls what waits for no other thread, and ends below.
+        // SAFETY: SAFETY.md F15: the child only makes calls that wait for no other thread, and ends
+        // below.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "no child");
         if pid == 0 {
@@ -206,7 +212,8 @@ mod tests {
         assert_eq!(status, 0, "what the child saw");
     }
 
-    /// Parent, child and grandchild differ, and each stays what it is, also if it asks for the first time.
+    /// Checks that parent, child and grandchild differ, and that each stays the same, even if its first call comes
+    /// late.
     fn descendants_differ(this: &'static This) {
         let parent = this.generation();
         in_descendants(&|| {
@@ -225,7 +232,8 @@ mod tests {
     #[test]
     fn forked_processes_differ_by_the_wiped_page() {
         static OF_KERNEL: This = This::new();
-        // Refused before Linux 4.14, and by some emulators: then the next test tells them apart.
+        // Refused before Linux 4.14, and by some emulators: then the next test covers the
+        // distinction.
         let Some(mark) = wiped_by_kernel() else { return };
         OF_KERNEL.mark.store(ptr::from_ref(mark).cast_mut(), Ordering::Release);
         descendants_differ(&OF_KERNEL);
@@ -246,12 +254,12 @@ mod tests {
         descendants_differ(&BY_NUMBER);
     }
 
-    /// Also those that come first.
+    /// This includes threads that are the first to ask.
     #[test]
     fn all_threads_are_of_one_process() {
         for _ in 0..100 {
             let (this, begin) = (Arc::new(This::new()), Arc::new(Barrier::new(4)));
-            // The word of the handler is one for all: another one, in place of it.
+            // The handler's word is shared by all, so this test uses another one in its place.
             let mark = wiped_by_kernel().unwrap_or_else(|| Box::leak(Box::default()));
             this.mark.store(ptr::from_ref(mark).cast_mut(), Ordering::Release);
             let ask = || {

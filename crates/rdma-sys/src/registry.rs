@@ -1,4 +1,4 @@
-//! The providers of this process, and the order in which they are asked for devices.
+//! The providers of this process, and the order in which their devices are listed.
 
 #![allow(unsafe_code)]
 
@@ -12,22 +12,23 @@ use crate::{load::system, load_error::LoadError, table::Verbs};
 /// The environment variable that chooses and orders providers.
 const CHOICE_VARIABLE: &str = "RDMA_PROVIDERS";
 
-/// What the installed libibverbs is called.
+/// The name of the installed libibverbs.
 const SYSTEM: &str = "system";
 
 static REGISTERED: Mutex<Vec<&'static Verbs>> = Mutex::new(Vec::new());
 
-/// A provider that was asked for, whether it is there or not.
+/// A requested provider, available or not.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Provider {
     /// Its [name](Verbs::name): `system`, or that of a registered table.
     pub name: &'static str,
-    /// Its table; for `system` also why there is none. That is no reason to do without the others.
+    /// Its table. For `system`, this may be the reason for its absence, which does not affect the
+    /// other providers.
     pub verbs: Result<&'static Verbs, LoadError>,
 }
 
-/// `RDMA_PROVIDERS` names a provider that is not there.
+/// An unknown provider in `RDMA_PROVIDERS`.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "RDMA_PROVIDERS names {name:?}, but the providers of this program are: {}{}",
@@ -42,22 +43,22 @@ pub struct Provider {
 pub struct UnknownProvider {
     /// The name in the variable.
     pub name: String,
-    /// The names that it could have.
+    /// The names of all known providers.
     pub known: Vec<&'static str>,
 }
 
 rdma_types::debug_messages!(struct UnknownProvider { name, known });
 
-/// Adds a provider to those of this process, for [`providers`].
+/// Adds a provider to this process, for [`providers`].
 ///
 /// The list is global to the process and only grows. Registering the same table again changes
-/// nothing. Any thread may call this at any time; who has called [`providers`] before does not see
-/// it. Two tables may have the same name, then they are chosen together.
+/// nothing. Any thread may call this at any time; results that [`providers`] has already returned
+/// do not change. Two tables may have the same name; then they are selected together.
 ///
 /// # Safety
-/// Each function of the table must behave as the one of libibverbs that its field is named after,
-/// for the objects that the table itself made, from any thread (SAFETY.md F2): safe code will call
-/// them so.
+/// Each function of the table must behave like the function of libibverbs that its field is named
+/// after. This holds for the objects that the table itself created, from any thread (SAFETY.md F2):
+/// safe code relies on it.
 pub unsafe fn register(verbs: &'static Verbs) {
     let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
     if !registered.iter().any(|known| ptr::eq(*known, verbs)) {
@@ -65,15 +66,15 @@ pub unsafe fn register(verbs: &'static Verbs) {
     }
 }
 
-/// The providers to ask for devices, in this order: the installed libibverbs (`system`), then those
-/// that were [registered](register), in the order in which they were.
+/// Returns the providers whose devices are listed, in this order: the installed libibverbs
+/// (`system`), then the [registered](register) ones in the order of registration.
 ///
-/// The environment variable `RDMA_PROVIDERS`, a list such as `soft,system`, chooses and orders them
-/// instead; unset and empty are the same. libibverbs is not loaded if it is not chosen.
+/// The environment variable `RDMA_PROVIDERS`, a list such as `soft,system`, selects and orders them
+/// instead; unset and empty are equivalent. libibverbs is not loaded if it is not selected.
 ///
 /// # Errors
-/// If `RDMA_PROVIDERS` names a provider that is not there. That libibverbs cannot be loaded is no
-/// error here, but a part of its [`Provider`].
+/// An error if `RDMA_PROVIDERS` names an unknown provider. If libibverbs cannot be loaded, that is
+/// no error of this function, but part of its [`Provider`].
 ///
 /// ```
 /// for provider in rdma_sys::providers()? {
@@ -110,7 +111,7 @@ impl Chosen {
     }
 }
 
-/// What the list `choice` means.
+/// Parses the list `choice`.
 fn choose(choice: &str, registered: &[&'static Verbs]) -> Result<Vec<Chosen>, UnknownProvider> {
     let mut all = vec![Chosen::System];
     all.extend(registered.iter().map(|verbs| Chosen::Registered(verbs)));

@@ -14,8 +14,8 @@ use crate::{
 /// The type of [`Verbs::note_mapped`].
 pub type NoteMapped = unsafe extern "C" fn(mr: *mut ibv_mr);
 
-/// A function that this provider does not have, because its libibverbs is older than the function
-/// or because the device is software that does not implement it.
+/// A function that this provider does not have. Either its libibverbs is older than the function,
+/// or the provider is a software device that does not implement it.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the provider `{provider}` has no `{verb}` (libibverbs has it since {since}): update \
@@ -25,15 +25,15 @@ pub type NoteMapped = unsafe extern "C" fn(mr: *mut ibv_mr);
 pub struct Unsupported {
     /// The function, as C spells it.
     pub verb: &'static str,
-    /// The symbol version that introduced it, and the release of rdma-core which has that.
+    /// The symbol version that introduced it, and the release of rdma-core that has this version.
     pub since: &'static str,
-    /// The [name](Verbs::name) of the table that was asked.
+    /// The [name](Verbs::name) of the provider's table.
     pub provider: &'static str,
 }
 
 rdma_types::debug_messages!(struct Unsupported { verb, since, provider });
 
-/// Looks up a function by its C name.
+/// Looks up a function by its name in C.
 ///
 /// # Safety
 /// `F` is a function pointer type, that of the function which `library` exports as `name`.
@@ -44,9 +44,9 @@ unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
     found.ok().and_then(|symbol| *symbol)
 }
 
-/// The struct, the empty table, the loader, the linked table and the list of symbol versions from
-/// one list, so that they cannot differ. An entry is `field: C name => how it fails`; its signature
-/// is the header's ([`functions`](crate::functions)).
+/// Defines the struct, the empty table, the loader, the linked table and the list of symbol
+/// versions from one list, so that they cannot differ. An entry is `field: C name => failure mode`;
+/// the header gives its signature ([`functions`](crate::functions)).
 macro_rules! table {
     (
         required { $($field:ident: $symbol:ident => $refusal:ident,)+ }
@@ -54,16 +54,17 @@ macro_rules! table {
     ) => {
         /// One provider's functions: those of an installed libibverbs, or of a software device.
         ///
-        /// A field is named as in C without `ibv_`, and documented by C's manual page of that name.
-        /// What libibverbs had at the beginning (symbol versions 1.0 and 1.1) is always there;
-        /// a later function is an `Option`, and a method of the field's name turns a missing one
-        /// into a typed [`Unsupported`].
+        /// A field has the name of its C function without `ibv_`, and that function's manual page
+        /// documents it. Functions that libibverbs has had from the beginning (symbol versions 1.0
+        /// and 1.1) are always present. A later function is an `Option`, and a method of the
+        /// field's name turns a missing one into a typed [`Unsupported`].
         ///
-        /// Calls that an object makes for itself, the data path above all, do not come through
-        /// here: they go through the `ops` of the object's context, as the inline functions of
-        /// `verbs.h` do ([`ibv_post_send`](crate::ibv_post_send) …).
+        /// Calls on the data path do not go through this table. They go through the `ops` of the
+        /// object's context, as in the inline functions of `verbs.h`
+        /// ([`ibv_post_send`](crate::ibv_post_send) …).
         ///
-        /// A new provider starts from [`Verbs::unsupported`] and sets what it has:
+        /// A new provider starts from [`Verbs::unsupported`] and sets the functions that it
+        /// implements:
         ///
         /// ```
         /// use rdma_sys::{Verbs, ibv_device};
@@ -80,7 +81,7 @@ macro_rules! table {
         #[derive(Clone, Copy)]
         #[non_exhaustive]
         pub struct Verbs {
-            /// What `RDMA_PROVIDERS` and messages call the provider: `system`, `soft`.
+            /// The provider's name in `RDMA_PROVIDERS` and in messages: `system`, `soft`.
             pub name: &'static str,
             $(
                 #[doc = concat!("`", stringify!($symbol), "`, always there.")]
@@ -93,16 +94,17 @@ macro_rules! table {
             /// Notes that the memory of a region stays mapped while any request can use it.
             ///
             /// This is an extension: libibverbs has no such function, and [`system`](crate::system)
-            /// never sets the field. Any provider may set it. It serves those that copy by
+            /// never sets the field. Any provider may set it. It is for providers that copy by
             /// instructions of the process, and otherwise have to check that memory is still
-            /// mapped. A device that pins pages has no use for it. The method
+            /// mapped. A device that pins pages does not need it. The method
             /// [`note_mapped`](Self::note_mapped) calls it, and states its contract.
             pub note_mapped: Option<NoteMapped>,
         }
 
         impl Verbs {
-            /// A table whose functions fail as C's do: NULL or -1 with `errno` set to `ENOSYS`, or
-            /// `ENOSYS` itself; none of the optional functions. Its name is `unsupported`.
+            /// Returns a table without optional functions, in which each function fails like in C:
+            /// with NULL or -1 and `errno` set to `ENOSYS`, or with `ENOSYS` itself. Its name is
+            /// `unsupported`.
             #[must_use]
             pub const fn unsupported() -> Self {
                 Self {
@@ -113,11 +115,12 @@ macro_rules! table {
                 }
             }
 
-            /// The table of a loaded libibverbs, or the first required function that it lacks.
+            /// Returns the table of a loaded libibverbs, or the first required function that it
+            /// lacks.
             ///
             /// # Safety
-            /// What `library` exports under the names of libibverbs' functions must be these
-            /// functions (SAFETY.md F2), and it must stay loaded.
+            /// The symbols that `library` exports under the names of libibverbs' functions must be
+            /// these functions (SAFETY.md F2), and it must stay loaded.
             pub(crate) unsafe fn load(
                 name: &'static str,
                 library: &Library,
@@ -138,7 +141,7 @@ macro_rules! table {
                 })
             }
 
-            /// The table of the functions that the program is linked with.
+            /// Returns the table of the functions that the program is linked with.
             #[cfg(feature = "linked")]
             pub(crate) const fn of_symbols(name: &'static str) -> Self {
                 Self {
@@ -262,18 +265,19 @@ table! {
 }
 
 impl Verbs {
-    /// Notes that the memory of a region stays mapped while any request can use it. Nothing happens if
-    /// the provider has [no use for it](Self#structfield.note_mapped).
+    /// Notes that the memory of a region stays mapped while any request can use it. Does nothing if the provider [does
+    /// not need it](Self#structfield.note_mapped).
     ///
     /// # Safety
-    /// `mr` is a live region of this table. The call comes at most once, after the registration and before
-    /// anybody uses a key of the region. Until `ibv_dereg_mr` returns 0 for the region, its memory is
-    /// mapped, with the rights that the region's access needs, whenever a request or a peer can use it
-    /// by one of its keys, or by that of a window on the region.
+    /// `mr` is a live region of this table. The call is made at most once, after the registration and before any key of
+    /// the region is used. Until `ibv_dereg_mr` returns 0 for the region, its memory is mapped whenever a request or a
+    /// peer can use it. A use may be by one of its keys, or by that of a window on the region. The mapping has the
+    /// rights that the region's access needs.
     #[inline]
     pub unsafe fn note_mapped(&self, mr: *mut ibv_mr) {
         if let Some(note_mapped) = self.note_mapped {
-            // SAFETY: the table's own region (SAFETY.md F2), and memory as the contract says (F29).
+            // SAFETY: the table's own region (SAFETY.md F2), and memory as the contract requires
+            // (F29).
             unsafe { note_mapped(mr) };
         }
     }

@@ -1,5 +1,5 @@
-//! A table of verbs is for every thread, as the functions in it are. The structs of C are not looked
-//! at here: they have raw pointers, which Rust leaves to one thread.
+//! A table of verbs can be used in every thread, like the functions in it. The structs of C are not
+//! checked here: they contain raw pointers, so Rust confines them to one thread.
 
 use rdma_sys::{
     Errno, InterfaceAddress, LoadError, Process, Provider, UnknownProvider, Unsupported, Verbs,
@@ -15,7 +15,7 @@ fn tables_are_for_every_thread() {
 }
 
 #[test]
-fn processes_are_told_apart_by_any_thread() {
+fn processes_are_distinguished_by_any_thread() {
     send_sync::<Process>();
 }
 

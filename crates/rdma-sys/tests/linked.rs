@@ -6,11 +6,11 @@ use std::{env, ffi::CStr, process::Command};
 
 use rdma_sys::{LoadError, Verbs, ibv_wc_status, linked, providers, system};
 
-/// The last symbol version that `linked` promises to need.
+/// The last symbol version that `linked` may need.
 const NEWEST: u32 = 14;
 
 #[test]
-fn it_needs_no_library_newer_than_it_says() {
+fn it_needs_no_library_newer_than_documented() {
     for (function, since) in Verbs::SINCE {
         let version = since.strip_prefix("IBVERBS_1.").unwrap();
         let version: String = version.chars().take_while(char::is_ascii_digit).collect();
@@ -29,14 +29,14 @@ fn its_functions_run() {
     // SAFETY: `count` is alive, and the list is freed once (SAFETY.md F1).
     let list = unsafe { (linked().get_device_list)(&raw mut count) };
     if list.is_null() {
-        return; // the kernel has no RDMA: libibverbs says ENOSYS
+        return; // the kernel has no RDMA: libibverbs returns ENOSYS
     }
     assert!(count >= 0);
     // SAFETY: as above.
     unsafe { (linked().free_device_list)(list) };
 }
 
-/// Some have two versions in the library, of which a program must get the newer.
+/// Some functions have two versions in the library. A program must get the newer one.
 #[test]
 fn linked_and_loaded_are_the_same_functions() {
     let (linked, loaded) = (linked(), system().unwrap());

@@ -8,7 +8,7 @@
 // Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
 // conditions and the disclaimer are in LICENSE-OPENIB.
 
-//! The extended context, and the queries that belong to a device as a whole.
+//! The extended context, and the queries about a device as a whole.
 
 #![allow(unsafe_code)]
 
@@ -23,15 +23,15 @@ use crate::generated::verbs::{
 };
 use crate::table::Verbs;
 
-/// The extended context that `context` is the last field of, or NULL if its provider is older than
-/// that.
+/// Returns the extended context that has `context` as its last field, or NULL if the provider is
+/// too old for one.
 ///
-/// The provider's `verbs_context` may be smaller than ours: the struct grows at its beginning. So
-/// the pointer returned may be to memory before the provider's; only `sz`, and what is within `sz`
-/// bytes of the end, may be read.
+/// The provider's `verbs_context` may be smaller than ours, because the struct grows at its
+/// beginning. Therefore the returned pointer may be to memory before the provider's struct. Only
+/// `sz`, and the fields within `sz` bytes of the end, may be read.
 ///
 /// # Safety
-/// `context` is what `ibv_open_device` returned, and not closed.
+/// `context` was returned by `ibv_open_device` and is not closed.
 #[inline]
 pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
     // SAFETY: the context is live by this function's contract (SAFETY.md F1).
@@ -42,8 +42,8 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
     context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
 }
 
-/// The function `$op` of the extended context, or `None` if the provider's struct does not reach
-/// that far or holds NULL there; C's `verbs_get_ctx_op`.
+/// Reads the function `$op` of the extended context. The result is `None` if the provider's struct
+/// does not reach that far or holds NULL there. It is C's `verbs_get_ctx_op`.
 macro_rules! verbs_get_ctx_op {
     ($context:expr, $op:ident) => {
         $crate::inline::context::read_op(
@@ -58,7 +58,7 @@ pub(super) use verbs_get_ctx_op;
 /// Reads the function pointer at `offset` of the extended context.
 ///
 /// # Safety
-/// As [`verbs_get_ctx`]; and at `offset` is the field whose type `_field` gives.
+/// The contract of [`verbs_get_ctx`]; and the field at `offset` has the type that `_field` gives.
 #[inline]
 pub(super) unsafe fn read_op<F: Copy>(
     context: *mut ibv_context,
@@ -82,11 +82,12 @@ pub(super) unsafe fn read_op<F: Copy>(
     unsafe { op.read() }
 }
 
-/// What a device is and can, with what came after `ibv_query_device`; man `ibv_query_device_ex`.
+/// Queries the attributes of a device, including those newer than `ibv_query_device`; man
+/// `ibv_query_device_ex`.
 ///
-/// A provider without it is asked for the classic attributes, and the others are zero. Returns 0 or
-/// an error number ([`Errno::check`](crate::Errno::check)); `EINVAL` for an `input` with a
-/// `comp_mask`, since no bit of it is defined.
+/// If the provider lacks this function, the classic attributes are queried and the others are zero.
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EINVAL` for an `input`
+/// with a `comp_mask`, since no bit of it is defined.
 ///
 /// # Safety
 /// `context` is live and from `verbs`; `input` is NULL or valid; `attr` may be written.
@@ -122,10 +123,10 @@ pub unsafe fn ibv_query_device_ex(
     unsafe { (verbs.query_device)(context, classic) }
 }
 
-/// What the device's clock says; man `ibv_query_rt_values_ex`.
+/// Reads the device's clock; man `ibv_query_rt_values_ex`.
 ///
-/// The `comp_mask` of `values` says what to fill in, and afterwards what was. Providers put all ticks of
-/// the clock into `raw_clock.tv_nsec`. Returns 0 or an error number
+/// The `comp_mask` of `values` selects the fields to fill in, and afterwards shows the filled ones. Providers put all
+/// ticks of the clock into `raw_clock.tv_nsec`. Returns 0 or an error number
 /// ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` from a provider without it.
 ///
 /// # Safety

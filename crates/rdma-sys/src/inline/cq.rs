@@ -17,14 +17,15 @@ use std::ffi::c_int;
 use super::context::verbs_get_ctx_op;
 use crate::generated::verbs::{ibv_cq, ibv_modify_cq_attr, ibv_wc};
 
-/// Takes up to `num_entries` completions; man `ibv_poll_cq`.
+/// Polls up to `num_entries` completions; man `ibv_poll_cq`.
 ///
-/// Returns how many there were, or a negative value that is no error number
+/// Returns the number of completions, or a negative value that is not an error number
 /// ([`Errno::check_poll`](crate::Errno::check_poll)). Of a completion with a failed status only
 /// `wr_id`, `status`, `qp_num` and `vendor_err` are set.
 ///
 /// # Safety
-/// `cq` is live; `num_entries` is not negative, and so many completions at `wc` may be written.
+/// `cq` is live; `num_entries` is not negative, and `wc` is valid for writing that many
+/// completions.
 #[inline]
 pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
@@ -33,16 +34,16 @@ pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) 
     let op = unsafe { (*context).ops.poll_cq };
     // SAFETY: every provider sets it when it opens the device (SAFETY.md F3).
     let op = unsafe { op.unwrap_unchecked() };
-    // SAFETY: the provider's own function and CQ (SAFETY.md F3), and `num_entries` places to write
+    // SAFETY: the provider's own function and CQ (SAFETY.md F3), and `num_entries` entries to write
     // to (F12).
     unsafe { op(cq, num_entries, wc) }
 }
 
-/// Asks for one event on the CQ's channel at the next completion, or with a `solicited_only` that is
-/// not 0 at the next solicited or failed one; man `ibv_req_notify_cq`.
+/// Requests one event on the CQ's channel at the next completion. If `solicited_only` is not 0,
+/// only a solicited or failed completion raises it. man `ibv_req_notify_cq`.
 ///
-/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)). What completed before the
-/// call makes no event: poll once more after it.
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)). Completions that arrived
+/// before the call raise no event: poll again after it.
 ///
 /// # Safety
 /// `cq` is live.
@@ -58,10 +59,10 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     unsafe { op(cq, solicited_only) }
 }
 
-/// Changes how events of the CQ are moderated; man `ibv_modify_cq`.
+/// Changes the event moderation of the CQ; man `ibv_modify_cq`.
 ///
-/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` from a provider
-/// without it.
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` from a
+/// provider without this function.
 ///
 /// # Safety
 /// `cq` is live; `attr` is valid.

@@ -21,7 +21,7 @@ use crate::generated::verbs::{
     ibv_wc_tm_info,
 };
 
-/// Creates a CQ whose completions have the fields that `cq_attr` asks for; man `ibv_create_cq_ex`.
+/// Creates a CQ whose completions have the fields that `cq_attr` selects; man `ibv_create_cq_ex`.
 ///
 /// Returns NULL on failure ([`Errno::check_null`]); `EOPNOTSUPP` from a provider without extended
 /// CQs. `ibv_destroy_cq` destroys it.
@@ -40,25 +40,25 @@ pub unsafe fn ibv_create_cq_ex(
         return null_mut();
     };
     // SAFETY: the provider's own function and context (SAFETY.md F3), attributes as the contract
-    // says (F1).
+    // requires (F1).
     unsafe { create(context, cq_attr) }
 }
 
-/// The CQ that an extended one begins with.
+/// Returns the CQ at the beginning of an extended one.
 #[inline]
 #[must_use]
 pub fn ibv_cq_ex_to_cq(cq: *mut ibv_cq_ex) -> *mut ibv_cq {
     cq.cast()
 }
 
-/// Functions that read the completion that the iteration has come to.
+/// Defines functions that read a field of the current completion.
 macro_rules! read {
     ($($(#[$documentation:meta])* $name:ident: $op:ident -> $returned:ty;)+) => {$(
         $(#[$documentation])*
         ///
         /// # Safety
-        /// `cq` is live and was created with the flag for this field, if it needs one; the calling
-        /// thread has started to poll it and has come to a completion.
+        /// `cq` is live and was created with the flag for this field, if it needs one. The calling
+        /// thread has started to poll it and is at a completion.
         #[inline]
         #[must_use]
         pub unsafe fn $name(cq: *mut ibv_cq_ex) -> $returned {
@@ -72,11 +72,11 @@ macro_rules! read {
     )+};
 }
 
-/// Begins to poll, and comes to the first completion; man `ibv_create_cq_ex`.
+/// Starts to poll, and moves to the first completion; man `ibv_create_cq_ex`.
 ///
-/// Returns 0, or an error number ([`Errno::check`]) without having begun: `ENOENT` if there is no
-/// completion. `wr_id` and `status` of the completion are fields of `cq`. Until [`ibv_end_poll`] the
-/// provider may hold a lock of the CQ.
+/// Returns 0, or an error number ([`Errno::check`]) if polling has not started: `ENOENT` if there
+/// is no completion. `wr_id` and `status` of the completion are fields of `cq`. Until
+/// [`ibv_end_poll`] the provider may hold a lock of the CQ.
 ///
 /// # Safety
 /// `cq` is live, extended and not being polled by this thread; `attr` is valid.
@@ -90,7 +90,7 @@ pub unsafe fn ibv_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) ->
     unsafe { op(cq, attr) }
 }
 
-/// Comes to the next completion; man `ibv_create_cq_ex`.
+/// Moves to the next completion; man `ibv_create_cq_ex`.
 ///
 /// Returns 0 or an error number ([`Errno::check`]): `ENOENT` if there is none. Either way
 /// [`ibv_end_poll`] must follow.
@@ -107,10 +107,10 @@ pub unsafe fn ibv_next_poll(cq: *mut ibv_cq_ex) -> c_int {
     unsafe { op(cq) }
 }
 
-/// Ends what [`ibv_start_poll`] began; man `ibv_create_cq_ex`.
+/// Ends the poll that [`ibv_start_poll`] started; man `ibv_create_cq_ex`.
 ///
 /// # Safety
-/// As for [`ibv_next_poll`].
+/// Same contract as that of [`ibv_next_poll`].
 #[inline]
 pub unsafe fn ibv_end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
@@ -122,13 +122,13 @@ pub unsafe fn ibv_end_poll(cq: *mut ibv_cq_ex) {
 }
 
 read! {
-    /// What completed; undefined for a failed request.
+    /// The completed operation; undefined for a failed request.
     ibv_wc_read_opcode: read_opcode -> ibv_wc_opcode;
     /// The provider's own error code.
     ibv_wc_read_vendor_err: read_vendor_err -> u32;
     /// The number of bytes transferred (`IBV_WC_EX_WITH_BYTE_LEN`).
     ibv_wc_read_byte_len: read_byte_len -> u32;
-    /// Immediate data in network order (`IBV_WC_EX_WITH_IMM`); only if the flags say so.
+    /// Immediate data in network order (`IBV_WC_EX_WITH_IMM`); valid only if the flags indicate it.
     ibv_wc_read_imm_data: read_imm_data -> u32;
     /// The number of the local QP (`IBV_WC_EX_WITH_QP_NUM`).
     ibv_wc_read_qp_num: read_qp_num -> u32;
@@ -142,9 +142,9 @@ read! {
     ibv_wc_read_sl: read_sl -> u8;
     /// The path bits of the local LID (`IBV_WC_EX_WITH_DLID_PATH_BITS`); only of a datagram.
     ibv_wc_read_dlid_path_bits: read_dlid_path_bits -> u8;
-    /// When it completed, in ticks of the device's clock (`IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`).
+    /// The completion time, in ticks of the device's clock (`IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`).
     ibv_wc_read_completion_ts: read_completion_ts -> u64;
-    /// When it completed, in nanoseconds since 1970
+    /// The completion time, in nanoseconds since 1970
     /// (`IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK`).
     ibv_wc_read_completion_wallclock_ns: read_completion_wallclock_ns -> u64;
     /// The VLAN tag (`IBV_WC_EX_WITH_CVLAN`).
@@ -153,29 +153,29 @@ read! {
     ibv_wc_read_flow_tag: read_flow_tag -> u32;
 }
 
-/// The key that a send with invalidate made invalid (`IBV_WC_EX_WITH_IMM`, whose place it takes);
-/// only if the flags say so.
+/// Returns the key that a send with invalidate has invalidated (`IBV_WC_EX_WITH_IMM`, since it
+/// replaces the immediate data). Valid only if the flags indicate it.
 ///
 /// # Safety
-/// As for [`ibv_wc_read_imm_data`].
+/// Same contract as that of [`ibv_wc_read_imm_data`].
 #[inline]
 #[must_use]
 pub unsafe fn ibv_wc_read_invalidated_rkey(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: this function's contract. As in C, the provider's function gives both, each in the
-    // order of bytes that its field of `ibv_wc` has.
+    // SAFETY: this function's contract. As in C, the provider's function returns both, each in the
+    // byte order of its field in `ibv_wc`.
     unsafe { ibv_wc_read_imm_data(cq) }
 }
 
-/// Fills in what tag matching found (`IBV_WC_EX_WITH_TM_INFO`).
+/// Stores the result of tag matching (`IBV_WC_EX_WITH_TM_INFO`).
 ///
 /// # Safety
-/// As for the other functions that read a completion; `tm_info` may be written.
+/// Same contract as that of the other functions that read a completion; `tm_info` may be written.
 #[inline]
 pub unsafe fn ibv_wc_read_tm_info(cq: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info) {
     // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
     let op = unsafe { (*cq).read_tm_info };
     // SAFETY: the provider sets what the CQ was created with (SAFETY.md F3).
     let op = unsafe { op.unwrap_unchecked() };
-    // SAFETY: the provider's own function and CQ (SAFETY.md F3), a place to write to (F1).
+    // SAFETY: the provider's own function and CQ (SAFETY.md F3), memory to write to (F1).
     unsafe { op(cq, tm_info) }
 }

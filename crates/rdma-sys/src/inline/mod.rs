@@ -8,12 +8,13 @@
 // Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
 // conditions and the disclaimer are in LICENSE-OPENIB.
 
-//! The inline functions of `verbs.h`, which no library exports: C programs carry a copy of their
-//! own, so a Rust program does too.
+//! The inline functions of `verbs.h`. No library exports them: each C program contains its own
+//! copy, so a Rust program does too.
 //!
-//! They are named as in C, make the same checks, and reach the provider through the same pointers.
-//! Those that call an exported function in C take the [table](crate::Verbs) of it here. There are
-//! as many as the layers above need; the rest of the 95 come with what needs them.
+//! They have their names in C, make the same checks, and call the provider through the same
+//! pointers. Functions that call an exported function in C take its [table](crate::Verbs) here. Of
+//! the 95 functions, only those that the layers above need are here; the others are added when
+//! needed.
 
 mod context;
 mod cq;

@@ -25,13 +25,14 @@ const OPTIONAL: u32 = ib_uverbs_access_flags::IB_UVERBS_ACCESS_OPTIONAL_RANGE.0;
 
 /// Registers `length` bytes at `addr`; man `ibv_reg_mr`.
 ///
-/// As in C, optional flags go through `ibv_reg_mr_iova2`, which drops those that the kernel does not
-/// know. Before rdma-core 28 that function does not exist, and all of them are dropped here: that is
-/// what optional means. Returns NULL on failure ([`Errno::check_null`](crate::Errno::check_null)).
+/// As in C, optional flags go through `ibv_reg_mr_iova2`, which drops those that the kernel does
+/// not know. That function does not exist before rdma-core 28. In that case all optional flags are
+/// dropped here, which is allowed since they are optional. Returns NULL on failure
+/// ([`Errno::check_null`](crate::Errno::check_null)).
 ///
 /// # Safety
-/// `pd` is live and from `verbs`. The memory stays mapped as it is until `ibv_dereg_mr` returned 0,
-/// and whoever has the region's keys may access it as `access` says.
+/// `pd` is live and from `verbs`. The memory stays mapped unchanged until `ibv_dereg_mr` has
+/// returned 0. Code and peers that have the region's keys may access it as `access` allows.
 #[inline]
 pub unsafe fn ibv_reg_mr(
     verbs: &Verbs,
@@ -43,7 +44,7 @@ pub unsafe fn ibv_reg_mr(
     if access & OPTIONAL != 0
         && let Some(reg_mr_iova2) = verbs.reg_mr_iova2
     {
-        // SAFETY: the table's own PD (SAFETY.md F2), and memory as the contract says (F8).
+        // SAFETY: the table's own PD (SAFETY.md F2), and memory as the contract requires (F8).
         return unsafe { reg_mr_iova2(pd, addr, length, addr.addr() as u64, access) };
     }
     let access = (access & !OPTIONAL).cast_signed();
@@ -51,13 +52,14 @@ pub unsafe fn ibv_reg_mr(
     unsafe { (verbs.reg_mr)(pd, addr, length, access) }
 }
 
-/// Has [`ibv_advise_mr`] return after the advice was followed; `IBV_ADVISE_MR_FLAG_FLUSH` of `enum ibv_advise_mr_flag`.
+/// Makes [`ibv_advise_mr`] return only after the advice was followed; `IBV_ADVISE_MR_FLAG_FLUSH` of
+/// `enum ibv_advise_mr_flag`.
 pub const IBV_ADVISE_MR_FLAG_FLUSH: u32 = 1;
 
 /// Advises the device about pieces of registered memory; man `ibv_advise_mr`.
 ///
-/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` from a provider
-/// without it.
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` from a
+/// provider without this function.
 ///
 /// # Safety
 /// `pd` is live; `sg_list` points to `num_sges` elements.

@@ -18,7 +18,7 @@ use std::ptr;
 use crate::errno::Errno;
 use crate::generated::verbs::{ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_pd, ibv_qp};
 
-/// Allocates a memory window, bound to nothing; man `ibv_alloc_mw`.
+/// Allocates an unbound memory window; man `ibv_alloc_mw`.
 ///
 /// Returns NULL on failure ([`Errno::check_null`]), with `EOPNOTSUPP` on a device without windows.
 ///
@@ -42,7 +42,7 @@ pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
 /// Returns 0 or an error number ([`Errno::check`]).
 ///
 /// # Safety
-/// `mw` is live, and nobody uses it any more.
+/// `mw` is live, and is not used after the call.
 #[inline]
 pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
     // SAFETY: the window is live by this function's contract (SAFETY.md F1).
@@ -55,7 +55,7 @@ pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
     unsafe { op(mw) }
 }
 
-/// The key with its low eight bits, which are the program's to choose, counted up by one.
+/// Returns the key with its low eight bits increased by one. The program may choose these bits.
 ///
 /// ```
 /// assert_eq!(rdma_sys::ibv_inc_rkey(0x0102_03ff), 0x0102_0300);
@@ -66,20 +66,20 @@ pub const fn ibv_inc_rkey(rkey: u32) -> u32 {
     rkey & !0xff | (rkey.wrapping_add(1) & 0xff)
 }
 
-/// Posts to the send queue of `qp` a request that binds a window of type 1, or with length 0 unbinds
-/// it; man `ibv_bind_mw`.
+/// Posts to the send queue of `qp` a request that binds a window of type 1, or unbinds it if the
+/// length is 0; man `ibv_bind_mw`.
 ///
-/// Returns 0 or an error number ([`Errno::check`]): `EINVAL` for a window of type 2, which is bound by
-/// `IBV_WR_BIND_MW`, and for an address or length without a region; `EPERM` for a region of another PD.
-/// After success `mw->rkey` is the key that the window will have; if the request fails later, it is the
-/// caller's to set back.
+/// Returns 0 or an error number ([`Errno::check`]). It is `EINVAL` for a window of type 2, which is bound by
+/// `IBV_WR_BIND_MW`, and for an address or length without a region. It is `EPERM` for a region of another PD. After
+/// success, `mw->rkey` is the key that the window will have. If the request fails later, the caller has to restore the
+/// old key.
 ///
 /// # Safety
-/// `qp`, `mw` and the region of `bind`, if there is one, are live; `bind` may be read and written, and
-/// nobody else uses `mw` during the call. Whoever gets the key may use the memory as `bind` says.
+/// `qp`, `mw` and the region of `bind`, if there is one, are live. `bind` may be read and written, and `mw` is not used
+/// elsewhere during the call. Code and peers that have the key may use the memory as `bind` allows.
 #[inline]
 pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
-    // SAFETY: the caller's, by this function's contract (SAFETY.md F1).
+    // SAFETY: owned by the caller, by this function's contract (SAFETY.md F1).
     let info = unsafe { (*bind).bind_info };
     // SAFETY: the window is live by this function's contract (SAFETY.md F1).
     let window = unsafe { mw.read() };

@@ -8,7 +8,7 @@
 // Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
 // conditions and the disclaimer are in LICENSE-OPENIB.
 
-//! Ports and their tables of GIDs.
+//! Ports and their GID tables.
 
 #![allow(unsafe_code)]
 
@@ -18,11 +18,11 @@ use super::context::verbs_get_ctx_op;
 use crate::generated::verbs::{ibv_context, ibv_gid_entry, ibv_port_attr};
 use crate::table::{Unsupported, Verbs};
 
-/// What a port is and can; man `ibv_query_port`.
+/// Queries the state and attributes of a port; man `ibv_query_port`.
 ///
-/// Programs never call the exported function of this name by itself: that one fills the first 48
-/// bytes only. It is the fallback for a provider without the extended one, and the rest is zero
-/// then. Returns 0 or an error number ([`Errno::check`](crate::Errno::check)).
+/// Programs must not call the exported function of this name directly, because it fills the first
+/// 48 bytes only. It is the fallback for a provider without the extended one; then the other bytes
+/// are zero. Returns 0 or an error number ([`Errno::check`](crate::Errno::check)).
 ///
 /// # Safety
 /// `context` is live and from `verbs`; `attr` may be written.
@@ -47,13 +47,13 @@ pub unsafe fn ibv_query_port(
     unsafe { (verbs.query_port)(context, port_num, attr.cast()) }
 }
 
-/// One GID of a port, with its type and network device; man `ibv_query_gid_ex`.
+/// Queries one GID of a port, with its type and network device; man `ibv_query_gid_ex`.
 ///
 /// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)): `ENODATA` for an empty
-/// place in the table. No flag is defined.
+/// entry of the table. No flag is defined.
 ///
 /// # Errors
-/// [`Unsupported`] before rdma-core 32; then `/sys/class/infiniband` has the types.
+/// [`Unsupported`] before rdma-core 32; read the types from `/sys/class/infiniband` instead.
 ///
 /// # Safety
 /// `context` is live and from `verbs`; `entry` may be written.
@@ -71,16 +71,16 @@ pub unsafe fn ibv_query_gid_ex(
     Ok(unsafe { query(context, port_num, gid_index, entry, flags, size_of::<ibv_gid_entry>()) })
 }
 
-/// All GIDs of all ports; man `ibv_query_gid_table`.
+/// Queries all GIDs of all ports; man `ibv_query_gid_table`.
 ///
-/// Returns how many of `entries` were filled, or a negated error number
+/// Returns the number of filled `entries`, or a negated error number
 /// ([`Errno::check_count`](crate::Errno::check_count)). No flag is defined.
 ///
 /// # Errors
-/// [`Unsupported`] before rdma-core 32; then `/sys/class/infiniband` has the table.
+/// [`Unsupported`] before rdma-core 32; read the table from `/sys/class/infiniband` instead.
 ///
 /// # Safety
-/// `context` is live and from `verbs`; `entries` may be written, `max_entries` of them.
+/// `context` is live and from `verbs`; `entries` is valid for writing `max_entries` entries.
 #[inline]
 pub unsafe fn ibv_query_gid_table(
     verbs: &Verbs,

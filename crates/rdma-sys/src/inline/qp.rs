@@ -21,10 +21,10 @@ use crate::generated::verbs::{
 };
 use crate::table::Verbs;
 
-/// Creates a QP with more than `ibv_create_qp` knows; man `ibv_create_qp_ex`.
+/// Creates a QP with attributes that `ibv_create_qp` does not have; man `ibv_create_qp_ex`.
 ///
-/// As in C, attributes that have nothing more than a PD go to that function. Returns NULL on failure
-/// ([`Errno::check_null`]); `EOPNOTSUPP` from a provider without it.
+/// As in C, attributes with a PD only go to that function. Returns NULL on failure
+/// ([`Errno::check_null`]); `EOPNOTSUPP` from a provider without the extended function.
 ///
 /// # Safety
 /// `context` is live and from `verbs`; the attributes are valid, and their objects of that context.
@@ -50,19 +50,19 @@ pub unsafe fn ibv_create_qp_ex(
         return null_mut();
     };
     // SAFETY: the provider's own function and context (SAFETY.md F3), attributes as the contract
-    // says (F1).
+    // requires (F1).
     unsafe { create(context, qp_init_attr_ex) }
 }
 
 /// Posts a list of requests to the send queue; man `ibv_post_send`.
 ///
-/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); after a failure `*bad_wr`
-/// is the request that was refused, and those before it are posted. A provider that fails without
-/// setting `*bad_wr` must be taken to have posted all: set it to NULL before the call.
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)). After a failure, `*bad_wr`
+/// is the refused request, and those before it are posted. Set it to NULL before the call: a
+/// provider that fails without setting it must be assumed to have posted all requests.
 ///
 /// # Safety
 /// `qp` is live; the list and its SGEs are valid during the call, `bad_wr` may be written. The
-/// memory that the SGEs name is the device's until the request has completed.
+/// memory that the SGEs name belongs to the device until the request has completed.
 #[inline]
 pub unsafe fn ibv_post_send(
     qp: *mut ibv_qp,
@@ -82,10 +82,10 @@ pub unsafe fn ibv_post_send(
 
 /// Posts a list of requests to the receive queue; man `ibv_post_recv`.
 ///
-/// Returns as [`ibv_post_send`] does.
+/// The results are those of [`ibv_post_send`].
 ///
 /// # Safety
-/// As for [`ibv_post_send`].
+/// Same contract as that of [`ibv_post_send`].
 #[inline]
 pub unsafe fn ibv_post_recv(
     qp: *mut ibv_qp,

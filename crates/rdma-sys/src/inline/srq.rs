@@ -18,10 +18,10 @@ use crate::generated::verbs::{ibv_recv_wr, ibv_srq};
 
 /// Posts a list of receives to a shared receive queue; man `ibv_post_srq_recv`.
 ///
-/// Returns as [`ibv_post_send`](crate::ibv_post_send) does.
+/// The results are those of [`ibv_post_send`](crate::ibv_post_send).
 ///
 /// # Safety
-/// `srq` is live; the rest is as for [`ibv_post_send`](crate::ibv_post_send).
+/// `srq` is live. Otherwise the contract of [`ibv_post_send`](crate::ibv_post_send) applies.
 #[inline]
 pub unsafe fn ibv_post_srq_recv(
     srq: *mut ibv_srq,

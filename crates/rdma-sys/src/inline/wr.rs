@@ -10,9 +10,9 @@
 
 //! Posting by function calls instead of structs; man `ibv_wr_post`.
 //!
-//! Between [`ibv_wr_start`] and [`ibv_wr_complete`] each request is a call that begins it, with the
-//! `wr_id` and `wr_flags` that the QP's struct holds then, followed by calls that attach its address
-//! and its data.
+//! Requests are built between [`ibv_wr_start`] and [`ibv_wr_complete`]. One call begins a request,
+//! with the `wr_id` and `wr_flags` that the QP's struct holds then. The calls that follow attach
+//! its address and its data.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::generated::verbs::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
 
-/// Functions that call the pointer of the same name.
+/// Defines functions that call the pointer of the same name.
 macro_rules! wr {
     (
         $safety:literal;
@@ -38,7 +38,7 @@ macro_rules! wr {
             // SAFETY: the provider sets what the QP was created with (SAFETY.md F3).
             let op = unsafe { op.unwrap_unchecked() };
             // SAFETY: the provider's own function and QP (SAFETY.md F3), arguments as the contract
-            // says (F1).
+            // requires (F1).
             unsafe { op(qp $(, $argument)*) }
         }
     )+};
@@ -47,39 +47,39 @@ macro_rules! wr {
 wr! {
     "`qp` is live and was created with the operations that it is to post, and the calling thread is \
      not posting to it. It must complete or abort what it starts: the provider may hold a lock.";
-    /// Begins to post. Other threads that call it wait until this one has completed or aborted.
+    /// Starts to post. Other threads that call it wait until this one has completed or aborted.
     ibv_wr_start: wr_start();
 }
 
 wr! {
     "`qp` is live, and the calling thread has started to post to it.";
-    /// Posts all that was built since [`ibv_wr_start`].
+    /// Posts all requests built since [`ibv_wr_start`].
     ///
-    /// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)), and then has posted
-    /// nothing. What a call in between had against its arguments is reported here.
+    /// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)). After an error,
+    /// nothing is posted. The error also covers invalid arguments of the calls in between.
     ///
-    /// The memory that the requests' elements name is the device's until they have completed.
+    /// The memory that the requests' elements name belongs to the device until they have completed.
     ibv_wr_complete: wr_complete() -> c_int;
-    /// Drops all that was built since [`ibv_wr_start`].
+    /// Drops all requests built since [`ibv_wr_start`].
     ibv_wr_abort: wr_abort();
 }
 
 wr! {
     "`qp` is live and was created with this operation, and the calling thread has started to post \
      to it. Pointers are valid during the call.";
-    /// Begins a compare-and-swap; elements say where what was there before goes to.
+    /// Begins a compare-and-swap. The elements name the memory that receives the old value.
     ibv_wr_atomic_cmp_swp: wr_atomic_cmp_swp(rkey: u32, remote_addr: u64, compare: u64, swap: u64);
-    /// Begins a fetch-and-add; elements say where what was there before goes to.
+    /// Begins a fetch-and-add. The elements name the memory that receives the old value.
     ibv_wr_atomic_fetch_add: wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64);
-    /// Begins to bind a memory window of type 2, which gets the key `rkey`.
+    /// Begins to bind a memory window of type 2 with the key `rkey`.
     ibv_wr_bind_mw: wr_bind_mw(mw: *mut ibv_mw, rkey: u32, bind_info: *const ibv_mw_bind_info);
-    /// Begins to make a key of this side invalid.
+    /// Begins to invalidate a local key.
     ibv_wr_local_inv: wr_local_inv(invalidate_rkey: u32);
     /// Begins an RDMA READ.
     ibv_wr_rdma_read: wr_rdma_read(rkey: u32, remote_addr: u64);
     /// Begins an RDMA WRITE.
     ibv_wr_rdma_write: wr_rdma_write(rkey: u32, remote_addr: u64);
-    /// Begins a flush of what was written to `len` bytes at the peer.
+    /// Begins a flush of `len` bytes written at the peer.
     ibv_wr_flush: wr_flush(rkey: u32, remote_addr: u64, len: usize, kind: u8, level: u8);
     /// Begins an RDMA WRITE with immediate data, given in network order.
     ibv_wr_rdma_write_imm: wr_rdma_write_imm(rkey: u32, remote_addr: u64, imm_data: u32);
@@ -87,9 +87,10 @@ wr! {
     ibv_wr_send: wr_send();
     /// Begins a SEND with immediate data, given in network order.
     ibv_wr_send_imm: wr_send_imm(imm_data: u32);
-    /// Begins a SEND that makes a key of the peer invalid.
+    /// Begins a SEND that invalidates a key of the peer.
     ibv_wr_send_inv: wr_send_inv(invalidate_rkey: u32);
-    /// Begins a SEND that is cut into segments of `mss` bytes, each behind a copy of the header.
+    /// Begins a SEND that is cut into segments of `mss` bytes, each preceded by a copy of the
+    /// header.
     ibv_wr_send_tso: wr_send_tso(hdr: *mut c_void, hdr_sz: u16, mss: u16);
     /// Begins an atomic write of the eight bytes at `atomic_wr`.
     ibv_wr_atomic_write: wr_atomic_write(rkey: u32, remote_addr: u64, atomic_wr: *const c_void);
@@ -99,19 +100,19 @@ wr! {
     "`qp` is live, and the calling thread has begun a request on it that takes this. Pointers, and \
      what they point to, are valid during the call. The memory that elements name is the device's \
      until the request has completed.";
-    /// The destination of the request, on a QP of datagrams.
+    /// Sets the destination of the request, on a QP of datagrams.
     ibv_wr_set_ud_addr: wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32);
-    /// The shared receive queue of the peer, on an XRC QP.
+    /// Sets the shared receive queue of the peer, on an XRC QP.
     ibv_wr_set_xrc_srqn: wr_set_xrc_srqn(remote_srqn: u32);
-    /// Copies the data of the request during the call; a SEND's or a WRITE's.
+    /// Copies the data of a SEND or WRITE during the call.
     ibv_wr_set_inline_data: wr_set_inline_data(addr: *mut c_void, length: usize);
-    /// Copies the data of the request from several places during the call.
+    /// Copies the data of the request from several buffers during the call.
     ibv_wr_set_inline_data_list: wr_set_inline_data_list(
         num_buf: usize,
         buf_list: *const ibv_data_buf
     );
-    /// The one element of the request.
+    /// Sets the only element of the request.
     ibv_wr_set_sge: wr_set_sge(lkey: u32, addr: u64, length: u32);
-    /// The elements of the request; the list itself is not used after the call.
+    /// Sets the elements of the request; the list itself is not used after the call.
     ibv_wr_set_sge_list: wr_set_sge_list(num_sge: usize, sg_list: *const ibv_sge);
 }

@@ -1,6 +1,6 @@
-//! Each way to fail, with real files.
+//! Each failure of loading, with real files.
 //!
-//! In a test program that is linked with `-C target-feature=+crt-static` there is only one.
+//! A test program that is linked with `-C target-feature=+crt-static` has one failure only.
 
 #![cfg_attr(target_feature = "crt-static", allow(unused_imports, dead_code))]
 
@@ -14,7 +14,7 @@ use test_support::program::c_compiler;
 
 use super::*;
 
-/// Compiles C into a shared library; `None`, said aloud, where there is no C compiler.
+/// Compiles C into a shared library. Without a C compiler, prints a message and returns `None`.
 fn shared_library(folder: &Path, source: &str) -> Option<PathBuf> {
     let (code, library) = (folder.join("library.c"), folder.join("libexample.so"));
     fs::write(&code, source).unwrap();
@@ -61,7 +61,7 @@ fn a_library_without_a_required_function_is_too_old() {
 fn a_library_of_another_machine_is_the_wrong_architecture() {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("libibverbs.so.1");
-    // This very program, said to be for another processor: the loader calls that "not found".
+    // This test program, marked as built for another processor: the loader reports "not found".
     let mut bytes = fs::read("/proc/self/exe").unwrap();
     bytes[18..20].copy_from_slice(&libc::EM_S390.to_le_bytes());
     fs::write(&library, bytes).unwrap();
@@ -128,6 +128,6 @@ fn a_complete_library_gives_a_table() {
 
 #[test]
 #[cfg(target_feature = "crt-static")]
-fn a_static_program_is_told_so() {
+fn a_static_program_gets_the_static_error() {
     assert_eq!(system().unwrap_err(), LoadError::StaticBinary);
 }

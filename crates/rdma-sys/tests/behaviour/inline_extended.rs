@@ -1,4 +1,4 @@
-//! The inline functions of extended QPs and CQs: each goes to the pointer of its name, with its
+//! The inline functions of extended QPs and CQs: each calls the pointer of its name, with its
 //! arguments in order.
 
 #![allow(unsafe_code)]
@@ -23,7 +23,7 @@ use rdma_sys::{
 };
 
 thread_local! {
-    /// What was called, with its arguments as numbers.
+    /// The calls, with their arguments as numbers.
     static CALLED: RefCell<Vec<(&'static str, Vec<u64>)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -31,7 +31,7 @@ fn called(name: &'static str, arguments: &[u64]) {
     CALLED.with_borrow_mut(|called| called.push((name, arguments.to_vec())));
 }
 
-/// What was called since the last time.
+/// Returns the calls since the last time.
 fn taken() -> Vec<(&'static str, Vec<u64>)> {
     CALLED.take()
 }
@@ -68,7 +68,7 @@ impl<T> Number for *const T {
     }
 }
 
-/// Sets `$op` of `$object` to a function that notes its call and returns `$returned`.
+/// Sets `$op` of `$object` to a function that records its call and returns `$returned`.
 macro_rules! note {
     ($object:ident: $struct:ty; $($op:ident($($argument:ident: $type:ty),*)
         $(-> $returned:ty = $value:expr)?;)+) => {$({
@@ -80,7 +80,7 @@ macro_rules! note {
     })+};
 }
 
-/// An address to pass on; nobody looks there.
+/// An address to pass on; it is never dereferenced.
 fn at<T>(address: usize) -> *mut T {
     ptr::without_provenance_mut(address)
 }
@@ -253,7 +253,7 @@ unsafe extern "C" fn values(_context: *mut ibv_context, values: *mut ibv_values_
 }
 
 #[test]
-fn what_an_extended_context_has_is_called() {
+fn the_functions_of_an_extended_context_are_called() {
     let (_extended, context) = context(|it| {
         it.create_cq_ex = Some(create_cq_ex);
         it.create_qp_ex = Some(create_qp_ex);
@@ -290,7 +290,7 @@ fn what_an_extended_context_has_is_called() {
 }
 
 #[test]
-fn what_a_context_lacks_is_not_supported() {
+fn missing_functions_of_a_context_are_not_supported() {
     let (_extended, context) = context(|_| ());
     let verbs = Verbs::unsupported();
     let mut cq = ibv_cq { context, ..ibv_cq::default() };

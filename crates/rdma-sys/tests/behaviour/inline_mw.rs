@@ -54,7 +54,7 @@ fn windows_come_from_the_contexts_own_functions() {
 }
 
 #[test]
-fn a_device_without_windows_says_so() {
+fn windows_are_not_supported_on_a_device_without_them() {
     let mut context = ibv_context::default();
     let mut pd = ibv_pd { context: &raw mut context, handle: 0 };
     // SAFETY: the PD and its context are alive (SAFETY.md F1).

@@ -1,7 +1,7 @@
-//! The bindings against the headers that are installed on this machine, if there are any.
+//! The bindings compared with the headers that are installed on this machine, if there are any.
 //!
-//! Headers of another release may lack fields and structs, and some structs have grown; what both
-//! have must lie at the same place.
+//! Headers of another release may lack fields and structs, and some structs have grown. Fields that
+//! both have must have the same offset.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,8 +21,8 @@ const ASSERTS: &str = "";
 
 const BINDINGS: &str = include_str!("../../src/generated/verbs.rs");
 
-/// The structs that have grown or may grow, always at the end but for `verbs_context`. Programs
-/// get pointers to them from the provider, or pass their size along.
+/// Structs that have grown or may grow, always at the end except for `verbs_context`. Programs get
+/// pointers to them from the provider, or pass their size.
 const MAY_GROW: &[&str] = &["ibv_port_attr", "ibv_qp_ex", "verbs_context"];
 
 /// Fields within unnamed structs and unions, which the generated asserts cannot name.
@@ -67,7 +67,7 @@ fn installed_headers_agree() {
         let may_grow = MAY_GROW.contains(&name.as_str());
         let equal = match field.as_str() {
             "" => our == their || may_grow,
-            // It grows at its beginning: what is fixed is the distance from the end.
+            // It grows at its beginning, so the distance from the end is fixed.
             _ if name == "verbs_context" => {
                 sizes(&ours, name) - our == sizes(&theirs, name) - their
             }
@@ -86,7 +86,7 @@ fn installed_headers_agree() {
     }
 }
 
-/// Every struct and field that the generated asserts name, with its size or offset.
+/// Returns every struct and field that the generated asserts name, with its size or offset.
 fn our_places() -> BTreeMap<Place, usize> {
     let mut places = BTreeMap::new();
     let text = ASSERTS.replace('\n', " ");
@@ -112,14 +112,14 @@ fn our_places() -> BTreeMap<Place, usize> {
     places
 }
 
-/// The same places as the installed headers have them, but for those that they lack.
+/// Returns the same sizes and offsets from the installed headers, without those that they lack.
 fn installed_places(
     folder: &Path,
     ours: &BTreeMap<Place, usize>,
 ) -> Option<BTreeMap<Place, usize>> {
     let program = folder.join("layout");
     let mut lines: Vec<_> = ours.keys().map(|place| (place, c_line(place))).collect();
-    // The first try finds the lines that do not compile: what these headers do not have.
+    // The first pass finds the lines that do not compile: fields that these headers do not have.
     for _ in 0..2 {
         let source = folder.join("layout.c");
         fs::write(&source, c_program(lines.iter().map(|(_, line)| line.as_str()))).unwrap();
@@ -154,7 +154,7 @@ fn installed_places(
     panic!("the reduced program does not compile either");
 }
 
-/// The line of C that prints one place.
+/// Returns the line of C that prints one size or offset.
 fn c_line((name, field): &Place) -> String {
     let kind = if BINDINGS.contains(&format!("pub union {name} ")) { "union" } else { "struct" };
     match field.strip_suffix('_').unwrap_or(field) {
@@ -163,7 +163,7 @@ fn c_line((name, field): &Place) -> String {
     }
 }
 
-/// A program with one place in each line, the first in line 1.
+/// Returns a program with one size or offset in each line, the first in line 1.
 fn c_program<'a>(lines: impl Iterator<Item = &'a str>) -> String {
     let mut text = String::from(
         "#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\n\
@@ -175,7 +175,7 @@ fn c_program<'a>(lines: impl Iterator<Item = &'a str>) -> String {
     text + "return 0; }\n"
 }
 
-/// The lines of `layout.c` that the compiler's messages call wrong.
+/// Returns the lines of `layout.c` that the compiler reports as errors.
 fn failed_lines(messages: &str) -> BTreeSet<usize> {
     let numbers = messages.lines().filter_map(|message| {
         let (place, _) = message.split_once(": error:")?;

@@ -6,8 +6,8 @@ use std::{ffi::CStr, process::Command};
 
 use rdma_sys::{LoadError, ibv_wc_status, providers, system};
 
-/// Returns true if the loader of this machine knows the library, for this architecture, which need not be the machine's
-/// own; asked in another way than the crate does.
+/// Returns true if the loader of this machine knows the library for the test's architecture, which need not be that of
+/// the machine. The check differs from that of the crate.
 fn installed() -> bool {
     let architecture = if cfg!(target_arch = "aarch64") { "AArch64" } else { "x86-64" };
     let is_it = |line: &str| line.contains("libibverbs.so.1 ") && line.contains(architecture);
