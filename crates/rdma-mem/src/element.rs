@@ -1,4 +1,4 @@
-//! Scatter/gather elements: the pieces of memory that a work request names.
+//! Scatter/gather elements: the parts of memory that a work request names.
 
 pub(crate) mod inline;
 pub(crate) mod list;
@@ -16,10 +16,10 @@ use rdma_types::Lkey;
 
 use crate::region::unowned::MemoryRegion;
 
-/// A piece of registered memory that a request reads from: data to send or to write.
+/// A part of registered memory that a request reads from: data to send or to write.
 ///
-/// The very struct of C (`ibv_sge`), with the lifetime of region and data. A request can name several,
-/// up to the queue pair's limit; their bytes are one message.
+/// It has the layout of C's `ibv_sge`, with the lifetime of region and data. A request can name several elements, up to
+/// the queue pair's limit; their bytes are one message.
 ///
 /// # Examples
 /// ```
@@ -44,11 +44,11 @@ pub struct GatherElement<'a> {
     borrow: PhantomData<(&'a MemoryRegion, &'a [u8])>,
 }
 
-/// A piece of registered memory that a request writes to: memory for a receive, or for the answer
+/// A part of registered memory that a request writes to: memory for a receive, or for the response
 /// to a read.
 ///
-/// The very struct of C (`ibv_sge`), with the lifetime of region and memory; not `Copy`, since the
-/// memory is exclusive.
+/// It has the layout of C's `ibv_sge`, with the lifetime of region and memory. It is not `Copy`,
+/// since the memory is exclusive.
 #[doc(alias = "ibv_sge")]
 #[repr(transparent)]
 pub struct ScatterElement<'a> {
@@ -60,10 +60,10 @@ pub struct ScatterElement<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScatterGatherElementError {
-    /// C has 32 bits for an element's length.
+    /// The slice is longer than the 32 bits of an element's length allow.
     #[error("the slice is longer than an element can be, 4294967295 bytes: use several elements")]
     SliceTooBig,
-    /// The slice is not, or not wholly, in the region.
+    /// The slice is not entirely within the region.
     #[error("the slice is not within the bounds of the memory region")]
     SliceNotWithinBounds,
 }
@@ -75,7 +75,7 @@ rdma_types::debug_messages!(
     }
 );
 
-/// The checks of an element, in the order of the errors.
+/// Checks an element, in the order of the errors.
 #[inline]
 fn check(region: &MemoryRegion, data: &[u8]) -> Result<(), ScatterGatherElementError> {
     if u32::try_from(data.len()).is_err() {
@@ -90,13 +90,13 @@ fn check(region: &MemoryRegion, data: &[u8]) -> Result<(), ScatterGatherElementE
 #[cold]
 #[inline(never)]
 #[track_caller]
-#[allow(clippy::panic)] // what `new` is documented to do
+#[allow(clippy::panic)] // documented for `new`
 fn refuse(region: &MemoryRegion, error: ScatterGatherElementError) -> ! {
     panic!("{error}: {region:?}");
 }
 
 impl<'a> GatherElement<'a> {
-    /// The element for `data`.
+    /// Creates the element for `data`.
     ///
     /// # Panics
     /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
@@ -110,7 +110,7 @@ impl<'a> GatherElement<'a> {
         Self::new_unchecked(region, data)
     }
 
-    /// The element for `data`.
+    /// Creates the element for `data`.
     ///
     /// # Errors
     /// If `data` is not within the region, or longer than 4 GiB - 1.
@@ -123,10 +123,10 @@ impl<'a> GatherElement<'a> {
         Ok(Self::new_unchecked(region, data))
     }
 
-    /// The element for `data`, without a check of its place.
+    /// Creates the element for `data` without a check of its bounds.
     ///
-    /// Safe: the device refuses an element outside of its region, by an error completion that ends the connection.
-    /// The element of a slice longer than 4 GiB - 1 has its first 4 GiB - 1.
+    /// This is safe: the device refuses an element outside of its region, by an error completion that ends the
+    /// connection. For a slice longer than 4 GiB - 1, the element covers the first 4 GiB - 1.
     #[inline]
     #[must_use]
     pub fn new_unchecked(region: &'a MemoryRegion, data: &'a [u8]) -> Self {
@@ -139,14 +139,14 @@ impl<'a> GatherElement<'a> {
         Self { sge: sge(address, length, lkey), borrow: PhantomData }
     }
 
-    /// The length of the element, in bytes.
+    /// Returns the length of the element, in bytes.
     #[inline]
     #[must_use]
     pub const fn length(&self) -> u32 {
         self.sge.length
     }
 
-    /// The C struct.
+    /// Returns the C struct.
     #[inline]
     #[must_use]
     pub const fn as_raw(&self) -> &ibv_sge {
@@ -155,7 +155,7 @@ impl<'a> GatherElement<'a> {
 }
 
 impl<'a> ScatterElement<'a> {
-    /// The element for `room`.
+    /// Creates the element for `room`.
     ///
     /// # Panics
     /// If `room` is not within the region, or longer than 4 GiB - 1; in every build.
@@ -169,7 +169,7 @@ impl<'a> ScatterElement<'a> {
         Self::new_unchecked(region, room)
     }
 
-    /// The element for `room`.
+    /// Creates the element for `room`.
     ///
     /// # Errors
     /// If `room` is not within the region, or longer than 4 GiB - 1.
@@ -182,11 +182,11 @@ impl<'a> ScatterElement<'a> {
         Ok(Self::new_unchecked(region, room))
     }
 
-    /// The element for `room`, without a check of its place; same as [`GatherElement::new_unchecked`].
+    /// Creates the element for `room` without a check of its bounds, like [`GatherElement::new_unchecked`].
     #[inline]
     #[must_use]
     pub fn new_unchecked(region: &'a MemoryRegion, room: &'a mut [u8]) -> Self {
-        // `as_mut_ptr`: through an address that `as_ptr` gave nobody may write.
+        // `as_mut_ptr`: a pointer from `as_ptr` may not be used for writing.
         let address = region.device_address(room.as_mut_ptr().expose_provenance());
         Self::from_parts(address, room.len(), region.lkey())
     }
@@ -196,14 +196,14 @@ impl<'a> ScatterElement<'a> {
         Self { sge: sge(address, length, lkey), borrow: PhantomData }
     }
 
-    /// The length of the element, in bytes.
+    /// Returns the length of the element, in bytes.
     #[inline]
     #[must_use]
     pub const fn length(&self) -> u32 {
         self.sge.length
     }
 
-    /// The C struct.
+    /// Returns the C struct.
     #[inline]
     #[must_use]
     pub const fn as_raw(&self) -> &ibv_sge {
@@ -213,7 +213,7 @@ impl<'a> ScatterElement<'a> {
 
 #[inline]
 fn sge(address: u64, length: usize, lkey: Lkey) -> ibv_sge {
-    // Clamped, never wrapped: 4 GiB must not become 0, which means nothing or everything.
+    // Clamped, never wrapped: 4 GiB must not become 0, which can mean "nothing" or "everything".
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     ibv_sge { addr: address, length, lkey: lkey.get() }
 }

@@ -22,17 +22,17 @@ pub enum Error {
     /// No device has this name.
     #[error(transparent)]
     UnknownDevice(#[from] Box<UnknownDevice>),
-    /// There is no device at all.
+    /// No RDMA device exists.
     #[error(
         "there is no RDMA device: a NIC needs its driver and rdma-core, SoftRoCE `rdma link add`, and the software devices \
          rdma_soft::install() or the feature `soft` of the crate `rdma`{}",
         errors.iter().map(|error| format!("; {error}")).collect::<String>()
     )]
     NoDevice {
-        /// Why there may be some that are not listed.
+        /// The errors of providers whose devices may be missing from the list.
         errors: Vec<ListError>,
     },
-    /// The environment variable `RDMA_PROVIDERS` names a provider that is not there.
+    /// The environment variable `RDMA_PROVIDERS` names an unknown provider.
     #[error(transparent)]
     UnknownProvider(#[from] UnknownProvider),
     /// The object belongs to the process that forked this one.
@@ -44,7 +44,7 @@ pub enum Error {
     /// Access flags that the verbs forbid.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// The device has no memory windows, or not of this type.
+    /// The device has no memory windows, or none of this type.
     #[error(
         "the device `{device}` has no memory windows of this type: for access that can be taken back, \
          register a region for each grant and close it"
@@ -62,17 +62,17 @@ pub enum Error {
         /// The device's name.
         device: String,
     },
-    /// A variable of the environment has a value that it cannot have.
+    /// An environment variable has an invalid value.
     #[error("{variable} is `{value}` in the environment: set it to {expected}, or unset it")]
     Environment {
         /// The variable.
         variable: &'static str,
         /// Its value.
         value: String,
-        /// The values that it can have.
+        /// The allowed values.
         expected: &'static str,
     },
-    /// A region of no bytes, which devices do not register.
+    /// A region of 0 bytes, which devices cannot register.
     #[error("a region of 0 bytes cannot be registered: it needs at least 1")]
     EmptyRegion,
     /// A part of a dma-buf and an address for it that are not at the same offset within a page.
@@ -81,26 +81,26 @@ pub enum Error {
          of {page} bytes: take an iova that is {:#x} more than a multiple of it", .offset % .page
     )]
     PageOffset {
-        /// The beginning of the part in the dma-buf, in bytes.
+        /// The start of the part in the dma-buf, in bytes.
         offset: u64,
-        /// The address at which requests were to find it.
+        /// The requested address for requests.
         iova: u64,
         /// The size of a page, in bytes.
         page: u64,
     },
-    /// Memory cannot begin at the multiples of that.
+    /// The alignment of memory is not a power of two.
     #[error("an alignment of {alignment} is not a power of two, as 64 and 4096 are")]
     Alignment {
         /// The requested alignment, in bytes.
         alignment: usize,
     },
-    /// A pool has registered what it [may](crate::BufferPool::set_limit), and has no room for a buffer in it.
+    /// A pool has registered as much as it [may](crate::BufferPool::set_limit), and has no free range for a buffer.
     #[error(
         "no {length} bytes in one piece are free in the pool, which has registered {registered} bytes and may {limit}: drop \
          buffers, trim the pool, or set a higher limit"
     )]
     PoolLimit {
-        /// How much was asked for, in bytes.
+        /// The requested length, in bytes.
         length: usize,
         /// The number of bytes that the pool has registered.
         registered: usize,
@@ -110,10 +110,11 @@ pub enum Error {
     /// This process has no memory of that size.
     #[error("no memory for a region of {length} bytes")]
     OutOfMemory {
-        /// How much was asked for, in bytes.
+        /// The requested length, in bytes.
         length: usize,
     },
-    /// The object cannot be closed now, because clones of it, or objects made from it, are alive.
+    /// The object cannot be closed now, because clones of it, or objects created from it, are
+    /// alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {
         /// The object that was to be closed.

@@ -1,4 +1,4 @@
-//! Asynchronous events: values, the log of a context, its readers, and the file that becomes readable.
+//! Asynchronous events: their values, the log of a context, its readers, and the file that becomes readable.
 
 pub(crate) mod file;
 pub(crate) mod log;

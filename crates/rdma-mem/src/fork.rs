@@ -12,10 +12,10 @@ use crate::error::verb::VerbError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForkMode {
-    /// Only query the status.
+    /// Query the status only.
     Query,
-    /// Make libibverbs hide registered memory from forked children, if the kernel does not copy it for them. On Linux
-    /// 5.13 and later the kernel does, and this costs nothing. Call it before the first registration.
+    /// Make libibverbs hide registered memory from forked children if the kernel does not copy it for them. On Linux
+    /// 5.13 and later the kernel does, so this costs nothing. Use it before the first registration.
     Protect,
 }
 
@@ -32,12 +32,12 @@ pub enum ForkMode {
 pub struct ForkStatus(u32);
 
 impl ForkStatus {
-    /// After a fork, the device may not see bytes that the parent writes to registered memory, and the other way
-    /// round.
+    /// After a fork, the device and the parent may use different pages for registered memory. Neither may then see the
+    /// bytes that the other writes.
     pub const DISABLED: Self = Self(ibv_fork_status::IBV_FORK_DISABLED.0);
-    /// Registered pages are not given to children, who crash if they touch them.
+    /// Forked children do not get the registered pages, and crash if they touch them.
     pub const ENABLED: Self = Self(ibv_fork_status::IBV_FORK_ENABLED.0);
-    /// The kernel copies registered pages for children: nothing is to be done.
+    /// The kernel copies registered pages for children: no action is needed.
     pub const UNNEEDED: Self = Self(ibv_fork_status::IBV_FORK_UNNEEDED.0);
 
     /// Returns true if a process that forks keeps its registered memory.
@@ -46,7 +46,7 @@ impl ForkStatus {
         matches!(self, Self::ENABLED | Self::UNNEEDED)
     }
 
-    /// The number that C has for it.
+    /// Returns the number in C.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
@@ -64,19 +64,20 @@ impl fmt::Display for ForkStatus {
     }
 }
 
-/// Queries the effect of a fork on registered memory, and protects the memory; see `man ibv_fork_init`.
+/// Queries the effect of a fork on registered memory, or protects the memory; see `man ibv_fork_init`.
 ///
-/// Of several providers, the status that is the least safe. libibverbs that cannot be loaded counts as
-/// no provider: it registers nothing.
+/// With several providers, returns the least safe status. A libibverbs that cannot be loaded does not count: it
+/// registers nothing.
 ///
 /// This is about the memory of the parent, for programs that fork and for those that start others
-/// (`std::process::Command`). A forked child itself has nothing of it: what it inherits returns
-/// [`Forked`](crate::Forked) and frees nothing. It may open devices of its own only after it executed a program.
+/// (`std::process::Command`). A forked child cannot use the objects of its parent: they return
+/// [`Forked`](crate::Forked), and dropping them frees nothing. It may open devices of its own only after it executed a
+/// program.
 ///
 /// # Errors
-/// [`Error::Unsupported`] from a libibverbs that cannot be asked (before rdma-core 35);
-/// [`Error::Verb`] if memory is registered already, or the kernel cannot do it;
-/// [`Error::UnknownProvider`] for a bad `RDMA_PROVIDERS`.
+/// [`Error::Unsupported`] from a libibverbs that cannot be queried (before rdma-core 35);
+/// [`Error::Verb`] if memory is registered already, or the kernel cannot protect it;
+/// [`Error::UnknownProvider`] for an invalid `RDMA_PROVIDERS`.
 ///
 /// # Examples
 /// ```
@@ -86,7 +87,7 @@ impl fmt::Display for ForkStatus {
 /// match fork_support(ForkMode::Query) {
 ///     Ok(status) if status.is_safe() => println!("this program may start others"),
 ///     Ok(status) => println!("registered memory and fork: {status}"),
-///     Err(error) => println!("nobody knows: {error}"),
+///     Err(error) => println!("unknown status: {error}"),
 /// }
 /// ```
 #[doc(alias = "ibv_fork_init")]
@@ -103,13 +104,13 @@ pub fn fork_support(mode: ForkMode) -> Result<ForkStatus, Error> {
 
 fn of_provider(verbs: &'static Verbs, mode: ForkMode) -> Result<ForkStatus, Error> {
     if mode == ForkMode::Protect {
-        // SAFETY: SAFETY.md F2: it asks for nothing.
+        // SAFETY: SAFETY.md F2: the function has no precondition.
         Errno::check(unsafe { (verbs.fork_init)() }).map_err(refused)?;
     }
     match verbs.is_fork_initialized() {
         // SAFETY: SAFETY.md F2: as above.
         Ok(ask) => Ok(ForkStatus(unsafe { ask() }.0)),
-        // It did what it was asked, and cannot say that it was not necessary.
+        // The protection succeeded; whether it was necessary is unknown.
         Err(_) if mode == ForkMode::Protect => Ok(ForkStatus::ENABLED),
         Err(unsupported) => Err(unsupported.into()),
     }
@@ -118,7 +119,7 @@ fn of_provider(verbs: &'static Verbs, mode: ForkMode) -> Result<ForkStatus, Erro
 fn refused(errno: Errno) -> VerbError {
     let hint = match errno {
         Errno::EINVAL => Some("it has to be called before any memory is registered".into()),
-        Errno::ENOSYS => Some("the kernel cannot keep pages from children".into()),
+        Errno::ENOSYS => Some("the kernel cannot hide pages from children".into()),
         _ => None,
     };
     VerbError::new("ibv_fork_init", errno).with_hint(hint)
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_is_protected_or_unsupported() {
+    fn without_a_query_function_protection_works_and_a_query_is_unsupported() {
         static OLD: OnceLock<Verbs> = OnceLock::new();
         let old = OLD.get_or_init(|| {
             let mut verbs = *rdma_soft::verbs();
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_to_do() {
+    fn a_refusal_has_a_remedy() {
         static LATE: OnceLock<Verbs> = OnceLock::new();
         let late = LATE.get_or_init(|| {
             let mut verbs = *rdma_soft::verbs();

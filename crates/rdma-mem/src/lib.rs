@@ -1,12 +1,12 @@
 //! RDMA devices, contexts, protection domains and registered memory.
 //!
-//! The first layer with owners and lifetimes: what is made here is destroyed in the right order, and
-//! memory that a device may touch is freed after the device has let go of it, never before.
+//! The first layer with owners and lifetimes. Objects are destroyed in the right order. Memory that
+//! a device may access is freed only after the device has released it.
 //!
 //! ```
 //! use rdma_mem::AccessFlags;
 //!
-//! rdma_soft::install(); // the software devices, beside those of the machine
+//! rdma_soft::install(); // adds the software devices to those of the machine
 //! let context = rdma_mem::open_device("soft0")?;
 //! let pd = context.allocate_pd()?;
 //!
@@ -21,40 +21,39 @@
 //!
 //! # Which region
 //!
-//! | type | memory | who reaches it | view of the bytes |
+//! | type | memory | accessible to | view of the bytes |
 //! |---|---|---|---|
 //! | [`OwnedRegion`] | its own | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`OwnedArray`] | its own | this machine's requests | derefs to `[T]`, plain old data; registered slices |
 //! | [`Buffer`] | of a [`BufferPool`] | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`BorrowedRegion`] | borrowed | this machine's requests | derefs to `[u8]`; registered slices |
-//! | [`SharedRegion`] | its own | peers, as its access flags say | copies in and out, 8-byte atomics |
+//! | [`SharedRegion`] | its own | peers, as its access flags allow | copies in and out, 8-byte atomics |
 //! | [`DmabufRegion`] | a dma-buf's | this machine's requests; peers if registered `unsafe`ly | none; elements by range |
 //! | [`MemoryRegion`] | the caller's | this machine's requests; peers if registered `unsafe`ly | none |
 //!
-//! Peers reach a part of a region, for a time, through a [`MemoryWindow`].
+//! A [`MemoryWindow`] gives peers access to a part of a region for a limited time.
 //!
 //! # Closing
 //!
-//! Everything is closed by `Drop`. A failure there is one `tracing` event, and memory that the device
-//! might still touch is leaked. To see the error, use `close`, which gives the object back with it.
-//! Whatever is made from an object keeps it alive.
+//! `Drop` closes every object. If that fails, it emits one `tracing` event, and leaks memory that
+//! the device might still access. To get the error, use `close`, which returns the object with it.
+//! An object is kept alive by those created from it.
 //!
 //! # C and other libraries
 //!
-//! Each owner lends its C object ([`Context::as_raw`] …) and is made of one ([`Context::from_raw`] …);
-//! [`Ownership`] says who destroys it then. The structs of C are in `rdma-sys`; other types of lower
-//! crates that signatures here name are re-exported.
+//! Each owner lends its C object ([`Context::as_raw`] …) and can be created from one ([`Context::from_raw`] …).
+//! [`Ownership`] determines which side destroys it then. The structs of C are in `rdma-sys`; types of other lower
+//! crates that occur in signatures here are re-exported.
 //!
 //! # Forking
 //!
-//! A process with live objects can start programs ([`std::process::Command`]); [`fork_support`] makes
-//! sure of that on old kernels. Objects remember their process: in a forked child their functions
+//! A process with live objects can start programs ([`std::process::Command`]); [`fork_support`]
+//! ensures this on old kernels. Objects record their process: in a forked child their functions
 //! return [`Forked`], and dropping them frees nothing.
 //!
 //! # Features
 //!
-//! `serde` (off by default): [`RemoteMemoryRegion`] and the types of `rdma-types` can be
-//! serialised.
+//! `serde` (off by default): serialisation of [`RemoteMemoryRegion`] and the types of `rdma-types`.
 
 mod device;
 mod element;

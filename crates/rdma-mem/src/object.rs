@@ -1,4 +1,4 @@
-//! What every object of a provider has: a handle, an owner, and, where events name it, an id.
+//! The common parts of a provider's objects: a handle, an owner, and an id for events.
 
 pub(crate) mod forked;
 pub(crate) mod handle;

@@ -1,4 +1,5 @@
-//! Memory regions: each is a [`Registration`](registration::Registration) and what keeps its memory.
+//! Memory regions: each is a [`Registration`](registration::Registration) with the owner of its
+//! memory.
 
 pub(crate) mod array;
 pub(crate) mod borrowed;

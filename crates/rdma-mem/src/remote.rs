@@ -10,8 +10,8 @@ use rdma_types::Rkey;
 
 /// Memory of a peer: its address, its length, and its key.
 ///
-/// A peer makes it with [`SharedRegion::remote`](crate::SharedRegion::remote) and sends it here. It is a description
-/// and no proof: the peer's device refuses other accesses, by an error completion. Posting a request checks that it
+/// A peer creates it with [`SharedRegion::remote`](crate::SharedRegion::remote) and sends it here. It is a description,
+/// not a proof: the peer's device refuses other accesses with an error completion. Posting a request checks that it
 /// stays within the length.
 ///
 /// # Examples
@@ -37,39 +37,39 @@ impl RemoteMemoryRegion {
     /// The length of [`to_bytes`](Self::to_bytes), in bytes.
     pub const BYTES: usize = 20;
 
-    /// The memory of `length` bytes at `addr` in the peer, under this key.
+    /// Describes the memory of `length` bytes at `addr` in the peer, with this key.
     #[inline]
     #[must_use]
     pub fn new(addr: u64, length: usize, rkey: impl Into<Rkey>) -> Self {
         Self { address: addr, length, rkey: rkey.into() }
     }
 
-    /// The address of the first byte, in the peer.
+    /// Returns the address of the first byte, in the peer.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// The length, in bytes.
+    /// Returns the length, in bytes.
     #[inline]
     #[must_use]
     pub const fn length(&self) -> usize {
         self.length
     }
 
-    /// The key.
+    /// Returns the key.
     #[inline]
     #[must_use]
     pub const fn rkey(&self) -> Rkey {
         self.rkey
     }
 
-    /// The region as bytes, for a message to the peer that is to use it; [`from_bytes`](Self::from_bytes)
-    /// makes it again there.
+    /// Encodes the region as bytes, for a message to the peer that will use it. [`from_bytes`](Self::from_bytes)
+    /// decodes it there.
     ///
-    /// Address (8 bytes), length (8 bytes), key (4 bytes), each in network order. There is no version
-    /// among them: the message around them has one, where it needs one.
+    /// The format is address (8 bytes), length (8 bytes), key (4 bytes), each in network order. It
+    /// has no version: the message that contains it has one, if needed.
     ///
     /// # Examples
     /// ```
@@ -92,7 +92,7 @@ impl RemoteMemoryRegion {
 
     /// Decodes the bytes of [`to_bytes`](Self::to_bytes).
     ///
-    /// Any bytes are a region. The peer's device checks the memory when a request uses it.
+    /// All byte values are valid. The peer's device checks the memory when a request uses it.
     #[inline]
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
@@ -103,7 +103,8 @@ impl RemoteMemoryRegion {
         }
     }
 
-    /// The rest of the region from `offset` on, in bytes; empty if that is the length, and `None` if it is more.
+    /// Returns the rest of the region from `offset` on, in bytes. It is empty if `offset` is the length, and `None` if
+    /// it is more.
     #[inline]
     #[must_use]
     pub fn sub_region(&self, offset: usize) -> Option<Self> {
@@ -112,8 +113,8 @@ impl RemoteMemoryRegion {
         Some(Self { address, length, rkey: self.rkey })
     }
 
-    /// Same as [`sub_region`](Self::sub_region), also past the end: then the length is 0. An address that would
-    /// overflow stays at the last one.
+    /// Like [`sub_region`](Self::sub_region), but with a length of 0 past the end. An address that would overflow is
+    /// clamped to the last one.
     #[inline]
     #[must_use]
     pub const fn sub_region_unchecked(&self, offset: usize) -> Self {
@@ -124,7 +125,7 @@ impl RemoteMemoryRegion {
         }
     }
 
-    /// A range, in bytes from the beginning; `None` if it is not within the memory.
+    /// Returns a range, in bytes from the beginning; `None` if it is not within the memory.
     #[inline]
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
@@ -135,8 +136,8 @@ impl RemoteMemoryRegion {
         (length <= rest.length).then_some(Self { length, ..rest })
     }
 
-    /// What is left from the field at `offset` in the element `index`, if `length` bytes are; for the
-    /// macros of [`remote_field`](crate::remote_array_field).
+    /// Returns the region from the field at `offset` in the element `index` on, if it has at least
+    /// `length` bytes. For the macros of [`remote_field`](crate::remote_array_field).
     #[doc(hidden)]
     #[inline]
     #[must_use]
@@ -152,7 +153,7 @@ impl RemoteMemoryRegion {
         (length <= rest.length).then_some(rest)
     }
 
-    /// As [`__element`](Self::__element), also past the end.
+    /// Like [`__element`](Self::__element), but also past the end.
     #[doc(hidden)]
     #[inline]
     #[must_use]
@@ -161,7 +162,7 @@ impl RemoteMemoryRegion {
     }
 }
 
-/// The `N` bytes at `at`.
+/// Returns the `N` bytes at `at`.
 #[inline]
 fn part<const N: usize>(bytes: &[u8; RemoteMemoryRegion::BYTES], at: usize) -> [u8; N] {
     array::from_fn(|index| bytes[at + index])

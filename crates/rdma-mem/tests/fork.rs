@@ -1,4 +1,4 @@
-//! What a forked child may do with the objects of its parent: nothing, and it says so.
+//! A forked child cannot use the objects of its parent: each function returns an error.
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
@@ -14,10 +14,10 @@ use rdma_mem::{
 };
 use rdma_sys::{Verbs, ibv_context, ibv_device, ibv_mr, ibv_pd};
 
-/// How often something was released, in this process.
+/// The number of releases in this process.
 static RELEASED: AtomicU8 = AtomicU8::new(0);
 
-/// The functions that release, counted.
+/// Wraps the functions that release objects, to count their calls.
 macro_rules! counted {
     ($($name:ident($T:ty) -> $R:ty;)+) => {$(
         unsafe extern "C" fn $name(object: *mut $T) -> $R {
@@ -51,10 +51,10 @@ fn context() -> Context {
     list.iter().find(|device| device.name() == "soft0").unwrap().open().unwrap()
 }
 
-/// What `child` returns in a forked child. A child that hangs is killed after ten seconds.
+/// Returns the result of `child` in a forked child. A child that hangs is killed after two minutes.
 ///
-/// Other threads may hold locks while this forks. Nothing that the child calls may wait for one; that
-/// of the allocator is free in a child.
+/// Other threads may hold locks during the fork, so the child must call nothing that waits for one.
+/// The lock of the allocator is free in a child.
 fn forked(child: impl FnOnce() -> u8) -> c_int {
     // SAFETY: SAFETY.md F15: the child calls nothing that waits for another thread, and ends below.
     let pid = unsafe { libc::fork() };
@@ -77,14 +77,14 @@ fn is_forked<T>(result: Result<T, Error>, owner: u32) -> bool {
     matches!(result, Err(Error::Forked(Forked { owner: of, .. })) if of == owner)
 }
 
-/// The number of the first that is `false`, from 1; 0 if none is.
+/// Returns the number of the first check that is `false`, from 1; 0 if there is none.
 fn first_false(checks: &[bool]) -> u8 {
     let place = checks.iter().position(|check| !check);
     place.map_or(0, |place| u8::try_from(place + 1).unwrap_or(u8::MAX))
 }
 
 #[test]
-fn every_control_verb_of_a_forked_child_says_so() {
+fn every_control_verb_fails_in_a_forked_child() {
     let (context, me) = (context(), std::process::id());
     let pd = context.allocate_pd().unwrap();
     let events = context.async_events().unwrap();
@@ -119,7 +119,7 @@ fn every_control_verb_of_a_forked_child_says_so() {
     });
     assert_eq!(returned, 0, "the number of the check that failed");
     assert_eq!(held.len(), 64);
-    context.query_device().unwrap(); // the parent may
+    context.query_device().unwrap(); // works in the parent
 }
 
 fn everything(pd: &ProtectionDomain) -> impl Sized + use<> {
@@ -129,7 +129,7 @@ fn everything(pd: &ProtectionDomain) -> impl Sized + use<> {
     let mr = pd.register_local_mr_slice(&buffer).unwrap();
     let memory = RegionMemory::memfd(64).unwrap();
     let shared = pd.register_shared(memory, access).map_err(|(_, error)| error).unwrap();
-    // SAFETY: SAFETY.md F16: nobody writes by way of the file.
+    // SAFETY: SAFETY.md F16: the file is not written.
     let file = unsafe { shared.memfd() }.unwrap();
     let dmabuf = pd.register_local_dmabuf_mr(file, 0, 64, 0).unwrap();
     let events = pd.context().async_events().unwrap();
@@ -143,7 +143,7 @@ fn a_forked_child_releases_nothing() {
     let closing = (pd.allocate_region(64).unwrap(), pd.clone());
     let all = everything(&pd);
     let returned = forked(move || {
-        // Other tests of the parent release too, but not in this process.
+        // Tests of the parent release objects too, but not in this process.
         let before = RELEASED.load(Ordering::Relaxed);
         let (region, _pd) = closing;
         let refused = region.close();
@@ -152,7 +152,7 @@ fn a_forked_child_releases_nothing() {
         let released = RELEASED.load(Ordering::Relaxed).wrapping_sub(before);
         if refused { released } else { 99 }
     });
-    assert_eq!(returned, 0, "how much was released; 99 if closing did not say why");
+    assert_eq!(returned, 0, "the number of released objects; 99 if closing returned another error");
 }
 
 #[test]

@@ -7,14 +7,14 @@ use rdma_types::{AtomicCapability, DeviceCapabilities, Guid};
 
 use crate::device::fields::attributes;
 
-// `more` are the flags of the extended attributes: those of the classic ones again, and above.
+// `more` are the flags of the extended attributes, which include the classic ones.
 attributes! {
     /// The attributes of a device, from [`Context::query_device`](crate::Context::query_device).
     ///
     /// Limits are upper bounds: the available number depends on the objects in use.
     #[doc(alias = "ibv_device_attr")]
     DeviceAttributes(raw: &ibv_device_attr, more: u64) {
-        /// The firmware's version, as the vendor writes it.
+        /// The firmware's version, in the vendor's format.
         firmware_version: String => text = string(&raw.fw_ver),
         /// The GUID of the device.
         node_guid: Guid => text = Guid::from_be(raw.node_guid),
@@ -26,15 +26,15 @@ attributes! {
         vendor_part_id: u32 => text = raw.vendor_part_id,
         /// The hardware's version.
         hardware_version: u32 => hex = raw.hw_ver,
-        /// The most bytes that one region can have.
+        /// The maximum size of a region, in bytes.
         max_mr_size: u64 => hex = raw.max_mr_size,
-        /// The page sizes that it can have, a bit for each.
+        /// The supported page sizes, one bit for each.
         page_size_capabilities: u64 => hex = raw.page_size_cap,
         /// The most queue pairs.
         max_qp: u32 => text = limit(raw.max_qp),
         /// The most work requests in one queue.
         max_qp_wr: u32 => text = limit(raw.max_qp_wr),
-        /// The most scatter/gather elements of one work request, reads apart.
+        /// The most scatter/gather elements of one work request other than a read.
         max_sge: u32 => text = limit(raw.max_sge),
         /// The most scatter/gather elements of one RDMA read.
         max_sge_rd: u32 => text = limit(raw.max_sge_rd),
@@ -48,30 +48,30 @@ attributes! {
         max_mw: u32 => text = limit(raw.max_mw),
         /// The most protection domains.
         max_pd: u32 => text = limit(raw.max_pd),
-        /// The most RDMA reads and atomics of peers that one queue pair answers at a time.
+        /// The most RDMA reads and atomics of peers that one queue pair serves at a time.
         max_qp_rd_atom: u32 => text = limit(raw.max_qp_rd_atom),
         /// The most RDMA reads and atomics that one queue pair has in flight.
         max_qp_init_rd_atom: u32 => text = limit(raw.max_qp_init_rd_atom),
-        /// The most RDMA reads and atomics of peers that the whole device answers at a time.
+        /// The most RDMA reads and atomics of peers that the whole device serves at a time.
         max_res_rd_atom: u32 => text = limit(raw.max_res_rd_atom),
-        /// The accesses to which its atomic operations are atomic.
+        /// The scope of the device's atomic operations.
         atomic_capability: AtomicCapability => text = AtomicCapability::from_raw(raw.atomic_cap.0),
-        /// Its capabilities.
+        /// The device's capabilities.
         capabilities: DeviceCapabilities => text =
             DeviceCapabilities::from_bits_retain(u64::from(raw.device_cap_flags) | more),
         /// The most end-to-end contexts of reliable datagrams, which no device has.
         max_ee: u32 => text = limit(raw.max_ee),
         /// The most domains of reliable datagrams.
         max_rdd: u32 => text = limit(raw.max_rdd),
-        /// The most RDMA reads and atomics that one end-to-end context answers at a time.
+        /// The most RDMA reads and atomics that one end-to-end context serves at a time.
         max_ee_rd_atom: u32 => text = limit(raw.max_ee_rd_atom),
         /// The most RDMA reads and atomics that one end-to-end context has in flight.
         max_ee_init_rd_atom: u32 => text = limit(raw.max_ee_init_rd_atom),
         /// The most address handles.
         max_ah: u32 => text = limit(raw.max_ah),
-        /// The most fast memory regions of the old kind, which no present device has.
+        /// The most fast memory regions of the old kind, which no current device has.
         max_fmr: u32 => text = limit(raw.max_fmr),
-        /// The number of times that one of those can be mapped.
+        /// The number of times that one of these regions can be mapped.
         max_map_per_fmr: u32 => text = limit(raw.max_map_per_fmr),
         /// The most shared receive queues.
         max_srq: u32 => text = limit(raw.max_srq),
@@ -91,20 +91,20 @@ attributes! {
         max_raw_ethernet_qp: u32 => text = limit(raw.max_raw_ethy_qp),
         /// The most partition keys.
         max_pkeys: u16 => text = raw.max_pkeys,
-        /// The delay of its acknowledgements, as the specification encodes it: 4.096 µs times two to the power of
-        /// this.
+        /// The delay of its acknowledgements, in the encoding of the specification: 4.096 µs times two to the power of
+        /// this code.
         local_ack_delay_code: u8 => text = raw.local_ca_ack_delay,
         /// The number of ports. They are numbered from 1.
         port_count: u8 => text = raw.phys_port_cnt,
     }
 }
 
-/// C has limits as signed numbers, and no meaning for negative ones.
+/// Converts a limit. C has signed numbers for limits, and negative ones have no meaning.
 fn limit(number: i32) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }
 
-/// The characters before the first 0.
+/// Returns the characters before the first 0.
 fn string(c: &[c_char]) -> String {
     let bytes = c.iter().map(|c| c.cast_unsigned_byte()).take_while(|&c| c != 0);
     String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()

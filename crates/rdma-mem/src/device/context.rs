@@ -22,10 +22,10 @@ use crate::object::forked::Forked;
 use crate::object::handle::Handle;
 use crate::object::ownership::Ownership;
 
-/// An opened device, from which everything else is made.
+/// An opened device, from which all other objects are created.
 ///
-/// Clones are cheap and name the same context. It is closed when the last clone, and the last object
-/// that was made from it, is dropped.
+/// Clones are cheap and refer to the same context. It is closed when the last clone, and the last
+/// object created from it, is dropped.
 ///
 /// # Examples
 /// ```
@@ -49,7 +49,7 @@ struct Opened {
 }
 
 impl Context {
-    /// Opens a device; same as [`Device::open`].
+    /// Opens a device, like [`Device::open`].
     ///
     /// # Errors
     /// If the provider refuses, with a hint.
@@ -64,14 +64,14 @@ impl Context {
                 .with_hint(hint::open(errno, device.file_name().as_deref()))
         })?;
         let needs = Opened { device: device.clone(), events: EventLog::default() };
-        // SAFETY: SAFETY.md F2, F9: just opened by this table; it needs the device. What is made from
-        // the context holds a clone of it (F6).
+        // SAFETY: SAFETY.md F2, F9: just opened by this table; it needs the device. Objects created
+        // from the context hold a clone of it (F6).
         let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device", needs) };
         Ok(Self(Arc::new(handle)))
     }
 
-    /// Refuses access by atomic operations to a device that has none. Its provider would refuse it without naming the
-    /// cause, or not at all.
+    /// Refuses access by atomic operations for a device without them. Its provider would refuse this access without
+    /// naming the cause, or not at all.
     pub(crate) fn check_atomics(&self, access: AccessFlags) -> Result<(), Error> {
         let wants = access.contains(AccessFlags::REMOTE_ATOMIC);
         if wants && self.query_device()?.atomic_capability == AtomicCapability::NONE {
@@ -82,9 +82,10 @@ impl Context {
 
     /// Wraps a context that was opened elsewhere.
     ///
-    /// [`async_events`](Self::async_events) and [`events_of`](Self::events_of) make its `async_fd` non-blocking for
-    /// its other users, too, and these miss events if they call `ibv_get_async_event` themselves. Channels do the
-    /// same after a request was flushed, and servers after a client has gone, to find the event that names the cause.
+    /// [`async_events`](Self::async_events) and [`events_of`](Self::events_of) make its `async_fd` non-blocking, which
+    /// also affects its other users. These users miss events if they call `ibv_get_async_event` themselves. Channels
+    /// call these functions after a request was flushed, and servers after a client has gone, to find the event that is
+    /// the cause.
     ///
     /// # Errors
     /// If the provider refuses to list its devices, or the context's device was removed ([`Error::UnknownDevice`]).
@@ -104,7 +105,7 @@ impl Context {
     /// # let device = devices.iter().find(|device| device.name() == "soft0").unwrap().as_raw();
     /// // SAFETY: a listed device of this table.
     /// let raw = NonNull::new(unsafe { (verbs.open_device)(device) }).unwrap();
-    /// // SAFETY: just opened, and nobody else has it.
+    /// // SAFETY: just opened, and not used elsewhere.
     /// let context = unsafe { Context::from_raw(raw, verbs, Ownership::Owned) }?;
     /// assert_eq!(context.device().name(), "soft0");
     /// # Ok::<(), rdma_mem::Error>(())
@@ -125,19 +126,19 @@ impl Context {
         Ok(Self(Arc::new(handle)))
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.0.needs().device
     }
 
-    /// What the device has said.
+    /// Returns the log of the device's events.
     pub(crate) fn log(&self) -> &EventLog {
         &self.0.needs().events
     }
 
-    /// Queries the attributes of the device; see `man ibv_query_device`, and
-    /// [`query_device_extended`](Self::query_device_extended) for the rest.
+    /// Queries the attributes of the device; see `man ibv_query_device`.
+    /// [`query_device_extended`](Self::query_device_extended) returns the others.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -182,10 +183,10 @@ impl Context {
         Ok(attributes)
     }
 
-    /// Reads the device's clock, in its ticks: the clock of completion timestamps; see `man ibv_query_rt_values_ex`.
+    /// Reads the device's clock in ticks. It is the clock of completion timestamps; see `man ibv_query_rt_values_ex`.
     ///
     /// # Errors
-    /// If the device has none, or the provider refuses.
+    /// Returns an error if the device has no clock, or the provider refuses.
     ///
     /// # Examples
     /// ```
@@ -202,7 +203,7 @@ impl Context {
         let mut values = ibv_values_ex { comp_mask: mask, ..Default::default() };
         // SAFETY: SAFETY.md F1: a live context, and values to write to.
         let returned = unsafe { rdma_sys::ibv_query_rt_values_ex(self.as_raw(), &raw mut values) };
-        // The provider says what it has filled in.
+        // The provider reports the fields that it has filled in.
         let filled = values.comp_mask & mask != 0;
         let returned = if returned == 0 && !filled { Errno::EOPNOTSUPP.raw() } else { returned };
         check("ibv_query_rt_values_ex", returned)?;
@@ -212,10 +213,10 @@ impl Context {
         Ok(whole.wrapping_add(ticks.cast_unsigned()))
     }
 
-    /// Queries the attributes of a port; see `man ibv_query_port`. Ports count from 1.
+    /// Queries the attributes of a port; see `man ibv_query_port`. Ports are numbered from 1.
     ///
     /// # Errors
-    /// If there is no such port, or the provider refuses.
+    /// Returns an error if the port does not exist, or the provider refuses.
     #[doc(alias = "ibv_query_port")]
     pub fn query_port(&self, port: u8) -> Result<PortAttributes, Error> {
         self.check_process()?;
@@ -228,7 +229,7 @@ impl Context {
         Ok(PortAttributes::from_raw(port, &attributes))
     }
 
-    /// The number of completion vectors: the device's interrupts, one of which a completion queue uses.
+    /// Returns the number of completion vectors, the device's interrupts. Each completion queue uses one of them.
     #[doc(alias = "num_comp_vectors")]
     #[must_use]
     pub fn completion_vectors(&self) -> u32 {
@@ -239,31 +240,31 @@ impl Context {
     /// Closes the device.
     ///
     /// # Errors
-    /// With the context: [`Error::StillUsed`] if a clone or something made from it is alive, or what
-    /// the provider says.
+    /// Returns the context and an error: [`Error::StillUsed`] if a clone or an object created from
+    /// it is alive, or the provider's error.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         Handle::close_last(self.0, "context").map_err(|(handle, error)| (Self(handle), error))
     }
 
-    /// Whether this process is the one that made the object. Who calls verbs on
-    /// [`as_raw`](Self::as_raw) that are not on the data path asks first.
+    /// Checks that this process created the object. Call it before verbs on
+    /// [`as_raw`](Self::as_raw) that are not on the data path.
     ///
     /// # Errors
-    /// If it is a child that was forked since.
+    /// Returns an error in a child that was forked since the object was created.
     #[inline]
     pub fn check_process(&self) -> Result<(), Forked> {
         self.0.check_process()
     }
 
-    /// The functions of the context's provider.
+    /// Returns the functions of the context's provider.
     #[inline]
     #[must_use]
     pub fn verbs(&self) -> &'static Verbs {
         self.device().verbs()
     }
 
-    /// The C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which lives as long as `self` or a clone.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_context {
@@ -281,8 +282,8 @@ impl Device {
     /// Opens the device; see `man ibv_open_device`.
     ///
     /// # Errors
-    /// If the provider refuses: [`Error::Verb`], most often for want of rights to
-    /// `/dev/infiniband`, which the hint then says.
+    /// [`Error::Verb`] if the provider refuses, most often because of missing permissions for
+    /// `/dev/infiniband`. The hint then names them.
     ///
     /// # Examples
     /// ```
@@ -305,7 +306,7 @@ fn check(verb: &'static str, returned: i32) -> Result<(), VerbError> {
     Errno::check(returned).map_err(|errno| VerbError::new(verb, errno))
 }
 
-/// Takes a pointer that a verb returned, or the error that it left.
+/// Checks a pointer that a verb returned. Returns the error in `errno` if it is NULL.
 pub(crate) fn check_null<T>(verb: &'static str, returned: *mut T) -> Result<NonNull<T>, VerbError> {
     Errno::check_null(returned)
         .map_err(|errno| VerbError::new(verb, errno).with_hint(hint::create(errno)))

@@ -5,17 +5,20 @@ use std::path::Path;
 
 use crate::device::listed::Device;
 
-/// The file with the interval in milliseconds at which the kernel reads counters from the device: not a counter.
+/// The file with the interval, in milliseconds, at which the kernel reads counters from the device. It is not a
+/// counter.
 const LIFESPAN: &str = "lifespan";
 
 impl Device {
-    /// Returns the names and values of the counters of a NIC's port, sorted by name: the files in `ports/N/hw_counters`
-    /// and `ports/N/counters` of the device's folder in `/sys/class/infiniband`.
+    /// Returns the names and values of the counters of a NIC's port, sorted by name. They are the files in
+    /// `ports/N/hw_counters` and `ports/N/counters` of the device's folder in `/sys/class/infiniband`.
     ///
     /// The names and their meaning depend on the NIC's driver. `port_xmit_data` and `port_rcv_data` count units of 4
-    /// bytes. Files that cannot be read, or contain no number, are left out. The list is empty for a port that does not
-    /// exist, and for a software device: `rdma_soft::SoftDevice::counters` returns the counters of that. The files are
-    /// described in the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`.
+    /// bytes. Files that cannot be read, or contain no number, are left out. The kernel's
+    /// `Documentation/ABI/stable/sysfs-class-infiniband` describes the files.
+    ///
+    /// The list is empty for a port that does not exist, and for a software device. Use
+    /// `rdma_soft::SoftDevice::counters` for the latter.
     ///
     /// # Examples
     /// ```

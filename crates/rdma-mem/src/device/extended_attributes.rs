@@ -1,4 +1,4 @@
-//! The attributes of a device that the first verbs did not have.
+//! The attributes of a device that the original verbs did not have.
 
 use rdma_sys::ibv_device_attr_ex;
 use rdma_types::{OdpCapabilities, OdpOperations, RawPacketCapabilities};
@@ -25,20 +25,20 @@ attributes! {
             OdpOperations::from_bits_retain(raw.odp_caps.per_transport_caps.ud_odp_caps),
         /// The operations of extended reliable connections that can use such memory.
         odp_xrc: OdpOperations => text = OdpOperations::from_bits_retain(raw.xrc_odp_caps),
-        /// The mask of the valid bits of a completion's timestamp; 0 if there are no timestamps.
+        /// The mask of the valid bits of a completion's timestamp; 0 without timestamps.
         completion_timestamp_mask: u64 => hex = raw.completion_timestamp_mask,
-        /// The frequency of the clock of these timestamps, in kHz; 0 if it is not known.
+        /// The frequency of the clock of these timestamps, in kHz; 0 if unknown.
         core_clock_khz: u64 => text = raw.hca_core_clock,
         /// The capabilities for raw packets.
         raw_packet_capabilities: RawPacketCapabilities => text =
             RawPacketCapabilities::from_bits_retain(raw.raw_packet_caps),
-        /// The most bytes that it cuts into TCP segments by itself.
+        /// The most bytes that the device segments into TCP segments.
         tso_max_bytes: u32 => text = raw.tso_caps.max_tso,
         /// The types of queue pairs with segmentation, a bit for each `enum ibv_qp_type`.
         tso_qp_types: u32 => hex = raw.tso_caps.supported_qpts,
-        /// The types of queue pairs for which it distributes packets by hashes, a bit for each.
+        /// The types of queue pairs that can distribute packets by hash (RSS), a bit for each.
         rss_qp_types: u32 => hex = raw.rss_caps.supported_qpts,
-        /// The most tables of queues for that.
+        /// The most RSS indirection tables.
         rss_max_tables: u32 => text = raw.rss_caps.max_rwq_indirection_tables,
         /// The most entries of such a table.
         rss_max_table_size: u32 => text = raw.rss_caps.max_rwq_indirection_table_size,
@@ -50,11 +50,11 @@ attributes! {
         max_wq_type_rq: u32 => text = raw.max_wq_type_rq,
         /// The lowest rate that a queue pair can be limited to, in kbit/s.
         packet_pacing_min_kbps: u32 => text = raw.packet_pacing_caps.qp_rate_limit_min,
-        /// The highest rate that a queue pair can be limited to, in kbit/s; 0 if there is no pacing.
+        /// The highest rate that a queue pair can be limited to, in kbit/s; 0 without pacing.
         packet_pacing_max_kbps: u32 => text = raw.packet_pacing_caps.qp_rate_limit_max,
         /// The types of queue pairs with pacing, a bit for each.
         packet_pacing_qp_types: u32 => hex = raw.packet_pacing_caps.supported_qpts,
-        /// The most tags of one queue that matches tags; 0 if there is no matching.
+        /// The most tags of one tag-matching queue; 0 without tag matching.
         tag_matching_max_tags: u32 => text = raw.tm_caps.max_num_tags,
         /// The largest header of a rendezvous message, in bytes.
         tag_matching_max_header: u32 => text = raw.tm_caps.max_rndv_hdr_size,
@@ -64,9 +64,9 @@ attributes! {
         tag_matching_max_ops: u32 => text = raw.tm_caps.max_ops,
         /// The most elements of one matched message.
         tag_matching_max_sge: u32 => text = raw.tm_caps.max_sge,
-        /// After how many completions an event can be asked for at most; 0 if not at all.
+        /// The most completions that can be combined into one event; 0 without moderation.
         cq_moderation_max_count: u16 => text = raw.cq_mod_caps.max_cq_count,
-        /// The longest time for which an event can wait for more completions, in µs.
+        /// The longest time that an event can be delayed for more completions, in µs.
         cq_moderation_max_us: u16 => text = raw.cq_mod_caps.max_cq_period,
         /// The size of the device's own memory for programs, in bytes.
         max_device_memory: u64 => text = raw.max_dm_size,
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_that_nobody_named_are_kept() {
+    fn unnamed_bits_are_kept() {
         let mut raw = ibv_device_attr_ex::default();
         raw.odp_caps.general_caps = 1 | 1 << 40;
         raw.odp_caps.per_transport_caps.ud_odp_caps = 1 << 1 | 1 << 20;

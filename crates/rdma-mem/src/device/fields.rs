@@ -1,9 +1,9 @@
-//! Attributes that know the names of their fields.
+//! Attributes with the names of their fields.
 
 use std::fmt::LowerHex;
 
-/// A struct of attributes, how each of them is shown, and what it is in C: `field: Type => how =
-/// value`. Before the fields is what the values are made of.
+/// Defines a struct of attributes, with the format and the C expression of each:
+/// `field: Type => format = value`. Before the fields are the inputs of the values.
 macro_rules! attributes {
     (
         $(#[$meta:meta])*
@@ -23,7 +23,8 @@ macro_rules! attributes {
                 Self { $( $field: $value, )+ }
             }
 
-            /// Each field's name, and its value as text, in order: for programs that show them all.
+            /// Returns each field's name, and its value as text, in order: for programs that print
+            /// them all.
             pub fn fields(&self) -> impl Iterator<Item = (&'static str, String)> + use<> {
                 [$( (stringify!($field), $crate::device::fields::$show(&self.$field)), )+].into_iter()
             }

@@ -21,20 +21,20 @@ pub struct GidEntry {
     pub gid: Gid,
     /// The type of its packets.
     pub gid_type: GidType,
-    /// The number of the network interface (`if_nametoindex`) that the GID is an address of. `None`
+    /// The index of the network interface (`if_nametoindex`) that has the GID as an address. `None`
     /// on InfiniBand and software ports.
     pub netdev_index: Option<u32>,
-    /// The number of leading bits of the GID that name its network, by the mask of the interface that has this address:
-    /// 120 for an IPv4 address of a /24. `None` if no interface of this network namespace has it.
+    /// The number of leading bits of the GID that identify its network: 120 for an IPv4 address of a /24. It comes from
+    /// the mask of the interface with this address. `None` if no interface of this network namespace has it.
     pub prefix_length: Option<u8>,
 }
 
 impl Context {
-    /// The GID at an index of a port's table; see `man ibv_query_gid`. An empty entry holds
+    /// Returns the GID at an index of a port's table; see `man ibv_query_gid`. An empty entry holds
     /// [`Gid::ZERO`].
     ///
     /// # Errors
-    /// If there is no such port or index.
+    /// Returns an error if the port or the index does not exist.
     #[doc(alias = "ibv_query_gid")]
     pub fn query_gid(&self, port: u8, index: u32) -> Result<Gid, Error> {
         self.check_process()?;
@@ -49,7 +49,7 @@ impl Context {
     }
 }
 
-/// The GID that C has there.
+/// Reads the GID of a C union.
 pub(crate) fn read(raw: &ibv_gid) -> Gid {
     // SAFETY: SAFETY.md F4: both variants of the union are plain bytes of the same size.
     Gid::from_bytes(unsafe { raw.raw })

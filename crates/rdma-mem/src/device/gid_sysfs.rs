@@ -36,8 +36,9 @@ pub(crate) fn query(context: &Context, ports: &[PortAttributes]) -> Result<Vec<G
     Ok(table)
 }
 
-/// The kernel writes "IB/RoCE v1" for both of these, and has no such file on some InfiniBand ports. A file of an Ethernet port
-/// that is there and cannot be read belongs to an interface of another network namespace: its GID cannot be used here.
+/// Returns the type of a GID. The kernel writes "IB/RoCE v1" for both of these types, and has no such file on some
+/// InfiniBand ports. A file of an Ethernet port that exists but cannot be read belongs to an interface of another
+/// network namespace. Its GID cannot be used here.
 fn gid_type(text: Option<&str>, has_types: bool, link: LinkLayer) -> Option<GidType> {
     match (text.map(str::trim), link == LinkLayer::ETHERNET) {
         (Some("RoCE v2"), _) => Some(GidType::ROCE_V2),

@@ -1,4 +1,4 @@
-//! The tables of GIDs of a device's ports.
+//! The GID tables of a device's ports.
 #![allow(unsafe_code)]
 
 use rdma_sys::{Errno, ibv_gid_entry};
@@ -12,10 +12,10 @@ use crate::error::Error;
 use crate::error::verb::VerbError;
 
 impl Context {
-    /// The GIDs of all ports, by port and index; empty entries are left out.
+    /// Returns the GIDs of all ports, by port and index, without empty entries.
     ///
-    /// Types and network devices come from `ibv_query_gid_table`, or with rdma-core before 32 from
-    /// `/sys/class/infiniband`. The lengths of prefixes come from `getifaddrs(3)`.
+    /// Types and network devices come from `ibv_query_gid_table`, or from `/sys/class/infiniband`
+    /// with an rdma-core before 32. Prefix lengths come from `getifaddrs(3)`.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -67,7 +67,7 @@ fn query(context: &Context) -> Result<Vec<GidEntry>, Error> {
 
 fn entry(raw: &ibv_gid_entry) -> Option<GidEntry> {
     let gid = gid::read(&raw.gid);
-    // The verb leaves empty entries out; a provider that does not is no worse.
+    // The verb leaves out empty entries; this also accepts a provider that does not.
     (!gid.is_zero()).then_some(())?;
     Some(GidEntry {
         port: u8::try_from(raw.port_num).ok()?,

@@ -1,4 +1,4 @@
-//! The networks of GIDs, by the masks of the host's interfaces.
+//! The networks of GIDs, from the masks of the host's interfaces.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -7,22 +7,22 @@ use rdma_types::Gid;
 
 use crate::device::gid::GidEntry;
 
-/// Adds the length of its prefix to each GID that is an address of an interface.
+/// Adds the prefix length to each GID that is an address of an interface.
 pub(crate) fn add_prefix_lengths(table: &mut [GidEntry]) {
     if !table.iter().any(|entry| can_be_of_an_interface(entry.gid)) {
         return;
     }
-    // Without the list all lengths stay unknown, as they are for interfaces of another namespace.
+    // Without the list, all lengths stay unknown, like those of another namespace.
     let Ok(interfaces) = interface_addresses() else { return };
     let networks: Vec<_> = interfaces.iter().filter_map(network).collect();
     for entry in table {
         let lengths = networks.iter().filter(|(gid, _)| *gid == entry.gid);
-        // Two interfaces may have one address: the longer prefix claims less.
+        // Two interfaces may have the same address: the longer prefix claims less.
         entry.prefix_length = lengths.map(|&(_, length)| length).max();
     }
 }
 
-/// Returns false for the addresses of software devices alone, which no interface has: they need no list.
+/// Returns false for addresses of software devices, which no interface has. A table with only these needs no list.
 fn can_be_of_an_interface(gid: Gid) -> bool {
     match gid.to_ipv4() {
         Some(address) => address.octets()[0] < 240,
@@ -41,7 +41,7 @@ fn gid_of(address: IpAddr) -> Gid {
     }
 }
 
-/// The length of a mask, as a prefix of a GID. `None` for a mask with holes.
+/// Returns the length of a mask, as a prefix of a GID. `None` for a mask with holes.
 fn length_of(mask: IpAddr) -> Option<u8> {
     let mask = match mask {
         IpAddr::V4(mask) => u128::from(mask.to_bits()) | !u128::from(u32::MAX),

@@ -13,8 +13,8 @@ use crate::error::Error;
 
 /// Lists the devices of all providers: those of the installed libibverbs, and software devices.
 ///
-/// The environment variable `RDMA_PROVIDERS` chooses and orders the providers
-/// ([`rdma_sys::providers`]). A provider that fails does not hide the others; what it said is in
+/// The environment variable `RDMA_PROVIDERS` selects and orders the providers
+/// ([`rdma_sys::providers`]). A provider that fails does not hide the others; its error is in
 /// [`DeviceList::errors`].
 ///
 /// # Examples
@@ -32,8 +32,8 @@ pub fn list_devices() -> DeviceList {
         Ok(providers) => {
             for provider in providers {
                 match provider.verbs {
-                    // SAFETY: SAFETY.md F2: a table of `providers` is libibverbs' own, or who
-                    // registered it promised this.
+                    // SAFETY: SAFETY.md F2: a table of `providers` is libibverbs' own, or the
+                    // caller of `register` promised this.
                     Ok(verbs) => unsafe { list.add(verbs) },
                     Err(error) => list.errors.push(ListError::Load(error)),
                 }
@@ -44,11 +44,11 @@ pub fn list_devices() -> DeviceList {
     list
 }
 
-/// Opens the first device of this name, in the order of [`list_devices`].
+/// Opens the first device with this name, in the order of [`list_devices`].
 ///
 /// # Errors
-/// [`Error::UnknownDevice`] if there is none, with the names that there are; [`Error::Verb`] if it
-/// cannot be opened.
+/// [`Error::UnknownDevice`], with the known names, if no device has this name; [`Error::Verb`] if
+/// it cannot be opened.
 ///
 /// # Examples
 /// ```
@@ -72,14 +72,15 @@ pub fn open_device(name: impl AsRef<str>) -> Result<Context, Error> {
     }
 }
 
-/// Opens the device that the environment variable `RDMA_DEVICE` names; without it, the first device of libibverbs that has
-/// an active port; without such a NIC, the first other device, which is a software device if they are installed.
+/// Opens the device that the environment variable `RDMA_DEVICE` names. Without this variable, it is the first device of
+/// libibverbs with an active port. Without such a NIC, it is the first other device, which is a software device if they
+/// are installed.
 ///
-/// An event of `tracing` says which device it is, and why.
+/// An event of `tracing` reports the device and the reason for the choice.
 ///
 /// # Errors
-/// [`Error::UnknownDevice`] if `RDMA_DEVICE` names none; [`Error::NoDevice`] if there is none at all; [`Error::Verb`] if
-/// the device cannot be opened. A NIC that cannot be opened, or queried, is passed over with a warning.
+/// [`Error::UnknownDevice`] if `RDMA_DEVICE` names an unknown device; [`Error::NoDevice`] if the list is empty;
+/// [`Error::Verb`] if the device cannot be opened. A NIC that cannot be opened or queried is skipped with a warning.
 ///
 /// # Examples
 /// ```
@@ -102,7 +103,7 @@ pub fn open_default_device() -> Result<Context, Error> {
                 return Ok(chosen(context, "it is the first NIC with an active port"));
             }
             Ok(None) => {}
-            Err(error) => tracing::warn!(device = device.name(), %error, "passed over a NIC"),
+            Err(error) => tracing::warn!(device = device.name(), %error, "skipped a NIC"),
         }
     }
     let other = list.iter().find(|device| !is_nic(device)).or_else(|| list.iter().next());
@@ -117,7 +118,7 @@ fn chosen(context: Context, reason: &str) -> Context {
     context
 }
 
-/// Opens a device, if one of its ports is active.
+/// Opens a device if one of its ports is active.
 fn open_active(device: &Device) -> Result<Option<Context>, Error> {
     let context = device.open()?;
     for port in 1..=context.query_device()?.port_count {
@@ -149,12 +150,12 @@ pub struct DeviceList {
 }
 
 impl DeviceList {
-    /// The devices of one provider, whether it is registered or not.
+    /// Lists the devices of one provider, registered or not.
     ///
     /// # Safety
-    /// Same contract as [`rdma_sys::register`]: each function of the table behaves as that of libibverbs which
-    /// it is named after, for the table's own objects (SAFETY.md F2). So it is for the table that
-    /// [`rdma_sys::system`] gives, and for that of the software device.
+    /// The contract is that of [`rdma_sys::register`]. Each function of the table behaves like the function of
+    /// libibverbs with its name, for the table's own objects (SAFETY.md F2). The table of [`rdma_sys::system`] and that
+    /// of the software device meet this contract.
     #[must_use]
     pub unsafe fn of(verbs: &'static Verbs) -> Self {
         let mut list = Self { devices: Vec::new(), errors: Vec::new() };
@@ -164,7 +165,7 @@ impl DeviceList {
     }
 
     /// # Safety
-    /// Same contract as [`DeviceList::of`].
+    /// The contract is that of [`DeviceList::of`].
     unsafe fn add(&mut self, verbs: &'static Verbs) {
         // SAFETY: SAFETY.md F2: by this function's contract.
         match unsafe { Device::list(verbs) } {
@@ -173,31 +174,31 @@ impl DeviceList {
         }
     }
 
-    /// The number of devices.
+    /// Returns the number of devices.
     #[must_use]
     pub fn len(&self) -> usize {
         self.devices.len()
     }
 
-    /// Returns true if there is none.
+    /// Returns true if the list is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty()
     }
 
-    /// The device at this index, from 0.
+    /// Returns the device at this index, from 0.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<&Device> {
         self.devices.get(index)
     }
 
-    /// The devices in order.
+    /// Returns the devices in order.
     pub fn iter(&self) -> slice::Iter<'_, Device> {
         self.devices.iter()
     }
 
-    /// The errors of the providers that could not list their devices. A missing libibverbs, for example, is an error
-    /// here, which does no harm on a machine without RDMA hardware.
+    /// Returns the errors of the providers that could not list their devices. A missing libibverbs, for example, is an
+    /// error here; it is harmless on a machine without RDMA hardware.
     #[must_use]
     pub fn errors(&self) -> &[ListError] {
         &self.errors

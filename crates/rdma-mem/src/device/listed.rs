@@ -32,14 +32,14 @@ unsafe impl Send for Device {}
 // SAFETY: SAFETY.md F9: as above.
 unsafe impl Sync for Device {}
 
-/// The array that `ibv_get_device_list` returned. Its devices live as long as it.
+/// The array that `ibv_get_device_list` returned. Its devices are valid until it is freed.
 struct RawList {
     raw: NonNull<*mut ibv_device>,
     verbs: &'static Verbs,
     process: Process,
 }
 
-// SAFETY: SAFETY.md F9: it is only read, and freed by whoever is the last to hold it.
+// SAFETY: SAFETY.md F9: it is only read, and freed when its last owner is dropped.
 unsafe impl Send for RawList {}
 // SAFETY: SAFETY.md F9: as above.
 unsafe impl Sync for RawList {}
@@ -55,11 +55,11 @@ impl Drop for RawList {
 }
 
 impl Device {
-    /// Asks one provider for its devices.
+    /// Lists the devices of one provider.
     ///
     /// # Safety
-    /// Same contract as [`rdma_sys::register`]: the functions of the table are those of one provider
-    /// (SAFETY.md F2).
+    /// The contract is that of [`rdma_sys::register`]: the functions of the table are those of one
+    /// provider (SAFETY.md F2).
     pub(crate) unsafe fn list(verbs: &'static Verbs) -> Result<Vec<Self>, VerbError> {
         let mut count = 0;
         // SAFETY: SAFETY.md F1, F2: `count` is alive during the call.
@@ -72,10 +72,10 @@ impl Device {
         Ok((0..count).filter_map(|index| Self::at(&list, index)).collect())
     }
 
-    /// The device at this address, of a new list that keeps it alive.
+    /// Returns the device at this address, from a new list that keeps it alive.
     ///
     /// # Safety
-    /// Same contract as [`list`](Self::list), and the device is live and of this table.
+    /// The contract is that of [`list`](Self::list), and the device is live and of this table.
     pub(crate) unsafe fn find(verbs: &'static Verbs, raw: *mut ibv_device) -> Result<Self, Error> {
         // SAFETY: SAFETY.md F2: the same contract.
         let devices = unsafe { Self::list(verbs) }?;
@@ -91,30 +91,31 @@ impl Device {
     fn at(list: &Arc<RawList>, index: usize) -> Option<Self> {
         // SAFETY: SAFETY.md F1: the caller counts to what `ibv_get_device_list` returned.
         let place = unsafe { list.raw.add(index) };
-        // SAFETY: SAFETY.md F1: the place is within the array, which lives as long as `list`.
+        // SAFETY: SAFETY.md F1: the entry is within the array, which lives as long as `list`.
         let raw = NonNull::new(unsafe { place.read() })?;
         // SAFETY: SAFETY.md F1, F2: a device of this table's list, which is live.
         let name = unsafe { name_of(list.verbs, raw.as_ptr()) }?;
         Some(Self { raw, name: Arc::from(name), list: Arc::clone(list) })
     }
 
-    /// The device's name: `mlx5_0`, `rxe0`, `soft0`.
+    /// Returns the device's name: `mlx5_0`, `rxe0`, `soft0`.
     #[doc(alias = "ibv_get_device_name")]
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The name of the device's file in `/dev/infiniband`, such as `uverbs0`.
+    /// Returns the name of the device's file in `/dev/infiniband`, such as `uverbs0`.
     pub(crate) fn file_name(&self) -> Option<String> {
         // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
         text_of(unsafe { (*self.raw.as_ptr()).dev_name })
     }
 
-    /// The NUMA node that the device is attached to: a program whose threads and memory are on that node reaches it
-    /// fastest. `None` for a device that has none: a software device, or one of a machine with a single node.
+    /// Returns the NUMA node that the device is attached to. A program has the fastest access to the device if its
+    /// threads and memory are on that node. `None` for a device without a node: a software device, or one of a machine
+    /// with a single node.
     ///
-    /// The kernel tells it in `numa_node` of the device's folder in `/sys/class/infiniband`.
+    /// The kernel reports it in `numa_node` of the device's folder in `/sys/class/infiniband`.
     ///
     /// ```
     /// # rdma_soft::install();
@@ -127,13 +128,13 @@ impl Device {
         numa_node_in(&Path::new(&self.folder()?).join("device/numa_node"))
     }
 
-    /// The device's folder in `/sys/class/infiniband`; `None` for a software device, which has none.
+    /// Returns the device's folder in `/sys/class/infiniband`; `None` for a software device.
     pub(crate) fn folder(&self) -> Option<String> {
         // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
         text_of(unsafe { (*self.raw.as_ptr()).ibdev_path }).filter(|folder| !folder.is_empty())
     }
 
-    /// The GUID of the device (of its node, in InfiniBand's terms).
+    /// Returns the GUID of the device (the node GUID of InfiniBand).
     #[doc(alias = "ibv_get_device_guid")]
     #[must_use]
     pub fn guid(&self) -> Guid {
@@ -141,21 +142,22 @@ impl Device {
         Guid::from_be(unsafe { (self.verbs().get_device_guid)(self.raw.as_ptr()) })
     }
 
-    /// The kind of node that the device is; for an InfiniBand or RoCE device [`NodeType::CA`].
+    /// Returns the kind of node that the device is; for an InfiniBand or RoCE device
+    /// [`NodeType::CA`].
     #[must_use]
     pub fn node_type(&self) -> NodeType {
         // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
         NodeType::from_raw(unsafe { (*self.raw.as_ptr()).node_type }.0)
     }
 
-    /// Its transport; for an InfiniBand or RoCE device [`TransportType::IB`].
+    /// Returns its transport; for an InfiniBand or RoCE device [`TransportType::IB`].
     #[must_use]
     pub fn transport_type(&self) -> TransportType {
         // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
         TransportType::from_raw(unsafe { (*self.raw.as_ptr()).transport_type }.0)
     }
 
-    /// The number that the kernel gave it, which no other device ever has; `None` for a device that is
+    /// Returns the number that the kernel assigned, which is never used for another device. `None` for a device that is
     /// not the kernel's, and from a libibverbs before rdma-core 30.
     #[doc(alias = "ibv_get_device_index")]
     #[must_use]
@@ -165,36 +167,36 @@ impl Device {
         u32::try_from(unsafe { index(self.raw.as_ptr()) }).ok()
     }
 
-    /// Whether this process is the one that listed it.
+    /// Checks that this process listed the device.
     pub(crate) fn check_process(&self) -> Result<(), Forked> {
         forked::check(self.list.process)
     }
 
-    /// The functions of the device's provider.
+    /// Returns the functions of the device's provider.
     #[must_use]
     pub fn verbs(&self) -> &'static Verbs {
         self.list.verbs
     }
 
-    /// The C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which lives as long as `self` or a clone.
     #[must_use]
     pub const fn as_raw(&self) -> *mut ibv_device {
         self.raw.as_ptr()
     }
 }
 
-/// A text in an array of C, up to its zero byte.
+/// Returns the text in an array of C, up to its zero byte.
 fn text_of<const N: usize>(text: [c_char; N]) -> Option<String> {
     let bytes = text.map(|byte| byte.to_ne_bytes()[0]);
     CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok().map(str::to_owned)
 }
 
-/// The node that a file names. The kernel writes -1 where there is none.
+/// Returns the node in a file. The kernel writes -1 if there is none.
 fn numa_node_in(file: &Path) -> Option<u32> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// What a device is called; `None` if it has no name.
+/// Returns the name of a device, or `None` if it has no name.
 ///
 /// # Safety
 /// The device is live and of this table, which is one provider's.

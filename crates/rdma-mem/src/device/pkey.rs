@@ -1,4 +1,4 @@
-//! The tables of partition keys of a device's ports.
+//! The partition key tables of a device's ports.
 #![allow(unsafe_code)]
 
 use rdma_sys::Errno;
@@ -9,11 +9,11 @@ use crate::error::Error;
 use crate::error::verb::VerbError;
 
 impl Context {
-    /// Returns the partition keys of a port, by the index that the option `pkey_index` of a queue pair names. Entries
-    /// that the subnet manager has not set [are empty](Pkey::is_empty). See `man ibv_query_pkey`.
+    /// Returns the partition keys of a port, by index; the option `pkey_index` of a queue pair is such an index.
+    /// Entries that the subnet manager has not set [are empty](Pkey::is_empty). See `man ibv_query_pkey`.
     ///
     /// # Errors
-    /// If there is no such port, or the provider refuses.
+    /// Returns an error if the port does not exist, or the provider refuses.
     ///
     /// # Examples
     /// ```

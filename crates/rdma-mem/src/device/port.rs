@@ -14,18 +14,18 @@ attributes! {
     PortAttributes(number: u8, raw: &ibv_port_attr) {
         /// The port's number, from 1.
         number: u8 => text = number,
-        /// Whether it passes data.
+        /// The state of the port; data passes in the active one.
         state: PortState => text = PortState::from_raw(raw.state.0),
         /// The link layer of the port.
         link_layer: LinkLayer => text = LinkLayer::from_raw(raw.link_layer),
-        /// The largest MTU that it could have; `None` for a code that the specification does not have,
-        /// which is in [`max_mtu_code`](Self::max_mtu_code).
+        /// The largest MTU that the port supports. `None` for a code that the specification does not define; it is in
+        /// [`max_mtu_code`](Self::max_mtu_code).
         max_mtu: Option<Mtu> => or_unknown = mtu(raw.max_mtu.0),
-        /// [`max_mtu`](Self::max_mtu) as C has it.
+        /// The raw code of [`max_mtu`](Self::max_mtu).
         max_mtu_code: u32 => text = raw.max_mtu.0,
-        /// The MTU that it has; `None` for an unknown code.
+        /// The current MTU; `None` for an unknown code.
         active_mtu: Option<Mtu> => or_unknown = mtu(raw.active_mtu.0),
-        /// [`active_mtu`](Self::active_mtu) as C has it.
+        /// The raw code of [`active_mtu`](Self::active_mtu).
         active_mtu_code: u32 => text = raw.active_mtu.0,
         /// Its local identifier; [`Lid::NONE`] on Ethernet.
         lid: Lid => text = Lid::new(raw.lid),
@@ -33,11 +33,11 @@ attributes! {
         sm_lid: Lid => text = Lid::new(raw.sm_lid),
         /// The number of low bits of the LID that the port ignores (LID mask control).
         lmc: u8 => text = raw.lmc,
-        /// Packets to this port need a global route header, also within the subnet.
+        /// Whether packets to this port need a global route header even within the subnet.
         grh_required: bool => text = raw.flags & GRH_REQUIRED != 0,
-        /// The number of entries of the port's table of GIDs.
+        /// The number of entries of the port's GID table.
         gid_table_length: u32 => text = u32::try_from(raw.gid_tbl_len).unwrap_or(0),
-        /// The number of entries of its table of partition keys.
+        /// The number of entries of its partition key table.
         pkey_table_length: u16 => text = raw.pkey_tbl_len,
         /// The longest message, in bytes.
         max_message_size: u32 => text = raw.max_msg_sz,
@@ -50,9 +50,9 @@ attributes! {
         }),
         /// The state of the physical link.
         physical_state: PhysicalState => text = PhysicalState::from_raw(raw.phys_state),
-        /// The capabilities in C's form: the bits of `enum ibv_port_cap_flags`.
+        /// The capabilities as the bits of `enum ibv_port_cap_flags`.
         capability_flags: u32 => hex = raw.port_cap_flags,
-        /// More of that: the bits of `enum ibv_port_cap_flags2`.
+        /// Further capabilities: the bits of `enum ibv_port_cap_flags2`.
         capability_flags2: u16 => hex = raw.port_cap_flags2,
         /// The greatest number of virtual lanes, in C's encoding.
         max_vl_code: u8 => text = raw.max_vl_num,
@@ -60,11 +60,12 @@ attributes! {
         bad_pkey_count: u32 => text = raw.bad_pkey_cntr,
         /// The number of packets that arrived with a queue key that a queue pair does not have.
         qkey_violation_count: u32 => text = raw.qkey_viol_cntr,
-        /// The service level to the subnet manager.
+        /// The service level for packets to the subnet manager.
         sm_service_level: u8 => text = raw.sm_sl,
-        /// The longest time of a packet within the subnet, as the specification encodes it.
+        /// The longest time of a packet within the subnet, in the encoding of the specification.
         subnet_timeout_code: u8 => text = raw.subnet_timeout,
-        /// The subnet manager's action when it initialised the port, as the specification encodes it.
+        /// The subnet manager's action when it initialised the port, in the encoding of the
+        /// specification.
         init_type_reply: u8 => text = raw.init_type_reply,
     }
 }
@@ -74,8 +75,8 @@ fn mtu(code: u32) -> Option<Mtu> {
 }
 
 impl PortAttributes {
-    /// The greatest number of virtual lanes for data; `None` for a code that the specification does not have. IBTA
-    /// vol 1, section 14.2.5.6.
+    /// Returns the greatest number of virtual lanes for data; `None` for a code that the specification does not define.
+    /// IBTA vol 1, section 14.2.5.6.
     #[must_use]
     pub const fn virtual_lanes(&self) -> Option<u8> {
         match self.max_vl_code {
@@ -88,7 +89,7 @@ impl PortAttributes {
         }
     }
 
-    /// The rate of the link, in Mbit/s, over all lanes; `None` for unknown codes.
+    /// Returns the rate of the link, in Mbit/s, over all lanes; `None` for unknown codes.
     #[must_use]
     pub fn rate_mbps(&self) -> Option<u32> {
         Some(u32::from(self.active_width.lanes()?) * self.active_speed.lane_mbps()?)

@@ -12,10 +12,10 @@ use crate::object::forked::Forked;
 use crate::object::handle::Handle;
 use crate::object::ownership::Ownership;
 
-/// A protection domain (PD): the fence within which queue pairs may use memory regions.
+/// A protection domain (PD): the boundary within which queue pairs may use memory regions.
 ///
-/// A queue pair reaches only regions of its own domain, for its own requests as for those of its peer.
-/// Clones are cheap and name the same domain; whatever is made from it keeps it alive.
+/// A queue pair can use only regions of its own domain, for its own requests and for those of its peer. Clones are
+/// cheap and refer to the same domain; objects created from it keep it alive.
 ///
 /// # Examples
 /// ```
@@ -41,14 +41,14 @@ impl ProtectionDomain {
         // SAFETY: SAFETY.md F1, F2: a live context of this table.
         let raw = check_null("ibv_alloc_pd", unsafe { (verbs.alloc_pd)(context.as_raw()) })?;
         let context = context.clone();
-        // SAFETY: SAFETY.md F2, F9: just allocated by this table; it needs the context. What is made
-        // from the domain holds a clone of it (F6).
+        // SAFETY: SAFETY.md F2, F9: just allocated by this table; it needs the context. Objects
+        // created from the domain hold a clone of it (F6).
         let handle = unsafe { Handle::new(raw, verbs.dealloc_pd, "ibv_dealloc_pd", context) };
         Ok(Self(Arc::new(handle)))
     }
 
-    /// Wraps a domain that was allocated elsewhere, a parent domain too. [`Ownership`] has an
-    /// example.
+    /// Wraps a domain that was allocated elsewhere. Parent domains are allowed. [`Ownership`] has
+    /// an example.
     ///
     /// # Safety
     /// [`Ownership`] states the contract; the domain is of this context.
@@ -60,7 +60,7 @@ impl ProtectionDomain {
         Self(Arc::new(handle))
     }
 
-    /// The context that it was made from.
+    /// Returns the context that it was created from.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.0.needs()
@@ -69,8 +69,8 @@ impl ProtectionDomain {
     /// Deallocates the domain.
     ///
     /// # Errors
-    /// With the domain: [`Error::StillUsed`] if a clone or something made from it is alive, or what
-    /// the provider says.
+    /// Returns the domain and an error: [`Error::StillUsed`] if a clone or an object created from
+    /// it is alive, or the provider's error.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         Handle::close_last(self.0, "protection domain")
@@ -84,23 +84,23 @@ impl ProtectionDomain {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether this process is the one that made the object. Who calls verbs on
-    /// [`as_raw`](Self::as_raw) that are not on the data path asks first.
+    /// Checks that this process created the object. Call it before verbs on
+    /// [`as_raw`](Self::as_raw) that are not on the data path.
     ///
     /// # Errors
-    /// If it is a child that was forked since.
+    /// Returns an error in a child that was forked since the object was created.
     pub fn check_process(&self) -> Result<(), Forked> {
         self.0.check_process()
     }
 
-    /// The functions of the domain's provider.
+    /// Returns the functions of the domain's provider.
     #[inline]
     #[must_use]
     pub fn verbs(&self) -> &'static Verbs {
         self.context().verbs()
     }
 
-    /// The C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which lives as long as `self` or a clone.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_pd {
@@ -109,7 +109,7 @@ impl ProtectionDomain {
 }
 
 impl Context {
-    /// Allocates a protection domain; same as [`ProtectionDomain::allocate`].
+    /// Allocates a protection domain, like [`ProtectionDomain::allocate`].
     ///
     /// # Errors
     /// If the provider refuses.

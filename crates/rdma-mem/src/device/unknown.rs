@@ -8,10 +8,10 @@ use crate::error::verb::VerbError;
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListError {
-    /// libibverbs is not there.
+    /// libibverbs could not be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// `RDMA_PROVIDERS` names a provider that is not there.
+    /// `RDMA_PROVIDERS` names an unknown provider.
     #[error(transparent)]
     UnknownProvider(#[from] UnknownProvider),
     /// The provider exists, but failed.
@@ -28,12 +28,12 @@ rdma_types::debug_messages!(enum ListError {
     Load(it), UnknownProvider(it), Verb { provider, source },
 });
 
-/// No device has the name that was asked for.
+/// No device has the requested name.
 #[derive(Clone, thiserror::Error)]
 #[error("there is no RDMA device `{name}`{}", self.explain())]
 #[non_exhaustive]
 pub struct UnknownDevice {
-    /// The name that was asked for.
+    /// The requested name.
     pub name: String,
     /// The names that exist.
     pub known: Vec<String>,

@@ -7,15 +7,16 @@ use rdma_sys::ibv_sge;
 
 use crate::element::ScatterGatherElementError;
 
-/// Bytes that a request takes along when it is posted: inline data.
+/// Inline data: bytes that are copied into a request when it is posted.
 ///
-/// The struct of C (`ibv_sge`), as the others. Its address is the pointer itself, which the processor reads
-/// from before the post returns, and it has no key: the memory needs no registration. For the same reason it
-/// is made of a slice alone. The address of a [`GatherElement`](crate::GatherElement) is where a *device*
-/// finds the memory, which is the pointer for some regions and any number for others (the `iova` of a
-/// [`DmabufRegion`](crate::DmabufRegion), 0 of one with
-/// [`ZERO_BASED`](crate::AccessFlags::ZERO_BASED)), so neither becomes the other. Memory that peers may
-/// write ([`SharedRegion`](crate::SharedRegion)) is never a slice: copy out of it what is to be sent.
+/// It has the layout of C's `ibv_sge`, like the other elements. Its address is the pointer itself, which the processor
+/// reads from before the post returns, and it has no key: the memory needs no registration.
+///
+/// An inline element can be made of a slice only. The address of a [`GatherElement`](crate::GatherElement) is the
+/// address that a *device* uses for the memory. For some regions it is the pointer, and for others any number: the
+/// `iova` of a [`DmabufRegion`](crate::DmabufRegion), or 0 with [`ZERO_BASED`](crate::AccessFlags::ZERO_BASED).
+/// Therefore the two kinds of element cannot be converted into each other. Memory that peers may write
+/// ([`SharedRegion`](crate::SharedRegion)) is never a slice: copy the data to send out of it.
 ///
 /// # Examples
 /// ```
@@ -34,7 +35,7 @@ pub struct InlineElement<'a> {
 }
 
 impl<'a> InlineElement<'a> {
-    /// The element for `data`.
+    /// Creates the element for `data`.
     ///
     /// # Panics
     /// If `data` is longer than 4 GiB - 1; in every build.
@@ -48,7 +49,7 @@ impl<'a> InlineElement<'a> {
         }
     }
 
-    /// The element for `data`.
+    /// Creates the element for `data`.
     ///
     /// # Errors
     /// If `data` is longer than 4 GiB - 1.
@@ -63,14 +64,14 @@ impl<'a> InlineElement<'a> {
         Self { sge: ibv_sge { addr, length, lkey: 0 }, borrow: PhantomData }
     }
 
-    /// The length of the element, in bytes.
+    /// Returns the length of the element, in bytes.
     #[inline]
     #[must_use]
     pub const fn length(&self) -> u32 {
         self.sge.length
     }
 
-    /// The C struct.
+    /// Returns the C struct.
     #[inline]
     #[must_use]
     pub const fn as_raw(&self) -> &ibv_sge {
@@ -78,7 +79,7 @@ impl<'a> InlineElement<'a> {
     }
 }
 
-/// The length as C has it.
+/// Returns the length as a number of C.
 #[inline]
 fn length(bytes: usize) -> Result<u32, ScatterGatherElementError> {
     u32::try_from(bytes).map_err(|_| ScatterGatherElementError::SliceTooBig)
@@ -87,7 +88,7 @@ fn length(bytes: usize) -> Result<u32, ScatterGatherElementError> {
 #[cold]
 #[inline(never)]
 #[track_caller]
-#[allow(clippy::panic)] // what `new` is documented to do
+#[allow(clippy::panic)] // documented for `new`
 fn refuse(error: ScatterGatherElementError) -> ! {
     panic!("{error}");
 }
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_32_bits_do_not_say_is_refused() {
+    fn lengths_above_32_bits_are_refused() {
         assert_eq!(length(u32::MAX as usize), Ok(u32::MAX));
         let too_big = Err(ScatterGatherElementError::SliceTooBig);
         assert_eq!((length(1 << 32), length(usize::MAX)), (too_big, too_big));

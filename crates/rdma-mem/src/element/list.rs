@@ -1,15 +1,15 @@
-//! Lists of elements that know the domain of each.
+//! Lists of elements with the domain of each.
 
 use crate::device::protection_domain::ProtectionDomain;
 use crate::element::shared::SharedElement;
 use crate::element::slice::{SliceMut, SliceRef};
 use crate::element::{GatherElement, ScatterElement};
 
-/// Registered slices, or ranges of shared regions, that a request reads from, as elements, with their
-/// domains.
+/// Elements that a request reads from, with their domains. Each is a registered slice, or a range
+/// of a shared region.
 ///
-/// An element is the struct of C, which does not name its domain. A list does, so that a queue pair refuses a slice
-/// of another domain when it is posted, and not by a failed completion later.
+/// An element is the struct of C, which does not name its domain. A list does, so a queue pair refuses a slice of
+/// another domain when the request is posted. Otherwise the error would be a failed completion later.
 ///
 /// # Examples
 /// ```
@@ -31,8 +31,8 @@ pub struct GatherList<'a, const N: usize> {
     domains: [&'a ProtectionDomain; N],
 }
 
-/// Registered slices, or ranges of shared regions, that a request writes to, as elements, with their
-/// domains; see [`GatherList`].
+/// Elements that a request writes to, with their domains; see [`GatherList`]. Each is a registered
+/// slice, or a range of a shared region.
 ///
 /// # Examples
 /// ```
@@ -42,7 +42,7 @@ pub struct GatherList<'a, const N: usize> {
 /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
 /// let mut region = pd.allocate_region(64)?;
 /// let (header, body) = region.as_slice_mut().split_at(16);
-/// let list = ScatterList::from([header, body]); // one message, its first 16 bytes apart
+/// let list = ScatterList::from([header, body]); // one message, its first 16 bytes separate
 /// # drop(list);
 /// # Ok::<(), rdma_mem::Error>(())
 /// ```
@@ -54,14 +54,14 @@ pub struct ScatterList<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> GatherList<'a, N> {
-    /// The elements, in order.
+    /// Returns the elements, in order.
     #[inline]
     #[must_use]
     pub const fn elements(&self) -> &[GatherElement<'a>] {
         &self.elements
     }
 
-    /// The domain of each element.
+    /// Returns the domain of each element.
     #[inline]
     #[must_use]
     pub const fn domains(&self) -> &[&'a ProtectionDomain] {
@@ -70,7 +70,7 @@ impl<'a, const N: usize> GatherList<'a, N> {
 }
 
 impl<'a, const N: usize> ScatterList<'a, N> {
-    /// The elements, in order, and the domain of each.
+    /// Returns the elements, in order, and the domain of each.
     #[inline]
     #[must_use]
     pub const fn parts(&mut self) -> (&mut [ScatterElement<'a>], &[&'a ProtectionDomain]) {

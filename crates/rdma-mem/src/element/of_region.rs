@@ -4,7 +4,7 @@ use crate::element::{GatherElement, ScatterElement, ScatterGatherElementError};
 use crate::region::unowned::MemoryRegion;
 
 impl MemoryRegion {
-    /// The element for `data`; same as [`GatherElement::new`].
+    /// Creates the element for `data`, like [`GatherElement::new`].
     ///
     /// # Panics
     /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
@@ -15,7 +15,7 @@ impl MemoryRegion {
         GatherElement::new(self, data)
     }
 
-    /// The element for `data`; same as [`GatherElement::new_checked`].
+    /// Creates the element for `data`, like [`GatherElement::new_checked`].
     ///
     /// # Errors
     /// If `data` is not within the region, or longer than 4 GiB - 1.
@@ -27,14 +27,14 @@ impl MemoryRegion {
         GatherElement::new_checked(self, data)
     }
 
-    /// The element for `data`, without a check of its place; same as [`GatherElement::new_unchecked`].
+    /// Creates the element for `data` without a check of its bounds, like [`GatherElement::new_unchecked`].
     #[inline]
     #[must_use]
     pub fn gather_element_unchecked<'a>(&'a self, data: &'a [u8]) -> GatherElement<'a> {
         GatherElement::new_unchecked(self, data)
     }
 
-    /// The element for `data`; same as [`ScatterElement::new`].
+    /// Creates the element for `data`, like [`ScatterElement::new`].
     ///
     /// # Panics
     /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
@@ -45,7 +45,7 @@ impl MemoryRegion {
         ScatterElement::new(self, data)
     }
 
-    /// The element for `data`; same as [`ScatterElement::new_checked`].
+    /// Creates the element for `data`, like [`ScatterElement::new_checked`].
     ///
     /// # Errors
     /// If `data` is not within the region, or longer than 4 GiB - 1.
@@ -57,7 +57,7 @@ impl MemoryRegion {
         ScatterElement::new_checked(self, data)
     }
 
-    /// The element for `data`, without a check of its place; same as [`ScatterElement::new_unchecked`].
+    /// Creates the element for `data` without a check of its bounds, like [`ScatterElement::new_unchecked`].
     #[inline]
     #[must_use]
     pub fn scatter_element_unchecked<'a>(&'a self, data: &'a mut [u8]) -> ScatterElement<'a> {

@@ -8,14 +8,14 @@ use rdma_types::Lkey;
 
 use crate::device::protection_domain::ProtectionDomain;
 
-/// Bytes of a region: where the processor finds them, where a device does, and with which key.
+/// Bytes of a region: their address for the processor, their address for a device, and their key.
 ///
-/// It promises nothing of what the bytes are, nor who else uses them.
+/// It guarantees nothing about the contents of the bytes or about their other users.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'r> {
     base: NonNull<u8>,
     pub(super) length: usize,
-    /// Of the first byte, as requests use it.
+    /// Address of the first byte, as requests use it.
     pub(super) address: u64,
     pub(super) lkey: Lkey,
     pub(super) pd: &'r ProtectionDomain,
@@ -23,8 +23,8 @@ pub(crate) struct Piece<'r> {
 
 impl<'r> Piece<'r> {
     /// # Safety
-    /// `length` bytes at `base` are one region's, or a part of it, and stay mapped for `'r`;
-    /// `address`, `lkey` and `pd` are those of their registration.
+    /// The `length` bytes at `base` belong to one region or are a part of it, and stay mapped for
+    /// `'r`. `address`, `lkey` and `pd` are those of their registration.
     #[inline]
     pub(crate) unsafe fn new(
         base: NonNull<u8>,
@@ -36,7 +36,7 @@ impl<'r> Piece<'r> {
         Self { base, length, address, lkey, pd }
     }
 
-    /// The first `middle` bytes, and the rest.
+    /// Splits the piece into the first `middle` bytes and the rest.
     ///
     /// # Panics
     /// If `middle` is more than the length.
@@ -50,11 +50,11 @@ impl<'r> Piece<'r> {
         (Self { length: middle, ..self }, Self { base, length, address, ..self })
     }
 
-    /// The bytes as a slice.
+    /// Returns the bytes as a slice.
     ///
     /// # Safety
-    /// For `'b` the bytes are initialised, and nobody writes them but a device, for requests of
-    /// this machine whose poster promised that nobody uses them meanwhile.
+    /// For `'b` the bytes are initialised, and only a device writes them. It does so for requests
+    /// of this machine whose poster promised that the bytes are not used meanwhile.
     #[inline]
     pub(crate) unsafe fn bytes<'b>(self) -> &'b [u8]
     where
@@ -64,10 +64,11 @@ impl<'r> Piece<'r> {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
     }
 
-    /// The bytes as an exclusive slice.
+    /// Returns the bytes as an exclusive slice.
     ///
     /// # Safety
-    /// What [`bytes`](Self::bytes) asks for, and nobody else reads them for `'b` either.
+    /// The contract of [`bytes`](Self::bytes), and the bytes are not read elsewhere for `'b`
+    /// either.
     #[inline]
     pub(crate) unsafe fn bytes_mut<'b>(self) -> &'b mut [u8]
     where
@@ -77,7 +78,7 @@ impl<'r> Piece<'r> {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
     }
 
-    /// As a slice over it is shown.
+    /// Formats the piece like a slice of its bytes.
     pub(crate) fn debug(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{name}({} bytes at {:?}, {:?})", self.length, self.base, self.lkey)
     }

@@ -1,4 +1,4 @@
-//! Bringing in the pages of memory that is not pinned.
+//! Prefetching the pages of memory that is not pinned.
 #![allow(unsafe_code)]
 
 use std::borrow::Cow;
@@ -17,25 +17,25 @@ use crate::error::verb::VerbError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Prefetch {
-    /// The device will read the memory: pages are brought in, and may be mapped read-only.
+    /// The device will read the memory: pages are faulted in, and may be mapped read-only.
     Read,
-    /// The device will write the memory: pages are brought in and made writable.
+    /// The device will write the memory: pages are faulted in and made writable.
     Write,
-    /// The device will read the memory: pages that the process has in memory are mapped, and no others are brought in.
+    /// The device will read the memory: pages that the process has in memory are mapped, and no others are faulted in.
     ReadPresent,
 }
 
 impl ProtectionDomain {
-    /// Asks the device to map the pages of these elements now, instead of at the first request that uses them. Their
-    /// regions were registered with [`with_on_demand`](crate::AccessFlags::with_on_demand). With `wait`, returns after the
-    /// pages were mapped. See `man ibv_advise_mr`.
+    /// Advises the device to map the pages of these elements now, instead of at the first request that uses them. Their
+    /// regions were registered with [`with_on_demand`](crate::AccessFlags::with_on_demand). With `wait`, returns after
+    /// the pages were mapped. See `man ibv_advise_mr`.
     ///
-    /// The contents of the memory stay unchanged, and a request may use it whether this succeeds or not.
+    /// The contents of the memory stay unchanged. A request may use it whether this call succeeds or fails.
     ///
     /// # Errors
-    /// The provider's error and a hint: `EOPNOTSUPP` if the device takes no advice, as software devices and SoftRoCE do
-    /// not; `EINVAL` for memory that is pinned; `EFAULT` for memory that is not mapped or not writable.
-    /// [`Error::Forked`] in a forked child.
+    /// Returns the provider's error and a hint. `EOPNOTSUPP` means that the device takes no advice, as with software
+    /// devices and SoftRoCE. `EINVAL` is for memory that is pinned; `EFAULT` for memory that is not mapped or not
+    /// writable. [`Error::Forked`] in a forked child.
     ///
     /// # Examples
     /// ```

@@ -9,24 +9,24 @@ use crate::element::{GatherElement, ScatterElement};
 use crate::error::range;
 use crate::error::range::RangeError;
 
-/// A range of a [`SharedRegion`](crate::SharedRegion) or a [`DmabufRegion`](crate::DmabufRegion), as
-/// source or destination of requests.
+/// A range of a [`SharedRegion`](crate::SharedRegion) or a [`DmabufRegion`](crate::DmabufRegion),
+/// as the source or destination of requests.
 ///
-/// `Copy`, and both at once, because nothing promises that such a region's bytes are exclusive:
-/// there is no reference to them. Several requests may name them at a time, while peers and copies
-/// change them; then some of the bytes are of one and some of another.
+/// It is `Copy` and can be both source and destination, because the bytes of such a region are not
+/// exclusive: no reference to them exists. Several requests may name them at the same time, while
+/// peers and copies change them. The result is then a mixture of the bytes of several writers.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedElement<'r> {
     address: u64,
     length: u32,
     lkey: Lkey,
-    /// The region's own: the element lives no longer than it.
+    /// The region's own domain: the element does not outlive the region.
     pd: &'r ProtectionDomain,
 }
 
 impl<'r> SharedElement<'r> {
-    /// The element for a range of a region of `region` bytes, the first of which requests find at
-    /// `iova`.
+    /// Creates the element for a range of a region of `region` bytes. Requests use `iova` as the
+    /// address of the region's first byte.
     #[inline]
     pub(crate) fn within(
         range: Range<usize>,
@@ -43,14 +43,14 @@ impl<'r> SharedElement<'r> {
         Ok(Self { address: iova.wrapping_add(start as u64), length, lkey, pd })
     }
 
-    /// The domain of the region that the bytes belong to.
+    /// Returns the domain of the region that the bytes belong to.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &'r ProtectionDomain {
         self.pd
     }
 
-    /// The length of the element, in bytes.
+    /// Returns the length of the element, in bytes.
     #[inline]
     #[must_use]
     pub const fn length(&self) -> u32 {

@@ -1,4 +1,4 @@
-//! Slices that carry the key of their region.
+//! Slices with the key of their region.
 #![allow(unsafe_code)]
 
 use std::array;
@@ -11,8 +11,8 @@ use crate::device::protection_domain::ProtectionDomain;
 use crate::element::piece::Piece;
 use crate::element::{GatherElement, ScatterElement};
 
-/// Registered bytes, shared: what [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref) gives, and
-/// [`BorrowedRegion::get_ref`](crate::BorrowedRegion::get_ref).
+/// Registered bytes, shared. [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref) and
+/// [`BorrowedRegion::get_ref`](crate::BorrowedRegion::get_ref) return them.
 ///
 /// # Examples
 /// ```
@@ -30,13 +30,13 @@ pub struct SliceRef<'r> {
     borrow: PhantomData<&'r [u8]>,
 }
 
-/// Registered bytes, exclusive: what [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) gives,
-/// and [`BorrowedRegion::get_mut`](crate::BorrowedRegion::get_mut).
+/// Registered bytes, exclusive. [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) and
+/// [`BorrowedRegion::get_mut`](crate::BorrowedRegion::get_mut) return them.
 ///
-/// Within are raw parts and no reference to the bytes: it can be moved while a device writes them.
-/// A request takes it by value, so what several requests use at a time is taken apart first:
-/// [`split_at`](Self::split_at), [`into_array`](Self::into_array), [`into_chunks`](Self::into_chunks).
-/// `chunks_mut` and indexing, which it has as bytes, give plain bytes that no device knows.
+/// It consists of raw parts without a reference to the bytes, so it can be moved while a device writes them. A request
+/// takes it by value. For several requests at a time, split it first: [`split_at`](Self::split_at),
+/// [`into_array`](Self::into_array), [`into_chunks`](Self::into_chunks). `chunks_mut` and indexing, which it has as
+/// bytes, return plain bytes without a key.
 ///
 /// # Examples
 /// ```
@@ -44,7 +44,7 @@ pub struct SliceRef<'r> {
 /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
 /// let mut region = pd.allocate_region(64)?;
 /// let (mut header, body) = region.as_slice_mut().split_at(16);
-/// header.fill(1); // bytes, as long as no request has the slice
+/// header.fill(1); // plain bytes until a request takes the slice
 /// let pieces: Vec<_> = body.into_chunks(16).collect(); // one for each of three requests
 /// assert_eq!((header.len(), pieces.len()), (16, 3));
 /// # Ok::<(), rdma_mem::Error>(())
@@ -54,39 +54,39 @@ pub struct SliceMut<'r> {
     borrow: PhantomData<&'r mut [u8]>,
 }
 
-// SAFETY: SAFETY.md F16: as `&[u8]`, which it stands for.
+// SAFETY: SAFETY.md F16: the same as for `&[u8]`, which it represents.
 unsafe impl Send for SliceRef<'_> {}
-// SAFETY: SAFETY.md F16: as `&[u8]`.
+// SAFETY: SAFETY.md F16: the same as for `&[u8]`.
 unsafe impl Sync for SliceRef<'_> {}
-// SAFETY: SAFETY.md F16: as `&mut [u8]`, which it stands for.
+// SAFETY: SAFETY.md F16: the same as for `&mut [u8]`, which it represents.
 unsafe impl Send for SliceMut<'_> {}
-// SAFETY: SAFETY.md F16: as `&mut [u8]`.
+// SAFETY: SAFETY.md F16: the same as for `&mut [u8]`.
 unsafe impl Sync for SliceMut<'_> {}
 
 impl<'r> SliceRef<'r> {
     /// # Safety
-    /// The bytes are initialised and borrowed for `'r`: nobody writes them but a device, for
-    /// requests of this machine whose poster promised that nobody uses them meanwhile.
+    /// The bytes are initialised and borrowed for `'r`: only a device writes them. It does so for
+    /// requests of this machine whose poster promised that the bytes are not used meanwhile.
     #[inline]
     pub(crate) unsafe fn new(piece: Piece<'r>) -> Self {
         Self { piece, borrow: PhantomData }
     }
 
-    /// The domain of the region that the bytes belong to.
+    /// Returns the domain of the region that the bytes belong to.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &'r ProtectionDomain {
         self.piece.pd
     }
 
-    /// The element for these bytes, at most the first 4 GiB - 1.
+    /// Returns the element for these bytes, at most the first 4 GiB - 1.
     #[inline]
     #[must_use]
     pub fn gather_element(&self) -> GatherElement<'r> {
         GatherElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
-    /// Two slices: the first `middle` bytes, and the rest.
+    /// Splits the slice into the first `middle` bytes and the rest.
     ///
     /// # Panics
     /// If `middle` is more than the length.
@@ -101,56 +101,56 @@ impl<'r> SliceRef<'r> {
 
 impl<'r> SliceMut<'r> {
     /// # Safety
-    /// The bytes are initialised and exclusively borrowed for `'r`: nobody else reads or writes
-    /// them but a device, for requests of this machine whose poster promised that nobody uses them
-    /// meanwhile.
+    /// The bytes are initialised and exclusively borrowed for `'r`: apart from this slice, only a
+    /// device reads or writes them. It does so for requests of this machine whose poster promised
+    /// that the bytes are not used meanwhile.
     #[inline]
     pub(crate) unsafe fn new(piece: Piece<'r>) -> Self {
         Self { piece, borrow: PhantomData }
     }
 
-    /// The domain of the region that the bytes belong to.
+    /// Returns the domain of the region that the bytes belong to.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &'r ProtectionDomain {
         self.piece.pd
     }
 
-    /// The element for these bytes, to read from.
+    /// Returns the element for these bytes, to read from.
     #[inline]
     #[must_use]
     pub fn gather_element(&self) -> GatherElement<'_> {
         GatherElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
-    /// The element to write these bytes, at most the first 4 GiB - 1.
+    /// Returns the element to write these bytes, at most the first 4 GiB - 1.
     #[inline]
     #[must_use]
     pub fn scatter_element(&mut self) -> ScatterElement<'_> {
         ScatterElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
-    /// The element for these bytes, for the time of their borrow.
+    /// Returns the element for these bytes, for the lifetime of their borrow.
     #[inline]
     pub(crate) fn into_scatter_element(self) -> ScatterElement<'r> {
         ScatterElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
-    /// The same bytes, shared.
+    /// Returns the same bytes, shared.
     #[inline]
     #[must_use]
     pub fn as_shared(&self) -> SliceRef<'_> {
         SliceRef { piece: self.piece, borrow: PhantomData }
     }
 
-    /// The same bytes, for a shorter time: the slice can be used again after it.
+    /// Returns the same bytes for a shorter lifetime: the slice can be used again after it.
     #[inline]
     #[must_use]
     pub fn reborrow(&mut self) -> SliceMut<'_> {
         SliceMut { piece: self.piece, borrow: PhantomData }
     }
 
-    /// Two slices: the first `middle` bytes, and the rest.
+    /// Splits the slice into the first `middle` bytes and the rest.
     ///
     /// # Panics
     /// If `middle` is more than the length.
@@ -162,10 +162,10 @@ impl<'r> SliceMut<'r> {
         (Self { piece: first, ..self }, Self { piece: rest, ..self })
     }
 
-    /// Slices of `size` bytes each, in order; the last one is shorter if the length is no multiple of
-    /// `size`. Of no bytes there is no slice.
+    /// Returns slices of `size` bytes each, in order. The last one is shorter if the length is not
+    /// a multiple of `size`. An empty slice has no chunks.
     ///
-    /// It is not called `chunks`, which would hide that of the bytes.
+    /// The name is not `chunks`, which would hide the method of the bytes.
     ///
     /// # Panics
     /// If `size` is 0.
@@ -193,10 +193,10 @@ impl<'r> SliceMut<'r> {
         (0..rest.piece.length.div_ceil(size)).map(move |_| rest.take_first(size))
     }
 
-    /// As many slices as the array has, of equal length, in order.
+    /// Splits the slice into an array of `N` slices of equal length, in order.
     ///
     /// # Errors
-    /// The slice, if its length is no multiple of `N`, or if `N` is 0.
+    /// Returns the slice if its length is not a multiple of `N`, or if `N` is 0.
     ///
     /// # Examples
     /// ```
@@ -217,7 +217,7 @@ impl<'r> SliceMut<'r> {
         Ok(array::from_fn(|_| rest.take_first(size)))
     }
 
-    /// The first `length` bytes, or all there are; the rest stays.
+    /// Takes the first `length` bytes, or all if there are fewer; the others remain.
     #[inline]
     fn take_first(&mut self, length: usize) -> Self {
         let (first, rest) = self.piece.split_at(length.min(self.piece.length));
@@ -257,7 +257,7 @@ impl DerefMut for SliceMut<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: SAFETY.md F16: initialised and exclusively borrowed for longer, by the contract
-        // of `new`, and lent on by `&mut self`.
+        // of `new`, and reborrowed by `&mut self`.
         unsafe { self.piece.bytes_mut() }
     }
 }

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use rdma_sys::Errno;
 
-/// The folder of the files by which libibverbs reaches devices.
+/// The folder of the device files that libibverbs opens.
 const FILES: &str = "/dev/infiniband";
 
-/// The cause if a device could not be listed, or opened: then `file` is the name of its file.
+/// Returns the cause of a failure to list or open a device; `file` is the name of an opened
+/// device's file.
 pub(crate) fn open(errno: Errno, file: Option<&str>) -> Option<Cow<'static, str>> {
     let is_there = file.is_some_and(|file| Path::new(FILES).join(file).exists());
     open_with(errno, is_there)
@@ -25,7 +26,7 @@ fn open_with(errno: Errno, is_there: bool) -> Option<Cow<'static, str>> {
             if is_there =>
         {
             "its file in /dev/infiniband is there, and its provider refused it: is the user-space library (rdma-core) \
-             older than the kernel driver, or the file that of another device? `ibv_devinfo -v` says what libibverbs \
+             older than the kernel driver, or the file that of another device? `ibv_devinfo -v` shows what libibverbs \
              finds"
         }
         Errno::EACCES | Errno::EPERM => {
@@ -38,12 +39,12 @@ fn open_with(errno: Errno, is_there: bool) -> Option<Cow<'static, str>> {
         }
         Errno::ENOSYS => "the kernel has no RDMA support, or its module ib_uverbs is not loaded",
         Errno::EMFILE | Errno::ENFILE => "too many open files: raise `ulimit -n`",
-        Errno::EIO => "its provider cannot set it up, and may have said why on standard error",
+        Errno::EIO => "its provider cannot set it up, and may have printed why to standard error",
         _ => return None,
     }))
 }
 
-/// Why memory could not be mapped.
+/// Returns the cause of a failure to map memory.
 pub(crate) fn map(call: &str, errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match (call, errno) {
         ("mmap", Errno::ENOMEM) => {
@@ -56,11 +57,12 @@ pub(crate) fn map(call: &str, errno: Errno) -> Option<Cow<'static, str>> {
     }))
 }
 
-/// Why an object could not be made: memory of the kernel or the device, or a size beyond its limits.
+/// Returns the cause of a failure to create an object: memory of the kernel or the device, or a
+/// size above its limits.
 pub(crate) fn create(errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
         Errno::ENOMEM => {
-            "the device has no more of them, or RLIMIT_MEMLOCK (`ulimit -l`) is reached: queues \
+            "the limit of the device is reached, or RLIMIT_MEMLOCK (`ulimit -l`) is reached: queues \
              lock memory too"
         }
         _ => return None,

@@ -1,13 +1,13 @@
 //! Ranges that are not within their region.
 
-/// A range that a region does not have.
+/// A range that is invalid for a region.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RangeError {
-    /// The range is not, or not wholly, within the region.
+    /// The range is not entirely within the region.
     #[error("{length} bytes at offset {offset} are not within a region of {region} bytes")]
     OutOfBounds {
-        /// Where the range begins, in bytes from the start of the region.
+        /// The offset of the range in the region, in bytes.
         offset: usize,
         /// The length, in bytes.
         length: usize,
@@ -17,12 +17,12 @@ pub enum RangeError {
     /// The address of the range is misaligned.
     #[error("offset {offset} is not a multiple of {align}")]
     Misaligned {
-        /// Where the range begins, in bytes from the start of the region.
+        /// The offset of the range in the region, in bytes.
         offset: usize,
-        /// The number that it must be a multiple of.
+        /// The required divisor of the offset.
         align: usize,
     },
-    /// C has 32 bits for an element's length.
+    /// The range is longer than the 32 bits of an element's length allow.
     #[error("{length} bytes are more than an element can have, 4294967295")]
     TooLong {
         /// The length of the range, in bytes.
@@ -34,7 +34,7 @@ rdma_types::debug_messages!(enum RangeError {
     OutOfBounds { offset, length, region }, Misaligned { offset, align }, TooLong { length },
 });
 
-/// Whether `length` bytes at `offset` are within `region` bytes.
+/// Checks that `length` bytes at `offset` are within `region` bytes.
 #[inline]
 pub(crate) fn check(offset: usize, length: usize, region: usize) -> Result<(), RangeError> {
     match offset.checked_add(length) {

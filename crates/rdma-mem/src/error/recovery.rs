@@ -10,21 +10,22 @@ use super::verb::VerbError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Recovery {
-    /// Nothing has changed, and the same call may succeed later.
+    /// The failed call has changed nothing, and may succeed later.
     Retry,
-    /// The connection, or a lease that went by it, has ended: a new one may work.
+    /// The connection, or a lease that used it, has ended: a new one may work.
     Reconnect,
-    /// This process may not do it: a person has to allow it.
+    /// This process lacks a permission, which an administrator has to grant.
     Permission,
-    /// Something is used up, here: memory, files, objects of the device, or the limit of locked memory. Give
-    /// some back, or ask for less.
+    /// A local resource is exhausted: memory, files, objects of the device, or the limit of locked memory. Release
+    /// some, or request less.
     Resource,
-    /// The call cannot succeed as it is: the program, its options or the peer's have to change.
+    /// The call cannot succeed in this form: the program, its options or those of the peer have to
+    /// change.
     Programming,
 }
 
 impl Recovery {
-    /// The action after a call of the kernel or a provider has failed with this number.
+    /// Returns the action after a call of the kernel or a provider has failed with this number.
     #[must_use]
     pub const fn of_errno(errno: Errno) -> Self {
         match errno {
@@ -39,7 +40,7 @@ impl Recovery {
 }
 
 impl VerbError {
-    /// What a program can do about it.
+    /// Returns the action that may help after this error.
     ///
     /// ```
     /// use rdma_mem::{Errno, Recovery, VerbError};
@@ -54,7 +55,7 @@ impl VerbError {
 }
 
 impl Error {
-    /// What a program can do about it.
+    /// Returns the action that may help after this error.
     #[must_use]
     pub const fn recovery(&self) -> Recovery {
         match self {

@@ -18,7 +18,7 @@ use rdma_sys::Errno;
 pub struct VerbError {
     /// The function, as C spells it.
     pub verb: &'static str,
-    /// The number that it returned, or left in `errno`.
+    /// The number that it returned, or stored in `errno`.
     pub errno: Errno,
     /// The usual cause of this number from this verb and its remedy, if there is one.
     pub hint: Option<Cow<'static, str>>,
@@ -27,13 +27,13 @@ pub struct VerbError {
 rdma_types::debug_messages!(struct VerbError { verb, errno, hint });
 
 impl VerbError {
-    /// A failure without a hint.
+    /// Creates an error without a hint.
     #[must_use]
     pub const fn new(verb: &'static str, errno: Errno) -> Self {
         Self { verb, errno, hint: None }
     }
 
-    /// The same with a hint, or without if it is `None`.
+    /// Returns the error with this hint, or without one if it is `None`.
     #[must_use]
     pub fn with_hint(mut self, hint: Option<Cow<'static, str>>) -> Self {
         self.hint = hint;

@@ -10,22 +10,22 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::error::verb::VerbError;
 
-/// The file of a provider's object that is readable while there are events, and never blocks.
+/// A non-blocking file of a provider's object. It is readable while there are events.
 ///
-/// What [`AsyncEvents`](crate::AsyncEvents) and the completion channels of the crate above are made of;
-/// programs have no need for it. It does not own the file.
+/// [`AsyncEvents`](crate::AsyncEvents) and the completion channels of the crate above use it; programs do not need it.
+/// It does not own the file.
 #[derive(Debug)]
 pub struct EventFile(BorrowedFd<'static>);
 
 impl EventFile {
-    /// Makes the file of an object non-blocking, so that of several threads which see an event none
-    /// waits for what another one took.
+    /// Makes the file of an object non-blocking. If several threads see an event and one of them
+    /// takes it, the others do not block.
     ///
     /// # Errors
     /// If the kernel refuses.
     ///
     /// # Safety
-    /// The file stays open as long as the `EventFile`.
+    /// The file stays open while the `EventFile` exists.
     pub unsafe fn new(fd: RawFd) -> Result<Self, VerbError> {
         // SAFETY: SAFETY.md F15: open by the contract, and lent out for no longer than `self` lives.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -34,11 +34,11 @@ impl EventFile {
         Ok(Self(file))
     }
 
-    /// Calls `take` until it returns something, and in between sleeps while the file is not readable.
-    /// `None` after `timeout`; without one it waits as long as it takes.
+    /// Calls `take` until it returns something, and sleeps between the calls while the file is not
+    /// readable. Returns `None` after `timeout`; without a timeout it waits without limit.
     ///
     /// # Errors
-    /// That of `take`, or of `poll`: if the device went away.
+    /// Returns the error of `take`, or of `poll` if the device was removed.
     pub fn wait<T, E: From<VerbError>>(
         &self,
         timeout: Option<Duration>,
@@ -47,7 +47,7 @@ impl EventFile {
         self.wait_with(None, timeout, take)
     }
 
-    /// As [`wait`](Self::wait), and looks also when the other file is readable.
+    /// Like [`wait`](Self::wait), but also wakes up when the other file is readable.
     pub(crate) fn wait_with<T, E: From<VerbError>>(
         &self,
         other: Option<BorrowedFd<'_>>,
@@ -57,7 +57,7 @@ impl EventFile {
         if let Some(event) = take()? {
             return Ok(Some(event));
         }
-        // What is too far away to be counted never comes.
+        // A deadline that cannot be represented is never reached.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         while self.sleep(other, deadline)? {
             if let Some(event) = take()? {
@@ -67,7 +67,8 @@ impl EventFile {
         Ok(None)
     }
 
-    /// Whether it was readable before the deadline, or the other file.
+    /// Waits until this file or the other one is readable, or the deadline has passed; `true` for a
+    /// readable file.
     fn sleep(
         &self,
         other: Option<BorrowedFd<'_>>,
@@ -98,12 +99,12 @@ impl AsFd for EventFile {
     }
 }
 
-/// The error of a system call.
+/// Returns a function that creates the error of a system call.
 pub(crate) fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> VerbError {
     move |error| VerbError::new(call, Errno::from_raw(error.raw_os_error()))
 }
 
-#[cfg(all(test, not(miri)))] // miri has no ppoll
+#[cfg(all(test, not(miri)))] // Miri does not support ppoll
 mod tests {
     use std::io::{ErrorKind, PipeReader, Read, Write, pipe};
     use std::os::fd::AsRawFd;
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_others_read_wakes_nobody_for_nothing() {
+    fn each_of_two_waiters_gets_one_event() {
         let (reader, mut writer) = pipe().unwrap();
         // SAFETY: SAFETY.md F15: the reader is dropped after the file.
         let file = unsafe { EventFile::new(reader.as_raw_fd()) }.unwrap();

@@ -12,41 +12,41 @@ use crate::error::verb::VerbError;
 use crate::event::file::failed;
 use crate::event::value::{AsyncEvent, AsyncEventSource};
 
-/// So many events are kept although every taker has them.
+/// The number of events that are kept after every taker has read them.
 const KEPT: usize = 256;
 
 /// The events of one context.
 #[derive(Default)]
 pub(crate) struct EventLog(Mutex<Events>);
 
-/// Without what is kept, which may be much, and is locked.
+/// Omits the events: there may be many, and they are locked.
 impl fmt::Debug for EventLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EventLog").finish_non_exhaustive()
     }
 }
 
-/// The events that are kept. All that ever came are counted.
+/// The kept events, with the total number of events.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     kept: VecDeque<AsyncEvent>,
-    /// How many came before those that are kept.
+    /// The number of events before the kept ones.
     gone: u64,
-    /// How many the taker has that has most, of those that are there and those that were.
+    /// The number of events, kept or dropped, that the most advanced taker has read.
     given: u64,
     takers: Vec<Taker>,
 }
 
 #[derive(Debug)]
 struct Taker {
-    /// How many events it has, with those that came before it did.
+    /// The number of events that it has read, including those from before it joined.
     has: u64,
-    /// Names the taker, and is readable exactly while there is an event that it has not.
+    /// Identifies the taker, and is readable exactly while there is an event that it has not read.
     wake: Arc<OwnedFd>,
 }
 
 impl EventLog {
-    /// Not in a forked child, where nobody may be there to unlock it.
+    /// Not for a forked child: the thread that holds the lock may not exist there.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Events> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -57,7 +57,8 @@ impl Events {
         self.gone + self.kept.len() as u64
     }
 
-    /// One more taker, of what no other has, and what is kept. Its file is readable while there is an event for it.
+    /// Adds a taker, which starts with the kept events that no other has read. Its file is readable while there is an
+    /// event for it.
     pub(crate) fn join(&mut self) -> Result<Arc<OwnedFd>, VerbError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(eventfd(0, flags).map_err(failed("eventfd"))?);
@@ -74,7 +75,7 @@ impl Events {
         self.forget();
     }
 
-    /// One more event, for all.
+    /// Adds an event for all takers.
     pub(crate) fn push(&mut self, event: AsyncEvent) {
         let came = self.came();
         self.takers.iter().filter(|taker| taker.has == came).for_each(Taker::raise);
@@ -82,7 +83,7 @@ impl Events {
         self.forget();
     }
 
-    /// The next event for a taker, if it is there.
+    /// Returns the next event for a taker, if there is one.
     pub(crate) fn next(&mut self, wake: &Arc<OwnedFd>) -> Option<AsyncEvent> {
         let came = self.came();
         let taker = self.takers.iter_mut().find(|taker| Arc::ptr_eq(&taker.wake, wake))?;
@@ -97,13 +98,13 @@ impl Events {
         Some(event)
     }
 
-    /// What is kept of an object, a port or the device, oldest first.
+    /// Returns the kept events of an object, a port or the device, oldest first.
     pub(crate) fn of(&self, source: AsyncEventSource) -> Vec<AsyncEventKind> {
         let own = self.kept.iter().filter(|event| event.source == source);
         own.map(|event| event.kind).collect()
     }
 
-    /// Drops the oldest of too many, but none that a taker has not.
+    /// Drops the oldest events above the limit, except those that a taker has not read.
     fn forget(&mut self) {
         let all_have = self.takers.iter().map(|taker| taker.has).min().unwrap_or(u64::MAX);
         while self.kept.len() > KEPT && self.gone < all_have {
@@ -113,7 +114,7 @@ impl Events {
     }
 }
 
-/// The counter is 0 or 1, and nobody else has the file: neither call can fail or wait.
+/// The counter is 0 or 1, and the file is private: neither call can fail or block.
 impl Taker {
     fn raise(&self) {
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
@@ -124,7 +125,7 @@ impl Taker {
     }
 }
 
-#[cfg(all(test, not(miri)))] // miri has no ppoll
+#[cfg(all(test, not(miri)))] // Miri does not support ppoll
 mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn each_taker_has_each_event_in_order_and_a_file_that_tells() {
+    fn each_taker_reads_each_event_in_order_and_its_file_is_readable() {
         let mut events = Events::default();
         let (a, b) = (events.join().unwrap(), events.join().unwrap());
         for n in 0..3 {
@@ -193,7 +194,7 @@ mod tests {
         }
         assert_eq!(rest(&mut events, &slow), (0..3 * KEPT).map(event).collect::<Vec<_>>());
         assert_eq!(events.kept.len(), KEPT);
-        // A look finds what is kept, whoever has it.
+        // `of` finds the kept events, including those that all takers have read.
         let of_port = events.of(event(3 * KEPT - 1).source);
         assert!(!of_port.is_empty() && of_port.iter().all(|&kind| kind == event(0).kind));
         events.leave(&slow);
@@ -201,7 +202,7 @@ mod tests {
         for n in 0..2 * KEPT {
             events.push(event(n));
         }
-        assert_eq!(events.kept.len(), KEPT, "nobody is there to take them");
+        assert_eq!(events.kept.len(), KEPT, "there are no takers");
         let late = events.join().unwrap();
         assert_eq!(rest(&mut events, &late), (KEPT..2 * KEPT).map(event).collect::<Vec<_>>());
     }

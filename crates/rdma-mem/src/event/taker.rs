@@ -1,4 +1,4 @@
-//! Who takes the asynchronous events of a context.
+//! Readers of the asynchronous events of a context.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -15,17 +15,17 @@ use crate::error::verb::VerbError;
 use crate::event::file::{EventFile, failed};
 use crate::event::value::{AsyncEvent, AsyncEventSource};
 
-/// At most so many events are fetched for one look at what came.
+/// The most events fetched by one call of `events_of`.
 const MOST: usize = 4096;
 
 /// The asynchronous events of a context.
 ///
-/// Each `AsyncEvents` of a context gets every event, so that each part of a program can have its own. A new one
-/// begins with the events that no other has read. Unread events are kept in memory without a limit: drop an
-/// `AsyncEvents` that is no longer read. All methods take `&self`, from any thread.
+/// Each `AsyncEvents` of a context gets every event, so each part of a program can have its own. A new one starts with
+/// the events that no other has read. Unread events are kept in memory without a limit: drop an `AsyncEvents` that is
+/// no longer read. All methods take `&self`, from any thread.
 ///
-/// It [has a file](AsFd) that is readable while there are events, for `poll`, `epoll` and runtimes that use them. All
-/// of these miss events that the program reads by `ibv_get_async_event` itself.
+/// It [has a file](AsFd) that is readable while there are events, for `poll`, `epoll` and runtimes that use them. An
+/// `AsyncEvents` misses the events that the program reads by `ibv_get_async_event` itself.
 ///
 /// # Examples
 /// ```
@@ -42,20 +42,21 @@ const MOST: usize = 4096;
 #[doc(alias = "ibv_get_async_event")]
 #[derive(Debug)]
 pub struct AsyncEvents {
-    /// The context's: readable while there are events that nobody has fetched.
+    /// The context's file: readable while there are events that have not been fetched.
     file: EventFile,
-    /// Names it in the log of the context: readable while there are events that another has fetched.
+    /// Identifies it in the log of the context: readable while there are events that another one
+    /// has fetched.
     wake: Arc<OwnedFd>,
-    /// Of both.
+    /// A file that is readable while one of the two is.
     either: OwnedFd,
     context: Context,
 }
 
 impl AsyncEvents {
-    /// The events of a context. Makes the context's `async_fd` non-blocking.
+    /// Returns the events of a context. Makes the context's `async_fd` non-blocking.
     ///
     /// # Errors
-    /// If the kernel refuses that, or the process cannot open two more files.
+    /// Returns an error if the kernel refuses that, or the process cannot open two more files.
     #[doc(alias = "async_fd")]
     pub fn of(context: &Context) -> Result<Self, Error> {
         context.check_process()?;
@@ -71,10 +72,10 @@ impl AsyncEvents {
         Ok(this)
     }
 
-    /// Waits for an event without a limit.
+    /// Waits for an event without a time limit.
     ///
     /// # Errors
-    /// The provider's error, most often because the device went away.
+    /// Returns the provider's error, most often because the device was removed.
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
     pub fn get_event(&self) -> Result<AsyncEvent, Error> {
@@ -85,18 +86,18 @@ impl AsyncEvents {
         }
     }
 
-    /// Waits for an event with a time limit; `None` if none occurred.
+    /// Waits for an event with a time limit; returns `None` if none occurred.
     ///
     /// # Errors
-    /// Same errors as [`get_event`](Self::get_event).
+    /// The errors are those of [`get_event`](Self::get_event).
     pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
         self.wait(Some(timeout))
     }
 
-    /// Returns an event if there is one already; does not wait.
+    /// Returns an event if there is one already; does not block.
     ///
     /// # Errors
-    /// Same errors as [`get_event`](Self::get_event).
+    /// The errors are those of [`get_event`](Self::get_event).
     pub fn try_get_event(&self) -> Result<Option<AsyncEvent>, Error> {
         self.context.check_process()?;
         let mut log = self.context.log().lock();
@@ -108,7 +109,7 @@ impl AsyncEvents {
         Ok(log.next(&self.wake))
     }
 
-    /// The context whose events these are.
+    /// Returns the context of these events.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
@@ -134,10 +135,10 @@ impl AsFd for AsyncEvents {
 }
 
 impl Context {
-    /// Returns the asynchronous events of the device; same as [`AsyncEvents::of`].
+    /// Returns the asynchronous events of the device, like [`AsyncEvents::of`].
     ///
     /// # Errors
-    /// Same errors as [`AsyncEvents::of`].
+    /// The errors are those of [`AsyncEvents::of`].
     #[doc(alias = "ibv_get_async_event")]
     pub fn async_events(&self) -> Result<AsyncEvents, Error> {
         AsyncEvents::of(self)
@@ -148,7 +149,7 @@ impl Context {
     /// Makes the context's `async_fd` non-blocking.
     ///
     /// # Errors
-    /// The provider's error, most often because the device went away.
+    /// Returns the provider's error, most often because the device was removed.
     ///
     /// # Examples
     /// ```
@@ -174,8 +175,8 @@ impl Context {
         unsafe { (*self.as_raw()).async_fd }
     }
 
-    /// Fetches an event from the provider, if there is one. The log is locked, so that the order of events is one
-    /// for all. It is not waited for, although others may have made the file blocking again.
+    /// Fetches an event from the provider, if there is one. The log is locked, so that all readers see the same order
+    /// of events. The call does not block, although other code may have made the file blocking again.
     fn fetch_event(&self) -> Result<Option<AsyncEvent>, Error> {
         // SAFETY: SAFETY.md F6: the context closes its file, and is kept by `self`.
         let _non_blocking = unsafe { EventFile::new(self.async_fd()) }?;
@@ -190,8 +191,8 @@ impl Context {
         }
         // SAFETY: SAFETY.md F1: the provider filled it just now, and it is acknowledged below.
         let event = unsafe { AsyncEvent::from_raw(&raw) };
-        // SAFETY: SAFETY.md F1, F2: an event of this table, acknowledged once. What it is about may be
-        // destroyed from here on, and is not used any more.
+        // SAFETY: SAFETY.md F1, F2: an event of this table, acknowledged once. The object of the event may be destroyed
+        // from here on, and is not used any more.
         unsafe { (verbs.ack_async_event)(&raw mut raw) };
         Ok(Some(event))
     }

@@ -8,7 +8,8 @@ use crate::object::id::ObjectId;
 
 /// An asynchronous event of a device, a port or an object.
 ///
-/// It is a value: the provider's event was acknowledged before, and nothing waits for this one.
+/// It is a plain value: the provider's event is already acknowledged, so destroying the object does
+/// not wait for it.
 #[doc(alias = "ibv_async_event")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -29,7 +30,7 @@ pub enum AsyncEventSource {
     Port(u8),
     /// A queue pair.
     QueuePair {
-        /// Its number. A later queue pair may have the same.
+        /// Its number. A later queue pair may have the same number.
         qpn: Qpn,
         /// Its id.
         id: ObjectId,
@@ -43,10 +44,10 @@ pub enum AsyncEventSource {
 }
 
 impl AsyncEvent {
-    /// Copies what an event says.
+    /// Copies the contents of an event.
     ///
     /// # Safety
-    /// `ibv_get_async_event` filled it, and it is not acknowledged: that keeps alive what it is about.
+    /// `ibv_get_async_event` filled it, and it is not acknowledged yet, which keeps the object of the event alive.
     pub(crate) unsafe fn from_raw(raw: &ibv_async_event) -> Self {
         let kind = AsyncEventKind::from_raw(raw.event_type.0);
         // SAFETY: this function's contract.
@@ -56,7 +57,7 @@ impl AsyncEvent {
 }
 
 /// # Safety
-/// Same contract as [`AsyncEvent::from_raw`].
+/// The contract is that of [`AsyncEvent::from_raw`].
 unsafe fn source(kind: AsyncEventKind, raw: &ibv_async_event) -> AsyncEventSource {
     match kind {
         AsyncEventKind::CQ_ERR => {
@@ -101,7 +102,7 @@ unsafe fn source(kind: AsyncEventKind, raw: &ibv_async_event) -> AsyncEventSourc
             u8::try_from(port).map_or(AsyncEventSource::Unknown, AsyncEventSource::Port)
         }
         AsyncEventKind::DEVICE_FATAL => AsyncEventSource::Device,
-        // No part of the union may be read of a kind that is not known.
+        // For an unknown kind, no part of the union may be read.
         _ => AsyncEventSource::Unknown,
     }
 }
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_unknown_kind_nothing_is_read() {
+    fn the_object_of_an_unknown_kind_is_not_read() {
         let dangling = Element { cq: std::ptr::without_provenance_mut(8) };
         for kind in [19, 20, 99, u32::MAX] {
             assert_eq!(of(AsyncEventKind::from_raw(kind), dangling), AsyncEventSource::Unknown);

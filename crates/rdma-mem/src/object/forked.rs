@@ -2,9 +2,10 @@
 
 use rdma_sys::Process;
 
-/// An object of another process: this one was forked from it.
+/// An object belongs to another process, which forked this one.
 ///
-/// What a device and its provider know is the parent's. The child can neither use it nor release it.
+/// The device and its provider know the parent's objects only. The child can neither use nor
+/// release them.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "this belongs to process {owner}, which forked this one: a forked child cannot use RDMA objects \
@@ -12,13 +13,13 @@ use rdma_sys::Process;
 )]
 #[non_exhaustive]
 pub struct Forked {
-    /// The process that made the object.
+    /// The process that created the object.
     pub owner: u32,
 }
 
 rdma_types::debug_messages!(struct Forked { owner });
 
-/// Whether this process made an object, which that one made.
+/// Checks that this process created an object.
 #[inline]
 pub(crate) fn check(made_by: Process) -> Result<(), Forked> {
     if made_by.is_current() { Ok(()) } else { Err(Forked { owner: made_by.id() }) }

@@ -1,4 +1,4 @@
-//! The handle of one object of a provider, with what must outlive it.
+//! The handle of one object of a provider, with the values that must outlive it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -14,16 +14,16 @@ use crate::error::verb::VerbError;
 use crate::object::forked::{self, Forked};
 use crate::object::ownership::Ownership;
 
-/// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed when dropped, and `P`, what it needs:
-/// its parents, or its memory.
+/// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed on drop, and `P`, the values that it
+/// needs: its parents, or its memory.
 ///
-/// What the owners in this crate and in those above are made of; programs have no need for it. `P`
-/// is dropped after the object was destroyed (SAFETY.md F6). If that fails, `Drop` makes one
-/// `tracing` event, and object and `P` are never freed: the device may still use them. To see the
-/// error instead, there is [`close`](Self::close).
+/// The owners in this crate and in those above consist of handles; programs do not need this type.
+/// `P` is dropped after the object was destroyed (SAFETY.md F6). If destruction fails, `Drop` emits
+/// one `tracing` event, and object and `P` are never freed: the device may still use them. Use
+/// [`close`](Self::close) to get the error instead.
 ///
-/// In a forked child nothing is destroyed, nor is `P` dropped. Of an object that is
-/// [borrowed](Self::from_raw) only `P` is dropped.
+/// In a forked child, nothing is destroyed and `P` is not dropped. For a [borrowed](Self::from_raw)
+/// object, only `P` is dropped.
 pub struct Handle<T, P> {
     raw: NonNull<T>,
     destroy: Destroy<T>,
@@ -34,31 +34,32 @@ pub struct Handle<T, P> {
 
 type Destroy<T> = unsafe extern "C" fn(*mut T) -> c_int;
 
-// SAFETY: SAFETY.md F9: the contract of `new` has an object that any thread may use and destroy.
+// SAFETY: SAFETY.md F9: by the contract of `new`, any thread may use and destroy the object.
 unsafe impl<T, P: Send> Send for Handle<T, P> {}
-// SAFETY: SAFETY.md F9: through `&Handle` one gets a pointer, and to use that is `unsafe`.
+// SAFETY: SAFETY.md F9: `&Handle` returns only a pointer, and using that is `unsafe`.
 unsafe impl<T, P: Sync> Sync for Handle<T, P> {}
 
 impl<T, P> Handle<T, P> {
-    /// Takes over the object at `raw`, which `destroy`, called `verb` in messages, destroys.
+    /// Takes ownership of the object at `raw`. `destroy` destroys it; messages call that function
+    /// `verb`.
     ///
     /// # Safety
-    /// `raw` is live; `destroy` is its provider's function for it, which returns an error number;
-    /// nobody else calls that. Any thread may use and destroy the object. What the object needs to be
-    /// alive is kept so by `needs`; and when the handle is dropped or closed, nobody uses the object
-    /// any more.
+    /// `raw` is live; `destroy` is its provider's function for it, which returns an error number
+    /// and is not called elsewhere. Any thread may use and destroy the object. `needs` keeps alive
+    /// everything that the object requires. When the handle is dropped or closed, the object is no
+    /// longer in use.
     #[must_use]
     pub unsafe fn new(raw: NonNull<T>, destroy: Destroy<T>, verb: &'static str, needs: P) -> Self {
         let process = Process::current();
         Self { raw, destroy, verb, process, needs: ManuallyDrop::new(needs) }
     }
 
-    /// As [`new`](Self::new), of an object that came from elsewhere: `destroy` is called if it is owned, and
-    /// nothing if it is borrowed.
+    /// Like [`new`](Self::new), but for an object from elsewhere. `destroy` is called if it is owned; no function is
+    /// called if it is borrowed.
     ///
     /// # Safety
-    /// Same contract as [`new`](Self::new). If the object is borrowed, others destroy it, and not before the handle was
-    /// dropped or closed.
+    /// The contract is that of [`new`](Self::new). If the object is borrowed, other code destroys it, and not before
+    /// the handle was dropped or closed.
     #[must_use]
     pub unsafe fn from_raw(
         raw: NonNull<T>,
@@ -75,40 +76,41 @@ impl<T, P> Handle<T, P> {
         unsafe { Self::new(raw, destroy, verb, needs) }
     }
 
-    /// Whether this process is the one that made the object. What is not on the data path asks first.
+    /// Checks that this process created the object. Operations outside of the data path call it
+    /// first.
     ///
     /// # Errors
-    /// If it is a child that was forked since.
+    /// Returns an error in a child that was forked since the object was created.
     #[inline]
     pub fn check_process(&self) -> Result<(), Forked> {
         forked::check(self.process)
     }
 
-    /// The object, which lives as long as the handle.
+    /// Returns the object, which lives as long as the handle.
     #[inline]
     #[must_use]
     pub const fn as_ptr(&self) -> *mut T {
         self.raw.as_ptr()
     }
 
-    /// The parents or the memory that the object needs.
+    /// Returns the parents or the memory that the object needs.
     #[inline]
     #[must_use]
     pub fn needs(&self) -> &P {
         &self.needs
     }
 
-    /// What the object needs, to be exchanged for what serves it as well.
+    /// Returns the values that the object needs. They may be replaced by equivalent ones.
     #[inline]
     pub(crate) fn needs_mut(&mut self) -> &mut P {
         &mut self.needs
     }
 
-    /// Destroys the object, and gives back what it needed.
+    /// Destroys the object, and returns the values that it needed.
     ///
     /// # Errors
-    /// With the handle, whose object is as it was: [`Error::Verb`] if the provider refuses,
-    /// [`Error::Forked`].
+    /// Returns the handle with the unchanged object, and [`Error::Verb`] if the provider refuses,
+    /// or [`Error::Forked`].
     #[allow(clippy::result_large_err)] // it is the handle itself
     pub fn close(self) -> Result<P, (Self, Error)> {
         if let Err(forked) = self.check_process() {
@@ -123,8 +125,8 @@ impl<T, P> Handle<T, P> {
         }
     }
 
-    /// As [`close`](Self::close), of an object that has clones: this has to be the last one, and nothing
-    /// that was made from the object may be alive.
+    /// Like [`close`](Self::close), but for an object with clones. `this` has to be the last clone, and no object
+    /// created from it may be alive.
     pub(crate) fn close_last(
         this: Arc<Self>,
         what: &'static str,
@@ -145,7 +147,7 @@ impl<T, P> Handle<T, P> {
     }
 }
 
-/// What is called in place of the verb that destroys a borrowed object.
+/// Replaces the verb that destroys an object, for a borrowed one.
 unsafe extern "C" fn leave<T>(_: *mut T) -> c_int {
     0
 }
@@ -161,7 +163,7 @@ impl<T, P> Drop for Handle<T, P> {
             Err(error) => tracing::error!(
                 %error,
                 object = ?self.raw,
-                "an RDMA object could not be destroyed: it is leaked, with what it needs"
+                "an RDMA object could not be destroyed: it is leaked, with its parents and memory"
             ),
         }
     }
@@ -180,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// An object whose destruction fails as often as its number says, then succeeds.
+    /// Destroys an object. It fails as many times as the object's number, then succeeds.
     unsafe extern "C" fn destroy(object: *mut AtomicI32) -> c_int {
         // SAFETY: SAFETY.md F1: the tests pass a live object.
         let object = unsafe { &*object };
@@ -205,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_borrowed_is_left_alone_and_needs_nothing_any_more() {
+    fn a_borrowed_object_is_not_destroyed_and_releases_its_needs() {
         for (ownership, calls) in [(Ownership::Owned, 1), (Ownership::Borrowed, 0)] {
             let (object, needs) = (AtomicI32::new(0), Rc::new(()));
             let handle = || {
@@ -227,7 +229,7 @@ mod tests {
             drop(handle(&object, &needs));
             assert_eq!(object.into_inner(), failures - 1);
             assert_eq!(Rc::strong_count(&needs), if failures == 0 { 1 } else { 2 });
-            // SAFETY: SAFETY.md F1: the count of the `Rc` that the handle leaked.
+            // SAFETY: SAFETY.md F1: releases the count of the `Rc` that the handle leaked.
             (failures == 1).then(|| unsafe { Rc::decrement_strong_count(Rc::as_ptr(&needs)) });
         }
     }

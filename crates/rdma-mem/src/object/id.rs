@@ -5,29 +5,29 @@ use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Names a queue pair, a completion queue or a shared receive queue in events.
+/// Identifies a queue pair, a completion queue or a shared receive queue in events.
 ///
-/// No two objects of a process have the same, not even one after the other, so an event of an object
-/// that is gone is not taken for that of another.
+/// No two objects of a process ever have the same id, even if one is created after the other is
+/// destroyed. Therefore an event of a destroyed object is not attributed to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId(usize);
 
 impl ObjectId {
-    /// An ID that no object had before. For the owners in the crates above.
+    /// Returns an id that no object had before. For the owners in the crates above.
     #[must_use]
     pub fn unique() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The id of an object with this user context (`qp_context`, `cq_context`, `srq_context`), which is never used as
-    /// an address. Objects that these crates did not make have what their makers put there.
+    /// Returns the id of an object with this user context (`qp_context`, `cq_context`, `srq_context`), which is never
+    /// used as an address. Other code may store any value there in the objects that it creates.
     #[must_use]
     pub fn from_context(context: *mut c_void) -> Self {
         Self(context.addr())
     }
 
-    /// The user context of an object of this id.
+    /// Returns the user context of an object with this id.
     #[must_use]
     pub const fn to_context(self) -> *mut c_void {
         ptr::without_provenance_mut(self.0)
@@ -49,6 +49,10 @@ mod tests {
         let (a, b) = (ObjectId::unique(), ObjectId::unique());
         assert_ne!(a, b);
         assert_eq!(ObjectId::from_context(a.to_context()), a);
-        assert_ne!(a, ObjectId::from_context(ptr::null_mut()), "no context is nobody's");
+        assert_ne!(
+            a,
+            ObjectId::from_context(ptr::null_mut()),
+            "NULL is not the context of an object"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Regions with memory of their own that is values.
+//! Regions with memory of their own that consists of values.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,11 +14,12 @@ use crate::region::owned::OwnedRegion;
 
 /// An [`OwnedRegion`] whose bytes are values of type `T`, one after the other.
 ///
-/// `T` is plain old data ([`Pod`], which the crate `bytemuck` derives for structs): whatever bytes a device
-/// puts there are a `T`, and a `T` that is sent has no padding. Both sides must have the same layout (`#[repr(C)]`) and byte order.
+/// `T` is plain old data ([`Pod`], which the crate `bytemuck` derives for structs). Any bytes that a device writes
+/// there are a valid `T`, and a `T` that is sent has no padding. Both sides must have the same layout (`#[repr(C)]`)
+/// and byte order.
 ///
-/// The array derefs to its values, which are zero at first. Requests take registered slices of it, which
-/// deref to bytes.
+/// The array derefs to its values, which are initially zero. Requests take registered slices of it, which deref to
+/// bytes.
 ///
 /// # Examples
 /// ```
@@ -42,18 +43,20 @@ impl ProtectionDomain {
     /// Allocates and registers memory for `count` zeroed values, on pages of their own.
     ///
     /// # Errors
-    /// Same errors as [`allocate_region`](Self::allocate_region); no bytes are an [empty region](Error::EmptyRegion).
+    /// The errors are those of [`allocate_region`](Self::allocate_region). A length of 0 bytes is an [empty
+    /// region](Error::EmptyRegion).
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate_array<T: Pod>(&self, count: usize) -> Result<OwnedArray<T>, Error> {
         const { assert!(align_of::<T>() <= PAGE, "more than a page's alignment") };
-        // A length that does not fit a `usize` does not fit the machine either.
+        // A length that overflows `usize` does not fit into memory either.
         let length = count.saturating_mul(size_of::<T>());
         Ok(OwnedArray { region: self.allocate_region(length)?, values: PhantomData })
     }
 }
 
 impl<T: Pod> OwnedArray<T> {
-    /// A slice of `count` values from `index` on, to send or write from; `None` if they are not all within the array.
+    /// Returns a slice of `count` values from `index` on, to send or write from; `None` if they are not all within the
+    /// array.
     #[inline]
     #[must_use]
     pub fn get_ref(&self, index: usize, count: usize) -> Option<SliceRef<'_>> {
@@ -61,8 +64,8 @@ impl<T: Pod> OwnedArray<T> {
         self.region.get_ref(offset, length)
     }
 
-    /// An exclusive slice of `count` values from `index` on, also to receive or read into. `None` if they are not all
-    /// within the array.
+    /// Returns an exclusive slice of `count` values from `index` on, also to receive or read into. `None` if they are
+    /// not all within the array.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, index: usize, count: usize) -> Option<SliceMut<'_>> {
@@ -70,28 +73,28 @@ impl<T: Pod> OwnedArray<T> {
         self.region.get_mut(offset, length)
     }
 
-    /// A slice of the whole array, to send or write from.
+    /// Returns a slice of the whole array, to send or write from.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
         self.region.as_slice()
     }
 
-    /// An exclusive slice of the whole array, also to receive or read into.
+    /// Returns an exclusive slice of the whole array, also to receive or read into.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
         self.region.as_slice_mut()
     }
 
-    /// The region, whose bytes the values are.
+    /// Returns the region with the bytes of the values.
     #[must_use]
     pub fn into_region(self) -> OwnedRegion {
         self.region
     }
 }
 
-/// Offset and length of values, in bytes.
+/// Returns the offset and length of values, in bytes.
 #[inline]
 fn bytes<T>(index: usize, count: usize) -> Option<(usize, usize)> {
     Some((index.checked_mul(size_of::<T>())?, count.checked_mul(size_of::<T>())?))

@@ -1,4 +1,4 @@
-//! Regions over borrowed memory, for this machine alone.
+//! Regions over borrowed memory, without access for peers.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -13,15 +13,15 @@ use crate::region::local::LocalRegion;
 use crate::region::registration::Registration;
 use crate::region::relaxed;
 
-/// Registered memory that the region borrows, exclusively: for bytes that live elsewhere and cannot
-/// move to an [`OwnedRegion`](crate::OwnedRegion).
+/// Registered memory that the region borrows exclusively. Use it for bytes that are stored
+/// elsewhere and cannot move to an [`OwnedRegion`](crate::OwnedRegion).
 ///
-/// It derefs to the bytes. Pieces of it that carry the region's key come from
-/// [`as_slice_mut`](LocalRegion::as_slice_mut), [`split_at`](LocalRegion::split_at) and
-/// [`get_mut`](LocalRegion::get_mut); an element made from one cannot be wrong.
+/// It derefs to the bytes. [`as_slice_mut`](LocalRegion::as_slice_mut),
+/// [`split_at`](LocalRegion::split_at) and [`get_mut`](LocalRegion::get_mut) return parts of it
+/// with the region's key. An element made from such a part is always valid.
 ///
-/// No peer can reach it, and there is no `remote()`: a region that is forgotten (`std::mem::forget`) ends its borrow
-/// and stays registered, so that a peer with the key would write to memory that other code uses by then.
+/// No peer can access it, and it has no `remote()`. A forgotten region (`std::mem::forget`) ends its borrow and stays
+/// registered. A peer with the key could then write to memory that other code already uses.
 ///
 /// # Examples
 /// ```
@@ -48,25 +48,24 @@ impl ProtectionDomain {
     pub fn register_borrowed<'a>(&self, memory: &'a mut [u8]) -> Result<BorrowedRegion<'a>, Error> {
         let (length, base) = (memory.len(), NonNull::from(memory).cast());
         let access = relaxed::relax(AccessFlags::new().with_local_write())?;
-        // SAFETY: SAFETY.md F8, F29: borrowed until the region is dropped, which deregisters it first.
-        // That the memory stays mapped as long as it is registered is not kept where the region is
-        // forgotten, or cannot be deregistered. Nothing depends on it then: no element can be made
-        // any more, and whoever posted one sees to its bytes until its request is over. So it is
-        // mapped whenever a request can use it. The rkey is worth nothing to a peer, who has no
-        // right here, and no window can be bound to the region.
+        // SAFETY: SAFETY.md F8, F29: borrowed until the region is dropped, which deregisters it first. If the region is
+        // forgotten, or cannot be deregistered, the memory may be unmapped while it is registered. Nothing depends on
+        // it then: no element can be made any more, and the poster of an earlier one keeps its bytes valid until its
+        // request has completed. So the memory is mapped whenever a request can use it. The rkey is useless to a peer,
+        // which has no right here, and no window can be bound to the region.
         let registration = unsafe { Registration::mapped(self, base, length, access, PhantomData) };
         let registration = registration.map_err(|(_, error)| error)?;
         // SAFETY: SAFETY.md F16: a slice, so mapped and initialised, that is exclusively borrowed
-        // as long as the region lives; no peer has a right to it.
+        // while the region lives; no peer has a right to it.
         Ok(unsafe { BorrowedRegion::new(registration) })
     }
 }
 
 impl BorrowedRegion<'_> {
-    /// Deregisters, which ends the borrow.
+    /// Deregisters the region, which ends the borrow.
     ///
     /// # Errors
-    /// The provider's error, with the region, which is still registered.
+    /// Returns the region, which is still registered, and the provider's error.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<(), (Self, Error)> {

@@ -1,19 +1,19 @@
 //! The processor's copies to and from memory that a device uses at the same time.
 //!
-//! No reference to the bytes of such memory is formed. On x86-64 the copy is assembly, which the compiler treats
-//! as opaque; elsewhere it is made of [atomic words](words), the only width that a region lends.
+//! No reference to the bytes of such memory is formed. On x86-64 the copy is assembly, which the compiler treats as
+//! opaque. On other machines it uses [atomic words](words), the only width that a region lends.
 //! `--cfg rdma_visible_copies` replaces it by the copy that AddressSanitizer intercepts.
 #![allow(unsafe_code)]
 
 #[cfg(any(test, miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]
 mod words;
 
-/// Copies shared memory into `out`; what is written meanwhile may be seen in part.
+/// Copies shared memory into `out`. Concurrent writes may be seen in part.
 ///
 /// # Safety
-/// `source` is valid for reads and writes of so many bytes, and so are the aligned words of eight bytes in which
-/// they lie: all of one region, whose memory others reach by atomics of eight bytes, by these copies, or as a
-/// device. `out` is no part of it.
+/// `source` is valid for reads and writes of `out.len()` bytes, and so are the aligned words of eight bytes that
+/// contain them. All are part of one region. Other code accesses its memory only by atomics of eight bytes, by these
+/// copies, or as a device. `out` does not overlap it.
 #[inline]
 pub(crate) unsafe fn copy_out(source: *mut u8, out: &mut [u8]) {
     #[cfg(any(miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]
@@ -28,10 +28,10 @@ pub(crate) unsafe fn copy_out(source: *mut u8, out: &mut [u8]) {
     }
 }
 
-/// Copies `data` into shared memory; what reads it meanwhile may see a part.
+/// Copies `data` into shared memory. Concurrent readers may see a part of it.
 ///
 /// # Safety
-/// Same contract as [`copy_out`], for `target`.
+/// The contract is that of [`copy_out`], for `target`.
 #[inline]
 pub(crate) unsafe fn copy_in(data: &[u8], target: *mut u8) {
     #[cfg(any(miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]
@@ -60,12 +60,12 @@ unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
 #[cfg(all(target_arch = "x86_64", not(any(rdma_visible_copies, miri))))]
 #[inline]
 unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
-    /// Below this the string instruction takes longer to start than a loop to finish.
+    /// Below this length the string instruction takes longer to start than a loop to finish.
     const STRING: usize = 128;
 
     if length >= STRING {
-        // SAFETY: SAFETY.md F16: the contract has both ranges, and the direction flag is clear by the
-        // ABI.
+        // SAFETY: SAFETY.md F16: both ranges are valid by the contract, and the direction flag is
+        // clear by the ABI.
         unsafe {
             std::arch::asm!(
                 "rep movsb",
@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// Whole words, as the memory of a region is.
+    /// Whole words, like the memory of a region.
     #[repr(align(8))]
     struct Shared([u8; 400]);
 
@@ -115,7 +115,7 @@ mod tests {
 
     fn every_length_and_alignment(copy_out: Out, copy_in: In) {
         let numbers: Vec<u8> = (0..400).map(|n| u8::try_from(n % 251).unwrap()).collect();
-        // Under miri each byte takes its time.
+        // Miri is slow for each byte.
         let is_chosen = |&n: &usize| !cfg!(miri) || n < 18 || n.is_multiple_of(59);
         for length in (0..140).chain([300]).filter(is_chosen) {
             for at in [0, 1, 3, 8, 13, 63] {
@@ -145,7 +145,8 @@ mod tests {
         every_length_and_alignment(words::load, words::store);
     }
 
-    /// Two halves of one word, one of which stays as its own thread left it, however the other changes.
+    /// Two threads write one half of a word each. Each half keeps the value of its thread, whatever the other one
+    /// writes.
     #[test]
     fn a_part_of_a_word_leaves_the_rest_to_others() {
         let rounds = if cfg!(miri) { 20 } else { 20_000_u32 };
@@ -157,7 +158,7 @@ mod tests {
                     let place = first.load(Ordering::Relaxed).wrapping_add(half);
                     for round in 0..rounds {
                         let mut seen = [0; 4];
-                        // SAFETY: SAFETY.md F16: within the first word, which both threads reach so alone.
+                        // SAFETY: SAFETY.md F16: within the first word, which both threads access only in this way.
                         unsafe { words::store(&round.to_ne_bytes(), place) };
                         // SAFETY: SAFETY.md F16: as above.
                         unsafe { words::load(place, &mut seen) };

@@ -1,4 +1,4 @@
-//! Regions of memory that comes as a dma-buf.
+//! Regions of memory from a dma-buf.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -19,14 +19,15 @@ use crate::object::ownership::Ownership;
 use crate::region::hint;
 use crate::remote::RemoteMemoryRegion;
 
-/// Registered memory that comes as a file descriptor: a dma-buf, the kernel's way to hand on memory that
-/// need not be the processor's, such as a GPU's.
+/// Registered memory from a file descriptor: a dma-buf, the kernel's interface for sharing memory, such as that of a
+/// GPU. It need not be the processor's memory.
 ///
-/// Nothing of the memory is mapped into the process, so there is no view of the bytes; requests
-/// name [ranges](Self::element). The region keeps the memory by itself: the descriptor may be
-/// closed when it is registered.
+/// The memory is not mapped into the process, so the region has no view of the bytes; requests name
+/// [ranges](Self::element). The region keeps the memory alive: the descriptor may be closed after
+/// the registration.
 ///
-/// Requests and peers count from `iova`. It can be any number with the same offset within a page as `offset`.
+/// Addresses in requests of this machine and of peers start at `iova`. It can be any number with the same offset within
+/// a page as `offset`.
 ///
 /// The software device accepts dma-bufs that can be mapped, and sealed files in memory
 /// ([`RegionMemory::memfd`](crate::RegionMemory::memfd)) instead.
@@ -42,7 +43,7 @@ use crate::remote::RemoteMemoryRegion;
 /// # fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
 /// rdma_soft::install();
 /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-/// // Two pages of a file, which requests find from address 0 on.
+/// // Two pages of a file, which have address 0 in requests.
 /// let region = pd.register_local_dmabuf_mr(file.as_fd(), 0, 8192, 0)?;
 /// drop(file);
 /// let element = GatherElement::from(region.element(4096..8192).unwrap());
@@ -59,18 +60,19 @@ pub struct DmabufRegion {
 }
 
 impl ProtectionDomain {
-    /// Registers `length` bytes at `offset` of a dma-buf for local access: they can be sent, and can be
-    /// received or read into. No peer can reach them. See `man ibv_reg_dmabuf_mr`.
+    /// Registers `length` bytes at `offset` of a dma-buf for local access: they can be sent, and can be received or
+    /// read into. Peers have no access. See `man ibv_reg_dmabuf_mr`.
     ///
-    /// Safe, although the memory may be mapped somewhere and seen as a slice: the code that made that slice has
-    /// promised that no process changes the file meanwhile, which every process with a descriptor can. Requests of
-    /// this machine change it like `write(2)`.
+    /// This is safe, although the memory may be mapped elsewhere and visible as a slice. The code that created that
+    /// slice has promised that no process changes the file meanwhile. Any process with a descriptor can do so. Requests
+    /// of this machine change the file like `write(2)`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] from a libibverbs before rdma-core 34; [`Error::EmptyRegion`];
-    /// [`Error::PageOffset`] if `offset` and `iova` are not at the same offset within a page; or
-    /// the verb's, with a hint: `EOPNOTSUPP` if the device's driver has no dma-bufs, `EINVAL` if
-    /// the range is not within the file or the file is no dma-buf.
+    /// [`Error::PageOffset`] if `offset` and `iova` are not at the same offset within a page.
+    /// Otherwise the verb's error, with a hint. `EOPNOTSUPP` means that the device's driver does
+    /// not support dma-bufs. `EINVAL` means that the range is not within the file, or that the file
+    /// is not a dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_local_dmabuf_mr(
         &self,
@@ -87,10 +89,11 @@ impl ProtectionDomain {
     /// Registers memory of a dma-buf that peers may read and write.
     ///
     /// # Errors
-    /// Same errors as [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
+    /// The errors are those of [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
     ///
     /// # Safety
-    /// Same contract as [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access).
+    /// The contract is that of
+    /// [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access).
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_shared_dmabuf_mr(
         &self,
@@ -104,18 +107,18 @@ impl ProtectionDomain {
         unsafe { self.register_dmabuf_mr_with_access(fd, offset, length, iova, access) }
     }
 
-    /// Registers memory of a dma-buf with any access that dma-bufs can have: local write, remote read,
-    /// write and atomics, relaxed ordering.
+    /// Registers memory of a dma-buf with any access that dma-bufs support: local write, remote read, write and
+    /// atomics, relaxed ordering.
     ///
     /// # Errors
-    /// Same errors as [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr); [`Error::Access`] for
+    /// The errors are those of [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr), and [`Error::Access`] for
     /// flags that the verbs forbid.
     ///
     /// # Safety
-    /// Where `access` lets peers write the memory, no process has a reference to it while they may, by any
-    /// mapping of the file, and only atomic or volatile access; where it lets them read it, no `&mut`.
-    /// Requests of this machine change the file as [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr)
-    /// says.
+    /// While `access` lets peers write the memory, no process has a reference to it by any mapping of the file. Every
+    /// access of a process is atomic or volatile then. While it lets them read the memory, no process has a `&mut`.
+    /// Requests of this machine change the file as described for
+    /// [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_dmabuf_mr_with_access(
         &self,
@@ -129,32 +132,33 @@ impl ProtectionDomain {
         self.check_process()?;
         let register = self.verbs().reg_dmabuf_mr()?;
         let flags = access.bits().cast_signed();
-        // SAFETY: SAFETY.md F1, F2: a live domain of this table and an open file. The memory is the
-        // file's, which the provider keeps (man ibv_reg_dmabuf_mr).
+        // SAFETY: SAFETY.md F1, F2: a live domain of this table and an open file. The memory
+        // belongs to the file, which the provider keeps alive (man ibv_reg_dmabuf_mr).
         let raw = unsafe { register(self.as_raw(), offset, length, iova, fd.as_raw_fd(), flags) };
         let raw = Errno::check_null(raw).map_err(|errno| {
             let hint = hint::register_dmabuf(self.context(), errno, length);
             VerbError::new("ibv_reg_dmabuf_mr", errno).with_hint(hint)
         })?;
-        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, in this domain, of this length and
-        // counted from `iova`, so that nobody else has it; of the memory, this function's contract.
+        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, in this domain, with this length and starting at
+        // `iova`, so no other code has it. The memory is as this function's contract requires.
         Ok(unsafe { DmabufRegion::of(raw, self, length, iova, Ownership::Owned) })
     }
 }
 
 impl DmabufRegion {
-    /// Wraps a region that was registered elsewhere, by `ibv_reg_dmabuf_mr`. Its C object has the length and the
-    /// keys, but not the address from which requests count, which is `iova`.
+    /// Wraps a region that was registered elsewhere, by `ibv_reg_dmabuf_mr`. Its C object has the length and the keys,
+    /// but not `iova`, the address of its first byte in requests.
     ///
-    /// A region of other memory can be had as one, too, where elements by range are enough: one that was
-    /// registered by `ibv_reg_mr_iova`, for example.
+    /// A region of other memory can be wrapped too if elements by range are enough: one that was registered by
+    /// `ibv_reg_mr_iova`, for example.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The region is of this domain, and requests count from `iova` in it.
-    /// Of the memory, what [`register_dmabuf_mr_with_access`](ProtectionDomain::register_dmabuf_mr_with_access)
-    /// asks for. If it is not a dma-buf's, it stays mapped as long as it is registered, and from
-    /// now on until the value and all requests that name an element of it are gone, there is no
-    /// reference to it: `rdma-channel` posts elements in safe code.
+    /// [`Ownership`] states the contract. The region is of this domain, and starts at `iova` in requests. The memory
+    /// meets the contract of [`register_dmabuf_mr_with_access`](ProtectionDomain::register_dmabuf_mr_with_access).
+    ///
+    /// Memory that is not a dma-buf's has two more conditions. It stays mapped while it is registered. There is no
+    /// reference to it from now on until the value and all requests that name an element of it have ended:
+    /// `rdma-channel` posts elements in safe code.
     ///
     /// # Examples
     /// ```
@@ -170,7 +174,7 @@ impl DmabufRegion {
     /// // SAFETY: a live domain of this table, and memory that outlives the region.
     /// let raw = unsafe { register(pd.as_raw(), start, length, iova, access) };
     /// let raw = NonNull::new(raw).unwrap();
-    /// // SAFETY: just registered like this, and nobody else deregisters it.
+    /// // SAFETY: just registered like this, and not deregistered elsewhere.
     /// let region = unsafe { DmabufRegion::from_raw(raw, &pd, iova, Ownership::Owned) };
     /// let element = GatherElement::from(region.element(8..16).unwrap());
     /// assert_eq!((region.iova(), element.length()), (4096, 8));
@@ -190,7 +194,7 @@ impl DmabufRegion {
     }
 
     /// # Safety
-    /// Same contract as [`from_raw`](Self::from_raw), and the region has so many bytes.
+    /// The contract is that of [`from_raw`](Self::from_raw), and the region has `length` bytes.
     unsafe fn of(
         raw: NonNull<ibv_mr>,
         pd: &ProtectionDomain,
@@ -199,22 +203,22 @@ impl DmabufRegion {
         ownership: Ownership,
     ) -> Self {
         let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
-        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs the domain. What uses it here borrows
-        // it, and that requests which name its memory are over is the contract of posting them.
+        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs the domain. Code here that uses the region
+        // borrows it. By the contract of posting, requests that name its memory have completed.
         let handle = unsafe { Handle::from_raw(raw, deregister, verb, pd.clone(), ownership) };
         // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
         let mr = unsafe { raw.read() };
         Self { handle, iova, length, lkey: Lkey::new(mr.lkey), rkey: Rkey::new(mr.rkey) }
     }
 
-    /// The address at which requests and peers find its first byte.
+    /// Returns the address of its first byte in requests of this machine and of peers.
     #[inline]
     #[must_use]
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// The length, in bytes.
+    /// Returns the length, in bytes.
     #[inline]
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // no region is empty
@@ -222,7 +226,7 @@ impl DmabufRegion {
         self.length
     }
 
-    /// The element for a range, to send or write from as well as to receive or read into.
+    /// Returns the element for a range, to send or write from, or to receive or read into.
     ///
     /// # Errors
     /// If the range is not within the region, or longer than 4 GiB - 1.
@@ -231,36 +235,36 @@ impl DmabufRegion {
         SharedElement::within(range, self.length, self.iova, self.lkey, self.pd())
     }
 
-    /// The region as a peer names it, for sending to that peer.
+    /// Returns the region as a peer names it, for sending to that peer.
     #[must_use]
     pub fn remote(&self) -> RemoteMemoryRegion {
         RemoteMemoryRegion::new(self.iova, self.length, self.rkey)
     }
 
-    /// The key for this machine's own requests.
+    /// Returns the key for this machine's own requests.
     #[inline]
     #[must_use]
     pub fn lkey(&self) -> Lkey {
         self.lkey
     }
 
-    /// The key for peers; good for nothing if the region has no remote access.
+    /// Returns the key for peers; useless if the region has no remote access.
     #[inline]
     #[must_use]
     pub fn rkey(&self) -> Rkey {
         self.rkey
     }
 
-    /// The protection domain that the region was registered in.
+    /// Returns the protection domain that the region was registered in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.handle.needs()
     }
 
-    /// Deregisters, and lets go of the dma-buf.
+    /// Deregisters the region, and releases the dma-buf.
     ///
     /// # Errors
-    /// The provider's error, with the region, which is still registered.
+    /// Returns the region, which is still registered, and the provider's error.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<(), (Self, Error)> {
@@ -271,7 +275,7 @@ impl DmabufRegion {
         }
     }
 
-    /// The C object, which lives as long as `self`.
+    /// Returns the C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {

@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::device::context::Context;
 
-/// Why `length` bytes could not be registered.
+/// Returns the cause of a failure to register `length` bytes.
 pub(crate) fn register(
     context: &Context,
     errno: Errno,
@@ -27,7 +27,7 @@ pub(crate) fn register(
     })
 }
 
-/// Why `length` bytes of a dma-buf could not be registered.
+/// Returns the cause of a failure to register `length` bytes of a dma-buf.
 pub(crate) fn register_dmabuf(
     context: &Context,
     errno: Errno,
@@ -62,7 +62,7 @@ fn locked_memory(context: &Context, length: usize) -> String {
         Err(_) => String::new(),
     };
     format!(
-        "{length} bytes were to be locked in memory, and RLIMIT_MEMLOCK is {now}: raise it with \
+        "the call locks {length} bytes in memory, and RLIMIT_MEMLOCK is {now}: raise it with \
          `ulimit -l unlimited`, in /etc/security/limits.conf, by LimitMEMLOCK=infinity (systemd) \
          or --ulimit memlock=-1 (containers); or it is the device's own limit{device}"
     )

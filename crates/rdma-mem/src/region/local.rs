@@ -1,4 +1,4 @@
-//! Regions that no peer reaches, whose bytes are shown as slices.
+//! Regions without access for peers, whose bytes are visible as slices.
 #![allow(unsafe_code)]
 
 use std::ops::{Deref, DerefMut};
@@ -12,12 +12,12 @@ use crate::element::slice::{SliceMut, SliceRef};
 use crate::error::{Error, range};
 use crate::region::registration::Registration;
 
-/// Registered memory that no peer can reach, with `M`, which owns or borrows that memory. It is an
+/// Registered memory that no peer can access, with `M`, which owns or borrows that memory. It is an
 /// [`OwnedRegion`](crate::OwnedRegion) or a [`BorrowedRegion`](crate::BorrowedRegion).
 ///
-/// The region derefs to its bytes. Pieces of it that carry the region's key come from
-/// [`as_slice_mut`](Self::as_slice_mut), [`split_at`](Self::split_at), [`get_ref`](Self::get_ref)
-/// and [`get_mut`](Self::get_mut); an element made from one cannot be wrong.
+/// The region derefs to its bytes. [`as_slice_mut`](Self::as_slice_mut),
+/// [`split_at`](Self::split_at), [`get_ref`](Self::get_ref) and [`get_mut`](Self::get_mut) return
+/// parts of it with the region's key. An element made from such a part is always valid.
 ///
 /// # Examples
 /// ```
@@ -34,10 +34,10 @@ pub struct LocalRegion<M>(Registration<M>);
 
 impl<M> LocalRegion<M> {
     /// # Safety
-    /// As long as the value lives, its memory is mapped and initialised, and no peer has a right to
-    /// it by this registration. Nobody else reaches the memory meanwhile, but a device for requests
-    /// of this machine, whose posters promised that nobody uses it then, and peers by a memory
-    /// window that has the value.
+    /// While the value lives, its memory is mapped and initialised, and no peer has a right to it
+    /// by this registration. Meanwhile the memory is accessed elsewhere only by two kinds of users.
+    /// One is a device for requests of this machine, whose posters promised that the memory is not
+    /// used then. The other is peers, by a memory window that has the value.
     pub(crate) unsafe fn new(registration: Registration<M>) -> Self {
         Self(registration)
     }
@@ -48,8 +48,8 @@ impl<M> LocalRegion<M> {
 
     #[inline]
     fn whole(&self) -> Piece<'_> {
-        // SAFETY: SAFETY.md F16: all of the region, which is mapped as long as the value lives, by
-        // the contract of `new`.
+        // SAFETY: SAFETY.md F16: all of the region, which is mapped while the value lives, by the
+        // contract of `new`.
         unsafe { self.0.piece(0, self.0.length()) }
     }
 
@@ -59,34 +59,35 @@ impl<M> LocalRegion<M> {
         self.0.close().map_err(|(registration, error)| (Self(registration), error))
     }
 
-    /// `length` bytes at `offset`, to send or write from; `None` if they are not within the region.
+    /// Returns `length` bytes at `offset`, to send or write from; `None` if they are not within the
+    /// region.
     #[inline]
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
         range::check(offset, length, self.0.length()).ok()?;
-        // SAFETY: SAFETY.md F16: checked, and mapped as long as the value lives, by the contract of
+        // SAFETY: SAFETY.md F16: checked, and mapped while the value lives, by the contract of
         // `new`.
         let piece = unsafe { self.0.piece(offset, length) };
         // SAFETY: SAFETY.md F16: initialised, by the contract of `new`, and borrowed by `&self`: a
-        // window that lends it has it by value, and a device writes it only for requests of this
-        // machine whose poster promised that nobody uses it meanwhile.
+        // window that lends it has it by value. A device writes it only for requests of this
+        // machine whose poster promised that it is not used meanwhile.
         Some(unsafe { SliceRef::new(piece) })
     }
 
-    /// `length` bytes at `offset`, exclusively: also to receive or read into. `None` if they are
-    /// not within the region.
+    /// Returns `length` bytes at `offset`, exclusively: also to receive or read into. `None` if
+    /// they are not within the region.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
         range::check(offset, length, self.0.length()).ok()?;
-        // SAFETY: SAFETY.md F16: checked, and mapped as long as the value lives, by the contract of
+        // SAFETY: SAFETY.md F16: checked, and mapped while the value lives, by the contract of
         // `new`.
         let piece = unsafe { self.0.piece(offset, length) };
         // SAFETY: SAFETY.md F16: as in `get_ref`, and borrowed by `&mut self`.
         Some(unsafe { SliceMut::new(piece) })
     }
 
-    /// The whole region, to send or write from.
+    /// Returns the whole region, to send or write from.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
@@ -94,7 +95,7 @@ impl<M> LocalRegion<M> {
         unsafe { SliceRef::new(self.whole()) }
     }
 
-    /// The whole region, exclusively: also to receive or read into.
+    /// Returns the whole region, exclusively: also to receive or read into.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
@@ -102,7 +103,7 @@ impl<M> LocalRegion<M> {
         unsafe { SliceMut::new(self.whole()) }
     }
 
-    /// The first `middle` bytes and the rest, both exclusively.
+    /// Splits the region into the first `middle` bytes and the rest, both exclusive.
     ///
     /// # Panics
     /// If `middle` is more than the length.
@@ -113,20 +114,20 @@ impl<M> LocalRegion<M> {
         self.as_slice_mut().split_at(middle)
     }
 
-    /// The key for this machine's own requests.
+    /// Returns the key for this machine's own requests.
     #[inline]
     #[must_use]
     pub fn lkey(&self) -> Lkey {
         self.0.lkey()
     }
 
-    /// The protection domain that the region was registered in.
+    /// Returns the protection domain that the region was registered in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.0.pd()
     }
 
-    /// The C object, which lives as long as `self`.
+    /// Returns the C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {

@@ -24,7 +24,7 @@ impl HugePageSize {
     /// 1 GiB.
     pub const GIB1: Self = Self(1 << 30);
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         self.0
@@ -35,7 +35,7 @@ impl HugePageSize {
     }
 }
 
-/// A mapping of this process, zero at first.
+/// A mapping of this process, initially zero.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -43,13 +43,13 @@ pub(crate) struct Mapping {
     file: Option<OwnedFd>,
 }
 
-// SAFETY: SAFETY.md F16: an address here, with one owner.
+// SAFETY: SAFETY.md F16: an address in this process, with one owner.
 unsafe impl Send for Mapping {}
 // SAFETY: SAFETY.md F16: as above; it does not change.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// At least `length` bytes on huge pages.
+    /// Maps at least `length` bytes on huge pages.
     pub(crate) fn huge(length: usize, page: HugePageSize) -> rustix::io::Result<Self> {
         let length = length.checked_next_multiple_of(page.0).ok_or(rustix::io::Errno::NOMEM)?;
         let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | page.flag();
@@ -59,13 +59,14 @@ impl Mapping {
         Self::new(base, length, None)
     }
 
-    /// `length` bytes of a file in memory that can neither shrink nor grow.
+    /// Maps `length` bytes of a file in memory that can neither shrink nor grow.
     pub(crate) fn sealed_file(length: usize) -> rustix::io::Result<Self> {
         let too_long = |_| rustix::io::Errno::NOMEM;
         let size = i64::try_from(length).map_err(too_long)?.cast_unsigned();
         let file = memfd_create("rdma region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, size)?;
-        // Were it cut short, whoever touches the mapping would be killed by SIGBUS.
+        // If the file could be truncated, an access to the mapping would raise SIGBUS and kill the
+        // process.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: SAFETY.md F15: a new mapping, anywhere.
@@ -95,7 +96,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: SAFETY.md F15, F16: the mapping that `new` took, which nobody uses any more.
+        // SAFETY: SAFETY.md F15, F16: the mapping that `new` received, which is no longer in use.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.length) } {
             tracing::error!(%error, base = ?self.base, "memory could not be unmapped");
         }

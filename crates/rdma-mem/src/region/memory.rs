@@ -1,4 +1,4 @@
-//! Memory made to be registered.
+//! Memory for registration.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -14,18 +14,19 @@ use crate::error::hint;
 use crate::error::verb::VerbError;
 use crate::region::mapping::{HugePageSize, Mapping};
 
-/// Pages are pinned and mapped whole, so nothing else should live on those of a region.
+/// The size of a page. Pages are pinned and mapped whole, so those of a region should contain
+/// nothing else.
 pub(crate) const PAGE: usize = 4096;
 
-/// Memory that a region can own: whole pages of its own, zero at first.
+/// Memory that a region can own: whole pages of its own, initially zero.
 ///
-/// [`OwnedRegion::close`](crate::OwnedRegion::close) and [`SharedRegion::close`](crate::SharedRegion::close) return
-/// it: plain bytes again, which no device reaches. Dropping it frees the memory.
+/// [`OwnedRegion::close`](crate::OwnedRegion::close) and [`SharedRegion::close`](crate::SharedRegion::close) return it:
+/// plain bytes again, which no device accesses. Dropping it frees the memory.
 ///
-/// It is of one of three kinds, from [`allocate`](Self::allocate) or
-/// [`allocate_aligned`](Self::allocate_aligned), [`huge_pages`](Self::huge_pages) or
-/// [`memfd`](Self::memfd), and becomes a region by [`register_owned`](crate::ProtectionDomain::register_owned)
-/// or [`register_shared`](crate::ProtectionDomain::register_shared).
+/// There are three kinds of it, from [`allocate`](Self::allocate) or [`allocate_aligned`](Self::allocate_aligned),
+/// [`huge_pages`](Self::huge_pages) and [`memfd`](Self::memfd). It becomes a region by
+/// [`register_owned`](crate::ProtectionDomain::register_owned) or
+/// [`register_shared`](crate::ProtectionDomain::register_shared).
 ///
 /// # Examples
 /// ```
@@ -42,7 +43,7 @@ pub struct RegionMemory {
     source: Source,
 }
 
-/// Where it came from, and goes to.
+/// The allocator or mapping that provided the memory, and frees it.
 enum Source {
     Allocator(Layout),
     Mapping(Mapping),
@@ -50,7 +51,7 @@ enum Source {
 
 // SAFETY: SAFETY.md F16: plain memory with one owner, which any thread may free.
 unsafe impl Send for RegionMemory {}
-// SAFETY: SAFETY.md F16: `&RegionMemory` gives `&[u8]` and nothing more.
+// SAFETY: SAFETY.md F16: `&RegionMemory` allows access to a `&[u8]` only.
 unsafe impl Sync for RegionMemory {}
 
 impl RegionMemory {
@@ -62,8 +63,8 @@ impl RegionMemory {
         Self::allocate_aligned(length, PAGE)
     }
 
-    /// Allocates `length` bytes that begin at a multiple of `alignment`, a power of two. Up to the size of a page it changes
-    /// nothing, since memory begins on a page.
+    /// Allocates `length` bytes that begin at a multiple of `alignment`, a power of two. An alignment up to the size of
+    /// a page has no effect, since memory begins on a page.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`] for 0 bytes, [`Error::Alignment`], [`Error::OutOfMemory`].
@@ -89,10 +90,10 @@ impl RegionMemory {
         Ok(Self { base, length, source: Source::Allocator(layout) })
     }
 
-    /// `length` bytes on huge pages: a large region is then registered faster, and a NIC needs fewer
-    /// entries of its translation cache.
+    /// Allocates `length` bytes on huge pages. Registering a large region is faster then, and a NIC
+    /// needs fewer entries of its translation cache.
     ///
-    /// What is taken is whole pages. The system's administrator sets them aside
+    /// The function takes whole pages. The system's administrator reserves them
     /// (`/proc/sys/vm/nr_hugepages`, `/sys/kernel/mm/hugepages`); there may be none.
     ///
     /// # Errors
@@ -113,17 +114,16 @@ impl RegionMemory {
         Self::map(length, "mmap", || Mapping::huge(length, page))
     }
 
-    /// `length` bytes of a file in memory (`man memfd_create`) that is sealed: its length never changes.
+    /// Allocates `length` bytes of a file in memory (`man memfd_create`) that is sealed: its length never changes.
     ///
-    /// Registered by [`register_shared`](crate::ProtectionDomain::register_shared) it can be shared
-    /// with other processes of this machine, see
-    /// [`SharedRegion::memfd`](crate::SharedRegion::memfd). As an
-    /// [`OwnedRegion`](crate::OwnedRegion) it is memory like any other: its descriptor is closed
-    /// then.
+    /// After [`register_shared`](crate::ProtectionDomain::register_shared) it can be shared with
+    /// other processes of this machine, see [`SharedRegion::memfd`](crate::SharedRegion::memfd). As
+    /// an [`OwnedRegion`](crate::OwnedRegion) it is ordinary memory: the registration closes its
+    /// descriptor.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `memfd_create` if the system has not so
-    /// much memory, or no descriptor.
+    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `memfd_create` if the system lacks the memory or a
+    /// descriptor.
     ///
     /// # Examples
     /// ```
@@ -151,7 +151,7 @@ impl RegionMemory {
         Ok(Self { base: mapping.base(), length, source: Source::Mapping(mapping) })
     }
 
-    /// The file, of [`memfd`](Self::memfd).
+    /// Returns the file of [`memfd`](Self::memfd).
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
             Source::Allocator(_) => None,
@@ -159,7 +159,7 @@ impl RegionMemory {
         }
     }
 
-    /// Closes the file; the memory stays as it is.
+    /// Closes the file; the memory stays unchanged.
     pub(crate) fn close_file(&mut self) {
         match &mut self.source {
             Source::Allocator(_) => {}
@@ -172,13 +172,13 @@ impl RegionMemory {
         self.base
     }
 
-    /// How long it is, in bytes, without a reference to them.
+    /// Returns the length in bytes, without a reference to them.
     pub(crate) const fn length(&self) -> usize {
         self.length
     }
 }
 
-/// Whole pages.
+/// Returns the layout of whole pages.
 fn layout(length: usize, alignment: usize) -> Option<Layout> {
     Layout::from_size_align(length.checked_next_multiple_of(PAGE)?, alignment.max(PAGE)).ok()
 }

@@ -1,4 +1,4 @@
-//! Regions with memory of their own, for this machine alone.
+//! Regions with memory of their own, without access for peers.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -12,17 +12,17 @@ use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
 use crate::region::relaxed;
 
-/// Registered memory that the region owns and no peer can reach. Use it for messages to send and receive.
+/// Registered memory that the region owns and no peer can access. Use it for messages to send and receive.
 ///
-/// The region derefs to its bytes. Pieces of it that carry the region's key come from
-/// [`get_ref`](LocalRegion::get_ref) and [`get_mut`](LocalRegion::get_mut); an element made from
-/// one cannot be wrong.
+/// The region derefs to its bytes. [`get_ref`](LocalRegion::get_ref) and
+/// [`get_mut`](LocalRegion::get_mut) return parts of it with the region's key. An element made from
+/// such a part is always valid.
 ///
 /// [`close`](OwnedRegion::close) returns the memory, which can then be [registered for
-/// peers](ProtectionDomain::register_shared), and the other way round.
+/// peers](ProtectionDomain::register_shared). The opposite is possible too.
 ///
 /// The bytes of a message may arrive in any order ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)); after the
-/// completion all of them are there. `RDMA_RELAXED_ORDERING=0` in the environment turns that off.
+/// completion all of them have arrived. `RDMA_RELAXED_ORDERING=0` in the environment disables that.
 ///
 /// # Examples
 /// ```
@@ -48,18 +48,18 @@ impl ProtectionDomain {
     /// Allocates `length` zeroed bytes on pages of their own, and registers them for local access.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's: the hint is about the limit
-    /// of locked memory.
+    /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's error, with a hint about the
+    /// limit of locked memory.
     #[doc(alias("ibv_reg_mr", "alloc_local_mr", "register"))]
     pub fn allocate_region(&self, length: usize) -> Result<OwnedRegion, Error> {
         self.register_owned(RegionMemory::allocate(length)?).map_err(|(_, error)| error)
     }
 
-    /// Registers memory of a closed region again, for local access. If it is a [file](RegionMemory::memfd),
-    /// closes its descriptor, after which no process can map the memory.
+    /// Registers memory of a closed region again, for local access. If it is a [file](RegionMemory::memfd), closes its
+    /// descriptor. After that no process can map the memory.
     ///
     /// # Errors
-    /// Same errors as [`allocate_region`](Self::allocate_region), with the unchanged memory.
+    /// Returns the unchanged memory, and an error of [`allocate_region`](Self::allocate_region).
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_owned(
         &self,
@@ -68,21 +68,22 @@ impl ProtectionDomain {
         OwnedRegion::register_with(self, memory, AccessFlags::new().with_local_write())
     }
 
-    /// Allocates `length` zeroed bytes on pages of their own, and registers them so that a
-    /// [`MemoryWindow`](crate::MemoryWindow) can be bound to them, which takes the region by value.
+    /// Allocates `length` zeroed bytes on pages of their own, and registers them for a
+    /// [`MemoryWindow`](crate::MemoryWindow). The window takes the region by value.
     ///
     /// # Errors
-    /// Same errors as [`allocate_region`](Self::allocate_region); a device without windows may refuse it.
+    /// The errors are those of [`allocate_region`](Self::allocate_region). A device without windows may refuse the
+    /// registration.
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
     pub fn allocate_bindable_region(&self, length: usize) -> Result<OwnedRegion, Error> {
         self.register_bindable(RegionMemory::allocate(length)?).map_err(|(_, error)| error)
     }
 
-    /// Registers memory of a closed region again; same as
-    /// [`allocate_bindable_region`](Self::allocate_bindable_region) otherwise.
+    /// Registers memory of a closed region again, like
+    /// [`allocate_bindable_region`](Self::allocate_bindable_region).
     ///
     /// # Errors
-    /// Same errors as [`allocate_bindable_region`](Self::allocate_bindable_region), with the unchanged memory.
+    /// Returns the unchanged memory, and an error of [`allocate_bindable_region`](Self::allocate_bindable_region).
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
     pub fn register_bindable(
         &self,
@@ -103,21 +104,20 @@ impl OwnedRegion {
             Ok(access) => access,
             Err(error) => return Err((memory, error)),
         };
-        // SAFETY: SAFETY.md F8: both callers give no right for peers, so that the rkey is worth
-        // nothing.
+        // SAFETY: SAFETY.md F8: both callers grant no right to peers, so the rkey is useless.
         let mut registration = unsafe { Registration::owning(pd, memory, access) }?;
-        // It shows its bytes as a slice, so nobody is to get at them by way of a file; and a
-        // descriptor for each region would be many.
+        // The region shows its bytes as a slice, so no other code may access them through a file. A
+        // descriptor for each region would also be too many.
         registration.memory_mut().close_file();
         // SAFETY: SAFETY.md F16: mapped and initialised by its allocation, and the registration's
         // own; no peer has a right to it, and there is no file by which others might write it.
         Ok(unsafe { Self::new(registration) })
     }
 
-    /// Deregisters, and gives the memory back.
+    /// Deregisters the region, and returns the memory.
     ///
     /// # Errors
-    /// The provider's error, with the region, which is still registered.
+    /// Returns the region, which is still registered, and the provider's error.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<RegionMemory, (Self, Error)> {

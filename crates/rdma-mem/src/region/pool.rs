@@ -14,19 +14,19 @@ use crate::error::Error;
 use crate::region::pool::buffer::Buffer;
 use crate::region::pool::carved::{PoolRegion, Range, UNIT, longest_region, region_length};
 
-/// Registered buffers of any length, carved out of a few large regions, because registration is slow.
+/// Registered buffers of any length, taken from a few large regions, because registration is slow.
 ///
-/// A pool is empty at first. When no region has enough free memory it registers another one, of the pool's region
-/// size, or larger if one buffer needs more. Unused regions return to the system by [`trim`](Self::trim), and when
-/// the pool and its buffers are dropped. Lengths are rounded up to 64 bytes. A buffer begins at a multiple of 64
-/// bytes, unless it is [the rest](Buffer::split_at) of another one.
+/// A pool is initially empty. If no region has enough free memory, the pool registers another one, of the pool's region
+/// size, or larger if one buffer needs more. Unused regions return to the system by [`trim`](Self::trim), and when the
+/// pool and its buffers are dropped. Lengths are rounded up to 64 bytes. A buffer begins at a multiple of 64 bytes,
+/// unless it is [the rest](Buffer::split_at) of another one.
 ///
-/// Peers have no right to any of it: a key for peers would be one for all buffers of a region. For
-/// peers there are [`SharedRegion`](crate::SharedRegion), and, where the device has them, a
-/// [`MemoryWindow`](crate::MemoryWindow), which takes a buffer.
+/// Peers have no access to any of it: a key for peers would be one for all buffers of a region. For
+/// peers, use a [`SharedRegion`](crate::SharedRegion), or a [`MemoryWindow`](crate::MemoryWindow)
+/// if the device has windows. A window takes a buffer.
 ///
-/// Clones are cheap and share the pool, which any thread may use. While it registers another region, only threads
-/// that need one wait for it: registered memory can be allocated and released meanwhile.
+/// Clones are cheap and share the pool, which any thread may use. While it registers another region, only threads that
+/// need one wait for it. Other threads can allocate and release registered memory meanwhile.
 ///
 /// # Examples
 /// ```
@@ -51,21 +51,21 @@ struct Pool {
     limit: AtomicUsize,
     /// Never held while the provider is called.
     regions: Mutex<Vec<Arc<PoolRegion>>>,
-    /// Held by the one who registers another region. Taken before that of the regions.
+    /// Held by the thread that registers another region. Acquired before the lock of `regions`.
     growth: Mutex<()>,
 }
 
-/// The memory that a pool has, and how much of it is in use.
+/// The memory of a pool, and the amount in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolUsage {
-    /// The number of its regions.
+    /// The number of regions.
     pub regions: usize,
     /// The length of all regions together, in bytes.
     pub registered_bytes: usize,
     /// The number of buffers. Parts of one buffer count as that one.
     pub buffers: usize,
-    /// The bytes that buffers use: their lengths, each rounded up to 64, and the loss by their alignment.
+    /// The bytes that buffers use: their lengths, each rounded up to 64, and the padding for their alignment.
     pub used_bytes: usize,
 }
 
@@ -73,13 +73,13 @@ impl BufferPool {
     /// The length of a region for [`new`](Self::new), in bytes: 4 MiB.
     pub const DEFAULT_REGION_SIZE: usize = 4 << 20;
 
-    /// A pool that registers 4 MiB at a time.
+    /// Creates a pool that registers 4 MiB at a time.
     #[must_use]
     pub fn new(pd: &ProtectionDomain) -> Self {
         Self::with_region_size(pd, Self::DEFAULT_REGION_SIZE)
     }
 
-    /// A pool that registers `bytes` at a time, or up to an eighth more.
+    /// Creates a pool that registers `bytes` at a time, or up to an eighth more.
     #[must_use]
     pub fn with_region_size(pd: &ProtectionDomain, bytes: usize) -> Self {
         let access = AccessFlags::new().with_local_write();
@@ -88,10 +88,10 @@ impl BufferPool {
         Self::with_access(pd, bytes, if windows { access.with_mw_bind() } else { access })
     }
 
-    /// Same as [`with_region_size`](Self::with_region_size), for buffers that no window is ever bound to. So no peer can
-    /// write them, and the device may transfer the bytes of a message in any order
-    /// ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)), which is faster on some hosts. After the completion all of
-    /// them are there. `RDMA_RELAXED_ORDERING=0` in the environment turns that off.
+    /// Like [`with_region_size`](Self::with_region_size), but for buffers without windows. No peer can write them, so
+    /// the device may transfer the bytes of a message in any order
+    /// ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)), which is faster on some hosts. After the completion all
+    /// of them have arrived. `RDMA_RELAXED_ORDERING=0` in the environment disables that.
     ///
     /// # Examples
     /// ```
@@ -120,11 +120,12 @@ impl BufferPool {
         }))
     }
 
-    /// Allocates a buffer of `length` bytes. They are zero, or what an earlier buffer has left there.
+    /// Allocates a buffer of `length` bytes. They are zero, or contain data of an earlier buffer.
     ///
     /// # Errors
-    /// If another region is needed and cannot be registered: [`Error::OutOfMemory`], [`Error::PoolLimit`], or the
-    /// verb's error; the hint is about the limit of locked memory.
+    /// Returns an error if another region is needed and cannot be registered. It is
+    /// [`Error::OutOfMemory`], [`Error::PoolLimit`], or the verb's error, with a hint about the
+    /// limit of locked memory.
     #[doc(alias = "alloc_local_mr")]
     pub fn allocate(&self, length: usize) -> Result<Buffer, Error> {
         self.0.pd.check_process()?;
@@ -134,11 +135,11 @@ impl BufferPool {
         }
     }
 
-    /// Same as [`allocate`](Self::allocate), for a buffer that begins at a multiple of `alignment`, any power of two.
-    /// It may use up to `alignment` bytes more.
+    /// Like [`allocate`](Self::allocate), but for a buffer that begins at a multiple of `alignment`, any power of two.
+    /// It may use up to `alignment` additional bytes.
     ///
     /// # Errors
-    /// [`Error::Alignment`]; otherwise same errors as [`allocate`](Self::allocate).
+    /// [`Error::Alignment`], and the errors of [`allocate`](Self::allocate).
     ///
     /// # Examples
     /// ```
@@ -157,8 +158,8 @@ impl BufferPool {
         }
     }
 
-    /// Same as [`allocate`](Self::allocate), from registered memory alone: `None` if another region is needed. It
-    /// never calls the provider, and waits for no thread that does.
+    /// Like [`allocate`](Self::allocate), but from registered memory only: `None` if another region is needed. It never
+    /// calls the provider, and waits for no thread that does.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
@@ -178,7 +179,7 @@ impl BufferPool {
         Ok(self.take(length, |region| region.take(length)))
     }
 
-    /// Same as [`allocate_aligned`](Self::allocate_aligned), from registered memory alone, like
+    /// Like [`allocate_aligned`](Self::allocate_aligned), but from registered memory only, as in
     /// [`try_allocate`](Self::try_allocate).
     ///
     /// # Errors
@@ -195,11 +196,11 @@ impl BufferPool {
         Ok(self.take(length, |region| region.take_aligned(length, alignment)))
     }
 
-    /// Registers another region, large enough for a buffer of `bytes` bytes, for later allocations. Returns its
-    /// length, in bytes.
+    /// Registers another region, large enough for a buffer of `bytes` bytes, for later allocations. Returns its length,
+    /// in bytes.
     ///
     /// # Errors
-    /// Same errors as [`allocate`](Self::allocate).
+    /// The errors are those of [`allocate`](Self::allocate).
     pub fn grow(&self, bytes: usize) -> Result<usize, Error> {
         self.0.pd.check_process()?;
         let _growth = self.growth();
@@ -209,31 +210,32 @@ impl BufferPool {
         Ok(length)
     }
 
-    /// A buffer of what is registered, of which `take` takes at least `length` bytes. The process was checked: a child might
-    /// wait without a limit for a lock that another thread held when it was forked.
+    /// Returns a buffer from a registered region in which `take` finds at least `length` bytes. The caller has checked
+    /// the process: a child might wait without a limit for a lock that another thread held at the fork.
     #[inline]
     fn take(&self, length: usize, take: impl Fn(&PoolRegion) -> Option<Range>) -> Option<Buffer> {
         let regions = self.regions();
         let (region, range) = regions.iter().find_map(|region| Some((region, take(region)?)))?;
-        // SAFETY: SAFETY.md F16: just taken from this region, for so many bytes.
+        // SAFETY: SAFETY.md F16: just taken from this region, for `length` bytes.
         Some(unsafe { Buffer::new(Arc::clone(region), range, length) })
     }
 
     #[cold]
     fn grow_and_take(&self, length: usize, alignment: usize) -> Result<Buffer, Error> {
         let _growth = self.growth();
-        // It may have grown meanwhile.
+        // The pool may have grown meanwhile.
         if let Some(buffer) = self.try_allocate_aligned(length, alignment)? {
             return Ok(buffer);
         }
         let region = self.register(length, alignment)?;
         let range = region.take_aligned(length, alignment).ok_or(Error::OutOfMemory { length })?;
         self.regions().push(Arc::clone(&region));
-        // SAFETY: SAFETY.md F16: just taken from this region, for so many bytes.
+        // SAFETY: SAFETY.md F16: just taken from this region, for `length` bytes.
         Ok(unsafe { Buffer::new(region, range, length) })
     }
 
-    /// Registers a region for a buffer, which nobody has yet. One at a time: the caller has the lock of growth.
+    /// Registers a region for a new buffer. The caller holds the lock of growth, so there is one registration at a
+    /// time.
     fn register(&self, length: usize, alignment: usize) -> Result<Arc<PoolRegion>, Error> {
         let limit = self.limit();
         let Pool { pd, access, region_size, .. } = &*self.0;
@@ -248,8 +250,8 @@ impl BufferPool {
         Ok(Arc::new(PoolRegion::new(pd, *access, size, alignment)?))
     }
 
-    /// Sets the limit of registered bytes, for all clones of the pool. At first it has no limit. Regions that are
-    /// registered already stay.
+    /// Sets the limit of registered bytes, for all clones of the pool. Initially it has no limit. Registered regions
+    /// stay.
     ///
     /// # Examples
     /// ```
@@ -268,27 +270,28 @@ impl BufferPool {
         self.0.limit.store(bytes, Relaxed);
     }
 
-    /// The number of bytes that the pool may register; [`usize::MAX`] if it has no [limit](Self::set_limit).
+    /// Returns the number of bytes that the pool may register; [`usize::MAX`] without a [limit](Self::set_limit).
     #[must_use]
     pub fn limit(&self) -> usize {
         self.0.limit.load(Relaxed)
     }
 
-    /// Deregisters and frees the regions that no buffer uses. Returns how many bytes that are;
-    /// none in a forked child. A region whose last buffer another thread is just dropping may stay.
-    #[must_use = "it says what was given back; `let _ =` if that does not matter"]
+    /// Deregisters and frees the regions that no buffer uses. Returns the number of freed bytes,
+    /// which is 0 in a forked child. A region may stay if another thread is just dropping its last
+    /// buffer.
+    #[must_use = "it returns the number of freed bytes; `let _ =` if that does not matter"]
     pub fn trim(&self) -> usize {
         if self.0.pd.check_process().is_err() {
             return 0;
         }
-        // Each buffer has its region: when the pool alone has it, the pool deregisters it, and no buffer that is being
-        // dropped. That is done without the lock.
+        // Each buffer holds its region. A region with the pool as its only owner is deregistered here, and not by a
+        // buffer that is being dropped. The lock is not held for that.
         let unused: Vec<_> =
             self.regions().extract_if(.., |region| Arc::strong_count(region) == 1).collect();
         unused.iter().map(|region| region.registration().length()).sum()
     }
 
-    /// The memory that the pool has, and how much of it is in use; nothing in a forked child.
+    /// Returns the memory of the pool, and the amount in use; zeros in a forked child.
     #[must_use]
     pub fn usage(&self) -> PoolUsage {
         let mut usage = PoolUsage::default();
@@ -305,13 +308,13 @@ impl BufferPool {
         usage
     }
 
-    /// The length of a region, in bytes, if no buffer needs more.
+    /// Returns the length of a region, in bytes, unless a buffer needs more.
     #[must_use]
     pub fn region_size(&self) -> usize {
         self.0.region_size
     }
 
-    /// The protection domain that the pool registers in.
+    /// Returns the protection domain that the pool registers in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.0.pd
@@ -332,14 +335,15 @@ mod tests {
 
     use super::*;
 
-    /// Which would deregister where a buffer is dropped.
+    /// Otherwise the drop of the buffer would deregister it.
     #[test]
     fn a_region_that_a_buffer_still_has_is_not_trimmed() {
         rdma_soft::install();
         let pd = crate::open_device("soft0").unwrap().allocate_pd().unwrap();
         let pool = BufferPool::with_region_size(&pd, 4096);
         let buffer = pool.allocate(64).unwrap();
-        // As while a buffer is dropped, which has given back its range, and not yet its region.
+        // The state during the drop of a buffer that has returned its range but still holds its
+        // region.
         let region = Arc::clone(&pool.regions()[0]);
         drop(buffer);
         assert_eq!((pool.usage().buffers, pool.trim(), pool.usage().regions), (0, 0, 1));

@@ -18,21 +18,21 @@ use crate::region::hint;
 use crate::region::memory::RegionMemory;
 use crate::remote::RemoteMemoryRegion;
 
-/// A registration of memory, and its owner `M`: dropped after the deregistration, or never if that
-/// fails.
+/// A registration of memory with `M`, the owner of the memory. The owner is dropped after the
+/// deregistration, or never if that fails.
 pub(crate) struct Registration<M> {
     handle: Handle<ibv_mr, (M, ProtectionDomain)>,
     base: NonNull<u8>,
     length: usize,
-    /// Where the region begins in the addresses that requests use.
+    /// The address of the region's first byte in requests.
     iova: u64,
     lkey: Lkey,
     rkey: Rkey,
     access: AccessFlags,
 }
 
-// SAFETY: SAFETY.md F16: `base` is an address here; who reaches the memory through it argues for
-// itself.
+// SAFETY: SAFETY.md F16: `base` is an address in this process; code that accesses the memory
+// through it has an argument of its own.
 unsafe impl<M: Send> Send for Registration<M> {}
 // SAFETY: SAFETY.md F16: as above; it does not change.
 unsafe impl<M: Sync> Sync for Registration<M> {}
@@ -41,8 +41,8 @@ impl<M> Registration<M> {
     /// Registers `length` bytes at `base`, and exposes their provenance (SAFETY.md F7).
     ///
     /// # Safety
-    /// The memory stays mapped as long as it is registered; dropping `memory` may end that. Nobody
-    /// gets the rkey who may not use the memory as `access` says.
+    /// The memory stays mapped while it is registered; dropping `memory` may end that. Only peers
+    /// that may use the memory as `access` allows get the rkey.
     pub(crate) unsafe fn new(
         pd: &ProtectionDomain,
         base: NonNull<u8>,
@@ -66,7 +66,7 @@ impl<M> Registration<M> {
         let verbs = pd.verbs();
         let start = base.as_ptr().cast();
         // SAFETY: SAFETY.md F8: a live domain of this table, and memory as this function's contract
-        // says.
+        // requires.
         let raw = unsafe { rdma_sys::ibv_reg_mr(verbs, pd.as_raw(), start, length, access.bits()) };
         let raw = match Errno::check_null(raw) {
             Ok(raw) => raw,
@@ -75,16 +75,16 @@ impl<M> Registration<M> {
                 return Err((memory, VerbError::new("ibv_reg_mr", errno).with_hint(hint).into()));
             }
         };
-        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, in this domain and with these, so that
-        // nobody else has it; the memory is as this function's contract says.
+        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, in this domain and with these arguments, so no
+        // other code has it. The memory is as this function's contract requires.
         Ok(unsafe { Self::from_raw(pd, raw, base, length, access, memory, Ownership::Owned) })
     }
 
-    /// Same as [`new`](Self::new), and notes for the provider that the memory stays mapped.
+    /// Like [`new`](Self::new), and notes for the provider that the memory stays mapped.
     ///
     /// # Safety
-    /// Same contract as [`new`](Self::new). The memory is mapped, and can be read and written, whenever a request or a peer can
-    /// use it by a key of the region.
+    /// The contract is that of [`new`](Self::new), with one more condition. Whenever a request or a peer can use the
+    /// memory by a key of the region, it is mapped, and can be read and written.
     pub(crate) unsafe fn mapped(
         pd: &ProtectionDomain,
         base: NonNull<u8>,
@@ -94,16 +94,17 @@ impl<M> Registration<M> {
     ) -> Result<Self, (M, Error)> {
         // SAFETY: SAFETY.md F8: the same contract.
         let registration = unsafe { Self::new(pd, base, length, access, memory) }?;
-        // SAFETY: SAFETY.md F2, F29: just registered by this table, and nobody has a key of it; the memory is as this
-        // function's contract says.
+        // SAFETY: SAFETY.md F2, F29: just registered by this table, and its keys are not known elsewhere; the memory is
+        // as this function's contract requires.
         unsafe { pd.verbs().note_mapped(registration.as_raw()) };
         Ok(registration)
     }
 
-    /// Of a region that is registered.
+    /// Wraps a registered region.
     ///
     /// # Safety
-    /// Same contract as [`Handle::from_raw`] and of [`new`](Self::new): `raw` was made in this domain with the rest.
+    /// The contract is that of [`Handle::from_raw`] and of [`new`](Self::new): `raw` was registered in this domain with
+    /// the other arguments.
     pub(crate) unsafe fn from_raw(
         pd: &ProtectionDomain,
         raw: NonNull<ibv_mr>,
@@ -115,8 +116,8 @@ impl<M> Registration<M> {
     ) -> Self {
         let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
         let needs = (memory, pd.clone());
-        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs memory and domain. What uses it here
-        // borrows it, and that requests which name its memory are over is the contract of posting them.
+        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs memory and domain. Code here that uses the
+        // region borrows it. By the contract of posting, requests that name its memory have completed.
         let handle = unsafe { Handle::from_raw(raw, deregister, verb, needs, ownership) };
         // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
         let mr = unsafe { raw.read() };
@@ -126,7 +127,7 @@ impl<M> Registration<M> {
         Self { handle, base, length, iova, lkey, rkey, access }
     }
 
-    /// Deregisters, and gives the memory back.
+    /// Deregisters, and returns the owner of the memory.
     #[allow(clippy::result_large_err)] // it is the registration itself
     pub(crate) fn close(self) -> Result<M, (Self, Error)> {
         let Self { handle, base, length, iova, lkey, rkey, access } = self;
@@ -138,7 +139,7 @@ impl<M> Registration<M> {
         }
     }
 
-    /// As [`Handle::check_process`].
+    /// The check is that of [`Handle::check_process`].
     pub(crate) fn check_process(&self) -> Result<(), Forked> {
         self.handle.check_process()
     }
@@ -163,23 +164,23 @@ impl<M> Registration<M> {
         self.rkey
     }
 
-    /// The access that the region was registered for.
+    /// Returns the access that the region was registered for.
     pub(crate) fn access(&self) -> AccessFlags {
         self.access
     }
 
-    /// The region as its peers see it.
+    /// Returns the region as peers name it.
     pub(crate) fn remote(&self) -> RemoteMemoryRegion {
         RemoteMemoryRegion::new(self.iova, self.length, self.rkey)
     }
 
-    /// The address, as requests use it, of what lies `offset` bytes from the beginning.
+    /// Returns the address in requests of the byte at `offset` from the beginning.
     #[inline]
     pub(crate) fn device_address(&self, offset: usize) -> u64 {
         self.iova.wrapping_add(offset as u64)
     }
 
-    /// `length` bytes at `offset`.
+    /// Returns `length` bytes at `offset`.
     ///
     /// # Safety
     /// They are within the region, whose memory is mapped while the registration is borrowed.
@@ -193,12 +194,12 @@ impl<M> Registration<M> {
         unsafe { Piece::new(base, length, address, self.lkey, self.pd()) }
     }
 
-    /// What owns the memory.
+    /// Returns the owner of the memory.
     pub(crate) fn memory(&self) -> &M {
         &self.handle.needs().0
     }
 
-    /// What owns the memory, which stays where it is.
+    /// Returns the owner of the memory. The memory must keep its address.
     pub(crate) fn memory_mut(&mut self) -> &mut M {
         &mut self.handle.needs_mut().0
     }
@@ -218,15 +219,15 @@ impl Registration<RegionMemory> {
     /// Registers memory that the registration owns.
     ///
     /// # Safety
-    /// Nobody gets the rkey who may not use the memory as `access` says.
+    /// Only peers that may use the memory as `access` allows get the rkey.
     pub(crate) unsafe fn owning(
         pd: &ProtectionDomain,
         memory: RegionMemory,
         access: AccessFlags,
     ) -> Result<Self, (RegionMemory, Error)> {
         let (base, length) = (memory.base(), memory.len());
-        // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until `memory` is dropped, which the
-        // registration owns; the rkey is this function's contract.
+        // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until `memory` is dropped, which the registration
+        // owns; the rkey is as this function's contract requires.
         unsafe { Self::mapped(pd, base, length, access, memory) }
     }
 }

@@ -23,11 +23,11 @@ use crate::remote::RemoteMemoryRegion;
 
 /// Registered memory that the region owns and that peers may use while it lives.
 ///
-/// Peers read and write it whenever they like, so there is never a `&[u8]` of it. Bytes are copied
-/// [in](Self::write) and [out](Self::read), as the device does it, and words that both sides change
-/// are [atomics](Self::atomic_u64). A copy that runs while a peer writes the same bytes may see some
-/// of the old and some of the new; that a message is complete is known from a completion, or from an
-/// atomic word that the peer writes after it.
+/// Peers read and write it at any time, so there is never a `&[u8]` of it. Bytes are copied
+/// [in](Self::write) and [out](Self::read), like the device does, and words that both sides change
+/// are [atomics](Self::atomic_u64). A copy that runs while a peer writes the same bytes may see a
+/// mixture of old and new ones. A completion, or an atomic word that the peer writes after a
+/// message, shows that the message is complete.
 ///
 /// # Examples
 /// ```
@@ -53,13 +53,13 @@ pub struct SharedRegion(Registration<RegionMemory>);
 impl ProtectionDomain {
     /// Allocates `length` zeroed bytes on pages of their own, and registers them with this access.
     ///
-    /// Safe with any access: a peer that has the key reaches this memory and no other, and [`SharedRegion`]
-    /// never shows it as a slice. Remote write, remote atomics, and [elements](SharedRegion::element) to
-    /// receive into need local write.
+    /// This is safe with any access: a peer with the key can access this memory only, and [`SharedRegion`] never shows
+    /// it as a slice. Remote write, remote atomics, and [elements](SharedRegion::element) to receive into need local
+    /// write.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], [`Error::Access`] for flags that the verbs
-    /// forbid, or the verb's: the hint is about the limit of locked memory.
+    /// forbid, or the verb's error, with a hint about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate_shared_region(
         &self,
@@ -73,21 +73,21 @@ impl ProtectionDomain {
     /// Registers memory of a closed region again, with this access.
     ///
     /// # Errors
-    /// Same errors as [`allocate_shared_region`](Self::allocate_shared_region), with the unchanged memory.
+    /// Returns the unchanged memory, and an error of [`allocate_shared_region`](Self::allocate_shared_region).
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_shared(
         &self,
         memory: RegionMemory,
         access: AccessFlags,
     ) -> Result<SharedRegion, (RegionMemory, Error)> {
-        // SAFETY: SAFETY.md F8: whoever has the rkey may use the memory: no reference to it is formed
-        // while it is registered.
+        // SAFETY: SAFETY.md F8: any holder of the rkey may use the memory: no reference to it is
+        // formed while it is registered.
         unsafe { Registration::owning(self, memory, access) }.map(SharedRegion)
     }
 }
 
 impl SharedRegion {
-    /// The length, in bytes.
+    /// Returns the length, in bytes.
     #[inline]
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // no region is empty
@@ -109,8 +109,9 @@ impl SharedRegion {
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RangeError> {
         let source = self.at(offset, out.len())?;
-        // SAFETY: SAFETY.md F16: so many bytes are within the region, whose memory may be read and written, begins on
-        // a page and is whole pages. It is never a slice, as `out` is, and is lent as atomics of eight bytes.
+        // SAFETY: SAFETY.md F16: `out.len()` bytes are within the region, whose memory may be read and written, begins
+        // on a page and is whole pages. It is never a slice, so it does not overlap `out`, and is lent as atomics of
+        // eight bytes.
         unsafe { copy_out(source.as_ptr(), out) };
         Ok(())
     }
@@ -118,7 +119,7 @@ impl SharedRegion {
     /// Copies `data` to `offset`.
     ///
     /// # Errors
-    /// If it does not fit into the region there; then nothing is written.
+    /// Returns an error if it does not fit into the region there; then nothing is written.
     #[inline]
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), RangeError> {
         let target = self.at(offset, data.len())?;
@@ -127,11 +128,11 @@ impl SharedRegion {
         Ok(())
     }
 
-    /// The eight bytes at `offset` as an atomic word, in this machine's byte order.
+    /// Returns the eight bytes at `offset` as an atomic word, in this machine's byte order.
     ///
-    /// Eight bytes are the only width: two widths over the same bytes would race. Whether an
-    /// operation of this processor is atomic to an atomic operation of a peer is the device's
-    /// affair; to loads and stores of eight aligned bytes it is.
+    /// Eight bytes are the only width: two widths over the same bytes would race. It depends on the
+    /// device whether an operation of this processor is atomic with respect to an atomic operation
+    /// of a peer. It is atomic with respect to loads and stores of eight aligned bytes.
     ///
     /// # Errors
     /// If `offset` is not a multiple of 8, or the word is not within the region.
@@ -141,13 +142,13 @@ impl SharedRegion {
         if !offset.is_multiple_of(8) {
             return Err(RangeError::Misaligned { offset, align: 8 });
         }
-        // SAFETY: SAFETY.md F16: within the region, which begins on a page, so that it is aligned; valid while the
-        // region is borrowed by `&self`; reached otherwise only by copies, which are assembly or atomics of this
-        // width, and by the device.
+        // SAFETY: SAFETY.md F16: within the region, which begins on a page, so it is aligned; valid while the region is
+        // borrowed by `&self`. Other accesses are only copies, which are assembly or atomics of this width, and those
+        // of the device.
         Ok(unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) })
     }
 
-    /// The element for a range, to send or write from as well as to receive or read into.
+    /// Returns the element for a range, to send or write from, or to receive or read into.
     ///
     /// # Errors
     /// If the range is not within the region, or longer than 4 GiB - 1.
@@ -169,49 +170,49 @@ impl SharedRegion {
         SharedElement::within(range, self.len(), iova, self.lkey(), self.pd())
     }
 
-    /// The file of the memory, if it is from [`RegionMemory::memfd`], and has not been an
+    /// Returns the file of the memory, if it is from [`RegionMemory::memfd`] and has not been an
     /// [`OwnedRegion`](crate::OwnedRegion) since. Other processes of this machine can map it, and drivers can turn it
     /// into a dma-buf (`/dev/udmabuf`).
     ///
     /// # Safety
-    /// The memory that [`close`](Self::close) gives back is shown as `&[u8]`, and can become an
-    /// [`OwnedRegion`](crate::OwnedRegion), which is too. From then on nobody may write it by way of this
-    /// file or a duplicate of it, in this process or another one.
+    /// The memory that [`close`](Self::close) returns is visible as `&[u8]`, and can become an
+    /// [`OwnedRegion`](crate::OwnedRegion), which is visible in the same way. From then on, no code may write it
+    /// through this file or a duplicate of it, in this process or another one.
     #[must_use]
     pub unsafe fn memfd(&self) -> Option<BorrowedFd<'_>> {
         self.0.memory().file()
     }
 
-    /// The region as a peer names it, for sending to that peer.
+    /// Returns the region as a peer names it, for sending to that peer.
     #[must_use]
     pub fn remote(&self) -> RemoteMemoryRegion {
         self.0.remote()
     }
 
-    /// The key for this machine's own requests.
+    /// Returns the key for this machine's own requests.
     #[inline]
     #[must_use]
     pub fn lkey(&self) -> Lkey {
         self.0.lkey()
     }
 
-    /// The key for peers.
+    /// Returns the key for peers.
     #[inline]
     #[must_use]
     pub fn rkey(&self) -> Rkey {
         self.0.rkey()
     }
 
-    /// The protection domain that the region was registered in.
+    /// Returns the protection domain that the region was registered in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.0.pd()
     }
 
-    /// Deregisters, which ends the access of peers, and gives the memory back.
+    /// Deregisters the region, which ends the access of peers, and returns the memory.
     ///
     /// # Errors
-    /// The provider's error, with the region, which is still registered.
+    /// Returns the region, which is still registered, and the provider's error.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<RegionMemory, (Self, Error)> {
@@ -222,7 +223,7 @@ impl SharedRegion {
         &self.0
     }
 
-    /// The C object, which lives as long as `self`.
+    /// Returns the C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {

@@ -15,10 +15,11 @@ use crate::remote::RemoteMemoryRegion;
 
 /// A registration of memory that the region neither owns nor borrows.
 ///
-/// The caller keeps the memory, uses it freely, and shows with each element that it is alive:
-/// [`gather_element`](Self::gather_element) takes the slice itself. There is no view of the memory
-/// here. Where the memory may as well belong to the region, [`OwnedRegion`](crate::OwnedRegion) is
-/// the simpler choice, and [`SharedRegion`](crate::SharedRegion) the safe one for peers.
+/// The caller keeps the memory, uses it freely, and proves with each element that it is alive:
+/// [`gather_element`](Self::gather_element) takes the slice itself. The region has no view of the
+/// memory. If the memory can belong to the region, use the simpler
+/// [`OwnedRegion`](crate::OwnedRegion), or the safe [`SharedRegion`](crate::SharedRegion) for
+/// peers.
 ///
 /// For each copy after the post, the software device checks that this memory is still mapped, which takes about a
 /// microsecond. Memory that a region owns or borrows needs no check.
@@ -39,30 +40,30 @@ use crate::remote::RemoteMemoryRegion;
 pub struct MemoryRegion(Registration<()>);
 
 impl ProtectionDomain {
-    /// Registers a slice for local access: its bytes can be sent, and can be received or read into. No peer
-    /// can reach it.
+    /// Registers a slice for local access: its bytes can be sent, and can be received or read into. Peers have no
+    /// access.
     ///
-    /// The region does not borrow the slice, so it has one hazard. If the memory is unmapped and other
-    /// memory is mapped at the same addresses while the region lives, elements are still accepted,
-    /// but a NIC uses the old pages: data is lost, memory safety is not.
+    /// The region does not borrow the slice, so it has one hazard. Suppose that the memory is unmapped and other memory
+    /// is mapped at the same addresses while the region lives. Elements are still accepted, but a NIC uses the old
+    /// pages: data is lost, but memory safety is not.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`], or the verb's: the hint is about the limit of locked memory.
+    /// [`Error::EmptyRegion`], or the verb's error, with a hint about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_local_mr_slice(&self, memory: &[u8]) -> Result<MemoryRegion, Error> {
         let access = AccessFlags::new().with_local_write();
-        // SAFETY: SAFETY.md F8: the memory is a slice, and no peer can use it. That it stays mapped is the one
-        // clause that is not kept, and nothing depends on it here: registering touches nothing, and local access
-        // happens only through elements, for which the memory is proven alive (and, to be written, exclusive) at
-        // that time.
+        // SAFETY: SAFETY.md F8: the memory is a slice, and no peer can use it. It may not stay mapped: this is the only
+        // clause that is not met, and nothing depends on it here. Registering does not access the memory. Local access
+        // happens only through elements, and each element proves that the memory is alive (and, to be written,
+        // exclusive) at that time.
         unsafe { self.register_mr_with_access(memory.as_ptr().cast_mut(), memory.len(), access) }
     }
 
-    /// Registers memory by its address for local access; same as
-    /// [`register_local_mr_slice`](Self::register_local_mr_slice) otherwise.
+    /// Registers memory by its address for local access, like
+    /// [`register_local_mr_slice`](Self::register_local_mr_slice).
     ///
     /// # Errors
-    /// Same errors as [`register_local_mr_slice`](Self::register_local_mr_slice); `EFAULT` if the memory
+    /// The errors are those of [`register_local_mr_slice`](Self::register_local_mr_slice), and `EFAULT` if the memory
     /// is not mapped, or is read-only.
     ///
     /// # Safety
@@ -81,10 +82,10 @@ impl ProtectionDomain {
     /// Registers memory that peers may read and write.
     ///
     /// # Errors
-    /// Same errors as [`register_local_mr`](Self::register_local_mr).
+    /// The errors are those of [`register_local_mr`](Self::register_local_mr).
     ///
     /// # Safety
-    /// Same contract as [`register_mr_with_access`](Self::register_mr_with_access).
+    /// The contract is that of [`register_mr_with_access`](Self::register_mr_with_access).
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_shared_mr(
         &self,
@@ -98,19 +99,19 @@ impl ProtectionDomain {
 
     /// Registers memory with any access; see `man ibv_reg_mr`.
     ///
-    /// With [`AccessFlags::ZERO_BASED`], peers and requests count from 0; elements and
-    /// [`remote`](MemoryRegion::remote) take care of it.
+    /// With [`AccessFlags::ZERO_BASED`], addresses in requests of peers and of this machine start
+    /// at 0; elements and [`remote`](MemoryRegion::remote) take this into account.
     ///
     /// # Errors
-    /// Same errors as [`register_local_mr`](Self::register_local_mr); [`Error::Access`] for flags that the
+    /// The errors are those of [`register_local_mr`](Self::register_local_mr), and [`Error::Access`] for flags that the
     /// verbs forbid.
     ///
     /// # Safety
-    /// This process may use the memory, which stays mapped until the region is
-    /// deregistered; if that fails, for the life of the process (SAFETY.md F8). Where
-    /// `access` lets peers write it, there is no Rust reference to it while they may, and only
-    /// atomic or volatile access; where it lets them read it, no `&mut`. Where it lets them do
-    /// atomics, their words are accessed by atomics of eight bytes.
+    /// This process may use the memory, which stays mapped until the region is deregistered; if
+    /// that fails, for the life of the process (SAFETY.md F8). While `access` lets peers write it,
+    /// there is no Rust reference to it, and every access is atomic or volatile. While it lets them
+    /// read it, there is no `&mut`. If it lets them do atomics, their words are accessed by atomics
+    /// of eight bytes.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_mr_with_access(
         &self,
@@ -126,19 +127,18 @@ impl ProtectionDomain {
 }
 
 impl MemoryRegion {
-    /// Wraps a region that was registered elsewhere. Its C object has the address, the length and the keys, but not
-    /// the `access` with which it was registered.
+    /// Wraps a region that was registered elsewhere. Its C object has the address, the length and the keys, but not the
+    /// `access` of the registration.
     ///
     /// # Errors
-    /// [`Error::Verb`] if the region has no address: that of a dma-buf, which is a
+    /// [`Error::Verb`] if the region has no address. Such a region is that of a dma-buf, which is a
     /// [`DmabufRegion`](crate::DmabufRegion), or of the whole address space (implicit ODP).
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The region is of this domain, and was registered by `ibv_reg_mr`
-    /// with this access; or by a verb that sets where requests count from (`ibv_reg_mr_iova`), and
-    /// that is the memory's own address, or 0 if `access` has [`AccessFlags::ZERO_BASED`]. Of the
-    /// memory, what [`register_mr_with_access`](ProtectionDomain::register_mr_with_access) asks for, as long as
-    /// this value lives.
+    /// [`Ownership`] states the contract. The region is of this domain, and was registered with this access. The verb
+    /// was `ibv_reg_mr`, or one that sets the region's first address in requests (`ibv_reg_mr_iova`). That address is
+    /// the memory's own, or 0 if `access` has [`AccessFlags::ZERO_BASED`]. While this value lives, the memory meets the
+    /// contract of [`register_mr_with_access`](ProtectionDomain::register_mr_with_access).
     ///
     /// # Examples
     /// ```
@@ -152,7 +152,7 @@ impl MemoryRegion {
     /// // SAFETY: a live domain of this table, and memory that outlives the region.
     /// let raw = unsafe { (pd.verbs().reg_mr)(pd.as_raw(), start, 64, access.bits().cast_signed()) };
     /// let raw = NonNull::new(raw).unwrap();
-    /// // SAFETY: just registered like this, and nobody else deregisters it.
+    /// // SAFETY: just registered like this, and not deregistered elsewhere.
     /// let region = unsafe { MemoryRegion::from_raw(raw, &pd, access, Ownership::Owned) }?;
     /// assert_eq!(region.gather_element(&memory[..16]).length(), 16);
     /// # Ok::<(), rdma_mem::Error>(())
@@ -172,41 +172,41 @@ impl MemoryRegion {
         Ok(Self(registration))
     }
 
-    /// The address of the first byte, in this process.
+    /// Returns the address of the first byte, in this process.
     #[inline]
     #[must_use]
     pub fn address(&self) -> usize {
         self.0.base().as_ptr().addr()
     }
 
-    /// The length, in bytes.
+    /// Returns the length, in bytes.
     #[inline]
     #[must_use]
     pub fn length(&self) -> usize {
         self.0.length()
     }
 
-    /// The key for this machine's own requests.
+    /// Returns the key for this machine's own requests.
     #[inline]
     #[must_use]
     pub fn lkey(&self) -> Lkey {
         self.0.lkey()
     }
 
-    /// The key for peers; good for nothing if the region has no remote access.
+    /// Returns the key for peers; useless if the region has no remote access.
     #[inline]
     #[must_use]
     pub fn rkey(&self) -> Rkey {
         self.0.rkey()
     }
 
-    /// The region as a peer names it, for sending to that peer.
+    /// Returns the region as a peer names it, for sending to that peer.
     #[must_use]
     pub fn remote(&self) -> RemoteMemoryRegion {
         self.0.remote()
     }
 
-    /// The protection domain that the region was registered in.
+    /// Returns the protection domain that the region was registered in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.0.pd()
@@ -228,10 +228,10 @@ impl MemoryRegion {
         self.encloses(slice.as_ptr(), slice.len())
     }
 
-    /// Deregisters.
+    /// Deregisters the region.
     ///
     /// # Errors
-    /// The provider's error, with the region, which is still registered.
+    /// Returns the region, which is still registered, and the provider's error.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<(), (Self, Error)> {
@@ -242,14 +242,14 @@ impl MemoryRegion {
         &self.0
     }
 
-    /// The C object, which lives as long as `self`.
+    /// Returns the C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {
         self.0.as_raw()
     }
 
-    /// The address, as requests use it, of memory at `address`.
+    /// Returns the address in requests of memory at `address`.
     #[inline]
     pub(crate) fn device_address(&self, address: usize) -> u64 {
         self.0.device_address(address.wrapping_sub(self.address()))

@@ -7,7 +7,7 @@ use crate::region::array::OwnedArray;
 use crate::region::local::LocalRegion;
 use crate::region::pool::buffer::Buffer;
 
-/// For functions that take whatever becomes a slice.
+/// Implements the conversions for functions that take any type that becomes a slice.
 macro_rules! whole {
     ($owner:ty $(, $parameter:ident $(: $bound:ident)?)?) => {
         impl<'r $(, $parameter $(: $bound)?)?> From<&'r $owner> for SliceRef<'r> {

@@ -1,15 +1,15 @@
 //! Elements and fields of arrays and structs in the memory of a peer.
 
-/// The element at an index of an array of a peer: the region from there on.
+/// Returns the element at an index of an array of a peer: the region from there on.
 ///
-/// `remote_array_field!(region, T, index)` gives `Option<RemoteMemoryRegion>`, for an array of `T` at
-/// the start of the [`RemoteMemoryRegion`](crate::RemoteMemoryRegion). It starts at the element and is
-/// as long as what is left, as [`sub_region`](crate::RemoteMemoryRegion::sub_region) gives. `None` if
-/// the element is not wholly within the region, or something overflows.
+/// `remote_array_field!(region, T, index)` returns `Option<RemoteMemoryRegion>`, for an array of `T` at the start of
+/// the [`RemoteMemoryRegion`](crate::RemoteMemoryRegion). The result starts at the element and extends to the end, like
+/// that of [`sub_region`](crate::RemoteMemoryRegion::sub_region). It is `None` if the element is not entirely within
+/// the region, or the address overflows.
 ///
-/// How a type is laid out is known only where it has a layout that both sides share: of `#[repr(C)]`
-/// types and of integers in the byte order of the peer. What the address is aligned to is the peer's
-/// affair. For a region as long as the element there is
+/// The layout of the type must be common to both sides: use `#[repr(C)]` types and integers in the
+/// byte order of the peer. The peer is responsible for the alignment of the address. For a region
+/// with the length of the element use
 /// [`RemoteMemoryRegion::array`](crate::RemoteMemoryRegion::array).
 ///
 /// # Examples
@@ -28,9 +28,9 @@ macro_rules! remote_array_field {
     };
 }
 
-/// As [`remote_array_field!`](crate::remote_array_field), also past the end, as
-/// [`sub_region_unchecked`](crate::RemoteMemoryRegion::sub_region_unchecked) gives: a
-/// `RemoteMemoryRegion` whose length is then 0. Nothing overflows.
+/// Like [`remote_array_field!`](crate::remote_array_field), but also past the end, like
+/// [`sub_region_unchecked`](crate::RemoteMemoryRegion::sub_region_unchecked): returns a
+/// `RemoteMemoryRegion` with length 0 there. Nothing overflows.
 ///
 /// # Examples
 /// ```
@@ -47,12 +47,12 @@ macro_rules! remote_array_field_unchecked {
     };
 }
 
-/// A field of a struct of a peer: the region from there on.
+/// Returns a field of a struct of a peer: the region from there on.
 ///
-/// `remote_struct_field!(region, Struct::field)` gives `Option<RemoteMemoryRegion>`, for a struct at the
-/// start of the [`RemoteMemoryRegion`](crate::RemoteMemoryRegion); otherwise as
-/// [`remote_array_field!`](crate::remote_array_field). Any path to the type is taken, with generic
-/// arguments, and fields of fields: `wire::Entry<u32>::header.key`, `(u64, u32)::1`.
+/// `remote_struct_field!(region, Struct::field)` returns `Option<RemoteMemoryRegion>`, for a struct at the start of the
+/// [`RemoteMemoryRegion`](crate::RemoteMemoryRegion). It follows the rules of
+/// [`remote_array_field!`](crate::remote_array_field). Any path to the type is accepted, with generic arguments, and
+/// fields of fields: `wire::Entry<u32>::header.key`, `(u64, u32)::1`.
 ///
 /// # Examples
 /// ```
@@ -78,7 +78,7 @@ macro_rules! remote_struct_field {
     };
 }
 
-/// As [`remote_struct_field!`](crate::remote_struct_field), also past the end: then the length is 0.
+/// Like [`remote_struct_field!`](crate::remote_struct_field), but with a length of 0 past the end.
 ///
 /// # Examples
 /// ```
@@ -94,11 +94,11 @@ macro_rules! remote_struct_field_unchecked {
     };
 }
 
-/// A field of the struct at an index of an array of a peer: the region from there on.
+/// Returns a field of the struct at an index of an array of a peer: the region from there on.
 ///
-/// `remote_struct_array_field!(region, Struct, index, field)` gives `Option<RemoteMemoryRegion>`;
-/// otherwise as [`remote_struct_field!`](crate::remote_struct_field). The field has to be within the
-/// region; what follows it in its struct does not.
+/// `remote_struct_array_field!(region, Struct, index, field)` returns `Option<RemoteMemoryRegion>`.
+/// It follows the rules of [`remote_struct_field!`](crate::remote_struct_field). The field has to
+/// be within the region, but later fields of its struct need not be.
 ///
 /// # Examples
 /// ```
@@ -127,8 +127,8 @@ macro_rules! remote_struct_array_field {
     };
 }
 
-/// As [`remote_struct_array_field!`](crate::remote_struct_array_field), also past the end: then the
-/// length is 0.
+/// Like [`remote_struct_array_field!`](crate::remote_struct_array_field), but with a length of 0
+/// past the end.
 ///
 /// # Examples
 /// ```
@@ -149,10 +149,10 @@ macro_rules! remote_struct_array_field_unchecked {
     };
 }
 
-/// A field of a struct of a peer, as long as the field: `Option<RemoteRef<F>>`.
+/// Returns a field of a struct of a peer, with the length of the field: `Option<RemoteRef<F>>`.
 ///
-/// As [`remote_struct_field!`](crate::remote_struct_field), but typed: the field is plain old data
-/// (`bytemuck::Pod`).
+/// It is the typed form of [`remote_struct_field!`](crate::remote_struct_field): the field is plain
+/// old data (`bytemuck::Pod`).
 ///
 /// # Examples
 /// ```
@@ -169,8 +169,8 @@ macro_rules! remote_ref {
     };
 }
 
-/// Takes the path apart, one token after the other: what is before the last `::` is the type, since a
-/// `ty` can not be followed by `::`.
+/// Splits the path, one token after the other: the tokens before the last `::` are the type, since
+/// a `ty` cannot be followed by `::`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __remote_field {
@@ -204,7 +204,8 @@ macro_rules! __remote_field {
     };
 }
 
-/// How long a field is: `get` tells its type and is never called.
+/// Returns the size of a field. The type of `get` contains that of the field; `get` is never
+/// called.
 #[doc(hidden)]
 #[inline]
 #[must_use]

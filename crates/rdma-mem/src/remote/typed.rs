@@ -9,14 +9,14 @@ use bytemuck::Pod;
 
 use crate::remote::RemoteMemoryRegion;
 
-/// A value of type `T` in the memory of a peer, exactly as long as a `T`.
+/// A value of type `T` in the memory of a peer, with exactly the size of a `T`.
 ///
-/// `T` is plain old data: any bytes that are read from the peer are a `T`, and a `T` that is written
-/// has no padding. Both sides must have the same layout (`#[repr(C)]`) and byte order. It is a description and no
-/// proof, like [`RemoteMemoryRegion`], into which it can be turned.
+/// `T` is plain old data. Any bytes that are read from the peer are a valid `T`, and a `T` that is written has no
+/// padding. Both sides must have the same layout (`#[repr(C)]`) and byte order. It is a description and not a proof,
+/// like [`RemoteMemoryRegion`], into which it can be converted.
 ///
-/// It comes from [`RemoteMemoryRegion::typed`], from [`RemoteSlice::get`], and for fields from
-/// [`remote_ref!`](crate::remote_ref).
+/// [`RemoteMemoryRegion::typed`] and [`RemoteSlice::get`] create it, and
+/// [`remote_ref!`](crate::remote_ref) for fields.
 ///
 /// # Examples
 /// ```
@@ -32,9 +32,9 @@ pub struct RemoteRef<T> {
     value: PhantomData<fn() -> T>,
 }
 
-/// Values of type `T`, one after the other, in the memory of a peer; exactly as long as they are.
+/// Consecutive values of type `T` in the memory of a peer, with exactly their total size.
 ///
-/// Same rules as for [`RemoteRef`]. [`RemoteMemoryRegion::array`] makes it.
+/// The rules of [`RemoteRef`] apply. [`RemoteMemoryRegion::array`] creates it.
 ///
 /// # Examples
 /// ```
@@ -53,7 +53,7 @@ pub struct RemoteSlice<T> {
 }
 
 impl RemoteMemoryRegion {
-    /// The `T` at `offset`, in bytes; `None` if it is not wholly within the memory.
+    /// Returns the `T` at `offset`, in bytes; `None` if it is not entirely within the memory.
     #[inline]
     #[must_use]
     pub fn typed<T: Pod>(&self, offset: usize) -> Option<RemoteRef<T>> {
@@ -61,8 +61,8 @@ impl RemoteMemoryRegion {
         Some(RemoteRef { region, value: PhantomData })
     }
 
-    /// The `length` values that begin at `offset`, in bytes; `None` if they are not all wholly within
-    /// the memory.
+    /// Returns the `length` values that begin at `offset`, in bytes; `None` if they are not all
+    /// entirely within the memory.
     #[inline]
     #[must_use]
     pub fn array<T: Pod>(&self, offset: usize, length: usize) -> Option<RemoteSlice<T>> {
@@ -73,14 +73,14 @@ impl RemoteMemoryRegion {
 }
 
 impl<T: Pod> RemoteRef<T> {
-    /// The memory of the value, in the peer.
+    /// Returns the address of the value, in the peer.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {
         self.region.address()
     }
 
-    /// The memory that it is, for requests.
+    /// Returns the memory of the value, for requests.
     #[inline]
     #[must_use]
     pub const fn region(&self) -> RemoteMemoryRegion {
@@ -101,35 +101,35 @@ impl<T: Pod> RemoteRef<T> {
 }
 
 impl<T: Pod> RemoteSlice<T> {
-    /// The number of values.
+    /// Returns the number of values.
     #[inline]
     #[must_use]
     pub const fn len(&self) -> usize {
         self.length
     }
 
-    /// Returns true if it has none.
+    /// Returns true if it has no values.
     #[inline]
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The address of the first byte, in the peer.
+    /// Returns the address of the first byte, in the peer.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {
         self.region.address()
     }
 
-    /// The memory that it is, for requests.
+    /// Returns the memory of the values, for requests.
     #[inline]
     #[must_use]
     pub const fn region(&self) -> RemoteMemoryRegion {
         self.region
     }
 
-    /// The value at an index; `None` if the index is out of range.
+    /// Returns the value at an index; `None` if the index is out of range.
     #[inline]
     #[must_use]
     pub fn get(&self, index: usize) -> Option<RemoteRef<T>> {
@@ -139,7 +139,7 @@ impl<T: Pod> RemoteSlice<T> {
         self.region.typed(index.checked_mul(size_of::<T>())?)
     }
 
-    /// The values of a range of indices; `None` if it is out of range.
+    /// Returns the values of a range of indices; `None` if it is out of range.
     #[inline]
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
@@ -165,7 +165,7 @@ impl<T: Pod> From<RemoteSlice<T>> for RemoteMemoryRegion {
     }
 }
 
-/// By hand, since a description of a `T` is `Copy` whatever `T` is.
+/// Implemented by hand, since a description of a `T` is `Copy` for any `T`.
 macro_rules! describe {
     ($($Type:ident($($field:ident),+)),*) => {$(
         impl<T> Clone for $Type<T> {

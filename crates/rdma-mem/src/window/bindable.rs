@@ -12,33 +12,34 @@ use crate::region::registration::Registration;
 use crate::region::shared::SharedRegion;
 use crate::region::unowned::MemoryRegion;
 
-/// A region that a [`MemoryWindow`](crate::MemoryWindow) has, or what keeps one alive for it.
+/// A region of a [`MemoryWindow`](crate::MemoryWindow), or a pointer that keeps one alive for it.
 ///
-/// | | what others can do with the bytes meanwhile |
+/// | | access of other code to the bytes meanwhile |
 /// |---|---|
-/// | `&SharedRegion`, `Arc<SharedRegion>` | what they always can: copy in and out, atomics |
-/// | [`OwnedRegion`], [`Buffer`] | nothing: the window has it by value |
-/// | `&MemoryRegion`, `Arc<MemoryRegion>` | it is the caller's memory, and its affair |
+/// | `&SharedRegion`, `Arc<SharedRegion>` | as always: copies in and out, atomics |
+/// | [`OwnedRegion`], [`Buffer`] | none: the window has it by value |
+/// | `&MemoryRegion`, `Arc<MemoryRegion>` | it is the caller's memory and responsibility |
 ///
-/// So memory that a peer may change is never visible as a slice, and stays registered while the window lives. Sealed.
+/// Memory that a peer may change is therefore never visible as a slice, and stays registered while the window lives.
+/// The trait is sealed.
 pub trait BindableRegion: sealed::Bindable {}
 
 impl<R: sealed::Bindable> BindableRegion for R {}
 
-/// The place of a region, for a request to bind.
+/// The address and key of a region, for a request to bind.
 #[derive(Debug)]
 #[allow(unnameable_types)] // of the sealed trait
 pub struct Target<'r> {
     pub(crate) mr: *mut ibv_mr,
     pub(crate) pd: &'r ProtectionDomain,
-    /// The address, as requests use it, of its first byte.
+    /// The address of its first byte in requests.
     pub(crate) address: u64,
     pub(crate) length: usize,
     pub(crate) access: AccessFlags,
 }
 
 mod sealed {
-    #[allow(unnameable_types)] // that is how it is sealed
+    #[allow(unnameable_types)] // this seals it
     pub trait Bindable {
         fn target(&self) -> super::Target<'_>;
     }
@@ -69,7 +70,7 @@ impl sealed::Bindable for Buffer {
     }
 }
 
-/// Through what keeps it alive and shows no bytes.
+/// Implements the trait for pointers that keep a region alive and show no bytes.
 macro_rules! shared {
     ($($region:ident)+) => {$(
         impl sealed::Bindable for &$region {

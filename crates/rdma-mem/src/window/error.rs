@@ -4,23 +4,23 @@ use rdma_types::AccessFlags;
 
 use crate::error::range::RangeError;
 
-/// A bind that cannot be right, found before the device sees it; IBTA vol 1, section 10.6.7.
+/// An invalid bind, found before the device sees it; IBTA vol 1, section 10.6.7.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The window is bound: one window gives one range at a time.
+    /// The window is bound, and a window gives access to one range at a time.
     #[error(
-        "the window is bound: invalidate it first (type 1: unbind it), take the completion, and tell \
-         it so with `unbound`"
+        "the window is bound: invalidate it first (type 1: unbind it), poll the completion, and call \
+         `unbound`"
     )]
     StillBound,
-    /// The window is not bound, so that it cannot be unbound or invalidated.
+    /// The window is not bound, so it cannot be unbound or invalidated.
     #[error("the window is not bound")]
     NotBound,
     /// The range is not within the region.
     #[error(transparent)]
     Range(#[from] RangeError),
-    /// A window of no bytes would be bound to nothing.
+    /// A window of 0 bytes.
     #[error("a window needs at least 1 byte")]
     Empty,
     /// The region was registered without `MW_BIND`.
@@ -29,19 +29,19 @@ pub enum BindError {
          `allocate_bindable_region`)"
     )]
     NotBindable,
-    /// Peers would change memory that this machine's own device may not write.
+    /// Peers could change memory that this machine's own device may not write.
     #[error("{access} through a window needs a region with local write: add with_local_write()")]
     NoLocalWrite {
         /// The requested rights.
         access: AccessFlags,
     },
-    /// Region, window and queue pair are not of one protection domain.
+    /// Region, window and queue pair are not all of the same protection domain.
     #[error(
         "the window is of another protection domain than its region, or than the queue pair: all \
          three have to be of one"
     )]
     WrongDomain,
-    /// A right that no window gives.
+    /// A right that windows cannot grant.
     #[error(
         "a window gives remote read, remote write and remote atomic, and type 2 can be zero-based: \
          not {access}"
@@ -50,7 +50,7 @@ pub enum BindError {
         /// The requested rights that are not allowed.
         access: AccessFlags,
     },
-    /// The region counts addresses from 0, which windows do not go with.
+    /// The addresses of the region start at 0, which windows do not support.
     #[error("the region is zero-based: no window can be bound to it")]
     ZeroBased,
     /// The request is for windows of the other type.
@@ -59,7 +59,7 @@ pub enum BindError {
          `LocalInvalidate` are for type 2, `QueuePair::unbind` is for type 1"
     )]
     Kind {
-        /// The type that it is of.
+        /// The type of the window.
         kind: u8,
     },
 }

@@ -25,32 +25,32 @@ use crate::window::error::BindError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WindowType {
-    /// Used through every queue pair of its domain; bound and unbound by calls (`ibv_bind_mw`).
+    /// A window for every queue pair of its domain; bound and unbound by calls (`ibv_bind_mw`).
     One,
-    /// Used through the queue pair that bound it (2B); bound and invalidated by work requests, and
+    /// A window for the queue pair that bound it (2B); bound and invalidated by work requests, and
     /// invalidated by the peer with a send.
     Two,
 }
 
 /// A memory window (MW): a key by which peers use a part of a region, until it is invalidated.
 ///
-/// Registering memory is slow, binding a window is a work request. So the memory is registered once, with
-/// [`with_mw_bind`](AccessFlags::with_mw_bind) and without any right for peers, and each grant is a window
-/// with a range, rights and a key of its own. The queue pairs of `rdma-qp` bind it.
+/// Registering memory is slow, but binding a window is only a work request. Therefore the memory is registered once,
+/// with [`with_mw_bind`](AccessFlags::with_mw_bind) and without any right for peers. Each grant is then a window with a
+/// range, rights and a key of its own. The queue pairs of `rdma-qp` bind it.
 ///
 /// # Ownership of the memory
 ///
-/// The window has its region `R`, by value or by what keeps it alive ([`BindableRegion`] has the list),
-/// and is deallocated before it lets go of it. An [`OwnedRegion`](crate::OwnedRegion) or a
-/// [`Buffer`](crate::Buffer) is out of reach while the window is bound, and back with
-/// [`region_mut`](Self::region_mut) once it is not.
+/// The window has its region `R`, by value or by a pointer that keeps it alive ([`BindableRegion`] has the list). It is
+/// deallocated before it releases the region. An [`OwnedRegion`](crate::OwnedRegion) or a [`Buffer`](crate::Buffer) is
+/// inaccessible while the window is bound, and accessible by [`region_mut`](Self::region_mut) afterwards.
 ///
 /// # End of access
 ///
-/// A peer has no access for certain when the completion of an invalidation was polled with success:
-/// of `LocalInvalidate`, of a receive that [says](Self::rkey) this key, of `QueuePair::unbind` for
-/// type 1. The window does not see completions, and has to be [informed](Self::unbound).
-/// [`close`](Self::close) needs no completion: the peer has no access when it returns.
+/// A peer certainly has no access after the completion of an invalidation was polled with success.
+/// This is a completion of `LocalInvalidate`, of a receive with this [key](Self::rkey) as
+/// invalidated, or of `QueuePair::unbind` for type 1. The window does not see completions, and has
+/// to be [informed](Self::unbound). [`close`](Self::close) needs no completion: the peer has no
+/// access when it returns.
 ///
 /// # Examples
 /// ```
@@ -61,7 +61,7 @@ pub enum WindowType {
 /// let access = AccessFlags::new().with_local_write().with_mw_bind();
 /// let region = pd.allocate_shared_region(4096, access)?;
 /// let window = MemoryWindow::allocate(&region, WindowType::Two).map_err(|(_, error)| error)?;
-/// assert_eq!(window.remote(), None, "it is bound by a queue pair");
+/// assert_eq!(window.remote(), None, "a queue pair binds it");
 /// # Ok::<(), rdma_mem::Error>(())
 /// ```
 #[doc(alias = "ibv_mw")]
@@ -70,7 +70,7 @@ pub struct MemoryWindow<R: BindableRegion> {
     kind: WindowType,
     /// The key of its last bind.
     key: u32,
-    /// Since the request to bind was made.
+    /// `Some` once the request to bind was made.
     bound: Option<Bound>,
 }
 
@@ -78,33 +78,33 @@ pub struct MemoryWindow<R: BindableRegion> {
 struct Bound {
     address: u64,
     length: usize,
-    /// The key of the bind before.
+    /// The key of the previous bind.
     key_before: u32,
 }
 
-/// A request to bind, as C wants it; for the crates above.
+/// A request to bind, in the form of C; for the crates above.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct PreparedBind {
     /// The window.
     pub mw: *mut ibv_mw,
-    /// The key that a window of type 2 is to have.
+    /// The new key of a window of type 2.
     pub rkey: Rkey,
     /// The memory and the rights to bind it to.
     pub info: ibv_mw_bind_info,
 }
 
-// SAFETY: SAFETY.md F12: it stands for numbers; who uses the pointers argues for that.
+// SAFETY: SAFETY.md F12: it consists of numbers; code that uses the pointers has an argument of its
+// own.
 unsafe impl Send for PreparedBind {}
 // SAFETY: SAFETY.md F12: nothing is done through `&self`.
 unsafe impl Sync for PreparedBind {}
 
 impl<R: BindableRegion> MemoryWindow<R> {
-    /// Allocates a window for this region, bound to nothing; see `man ibv_alloc_mw`.
+    /// Allocates an unbound window for this region; see `man ibv_alloc_mw`.
     ///
     /// # Errors
-    /// With the region: [`Error::NoWindows`] on a device without windows of this type, or what the verb
-    /// says.
+    /// Returns the region, and [`Error::NoWindows`] on a device without windows of this type, or the verb's error.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn allocate(region: R, kind: WindowType) -> Result<Self, (R, Error)> {
         let pd = region.target().pd.clone();
@@ -127,17 +127,17 @@ impl<R: BindableRegion> MemoryWindow<R> {
                 return Err((region, error.with_hint(crate::error::hint::create(errno)).into()));
             }
         };
-        // SAFETY: SAFETY.md F6, F9: just allocated, of this kind and domain, so that it is not bound and nobody
-        // else has it.
+        // SAFETY: SAFETY.md F6, F9: just allocated, of this kind and domain, so it is not bound and no other code has
+        // it.
         Ok(unsafe { Self::of(raw, (region, pd), kind, Ownership::Owned) })
     }
 
     /// Wraps a window that was allocated elsewhere and is not bound, for this region.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The window is of the region's domain, is not bound, and nobody else binds
-    /// it. A [borrowed](Ownership::Borrowed) one is not bound when it is dropped or closed either, since
-    /// that does not end a peer's access.
+    /// [`Ownership`] states the contract. The window is of the region's domain, is not bound, and is bound only through
+    /// this value. A [borrowed](Ownership::Borrowed) window is also unbound when it is dropped or closed, since that
+    /// does not end a peer's access.
     ///
     /// # Examples
     /// ```
@@ -168,30 +168,30 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 
     /// # Safety
-    /// Same contract as [`from_raw`](Self::from_raw), and the window is of this kind.
+    /// The contract is that of [`from_raw`](Self::from_raw), and the window is of this kind.
     unsafe fn of(
         raw: NonNull<ibv_mw>,
         needs: (R, ProtectionDomain),
         kind: WindowType,
         ownership: Ownership,
     ) -> Self {
-        // SAFETY: SAFETY.md F1: a live window, which nobody binds now.
+        // SAFETY: SAFETY.md F1: a live window, which is not being bound now.
         let key = unsafe { (*raw.as_ptr()).rkey };
         let verb = "ibv_dealloc_mw";
-        // SAFETY: SAFETY.md F3, F6, F9: this function's contract; it needs its domain, and while it is
-        // bound its region. The function reaches the provider's own.
+        // SAFETY: SAFETY.md F3, F6, F9: this function's contract; it needs its domain, and while it is bound its
+        // region. The function calls the provider's own.
         let handle = unsafe { Handle::from_raw(raw, dealloc, verb, needs, ownership) };
         Self { handle, kind, key, bound: None }
     }
 
-    /// The type of the window.
+    /// Returns the type of the window.
     #[inline]
     #[must_use]
     pub const fn kind(&self) -> WindowType {
         self.kind
     }
 
-    /// The protection domain of the window.
+    /// Returns the protection domain of the window.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.handle.needs().1
@@ -205,35 +205,35 @@ impl<R: BindableRegion> MemoryWindow<R> {
         self.bound.is_some()
     }
 
-    /// The key for the peer, while the window [is bound](Self::is_bound). The device chooses the
-    /// upper 24 bits and keeps them; the low 8 bits are counted up with each bind, so that an old
-    /// key does not fit.
+    /// Returns the key for the peer, while the window [is bound](Self::is_bound). The device
+    /// chooses the upper 24 bits and keeps them. The low 8 bits are incremented with each bind, so
+    /// an old key is invalid.
     #[inline]
     #[must_use]
     pub fn rkey(&self) -> Option<Rkey> {
         self.bound.map(|_| Rkey::new(self.key))
     }
 
-    /// The memory that the bound window gives to the peer, for sending to the peer; `None` unless
-    /// the window [is bound](Self::is_bound).
+    /// Returns the memory that the bound window opens to the peer, for sending to the peer; `None`
+    /// unless the window [is bound](Self::is_bound).
     ///
-    /// Before the completion of the bind, send it to the peer by a send that is posted to the same
-    /// queue pair after the bind, and by nothing else.
+    /// Before the completion of the bind, send it only by a send on the same queue pair that is
+    /// posted after the bind.
     #[must_use]
     pub fn remote(&self) -> Option<RemoteMemoryRegion> {
         let Bound { address, length, .. } = self.bound?;
         Some(RemoteMemoryRegion::new(address, length, self.key))
     }
 
-    /// The region of the window, to use the bytes; `None` while the window [is
+    /// Returns the region of the window, to use the bytes; `None` while the window [is
     /// bound](Self::is_bound).
     #[must_use]
     pub fn region(&self) -> Option<&R> {
         self.bound.is_none().then(|| &self.handle.needs().0)
     }
 
-    /// The region of the window, exclusively, also to put another one of the same domain there
-    /// instead; `None` while it [is bound](Self::is_bound).
+    /// Returns the region of the window, exclusively. It may be replaced by another one of the same
+    /// domain. `None` while the window [is bound](Self::is_bound).
     #[must_use]
     pub fn region_mut(&mut self) -> Option<&mut R> {
         match self.bound {
@@ -242,39 +242,39 @@ impl<R: BindableRegion> MemoryWindow<R> {
         }
     }
 
-    /// Informs the window that no peer has access any more.
+    /// Informs the window that peers no longer have access.
     ///
     /// # Safety
-    /// No peer has access any more, and none gets it again: no request to bind the window is still
-    /// to be executed. One of these was polled:
+    /// No peer has access any more, and none gets access again: no request to bind the window is
+    /// still to be executed. One of these completions was polled:
     ///
     /// - the completion of its bind, with a failure;
-    /// - of type 2, the completion of its invalidation, with success: of a local one, or of a receive that
-    ///   gives this [key](Self::rkey) as invalidated;
-    /// - of type 1, the completion of its unbind, with success, where the unbind could not overtake the bind:
-    ///   it was posted to the same queue pair, or after the completion of the bind was polled.
+    /// - of type 2, the completion of its invalidation, with success: of a local one, or of a receive that reports this
+    ///   [key](Self::rkey) as invalidated;
+    /// - of type 1, the completion of its unbind, with success. The unbind must not have overtaken the bind: it was
+    ///   posted to the same queue pair, or after the completion of the bind was polled.
     ///
-    /// That its queue pair was reset or destroyed is not enough: some devices keep the window
-    /// bound, for the next queue pair of that QPN. [`close`](Self::close) it then.
+    /// A reset or destroyed queue pair is not enough: some devices keep the window bound, for the
+    /// next queue pair with that QPN. [`close`](Self::close) it in that case.
     pub const unsafe fn unbound(&mut self) {
         self.bound = None;
     }
 
-    /// Informs the window that the request to bind it was never posted, or was refused at its post.
+    /// Informs the window that the request to bind it was never posted, or that the post failed.
     ///
     /// # Safety
-    /// The request was never posted, or was refused at its post.
+    /// The request was never posted, or the post failed.
     pub unsafe fn never_bound(&mut self) {
         if let Some(Bound { key_before, .. }) = self.bound.take() {
             self.key = key_before;
         }
     }
 
-    /// Makes a request to bind `range` of its region, counted in bytes from the region's beginning, with
-    /// these rights for peers. For the crates above: the window counts as bound from now on.
+    /// Prepares a request to bind `range` of its region, in bytes from the region's beginning, with these rights for
+    /// peers. For the crates above: the window counts as bound from now on.
     ///
     /// # Errors
-    /// If it cannot be right; then nothing has changed.
+    /// Returns an error if the request is invalid; then nothing has changed.
     pub fn prepare_bind(
         &mut self,
         range: Range<usize>,
@@ -295,7 +295,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
         self.bound = Some(Bound { address, length: range.len(), key_before: self.key });
         let mw = self.as_raw();
         if self.kind == WindowType::Two {
-            // Some providers compare the key that is here with that of the last bind.
+            // Some providers compare the key in this field with that of the last bind.
             // SAFETY: SAFETY.md F1: live by the handle, and exclusive.
             unsafe { (*mw).rkey = self.key };
             self.key = ibv_inc_rkey(self.key);
@@ -305,16 +305,16 @@ impl<R: BindableRegion> MemoryWindow<R> {
         Ok(PreparedBind { mw, rkey: Rkey::new(self.key), info })
     }
 
-    /// Of type 1: takes the key from where `ibv_bind_mw` has put it. For the crates above.
+    /// For type 1: reads the key that `ibv_bind_mw` has stored. For the crates above.
     pub fn bind_posted(&mut self) {
         // SAFETY: SAFETY.md F1: live by the handle, and exclusive.
         self.key = unsafe { (*self.as_raw()).rkey };
     }
 
-    /// Makes a request to unbind a window of type 1. For the crates above.
+    /// Prepares a request to unbind a window of type 1. For the crates above.
     ///
     /// # Errors
-    /// If there is nothing to unbind, or it is of type 2.
+    /// Returns an error if the window is not bound, or is of type 2.
     pub fn prepare_unbind(&mut self) -> Result<PreparedBind, BindError> {
         if self.kind != WindowType::One {
             return Err(BindError::Kind { kind: 2 });
@@ -323,17 +323,16 @@ impl<R: BindableRegion> MemoryWindow<R> {
             return Err(BindError::NotBound);
         }
         let target = self.handle.needs().0.target();
-        // With a region although there is nothing to bind: some providers look for its key.
+        // The request has a region although it binds nothing, because some providers read its key.
         let info =
             ibv_mw_bind_info { mr: target.mr, addr: target.address, length: 0, mw_access_flags: 0 };
         Ok(PreparedBind { mw: self.as_raw(), rkey: Rkey::new(self.key), info })
     }
 
-    /// Deallocates the window, bound or not, and gives its region back: when this returns no peer has
-    /// access.
+    /// Deallocates the window, bound or not, and returns its region. No peer has access after that.
     ///
     /// # Errors
-    /// The provider's error, with the window.
+    /// Returns the window and the provider's error.
     #[doc(alias = "ibv_dealloc_mw")]
     #[allow(clippy::result_large_err)] // it is the window itself
     pub fn close(self) -> Result<R, (Self, Error)> {
@@ -344,15 +343,15 @@ impl<R: BindableRegion> MemoryWindow<R> {
         }
     }
 
-    /// Whether this process is the one that made the object.
+    /// Checks that this process created the object.
     ///
     /// # Errors
-    /// If it is a child that was forked since.
+    /// Returns an error in a child that was forked since the object was created.
     pub fn check_process(&self) -> Result<(), Forked> {
         self.handle.check_process()
     }
 
-    /// The C object, which lives as long as `self`.
+    /// Returns the C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub const fn as_raw(&self) -> *mut ibv_mw {
@@ -360,7 +359,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 }
 
-/// Returns true if the device has no windows, or none of the type that was asked for: some providers return `EINVAL` then.
+/// Returns true if the device has no windows, or none of the requested type. Some providers return `EINVAL` then.
 fn lacks_windows(context: &Context, errno: Errno) -> bool {
     matches!(errno, Errno::EOPNOTSUPP | Errno::ENOSYS)
         || context.query_device().is_ok_and(|device| device.max_mw == 0)
@@ -396,9 +395,9 @@ fn check(
     Ok(())
 }
 
-/// `ibv_dealloc_mw` of C, an inline function, as an address.
+/// The inline function `ibv_dealloc_mw` of C, as a function with an address.
 unsafe extern "C" fn dealloc(mw: *mut ibv_mw) -> std::ffi::c_int {
-    // SAFETY: SAFETY.md F1: the handle's contract, which calls it once.
+    // SAFETY: SAFETY.md F1: by the contract of the handle, which calls it once.
     unsafe { rdma_sys::ibv_dealloc_mw(mw) }
 }
 

@@ -1,4 +1,4 @@
-//! Asynchronous events, of a provider that has them when the test says so.
+//! Asynchronous events, from a provider that reports those that the test requests.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -12,7 +12,7 @@ use rdma_sys::{
     Verbs, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_context, ibv_event_type,
 };
 
-/// What the provider is to say next.
+/// The next results of the provider.
 static NEXT: Mutex<Vec<Result<u32, Errno>>> = Mutex::new(Vec::new());
 static ACKNOWLEDGED: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
@@ -21,7 +21,7 @@ unsafe extern "C" fn get(_context: *mut ibv_context, out: *mut ibv_async_event) 
         Some(Ok(kind)) => {
             let element = ibv_async_event__bindgen_ty_1 { port_num: 1 };
             let event = ibv_async_event { element, event_type: ibv_event_type(kind) };
-            // SAFETY: SAFETY.md F1: the caller's place for the event.
+            // SAFETY: SAFETY.md F1: the caller's memory for the event.
             unsafe { out.write(event) };
             0
         }
@@ -71,7 +71,7 @@ fn every_event_is_acknowledged_before_it_is_returned_and_unknown_ones_are_data()
         assert_eq!((event.kind.raw(), event.source), (kind, source));
         assert_eq!(*ACKNOWLEDGED.lock().unwrap(), kinds[..=n]);
     }
-    // A call that a signal interrupted has no event yet; one that failed says why.
+    // A call that a signal interrupted has no event yet; one that failed returns the error.
     *NEXT.lock().unwrap() = vec![Err(Errno::ENODEV), Ok(11), Err(Errno::EINTR)];
     assert_eq!(events.try_get_event().unwrap(), None);
     assert_eq!(events.get_event().unwrap().kind, AsyncEventKind::LID_CHANGE);

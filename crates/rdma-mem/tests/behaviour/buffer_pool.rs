@@ -1,4 +1,4 @@
-//! Pools: buffers are apart, come back, and outlive their pool.
+//! Pools: buffers do not overlap, are reused, and outlive their pool.
 
 use std::thread;
 
@@ -47,7 +47,7 @@ fn buffers_carry_the_key_of_their_region_and_begin_on_cache_lines() {
 }
 
 #[test]
-fn it_grows_and_gives_back() {
+fn a_pool_grows_and_trims() {
     let pool = small();
     let buffers: Vec<Buffer> = (0..3).map(|_| pool.allocate(2048).unwrap()).collect();
     let usage = pool.usage();
@@ -68,11 +68,11 @@ fn it_grows_and_gives_back() {
 }
 
 #[test]
-fn what_is_given_back_is_one_piece_again() {
+fn freed_buffers_merge_into_one_range() {
     let pool = small();
     let mut pieces: Vec<Buffer> = (0..64).map(|_| pool.allocate(64).unwrap()).collect();
     assert_eq!(pool.usage().regions, 1);
-    pieces.sort_by_key(|piece| piece.as_ptr().addr() % 1009); // no order
+    pieces.sort_by_key(|piece| piece.as_ptr().addr() % 1009); // shuffled
     drop(pieces);
     let whole = pool.allocate(4096).unwrap();
     assert_eq!((pool.usage().regions, whole.len()), (1, 4096));
@@ -86,7 +86,7 @@ fn a_buffer_outlives_its_pool_and_its_handles() {
     thread::spawn(move || assert_eq!(&*buffer, [3; 64])).join().unwrap();
 }
 
-/// H15: what registered memory once is not kept by a pool that is gone.
+/// H15: a dropped pool keeps no registered memory.
 #[test]
 fn a_pool_keeps_its_domain_no_longer_than_its_last_buffer() {
     rdma_soft::install();
@@ -116,7 +116,7 @@ fn empty_and_impossible_lengths() {
 fn buffers_begin_where_they_should() {
     let pool = small();
     let mut held = Vec::new();
-    // Valgrind's allocator has alignments up to 16 MiB.
+    // Valgrind's allocator supports alignments up to 16 MiB.
     for shift in 0..if cfg!(miri) { 16 } else { 25 } {
         for length in [0, 1, 100, 5000] {
             let buffer = pool.allocate_aligned(length, 1 << shift).unwrap();
@@ -131,7 +131,8 @@ fn buffers_begin_where_they_should() {
     assert_eq!((pool.usage().buffers, pool.usage().used_bytes), (0, 0));
 }
 
-/// What lies before a buffer that begins later than its range is of no other one, and comes back.
+/// If a buffer begins later than its range, the bytes before it belong to no other buffer, and are
+/// freed with it.
 #[test]
 fn alignment_takes_what_lies_before() {
     let pool = BufferPool::with_region_size(&pd(), 1 << 16);
@@ -145,7 +146,7 @@ fn alignment_takes_what_lies_before() {
     drop(second);
     assert_eq!(pool.usage().used_bytes, before);
     drop(first);
-    // One that begins there anyway takes no more.
+    // A buffer that is aligned by chance takes no additional bytes.
     let page = pool.allocate_aligned(4096, 4096).unwrap();
     assert_eq!((pool.usage().used_bytes, pool.usage().regions), (4096, 1));
     drop(page);
@@ -173,7 +174,7 @@ fn bad_alignments_are_errors() {
 }
 
 #[test]
-fn what_is_registered_is_allocated_without_growth() {
+fn registered_memory_is_allocated_without_growth() {
     let pool = small();
     assert!(pool.try_allocate(1).unwrap().is_none());
     assert_eq!(pool.usage(), Default::default());
@@ -234,7 +235,7 @@ fn a_region_that_cannot_be_registered_changes_nothing() {
 }
 
 #[test]
-fn parts_of_a_buffer_are_buffers_and_give_back_one_range() {
+fn parts_of_a_buffer_are_buffers_and_return_one_range() {
     let pool = small();
     let before = pool.usage().used_bytes;
     let mut whole = pool.allocate(1000).unwrap();
@@ -248,10 +249,10 @@ fn parts_of_a_buffer_are_buffers_and_give_back_one_range() {
     assert_eq!(b.get_mut(1, 4).unwrap().len(), 4);
     b.fill(7);
     assert_eq!((a[9], c[0], c[489]), (3, 3, 3));
-    // Another one comes nowhere near them.
+    // Another buffer does not overlap them.
     let other = pool.allocate(1000).unwrap();
     assert_eq!(pool.usage().buffers, 2);
-    // Only what follows can be joined, in order.
+    // Only adjacent parts can be joined, in order.
     let (c, a) = c.unsplit(a).unwrap_err();
     let (a, c) = a.unsplit(c).unwrap_err();
     let (a, other) = a.unsplit(other).unwrap_err();
@@ -259,7 +260,7 @@ fn parts_of_a_buffer_are_buffers_and_give_back_one_range() {
     let bc = b.unsplit(c).unwrap();
     drop(a);
     assert_eq!((pool.usage().buffers, bc.len(), bc[0], bc[500]), (1, 990, 7, 3));
-    // With an empty part at either end, and again.
+    // The same with an empty part at either end.
     let (empty, bc) = bc.split_at(0);
     let (bc, end) = bc.split_at(990);
     assert!(empty.is_empty() && end.is_empty());
@@ -267,7 +268,7 @@ fn parts_of_a_buffer_are_buffers_and_give_back_one_range() {
     assert_eq!(bc.len(), 990);
     drop(bc);
     assert_eq!((pool.usage().buffers, pool.usage().used_bytes), (0, before));
-    // Buffers that were never one are none.
+    // Buffers that were never one cannot be joined.
     let (one, two) = (pool.allocate(64).unwrap(), pool.allocate(64).unwrap());
     let (one, _two) = one.unsplit(two).unwrap_err();
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| one.split_at(65)));
@@ -275,7 +276,7 @@ fn parts_of_a_buffer_are_buffers_and_give_back_one_range() {
     assert_eq!(pool.usage().buffers, 1);
 }
 
-/// Whichever thread is the last.
+/// Any thread may be the last.
 #[test]
 fn parts_are_dropped_by_any_thread() {
     let pool = small();
@@ -327,7 +328,7 @@ fn threads_share_a_pool_and_never_a_byte() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Each buffer keeps what was written to it, whatever is allocated and dropped beside it, and begins where it was asked to.
+    /// Each buffer keeps its data during other allocations and drops, and begins at the requested alignment.
     #[test]
     fn buffers_never_overlap(
         steps in prop::collection::vec((0_usize..3000, 0_u32..15, any::<u8>()), 1..60),

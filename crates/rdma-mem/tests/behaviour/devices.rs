@@ -63,7 +63,7 @@ fn an_unknown_device_is_an_error_with_the_names_that_exist() {
 }
 
 #[test]
-fn ports_say_what_they_are() {
+fn ports_report_their_attributes() {
     let roce = open("soft0").query_port(1).unwrap();
     assert_eq!((roce.link_layer, roce.state), (LinkLayer::ETHERNET, PortState::ACTIVE));
     assert_eq!((roce.lid, roce.number), (Lid::NONE, 1));
@@ -115,7 +115,7 @@ fn closing_goes_from_the_leaves_to_the_root() {
 }
 
 #[test]
-fn what_is_made_keeps_its_parents_alive() {
+fn an_object_keeps_its_parents_alive() {
     let mut region = {
         let pd = open("soft0").allocate_pd().unwrap();
         pd.allocate_region(4096).unwrap()
@@ -125,7 +125,7 @@ fn what_is_made_keeps_its_parents_alive() {
 }
 
 #[test]
-fn a_device_says_what_it_is_and_can() {
+fn a_device_reports_its_kind_and_capabilities() {
     for (name, grh_required) in [("soft0", true), ("softib0", false)] {
         let context = open(name);
         let device = context.device();
@@ -144,7 +144,7 @@ fn a_device_says_what_it_is_and_can() {
             (port.physical_state, port.grh_required),
             (PhysicalState::LINK_UP, grh_required)
         );
-        // Each field once, and none without a value.
+        // Each field occurs once, and has a value.
         let fields = attributes.fields().chain(extended.fields()).chain(port.fields());
         let fields: Vec<_> = fields.collect();
         assert!(fields.iter().all(|(_, value)| !value.is_empty()), "{fields:?}");

@@ -1,5 +1,5 @@
-//! Regions of memory that comes as a file: real dma-bufs where the kernel makes some (`/dev/udmabuf`),
-//! sealed files in memory on the software device everywhere.
+//! Regions of memory from files: real dma-bufs if the kernel provides them (`/dev/udmabuf`), and sealed files in memory
+//! on the software device.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ fn pd() -> ProtectionDomain {
     rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap()
 }
 
-/// A file in memory of three pages that cannot become shorter.
+/// A file in memory of three pages that cannot shrink.
 fn memfd() -> OwnedFd {
     let file = memfd_create("dmabuf", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&file, 3 * PAGE).unwrap();
@@ -59,7 +59,7 @@ fn elements_lie_within_the_region() {
     assert!(matches!(reversed, Err(RangeError::OutOfBounds { .. })));
 }
 
-/// A table that registers no dma-buf, and ends the test if it is asked to.
+/// A domain of a provider with this function for dma-bufs.
 fn without(register: Option<rdma_sys::functions::ibv_reg_dmabuf_mr>) -> ProtectionDomain {
     static TABLES: [OnceLock<Verbs>; 2] = [OnceLock::new(), OnceLock::new()];
     let table = TABLES[usize::from(register.is_some())].get_or_init(|| {
@@ -68,7 +68,7 @@ fn without(register: Option<rdma_sys::functions::ibv_reg_dmabuf_mr>) -> Protecti
         verbs
     });
     rdma_soft::install();
-    // SAFETY: SAFETY.md F2: the software device's functions, but for one.
+    // SAFETY: SAFETY.md F2: the software device's functions, except for one.
     let devices = unsafe { DeviceList::of(table) };
     let soft0 = devices.iter().find(|device| device.name() == "soft0").unwrap();
     soft0.open().unwrap().allocate_pd().unwrap()
@@ -86,7 +86,7 @@ unsafe extern "C" fn never(
 }
 
 #[test]
-fn what_no_device_takes_is_refused_before_the_device_sees_it() {
+fn invalid_ranges_and_access_flags_are_refused_before_the_device_sees_them() {
     let (pd, file) = (without(Some(never)), memfd());
     let fd = file.as_fd();
     let refused = |offset, length, iova| pd.register_local_dmabuf_mr(fd, offset, length, iova);
@@ -101,7 +101,7 @@ fn what_no_device_takes_is_refused_before_the_device_sees_it() {
         assert!(error.to_string().contains("64 bits"), "{error}");
     }
     let access = AccessFlags::new().with_remote_write();
-    // SAFETY: SAFETY.md F8: nobody has a reference to the file's memory.
+    // SAFETY: SAFETY.md F8: there is no reference to the file's memory.
     let refused = unsafe { pd.register_dmabuf_mr_with_access(fd, 0, 8, 0, access) };
     assert!(matches!(refused.unwrap_err(), Error::Access(_)));
 }
@@ -164,7 +164,7 @@ fn a_real_dmabuf_is_registered() {
     // SAFETY: SAFETY.md F15: the device's own request, with its own struct.
     let made = unsafe { libc::ioctl(maker.as_raw_fd(), UDMABUF_CREATE, &raw mut create) };
     assert!(made >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: SAFETY.md F15: a new file descriptor, which is ours.
+    // SAFETY: SAFETY.md F15: a new file descriptor, owned by this test.
     let dmabuf = unsafe { OwnedFd::from_raw_fd(made) };
     let pd = pd();
     let region = pd.register_local_dmabuf_mr(dmabuf.as_fd(), PAGE, 8192, 0).unwrap();

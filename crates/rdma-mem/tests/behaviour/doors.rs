@@ -1,5 +1,4 @@
-//! Objects that C made, each taken over and borrowed: the software device, and which of its functions are
-//! called.
+//! C objects, each owned and borrowed by a wrapper. A software device records the destroyed objects.
 
 #![allow(unsafe_code)]
 
@@ -22,12 +21,12 @@ thread_local! {
     static DESTROYED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// How often an object was destroyed, by whomever.
+/// Returns the number of times an object was destroyed.
 fn destroyed<T>(object: NonNull<T>) -> usize {
     DESTROYED.with_borrow(|all| all.iter().filter(|&&one| one == object.addr().get()).count())
 }
 
-/// The functions of the software device, of which these tell.
+/// Wraps functions of the software device to record the destroyed objects.
 macro_rules! counted {
     ($($name:ident: $object:ty,)+) => {
         $(unsafe extern "C" fn $name(object: *mut $object) -> c_int {
@@ -60,7 +59,7 @@ fn opened() -> NonNull<ibv_context> {
     NonNull::new(unsafe { (verbs().open_device)(device.as_raw()) }).unwrap()
 }
 
-/// A context that is closed at the end.
+/// A context that is closed on drop.
 fn context() -> Context {
     rdma_soft::install();
     // SAFETY: SAFETY.md F2: just opened, by a table whose functions are the software device's.
@@ -72,7 +71,8 @@ fn allocated(context: *mut ibv_context) -> NonNull<ibv_pd> {
     NonNull::new(unsafe { (verbs().alloc_pd)(context) }).unwrap()
 }
 
-/// Lets go of a value, one way or the other, and checks who has destroyed its object.
+/// Drops or closes a value, and checks that its object was destroyed if, and only if, the value
+/// owns it.
 fn end<T, V>(raw: NonNull<T>, ownership: Ownership, values: [V; 1], close: impl FnOnce(V)) {
     let before = destroyed(raw);
     let [value] = values;
@@ -108,7 +108,7 @@ fn a_context_of_c_is_closed_once_by_its_owner() {
                 let pd = allocated(raw.as_ptr());
                 // SAFETY: SAFETY.md F2: just allocated.
                 assert_eq!(unsafe { (verbs().dealloc_pd)(pd.as_ptr()) }, 0, "it is usable");
-                // SAFETY: SAFETY.md F2: the value is gone.
+                // SAFETY: SAFETY.md F2: the value was dropped.
                 assert_eq!(unsafe { (verbs().close_device)(raw.as_ptr()) }, 0);
             }
             DESTROYED.take();
@@ -121,7 +121,7 @@ fn a_context_whose_device_is_gone_is_refused_by_its_name() {
     unsafe extern "C" fn nothing(count: *mut c_int) -> *mut *mut ibv_device {
         // SAFETY: SAFETY.md F2: the caller's own contract.
         let list = unsafe { (rdma_soft::verbs().get_device_list)(count) };
-        // SAFETY: SAFETY.md F1: the caller's place.
+        // SAFETY: SAFETY.md F1: the caller's memory for the count.
         unsafe { count.write(0) };
         list
     }
@@ -133,7 +133,7 @@ fn a_context_whose_device_is_gone_is_refused_by_its_name() {
     });
     rdma_soft::install();
     let raw = opened();
-    // SAFETY: SAFETY.md F2: just opened; it is not taken over.
+    // SAFETY: SAFETY.md F2: just opened; the call fails, so the test still owns it.
     let error = unsafe { Context::from_raw(raw, gone, Ownership::Owned) }.unwrap_err();
     let Error::UnknownDevice(error) = error else { panic!("{error}") };
     assert_eq!((error.name.as_str(), error.known.len()), ("soft0", 0));
@@ -161,7 +161,7 @@ fn a_domain_of_c_is_deallocated_once_by_its_owner() {
                 false => pd.close().map_err(|(_, error)| error).unwrap(),
             });
             if ownership == Ownership::Borrowed {
-                // SAFETY: SAFETY.md F2: the value is gone.
+                // SAFETY: SAFETY.md F2: the value was dropped.
                 assert_eq!(unsafe { (verbs().dealloc_pd)(raw.as_ptr()) }, 0);
             }
             DESTROYED.take();
@@ -195,7 +195,7 @@ fn a_region_of_c_is_deregistered_once_by_its_owner() {
                 false => region.close().map_err(|(_, error)| error).unwrap(),
             });
             if ownership == Ownership::Borrowed {
-                // SAFETY: SAFETY.md F2: the value is gone.
+                // SAFETY: SAFETY.md F2: the value was dropped.
                 assert_eq!(unsafe { (verbs().dereg_mr)(raw.as_ptr()) }, 0);
             }
             DESTROYED.take();
@@ -224,7 +224,7 @@ fn a_region_without_an_address_is_refused_in_words() {
     let pd = context().allocate_pd().unwrap();
     let mut mr = ibv_mr { length: usize::MAX, ..Default::default() };
     let raw = NonNull::from(&mut mr);
-    // SAFETY: SAFETY.md F1: it is looked at, and not taken.
+    // SAFETY: SAFETY.md F1: it is only read, and the call fails.
     let region = unsafe { MemoryRegion::from_raw(raw, &pd, AccessFlags::new(), Ownership::Owned) };
     let Err(Error::Verb(error)) = region else { panic!("taken") };
     assert!(error.to_string().contains("NULL"), "{error}");
@@ -258,7 +258,7 @@ fn a_dmabuf_region_of_c_is_deregistered_once_by_its_owner() {
                 false => region.close().map_err(|(_, error)| error).unwrap(),
             });
             if ownership == Ownership::Borrowed {
-                // SAFETY: SAFETY.md F2: the value is gone.
+                // SAFETY: SAFETY.md F2: the value was dropped.
                 assert_eq!(unsafe { (verbs().dereg_mr)(raw.as_ptr()) }, 0);
             }
             DESTROYED.take();
@@ -294,7 +294,7 @@ fn a_window_of_c_is_deallocated_once_by_its_owner() {
                 Ownership::Owned => pd,
                 Ownership::Borrowed => {
                     let (pd, _) = pd.close().unwrap_err();
-                    // SAFETY: SAFETY.md F2: the value is gone, and the window is not.
+                    // SAFETY: SAFETY.md F2: the value was dropped, and the window is live.
                     assert_eq!(unsafe { rdma_sys::ibv_dealloc_mw(raw.as_ptr()) }, 0);
                     pd
                 }

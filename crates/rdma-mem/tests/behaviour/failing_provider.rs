@@ -1,5 +1,5 @@
-//! What happens when a provider refuses to let go, or is old: the software device with functions that
-//! fail or are not there.
+//! The behaviour with a provider that refuses to destroy objects, or is old: the software device
+//! with functions that fail or are missing.
 
 #![allow(unsafe_code)]
 
@@ -22,7 +22,7 @@ thread_local! {
     static REFUSED: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Returns true if a call is to fail; counts down.
+/// Returns true if a call has to fail, and counts down.
 fn refuse() -> bool {
     let left = REFUSED.get();
     REFUSED.set(left.saturating_sub(1));
@@ -48,7 +48,7 @@ unsafe extern "C" fn reg_mr(
     unsafe { (rdma_soft::verbs().reg_mr)(pd, address, length, access) }
 }
 
-/// What takes optional flags.
+/// The function for optional flags.
 unsafe extern "C" fn reg_mr_iova2(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -68,14 +68,14 @@ unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     unsafe { (rdma_soft::verbs().dealloc_pd)(pd) }
 }
 
-/// `soft0`, of this table.
+/// Opens `soft0` of this table.
 fn soft0(verbs: &'static Verbs) -> Context {
     // SAFETY: SAFETY.md F2: the functions are the software device's, or fail without doing anything.
     let list = unsafe { DeviceList::of(verbs) };
     list.iter().find(|device| device.name() == "soft0").unwrap().open().unwrap()
 }
 
-/// A domain whose regions, and which itself, can refuse to go.
+/// Returns a domain that, like its regions, can refuse to be destroyed.
 fn pd() -> ProtectionDomain {
     static TABLE: OnceLock<Verbs> = OnceLock::new();
     rdma_soft::install();
@@ -90,8 +90,8 @@ fn pd() -> ProtectionDomain {
     soft0(verbs).allocate_pd().unwrap()
 }
 
-/// The number of events that `work` makes, in a process of its own: a thread of another test, which has no subscriber, may
-/// make an event first, which then has no listener.
+/// Returns the number of events that `work` emits. Call it in a process of its own. Otherwise a thread of another test,
+/// which has no subscriber, may emit an event first, and `tracing` then disables that event.
 fn events(work: impl FnOnce()) -> u32 {
     test_support::events::count(|_| true, work).1
 }
@@ -121,7 +121,7 @@ fn a_region_that_cannot_be_closed_comes_back_whole() {
 
     let memory = RegionMemory::memfd(64).unwrap();
     let view = pd.register_shared(memory, access).map_err(|(_, error)| error).unwrap();
-    // SAFETY: SAFETY.md F16: nobody writes by way of the file.
+    // SAFETY: SAFETY.md F16: the file is not written.
     let file = unsafe { view.memfd() }.unwrap();
     let region = pd.register_local_dmabuf_mr(file, 0, 64, 4096).unwrap();
     REFUSED.set(1);
@@ -153,13 +153,13 @@ fn memory_of_a_region_that_stays_registered_is_never_freed() {
     in_own_process(
         "failing_provider::memory_of_a_region_that_stays_registered_is_never_freed",
         || {
-            // Its domain stays too; here a leak checker sees that it is meant to.
+            // Its domain stays alive too; the static shows a leak checker that this is intended.
             static STAYS: Mutex<Option<ProtectionDomain>> = Mutex::new(None);
             let region = pd().allocate_region(4096).unwrap();
             *STAYS.lock().unwrap() = Some(region.pd().clone());
             let (memory, mr) = (region.as_ptr().cast_mut(), region.as_raw());
             REFUSED.set(1);
-            assert_eq!(events(|| drop(region)), 1, "it is said once");
+            assert_eq!(events(|| drop(region)), 1, "one event");
             // SAFETY: SAFETY.md F8: leaked, because the device may still write it.
             assert_eq!(unsafe { slice::from_raw_parts(memory, 4096) }, [0; 4096]);
             // SAFETY: SAFETY.md F1: the refused call did nothing, so the region is live.
@@ -244,8 +244,8 @@ fn a_value_of_the_environment_that_is_none_is_refused_with_the_memory() {
 
 /// In a process of its own, see [`events`].
 #[test]
-fn what_closes_says_nothing() {
-    in_own_process("failing_provider::what_closes_says_nothing", || {
+fn a_successful_close_emits_no_event() {
+    in_own_process("failing_provider::a_successful_close_emits_no_event", || {
         let region = pd().allocate_region(64).unwrap();
         assert_eq!(events(|| drop(region)), 0);
     });
@@ -263,7 +263,7 @@ fn without_the_verb_the_table_of_gids_comes_from_sysfs() {
     let table = context.gid_table().unwrap();
     assert_eq!(table.len(), 5);
     for entry in table {
-        // This device is in no sysfs, so that the link layer decides.
+        // This device is not in sysfs, so the link layer determines the type.
         assert_eq!((entry.port, entry.gid_type), (1, GidType::ROCE_V1));
         assert_eq!(context.query_gid(1, entry.index).unwrap(), entry.gid);
     }

@@ -1,4 +1,4 @@
-//! What panics for a mistake of its caller says where the caller is.
+//! A panic caused by a mistake of the caller reports the location of the caller.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Mutex;
@@ -6,10 +6,11 @@ use std::sync::Mutex;
 use rdma_mem::{GatherElement, ScatterElement, open_device};
 use test_support::program::in_own_process;
 
-/// File and line of the last panic. The hook is the process's: so the test has one of its own.
+/// File and line of the last panic. The hook is global to the process, so the test has a process of
+/// its own.
 static WHERE: Mutex<Option<(String, u32)>> = Mutex::new(None);
 
-/// The file and line at which the call panics.
+/// Returns the file and line at which the call panics.
 fn place(call: impl FnOnce()) -> (String, u32) {
     catch_unwind(AssertUnwindSafe(call)).unwrap_err();
     WHERE.lock().unwrap().take().unwrap()

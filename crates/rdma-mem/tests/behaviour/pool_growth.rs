@@ -1,4 +1,4 @@
-//! Pools whose provider takes its time: nobody waits for it but those who need what it is called for.
+//! Pools with a slow provider: only threads that need the result of a call wait for it.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -11,10 +11,10 @@ use std::time::Duration;
 use rdma_mem::{BufferPool, DeviceList, ProtectionDomain};
 use rdma_sys::{Verbs, ibv_mr, ibv_pd};
 
-/// Nothing takes so long, unless it hangs.
+/// A time limit that only a hanging call reaches.
 const HANG: Duration = Duration::from_secs(60);
 
-/// Where a call of the provider stops, on the thread that has it.
+/// A point in a call of the provider at which one thread stops.
 struct Gate {
     reached: Sender<()>,
     open: Receiver<()>,
@@ -24,7 +24,8 @@ thread_local! {
     static GATE: RefCell<Option<Gate>> = const { RefCell::new(None) };
 }
 
-/// The next call of this thread says that it is there, and waits.
+/// Returns a gate for the next call of a thread: the call reports that it has reached the gate, and
+/// waits.
 fn gate() -> (Gate, Receiver<()>, Sender<()>) {
     let ((reached, is_reached), (opens, open)) = (channel(), channel());
     (Gate { reached, open }, is_reached, opens)
@@ -54,7 +55,7 @@ unsafe extern "C" fn reg_mr(
     unsafe { (rdma_soft::verbs().reg_mr)(pd, address, length, access) }
 }
 
-/// What takes optional flags.
+/// The function for optional flags.
 unsafe extern "C" fn reg_mr_iova2(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -83,7 +84,7 @@ fn pd() -> ProtectionDomain {
 }
 
 #[test]
-fn what_is_registered_is_used_while_another_thread_registers() {
+fn registered_memory_is_usable_while_another_thread_registers() {
     let pool = BufferPool::with_region_size(&pd(), 4096);
     let held = pool.allocate(2048).unwrap();
     let (gate, is_reached, opens) = gate();
@@ -107,7 +108,7 @@ fn what_is_registered_is_used_while_another_thread_registers() {
 }
 
 #[test]
-fn what_is_registered_is_used_while_another_thread_deregisters() {
+fn registered_memory_is_usable_while_another_thread_deregisters() {
     let pool = BufferPool::with_region_size(&pd(), 4096);
     let held = [pool.allocate(4096).unwrap(), pool.allocate(2048).unwrap()];
     let [first, held] = held;
@@ -130,7 +131,8 @@ fn what_is_registered_is_used_while_another_thread_deregisters() {
     assert_eq!(pool.usage().regions, 2);
 }
 
-/// Who comes while another thread registers waits for it, and takes of what that has registered.
+/// A thread that needs a region while another thread registers one waits for it, and allocates from
+/// the new region.
 #[test]
 fn threads_that_need_a_region_share_it() {
     const THREADS: usize = 8;

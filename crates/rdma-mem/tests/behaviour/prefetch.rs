@@ -1,4 +1,4 @@
-//! Advice about memory: its arguments, and what a device without it answers.
+//! Advice about memory: its arguments, and the error of a device that does not support it.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};

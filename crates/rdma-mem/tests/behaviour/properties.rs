@@ -1,4 +1,4 @@
-//! Arithmetic of regions and elements, against a model that cannot overflow.
+//! Arithmetic of regions and elements, compared with a model that cannot overflow.
 
 use std::ptr;
 use std::sync::LazyLock;
@@ -15,7 +15,7 @@ static SOFT0: LazyLock<Context> = LazyLock::new(|| {
 });
 
 #[repr(C)]
-#[allow(dead_code)] // only offsets are asked of it
+#[allow(dead_code)] // only its offsets are used
 struct RingEntry {
     owner: u64,
     state: u32,
@@ -33,7 +33,7 @@ fn region() -> impl Strategy<Value = RemoteMemoryRegion> {
     (number(), number()).prop_map(|(a, length)| RemoteMemoryRegion::new(a as u64, length, 7))
 }
 
-/// What is left from `offset` on, if `needed` bytes are, and no address is past the last one.
+/// Returns the rest from `offset` on, if it has `needed` bytes, and its addresses do not overflow.
 fn model(region: &RemoteMemoryRegion, offset: u128, needed: usize) -> Option<(u128, u128)> {
     let (length, address) = (region.length() as u128, u128::from(region.address()) + offset);
     let left = length.checked_sub(offset)?;
@@ -124,7 +124,8 @@ proptest! {
         prop_assert_eq!(region.encloses(ptr::without_provenance(address), length), inside);
     }
 
-    /// However a region is cut, the pieces are its bytes in order, and their elements say so.
+    /// If a region is split in any way, the parts are its bytes in order, and their elements have
+    /// the same addresses.
     #[test]
     fn registered_slices_tile_their_region(cuts in prop::collection::vec(0..=100_usize, 0..8)) {
         let pd = SOFT0.allocate_pd().unwrap();
@@ -146,7 +147,7 @@ proptest! {
         prop_assert_eq!(at + rest.len() as u64, start + 300);
     }
 
-    /// Chunks are those of the bytes, and an array's are of equal length.
+    /// Chunks are those of the bytes, and the slices of an array have equal lengths.
     #[test]
     fn chunks_and_arrays_tile_their_slice(length in 1..=100_usize, size in 1..=120_usize) {
         let pd = SOFT0.allocate_pd().unwrap();
@@ -195,7 +196,7 @@ proptest! {
         prop_assert_eq!(region.read(start, &mut [0; 3]).is_ok(), start <= 47);
         let mut owned = pd.allocate_region(50).unwrap();
         let base = owned.as_ptr().addr() as u64;
-        // Here the second number is a length.
+        // The second number is a length here.
         let fits = start as u128 + end as u128 <= 50;
         let found = owned.get_ref(start, end).map(|slice| *slice.gather_element().as_raw());
         prop_assert_eq!(found.is_some(), fits);

@@ -23,7 +23,7 @@ fn a_sealed_file_is_memory_of_a_region_and_of_others() {
     let pd = pd();
     let region = pd.register_shared(RegionMemory::memfd(5000).unwrap(), peers()).unwrap();
     region.write(4990, b"here").unwrap();
-    // SAFETY: nobody writes by way of the file after the region was closed.
+    // SAFETY: the file is not written after the region was closed.
     let file = unsafe { region.memfd() }.unwrap();
     let seals = fcntl_get_seals(file).unwrap();
     assert!(seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL));
@@ -43,9 +43,9 @@ fn a_sealed_file_is_memory_of_a_region_and_of_others() {
     assert_eq!(&region[4990..4994], b"here");
 }
 
-/// How many descriptors of this process are of that file.
+/// Returns the number of descriptors of this process for that file.
 fn descriptors_of(inode: u64) -> usize {
-    // One that others have closed meanwhile is none.
+    // A descriptor that another thread has closed meanwhile does not count.
     let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let files = open.filter_map(|entry| std::fs::metadata(entry.path()).ok());
     files.filter(|file| file.ino() == inode).count()
@@ -55,7 +55,7 @@ fn descriptors_of(inode: u64) -> usize {
 fn an_owned_region_keeps_no_descriptor_open() {
     let pd = pd();
     let region = pd.register_shared(RegionMemory::memfd(64).unwrap(), peers()).unwrap();
-    // SAFETY: nobody writes by way of the file.
+    // SAFETY: the file is not written.
     let inode = fstat(unsafe { region.memfd() }.unwrap()).unwrap().st_ino;
     assert_eq!(descriptors_of(inode), 1, "for others to map");
     region.write(0, b"kept").unwrap();
@@ -64,7 +64,7 @@ fn an_owned_region_keeps_no_descriptor_open() {
     let region = pd.register_owned(memory).unwrap();
     assert_eq!((descriptors_of(inode), &region[..4]), (0, &b"kept"[..]));
     let region = pd.register_shared(region.close().unwrap(), peers()).unwrap();
-    // SAFETY: there is none.
+    // SAFETY: there is no file.
     assert!(unsafe { region.memfd() }.is_none());
     let bindable = pd.register_bindable(region.close().unwrap()).unwrap();
     assert_eq!(&bindable[..4], b"kept");
@@ -73,12 +73,12 @@ fn an_owned_region_keeps_no_descriptor_open() {
 #[test]
 fn other_memory_is_no_file() {
     let region = pd().allocate_shared_region(64, peers()).unwrap();
-    // SAFETY: there is none.
+    // SAFETY: there is no file.
     assert!(unsafe { region.memfd() }.is_none());
 }
 
 #[test]
-fn huge_pages_are_whole_or_the_error_says_how_to_get_some() {
+fn huge_pages_are_whole_or_the_error_has_a_remedy() {
     let length = (2 << 20) + 1;
     match RegionMemory::huge_pages(length, HugePageSize::MIB2) {
         Ok(memory) => {
@@ -95,11 +95,11 @@ fn huge_pages_are_whole_or_the_error_says_how_to_get_some() {
     }
 }
 
-/// Memory of each kind of region, which peers borrow too, begins where it should.
+/// Memory of each kind of region, including those that peers use, begins at its alignment.
 #[test]
 fn aligned_memory_stays_where_it_is() {
     let pd = pd();
-    // Valgrind's allocator has alignments up to 16 MiB.
+    // Valgrind's allocator supports alignments up to 16 MiB.
     for shift in 0..25 {
         let memory = RegionMemory::allocate_aligned(5000, 1 << shift).unwrap();
         let address = memory.as_ptr().addr();

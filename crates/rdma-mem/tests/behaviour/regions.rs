@@ -1,4 +1,4 @@
-//! Regions: bounds, access, and who owns the memory when.
+//! Regions: bounds, access, and ownership of the memory.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering;
@@ -231,7 +231,7 @@ fn elements_must_be_within_their_region() {
         assert_eq!(error, ScatterGatherElementError::SliceNotWithinBounds);
         assert!(region.scatter_element_checked(&mut memory[start..end]).is_err());
     }
-    // The device refuses it, not we.
+    // The device refuses it, not this crate.
     assert_eq!(region.gather_element_unchecked(&memory[..64]).length(), 64);
     region.close().unwrap();
 }
@@ -255,7 +255,7 @@ fn slices_too_long_for_c_are_refused() {
     assert_eq!(region.gather_element_unchecked(&huge).length(), u32::MAX);
 }
 
-/// 4 GiB that read as zero and take no memory.
+/// 4 GiB that read as zero and use no memory.
 struct Huge(*mut std::ffi::c_void);
 
 impl Huge {
@@ -274,14 +274,14 @@ impl std::ops::Deref for Huge {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F15: mapped until it is dropped, and nobody writes it.
+        // SAFETY: SAFETY.md F15: mapped until it is dropped, and never written.
         unsafe { std::slice::from_raw_parts(self.0.cast(), Self::LENGTH) }
     }
 }
 
 impl Drop for Huge {
     fn drop(&mut self) {
-        // SAFETY: SAFETY.md F15: the mapping of `map`, of which no reference is left.
+        // SAFETY: SAFETY.md F15: the mapping of `map`, to which no reference is left.
         unsafe { munmap(self.0, Self::LENGTH) }.unwrap();
     }
 }
@@ -301,11 +301,11 @@ fn a_zero_based_region_counts_from_zero() {
 }
 
 #[test]
-fn what_cannot_be_registered_says_why() {
+fn the_error_of_an_invalid_registration_has_the_cause() {
     let pd = pd();
     assert!(matches!(pd.allocate_region(0), Err(Error::EmptyRegion)));
     assert!(matches!(pd.register_local_mr_slice(&[]), Err(Error::EmptyRegion)));
-    // SAFETY: SAFETY.md F8: nothing is there, so nothing is registered.
+    // SAFETY: SAFETY.md F8: NULL is not mapped, so nothing is registered.
     let error = unsafe { pd.register_local_mr(std::ptr::null_mut(), 64) }.unwrap_err();
     assert!(error.to_string().contains("NULL"), "{error}");
     static READ_ONLY: [u8; 64] = [1; 64];

@@ -1,5 +1,5 @@
 //! The macros for elements and fields of a peer's memory, and typed remote memory.
-#![allow(dead_code)] // fields that only their offset is asked of
+#![allow(dead_code)] // only the offsets of some fields are used
 
 use bytemuck::{Pod, Zeroable};
 use rdma_mem::{
@@ -69,7 +69,7 @@ fn an_element_must_fit_wholly_and_the_region_goes_on_to_its_end() {
 }
 
 #[test]
-fn of_an_empty_region_only_what_is_empty_can_be_had() {
+fn an_empty_region_has_empty_fields_only() {
     let empty = region(100, 0);
     assert_eq!(remote_array_field!(empty, u8, 0), None);
     assert_eq!(place(remote_array_field!(empty, [u8; 0], 5)), Some((100, 0)));
@@ -82,7 +82,8 @@ fn of_an_empty_region_only_what_is_empty_can_be_had() {
 
 #[test]
 fn a_field_must_fit_wholly() {
-    // H8: 1 KiB in a region of 5 bytes is no field of 1 byte.
+    // H8: a region of 5 bytes does not contain a field of 1 KiB, even though one byte of it would
+    // fit.
     #[repr(C)]
     struct Large {
         head: u32,
@@ -161,7 +162,7 @@ fn any_path_to_a_type_and_any_field_of_a_field() {
     assert_eq!(at(remote_struct_array_field!(memory, ((u8, u32), (u8, u64)), 0, 1.1)), inner);
 }
 
-/// The type is not known here, and what it owns is never made.
+/// The type is generic here, and its owned fields are never created.
 fn value_of<T>(memory: &RemoteMemoryRegion, index: usize) -> Option<RemoteMemoryRegion> {
     let first = remote_struct_field!(memory, Entry<T>::value)?;
     let nth = remote_struct_array_field!(memory, Entry<T>, index, value)?;

@@ -1,10 +1,10 @@
-//! Remote regions as other programs see them.
+//! The serialised form of remote regions, which other programs read.
 
 #![cfg(feature = "serde")]
 
 use rdma_mem::{RemoteMemoryRegion, remote_array_field};
 
-/// The whole, an element, an empty one and the largest.
+/// The whole region, an element, an empty one and the largest.
 fn regions() -> [RemoteMemoryRegion; 4] {
     let region = RemoteMemoryRegion::new(0x1000, 300, 0x42);
     [
@@ -36,7 +36,7 @@ fn remote_regions_come_back_as_they_were() {
 }
 
 #[test]
-fn what_is_no_remote_region_is_refused() {
+fn invalid_remote_regions_are_refused() {
     for text in [r#"{"addr":-1,"length":1,"rkey":1}"#, r#"{"addr":1,"rkey":1}"#, "[]", "7"] {
         assert!(serde_json::from_str::<RemoteMemoryRegion>(text).is_err(), "{text}");
     }

@@ -1,5 +1,4 @@
-//! Memory windows: who has the region, and what cannot be bound. What peers do through them is shown in
-//! `rdma-qp`.
+//! Memory windows: ownership of the region, and binds that are refused. Tests in `rdma-qp` cover the access of peers.
 
 #![allow(unsafe_code)]
 
@@ -31,7 +30,7 @@ fn window<R: BindableRegion>(region: R, kind: WindowType) -> MemoryWindow<R> {
 }
 
 #[test]
-fn a_device_without_windows_says_so_and_gives_the_region_back() {
+fn a_device_without_windows_refuses_and_returns_the_region() {
     rdma_soft::Builder::new("no-windows")
         .limits(rdma_soft::Limits::default().max_mw(0))
         .install()
@@ -49,7 +48,7 @@ fn a_device_without_windows_says_so_and_gives_the_region_back() {
 }
 
 #[test]
-fn a_device_has_so_many_windows() {
+fn windows_above_the_limit_of_the_device_are_refused() {
     rdma_soft::Builder::new("one-window")
         .limits(rdma_soft::Limits::default().max_mw(1))
         .install()
@@ -91,7 +90,7 @@ fn a_window_keeps_its_region_alive_and_its_domain() {
 }
 
 #[test]
-fn while_it_is_bound_a_window_has_a_key_and_nobody_has_the_bytes() {
+fn a_bound_window_has_a_key_and_hides_the_bytes() {
     let pool = BufferPool::new(&pd());
     let (first, buffer) = (pool.allocate(100).unwrap(), pool.allocate(100).unwrap());
     let address = buffer.as_ptr().addr() as u64;
@@ -117,7 +116,7 @@ fn each_bind_has_the_next_key_but_one_that_was_never_posted() {
     let mut bind = |posted: bool| {
         let key = window.prepare_bind(0..8, everything()).unwrap().rkey.get();
         match posted {
-            // SAFETY: it was not posted, so that nobody has access, whatever the window is told.
+            // SAFETY: it was not posted, so no peer has access in either case.
             true => unsafe { window.unbound() },
             // SAFETY: as above.
             false => unsafe { window.never_bound() },
@@ -145,7 +144,7 @@ fn a_zero_based_window_of_type_2_counts_from_0() {
 }
 
 #[test]
-fn what_cannot_be_bound_is_known_before_the_device_sees_it() {
+fn invalid_binds_are_refused_before_the_device_sees_them() {
     let pd = pd();
     let refused = |region: AccessFlags, range, access| {
         let region = pd.allocate_shared_region(64, region).unwrap();

@@ -1,26 +1,28 @@
-//! Copies by relaxed atomics of eight bytes, where there is no assembly: for miri, too, which then sees them.
+//! Copies by relaxed atomics of eight bytes, for machines without the assembly and for Miri, which can check them.
 //!
 //! Atomics of two widths over the same bytes would race with each other, and with the words that a region lends.
-//! So of shared memory whole aligned words are loaded and stored, also where the copy needs a part of one.
+//! Therefore the functions load and store whole aligned words of shared memory, even if the copy needs only a part of
+//! one.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The aligned word that a byte lies in.
+/// Returns the aligned word that contains a byte.
 ///
 /// # Safety
-/// Valid for reads and writes for `'a`, and its memory is reached by atomics of this width, or as by a device.
+/// The word is valid for reads and writes for `'a`. Its memory is accessed only by atomics of this width, or as by a
+/// device.
 unsafe fn word<'a>(place: *mut u8, skip: usize) -> &'a AtomicU64 {
     let word = place.wrapping_sub(skip).cast();
-    // SAFETY: SAFETY.md F16: aligned, since `skip` is how far it is from the word's beginning; valid, and of one
-    // width, by this function's contract.
+    // SAFETY: SAFETY.md F16: aligned, since `skip` is its distance from the word's beginning; valid, and of one width,
+    // by this function's contract.
     unsafe { AtomicU64::from_ptr(word) }
 }
 
 /// Copies shared memory into `out`.
 ///
 /// # Safety
-/// Same contract as [`copy_out`](super::copy_out).
+/// The contract is that of [`copy_out`](super::copy_out).
 pub(super) unsafe fn load(mut source: *mut u8, mut out: &mut [u8]) {
     while !out.is_empty() {
         let skip = source.addr() % 8;
@@ -33,10 +35,10 @@ pub(super) unsafe fn load(mut source: *mut u8, mut out: &mut [u8]) {
     }
 }
 
-/// Copies `data` into shared memory. What is beside it in a word stays as it is, whoever changes it meanwhile.
+/// Copies `data` into shared memory. Adjacent bytes in a word keep their values, even if they are changed concurrently.
 ///
 /// # Safety
-/// Same contract as [`copy_in`](super::copy_in).
+/// The contract is that of [`copy_in`](super::copy_in).
 pub(super) unsafe fn store(mut data: &[u8], mut target: *mut u8) {
     while !data.is_empty() {
         let skip = target.addr() % 8;
@@ -51,7 +53,7 @@ pub(super) unsafe fn store(mut data: &[u8], mut target: *mut u8) {
                 bytes[skip..skip + now.len()].copy_from_slice(now);
                 Some(u64::from_ne_bytes(bytes))
             };
-            // It always puts something.
+            // `put` always returns a value.
             let _ = word.fetch_update(Relaxed, Relaxed, put);
         }
         (target, data) = (target.wrapping_add(now.len()), later);

@@ -16,16 +16,17 @@ use crate::region::memory::RegionMemory;
 use crate::region::pool::carved::{PoolRegion, Range};
 use crate::region::registration::Registration;
 
-/// Registered bytes from a [`BufferPool`](crate::BufferPool), owned: for this machine's own requests,
-/// as an [`OwnedRegion`](crate::OwnedRegion), but made without a registration.
+/// Registered bytes from a [`BufferPool`](crate::BufferPool), owned: for this machine's own
+/// requests, like an [`OwnedRegion`](crate::OwnedRegion), but allocated without a registration.
 ///
-/// A buffer derefs to its bytes. Dropping the buffer gives them back to the pool; until then it keeps
-/// their region alive, also when the pool is gone. The last buffer of a region deregisters it if the pool is gone, and
-/// never while there is one.
+/// A buffer derefs to its bytes. Dropping the buffer returns them to the pool. Until then it keeps their region alive,
+/// even after the pool was dropped. The last buffer of a region deregisters it if the pool was dropped, and never while
+/// the pool exists.
 ///
-/// [`split_at`](Self::split_at) makes two of one, for two requests at once.
+/// [`split_at`](Self::split_at) splits a buffer into two, for two concurrent requests.
 ///
-/// Within are raw parts and no reference to the bytes: it can be moved while a device writes them.
+/// It consists of raw parts without a reference to the bytes, so it can be moved while a device
+/// writes them.
 ///
 /// # Examples
 /// ```
@@ -44,22 +45,23 @@ pub struct Buffer {
     region: Arc<PoolRegion>,
 }
 
-// SAFETY: SAFETY.md F16: as `Box<[u8]>`, which it stands for; the pool's region is `Send` and `Sync`.
+// SAFETY: SAFETY.md F16: the same as for `Box<[u8]>`, which it represents; the pool's region is
+// `Send` and `Sync`.
 unsafe impl Send for Buffer {}
-// SAFETY: SAFETY.md F16: `&Buffer` gives `&[u8]` and nothing more.
+// SAFETY: SAFETY.md F16: `&Buffer` allows access to a `&[u8]` only.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// # Safety
-    /// `range` is of `region`, has at least `length` bytes from its offset on, is nobody else's, and has not been given
-    /// back.
+    /// `range` is of `region`, has at least `length` bytes from its offset on, belongs to no other buffer, and has not
+    /// been returned.
     pub(crate) unsafe fn new(region: Arc<PoolRegion>, range: Range, length: usize) -> Self {
         // SAFETY: SAFETY.md F16: within the region by this function's contract.
         let base = unsafe { region.registration().base().add(range.offset()) };
         Self { range, base, length, region }
     }
 
-    /// `length` bytes at `offset`.
+    /// Returns `length` bytes at `offset`.
     ///
     /// # Safety
     /// They are within the buffer.
@@ -79,17 +81,18 @@ impl Buffer {
         unsafe { self.piece(0, self.length) }
     }
 
-    /// A slice of the whole buffer, to send or write from.
+    /// Returns a slice of the whole buffer, to send or write from.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
-        // SAFETY: SAFETY.md F16: nobody else's bytes, initialised, borrowed by `&self`; no peer has a
-        // right to them but by a window, which has the buffer by value, and a device writes them only
-        // for requests of this machine whose poster promised that nobody uses them meanwhile.
+        // SAFETY: SAFETY.md F16: bytes of this buffer only, initialised, borrowed by `&self`. No
+        // peer has a right to them except by a window, which has the buffer by value. A device
+        // writes them only for requests of this machine whose poster promised that they are not
+        // used meanwhile.
         unsafe { SliceRef::new(self.whole()) }
     }
 
-    /// An exclusive slice of the whole buffer, also to receive or read into.
+    /// Returns an exclusive slice of the whole buffer, also to receive or read into.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
@@ -97,7 +100,8 @@ impl Buffer {
         unsafe { SliceMut::new(self.whole()) }
     }
 
-    /// `length` bytes at `offset`, to send or write from; `None` if they are not within the buffer.
+    /// Returns `length` bytes at `offset`, to send or write from; `None` if they are not within the
+    /// buffer.
     #[inline]
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
@@ -108,8 +112,8 @@ impl Buffer {
         Some(unsafe { SliceRef::new(piece) })
     }
 
-    /// `length` bytes at `offset`, exclusively: also to receive or read into. `None` if they are not
-    /// within the buffer.
+    /// Returns `length` bytes at `offset`, exclusively: also to receive or read into. `None` if
+    /// they are not within the buffer.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
@@ -120,9 +124,9 @@ impl Buffer {
         Some(unsafe { SliceMut::new(piece) })
     }
 
-    /// Two buffers: the first `middle` bytes, and the rest. Each can be written and sent while a request has the other one,
-    /// and is a buffer like any other; but the pool has the memory of both back only when both are dropped. Buffers of which
-    /// different threads or devices write the same 64 bytes slow each other down.
+    /// Splits the buffer into two: the first `middle` bytes, and the rest. Each is an ordinary buffer, and can be
+    /// written and sent while a request uses the other one. The pool gets their memory back only after both are
+    /// dropped. Two buffers slow each other down if different threads or devices write the same 64 bytes.
     ///
     /// # Panics
     /// If `middle` is more than the length.
@@ -153,17 +157,17 @@ impl Buffer {
         (self, rest)
     }
 
-    /// Joins two buffers that were [split](Self::split_at), of which this one is the first.
+    /// Joins two buffers that were [split](Self::split_at). This one is the first.
     ///
     /// # Errors
-    /// Returns both if `rest` did not follow this one in the same buffer.
+    /// Returns both buffers if `rest` did not follow this one in the same buffer.
     pub fn unsplit(mut self, rest: Self) -> Result<Self, (Self, Self)> {
         let follows = self.base.as_ptr().wrapping_add(self.length) == rest.base.as_ptr();
         if !follows || !self.is_of_the_same_range(&rest) {
             return Err((self, rest));
         }
         self.length += rest.length;
-        // The range stays with this one.
+        // This buffer still holds the range.
         drop(rest);
         Ok(self)
     }
@@ -172,21 +176,21 @@ impl Buffer {
         Arc::ptr_eq(&self.region, &other.region) && self.range.offset() == other.range.offset()
     }
 
-    /// The key for this machine's own requests.
+    /// Returns the key for this machine's own requests.
     #[inline]
     #[must_use]
     pub fn lkey(&self) -> Lkey {
         self.region.registration().lkey()
     }
 
-    /// The domain that the pool registers in.
+    /// Returns the domain that the pool registers in.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.region.registration().pd()
     }
 
-    /// Of all buffers of its region.
+    /// Returns the registration of its region, which is common to all buffers of the region.
     pub(crate) fn registration(&self) -> &Registration<RegionMemory> {
         self.region.registration()
     }

@@ -1,4 +1,4 @@
-//! One large region of a pool, and which ranges of it are free.
+//! One large region of a pool, and its free ranges.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -16,10 +16,10 @@ use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
 use crate::region::relaxed;
 
-/// What ranges are counted in, in bytes: a cache line, so that two buffers never share one.
+/// The unit of ranges, in bytes: a cache line, so that two buffers never share one.
 pub(crate) const UNIT: usize = 64;
 
-/// A registered region that buffers are carved out of.
+/// A registered region that is divided into buffers.
 pub(crate) struct PoolRegion {
     registration: Registration<RegionMemory>,
     ranges: Mutex<Ranges>,
@@ -27,7 +27,7 @@ pub(crate) struct PoolRegion {
 
 struct Ranges {
     free: Allocator,
-    /// How many buffers have a range that is not one's alone, by where it begins.
+    /// The number of buffers of each range that has several, by its start.
     shared: HashMap<usize, usize>,
     buffers: usize,
     units: usize,
@@ -37,31 +37,31 @@ struct Ranges {
 #[derive(Clone, Copy)]
 pub(crate) struct Range {
     allocation: Allocation,
-    /// Where what was asked for begins, in units: later than the range if it does not begin where it should.
+    /// The start of the requested bytes, in units. It is later than the start of the range if that is misaligned.
     start: u32,
     units: u32,
 }
 
 impl Range {
-    /// Where what was asked for begins in the region, in bytes.
+    /// Returns the start of the requested bytes in the region, in bytes.
     #[inline]
     pub(crate) fn offset(&self) -> usize {
         self.start as usize * UNIT
     }
 }
 
-/// What is in use of a region.
+/// The used part of a region.
 #[derive(Clone, Copy)]
 pub(crate) struct RegionUse {
     pub(crate) buffers: usize,
     pub(crate) bytes: usize,
 }
 
-/// No region has more units.
+/// The most units of a region.
 const MOST: u32 = 1 << 31;
 
 impl Ranges {
-    /// It is in use from now on.
+    /// Counts `range` as in use.
     #[inline]
     fn taken(&mut self, range: Range) -> Range {
         self.buffers += 1;
@@ -70,24 +70,25 @@ impl Ranges {
     }
 }
 
-/// How many units `length` bytes take; `None` if there cannot be so many.
+/// Returns the number of units for `length` bytes; `None` if it is above the limit.
 fn units(length: usize) -> Option<u32> {
     u32::try_from(length.div_ceil(UNIT).max(1)).ok().filter(|&units| units <= MOST)
 }
 
-/// The next larger number that the allocator has a class of its own for, so that a free range of just
-/// this size is found: one with four significant bits.
+/// Returns the next larger number that has a size class of its own in the allocator: one with four
+/// significant bits. A free range of exactly this size is then found.
 fn class(units: u32) -> u32 {
     let shift = units.ilog2().saturating_sub(3);
     units.div_ceil(1 << shift) << shift
 }
 
-/// How long a region is that can be one buffer of `length` bytes; `None` if there is none.
+/// Returns the length of a region that can be one buffer of `length` bytes; `None` if that is too
+/// long.
 pub(crate) fn region_length(length: usize) -> Option<usize> {
     Some(class(units(length)?) as usize * UNIT)
 }
 
-/// How long the longest region of at most `bytes`, 64 or more, is.
+/// Returns the length of the longest region of at most `bytes`, which is 64 or more.
 pub(crate) fn longest_region(bytes: usize) -> usize {
     let units = u32::try_from(bytes / UNIT).map_or(MOST, |units| units.min(MOST));
     let shift = units.ilog2().saturating_sub(3);
@@ -95,7 +96,7 @@ pub(crate) fn longest_region(bytes: usize) -> usize {
 }
 
 impl PoolRegion {
-    /// Registers `length` bytes, which a region can have, without any right for peers. They begin at a multiple of
+    /// Registers `length` bytes, a valid length of a region, without any right for peers. They begin at a multiple of
     /// `alignment`.
     pub(crate) fn new(
         pd: &ProtectionDomain,
@@ -106,10 +107,11 @@ impl PoolRegion {
         let units = units(length).ok_or(Error::OutOfMemory { length })?;
         let memory = RegionMemory::allocate_aligned(length, alignment)?;
         let access = relaxed::relax(access)?;
-        // SAFETY: SAFETY.md F8: `access` has no right for peers, so that the rkey is worth nothing.
+        // SAFETY: SAFETY.md F8: `access` has no right for peers, so the rkey is useless.
         let registration = unsafe { Registration::owning(pd, memory, access) };
         let registration = registration.map_err(|(_, error)| error)?;
-        // What it keeps a record of costs memory too: enough for buffers of 512 bytes on average.
+        // The records of ranges use memory too; these are enough for buffers of 512 bytes on
+        // average.
         let records = (units / 8 + 64).min(128 * 1024);
         let free = Allocator::with_max_allocs(units, records);
         Ok(Self {
@@ -131,7 +133,8 @@ impl PoolRegion {
         Some(ranges.taken(Range { allocation, start: allocation.offset, units }))
     }
 
-    /// Takes a range with at least `length` bytes that begin at a multiple of `alignment`, a power of two, if there is one.
+    /// Takes a range with at least `length` bytes that begin at a multiple of `alignment`, a power of two, if there is
+    /// one.
     pub(crate) fn take_aligned(&self, length: usize, alignment: usize) -> Option<Range> {
         if alignment <= UNIT {
             return self.take(length);
@@ -143,32 +146,32 @@ impl PoolRegion {
             return Some(ranges.taken(Range { allocation, start: allocation.offset, units }));
         }
         ranges.free.free(allocation);
-        // Wherever it begins itself, so many units of it begin where they should.
+        // With this many additional units, any start of the range leaves `units` aligned ones.
         let more = u32::try_from(alignment / UNIT - 1).ok()?;
         let units = units.checked_add(more).filter(|&units| units <= MOST)?;
         let allocation = ranges.free.allocate(units)?;
-        // As `more` is, or less.
+        // It is at most `more`.
         let early = u32::try_from(self.too_early(allocation, alignment)).ok()?;
         let start = allocation.offset + early;
         Some(ranges.taken(Range { allocation, start, units }))
     }
 
-    /// How many units before a multiple of `alignment` it begins.
+    /// Returns the number of units from the start of the allocation to a multiple of `alignment`.
     fn too_early(&self, allocation: Allocation, alignment: usize) -> usize {
         let address = self.registration.base().as_ptr().addr() + allocation.offset as usize * UNIT;
         address.wrapping_neg() % alignment / UNIT
     }
 
-    /// One more buffer has the range.
+    /// Counts another buffer of the range.
     pub(crate) fn share(&self, range: Range) {
-        // In a forked child nothing is given back.
+        // A forked child returns no ranges.
         if self.registration.check_process().is_ok() {
             *self.ranges().shared.entry(range.offset()).or_insert(1) += 1;
         }
     }
 
-    /// Takes a range back from a buffer, unless another one has it, too; not in a forked child, which might wait without a
-    /// limit for the lock.
+    /// Returns a range of a dropped buffer to the allocator, unless another buffer has it too. Does nothing in a forked
+    /// child, which might wait without a limit for the lock.
     pub(crate) fn give_back(&self, range: Range) {
         if self.registration.check_process().is_err() {
             return;
@@ -210,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_region_of_a_class_can_be_one_buffer() {
-        let small = if cfg!(miri) { 70 } else { 5000 }; // miri is slow
+        let small = if cfg!(miri) { 70 } else { 5000 }; // Miri is slow
         for asked in (1..small).chain([65_537, (1 << 20) + 1, (1 << 31) - 1, 1 << 31]) {
             let size = class(asked);
             assert!(size >= asked && u64::from(size) * 8 <= u64::from(asked) * 9 + 8, "{asked}");

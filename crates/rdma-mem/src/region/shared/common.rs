@@ -1,4 +1,4 @@
-//! Memory that several regions have at once.
+//! Memory of several concurrent regions.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -13,7 +13,8 @@ use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
 use crate::remote::RemoteMemoryRegion;
 
-/// Memory that is open to several peers at once, to each with a range, rights and a key of its own.
+/// Memory that is open to several peers at the same time. Each peer has a range, rights and a key
+/// of its own.
 ///
 /// It has no view of its bytes: while a [part](CommonRegion) of it is registered, peers may change them. After all
 /// parts are closed, and all clones are dropped, [`try_into_memory`](Self::try_into_memory) returns the memory.
@@ -40,13 +41,13 @@ use crate::remote::RemoteMemoryRegion;
 pub struct CommonMemory(Arc<RegionMemory>);
 
 impl CommonMemory {
-    /// Common memory from exclusive memory.
+    /// Creates common memory from exclusive memory.
     #[must_use]
     pub fn new(memory: RegionMemory) -> Self {
         Self(Arc::new(memory))
     }
 
-    /// The length, in bytes.
+    /// Returns the length, in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // no region is empty
     pub fn len(&self) -> usize {
@@ -56,8 +57,8 @@ impl CommonMemory {
     /// Registers a range of it, in bytes from its beginning, with these rights.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`] for 0 bytes, [`Error::Access`] for flags that the verbs forbid, or the verb's: the hint is
-    /// about the limit of locked memory.
+    /// [`Error::EmptyRegion`] for 0 bytes, [`Error::Access`] for flags that the verbs forbid, or the verb's error, with
+    /// a hint about the limit of locked memory.
     ///
     /// # Panics
     /// If the range is not within the memory.
@@ -72,18 +73,19 @@ impl CommonMemory {
         let is_within = range.start <= range.end && range.end <= self.len();
         assert!(is_within, "{range:?} is not within {} bytes", self.len());
         let (length, memory) = (range.len(), self.clone());
-        // SAFETY: SAFETY.md F16: the range is within the memory, which `self` keeps.
+        // SAFETY: SAFETY.md F16: the range is within the memory, which `self` keeps alive.
         let base = unsafe { self.0.base().add(range.start) };
-        // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until the last clone is dropped, of which the registration
-        // has one; whoever has the rkey may use the memory: no reference to it is formed while there is more than one clone.
+        // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until the last clone is dropped, and the registration
+        // has a clone. Any holder of the rkey may use the memory: no reference to it is formed while there is more than
+        // one clone.
         let region = unsafe { Registration::mapped(pd, base, length, access, memory) };
         region.map(CommonRegion).map_err(|(_, error)| error)
     }
 
-    /// The memory, exclusively again.
+    /// Returns the memory, exclusive again.
     ///
     /// # Errors
-    /// With this, if there are clones, or parts that are not closed.
+    /// Returns `self` if there are clones, or parts that are not closed.
     pub fn try_into_memory(self) -> Result<RegionMemory, Self> {
         Arc::try_unwrap(self.0).map_err(Self)
     }
@@ -101,41 +103,41 @@ impl fmt::Debug for CommonMemory {
 pub struct CommonRegion(Registration<CommonMemory>);
 
 impl CommonRegion {
-    /// The part as a peer names it, for sending to that peer.
+    /// Returns the part as a peer names it, for sending to that peer.
     #[must_use]
     pub fn remote(&self) -> RemoteMemoryRegion {
         self.0.remote()
     }
 
-    /// The key for peers.
+    /// Returns the key for peers.
     #[must_use]
     pub fn rkey(&self) -> Rkey {
         self.0.rkey()
     }
 
-    /// The length, in bytes.
+    /// Returns the length, in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // no region is empty
     pub fn len(&self) -> usize {
         self.0.length()
     }
 
-    /// The protection domain that the part was registered in.
+    /// Returns the protection domain that the part was registered in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.0.pd()
     }
 
-    /// The memory that it is a part of.
+    /// Returns the memory that it is a part of.
     #[must_use]
     pub fn memory(&self) -> &CommonMemory {
         self.0.memory()
     }
 
-    /// Deregisters it, which ends the access of peers by its key.
+    /// Deregisters the part, which ends the access of peers by its key.
     ///
     /// # Errors
-    /// The provider's error, with the part, which is still registered.
+    /// Returns the part, which is still registered, and the provider's error.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<CommonMemory, (Self, Error)> {

@@ -1,4 +1,4 @@
-//! H1: a region cannot be closed while an element of it is there.
+//! H1: a region cannot be closed while an element of it exists.
 
 use rdma_mem::{Error, open_device};
 

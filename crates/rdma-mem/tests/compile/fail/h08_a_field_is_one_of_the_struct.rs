@@ -1,4 +1,4 @@
-//! H8: the field and its size are those of the struct that is named.
+//! H8: a field and its size come from the named struct.
 
 use rdma_mem::{Error, RemoteMemoryRegion, open_device, remote_struct_field};
 

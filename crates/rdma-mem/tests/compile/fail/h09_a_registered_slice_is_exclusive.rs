@@ -1,4 +1,4 @@
-//! H9: bytes that a device may write are not read meanwhile.
+//! H9: bytes that a device may write cannot be read meanwhile.
 
 use rdma_mem::{Error, open_device};
 

@@ -1,4 +1,4 @@
-//! H10: a word of a shared region is gone with the region.
+//! H10: a word of a shared region does not outlive the region.
 
 use rdma_mem::{AccessFlags, Error, open_device};
 

@@ -1,4 +1,4 @@
-//! H10: memory that peers write comes back only from a region that is closed.
+//! H10: only closing the region returns memory that peers write.
 
 use rdma_mem::{AccessFlags, Error, open_device};
 

@@ -1,4 +1,4 @@
-//! H16: a region is not closed under its window.
+//! H16: a region cannot be closed while a window borrows it.
 
 use rdma_mem::{AccessFlags, Error, MemoryWindow, WindowType, open_device};
 

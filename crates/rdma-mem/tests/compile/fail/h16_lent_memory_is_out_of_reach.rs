@@ -1,4 +1,4 @@
-//! H16: memory that is lent belongs to its window.
+//! H16: lent memory belongs to its window, and cannot be accessed.
 
 use rdma_mem::{Error, MemoryWindow, WindowType, open_device};
 

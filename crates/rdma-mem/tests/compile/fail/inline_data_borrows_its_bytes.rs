@@ -1,4 +1,4 @@
-//! Inline data is read when it is posted, so its bytes live as long as its element.
+//! Inline data is read at the post, so its bytes live as long as its element.
 
 use rdma_mem::InlineElement;
 

@@ -1,4 +1,4 @@
-//! Memory that peers may write is no slice: what is sent inline is copied out of it.
+//! Memory that peers may write is not a slice: data to send inline has to be copied out of it.
 
 use rdma_mem::{AccessFlags, Error, GatherElement, InlineElement, open_device};
 

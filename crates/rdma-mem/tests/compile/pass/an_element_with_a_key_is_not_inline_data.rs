@@ -1,4 +1,4 @@
-//! The address of an element is where a device finds the memory, and need not be a pointer.
+//! The address of an element is one for the device, and need not be a pointer.
 
 use rdma_mem::{Error, GatherElement, InlineElement, open_device};
 

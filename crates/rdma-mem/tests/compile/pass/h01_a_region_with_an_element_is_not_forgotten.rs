@@ -1,4 +1,4 @@
-//! H1: a borrowed region is not forgotten, which ends its borrow, while an element of it is there.
+//! H1: a borrowed region cannot be forgotten, which ends its borrow, while an element of it exists.
 
 use rdma_mem::{Error, open_device};
 

@@ -1,4 +1,4 @@
-//! H1: the memory of an element cannot be freed while the element is there.
+//! H1: the memory of an element cannot be freed while the element exists.
 
 use rdma_mem::{Error, open_device};
 

@@ -1,4 +1,4 @@
-//! H1: while a region borrows memory exclusively, nobody else writes it.
+//! H1: while a region borrows memory exclusively, other code cannot write it.
 
 use rdma_mem::{Error, open_device};
 

@@ -1,4 +1,4 @@
-//! H1: memory cannot be freed, and mapped anew, under a region that borrows it.
+//! H1: memory cannot be freed, and mapped again, while a region borrows it.
 
 use rdma_mem::{Error, open_device};
 

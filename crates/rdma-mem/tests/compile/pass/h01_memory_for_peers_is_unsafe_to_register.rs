@@ -1,4 +1,4 @@
-//! H1: memory that is not the region's is never exposed to peers by safe code.
+//! H1: safe code never exposes memory to peers that the region does not own.
 #![allow(unsafe_code)]
 
 use rdma_mem::{Error, open_device};
@@ -8,7 +8,7 @@ pub fn main() -> Result<(), Error> {
     let pd = open_device("soft0")?.allocate_pd()?;
     let mut memory = vec![0; 64];
     let (address, length) = (memory.as_mut_ptr(), memory.len());
-    // SAFETY: SAFETY.md F8: the region ends before its memory, and nobody has its key.
+    // SAFETY: SAFETY.md F8: the region ends before its memory, and its key is not given away.
     let region = unsafe { pd.register_shared_mr(address, length) }?;
     println!("{}", region.length());
     Ok(())

@@ -1,4 +1,4 @@
-//! H7: what lies before a remote region cannot be asked for.
+//! H7: an offset before the start of a remote region is impossible.
 
 use rdma_mem::{Error, RemoteMemoryRegion, open_device};
 

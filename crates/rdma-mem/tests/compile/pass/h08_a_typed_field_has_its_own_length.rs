@@ -1,4 +1,4 @@
-//! H8: a field of a peer's struct is as long as its type, and no other.
+//! H8: a field of a peer's struct has the length of its type.
 
 use rdma_mem::{Error, RemoteMemoryRegion, RemoteRef, open_device, remote_ref};
 

@@ -1,4 +1,4 @@
-//! Inline data is of no region: it is no element that a device looks up.
+//! Inline data belongs to no region: it is not an element with a key.
 
 use rdma_mem::{Error, GatherElement, InlineElement, open_device};
 
