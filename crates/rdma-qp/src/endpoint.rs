@@ -1,4 +1,4 @@
-//! The endpoint of a queue pair, by which its peer connects to it.
+//! The endpoint of a queue pair, which its peer needs to connect to it.
 
 pub(crate) mod bytes;
 pub(crate) mod class;
@@ -16,7 +16,7 @@ use rdma_types::{Psn, QpType, Qpn};
 use crate::endpoint::pair::GidRule;
 use crate::gid_network::gid_of;
 
-/// A GID of an endpoint, with the kind of packets that it is for.
+/// A GID of an endpoint, with the type of its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -25,22 +25,22 @@ pub struct EndpointGid {
     pub gid: Gid,
     /// The type of its packets.
     pub gid_type: GidType,
-    /// The number of leading bits of the GID that name its network, by the mask of its interface; 0 if it is not known.
+    /// The number of leading bits of the GID that identify its network, from the mask of its interface; 0 if unknown.
     #[cfg_attr(feature = "serde", serde(default))]
     pub prefix_length: u8,
 }
 
 impl EndpointGid {
-    /// What an unused slot holds.
+    /// The content of an unused slot.
     pub(crate) const NONE: Self = Self::new(Gid::ZERO, GidType::IB);
 
-    /// A GID whose network is not known.
+    /// Creates a GID of an unknown network.
     #[must_use]
     pub const fn new(gid: Gid, gid_type: GidType) -> Self {
         Self { gid, gid_type, prefix_length: 0 }
     }
 
-    /// Sets the number of leading bits that name its network: for an IPv4 address, 96 more than its mask has.
+    /// Sets the number of leading bits that identify its network: for an IPv4 address, 96 more than in its mask.
     #[must_use]
     pub const fn with_prefix_length(mut self, prefix_length: u8) -> Self {
         self.prefix_length = prefix_length;
@@ -48,11 +48,11 @@ impl EndpointGid {
     }
 }
 
-/// One end of a connection, for the other end. Both ends exchange it, by any means, before
-/// [`handshake`](crate::PreparedQueuePair::handshake).
+/// One end of a connection, as seen by the other end. Both ends exchange their endpoints, by any
+/// means, before [`handshake`](crate::PreparedQueuePair::handshake).
 ///
-/// It travels as [fixed bytes](Self::to_bytes), or by serde (feature `serde`). To talk to a program
-/// that knows only some of it, such as `ibv_rc_pingpong`, make one from parts:
+/// It is transferred in [a fixed format](Self::to_bytes), or by serde (feature `serde`). For a
+/// program that knows only some of the fields, such as `ibv_rc_pingpong`, create one from parts:
 ///
 /// ```
 /// use rdma_qp::QueuePairEndpoint;
@@ -77,7 +77,7 @@ pub struct QueuePairEndpoint {
     pub(crate) qpn: Qpn,
     /// 0 for datagrams.
     pub(crate) psn: Psn,
-    /// Only for datagrams.
+    /// For datagrams only.
     pub(crate) qkey: u32,
     pub(crate) lid: Lid,
     pub(crate) link_layer: LinkLayer,
@@ -87,7 +87,8 @@ pub struct QueuePairEndpoint {
     pub(crate) max_dest_rd_atomic: u8,
     pub(crate) gids: [EndpointGid; Self::MAX_GIDS],
     pub(crate) gid_count: u8,
-    /// The addresses of the stream by which the ends meet, as this end sees them: its own, the peer's.
+    /// The addresses of the stream over which the ends exchange their endpoints, as this end sees them: its own, the
+    /// peer's.
     pub(crate) stream: Option<(Gid, Gid)>,
 }
 
@@ -107,17 +108,16 @@ impl fmt::Debug for QueuePairEndpoint {
 }
 
 impl QueuePairEndpoint {
-    /// The version of the format that [`to_bytes`](Self::to_bytes) writes. [`from_bytes`](Self::from_bytes) reads
-    /// version 1, too.
+    /// The version of the format that [`to_bytes`](Self::to_bytes) writes. [`from_bytes`](Self::from_bytes) also reads
+    /// version 1.
     pub const VERSION: u8 = 2;
 
     /// The most GIDs that an endpoint carries. If the port has more, the endpoint carries those that are likely to be
-    /// chosen: the address of the stream by which the ends meet, those of the peer's network, and the best by type and
-    /// class.
+    /// chosen. These are the address of the stream, those of the peer's network, and the best by type and class.
     pub const MAX_GIDS: usize = 16;
 
-    /// An endpoint without address: add a LID or GIDs. It is of a reliable connection (RC), and has an MTU
-    /// of 1024 bytes, and one RDMA read at a time.
+    /// Creates an endpoint without an address: add a LID or GIDs. It is for a reliable connection (RC), with an MTU of
+    /// 1024 bytes and one RDMA read at a time.
     #[must_use]
     pub const fn new(qpn: Qpn, psn: Psn) -> Self {
         Self {
@@ -137,14 +137,15 @@ impl QueuePairEndpoint {
         }
     }
 
-    /// Makes it one of an unreliable connection (UC).
+    /// Sets the type to an unreliable connection (UC).
     #[must_use]
     pub const fn with_unreliable_connection(mut self) -> Self {
         self.qp_type = QpType::UC;
         self
     }
 
-    /// Makes it one of datagrams (UD), which have to show this key to get in; it has no PSN.
+    /// Sets the type to datagrams (UD), which must carry this key to be accepted; the endpoint has
+    /// no PSN.
     #[must_use]
     pub const fn with_qkey(mut self, qkey: u32) -> Self {
         self.qp_type = QpType::UD;
@@ -161,8 +162,8 @@ impl QueuePairEndpoint {
         self
     }
 
-    /// Adds a GID whose network is not known. A RoCE type makes the port an Ethernet port. From the seventeenth on,
-    /// GIDs are dropped.
+    /// Adds a GID of an unknown network. A RoCE type makes the port an Ethernet port. GIDs from the seventeenth on are
+    /// dropped.
     #[must_use]
     pub fn with_gid(self, gid: Gid, gid_type: GidType) -> Self {
         self.with_endpoint_gid(EndpointGid::new(gid, gid_type))
@@ -181,21 +182,23 @@ impl QueuePairEndpoint {
         self
     }
 
-    /// Sets the addresses of the stream by which the ends meet, as this end sees them.
+    /// Sets the addresses of the stream over which the ends exchange their endpoints, as this end
+    /// sees them.
     #[must_use]
     pub fn with_stream_addresses(mut self, own: IpAddr, peer: IpAddr) -> Self {
         self.stream = Some((gid_of(own), gid_of(peer)));
         self
     }
 
-    /// Sets the MTU of the end.
+    /// Sets the MTU of this end.
     #[must_use]
     pub const fn with_mtu(mut self, mtu: Mtu) -> Self {
         self.mtu = mtu;
         self
     }
 
-    /// Sets how many RDMA reads and atomics the end starts, and how many it answers, at a time.
+    /// Sets the number of RDMA reads and atomics that this end starts, and the number that it
+    /// serves, at a time.
     #[must_use]
     pub const fn with_rd_atomic(mut self, max_rd_atomic: u8, max_dest_rd_atomic: u8) -> Self {
         self.max_rd_atomic = max_rd_atomic;
@@ -203,45 +206,45 @@ impl QueuePairEndpoint {
         self
     }
 
-    /// Says whether packets to this end need a global route header.
+    /// Sets whether packets to this end need a global route header.
     #[must_use]
     pub const fn with_grh_required(mut self, grh_required: bool) -> Self {
         self.grh_required = grh_required;
         self
     }
 
-    /// The queue pair's type.
+    /// Returns the queue pair's type.
     #[must_use]
     pub const fn qp_type(&self) -> QpType {
         self.qp_type
     }
 
-    /// The QPN (queue pair number).
+    /// Returns the QPN (queue pair number).
     #[doc(alias = "qp_num")]
     #[must_use]
     pub const fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    /// The key that datagrams have to show to get in; 0 of a connected queue pair.
+    /// Returns the key that datagrams must carry to be accepted; 0 for a connected queue pair.
     #[must_use]
     pub const fn qkey(&self) -> u32 {
         self.qkey
     }
 
-    /// The PSN of the first packet that it sends; 0 of datagrams.
+    /// Returns the PSN of the first packet that this end sends; 0 for datagrams.
     #[must_use]
     pub const fn psn(&self) -> Psn {
         self.psn
     }
 
-    /// The port's LID; none on Ethernet.
+    /// Returns the port's LID; none on Ethernet.
     #[must_use]
     pub const fn lid(&self) -> Lid {
         self.lid
     }
 
-    /// The link layer of the port.
+    /// Returns the link layer of the port.
     #[must_use]
     pub const fn link_layer(&self) -> LinkLayer {
         self.link_layer
@@ -253,32 +256,32 @@ impl QueuePairEndpoint {
         self.grh_required
     }
 
-    /// The largest MTU of the end.
+    /// Returns the largest MTU of this end.
     #[must_use]
     pub const fn mtu(&self) -> Mtu {
         self.mtu
     }
 
-    /// Sets the number of RDMA reads and atomics that it starts at a time.
+    /// Returns the number of RDMA reads and atomics that this end starts at a time.
     #[must_use]
     pub const fn max_rd_atomic(&self) -> u8 {
         self.max_rd_atomic
     }
 
-    /// Sets the number of RDMA reads and atomics that it answers at a time.
+    /// Returns the number of RDMA reads and atomics that this end serves at a time.
     #[must_use]
     pub const fn max_dest_rd_atomic(&self) -> u8 {
         self.max_dest_rd_atomic
     }
 
-    /// The GIDs of the port that can be used, best first.
+    /// Returns the usable GIDs of the port, best first.
     #[must_use]
     pub fn gids(&self) -> &[EndpointGid] {
         self.gids.get(..usize::from(self.gid_count)).unwrap_or(&self.gids)
     }
 
-    /// Returns the GIDs by which this end and `peer` would connect, this end's first, and the rule that chooses them;
-    /// see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer). `None` if no GID of one end fits a GID of the other.
+    /// Returns the GIDs by which this end and `peer` would connect, this end's first, and the rule that selects them;
+    /// see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer). `None` if no GID of one end matches a GID of the other.
     ///
     /// # Examples
     /// ```

@@ -29,68 +29,68 @@ pub enum Error {
     /// A queue pair did not change its state.
     #[error("queue pair {qpn}: {from} to {to}: {source}")]
     Transition {
-        /// Which queue pair.
+        /// The queue pair.
         qpn: Qpn,
-        /// The state that it was in, as far as this program has brought it.
+        /// The state that it was in, as far as this program has changed it.
         from: QpState,
-        /// The state that it was to have.
+        /// The requested state.
         to: QpState,
         /// The error of the verb.
         source: VerbError,
     },
-    /// A queue pair cannot go from its state to that one.
+    /// The states of a queue pair have no such transition.
     #[error(
         "queue pair {qpn}: there is no way from {from} to {to}: it goes from RESET to INIT, RTR and \
          RTS, and to RESET from everywhere"
     )]
     NoTransition {
-        /// Which queue pair.
+        /// The queue pair.
         qpn: Qpn,
         /// The state that it is in.
         from: QpState,
-        /// The state that it was to have.
+        /// The requested state.
         to: QpState,
     },
-    /// The attributes do not fit the transition.
+    /// The attributes do not match the transition.
     #[error("queue pair {qpn}: {from} to {to}{}", list_attributes(.lacking, .forbidden))]
     Attributes {
-        /// Which queue pair.
+        /// The queue pair.
         qpn: Qpn,
         /// The state that it is in.
         from: QpState,
-        /// The state that it was to have.
+        /// The requested state.
         to: QpState,
-        /// The attributes that are required and were not set.
+        /// The required attributes that were not set.
         lacking: Vec<&'static str>,
-        /// The attributes that this transition does not allow and were set.
+        /// The attributes that were set, but that this transition does not allow.
         forbidden: Vec<&'static str>,
     },
-    /// The last request of a queue was refused.
+    /// The last request of a queue could not be posted.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// Requests did not complete in time, although the queue pair is in error.
+    /// Requests did not complete in time, although the queue pair is in the error state.
     #[error(
-        "queue pair {qpn}: its requests were not flushed within {timeout:?}: does somebody else poll \
-         its completion queues? Destroying it takes them from the device"
+        "queue pair {qpn}: its requests were not flushed within {timeout:?}: does other code poll \
+         its completion queues? Destroying the queue pair ends these requests"
     )]
     DrainTimedOut {
-        /// Which queue pair.
+        /// The queue pair.
         qpn: Qpn,
         /// The time limit.
         timeout: Duration,
     },
-    /// The endpoints do not fit together.
+    /// The endpoints do not match.
     #[error(transparent)]
     Handshake(#[from] Box<HandshakeError>),
-    /// A type of queue pair that this library has no code for.
+    /// A type of queue pair that this library does not support.
     #[error("{qp_type} queue pairs are not supported by this library: it has RC, UC and UD")]
     UnsupportedType {
-        /// The type that was asked for.
+        /// The requested type.
         qp_type: QpType,
     },
-    /// A device with another transport than InfiniBand, which includes RoCE.
+    /// A device with a transport other than InfiniBand (which includes RoCE).
     #[error(
-        "`{device}` speaks {transport}, which this library does not support: it is for InfiniBand and \
+        "`{device}` uses {transport}, which this library does not support: it is for InfiniBand and \
          RoCE"
     )]
     UnsupportedTransport {
@@ -99,13 +99,13 @@ pub enum Error {
         /// Its transport.
         transport: TransportType,
     },
-    /// A queue pair for datagrams was to be connected.
+    /// A queue pair for datagrams was used with a function for connections.
     #[error(
         "UD queue pairs are not connected, and have neither `handshake` nor channels: build one with `create_qp`, make it \
-         ready with `activate`, and say with each send where it goes (`SendWorkRequest::to`)"
+         ready with `activate`, and give each send a destination (`SendWorkRequest::to`)"
     )]
     NotConnected,
-    /// A queue pair that is to be connected was used as one for datagrams.
+    /// A queue pair for connections was used with a function for datagrams.
     #[error(
         "this queue pair is {qp_type}, and has one peer: connect it with `handshake`; address handles, \
          multicast groups and `activate` are for UD"
@@ -114,15 +114,13 @@ pub enum Error {
         /// The type of the queue pair.
         qp_type: QpType,
     },
-    /// A completion that is not of a datagram received by this queue pair.
-    #[error(
-        "the completion is none of a datagram that queue pair {qpn} received: there is nobody to answer"
-    )]
+    /// A completion that does not belong to a datagram received by this queue pair.
+    #[error("the completion is not that of a datagram: pass one of a receive of queue pair {qpn}")]
     NoDatagram {
         /// The queue pair.
         qpn: Qpn,
     },
-    /// The builder lacks something that has no default.
+    /// A required option of the builder is missing.
     #[error("the queue pair needs a `{knob}`: set it with .{knob}(…)")]
     Missing {
         /// The builder's method.
@@ -137,24 +135,24 @@ pub enum Error {
     /// A shared receive queue of another context than the queue pair's protection domain.
     #[error("the `srq` belongs to another context than the protection domain")]
     ForeignSharedReceiveQueue,
-    /// A queue pair with a shared receive queue, where it has to have receives of its own.
+    /// A queue pair with a shared receive queue where one with its own receives is required.
     #[error("this queue pair needs receives of its own: build it without `srq`")]
     SharedReceives,
     /// A limit that would always be reached.
     #[error(
-        "a limit of {limit} was asked for, but the shared receive queue holds {max_wr} receives"
+        "a limit of {limit} was requested, but the shared receive queue holds {max_wr} receives"
     )]
     LimitTooLarge {
-        /// The limit that was asked for.
+        /// The requested limit.
         limit: u32,
         /// The number of receives that the queue holds.
         max_wr: u32,
     },
-    /// A completion queue that its queue pairs could make overflow, where
-    /// [`strict_cq`](crate::QueuePairBuilder::strict_cq) asked for one that they cannot.
+    /// A completion queue that its queue pairs could make overflow, although
+    /// [`strict_cq`](crate::QueuePairBuilder::strict_cq) is set.
     #[error(
         "the `{knob}` holds {capacity} completions, but its queue pairs, with this one, can have \
-         {needed} at a time: create it larger, ask for fewer work requests, or poll it in time and \
+         {needed} at a time: create it larger, request fewer work requests, or poll it in time and \
          do without `strict_cq`"
     )]
     CompletionQueueTooSmall {
@@ -165,24 +163,24 @@ pub enum Error {
         /// The number that it must hold for all its queue pairs.
         needed: u32,
     },
-    /// Events were asked for from a completion queue without a channel.
+    /// Events were requested from a completion queue without a channel.
     #[error(
         "the completion queue has no completion channel: create it with \
          CompletionQueue::create_with_channel"
     )]
     NoCompletionChannel,
-    /// The context has no such completion vector.
+    /// The context does not have this completion vector.
     #[error("there is no completion vector {vector}: the context has {count}, counted from 0")]
     NoSuchVector {
-        /// The vector that was asked for.
+        /// The requested vector.
         vector: u32,
-        /// The number of them.
+        /// The number of vectors.
         count: u32,
     },
     /// A channel of another context than the completion queue's.
     #[error("the completion channel belongs to another context than the completion queue")]
     ForeignChannel,
-    /// The device does not stamp completions.
+    /// The device has no completion timestamps.
     #[error(
         "`{device}` has no completion timestamps: make the completion queue without, and take the \
          time when it is polled"
@@ -191,7 +189,7 @@ pub enum Error {
         /// The device.
         device: String,
     },
-    /// No port passes data.
+    /// No port is active.
     #[error("no port of `{device}` is active: {}", list_ports(.ports))]
     NoActivePort {
         /// The device.
@@ -199,10 +197,10 @@ pub enum Error {
         /// The state of each port, from port 1.
         ports: Vec<PortState>,
     },
-    /// The device has no such port.
+    /// The device does not have this port.
     #[error("there is no port {port}: the device has ports 1 to {count}")]
     NoSuchPort {
-        /// The port that was asked for.
+        /// The requested port.
         port: u8,
         /// The number of ports.
         count: u8,
@@ -212,7 +210,7 @@ pub enum Error {
     NoSuchGid {
         /// The port.
         port: u8,
-        /// The index that was asked for.
+        /// The requested index.
         index: u8,
     },
     /// The port has no GID in this network.
@@ -220,50 +218,52 @@ pub enum Error {
     NoGidInNetwork {
         /// The port.
         port: u8,
-        /// The network that was asked for.
+        /// The requested network.
         network: GidNetwork,
         /// The port's GIDs.
         table: Vec<Gid>,
     },
-    /// A variable of the environment has a value that it cannot have.
+    /// An environment variable has an invalid value.
     #[error("{variable} is `{value}` in the environment: set it to {expected}, or unset it")]
     Environment {
         /// The variable.
         variable: &'static str,
         /// Its value.
         value: String,
-        /// The values that it can have.
+        /// The allowed values.
         expected: &'static str,
     },
-    /// The MTU that was asked for is larger than the port's.
-    #[error("an MTU of {asked} was asked for, but that of port {port} is {active}")]
+    /// The requested MTU is larger than the port's.
+    #[error("an MTU of {asked} was requested, but that of port {port} is {active}")]
     MtuTooLarge {
-        /// The MTU that was asked for.
+        /// The requested MTU.
         asked: Mtu,
         /// The port.
         port: u8,
         /// The port's MTU.
         active: Mtu,
     },
-    /// An option of the builder is beyond its field in a packet, its table, or the device.
+    /// An option of the builder exceeds its field in a packet, its table, or the limit of the
+    /// device.
     #[error("the `{knob}` cannot be {value}: here it is at most {most}")]
     TooLarge {
         /// The builder's method.
         knob: &'static str,
         /// The requested value.
         value: u32,
-        /// The largest that is possible.
+        /// The largest possible value.
         most: u32,
     },
-    /// An option of the builder is 0, with which nothing would work.
+    /// An option of the builder is 0, which cannot work.
     #[error("the `{knob}` is too small: it has to be at least {least}")]
     TooSmall {
         /// The builder's method.
         knob: &'static str,
-        /// The smallest that is possible.
+        /// The smallest possible value.
         least: u32,
     },
-    /// The object cannot be closed now, because clones of it, or objects made from it, are alive.
+    /// The object cannot be closed now, because clones of it, or objects created from it, are
+    /// alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {
         /// The object that was to be closed.
@@ -287,7 +287,7 @@ rdma_types::debug_messages!(enum Error {
 });
 
 impl Error {
-    /// The action that may help.
+    /// Returns the action that may help after this error.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         match self {
@@ -322,7 +322,7 @@ fn list_gids(gids: &[Gid]) -> String {
     if gids.is_empty() { "none".to_owned() } else { gids.join(", ") }
 }
 
-/// The hint for a queue that was not created.
+/// Returns the hint for a queue that was not created.
 pub(crate) fn create_hint(
     errno: Errno,
     asked: &str,
@@ -335,14 +335,14 @@ pub(crate) fn create_hint(
              {max_cqe} completions"
         )),
         Errno::ENOMEM => Cow::Owned(format!(
-            "asked for {asked}; the device may have no more (it has {max_qp} queue pairs, {max_cq} \
+            "asked for {asked}; the device may have reached its limits ({max_qp} queue pairs, {max_cq} \
              completion queues), or RLIMIT_MEMLOCK (`ulimit -l`) is reached: queues lock memory too"
         )),
         _ => return None,
     })
 }
 
-/// The hint for a completion queue whose events are not moderated.
+/// Returns the hint for a completion queue without moderation.
 pub(crate) fn moderate_hint(
     errno: Errno,
     (max_count, max_period_us): (u16, u16),
@@ -364,7 +364,7 @@ pub(crate) fn moderate_hint(
     }))
 }
 
-/// The hint for a shared receive queue that was not created.
+/// Returns the hint for a shared receive queue that was not created.
 pub(crate) fn srq_hint(
     errno: Errno,
     max_wr: u32,
@@ -378,7 +378,7 @@ pub(crate) fn srq_hint(
              receives, {max_srq_sge} elements"
         )),
         Errno::ENOMEM => Cow::Owned(format!(
-            "the device may have no more (it has {max_srq} shared receive queues), or RLIMIT_MEMLOCK \
+            "the device may have reached its limit ({max_srq} shared receive queues), or RLIMIT_MEMLOCK \
              (`ulimit -l`) is reached: queues lock memory too"
         )),
         Errno::EOPNOTSUPP | Errno::ENOSYS => {
@@ -388,16 +388,16 @@ pub(crate) fn srq_hint(
     })
 }
 
-/// The hint for an address handle that was not created.
+/// Returns the hint for an address handle that was not created.
 pub(crate) fn address_hint(errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
         Errno::EINVAL => {
             "the port, the LID, the index of the source GID or the peer's GID is not what the port has; on \
              Ethernet there has to be a route"
         }
-        Errno::ENOMEM => "the device may have no more address handles (`max_ah`): share them",
+        Errno::ENOMEM => "the limit of address handles (`max_ah`) may be reached: share them",
         Errno::ENOENT => {
-            "the header names no GID of this port: is it of another port, or is it junk?"
+            "the header names no GID of this port: is it of another port, or undefined?"
         }
         Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH => {
             "the peer's GID could not be resolved: is its network reachable from the GID's interface?"
@@ -406,7 +406,7 @@ pub(crate) fn address_hint(errno: Errno) -> Option<Cow<'static, str>> {
     }))
 }
 
-/// The hint for a refused transition.
+/// Returns the hint for a refused transition.
 pub(crate) fn modify_hint(errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
         Errno::EINVAL => {
@@ -414,7 +414,7 @@ pub(crate) fn modify_hint(errno: Errno) -> Option<Cow<'static, str>> {
              index, MTU, partition key, depth of reads"
         }
         Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH => {
-            "nobody is there: is the peer alive, and are QPN, GID or LID those that it gave? A GID of a network has to \
+            "no peer responds: is it alive, and are QPN, GID or LID those of its endpoint? A GID of a network has to \
              be reachable from its interface; a software device reaches those processes that share it, and \
              other hosts from an address at which it listens"
         }

@@ -24,15 +24,16 @@ use crate::gid_network::GidNetwork;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GidChoice {
-    /// All of them. Both ends choose one pair from what their endpoints carry, by the first rule that fits:
+    /// All of them. Both ends choose one pair from the GIDs of their endpoints, by the first rule that applies:
     ///
-    /// 1. the two addresses of the stream by which the ends met, if both are GIDs;
+    /// 1. the two addresses of the stream over which the endpoints are exchanged, if both are GIDs;
     /// 2. two addresses of one network, by the masks of their interfaces;
-    /// 3. two addresses of the best type and class that both have: RoCE v2 before RoCE v1, IPv4 before global IPv6 before
-    ///    link-local addresses.
+    /// 3. two addresses of the best type and class that both have: RoCE v2 before RoCE v1, IPv4 before global IPv6
+    ///    before link-local addresses.
     ///
-    /// An address that both ends have counts only if both ends use one port: their tables are equal, or no other pair is
-    /// left and one table is a part of the other. Of several pairs, both ends choose the one with the smaller addresses.
+    /// An address that both ends have counts only if both ends use one port. This is assumed if their tables are equal,
+    /// or if one table is a part of the other and no other pair is left. Of several pairs, both ends choose the one
+    /// with the smaller addresses.
     ///
     /// If the environment sets `RDMA_GID_INDEX` (a number) or `RDMA_GID_NETWORK` (such as `10.0.0.0/8`), that choice
     /// replaces this one; the index takes precedence over the network.
@@ -45,7 +46,7 @@ pub enum GidChoice {
 }
 
 impl GidChoice {
-    /// This choice, or what the environment says instead of [`ByPeer`](Self::ByPeer).
+    /// Returns this choice, or that of the environment instead of [`ByPeer`](Self::ByPeer).
     pub(crate) fn or_of_environment(self) -> Result<Self, Error> {
         if self != Self::ByPeer {
             return Ok(self);

@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use rdma_mem::Gid;
 
-/// A network: an address and the number of its leading bits that count. Its text is like `10.0.0.0/8` or `fd00::/8`.
+/// A network: an address, and the number of its leading bits that count. Its text form is like `10.0.0.0/8` or
+/// `fd00::/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidNetwork {
     address: IpAddr,
@@ -14,7 +15,8 @@ pub struct GidNetwork {
 }
 
 impl GidNetwork {
-    /// The network of an address. `None` if the length is above 32 for an IPv4 address, or above 128.
+    /// Returns the network of an address. `None` if the length is above 32 for an IPv4 address, or
+    /// above 128.
     #[must_use]
     pub const fn new(address: IpAddr, length: u8) -> Option<Self> {
         let longest = if address.is_ipv4() { 32 } else { 128 };
@@ -29,10 +31,10 @@ impl GidNetwork {
     }
 }
 
-/// A text that is no network.
+/// A text that is not a network.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this is no network: write an address and the length of its prefix, such as 10.0.0.0/8 or fd00::/8"
+    "not a network: write an address and the length of its prefix, such as 10.0.0.0/8 or fd00::/8"
 )]
 pub struct ParseGidNetworkError(());
 
@@ -55,7 +57,7 @@ impl fmt::Display for GidNetwork {
     }
 }
 
-/// The GID that an address has.
+/// Returns the GID of an address.
 pub(crate) fn gid_of(address: IpAddr) -> Gid {
     match address {
         IpAddr::V4(address) => Gid::from_ipv4(address),

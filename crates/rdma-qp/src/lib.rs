@@ -2,59 +2,61 @@
 //!
 //! | step | here |
 //! |---|---|
-//! | make a completion queue | [`CompletionQueue::create`], with timestamps [`CompletionQueue::builder`] |
+//! | create a completion queue | [`CompletionQueue::create`], with timestamps [`CompletionQueue::builder`] |
 //! | share receives among queue pairs | `pd.create_srq()` of the [`prelude`], [`SharedReceiveQueue`] |
-//! | make a queue pair | `pd.create_qp()` of the [`prelude`], [`QueuePairBuilder`] |
-//! | tell the peer | [`PreparedQueuePair::endpoint`], [`QueuePairEndpoint::to_bytes`] |
+//! | create a queue pair | `pd.create_qp()` of the [`prelude`], [`QueuePairBuilder`] |
+//! | send the endpoint to the peer | [`PreparedQueuePair::endpoint`], [`QueuePairEndpoint::to_bytes`] |
 //! | connect | [`PreparedQueuePair::handshake`] |
 //! | send datagrams | [`PreparedQueuePair::activate`], [`QueuePair::address_handle`], [`SendWorkRequest::to`] |
 //! | post requests | [`QueuePair::post`], by kind [`post_send`](QueuePair::post_send) …, in batches [`post_batch`](QueuePair::post_batch) |
-//! | lend memory, and take it back | [`QueuePair::bind`], [`LocalInvalidate`], [`SendWithInvalidate`] |
-//! | take completions | [`CompletionQueue::poll`] |
-//! | sleep until there are some | [`CompletionQueue::req_notify`], [`CompletionChannel::get_event`] |
+//! | lend memory, and revoke the access | [`QueuePair::bind`], [`LocalInvalidate`], [`SendWithInvalidate`] |
+//! | poll completions | [`CompletionQueue::poll`] |
+//! | sleep until one arrives | [`CompletionQueue::req_notify`], [`CompletionChannel::get_event`] |
 //! | end a connection | [`QueuePair::drain`], [`QueuePair::to_error`] |
 //!
 //! # The raw level
 //!
-//! Posting is `unsafe`: after it returns, the device uses the memory of the request until the request
-//! has completed, and nothing in this crate keeps anybody else from using it. What the crate does keep:
-//! objects are destroyed in the right order, elements are within their regions, requests within the
-//! remote memory that they name, and of a completion nothing can be read that is not defined.
+//! Posting is `unsafe`. The device uses the memory of a request until it has completed, and nothing in this crate
+//! prevents other code from using it meanwhile. The crate does ensure that objects are destroyed in the right order. It
+//! also ensures that elements are within their regions, and requests within the remote memory that they name. Undefined
+//! values of a completion cannot be read.
 //!
-//! Posting and polling do what the same calls in C do: no allocation, no lock, no counting beside it.
+//! Posting and polling do only what the same calls in C do: no allocation, no lock, no additional
+//! counting.
 //!
 //! # Two levels of posting
 //!
-//! | wrong with a request | [`post`](QueuePair::post), `post_send` …, [`post_batch`](QueuePair::post_batch), `post_receive_batch` | [`post_raw`](QueuePair::post_raw), `post_batch_raw`, `post_receive_batch_raw` |
+//! | mistake in a request | [`post`](QueuePair::post), `post_send` …, [`post_batch`](QueuePair::post_batch), `post_receive_batch` | [`post_raw`](QueuePair::post_raw), `post_batch_raw`, `post_receive_batch_raw` |
 //! |---|---|---|
 //! | an element outside of its region | cannot be made | cannot be made |
-//! | elements longer than the remote memory | [`RemoteTooShort`](PostErrorKind::RemoteTooShort) | overwrites what lies behind it, or fails at the peer |
+//! | elements longer than the remote memory | [`RemoteTooShort`](PostErrorKind::RemoteTooShort) | overwrites the memory after it, or fails at the peer |
 //! | more elements than the queue takes | [`TooManyElements`](PostErrorKind::TooManyElements) | the provider refuses ([`Refused`](PostErrorKind::Refused)) |
 //! | more inline bytes than the queue pair takes | [`TooMuchInline`](PostErrorKind::TooMuchInline) | the provider refuses |
 //! | a registered slice of another domain, in a [list](rdma_mem::GatherList) | [`WrongDomain`](PostErrorKind::WrongDomain) | a failed completion |
-//! | an element of another domain, in no list | a failed completion | a failed completion |
-//! | an atomic at an address that is no multiple of 8 | [`Misaligned`](PostErrorKind::Misaligned) | a failed completion |
-//! | an atomic whose result is not of 8 bytes | [`AtomicResult`](PostErrorKind::AtomicResult) | a failed completion, or a part of it |
-//! | a request that the type of the queue pair does not have | [`Opcode`](PostErrorKind::Opcode) | the provider refuses |
-//! | an atomic on a device that has none | [`NoAtomics`](PostErrorKind::NoAtomics) | the provider refuses, or a failed completion |
-//! | a datagram without destination, or a destination on a connection | [`NoDestination`](PostErrorKind::NoDestination), [`Destination`](PostErrorKind::Destination) | the provider refuses, or the number is taken for another |
+//! | an element of another domain, not in a list | a failed completion | a failed completion |
+//! | an atomic at an address that is not a multiple of 8 | [`Misaligned`](PostErrorKind::Misaligned) | a failed completion |
+//! | an atomic with a result of other than 8 bytes | [`AtomicResult`](PostErrorKind::AtomicResult) | a failed completion, or a part of it |
+//! | a request that the type of the queue pair does not support | [`Opcode`](PostErrorKind::Opcode) | the provider refuses |
+//! | an atomic on a device without atomics | [`NoAtomics`](PostErrorKind::NoAtomics) | the provider refuses, or a failed completion |
+//! | a datagram without destination, or a destination on a connection | [`NoDestination`](PostErrorKind::NoDestination), [`Destination`](PostErrorKind::Destination) | the provider refuses, or misreads the number |
 //! | a datagram longer than the MTU | [`LongerThanMtu`](PostErrorKind::LongerThanMtu) | a failed completion |
 //! | an address handle of another domain | [`ForeignHandle`](PostErrorKind::ForeignHandle) | a failed completion |
 //! | a receive for a queue pair with a shared receive queue | [`SharedReceives`](PostErrorKind::SharedReceives) | `SharedReceives` |
 //! | a full queue | [`WouldBlock`](PostErrorKind::WouldBlock) | `WouldBlock` |
 //! | the memory is used before the completion | your promise: posting is `unsafe` | your promise |
 //!
-//! What the first level refuses is posted to nobody: the queue pair is as it was, and of a batch none
-//! was posted. A failed completion ends a reliable connection.
+//! The first level posts nothing if it refuses a request: the queue pair is unchanged, and none of
+//! a batch was posted. A failed completion ends a reliable connection.
 //!
 //! # Other crates
 //!
-//! Types of `rdma-mem` and `rdma-types` that signatures here name are re-exported. The structs of C,
-//! which `as_raw` and `from_raw` name, are in `rdma-sys`.
+//! Types of `rdma-mem` and `rdma-types` that occur in signatures here are re-exported. The structs
+//! of C, which `as_raw` and `from_raw` use, are in `rdma-sys`.
 //!
 //! # Features
 //!
-//! `serde` (off by default): [`QueuePairEndpoint`] can be serialised, and what rdma-mem can.
+//! `serde` (off by default): serialisation of [`QueuePairEndpoint`], and of the types of
+//! `rdma-mem`.
 
 mod ah;
 mod cq;

@@ -1,5 +1,4 @@
-//! Posting: handing requests to the device. `docs/how-a-post-works.md` explains what makes it
-//! cheap.
+//! Posting: passing requests to the device. `docs/how-a-post-works.md` explains how it stays cheap.
 #![allow(unsafe_code)]
 
 mod bind;
@@ -27,14 +26,15 @@ use crate::wr::write::WriteWorkRequest;
 
 /// # Posting
 ///
-/// All of these are `unsafe` for the same reason: the borrow of a request ends when the call returns,
-/// and the device uses the memory until the request has completed. Nothing here allocates, locks or
-/// counts. Requests of a queue start in the order in which they were posted, from whatever thread.
+/// All of these methods are `unsafe` for the same reason. The borrow of a request ends when the
+/// call returns, but the device uses the memory until the request has completed. Nothing here
+/// allocates, locks or counts. Requests of a queue start in the order in which they were posted,
+/// from any thread.
 ///
-/// Those without `raw` in their name refuse what can be known to be wrong before the device sees it;
-/// the [crate's page](crate#two-levels-of-posting) has the list.
-// Always inlined: where the caller knows how many elements there are and how long, most checks are done
-// by the compiler. Out of line, the request goes through memory, which doubles the cost of a post.
+/// Methods without `raw` in their name refuse mistakes that can be detected before the device sees
+/// the request; the [crate's page](crate#two-levels-of-posting) has the list.
+// Always inlined: if the caller knows the number and lengths of the elements, the compiler does most checks. Out of
+// line, the request goes through memory, which doubles the cost of a post.
 impl QueuePair {
     /// Posts a request of any kind: a receive to the receive queue, the others to the send queue.
     ///
@@ -43,23 +43,23 @@ impl QueuePair {
     ///
     /// # Safety
     /// From a call that succeeds until the request has completed (or the queue pair was destroyed), the memory of its
-    /// elements stays allocated and registered. [Inline data](SendWorkRequest::inline) is excepted: the call copies
-    /// it before it returns, so that its borrow is enough.
+    /// elements stays allocated and registered. [Inline data](SendWorkRequest::inline) is an exception: the call copies
+    /// it before it returns, so its borrow is enough.
     ///
     /// - For a send or a write, no code writes that memory.
-    /// - For a read, an atomic or a receive, the device writes that memory: no reference to it exists or
-    ///   is made until all requests that name it have completed. If several of them write the same bytes,
-    ///   it is undefined which bytes stay.
-    /// - Neither concerns the memory of a [shared element](rdma_mem::SharedElement), to which no reference
-    ///   exists: peers, copies and other requests may read and write it meanwhile, and the device sends the
-    ///   bytes that it finds.
-    /// - For a [bind](crate::BindWindow), peers use the memory that is lent, as [`bind`](Self::bind) says.
-    ///   It is posted once: a second one would lend the memory again, after the window is believed
+    /// - For a read, an atomic or a receive, the device writes that memory. No reference to it exists or is created
+    ///   until all requests that name it have completed. If several of them write the same bytes, the final content is
+    ///   undefined.
+    /// - Neither condition applies to the memory of a [shared element](rdma_mem::SharedElement), to which no reference
+    ///   exists. Peers, copies and other requests may read and write it meanwhile, and the device sends the bytes that
+    ///   it finds.
+    /// - For a [bind](crate::BindWindow), peers use the lent memory under the conditions of [`bind`](Self::bind). It is
+    ///   posted once: a second post would lend the memory again, after the window is believed to be
     ///   [unbound](rdma_mem::MemoryWindow::unbound).
     /// - The [address handle](crate::AddressHandle) of a datagram lives until then.
     ///
-    /// A request has completed when its own completion was polled; an unsignaled one also when that of
-    /// a later request of this send queue was.
+    /// A request has completed when its own completion was polled. An unsignaled one has also completed when that of a
+    /// later request of this send queue was polled.
     ///
     /// # Examples
     /// ```
@@ -92,8 +92,8 @@ impl QueuePair {
         unsafe { Queued::post(request, self) }
     }
 
-    /// Checks a request of any kind like [`post`](Self::post), and posts nothing. After that, only the provider can
-    /// refuse the request. Use it before a request that must not be posted alone.
+    /// Checks a request of any kind like [`post`](Self::post), but does not post it. After this check, only the
+    /// provider can refuse the request. Use it before a request that must not be posted alone.
     ///
     /// # Errors
     /// See [`PostError`]; a full queue is not detected.
@@ -118,18 +118,18 @@ impl QueuePair {
         Queued::check(&request.queue(0), self)
     }
 
-    /// Posts a request of any kind without checks: the device finds the mistakes.
+    /// Posts a request of any kind without checks: the device detects mistakes.
     ///
     /// # Errors
-    /// See [`PostError`]; of [`PostErrorKind`](crate::PostErrorKind) only
+    /// See [`PostError`]. The only kinds ([`PostErrorKind`](crate::PostErrorKind)) are
     /// [`WouldBlock`](crate::PostErrorKind::WouldBlock) and
     /// [`Refused`](crate::PostErrorKind::Refused).
     ///
     /// # Safety
-    /// Same contract as [`post`](Self::post). Elements that are longer than the remote memory overwrite what lies
-    /// behind it, if the peer's region goes on there. To a UD queue pair a request of the send
-    /// queue is a send that says [where it goes](SendWorkRequest::to), and to no other queue pair
-    /// it is: a provider takes for a handle whatever the request holds instead.
+    /// The contract of [`post`](Self::post) applies, with two more conditions. Elements that are longer than the remote
+    /// memory overwrite the memory after it, if the peer's region continues there. For a UD queue pair, a request of
+    /// the send queue is a send with [a destination](SendWorkRequest::to). For other queue pairs it has none: a
+    /// provider would use other contents of the request as a handle.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
@@ -144,7 +144,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// Same contract as [`post`](Self::post).
+    /// The contract is that of [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_send(
@@ -162,7 +162,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// Same contract as [`post`](Self::post).
+    /// The contract is that of [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_write(
@@ -180,7 +180,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// Same contract as [`post`](Self::post).
+    /// The contract is that of [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_read(
@@ -198,7 +198,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// Same contract as [`post`](Self::post).
+    /// The contract is that of [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_atomic(
@@ -216,7 +216,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// Same contract as [`post`](Self::post).
+    /// The contract is that of [`post`](Self::post).
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub unsafe fn post_receive(
@@ -232,10 +232,11 @@ impl QueuePair {
     /// doorbell).
     ///
     /// # Errors
-    /// See [`PostError`]. If one of the requests is refused here, none is posted.
+    /// See [`PostError`]. If a check here refuses one of the requests, none is posted.
     ///
     /// # Safety
-    /// Same contract as [`post`](Self::post), for each; after a failure for the first [`PostError::posted`] of them.
+    /// The contract is that of [`post`](Self::post), for each request; after a failure, for the first
+    /// [`PostError::posted`] of them.
     ///
     /// # Examples
     /// ```no_run
@@ -260,18 +261,18 @@ impl QueuePair {
         requests: &mut [QueuedRequest<'_, '_>],
     ) -> Result<(), PostError> {
         check_all(requests, |request| request.check_in_batch(self))?;
-        // SAFETY: the same contract; what raw posts ask for beside it was checked.
+        // SAFETY: the same contract; the further conditions of raw posts were checked.
         unsafe { self.post_batch_raw(requests) }
     }
 
     /// Posts a batch like [`post_batch`](Self::post_batch), without checks.
     ///
     /// # Errors
-    /// Same errors as [`post_raw`](Self::post_raw).
+    /// The errors are those of [`post_raw`](Self::post_raw).
     ///
     /// # Safety
-    /// Same contract as [`post_raw`](Self::post_raw), for each; after a failure for the first [`PostError::posted`] of
-    /// them.
+    /// The contract is that of [`post_raw`](Self::post_raw), for each request; after a failure, for the first
+    /// [`PostError::posted`] of them.
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn post_batch_raw(
@@ -285,10 +286,11 @@ impl QueuePair {
     /// Posts receives, in order, with one call of the provider (one doorbell).
     ///
     /// # Errors
-    /// See [`PostError`]. If one of the receives is refused here, none is posted.
+    /// See [`PostError`]. If a check here refuses one of the receives, none is posted.
     ///
     /// # Safety
-    /// Same contract as [`post`](Self::post), for each; after a failure for the first [`PostError::posted`] of them.
+    /// The contract is that of [`post`](Self::post), for each receive; after a failure, for the first
+    /// [`PostError::posted`] of them.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub unsafe fn post_receive_batch(
@@ -296,18 +298,18 @@ impl QueuePair {
         requests: &mut [QueuedReceive<'_, '_>],
     ) -> Result<(), PostError> {
         check_all(requests, |request| Queued::check(request, self))?;
-        // SAFETY: the same contract; what raw posts ask for beside it was checked.
+        // SAFETY: the same contract; the further conditions of raw posts were checked.
         unsafe { self.post_receive_batch_raw(requests) }
     }
 
     /// Posts receives like [`post_receive_batch`](Self::post_receive_batch), without checks.
     ///
     /// # Errors
-    /// Same errors as [`post_raw`](Self::post_raw).
+    /// The errors are those of [`post_raw`](Self::post_raw).
     ///
     /// # Safety
-    /// Same contract as [`post_raw`](Self::post_raw), for each; after a failure for the first [`PostError::posted`] of
-    /// them.
+    /// The contract is that of [`post_raw`](Self::post_raw), for each receive; after a failure, for the first
+    /// [`PostError::posted`] of them.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub unsafe fn post_receive_batch_raw(

@@ -21,7 +21,7 @@ use crate::srq::builder::SharedReceiveQueueBuilder;
 use crate::srq::queue::SharedReceiveQueue;
 
 mod sealed {
-    #[allow(unnameable_types)] // that is the point
+    #[allow(unnameable_types)] // intended
     pub trait Sealed {}
     impl Sealed for rdma_mem::ProtectionDomain {}
     impl Sealed for rdma_mem::Context {}
@@ -29,11 +29,11 @@ mod sealed {
 
 /// Queue pairs and shared receive queues from a protection domain.
 pub trait CreateQueuePair: sealed::Sealed {
-    /// As [`QueuePair::builder`].
+    /// Returns the options of a new queue pair, like [`QueuePair::builder`].
     #[doc(alias = "ibv_create_qp")]
     fn create_qp<'a>(&self) -> QueuePairBuilder<'a>;
 
-    /// As [`SharedReceiveQueue::builder`].
+    /// Returns the options of a new shared receive queue, like [`SharedReceiveQueue::builder`].
     #[doc(alias = "ibv_create_srq")]
     fn create_srq(&self) -> SharedReceiveQueueBuilder<'_>;
 }
@@ -50,17 +50,17 @@ impl CreateQueuePair for ProtectionDomain {
 
 /// Completion queues and channels from a context.
 pub trait CreateCompletionQueue: sealed::Sealed {
-    /// As [`CompletionQueue::create`].
+    /// Creates a completion queue, like [`CompletionQueue::create`].
     ///
     /// # Errors
-    /// Same errors as [`CompletionQueue::create`].
+    /// The errors are those of [`CompletionQueue::create`].
     #[doc(alias = "ibv_create_cq")]
     fn create_cq(&self, min_capacity: u32) -> Result<CompletionQueue, Error>;
 
-    /// As [`CompletionChannel::create`].
+    /// Creates a completion channel, like [`CompletionChannel::create`].
     ///
     /// # Errors
-    /// Same errors as [`CompletionChannel::create`].
+    /// The errors are those of [`CompletionChannel::create`].
     #[doc(alias = "ibv_create_comp_channel")]
     fn create_completion_channel(&self) -> Result<CompletionChannel, Error>;
 }

@@ -1,4 +1,4 @@
-//! Programs that are started, and children that are forked, while there is traffic.
+//! Starting programs, and forking children, during traffic.
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
@@ -18,7 +18,7 @@ fn post_receive(end: &TestPeer, id: u64) {
     unsafe { end.qp.post_receive(ReceiveWorkRequest::new(&mut room), id) }.unwrap();
 }
 
-/// Sends eight bytes, for a receive that is posted.
+/// Sends eight bytes, for a posted receive.
 fn message(from: &TestPeer, to: &TestPeer, number: u64) {
     from.board.write(8, &number.to_le_bytes()).unwrap();
     let data = [GatherElement::from(from.board.element(8..16).unwrap())];
@@ -77,7 +77,7 @@ fn a_forked_child_cannot_touch_the_connection_and_its_end_changes_nothing() {
     }
 }
 
-/// Exchanges messages that wait for their receives, so that timers expire, until it is over.
+/// Exchanges messages that wait for their receives, so that timers expire, until `is_over` is set.
 fn keep_busy(is_over: &AtomicBool, a: &TestPeer, b: &TestPeer) {
     while !is_over.load(Ordering::Relaxed) {
         let data = [GatherElement::from(a.board.element(0..8).unwrap())];
@@ -91,7 +91,7 @@ fn keep_busy(is_over: &AtomicBool, a: &TestPeer, b: &TestPeer) {
     }
 }
 
-/// The parent's threads hold locks of the device at any moment, and the child has none of these threads.
+/// The parent's threads may hold locks of the device at any moment, and the child has none of these threads.
 #[test]
 fn a_forked_child_polls_without_waiting_for_threads_of_its_parent() {
     const CHILDREN: usize = 100;

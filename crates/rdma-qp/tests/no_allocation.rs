@@ -1,5 +1,5 @@
-//! Posting, polling and failing ask for no memory. Its own `main`, since the threads of the usual
-//! harness allocate too.
+//! Posting, polling and failing allocate no memory. The test has a `main` of its own, since the
+//! threads of the usual harness allocate too.
 
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
@@ -45,7 +45,8 @@ fn main() {
     println!("no allocation: ok");
 }
 
-/// Receives of a shared queue, until it is full, and one for a queue pair that has none of its own.
+/// Posts receives to a shared queue, until it is full, and one to a queue pair without receives of
+/// its own.
 fn shared(end: &common::TestPeer) {
     let (cq, srq) = (&end.cq, end.pd.create_srq().max_wr(2).build().unwrap());
     let prepare = || end.pd.create_qp().send_cq(cq).recv_cq(cq);
@@ -76,7 +77,7 @@ fn shared(end: &common::TestPeer) {
     }
 }
 
-/// Datagrams to itself, and one that is refused.
+/// Sends datagrams to itself, and one that is refused.
 fn datagrams(end: &common::TestPeer) {
     let builder = end.pd.create_qp().qp_type(QueuePairType::UD);
     let prepared = builder.send_cq(&end.cq).recv_cq(&end.cq).build().unwrap();
@@ -101,8 +102,8 @@ fn datagrams(end: &common::TestPeer) {
     }
 }
 
-/// Has the thread of a device that defers its work start, which allocates, and shows that it has: where
-/// nobody polls, nobody else executes this request.
+/// Starts the thread of a device that defers its work, which allocates, and checks that it runs. This thread does not
+/// poll, so only the device's thread can execute this request.
 fn start_timer(a: &common::TestPeer, b: &common::TestPeer) {
     let mut result = ScatterElement::from(a.board.element(160..168).unwrap());
     let remote = b.board.remote().slice(0..8).unwrap();
@@ -116,7 +117,7 @@ fn start_timer(a: &common::TestPeer, b: &common::TestPeer) {
     assert!(a.next().result().is_ok());
 }
 
-/// One of everything.
+/// Makes one request of each kind.
 fn work(a: &common::TestPeer, b: &common::TestPeer, source: &OwnedRegion) {
     let data = [GatherElement::from(a.board.element(0..32).unwrap())];
     let mut room = [ScatterElement::from(b.board.element(64..96).unwrap())];

@@ -1,4 +1,4 @@
-//! The same work as that of `loops.c`, by rdma-qp.
+//! The work of `loops.c`, done by rdma-qp.
 #![allow(unsafe_code)]
 
 use std::array;
@@ -12,7 +12,7 @@ use rdma_qp::{
 };
 use test_support::c_loops::{DEPTH, LENGTH, PLACES};
 
-/// What the loops work with.
+/// The objects of the loops.
 pub(crate) struct Rig<'r> {
     pub(crate) qp: &'r QueuePair,
     pub(crate) send_cq: CompletionQueue,
@@ -21,12 +21,13 @@ pub(crate) struct Rig<'r> {
     /// For the checked posts.
     pub(crate) source: &'r OwnedRegion,
     pub(crate) target: &'r mut OwnedRegion,
-    /// Made beforehand, for the raw posts.
+    /// Created beforehand, for the raw posts.
     pub(crate) gather: [[GatherElement<'r>; 1]; PLACES],
     pub(crate) scatter: [[ScatterElement<'r>; 1]; PLACES],
 }
 
-/// By value, as a program that counts its instructions has it: an error in a box is made on the way.
+/// Errors by value, the choice of a program that counts its instructions: boxing an error would
+/// cost some on the path of success.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Region,
@@ -56,7 +57,7 @@ impl From<WorkError> for Failure {
 
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
-/// How requests are posted.
+/// The way of posting requests.
 pub(crate) trait Level {
     fn write(rig: &Rig<'_>, id: u64) -> Outcome<()>;
     fn batch(rig: &Rig<'_>, id: u64) -> Outcome<()>;
@@ -151,7 +152,7 @@ fn take_one(cq: &CompletionQueue, slots: &mut [PollSlot; 1], sum: &mut u64) -> O
     }
 }
 
-/// Polls until there were so many as were posted.
+/// Polls until all posted requests have completed.
 #[inline(always)]
 fn take_all(cq: &CompletionQueue, slots: &mut [PollSlot; DEPTH], sum: &mut u64) -> Outcome<()> {
     let mut left = DEPTH;

@@ -1,17 +1,17 @@
-//! How many instructions posting and polling cost, beside C.
+//! The number of instructions of posting and polling, compared with C.
 //!
-//! The device does nothing (`quiet_device.c` of test-support): a post has succeeded when it returns. It
-//! and the C loops (`loops.c` there) are one shared object, which is compiled when the bench starts, and is
-//! reached through the `ops` of the context, so that neither compiler sees what it calls. Each loop
-//! runs under callgrind with n and with 2n operations; the difference, less the device's own
-//! instructions, is what the caller's code costs.
+//! The device does nothing (`quiet_device.c` of test-support): a post has succeeded when it returns. The device and the
+//! C loops (`loops.c` there) are one shared object, which is compiled when the bench starts. It is reached through the
+//! `ops` of the context, so neither compiler sees the called code. Each loop runs under callgrind with n and with 2n
+//! operations. The difference, without the device's own instructions, is the cost of the caller's code.
 //!
-//! Two comparisons: raw posts beside bare C, and checked posts beside C that makes the same checks. It
-//! fails above the limits, without valgrind, and without gcc.
+//! There are two comparisons: raw posts with bare C, and checked posts with C that makes the same checks. The bench
+//! fails above the limits, and without valgrind or gcc.
 //!
-//! Before them a write and its poll are counted on the software device, all instructions of it: what a program pays.
+//! Before these comparisons, all instructions of a write and its poll are counted on the software device: the total
+//! cost for a program.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A bench that fails says so.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A failing bench panics.
 #![allow(clippy::cast_possible_truncation)]
 
 use std::path::Path;
@@ -27,7 +27,7 @@ mod loops;
 
 type Loop = fn(&mut Rig<'_>, u64) -> Outcome<u64>;
 
-/// One kind of work: each loop in Rust calls and adds up what that in C does.
+/// One kind of work: the loop in Rust makes the same calls as that in C, and computes the same sum.
 struct Row {
     name: &'static str,
     c: CLoop,
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     bench(Path::new(env!("CARGO_TARGET_TMPDIR")), run_all, compare)
 }
 
-/// Prints the table. Whether all is within the limits.
+/// Prints the table. Returns whether all costs are within the limits.
 fn compare(costs: &[Cost]) -> Option<bool> {
     println!(
         "{:<26}{:>8}{:>8}{:>8}   {:>10}{:>8}{:>8}",
@@ -107,7 +107,7 @@ fn compare(costs: &[Cost]) -> Option<bool> {
     Some(within)
 }
 
-/// Counts a loop with [`OPERATIONS`] and with twice as many, when it has run once.
+/// Counts a loop with [`OPERATIONS`] and with twice that number, after it has run once.
 fn on_the_software_device(work: &mut dyn FnMut(u64) -> u64) {
     for n in [OPERATIONS, 2 * OPERATIONS] {
         work(OPERATIONS);
@@ -115,7 +115,7 @@ fn on_the_software_device(work: &mut dyn FnMut(u64) -> u64) {
     }
 }
 
-/// Every loop, those on the software device first, then in the order of the table.
+/// Runs every loop: those on the software device first, then the others in the order of the table.
 fn run_all(object: &Path) {
     rdma_soft::install();
     let context = open_device("soft0").unwrap();
@@ -148,7 +148,7 @@ fn run_all(object: &Path) {
     };
     on_the_software_device(&mut |n| loops::one::<Raw>(&mut rig, n).unwrap());
     on_the_software_device(&mut |n| loops::one::<Checked>(&mut rig, n).unwrap());
-    // SAFETY: the context is closed later, and all that is posted is posted by the loops, to this queue pair.
+    // SAFETY: the context is closed later, and only the loops post to this queue pair.
     let mut loops = unsafe { Loops::new(object, context.as_raw()) };
     for row in &ROWS {
         for (kind, function) in [("bare", row.raw), ("checked", row.checked)] {
@@ -156,7 +156,7 @@ fn run_all(object: &Path) {
             loops.rust(row.name, row.c.calls, row.c.sum, &mut |n| function(&mut rig, n).unwrap());
         }
     }
-    // SAFETY: it goes after the loops, and its struct has both parts.
+    // SAFETY: it is dropped after the loops, and its struct has both parts.
     unsafe { loops.attach_extended(by_calls.as_raw().cast()) };
     loops.extended();
     let mut rig = Rig { qp: &by_calls, ..rig };

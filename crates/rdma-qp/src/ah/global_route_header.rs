@@ -4,10 +4,11 @@ use std::fmt;
 
 use rdma_sys::{ibv_gid, ibv_grh};
 
-/// The first 40 bytes of a datagram's receive: its source address, if the completion has
-/// [`DatagramSource::has_header`](crate::DatagramSource::has_header), and otherwise undefined bytes.
+/// The first 40 bytes of a datagram's receive. They contain its source address if the completion
+/// has [`DatagramSource::has_header`](crate::DatagramSource::has_header), and are undefined
+/// otherwise.
 ///
-/// A global route header; of RoCE v2 over IPv4 the last 20 bytes are the IPv4 header. IBTA vol 1, section
+/// They are a global route header. With RoCE v2 over IPv4, the last 20 bytes are the IPv4 header. IBTA vol 1, section
 /// 11.4.2.1; `man ibv_create_ah_from_wc`.
 ///
 /// ```
@@ -22,7 +23,8 @@ use rdma_sys::{ibv_gid, ibv_grh};
 pub struct GlobalRouteHeader([u8; Self::BYTES]);
 
 impl GlobalRouteHeader {
-    /// The length of the header. A receive for datagrams must be longer than the message by this.
+    /// The length of the header. A receive for datagrams must have this many bytes in addition to
+    /// the message.
     pub const BYTES: usize = 40;
 
     /// Splits the bytes of a receive into header and message; `None` if they are too short for a header.
@@ -32,7 +34,7 @@ impl GlobalRouteHeader {
         Some((Self(*header), message))
     }
 
-    /// The bytes as they arrived.
+    /// Returns the bytes as they arrived.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
@@ -77,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shorter_has_none() {
+    fn shorter_messages_have_no_header() {
         assert_eq!(GlobalRouteHeader::split(&[0; 39]), None);
         assert_eq!(GlobalRouteHeader::split(&[0; 40]).unwrap().1, []);
     }

@@ -1,4 +1,4 @@
-//! Where datagrams go.
+//! The destinations of datagrams.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -10,16 +10,16 @@ use crate::ah::global_route_header::GlobalRouteHeader;
 use crate::ah::vector::AddressVector;
 use crate::error::{Error, address_hint};
 
-/// An address handle: a way to another port, which the device keeps. With
+/// An address handle: a route to another port, stored in the device. With
 /// [`SendWorkRequest::to`](crate::SendWorkRequest::to) it is the destination of a datagram.
 ///
 /// It belongs to a protection domain, which it keeps alive; queue pairs of the same domain can use it, from several
-/// threads. Dropping it destroys it, which must not happen before the sends that name it have completed: that is a
-/// part of the contract of posting them.
+/// threads. Dropping it destroys it. This must not happen before the sends that name it have completed: that is a part
+/// of the contract of posting them.
 ///
 /// # Examples
-/// A handle is made of [a peer's endpoint](crate::QueuePair::address_handle), of
-/// [what has arrived](Self::from_completion), or of parts:
+/// A handle can be created from [a peer's endpoint](crate::QueuePair::address_handle), from [a
+/// received datagram](Self::from_completion), or from parts:
 /// ```
 /// use rdma_qp::{AddressHandle, AddressVector, GlobalRoute};
 ///
@@ -41,17 +41,17 @@ impl AddressHandle {
     /// Creates an address handle; see `man ibv_create_ah`.
     ///
     /// # Errors
-    /// The provider's error: no such port, no such GID, too many.
+    /// Returns the provider's error: no such port, no such GID, or too many handles.
     #[doc(alias = "ibv_create_ah")]
     pub fn create(pd: &ProtectionDomain, vector: &AddressVector) -> Result<Self, Error> {
         Self::create_raw(pd, vector.to_raw())
     }
 
-    /// Makes one to who sent what this completion says, from this port. Of the completion only
-    /// source, service level and path bits are set, and whether there is a header.
+    /// Creates a handle from this port to the sender that this completion names. Of the completion,
+    /// only source, service level and path bits are set, and whether there is a header.
     ///
     /// # Errors
-    /// The provider's error.
+    /// Returns the provider's error.
     pub(crate) fn to_sender(
         pd: &ProtectionDomain,
         port: u8,
@@ -62,8 +62,8 @@ impl AddressHandle {
         let (mut grh, mut attributes) = (header.to_raw(), ibv_ah_attr::default());
         let context = pd.context().as_raw();
         let (wc, grh) = (&raw mut wc, &raw mut grh);
-        // SAFETY: SAFETY.md F1, F2: a live context of this table, and a live completion, header and place for
-        // the result.
+        // SAFETY: SAFETY.md F1, F2: a live context of this table, and a live completion, header and memory for the
+        // result.
         let returned =
             unsafe { (pd.verbs().init_ah_from_wc)(context, port, wc, grh, &raw mut attributes) };
         Errno::check(returned).map_err(|errno| {
@@ -80,7 +80,7 @@ impl AddressHandle {
         let raw = Errno::check_null(raw).map_err(|errno| {
             VerbError::new("ibv_create_ah", errno).with_hint(address_hint(errno))
         })?;
-        // SAFETY: SAFETY.md F2, F9: just created by this table, in this domain, so that nobody else has it.
+        // SAFETY: SAFETY.md F2, F9: just created by this table, in this domain, and not used elsewhere.
         Ok(unsafe { Self::from_raw(raw, pd, Ownership::Owned) })
     }
 
@@ -101,7 +101,7 @@ impl AddressHandle {
     /// // SAFETY: a live domain of this table.
     /// let raw = unsafe { (pd.verbs().create_ah)(pd.as_raw(), &raw mut to) };
     /// let raw = NonNull::new(raw).unwrap();
-    /// // SAFETY: just created in the domain, and nobody else destroys it.
+    /// // SAFETY: just created in the domain, and not destroyed elsewhere.
     /// let handle = unsafe { AddressHandle::from_raw(raw, &pd, Ownership::Owned) };
     /// assert!(handle.pd().is_same(&pd));
     /// # Ok::<(), rdma_qp::Error>(())
@@ -113,27 +113,27 @@ impl AddressHandle {
         ownership: Ownership,
     ) -> Self {
         let (destroy, verb) = (pd.verbs().destroy_ah, "ibv_destroy_ah");
-        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the domain (F6). That the requests
-        // that name it have completed is the contract of posting them.
+        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the domain (F6). By the contract of posting, the
+        // requests that name it have completed.
         Self(unsafe { Handle::from_raw(raw, destroy, verb, pd.clone(), ownership) })
     }
 
-    /// The domain that it belongs to.
+    /// Returns the domain that it belongs to.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.0.needs()
     }
 
-    /// Destroys it.
+    /// Destroys the handle.
     ///
     /// # Errors
-    /// The provider's error, with the handle.
+    /// Returns the handle and the provider's error.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         self.0.close().map(drop).map_err(|(handle, error)| (Self(handle), error.into()))
     }
 
-    /// The C object, which lives as long as `self`.
+    /// Returns the C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub const fn as_raw(&self) -> *mut ibv_ah {

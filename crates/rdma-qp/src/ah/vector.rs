@@ -10,22 +10,22 @@ use rdma_sys::{ibv_ah_attr, ibv_gid, ibv_global_route};
 pub struct GlobalRoute {
     /// The peer's GID.
     pub destination: Gid,
-    /// The index of the source GID in the table of the port that sends.
+    /// The index of the source GID in the GID table of the sending port.
     pub source_index: u8,
 }
 
 impl GlobalRoute {
-    /// The route from the GID at this index of the sending port's table to that GID.
+    /// Creates a route from the GID at this index of the sending port's table to `destination`.
     #[must_use]
     pub const fn new(source_index: u8, destination: Gid) -> Self {
         Self { destination, source_index }
     }
 }
 
-/// The way from a port to another one, from which an [address handle](crate::AddressHandle) is created.
+/// A route from a port to another one, from which an [address handle](crate::AddressHandle) is created.
 ///
-/// [`QueuePair::address_vector`](crate::QueuePair::address_vector) computes it for two queue pairs. Programs that
-/// know the way make it from parts.
+/// [`QueuePair::address_vector`](crate::QueuePair::address_vector) computes it for two queue pairs. Programs that know
+/// the route create it from parts.
 ///
 /// ```
 /// use rdma_qp::{AddressVector, GlobalRoute};
@@ -42,7 +42,7 @@ impl GlobalRoute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AddressVector {
-    /// The port that sends, from 1.
+    /// The sending port, from 1.
     pub port: u8,
     /// The peer's LID; none on Ethernet.
     pub lid: Lid,
@@ -52,17 +52,17 @@ pub struct AddressVector {
     pub service_level: u8,
     /// The traffic class of routed packets; for RoCE v2 the byte with DSCP and ECN.
     pub traffic_class: u8,
-    /// Over how many routers packets may go.
+    /// The number of routers that packets may pass.
     pub hop_limit: u8,
     /// The flow label of routed packets, 20 bits.
     pub flow_label: u32,
 }
 
 impl AddressVector {
-    /// Far enough for every network.
+    /// Enough for every network.
     pub(crate) const HOP_LIMIT: u8 = 64;
 
-    /// The way to that LID, without global route: service level, traffic class and flow label 0, 64 hops.
+    /// Creates a route to `lid`, without a global route: service level, traffic class and flow label 0, 64 hops.
     #[must_use]
     pub const fn new(port: u8, lid: Lid) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl AddressVector {
         self
     }
 
-    /// Sets over how many routers packets may go.
+    /// Sets the number of routers that packets may pass.
     #[must_use]
     pub const fn with_hop_limit(mut self, hop_limit: u8) -> Self {
         self.hop_limit = hop_limit;

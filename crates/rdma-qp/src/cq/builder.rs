@@ -1,4 +1,4 @@
-//! The options of a completion queue, and creating one.
+//! The options of a completion queue, and its creation.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ use crate::cq::queue::CompletionQueue;
 use crate::error::{Error, create_hint};
 use crate::post::stand_in::Called;
 
-/// Makes a completion queue with more than a size.
+/// Creates a completion queue with further options than its size.
 ///
 /// # Examples
 /// ```
@@ -66,7 +66,7 @@ impl<'a> CompletionQueueBuilder<'a> {
     ///
     /// # Errors
     /// [`Error::NoSuchVector`]; [`Error::ForeignChannel`]; [`Error::NoTimestamps`] from a device that
-    /// has none; or the provider's error, with the device's limits.
+    /// has no timestamps; or the provider's error, with the device's limits.
     #[doc(alias = "ibv_create_cq")]
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn build(self, min_capacity: u32) -> Result<CompletionQueue, Error> {
@@ -78,7 +78,7 @@ impl CompletionQueue {
     /// Creates a queue for at least `min_capacity` completions; see `man ibv_create_cq`.
     ///
     /// # Errors
-    /// If the provider refuses, with the device's limits.
+    /// Returns the provider's error, with the device's limits.
     #[doc(alias = "ibv_create_cq")]
     pub fn create(context: &Context, min_capacity: u32) -> Result<Self, Error> {
         Self::builder(context).build(min_capacity)
@@ -89,7 +89,7 @@ impl CompletionQueue {
     /// that different processors poll.
     ///
     /// # Errors
-    /// [`Error::NoSuchVector`]; otherwise same errors as [`create`](Self::create).
+    /// [`Error::NoSuchVector`], and the errors of [`create`](Self::create).
     #[doc(alias = "ibv_create_cq")]
     pub fn create_with_channel(
         channel: &CompletionChannel,
@@ -99,7 +99,7 @@ impl CompletionQueue {
         Self::builder(channel.context()).channel(channel).vector(vector).build(min_capacity)
     }
 
-    /// The options of a new queue.
+    /// Returns the options of a new queue.
     pub fn builder(context: &Context) -> CompletionQueueBuilder<'_> {
         CompletionQueueBuilder::new(context)
     }
@@ -126,8 +126,8 @@ impl CompletionQueue {
         let asked = c_int::try_from(min_capacity).map_err(|_| fail(Errno::EINVAL))?;
         let raw = create(builder, asked).map_err(fail)?;
         let called = if timestamps { polled(raw) } else { Called::itself(raw) };
-        // SAFETY: SAFETY.md F2, F9, F20: just created by this table, from these, so that nobody else has it; it is
-        // polled itself, or through what stands for it.
+        // SAFETY: SAFETY.md F2, F9, F20: just created by this table, from these objects, and not used elsewhere; it is
+        // polled itself, or through its stand-in.
         let queue = unsafe { Self::of(raw, context, channel, called, Ownership::Owned) };
         if queue.min_capacity() < min_capacity {
             return Err(fail(Errno::EINVAL));

@@ -13,7 +13,8 @@ use rdma_sys::{ibv_comp_channel, ibv_cq};
 
 use crate::error::Error;
 
-/// How many events of a queue are acknowledged at once: that takes a lock of the provider.
+/// The number of events of a queue that are acknowledged together, since each acknowledgement takes
+/// a lock of the provider.
 const BATCH: u32 = 256;
 
 /// A completion channel, on which a program sleeps until one of its completion queues has a completion.
@@ -26,10 +27,10 @@ const BATCH: u32 = 256;
 /// Any number of queues can share a channel; clones are cheap and share it. All methods take `&self`, from any
 /// thread; of several threads that wait, one gets the event. The channel [has a file](AsFd) that is readable while
 /// there are events, for `poll`, `epoll` and runtimes that use them; it never blocks. Read events by these methods
-/// alone: an event that was read in another way is never acknowledged, and destroying its queue waits for it.
+/// only: an event that was read in another way is never acknowledged, and destroying its queue waits for it.
 ///
 /// An event is a value. The channel counts the events of each queue and acknowledges them before the queue is
-/// destroyed, so that no event makes that wait.
+/// destroyed, so events do not delay its destruction.
 ///
 /// # Examples
 /// ```
@@ -54,7 +55,7 @@ const BATCH: u32 = 256;
 ///     let mut done = cq.poll(&mut slots)?;
 ///     if done.is_empty() {
 ///         cq.req_notify(false)?;
-///         done = cq.poll(&mut slots)?; // what came in between sends no event
+///         done = cq.poll(&mut slots)?; // earlier completions send no event
 ///     }
 ///     if done.is_empty() {
 ///         assert_eq!(channel.get_event()?, cq.id()); // sleeps
@@ -84,7 +85,7 @@ impl CompletionChannel {
     /// Creates a channel; see `man ibv_create_comp_channel`.
     ///
     /// # Errors
-    /// If the provider refuses, most often because too many files are open.
+    /// Returns the provider's error, most often because too many files are open.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create(context: &Context) -> Result<Self, Error> {
         context.check_process().map_err(rdma_mem::Error::from)?;
@@ -97,20 +98,21 @@ impl CompletionChannel {
             let full = matches!(errno, Errno::EMFILE | Errno::ENFILE).then(|| hint.into());
             VerbError::new(verb, errno).with_hint(full)
         })?;
-        // SAFETY: SAFETY.md F2, F9: just created by this table, from this context, so that nobody else has it.
+        // SAFETY: SAFETY.md F2, F9: just created by this table, from this context, and not used elsewhere.
         let channel = unsafe { Self::from_raw(raw, context, Ownership::Owned) };
         if channel.is_err() {
-            // SAFETY: SAFETY.md F2: it was not taken over.
+            // SAFETY: SAFETY.md F2: `from_raw` failed, so it is still owned here.
             unsafe { (verbs.destroy_comp_channel)(raw.as_ptr()) };
         }
         channel
     }
 
-    /// Wraps a completion channel that was created elsewhere, and makes its file non-blocking, for
-    /// its other users, too.
+    /// Wraps a completion channel that was created elsewhere, and makes its file non-blocking,
+    /// which also affects its other users.
     ///
-    /// Its queues may belong to other libraries. The channel acknowledges an event of such a queue at once, and names
-    /// it by its user context ([`ObjectId::from_context`]). The first reader gets an event, here or there.
+    /// Its queues may belong to other libraries. The channel acknowledges an event of such a queue at once, and
+    /// identifies the queue by its user context ([`ObjectId::from_context`]). The first reader gets an event, through
+    /// this value or elsewhere.
     ///
     /// # Errors
     /// If the kernel refuses to make the file non-blocking.
@@ -129,7 +131,7 @@ impl CompletionChannel {
     /// // SAFETY: a live context of this table.
     /// let raw = unsafe { (context.verbs().create_comp_channel)(context.as_raw()) };
     /// let raw = NonNull::new(raw).unwrap();
-    /// // SAFETY: just created from the context, and nobody else destroys it.
+    /// // SAFETY: just created from the context, and not destroyed elsewhere.
     /// let channel = unsafe { CompletionChannel::from_raw(raw, &context, Ownership::Owned) }?;
     /// let cq = CompletionQueue::create_with_channel(&channel, 64, 0)?;
     /// cq.req_notify(false)?;
@@ -143,7 +145,7 @@ impl CompletionChannel {
     ) -> Result<Self, Error> {
         // SAFETY: SAFETY.md F1: a live channel, whose file does not change.
         let fd = unsafe { (*raw.as_ptr()).fd };
-        // SAFETY: SAFETY.md F6: the channel closes its file, and stands beside it.
+        // SAFETY: SAFETY.md F6: the channel closes its file, and is a field of the same struct.
         let file = unsafe { EventFile::new(fd) }?;
         let destroy = context.verbs().destroy_comp_channel;
         let (verb, needs) = ("ibv_destroy_comp_channel", context.clone());
@@ -157,7 +159,7 @@ impl CompletionChannel {
     /// queue.
     ///
     /// # Errors
-    /// The provider's error, most often because the device went away.
+    /// Returns the provider's error, most often because the device was removed.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn get_event(&self) -> Result<ObjectId, Error> {
         loop {
@@ -167,23 +169,24 @@ impl CompletionChannel {
         }
     }
 
-    /// Same as [`get_event`](Self::get_event), with a time limit; `None` if there was no event.
+    /// Like [`get_event`](Self::get_event), but with a time limit; returns `None` if there was no
+    /// event.
     ///
     /// # Errors
-    /// Same errors as [`get_event`](Self::get_event).
+    /// The errors are those of [`get_event`](Self::get_event).
     pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<ObjectId>, Error> {
         self.0.file.wait(Some(timeout), || self.try_get_event())
     }
 
-    /// Returns an event if there is one already; does not wait.
+    /// Returns an event if there is one already; does not block.
     ///
     /// # Errors
-    /// Same errors as [`get_event`](Self::get_event).
+    /// The errors are those of [`get_event`](Self::get_event).
     pub fn try_get_event(&self) -> Result<Option<ObjectId>, Error> {
         self.0.handle.check_process().map_err(rdma_mem::Error::from)?;
         let (mut cq, mut context) = (null_mut(), null_mut());
         let get = self.context().verbs().get_cq_event;
-        // SAFETY: SAFETY.md F1, F2: a live channel of this table, and places to write to.
+        // SAFETY: SAFETY.md F1, F2: a live channel of this table, and memory to write to.
         let returned = unsafe { get(self.as_raw(), &raw mut cq, &raw mut context) };
         match Errno::check_minus_one(returned) {
             Ok(_) => {}
@@ -197,15 +200,17 @@ impl CompletionChannel {
                 return Ok(Some(id));
             }
             Some(count) => mem::take(count) + 1,
-            // It is being destroyed, and waits for this one; or it is none of these crates'.
+            // The queue is being destroyed and waits for this event; or it does not belong to these
+            // crates.
             None => 1,
         };
-        // SAFETY: SAFETY.md F1: the event that was just taken is among those, so the queue is live.
+        // SAFETY: SAFETY.md F1: the event that was just taken is among the acknowledged ones, so
+        // the queue is live.
         unsafe { (self.context().verbs().ack_cq_events)(cq, due) };
         Ok(Some(id))
     }
 
-    /// The context that the object was made from.
+    /// Returns the context that the object was created from.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.0.handle.needs()
@@ -220,8 +225,8 @@ impl CompletionChannel {
     /// Destroys the channel.
     ///
     /// # Errors
-    /// With the channel: [`Error::StillUsed`] if a clone or a queue of it is alive, or what the
-    /// provider says.
+    /// Returns the channel and an error: [`Error::StillUsed`] if a clone or a queue of it is alive,
+    /// or the provider's error.
     #[doc(alias = "ibv_destroy_comp_channel")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         match Arc::try_unwrap(self.0) {
@@ -234,7 +239,7 @@ impl CompletionChannel {
         }
     }
 
-    /// The C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which lives as long as `self` or a clone.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_comp_channel {
         self.0.handle.as_ptr()
@@ -259,13 +264,13 @@ pub(crate) struct Subscription {
     cq: NonNull<ibv_cq>,
 }
 
-// SAFETY: SAFETY.md F9: the pointer is for acknowledging only, which any thread may.
+// SAFETY: SAFETY.md F9: the pointer is used only to acknowledge events, which any thread may do.
 unsafe impl Send for Subscription {}
 // SAFETY: SAFETY.md F9: as above.
 unsafe impl Sync for Subscription {}
 
 impl Subscription {
-    /// Counts the events of a queue from here on.
+    /// Starts to count the events of a queue.
     ///
     /// # Safety
     /// The queue is of this channel, is in no other subscription, and is destroyed after this was dropped.
@@ -277,15 +282,17 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // A forked child destroys nothing, and its parent settles.
+        // A forked child destroys nothing; its parent acknowledges the events.
         if self.channel.0.handle.check_process().is_err() {
             return;
         }
-        // Who takes an event after this does not find the queue, and acknowledges at once.
+        // A thread that takes an event after this does not find the queue, and acknowledges the
+        // event at once.
         let count = self.channel.taken().remove(&self.cq.addr().get()).unwrap_or(0);
         if count > 0 {
             let acknowledge = self.channel.context().verbs().ack_cq_events;
-            // SAFETY: SAFETY.md F1, F2: live by the contract of `new`, and so many were taken.
+            // SAFETY: SAFETY.md F1, F2: live by the contract of `new`, and `count` events were
+            // taken.
             unsafe { acknowledge(self.cq.as_ptr(), count) };
         }
     }

@@ -10,18 +10,19 @@ use crate::srq::queue::SharedReceiveQueue;
 pub(crate) struct Claim {
     cq: CompletionQueue,
     own: u32,
-    /// The address of its shared receive queue.
+    /// The address of the queue pair's shared receive queue.
     srq: Option<usize>,
 }
 
-/// What a queue pair may need in its completion queues: one, or two.
+/// The capacity that a queue pair may need in its completion queues: one, or two.
 pub(crate) type Claims = [Option<Claim>; 2];
 
-/// Counts what a queue pair may need in its completion queues; in one if both are the same.
+/// Reserves the capacity that a queue pair may need in its completion queues, or in one if both are
+/// the same.
 ///
 /// # Errors
 /// [`Error::CompletionQueueTooSmall`] if it is strict, and the capacity does not suffice; then
-/// nothing is counted.
+/// nothing is reserved.
 pub(crate) fn claim(
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
     sizes: &QueuePairCapabilities,

@@ -1,4 +1,4 @@
-//! Completions, as they are polled.
+//! Completions, as polled from a queue.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -21,8 +21,8 @@ pub type WorkResult = Result<WorkSuccess, WorkError>;
 pub struct PollSlot(pub(crate) ibv_wc);
 
 impl PollSlot {
-    /// The completion that was polled into it last, or [put](From) there. Before the first it is
-    /// the success of a send with the WR ID 0.
+    /// Returns the completion that was last polled into the slot, or [stored](From) there. Before
+    /// the first one, this is the success of a send with WR ID 0.
     #[inline(always)]
     #[must_use]
     pub const fn last(self) -> WorkCompletion {
@@ -30,7 +30,7 @@ impl PollSlot {
     }
 }
 
-/// Keeps a completion where another can be polled later.
+/// Stores a completion in a slot that can be reused for polling.
 impl From<WorkCompletion> for PollSlot {
     #[inline]
     fn from(completion: WorkCompletion) -> Self {
@@ -56,14 +56,14 @@ impl<'s> PolledCompletions<'s> {
         Self { slots: slots.iter() }
     }
 
-    /// The number of completions that are left.
+    /// Returns the number of remaining completions.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Returns true if none is left.
+    /// Returns true if no completion is left.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -90,8 +90,8 @@ impl FusedIterator for PolledCompletions<'_> {}
 
 /// The completion of one work request.
 ///
-/// Of a failed one the specification defines the WR ID, the status, the QPN and the vendor's code,
-/// and nothing else can be read here: which request it was, the program knows from the WR ID.
+/// Of a failed completion, the specification defines only the WR ID, the status, the QPN and the
+/// vendor's code. Nothing else can be read here. The program identifies the request by its WR ID.
 ///
 /// # Examples
 /// ```
@@ -134,14 +134,14 @@ impl WorkCompletion {
         &self.0
     }
 
-    /// The WR ID that the request was posted with.
+    /// Returns the WR ID that the request was posted with.
     #[inline]
     #[must_use]
     pub const fn wr_id(&self) -> u64 {
         self.0.wr_id
     }
 
-    /// The QPN of the queue pair that the request was posted to.
+    /// Returns the QPN of the queue pair that the request was posted to.
     #[doc(alias = "qp_num")]
     #[inline]
     #[must_use]
@@ -149,12 +149,12 @@ impl WorkCompletion {
         Qpn::masked(self.0.qp_num)
     }
 
-    /// The time at which the request completed, in ticks of the device's clock, if the queue was created with
+    /// Returns the time at which the request completed, in ticks of the device's clock, if the queue was created with
     /// [timestamps](crate::CompletionQueueBuilder::timestamps).
     ///
-    /// The clock starts anywhere and belongs to one device.
-    /// [`Context::raw_clock`](rdma_mem::Context::raw_clock) is its present time, and
-    /// [`core_clock_khz`](rdma_mem::ExtendedAttributes::core_clock_khz) its frequency.
+    /// The clock has an arbitrary start and belongs to one device.
+    /// [`Context::raw_clock`](rdma_mem::Context::raw_clock) returns its current time, and
+    /// [`core_clock_khz`](rdma_mem::ExtendedAttributes::core_clock_khz) is its frequency.
     #[doc(alias = "ibv_wc_read_completion_ts")]
     #[inline]
     #[must_use]
@@ -162,10 +162,11 @@ impl WorkCompletion {
         timestamp::of(&self.0)
     }
 
-    /// The outcome of the request.
+    /// Returns the outcome of the request.
     ///
     /// # Errors
-    /// If it failed: the connection has ended then, and its other requests are flushed.
+    /// Returns an error if it failed: the connection has ended then, and its other requests are
+    /// flushed.
     #[inline(always)]
     pub const fn result(&self) -> WorkResult {
         let status = WcStatus::from_raw(self.0.status.0);
@@ -195,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// A completion whose undefined fields are junk.
+    /// Returns a completion with junk in its undefined fields.
     fn junk(status: u32, opcode: u32, flags: u32) -> WorkCompletion {
         WorkCompletion(ibv_wc {
             wr_id: 7,
@@ -213,7 +214,7 @@ mod tests {
     const IMM: u32 = ibv_wc_flags::IBV_WC_WITH_IMM.0;
 
     #[test]
-    fn what_is_undefined_cannot_be_read() {
+    fn undefined_fields_cannot_be_read() {
         let sent = junk(0, WcOpcode::SEND.raw(), IMM).result().unwrap();
         assert_eq!((sent.immediate_data(), sent.scattered_bytes()), (None, None));
         assert_eq!(sent.byte_len(), None);
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_fetched_has_a_length_and_what_was_sent_has_none() {
+    fn reads_and_atomics_have_a_length_and_sends_and_writes_have_none() {
         let bytes = |opcode: WcOpcode| junk(0, opcode.raw(), IMM).result().unwrap().byte_len();
         for opcode in [WcOpcode::RDMA_READ, WcOpcode::COMP_SWAP, WcOpcode::FETCH_ADD] {
             assert_eq!(bytes(opcode), Some(99), "{opcode}");
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_has_no_completion_only_the_length_of_atomics_is_known() {
+    fn without_a_completion_only_the_length_of_atomics_is_known() {
         let bytes = |opcode| WorkSuccess::of_send(opcode).byte_len();
         assert_eq!([WcOpcode::COMP_SWAP, WcOpcode::FETCH_ADD].map(bytes), [Some(8); 2]);
         let others = [WcOpcode::SEND, WcOpcode::RDMA_WRITE, WcOpcode::RDMA_READ];
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_gives_back_what_was_put_into_it() {
+    fn a_slot_returns_its_completion() {
         let slot = PollSlot::from(junk(0, WcOpcode::RECV.raw(), IMM));
         assert_eq!(slot.last().wr_id(), 7);
         assert_eq!(slot.last().result(), junk(0, WcOpcode::RECV.raw(), IMM).result());

@@ -1,8 +1,8 @@
-//! The capacity of a completion queue that its queue pairs may need at a time.
+//! The capacity of a completion queue that its queue pairs may need at the same time.
 //!
-//! A queue pair may need an entry for each request of its queues, unsignaled ones too, since they complete when they
-//! are flushed. The receives of a shared queue need their entries once for all queue pairs that use it and complete
-//! in one queue, since no more of them can be outstanding.
+//! A queue pair may need an entry for each request of its queues. Unsignaled ones count too, since they complete when
+//! they are flushed. Queue pairs that use one shared receive queue, and complete in one completion queue, share the
+//! entries for its receives. Only `max_wr` of these can be outstanding.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -16,7 +16,7 @@ pub(super) struct Needed {
     shared: Vec<Shared>,
 }
 
-/// A shared receive queue whose receives complete there.
+/// A shared receive queue whose receives complete in the completion queue.
 #[derive(Debug)]
 struct Shared {
     /// The address of the C object, which lives as long as the queue pairs.
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_added_in_any_order_is_gone_when_it_was_removed() {
+    fn removed_capacity_is_no_longer_counted() {
         let mut needed = Needed::default();
         needed.add(16, Some((1, 100)));
         needed.add(u32::MAX, Some((1, 100)));
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(
             needed.total(),
             u64::from(u32::MAX) + 5 + 100 + 7,
-            "one is left that takes from 1"
+            "one is left that uses queue 1"
         );
         needed.remove(u32::MAX, Some(1));
         assert_eq!(needed.total(), 5 + 7);

@@ -1,8 +1,8 @@
-//! Polls that fail.
+//! Errors of polling.
 
-/// A completion queue that failed.
+/// A completion queue failed.
 ///
-/// The error holds no memory, so that the way to a completion does not have to free it.
+/// The error owns no memory, so the path of a completion does not have to free it.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "ibv_poll_cq failed: the completion queue has failed, most often because it overflowed: make it \

@@ -20,11 +20,11 @@ use crate::cq::poll_error::PollError;
 use crate::error::{Error, create_hint, moderate_hint};
 use crate::post::stand_in::{Called, CalledAddress};
 
-/// A completion queue (CQ), in which the device reports work requests that are done.
+/// A completion queue (CQ), in which the device reports completed work requests.
 ///
 /// Any number of queue pairs can share one. If more completions arrive than it holds, it and its queue pairs fail.
 /// That cannot happen to a queue as large as all their queues together, which
-/// [`strict_cq`](crate::QueuePairBuilder::strict_cq) enforces. A smaller one has to be polled in time. Clones are
+/// [`strict_cq`](crate::QueuePairBuilder::strict_cq) enforces. A smaller one must be polled in time. Clones are
 /// cheap and share the queue.
 ///
 /// # Examples
@@ -44,7 +44,7 @@ use crate::post::stand_in::{Called, CalledAddress};
 #[derive(Clone, Debug)]
 pub struct CompletionQueue {
     inner: Arc<Inner>,
-    /// The object that polls use, next to the rest.
+    /// The object that polls use, copied here to save them a dereference of `inner`.
     polled: CalledAddress<ibv_cq>,
 }
 
@@ -56,7 +56,7 @@ struct Inner {
     id: ObjectId,
     /// The capacity that the device has set.
     capacity: AtomicU32,
-    /// Held by who resizes the queue.
+    /// Held during a resize of the queue.
     resizing: Mutex<()>,
     /// The capacity that its queue pairs may need.
     needed: NeededCapacity,
@@ -85,14 +85,14 @@ impl CompletionQueue {
     /// Wraps a queue that was created elsewhere, with its channel if this value may request events.
     ///
     /// It is polled by `ibv_poll_cq`, and has no timestamps. Its [`id`](Self::id) is the user context that it was
-    /// created with, which these crates only compare. Events that are read here are counted and acknowledged here,
-    /// and no others.
+    /// created with, which these crates only compare. Events that are read through this crate are counted and
+    /// acknowledged by it, and no others.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The queue is of this context, `ibv_poll_cq` can be called on it, and
-    /// `channel` is the one that it was created with, or `None`; with a channel no other value has the
-    /// queue. Who resizes it does so through one value and its clones, and not by C beside them.
-    /// Owned: events that others took are acknowledged when it is destroyed, which waits for them.
+    /// [`Ownership`] states the contract. The queue is of this context, and `ibv_poll_cq` can be called on it.
+    /// `channel` is the one that it was created with, or `None`; with a channel, no other value has the queue. It is
+    /// resized only through one value and its clones, and not by C at the same time. If it is owned, events that other
+    /// code took are acknowledged when it is destroyed, which waits for them.
     ///
     /// # Examples
     /// ```
@@ -106,7 +106,7 @@ impl CompletionQueue {
     /// // SAFETY: a live context of this table.
     /// let raw = unsafe { create(context.as_raw(), 64, null_mut(), null_mut(), 0) };
     /// let raw = NonNull::new(raw).unwrap();
-    /// // SAFETY: just created from the context, and nobody else destroys it.
+    /// // SAFETY: just created from the context, and not destroyed elsewhere.
     /// let cq = unsafe { CompletionQueue::from_raw(raw, &context, None, Ownership::Owned) };
     /// assert!(cq.poll(&mut [PollSlot::default()])?.is_empty());
     /// assert!(cq.min_capacity() >= 64);
@@ -119,7 +119,7 @@ impl CompletionQueue {
         channel: Option<&CompletionChannel>,
         ownership: Ownership,
     ) -> Self {
-        // SAFETY: SAFETY.md F1: the same contract, by which it can be polled itself.
+        // SAFETY: SAFETY.md F1: the same contract, by which the queue itself can be polled.
         unsafe { Self::of(raw, context, channel, Called::itself(raw), ownership) }
     }
 
@@ -128,7 +128,8 @@ impl CompletionQueue {
     }
 
     /// # Safety
-    /// Same contract as [`from_raw`](Self::from_raw); the queue can be polled through `polled`.
+    /// The contract is that of [`from_raw`](Self::from_raw); the queue can be polled through
+    /// `polled`.
     pub(super) unsafe fn of(
         raw: NonNull<ibv_cq>,
         context: &Context,
@@ -143,7 +144,8 @@ impl CompletionQueue {
         let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
         // SAFETY: SAFETY.md F6: of this channel, in no other value, and dropped before the handle, as a field.
         let subscription = unsafe { handle.needs().subscribe(raw) };
-        // SAFETY: SAFETY.md F1: live by `handle`; its maker's, and does not change.
+        // SAFETY: SAFETY.md F1: live by `handle`; the field is set by the queue's creator, and does
+        // not change.
         let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).cq_context });
         // SAFETY: SAFETY.md F6: live by `handle`.
         let capacity = unsafe { size(raw.as_ptr()) }.into();
@@ -160,19 +162,19 @@ impl CompletionQueue {
         }))
     }
 
-    /// Takes completions off the queue, as many as there are and `slots` can hold, without waiting;
-    /// see `man ibv_poll_cq`.
+    /// Polls completions, as many as are available and `slots` can hold, without blocking; see
+    /// `man ibv_poll_cq`.
     ///
     /// # Errors
-    /// If the queue has failed, for example because it overflowed. That is not a completion: no
-    /// request is done by it.
+    /// Returns an error if the queue has failed, for example because it overflowed. That is not a
+    /// completion: no request is completed by it.
     #[doc(alias = "poll_cq")]
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll<'s>(&self, slots: &'s mut [PollSlot]) -> Result<PolledCompletions<'s>, PollError> {
         let most = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
         let queue = self.polled.as_ptr();
-        // SAFETY: SAFETY.md F1, F12: a live queue, and so many completions to write to; a slot is
+        // SAFETY: SAFETY.md F1, F12: a live queue, and `most` completions to write to; a slot is
         // laid out as one (F5).
         let returned = unsafe { ibv_poll_cq(queue, most, slots.as_mut_ptr().cast()) };
         match Errno::check_poll(returned) {
@@ -185,7 +187,7 @@ impl CompletionQueue {
     /// number of filled slots, from the first on; [`PollSlot::last`] returns the completion of a slot.
     ///
     /// # Errors
-    /// Same errors as [`poll`](Self::poll).
+    /// The errors are those of [`poll`](Self::poll).
     ///
     /// # Examples
     /// ```
@@ -207,8 +209,8 @@ impl CompletionQueue {
     pub fn poll_into(&self, slots: &[Cell<PollSlot>]) -> Result<usize, PollError> {
         let most = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
         let queue = self.polled.as_ptr();
-        // SAFETY: SAFETY.md F1, F12: a live queue, and so many completions to write to, which nobody borrows; a
-        // cell of a slot is laid out as one (F5).
+        // SAFETY: SAFETY.md F1, F12: a live queue, and `most` completions to write to, to which there is no reference;
+        // a cell of a slot is laid out as one (F5).
         let returned = unsafe { ibv_poll_cq(queue, most, slots.as_ptr().cast_mut().cast()) };
         if returned > 0 {
             Ok((returned.cast_unsigned() as usize).min(slots.len()))
@@ -226,14 +228,14 @@ impl CompletionQueue {
         self.inner.polled.stands_in()
     }
 
-    /// Requests one event on the channel at the next completion, or with `solicited_only` at the next that the peer
-    /// [solicited](crate::SendWorkRequest::solicited) or that failed; see `man ibv_req_notify_cq`.
+    /// Requests one event on the channel at the next completion. With `solicited_only`, only a completion that the peer
+    /// [solicited](crate::SendWorkRequest::solicited), or a failed one, sends it; see `man ibv_req_notify_cq`.
     ///
-    /// Completions that are in the queue already send no event: poll again after this, before you sleep. Of two
-    /// requests before an event the wider one holds.
+    /// Completions that are in the queue already send no event: poll again after this call, before you sleep. If there
+    /// are two requests before an event, the wider one applies.
     ///
     /// # Errors
-    /// [`Error::NoCompletionChannel`] of a queue that was created without one, or the provider's
+    /// [`Error::NoCompletionChannel`] for a queue that was created without one, or the provider's
     /// error.
     #[doc(alias = "ibv_req_notify_cq")]
     #[inline]
@@ -246,13 +248,13 @@ impl CompletionQueue {
         Errno::check(returned).map_err(|errno| VerbError::new("ibv_req_notify_cq", errno).into())
     }
 
-    /// The completion channel that the queue was created with.
+    /// Returns the completion channel that the queue was created with.
     #[must_use]
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.inner.handle.needs().channel.as_ref()
     }
 
-    /// The ID that names the queue in events: those of its channel, and [asynchronous
+    /// Returns the id of the queue in events: those of its channel, and [asynchronous
     /// ones](rdma_mem::AsyncEventSource::CompletionQueue).
     #[inline]
     #[must_use]
@@ -260,24 +262,24 @@ impl CompletionQueue {
         self.inner.id
     }
 
-    /// The capacity of the queue, in completions, as the device has set it: never less than requested.
+    /// Returns the capacity of the queue in completions, as set by the device: never less than requested.
     #[inline]
     #[must_use]
     pub fn min_capacity(&self) -> u32 {
         self.inner.capacity.load(Ordering::Relaxed)
     }
 
-    /// Sets the capacity of the queue to at least `min_capacity` completions, while other threads and the device use
-    /// it; see `man ibv_resize_cq`. Completions in it stay there, in their order.
+    /// Sets the capacity of the queue to at least `min_capacity` completions; see `man ibv_resize_cq`. Other threads
+    /// and the device can use the queue meanwhile. Completions in it stay there, in their order.
     ///
     /// The device may set a larger one, which [`min_capacity`](Self::min_capacity) returns. A queue that is smaller
     /// than the queues of its queue pairs together overflows if it is not polled in time; creating a queue pair
     /// checks that, but this call does not.
     ///
     /// # Errors
-    /// With the queue as it was: if more completions are in it than that, or the device has not so
-    /// much capacity (`EINVAL` or the provider's error), or resizes no queues (`EOPNOTSUPP`,
-    /// `ENOSYS`).
+    /// Returns an error, and leaves the queue unchanged, if it contains more completions than
+    /// `min_capacity`. The same holds if the device lacks the capacity (`EINVAL` or the provider's
+    /// error), or cannot resize queues (`EOPNOTSUPP`, `ENOSYS`).
     ///
     /// # Examples
     /// ```
@@ -310,16 +312,16 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Makes the device send an event on the channel only after `max_count` completions, or `max_period_us` microseconds
-    /// after the first of them; see `man ibv_modify_cq`. Polls are not delayed.
+    /// Makes the device delay events on the channel: an event is sent after `max_count` completions, or `max_period_us`
+    /// microseconds after the first of them. See `man ibv_modify_cq`. Polls are not delayed.
     ///
     /// [`ExtendedAttributes`](rdma_mem::ExtendedAttributes) has the largest values of the device
     /// (`cq_moderation_max_count`, `cq_moderation_max_us`), which are 0 if it does not moderate events. Software devices
     /// and SoftRoCE do not.
     ///
     /// # Errors
-    /// With the queue unchanged, the provider's error and a hint: `EOPNOTSUPP` if the device does not moderate events,
-    /// `EINVAL` for values beyond its limits.
+    /// Leaves the queue unchanged, and returns the provider's error and a hint. `EOPNOTSUPP` means that the device does
+    /// not moderate events, and `EINVAL` that a value is above its limits.
     ///
     /// # Examples
     /// ```
@@ -354,7 +356,7 @@ impl CompletionQueue {
         &self.inner.needed
     }
 
-    /// The context that the object was made from.
+    /// Returns the context that the object was created from.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.handle.needs().context
@@ -369,8 +371,8 @@ impl CompletionQueue {
     /// Destroys the queue.
     ///
     /// # Errors
-    /// With the queue: [`Error::StillUsed`] if a clone or a queue pair of it is alive, or what the
-    /// provider says.
+    /// Returns the queue and an error: [`Error::StillUsed`] if a clone or a queue pair of it is
+    /// alive, or the provider's error.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         // A forked child might wait without a limit for the lock of the channel.
@@ -382,8 +384,8 @@ impl CompletionQueue {
                 drop(subscription);
                 handle.close().map(drop).map_err(|(handle, error)| {
                     let cq = NonNull::new(handle.as_ptr());
-                    // SAFETY: SAFETY.md F6: the queue is as it was, its subscription was dropped above, and its
-                    // events are counted again.
+                    // SAFETY: SAFETY.md F6: the queue is unchanged, its subscription was dropped above, and its events
+                    // are counted again.
                     let again = |cq| unsafe { handle.needs().subscribe(cq) };
                     let subscription = cq.and_then(again);
                     let inner =
@@ -397,7 +399,7 @@ impl CompletionQueue {
         }
     }
 
-    /// The C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which lives as long as `self` or a clone.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_cq {
@@ -405,15 +407,15 @@ impl CompletionQueue {
     }
 }
 
-/// How many completions a queue holds, as its C struct says.
+/// Reads the capacity of a queue from its C struct.
 ///
 /// # Safety
 /// The queue is live.
 unsafe fn size(cq: *mut ibv_cq) -> u32 {
     // SAFETY: SAFETY.md F1: a field of a live queue, by this function's contract.
     let size = unsafe { &raw mut (*cq).cqe };
-    // SAFETY: SAFETY.md F5, F9: as above, and aligned. Nobody resizes a queue of ours now; what it means if C
-    // resizes one of its own (`from_raw`) is said there.
+    // SAFETY: SAFETY.md F5, F9: as above, and aligned. A queue of these crates is not being resized now; the contract
+    // of `from_raw` covers a queue of C that C resizes.
     let size = unsafe { AtomicI32::from_ptr(size) };
     u32::try_from(size.load(Ordering::Relaxed)).unwrap_or(0)
 }

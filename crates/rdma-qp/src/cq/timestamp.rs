@@ -1,20 +1,21 @@
-//! Storage of a completion's timestamp, in unused bits of the `ibv_wc`.
+//! Storage of a completion's timestamp in unused bits of the `ibv_wc`.
 //!
-//! So a slot has the layout that the provider fills, with timestamps or without, and polling costs the same.
+//! A slot therefore has the layout that the provider fills, with or without timestamps, and polling costs the same.
 
 use rdma_sys::{ibv_wc, ibv_wc_status};
 
-/// Set in the QPN, which has 24 bits, if there is a timestamp.
+/// The bit that marks a timestamp. It is in the QPN, which has 24 bits.
 const STAMPED: u32 = 1 << 31;
 const QPN: u32 = 0x00ff_ffff;
-/// Not one of the flags.
+/// A bit that is not one of the defined flags.
 const FLAG: u32 = 1 << 31;
 
-/// Puts a timestamp into a completion.
+/// Stores a timestamp in a completion.
 ///
-/// Its lower half goes to what the status leaves undefined: the vendor's code of a success, the
-/// length of a failure. The upper one goes to the index of the partition key, which only management
-/// packets have, the upper bits of both QPNs, and a flag that is none.
+/// The lower half goes to a field that the status leaves undefined: the vendor's code of a success,
+/// or the length of a failure. The upper half goes to three other places. These are the index of
+/// the partition key, which only management packets have, the upper bits of both QPNs, and an
+/// undefined flag.
 pub(crate) fn stamp(wc: &mut ibv_wc, ticks: u64) {
     let (low, high) = ((ticks & 0xffff_ffff) as u32, (ticks >> 32) as u32);
     if wc.status == ibv_wc_status::IBV_WC_SUCCESS {
@@ -28,7 +29,7 @@ pub(crate) fn stamp(wc: &mut ibv_wc, ticks: u64) {
     wc.wc_flags = wc.wc_flags & !FLAG | high & FLAG;
 }
 
-/// The timestamp of a completion, if it has one.
+/// Returns the timestamp of a completion, if it has one.
 #[inline]
 pub(crate) fn of(wc: &ibv_wc) -> Option<u64> {
     if wc.qp_num & STAMPED == 0 {
@@ -45,7 +46,7 @@ pub(crate) fn of(wc: &ibv_wc) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A completion whose fields are as full as they can be.
+    /// Returns a completion with all bits set in its fields.
     fn full(status: u32) -> ibv_wc {
         ibv_wc {
             wr_id: u64::MAX,
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_provider_wrote_has_none() {
+    fn completions_of_a_provider_have_no_timestamp() {
         for status in [0, 5] {
             assert_eq!(of(&ibv_wc { wc_flags: u32::MAX, ..full(status) }), None);
         }

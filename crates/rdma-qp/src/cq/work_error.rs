@@ -7,7 +7,7 @@ use rdma_types::WcStatus;
 
 /// A work request that failed.
 ///
-/// Its connection has ended: the queue pair is in the error state, and the requests after it are flushed. The first
+/// The connection has ended: the queue pair is in the error state, and the later requests are flushed. The first
 /// failure names the cause, the flushed ones do not.
 ///
 /// ```
@@ -31,19 +31,20 @@ impl WorkError {
         Self { status, vendor_code }
     }
 
-    /// What went wrong.
+    /// Returns the error code.
     #[must_use]
     pub fn code(&self) -> WorkErrorCode {
         WorkErrorCode::from_status(self.status)
     }
 
-    /// What kind of failure it is.
+    /// Returns the class of the failure.
     #[must_use]
     pub fn class(&self) -> WorkErrorClass {
         self.code().class()
     }
 
-    /// The action that may help; after a failure of the peer or the network, connect again.
+    /// Returns the action that may help. After a failure of the peer or the network, it is to
+    /// reconnect.
     ///
     /// A refusal by the peer is a programming error of either end: sizes, keys, access.
     #[must_use]
@@ -59,19 +60,19 @@ impl WorkError {
         }
     }
 
-    /// What to check first.
+    /// Returns the first things to check.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         self.code().hint()
     }
 
-    /// The status as C has it (`enum ibv_wc_status`), known or not.
+    /// Returns the raw status of C (`enum ibv_wc_status`), known or not.
     #[must_use]
     pub const fn raw_status(&self) -> u32 {
         self.status.raw()
     }
 
-    /// The vendor's own code, for the vendor's own documents.
+    /// Returns the vendor's error code; the vendor's documents explain it.
     #[must_use]
     pub const fn vendor_code(&self) -> u32 {
         self.vendor_code
@@ -89,15 +90,15 @@ impl fmt::Display for WorkError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WorkErrorClass {
-    /// This program asked for something wrong: lengths, keys, access.
+    /// The request of this program is invalid: lengths, keys, access.
     LocalProgramming,
-    /// Something of this machine's device was not to be had.
+    /// A resource of this machine's device was not available.
     LocalResource,
     /// The peer refused.
     Remote,
-    /// The peer, or the way to it, did not answer as it should.
+    /// The peer, or the path to it, did not respond correctly.
     Transport,
-    /// An answer did not come in time.
+    /// A response did not arrive in time.
     Timeout,
     /// The request was not executed, since the queue pair had already failed or was closed.
     Flushed,
@@ -115,12 +116,12 @@ macro_rules! codes {
         #[non_exhaustive]
         pub enum WorkErrorCode {
             $($(#[$meta])* $name,)+
-            /// A status that this crate does not know; see [`WorkError::raw_status`].
+            /// A status that is unknown to this crate; see [`WorkError::raw_status`].
             UnknownError,
         }
 
         impl WorkErrorCode {
-            /// The code of a status.
+            /// Returns the code of a status.
             #[must_use]
             pub const fn from_status(status: WcStatus) -> Self {
                 match status {
@@ -129,7 +130,7 @@ macro_rules! codes {
                 }
             }
 
-            /// What kind of failure it is.
+            /// Returns the class of the failure.
             #[must_use]
             pub const fn class(self) -> WorkErrorClass {
                 match self {
@@ -138,7 +139,7 @@ macro_rules! codes {
                 }
             }
 
-            /// What to check first.
+            /// Returns the first things to check.
             #[must_use]
             pub const fn hint(self) -> &'static str {
                 match self {
@@ -150,7 +151,7 @@ macro_rules! codes {
     };
 }
 
-const OF_NO_DEVICE: &str = "of a service that no device has; see the vendor code";
+const OF_NO_DEVICE: &str = "for a service that no device has; see the vendor code";
 
 codes! {
     /// A message was too long for its buffer, or for the port.
@@ -161,34 +162,34 @@ codes! {
     LocalQueuePairOperationError = LOC_QP_OP_ERR, LocalProgramming,
         "check that the request suits the queue pair: reads and atomics need a `max_rd_atomic` \
          above 0, and its elements a `max_send_sge` that is large enough";
-    /// Of reliable datagrams.
+    /// An error of reliable datagrams.
     LocalEecOperationError = LOC_EEC_OP_ERR, LocalProgramming, OF_NO_DEVICE;
-    /// A local key did not cover the memory.
+    /// A local key does not cover the memory.
     LocalProtectionError = LOC_PROT_ERR, LocalProgramming,
         "check that each element is within a region of the queue pair's own protection domain, that \
          the region is still registered, and has local write where the device is to write";
-    /// Flushed.
+    /// The request was flushed.
     WorkRequestFlushError = WR_FLUSH_ERR, Flushed,
-        "the queue pair was in the error state: look at the first completion that failed, at who closed the \
-         connection, and at the peer, of which a request may have been refused here";
+        "the queue pair was in the error state: look at the first failed completion, at the code that closed the \
+         connection, and at the peer: this end may have refused one of its requests";
     /// A memory window could not be bound, or a key could not be invalidated. The specification calls this a memory
     /// management operation error.
     MemoryWindowBindError = MW_BIND_ERR, LocalResource,
         "check that the region has with_mw_bind, and the range and access that the window wants; that \
          a window of type 2 was invalidated before it was bound again; and that a key to be \
          invalidated is of such a window, bound with this queue pair";
-    /// The peer's answer made no sense.
+    /// The peer's response was invalid.
     BadResponseError = BAD_RESP_ERR, Transport,
-        "the peer answered with what the request does not allow: check that both ends connected to \
-         each other and nobody else";
-    /// An arriving message met memory that it may not use.
+        "the peer's response does not match the request: check that both ends are connected to \
+         each other, and to no other peer";
+    /// An incoming message was directed at memory that does not allow it.
     LocalAccessError = LOC_ACCESS_ERR, LocalProgramming,
         "check that memory which peers write has remote write, and the queue pair's access too";
-    /// The peer could not make sense of the request.
+    /// The peer did not recognise the request.
     RemoteInvalidRequestError = REM_INV_REQ_ERR, Remote,
         "the peer's receive was smaller than the message, or its queue pair does not take this \
          operation: check the sizes, and access and depth of reads at the peer";
-    /// The peer's memory does not allow it.
+    /// The peer's memory does not allow the access.
     RemoteAccessError = REM_ACCESS_ERR, Remote,
         "check the rkey, that address and length are within the peer's region, that the region is \
          still registered and has this access, and its queue pair too";
@@ -202,26 +203,26 @@ codes! {
          fits; that the network lets UDP port 4791 through (RoCE v2); then a longer ack_timeout";
     /// The peer had no receive posted.
     RnrRetryExceededError = RNR_RETRY_EXC_ERR, Transport,
-        "the peer had no receive posted for so long: post more of them in time, give credits, or \
+        "the peer had no receive posted during all retries: post more of them in time, give credits, or \
          raise max_rnr_retries here and min_rnr_timer at the peer";
-    /// Of reliable datagrams.
+    /// An error of reliable datagrams.
     LocalRddViolationError = LOC_RDD_VIOL_ERR, LocalProgramming, OF_NO_DEVICE;
-    /// Of reliable datagrams; not of RDMA reads.
+    /// An error of reliable datagrams; RDMA reads do not cause it.
     RemoteInvalidRdRequestError = REM_INV_RD_REQ_ERR, Remote, OF_NO_DEVICE;
-    /// The peer aborted it.
+    /// The peer aborted the operation.
     RemoteAbortError = REM_ABORT_ERR, Remote,
         "the peer aborted the operation: look at the errors of its queue pair";
-    /// Of reliable datagrams.
+    /// An error of reliable datagrams.
     InvalidEecnError = INV_EECN_ERR, LocalProgramming, OF_NO_DEVICE;
-    /// Of reliable datagrams.
+    /// An error of reliable datagrams.
     InvalidEecStateError = INV_EEC_STATE_ERR, LocalProgramming, OF_NO_DEVICE;
     /// The device failed.
     FatalError = FATAL_ERR, Fatal,
-        "the device failed: see the kernel's log (dmesg); it has to be opened anew";
-    /// An answer did not come in time.
+        "the device failed: see the kernel's log (dmesg); it has to be opened again";
+    /// A response did not arrive in time.
     ResponseTimeoutError = RESP_TIMEOUT_ERR, Timeout,
-        "check that the peer is alive, and the way to it";
-    /// Something else.
+        "check that the peer is alive, and the path to it";
+    /// Another error.
     GeneralError = GENERAL_ERR, Unknown,
         "see the kernel's log (dmesg), and the vendor's documents for the vendor code";
     /// Tag matching failed.
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn flushes_are_told_from_causes() {
+    fn flushes_and_causes_have_different_classes() {
         assert_eq!(WorkErrorCode::WorkRequestFlushError.class(), WorkErrorClass::Flushed);
         let unknown = WorkError::new(WcStatus::from_raw(99), 0);
         assert_eq!(unknown.class(), WorkErrorClass::Unknown);

@@ -1,4 +1,4 @@
-//! What a successful completion says.
+//! Successful completions.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -8,25 +8,27 @@ use rdma_types::{Rkey, WcOpcode};
 
 /// A work request that succeeded.
 ///
-/// It keeps the fields of the completion, and decodes them on access: most programs need none.
+/// It keeps the fields of the completion, and decodes them on access: most programs need none of
+/// them.
 #[derive(Clone, Copy)]
 pub struct WorkSuccess {
     opcode: WcOpcode,
     /// The number of bytes, for receives, reads and atomics; or [`UNKNOWN`].
     bytes: u32,
-    /// Immediate data or a key, as the flags say; only for receives.
+    /// Immediate data or a key, depending on the flags; only for receives.
     number: u32,
     flags: u32,
 }
 
-/// More than any message has: 2 GiB are the most.
+/// A length above that of any message: the maximum is 2 GiB.
 const UNKNOWN: u32 = u32::MAX;
-/// What an atomic operation brings back.
+/// The number of bytes that an atomic operation returns.
 const WORD: u32 = 8;
 
 impl WorkSuccess {
-    /// A request of the send queue that is known to be done: by its completion, or, if it was
-    /// [unsignaled](crate::WriteWorkRequest::signaled), by that of a later one.
+    /// Returns the success of a request of the send queue that is known to be done. Its own
+    /// completion shows this, or that of a later request if it was
+    /// [unsignaled](crate::WriteWorkRequest::signaled).
     #[inline]
     #[must_use]
     pub const fn of_send(opcode: WcOpcode) -> Self {
@@ -37,7 +39,7 @@ impl WorkSuccess {
         Self { opcode, bytes, number: 0, flags: 0 }
     }
 
-    /// The fields of a completion that has succeeded.
+    /// Copies the fields of a successful completion.
     #[inline(always)]
     pub(crate) const fn of(completion: &ibv_wc) -> Self {
         Self {
@@ -49,7 +51,7 @@ impl WorkSuccess {
         }
     }
 
-    /// The kind of the operation.
+    /// Returns the kind of the operation.
     #[inline]
     #[must_use]
     pub const fn opcode(&self) -> WcOpcode {
@@ -67,8 +69,8 @@ impl WorkSuccess {
         self.is_receive() && self.flags & flag.0 != 0
     }
 
-    /// The immediate data that the peer sent along, in host order; `None` if it sent none, and of
-    /// requests that are no receives.
+    /// Returns the immediate data that the peer sent, in host order. `None` if it sent none, and
+    /// for requests that are not receives.
     #[doc(alias = "imm_data")]
     #[inline]
     #[must_use]
@@ -76,9 +78,9 @@ impl WorkSuccess {
         if self.has(ibv_wc_flags::IBV_WC_WITH_IMM) { Some(u32::from_be(self.number)) } else { None }
     }
 
-    /// The key of the window that the peer has invalidated with its send
-    /// ([`SendWithInvalidate`](crate::SendWithInvalidate)): the peer no longer has access through it. `None` for
-    /// other sends, and for requests that are not receives.
+    /// Returns the key of the window that the peer has invalidated with its send
+    /// ([`SendWithInvalidate`](crate::SendWithInvalidate)): the peer no longer has access through it. `None` for other
+    /// sends, and for requests that are not receives.
     #[doc(alias = "IBV_WC_WITH_INV")]
     #[inline]
     #[must_use]
@@ -91,9 +93,9 @@ impl WorkSuccess {
         }
     }
 
-    /// The number of bytes that arrived in the receive's own elements, or for an RDMA write with immediate
-    /// ([`WcOpcode::RECV_RDMA_WITH_IMM`]) in the memory that the peer named. `None` for requests that are not
-    /// receives; [`byte_len`](Self::byte_len) has those of reads and atomics, too.
+    /// Returns the number of bytes that arrived in the receive's own elements. For an RDMA write with immediate
+    /// ([`WcOpcode::RECV_RDMA_WITH_IMM`]), these bytes are in the memory that the peer named. `None` for requests that
+    /// are not receives; [`byte_len`](Self::byte_len) also covers reads and atomics.
     #[doc(alias = "byte_len")]
     #[inline]
     #[must_use]
@@ -101,17 +103,17 @@ impl WorkSuccess {
         if self.is_receive() { Some(self.bytes as usize) } else { None }
     }
 
-    /// The number of bytes that arrived at this end: the length of the message of a receive or an RDMA read, and 8
-    /// for an atomic operation. See `man ibv_poll_cq`.
+    /// Returns the number of bytes that arrived at this end. It is the length of the message for a receive or an RDMA
+    /// read, and 8 for an atomic operation. See `man ibv_poll_cq`.
     ///
-    /// `None` for requests that bring no bytes here, such as sends and writes, for which the specification leaves it
-    /// undefined; and for an unsignaled read, which no completion reports.
+    /// `None` for requests that transfer no bytes to this end, such as sends and writes: the specification leaves the
+    /// length undefined for them. Also `None` for an unsignaled read, which no completion reports.
     ///
     /// # Examples
     /// ```
     /// use rdma_qp::{WcOpcode, WorkSuccess};
     ///
-    /// // Of unsignaled ones it is this.
+    /// // For unsignaled requests:
     /// assert_eq!(WorkSuccess::of_send(WcOpcode::FETCH_ADD).byte_len(), Some(8));
     /// assert_eq!(WorkSuccess::of_send(WcOpcode::RDMA_WRITE).byte_len(), None);
     /// ```
@@ -129,7 +131,7 @@ impl WorkSuccess {
         }
     }
 
-    /// What can be asked of it: of other fields nothing is said.
+    /// Returns the defined values; other fields are undefined.
     const fn said(&self) -> (WcOpcode, Option<usize>, Option<u32>, Option<Rkey>) {
         (self.opcode, self.byte_len(), self.immediate_data(), self.invalidated_rkey())
     }

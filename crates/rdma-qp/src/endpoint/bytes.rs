@@ -2,26 +2,26 @@
 //!
 //! Numbers are in network order. Reserved bytes, and GIDs after the last one, are zero.
 //!
-//! | at | bytes | what |
+//! | at | bytes | content |
 //! |---|---|---|
 //! | 0 | 4 | `RDQP` |
 //! | 4 | 1 | version, 2 |
 //! | 5 | 1 | link layer |
 //! | 6 | 1 | MTU code |
-//! | 7 | 1 | how many GIDs, at most 16 |
+//! | 7 | 1 | number of GIDs, at most 16 |
 //! | 8 | 4 | QPN |
-//! | 12 | 4 | PSN; of UD the Q_Key |
+//! | 12 | 4 | PSN; for UD the Q_Key |
 //! | 16 | 2 | LID |
 //! | 18 | 1 | reads and atomics that it starts at a time |
-//! | 19 | 1 | reads and atomics that it answers at a time |
+//! | 19 | 1 | reads and atomics that it serves at a time |
 //! | 20 | 1 | flags: bit 0, a global route header is required; bit 1, the addresses of a stream follow the GIDs |
 //! | 21 | 1 | type: 0 for RC, 3 for UC, 4 for UD |
 //! | 22 | 2 | reserved |
 //! | 24 | 288 | 16 GIDs, each its type (1 byte), the length of its prefix (1 byte, 0 if unknown), and its 16 bytes |
-//! | 312 | 32 | the addresses of the stream by which the ends meet, as GIDs: this end's, the peer's |
+//! | 312 | 32 | the addresses of the stream over which the endpoints are exchanged, as GIDs: this end's, the peer's |
 //!
-//! Version 1, which is read, too, has no lengths of prefixes and no addresses of a stream: its GIDs have 17 bytes, and all
-//! of it 296.
+//! Version 1, which is also read, has no prefix lengths and no addresses of a stream. Its GIDs have 17 bytes, and the
+//! whole endpoint has 296.
 
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
 use rdma_types::{Psn, QpType, Qpn};
@@ -36,14 +36,14 @@ const STREAM: usize = 32;
 const GRH_REQUIRED: u8 = 1;
 const HAS_STREAM: u8 = 2;
 
-/// How many bytes version 1 has.
+/// The number of bytes of version 1.
 const BYTES_OF_VERSION_1: usize = HEADER + 17 * QueuePairEndpoint::MAX_GIDS;
 
-/// Bytes that are no endpoint.
+/// Bytes that do not encode an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
-    /// Too few or too many.
+    /// The number of bytes is wrong.
     #[error(
         "an endpoint has {} bytes (of version 1 {BYTES_OF_VERSION_1}), not {found}",
         QueuePairEndpoint::BYTES
@@ -52,10 +52,10 @@ pub enum EndpointError {
         /// The number of bytes.
         found: usize,
     },
-    /// The bytes are something else.
-    #[error("these bytes are no endpoint: they do not begin with `RDQP`")]
+    /// The bytes do not begin with the magic number.
+    #[error("these bytes are not an endpoint: they do not begin with `RDQP`")]
     Magic,
-    /// The peer runs another version of this format.
+    /// The peer uses another version of this format.
     #[error(
         "the endpoint has version {found}, this program knows 1 to {}",
         QueuePairEndpoint::VERSION
@@ -64,7 +64,7 @@ pub enum EndpointError {
         /// The version of the bytes.
         found: u8,
     },
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("the endpoint's {field} cannot be {value:#x}")]
     Field {
         /// The name of the field.
@@ -82,7 +82,7 @@ impl QueuePairEndpoint {
     /// The length of [`to_bytes`](Self::to_bytes).
     pub const BYTES: usize = HEADER + GID * Self::MAX_GIDS + STREAM;
 
-    /// The endpoint as bytes, the same on every machine.
+    /// Returns the endpoint as bytes, which are the same on every machine.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -104,7 +104,7 @@ impl QueuePairEndpoint {
         put(&[type_byte(self.qp_type), 0, 0]);
         let unused = Self::MAX_GIDS - self.gids().len();
         for EndpointGid { gid, gid_type, prefix_length } in self.gids() {
-            // The types that there are have a byte; what `with_gid` was given beyond has no form.
+            // The known types fit into a byte; an unknown one from `with_gid` cannot be encoded.
             put(&[u8::try_from(gid_type.raw()).unwrap_or(u8::MAX), *prefix_length]);
             put(gid.as_bytes());
         }
@@ -115,10 +115,11 @@ impl QueuePairEndpoint {
         bytes
     }
 
-    /// Returns the endpoint that these bytes encode, in this version or in version 1.
+    /// Decodes an endpoint of this version or of version 1.
     ///
     /// # Errors
-    /// If they are no endpoint, of another version, or malformed: the error names the field.
+    /// Returns an error if the bytes are not an endpoint, have another version, or are malformed.
+    /// The error names the field.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
         let found = bytes.len();
         if ![Self::BYTES, BYTES_OF_VERSION_1].contains(&found) {
@@ -215,7 +216,8 @@ fn read_stream(
     }
 }
 
-/// Reliable connections were there first.
+/// Returns the code of a type. Reliable connections have 0, since they were the first to be
+/// supported.
 fn type_byte(qp_type: QpType) -> u8 {
     match qp_type {
         QpType::RC => 0,
@@ -223,7 +225,7 @@ fn type_byte(qp_type: QpType) -> u8 {
     }
 }
 
-/// What is left to read of bytes whose length was checked.
+/// The rest of the bytes, whose length was checked.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -254,7 +256,7 @@ mod tests {
             .with_stream_addresses("192.0.2.1".parse().unwrap(), "fd00::2".parse().unwrap())
     }
 
-    /// Version 2, in every release.
+    /// Returns version 2, which every release must read.
     fn golden() -> [u8; QueuePairEndpoint::BYTES] {
         let mut golden = [0; QueuePairEndpoint::BYTES];
         golden[..24].copy_from_slice(&[
@@ -271,7 +273,7 @@ mod tests {
         golden
     }
 
-    /// The same in version 1, which knows neither prefixes nor streams.
+    /// Returns the same endpoint in version 1, which has neither prefixes nor streams.
     fn golden_of_version_1() -> [u8; BYTES_OF_VERSION_1] {
         let mut golden = [0; BYTES_OF_VERSION_1];
         golden[..24].copy_from_slice(&[
@@ -320,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn the_error_names_the_invalid_field() {
         let wrong = |at: usize, value: u8| {
             let mut bytes = golden();
             bytes[at] = value;

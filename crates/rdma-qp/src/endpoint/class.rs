@@ -4,20 +4,21 @@ use rdma_mem::{Gid, GidType};
 
 use crate::endpoint::EndpointGid;
 
-/// Which GIDs can talk to each other, apart from their type.
+/// A group of GIDs whose members can communicate with each other, apart from their type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     Ipv4Mapped,
     Global,
-    /// From 240.0.0.0/4 (RFC 1112), which no real host has, but software devices, beside those of their host.
+    /// From 240.0.0.0/4 (RFC 1112), which no real host has. Software devices use it in addition to the addresses of
+    /// their host.
     Ipv4Reserved,
     /// From 2001:db8::/32 (RFC 3849), likewise.
     Documentation,
     LinkLocal,
     /// From 169.254.0.0/16 (RFC 3927).
     Ipv4LinkLocal,
-    /// From 127.128.0.0/9: an address by which programs take a software device for a device of the interface `lo`. No
-    /// device listens there.
+    /// From 127.128.0.0/9: an address that makes programs treat a software device as a device of the interface `lo`. No
+    /// device listens on it.
     LoopbackAlias,
 }
 
@@ -37,11 +38,11 @@ impl Family {
     }
 }
 
-/// The families that the GIDs of two ends can be of so that they can talk to each other.
+/// A pair of families of the GIDs of two ends that can communicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Of(Family),
-    /// One of a host, and one that no host has.
+    /// One address of a real host, and one of the reserved range.
     AnyIpv4,
     AnyGlobal,
 }
@@ -56,7 +57,7 @@ impl Class {
     }
 }
 
-/// The types, and the classes of each: all classes of a type before the next type.
+/// The types, in order of preference: all classes of a type precede the next type.
 const TYPES: [GidType; 3] = [GidType::ROCE_V2, GidType::ROCE_V1, GidType::IB];
 const CLASSES: [Class; 9] = [
     Class::Of(Family::Ipv4Mapped),
@@ -78,25 +79,26 @@ fn is_of(gid: &EndpointGid, (gid_type, class): (GidType, Class)) -> bool {
     !gid.gid.is_zero() && gid.gid_type == gid_type && class.has(Family::of(gid.gid))
 }
 
-/// The rank of a GID by type and class; the lower the better. `None` for an unknown type, and for the GID of an empty
-/// entry.
+/// Returns the rank of a GID by type and class; lower is better. `None` for an unknown type, and for the GID of an
+/// empty entry.
 pub(crate) fn rank(gid: &EndpointGid) -> Option<usize> {
     kinds().position(|kind| is_of(gid, kind))
 }
 
-/// The rank of a pair, by the best type and class that both are of. `None` if there is none.
+/// Returns the rank of a pair, by the best type and class of both. `None` if they have none in
+/// common.
 pub(crate) fn common_rank(own: &EndpointGid, peer: &EndpointGid) -> Option<usize> {
     kinds().position(|kind| is_of(own, kind) && is_of(peer, kind))
 }
 
-/// Returns true if the prefix of the GID's interface says which hosts are in its network. A link-local prefix is that of every
-/// link, and a loopback address is on every host.
+/// Returns true if the prefix of the GID's interface determines the hosts of its network. It does not for a link-local
+/// prefix, which is the same on every link, and for a loopback address, which every host has.
 pub(crate) fn names_a_network(gid: Gid) -> bool {
     let is_loopback = gid.to_ipv4().is_some_and(|address| address.is_loopback());
     !is_loopback && matches!(Family::of(gid), Family::Ipv4Mapped | Family::Global)
 }
 
-/// Returns true if the GID only marks a software device as one of the interface `lo`.
+/// Returns true if the GID only marks a software device as a device of the interface `lo`.
 pub(crate) fn is_loopback_alias(gid: Gid) -> bool {
     Family::of(gid) == Family::LoopbackAlias
 }

@@ -20,18 +20,18 @@ pub struct ConnectAttributes {
     pub peer_lid: Lid,
     /// The GIDs of both ends; `None` within an InfiniBand subnet.
     pub route: Option<GlobalRoute>,
-    /// The rule by which both ends have chosen the GIDs; `None` if the program gave the route, and within an InfiniBand
+    /// The rule by which both ends have chosen the GIDs. `None` if the program gave the route, and within an InfiniBand
     /// subnet.
     pub gid_rule: Option<GidRule>,
     /// The path MTU.
     pub mtu: Mtu,
-    /// The PSN of the first packet from here.
+    /// The PSN of the first packet that this end sends.
     pub send_psn: Psn,
     /// The PSN of the first packet from the peer.
     pub recv_psn: Psn,
     /// The number of RDMA reads and atomics that this end may have in flight.
     pub max_rd_atomic: u8,
-    /// The number of RDMA reads and atomics of the peer that this end answers at a time.
+    /// The number of RDMA reads and atomics of the peer that this end serves at a time.
     pub max_dest_rd_atomic: u8,
 }
 
@@ -50,7 +50,7 @@ pub enum HandshakeError {
         /// The peer's.
         peer: LinkLayer,
     },
-    /// No GID of the one end is of the type and family of one of the other.
+    /// No GID of one end has the type and family of a GID of the other.
     #[error(
         "GIDs: no address of this end and another address of the peer are of equal type and family; an address that \
          both have leads to its own host{}{}",
@@ -64,21 +64,23 @@ pub enum HandshakeError {
     },
     /// The peer's InfiniBand port has no address.
     #[error(
-        "LID: {lid} is no port's address; has the peer's port been configured by a subnet manager?"
+        "LID: {lid} is not the address of a port; has the peer's port been configured by a subnet manager?"
     )]
     Lid {
         /// The peer's LID.
         lid: Lid,
     },
-    /// The MTU that was asked for is larger than the peer's.
-    #[error("MTU: {own} was asked for here, but the peer has {peer}: ask for no more, or for none")]
+    /// The requested MTU is larger than the peer's.
+    #[error(
+        "MTU: this end requests {own}, but the peer has {peer}: request at most that, or set no MTU"
+    )]
     Mtu {
-        /// What was asked for.
+        /// The requested MTU.
         own: Mtu,
         /// The peer's.
         peer: Mtu,
     },
-    /// Two types that do not talk to each other.
+    /// Two types that cannot communicate.
     #[error("type: this queue pair is {own}, the peer's is {peer}")]
     QueuePairType {
         /// This queue pair's.
@@ -86,8 +88,8 @@ pub enum HandshakeError {
         /// The peer's.
         peer: QpType,
     },
-    /// No queue pair of a program has this QPN.
-    #[error("QPN: {qpn} is no queue pair that can be connected to")]
+    /// The QPN is not one of a program's queue pair.
+    #[error("QPN: {qpn} is not a queue pair that can be connected to")]
     Qpn {
         /// The peer's QPN.
         qpn: Qpn,
@@ -107,14 +109,14 @@ fn table(whose: &str, gids: &[EndpointGid]) -> String {
     if gids.is_empty() { text + " none" } else { text }
 }
 
-/// What is known here, beside the endpoints.
+/// The known properties of this end, apart from its endpoint.
 pub(crate) struct Own<'a> {
     pub(crate) endpoint: &'a QueuePairEndpoint,
-    /// The GIDs of the port that can be used, with their indices in its table. The first are the endpoint's.
+    /// The usable GIDs of the port, with their indices in its table. The first are the endpoint's.
     pub(crate) table: &'a [(EndpointGid, u8)],
-    /// The MTU, if it was asked for.
+    /// The requested MTU, if any.
     pub(crate) fixed_mtu: Option<Mtu>,
-    /// What the peer starts with, if the program knows better than its endpoint.
+    /// The first PSN of the peer, if the program overrides that of its endpoint.
     pub(crate) recv_psn: Option<Psn>,
 }
 
@@ -138,13 +140,13 @@ impl ConnectAttributes {
         })
     }
 
-    /// The way to the peer, if there is one, and a queue pair of the same type at its end.
+    /// Returns the route to the peer, if there is one and the peer's queue pair has the same type.
     pub(crate) fn way(
         own: &Own<'_>,
         peer: &QueuePairEndpoint,
     ) -> Result<(Lid, Option<GlobalRoute>, Option<GidRule>), HandshakeError> {
         let end = own.endpoint;
-        // 0 and 1 are the subnet management's.
+        // QPNs 0 and 1 belong to subnet management.
         if peer.qpn.get() <= 1 || peer.qpn == Qpn::MULTICAST {
             return Err(HandshakeError::Qpn { qpn: peer.qpn });
         }
@@ -185,7 +187,7 @@ impl ConnectAttributes {
     }
 }
 
-/// Returns true if packets between two InfiniBand ports go through a router: no subnet prefix of the one is one of the other.
+/// Returns true if packets between two InfiniBand ports pass a router: they have no subnet prefix in common.
 fn are_of_two_subnets(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> bool {
     !own.gids()
         .iter()
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn a_mismatch_is_named() {
         let own = roce(0x11, "::ffff:192.0.2.1");
         let text = compute(&own, &roce(0x12, "fe80::1")).unwrap_err().to_string();
         assert!(text.contains("::ffff:192.0.2.1 (RoCE v2)") && text.contains("fe80::1"), "{text}");

@@ -1,7 +1,6 @@
 //! The pair of GIDs that two ends use.
 //!
-//! The choice depends on the two endpoints alone. So each end finds the same pair as the other one, in any order of
-//! its table.
+//! The choice depends only on the two endpoints. Therefore each end finds the same pair, in any order of its table.
 
 use rdma_mem::{Gid, GidType, LinkLayer};
 
@@ -13,11 +12,11 @@ use crate::gid_network::shares_prefix;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum GidRule {
-    /// They are the two addresses of the stream by which the ends met.
+    /// The two addresses of the stream over which the ends exchanged their endpoints.
     Stream,
-    /// They belong to one network, by the masks of their interfaces.
+    /// Two addresses of one network, by the masks of their interfaces.
     Network,
-    /// They are of the best type and class that both ends have.
+    /// Two addresses of the best type and class that both ends have.
     Class,
 }
 
@@ -29,11 +28,12 @@ pub(crate) struct Pair {
     pub(crate) rule: GidRule,
 }
 
-/// The GIDs that the two ends use, if any of the one fits one of the other.
+/// Returns the GIDs that the two ends use, if any GID of one end matches one of the other.
 ///
-/// An address that both ends have, such as that of a bridge on each host or a virtual address, leads each host to itself.
-/// Such an address counts only if both ends use one port: their tables are equal, or no other pair is left and one table is
-/// a part of the other, because a choice or a program restricted that end to some addresses of the port.
+/// An address that both ends have, such as that of a bridge on each host or a virtual address, leads each host to
+/// itself. It counts only if both ends use the same port. This is assumed in two cases. Either their tables are equal,
+/// or no other pair is left and one table is a part of the other. In the second case, a choice or a program restricted
+/// that end to some addresses of the port.
 pub(crate) fn choose(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Option<Pair> {
     let (is_part, is_whole) = (holds(own, peer), holds(peer, own));
     if is_part && is_whole {
@@ -45,7 +45,7 @@ pub(crate) fn choose(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Optio
     apart.or_else(|| best(own, peer, |a, b| is_one_port && a.gid == b.gid))
 }
 
-/// Returns true if the one end has all GIDs of the other.
+/// Returns true if `all` contains all GIDs of `some`.
 fn holds(all: &QueuePairEndpoint, some: &QueuePairEndpoint) -> bool {
     let has = |gid: &EndpointGid| {
         all.gids().iter().any(|other| (other.gid, other.gid_type) == (gid.gid, gid.gid_type))
@@ -53,7 +53,7 @@ fn holds(all: &QueuePairEndpoint, some: &QueuePairEndpoint) -> bool {
     some.gids().iter().all(has)
 }
 
-/// The best of the pairs that count.
+/// Returns the best of the pairs that count.
 fn best(
     own: &QueuePairEndpoint,
     peer: &QueuePairEndpoint,
@@ -71,7 +71,7 @@ fn best(
         } else {
             GidRule::Class
         };
-        // An address that no interface of its host's namespace has may be another container's.
+        // An address that no interface in its host's namespace has may belong to another container.
         let unknown = [a, b].iter().filter(|gid| gid.prefix_length == 0).count();
         Some((rule, kind, unknown, a.gid.min(b.gid), a.gid.max(b.gid)))
     };
@@ -86,7 +86,7 @@ fn best(
         .map(|((rule, ..), own, peer)| Pair { own, peer, rule })
 }
 
-/// The addresses of the stream, if both ends see the same. Behind a translation of addresses (NAT) they do not.
+/// Returns the addresses of the stream, if both ends see the same. With network address translation (NAT) they do not.
 fn common_stream(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Option<(Gid, Gid)> {
     let (here, there) = own.stream?;
     (peer.stream == Some((there, here))).then_some((here, there))
@@ -97,7 +97,8 @@ fn are_of_one_network(a: &EndpointGid, b: &EndpointGid) -> bool {
     if is_ipv4 != b.gid.is_ipv4_mapped() || !names_a_network(a.gid) || !names_a_network(b.gid) {
         return false;
     }
-    // Of two interfaces that differ the longer prefix claims less. One that was not told claims nothing.
+    // If the interfaces have different prefixes, the longer one claims less. An end without a known prefix claims
+    // nothing.
     let length = a.prefix_length.max(b.prefix_length);
     let least = if is_ipv4 { 96 } else { 0 };
     length > least && shares_prefix(a.gid, b.gid, length)
@@ -114,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// A port with RoCE v2 GIDs, written as an interface's address: `10.0.0.1/24`, or without a length.
+    /// Returns a port with RoCE v2 GIDs, written as addresses of an interface: `10.0.0.1/24`, or without a length.
     fn port(addresses: &[&str]) -> QueuePairEndpoint {
         let end = QueuePairEndpoint::new(Qpn::masked(0x11), Psn::masked(1));
         addresses.iter().fold(end, |end, text| {
@@ -131,7 +132,7 @@ mod tests {
         end.with_stream_addresses(here.parse().unwrap(), there.parse().unwrap())
     }
 
-    /// What both ends choose, as text. They choose the same.
+    /// Returns the choice of both ends, as text, and checks that it is the same.
     fn chosen(a: &QueuePairEndpoint, b: &QueuePairEndpoint) -> (String, String, GidRule) {
         let (ab, ba) = (choose(a, b).unwrap(), choose(b, a).unwrap());
         let gids = (a.gids()[ab.own].gid, b.gids()[ab.peer].gid);
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_another_container_ranks_below_those_of_the_own() {
+    fn an_address_of_another_container_ranks_below_those_of_this_one() {
         let found = chosen(&port(&["26.208.8.250", "26.208.8.252/24"]), &port(&["26.208.9.7/24"]));
         expect(found, "26.208.8.252", "26.208.9.7", GidRule::Class);
     }

@@ -75,12 +75,15 @@ impl TryFrom<Parts> for QueuePairEndpoint {
         endpoint.stream = parts.stream;
         if let Some(gid) = gids.iter().find(|gid| gid.gid_type.raw() > u8::MAX.into()) {
             return Err(format!(
-                "GID type {} is none: an endpoint has a byte for it",
+                "GID type {} cannot be encoded: an endpoint has a byte for it",
                 gid.gid_type
             ));
         }
         if let Some(gid) = gids.iter().find(|gid| gid.prefix_length > 128) {
-            return Err(format!("a GID has 128 bits, no prefix of {}", gid.prefix_length));
+            return Err(format!(
+                "a prefix of {} bits is too long: a GID has 128",
+                gid.prefix_length
+            ));
         }
         let places = endpoint.gids.get_mut(..gids.len()).ok_or_else(|| {
             format!("{} GIDs, more than the {} of an endpoint", gids.len(), Self::MAX_GIDS)

@@ -15,26 +15,26 @@ use crate::wr::window::BindWindow;
 
 /// # Memory windows
 ///
-/// Binding and unbinding are requests of the send queue, and keep their order in it.
+/// Bind and unbind requests go to the send queue, and keep their order in it.
 impl QueuePair {
-    /// Binds a window of either type: opens `range` of its region, counted in bytes from the region's beginning, with
-    /// these rights. A window of type 2 opens it to the peer of this queue pair, one of type 1 to every peer that is
-    /// connected to a queue pair of the domain and has the key.
+    /// Binds a window of either type: opens `range` of its region, in bytes from the region's beginning, with these
+    /// rights. A window of type 2 opens it to the peer of this queue pair. A window of type 1 opens it to every peer
+    /// that has the key and is connected to a queue pair of the domain.
     ///
     /// [`MemoryWindow::rkey`] returns the key at once. The peer can use it after the request has completed, or after
     /// a later send of this queue pair has arrived.
     ///
-    /// # Errors
-    /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) for a window that cannot be bound like that. The
+    /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) for a window that does not allow this bind. The
     /// window is then unchanged, unless the request may have been [posted](PostError::posted).
     ///
     /// # Safety
-    /// While the window is bound, peers use the memory of the range as `access` says. If its region is a
-    /// [`MemoryRegion`](rdma_mem::MemoryRegion), that must be allowed, as
-    /// [there](rdma_mem::ProtectionDomain::register_mr_with_access). Of other regions the window sees to it, if the
-    /// device keeps peers within the range, as the verbs say: SoftRoCE of Linux 6.1 does not, and lets them
-    /// reach the whole region, which for a [`Buffer`](rdma_mem::Buffer) is that of its pool
-    /// (`docs/rxe-differences.md`, `window-bounds`).
+    /// While the window is bound, peers use the memory of the range as `access` allows. If its region is a
+    /// [`MemoryRegion`](rdma_mem::MemoryRegion), this must be permitted by the contract of [its
+    /// registration](rdma_mem::ProtectionDomain::register_mr_with_access).
+    ///
+    /// For other regions the window ensures it, provided that the device keeps peers within the range, as the verbs
+    /// require. SoftRoCE of Linux 6.1 does not, and lets them access the whole region, which for a
+    /// [`Buffer`](rdma_mem::Buffer) is that of its pool (`docs/rxe-differences.md`, `window-bounds`).
     ///
     /// # Examples
     /// ```
@@ -54,10 +54,10 @@ impl QueuePair {
     /// let buffer = rdma_mem::BufferPool::new(&pd).allocate(4096)?;
     /// let mut window = MemoryWindow::allocate(buffer, WindowType::Two).map_err(|(_, error)| error)?;
     /// let write = AccessFlags::new().with_remote_write();
-    /// // SAFETY: a buffer, which the window has for itself.
+    /// // SAFETY: a buffer, which only the window has.
     /// unsafe { qp.bind(&mut window, 0..1024, write, 1) }?;
     /// assert!(window.region().is_none(), "lent");
-    /// // … the peer writes to window.remote(), and says that it is done. Then:
+    /// // … the peer writes to window.remote(), and reports that it has finished. Then:
     /// // SAFETY: a request without memory.
     /// unsafe { qp.post(LocalInvalidate::new(window.rkey().unwrap()), 2) }?;
     /// # let (mut slots, mut left) = ([PollSlot::default(); 2], 2);
@@ -91,8 +91,8 @@ impl QueuePair {
             }
             _ => {
                 let prepared = window.prepare_bind(range, access)?;
-                // SAFETY: SAFETY.md F1: the window's own, which is exclusive and has its region; the rest is the
-                // same contract.
+                // SAFETY: SAFETY.md F1: from this window, which is exclusive and has its region; the rest is the same
+                // contract.
                 unsafe { self.post_bind(prepared, wr_id) }
             }
         };
@@ -105,7 +105,7 @@ impl QueuePair {
             }
             Err(error) => {
                 if error.posted() == 0 {
-                    // SAFETY: SAFETY.md F25: it was refused, here or at its post.
+                    // SAFETY: SAFETY.md F25: it was refused, by a check or by the post.
                     unsafe { window.never_bound() };
                 }
                 Err(error)
@@ -113,18 +113,18 @@ impl QueuePair {
         }
     }
 
-    /// Unbinds a window of type 1, through any queue pair of its domain. After the request has completed with
-    /// success, no peer has access through the window. Windows of type 2 are [invalidated](crate::LocalInvalidate)
+    /// Unbinds a window of type 1, through any queue pair of its domain. After the request has completed with success,
+    /// no peer has access through the window. For windows of type 2, use a [local invalidation](crate::LocalInvalidate)
     /// instead.
     ///
-    /// Queue pairs do not wait for each other: an unbind through another queue pair may be done before the bind. So
-    /// poll the completion of the bind first.
+    /// Queue pairs do not wait for each other: an unbind through another queue pair may be executed before the bind.
+    /// Therefore poll the completion of the bind first.
     ///
     /// # Errors
     /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) if it is not bound, or of type 2.
     ///
     /// # Safety
-    /// Same contract as [`post`](Self::post), of a request without memory.
+    /// The contract is that of [`post`](Self::post), for a request without memory.
     #[doc(alias = "ibv_bind_mw")]
     pub unsafe fn unbind<R: BindableRegion>(
         &self,
@@ -133,7 +133,7 @@ impl QueuePair {
     ) -> Result<(), PostError> {
         self.check_domain(window)?;
         let prepared = window.prepare_unbind()?;
-        // SAFETY: SAFETY.md F1: the window's own, which is exclusive and has its region; it gives nothing.
+        // SAFETY: SAFETY.md F1: from this window, which is exclusive and has its region; the request opens no memory.
         unsafe { self.post_bind(prepared, wr_id) }
     }
 
@@ -142,14 +142,14 @@ impl QueuePair {
     }
 
     /// # Safety
-    /// The window and its region are live, and nobody else uses the window: the contract of
+    /// The window and its region are live, and the window is not used elsewhere: the contract of
     /// [`Self::bind`].
     unsafe fn post_bind(&self, prepared: PreparedBind, wr_id: u64) -> Result<(), PostError> {
         let PreparedBind { mw, info, .. } = prepared;
         let mut request = ibv_mw_bind { wr_id, send_flags: SIGNALED, bind_info: info };
         // SAFETY: SAFETY.md F1: a live queue pair, and a live window by this function's contract.
         let returned = unsafe { ibv_bind_mw(self.as_raw(), mw, &raw mut request) };
-        // It is one request, so that none was posted if it was refused (SAFETY.md F25).
+        // It is one request, so it was not posted if it was refused (SAFETY.md F25).
         Errno::check(returned)
             .map_err(|errno| PostError::new(0, Reason::Verb { verb: "ibv_bind_mw", errno }))
     }

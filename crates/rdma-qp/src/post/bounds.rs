@@ -5,41 +5,41 @@ use rdma_types::QpType;
 
 /// The number of bytes of a request's elements, and of the peer's memory.
 ///
-/// The check of each post is one comparison of the two. A request that needs further checks is made to fail it, so
-/// that other requests do not pay for them.
+/// The check of each post compares the two. A request that needs further checks is encoded to fail this comparison, so
+/// other requests do not pay for them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// And [`TO`], of a datagram.
+    /// The length, plus [`TO`] for a datagram.
     bytes: u64,
     remote: u64,
 }
 
-/// Set in the number of bytes, which is never so large, of a send that says where it goes.
+/// Marks a send with a destination in the number of bytes, which never reaches this value.
 const TO: u64 = 1 << 63;
 
 impl Bounds {
-    /// Of a request that is looked at closer whatever it moves.
+    /// The bounds of a request that always needs further checks.
     pub(crate) const DOUBTFUL: Self = Self { bytes: u64::MAX, remote: 0 };
 
-    /// The bounds of a request that names no memory of the peer.
+    /// Returns the bounds of a request that names no memory of the peer.
     #[inline]
     pub(crate) const fn of(bytes: u64) -> Self {
         Self { bytes, remote: u64::MAX }
     }
 
-    /// The same, for this memory of the peer.
+    /// Returns the same bounds, for this memory of the peer.
     #[inline]
     pub(crate) const fn within(self, remote: RemoteMemoryRegion) -> Self {
         Self { remote: remote.length() as u64, ..self }
     }
 
-    /// The bounds of a send with a destination, which needs further checks.
+    /// Returns the bounds of a send with a destination, which needs further checks.
     #[inline]
     pub(crate) const fn with_destination(self) -> Self {
         Self { bytes: self.bytes | TO, remote: 0 }
     }
 
-    /// The same, without what [`with_destination`](Self::with_destination) added.
+    /// Returns the bounds without the mark of [`with_destination`](Self::with_destination).
     pub(crate) const fn without_destination(self) -> Self {
         Self::of(self.bytes & !TO)
     }
@@ -51,12 +51,12 @@ impl Bounds {
         self.bytes & TO != 0
     }
 
-    /// How many bytes the elements have.
+    /// Returns the number of bytes of the elements.
     pub(crate) const fn bytes(self) -> u64 {
         self.bytes & !TO
     }
 
-    /// The encoded number of bytes, and that of the peer's memory. Unless the first is at most the second, the
+    /// Returns the encoded number of bytes, and that of the peer's memory. Unless the first is at most the second, the
     /// request needs further checks.
     #[inline]
     pub(crate) const fn parts(self) -> (u64, u64) {
@@ -64,8 +64,8 @@ impl Bounds {
     }
 }
 
-/// A request of the send queue with fewer elements than this does not have too many, and is of a queue
-/// pair that carries all requests: one comparison for both. 0 except of RC on a device that has atomic operations.
+/// Returns a limit that one comparison checks: a request with fewer elements does not have too many, and its queue pair
+/// supports all requests. It is 0, except for RC on a device with atomic operations.
 pub(crate) const fn usual_sge(qp_type: QpType, has_atomics: bool, max_send_sge: u32) -> u32 {
     match qp_type {
         QpType::RC if has_atomics => max_send_sge.saturating_add(1),
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_what_needs_no_closer_look() {
+    fn requests_that_fit_need_no_further_checks() {
         let remote = RemoteMemoryRegion::new(0x1000, 8, 1);
         assert!(fit(Bounds::of(9)) && fit(Bounds::of(8).within(remote)));
         assert!(!fit(Bounds::of(9).within(remote)));

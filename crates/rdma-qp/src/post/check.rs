@@ -1,7 +1,6 @@
-//! What can be known to be wrong with a request before the device sees it.
+//! Checks that detect mistakes in a request before the device sees it.
 //!
-//! Most requests of most queue pairs pass a few comparisons. Whatever is not so is looked at out of
-//! line.
+//! Most requests of most queue pairs pass a few comparisons. The others are checked out of line.
 #![allow(unsafe_code)]
 
 use rdma_mem::{BindError, ProtectionDomain};
@@ -17,7 +16,7 @@ use crate::wr::queued::QueuedRequest;
 use crate::wr::queued_receive::QueuedReceive;
 
 impl QueuedRequest<'_, '_> {
-    /// Whether the queue pair can be known not to be able to do it, of one in a batch, which is in memory.
+    /// Checks a request of a batch, which is in memory.
     #[inline(always)]
     pub(crate) fn check_in_batch(&self, qp: &QueuePair) -> Result<(), PostError> {
         if self.passes(qp) { Ok(()) } else { self.check_out_of_line(qp) }
@@ -29,8 +28,8 @@ impl QueuedRequest<'_, '_> {
         self.check(qp)
     }
 
-    /// Returns true if it passes the few comparisons that most requests pass. [`check`](Self::check) makes them too, of copies: a
-    /// request whose address is given away would have to be in memory before.
+    /// Returns true if it passes the few comparisons that most requests pass. [`check`](Self::check) repeats them on
+    /// copies: a request whose address is taken would have to be in memory before.
     #[inline(always)]
     fn passes(&self, qp: &QueuePair) -> bool {
         let inline = self.wr.send_flags & INLINE != 0;
@@ -39,8 +38,8 @@ impl QueuedRequest<'_, '_> {
             && fits(qp, bytes, remote, inline, self.domains)
     }
 
-    /// Whether the queue pair can be known not to be able to do it. Always inlined: as a call it takes twice the
-    /// instructions of a post, since the request would be in memory.
+    /// Checks that the queue pair can execute the request. Always inlined: as a call it takes twice the instructions of
+    /// a post, since the request would be in memory.
     #[inline(always)]
     pub(crate) fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
         let (bounds, domains) = (self.bounds, self.domains);
@@ -52,12 +51,12 @@ impl QueuedRequest<'_, '_> {
         }
         let opcode = self.wr.opcode;
         if opcode == ibv_wr_opcode::IBV_WR_BIND_MW && qp.qp_type() != QpType::UD {
-            // SAFETY: SAFETY.md F4: as the opcode says.
+            // SAFETY: SAFETY.md F4: a bind sets this field.
             let mw = unsafe { self.wr.__bindgen_anon_2.bind_mw.mw };
             // SAFETY: SAFETY.md F1: the request borrows its window.
             return unsafe { check_window(mw, qp) };
         }
-        // SAFETY: SAFETY.md F4: plain numbers, with the address first wherever there is one.
+        // SAFETY: SAFETY.md F4: plain numbers; the variants with an address begin with it.
         let address = unsafe { self.wr.wr.rdma.remote_addr };
         let doubtful = Doubtful { opcode, bounds, address, elements, inline, domains };
         let send = matches!(
@@ -66,7 +65,7 @@ impl QueuedRequest<'_, '_> {
                 | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM
                 | ibv_wr_opcode::IBV_WR_SEND_WITH_INV
         );
-        // Others have no destination, and more bytes than there are where something is wrong with them.
+        // Other requests have no destination; an invalid one has more bytes than the memory.
         if !send || !bounds.has_destination() {
             return doubtful.check(qp, None);
         }
@@ -78,7 +77,7 @@ impl QueuedRequest<'_, '_> {
 }
 
 impl QueuedReceive<'_, '_> {
-    /// Finds mistakes of a request for a queue of this domain with that many elements.
+    /// Finds mistakes of a request for a queue of this domain with at most `most` elements.
     #[inline]
     pub(crate) fn check(&self, pd: &ProtectionDomain, most: u32) -> Result<(), PostError> {
         let elements = self.wr.num_sge.cast_unsigned();
@@ -89,9 +88,8 @@ impl QueuedReceive<'_, '_> {
     }
 }
 
-/// Returns true if the elements fit into the peer's memory, or into an inline request, and all are of one
-/// domain.
-// Of numbers and not of `Bounds`, which costs a checked post two instructions more.
+/// Returns true if the elements fit into the peer's memory, or into an inline request, and all are of one domain.
+// Takes numbers instead of `Bounds`, which would cost a checked post two more instructions.
 #[inline]
 fn fits(
     qp: &QueuePair,
@@ -102,14 +100,14 @@ fn fits(
 ) -> bool {
     bytes <= remote
         && if inline {
-            // Needs no registration.
+            // Inline data needs no registration.
             bytes <= u64::from(qp.limits().max_inline_data)
         } else {
             are_of(domains, qp.pd())
         }
 }
 
-/// That a window to be bound is of the queue pair's domain.
+/// Checks that a window to be bound is of the queue pair's domain.
 ///
 /// # Safety
 /// The window is live.
@@ -121,8 +119,8 @@ unsafe fn check_window(mw: *const ibv_mw, qp: &QueuePair) -> Result<(), PostErro
     if std::ptr::eq(pd, qp.pd().as_raw()) { Ok(()) } else { Err(BindError::WrongDomain.into()) }
 }
 
-/// What is looked at when a request, or its queue pair, is not as most are. A copy: of a request whose
-/// address is given away, all would have to be in memory before it is checked.
+/// The fields for the further checks of a request. It is a copy: if the address of the request itself were taken, the
+/// request would have to be in memory before it is checked.
 struct Doubtful<'wr, 'data> {
     opcode: ibv_wr_opcode,
     bounds: Bounds,
@@ -133,7 +131,7 @@ struct Doubtful<'wr, 'data> {
 }
 
 impl Doubtful<'_, '_> {
-    /// With the domain of its address handle, if it has one.
+    /// Checks a request with the domain of its address handle, if it has one.
     #[cold]
     #[inline(never)]
     fn check(self, qp: &QueuePair, handle: Option<*mut ibv_pd>) -> Result<(), PostError> {
@@ -167,13 +165,13 @@ impl Doubtful<'_, '_> {
     }
 }
 
-/// Returns true if all domains that are known are this one.
+/// Returns true if all known domains are this one.
 #[inline]
 fn are_of(domains: &[&ProtectionDomain], pd: &ProtectionDomain) -> bool {
     domains.iter().all(|domain| domain.is_same(pd))
 }
 
-/// Why so many elements of these domains are refused.
+/// Returns the error for elements of these domains.
 #[cold]
 #[inline(never)]
 fn refusal(

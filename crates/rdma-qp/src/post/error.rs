@@ -7,11 +7,10 @@ use rdma_types::QpType;
 
 use crate::post::without_niche::WithoutNiche;
 
-/// Requests that were not posted, or not all.
+/// A failed post: some or all of its requests were not posted.
 ///
-/// Requests are posted in order, so the first [`posted`](Self::posted) of a batch are with the device,
-/// which uses their memory until they complete, and the others are not. It holds no memory, so that
-/// making one costs nothing.
+/// Requests are posted in order. The first [`posted`](Self::posted) of a batch are with the device, which uses their
+/// memory until they complete; the others are not. The error owns no memory, so creating one is cheap.
 ///
 /// ```
 /// # use rdma_mem::{AccessFlags, RemoteMemoryRegion};
@@ -61,7 +60,7 @@ pub(crate) enum Reason {
     Verb { verb: &'static str, errno: Errno },
 }
 
-/// The kind of a [`PostError`], for programs.
+/// The kind of a [`PostError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PostErrorKind {
@@ -75,13 +74,14 @@ pub enum PostErrorKind {
     /// A registered slice of the request is of another protection domain than the queue pair, or the
     /// shared receive queue.
     WrongDomain,
-    /// The peer's word of an atomic request is not at a multiple of 8.
+    /// The peer's word of an atomic request is not aligned to 8 bytes.
     Misaligned,
-    /// The result of an atomic request is not of 8 bytes.
+    /// The result of an atomic request does not have 8 bytes.
     AtomicResult,
-    /// A memory window cannot be bound or unbound like that; the message has the reason.
+    /// The state or the type of the memory window does not allow the request; the message has the
+    /// reason.
     Window,
-    /// The queue pair takes its receives from a shared receive queue.
+    /// The queue pair uses a shared receive queue instead of receives of its own.
     SharedReceives,
     /// A send of a UD queue pair has no destination.
     NoDestination,
@@ -91,14 +91,13 @@ pub enum PostErrorKind {
     ForeignHandle,
     /// A datagram is longer than the MTU.
     LongerThanMtu,
-    /// A queue pair of this type has no such requests.
+    /// A queue pair of this type does not support the request.
     Opcode,
     /// The device has no atomic operations.
     NoAtomics,
-    /// The queue is full: take completions first, then post again. Nothing is wrong with the queue
-    /// pair.
+    /// The queue is full: poll completions first, then post again. The queue pair is still usable.
     WouldBlock,
-    /// The provider refused, for another reason.
+    /// The provider refused for another reason.
     Refused,
 }
 
@@ -108,32 +107,32 @@ impl PostError {
         Self { posted, refused: posted, reason: WithoutNiche::new(reason) }
     }
 
-    /// The same, of the request at this index in a batch.
+    /// Returns the same error, for the request at this index in a batch.
     #[cold]
     pub(crate) const fn at(self, refused: usize) -> Self {
         Self { refused, ..self }
     }
 
-    /// The same for another reason.
+    /// Returns the same error, with another reason.
     #[cold]
     pub(crate) const fn because(self, reason: Reason) -> Self {
         Self { reason: WithoutNiche::new(reason), ..self }
     }
 
-    /// The number of requests that may be with the device. 1 for a single request means perhaps. If a provider does
-    /// not name the request that it refused, all requests count as posted.
+    /// Returns the number of requests that may be with the device. For a single request, 1 means that it may be. If a
+    /// provider does not report the request that it refused, all requests count as posted.
     #[must_use]
     pub const fn posted(&self) -> usize {
         self.posted
     }
 
-    /// The index of the refused request in the batch.
+    /// Returns the index of the refused request in the batch.
     #[must_use]
     pub const fn refused(&self) -> usize {
         self.refused
     }
 
-    /// The reason.
+    /// Returns the kind of the error.
     #[must_use]
     pub const fn kind(&self) -> PostErrorKind {
         match *self.reason.get() {
@@ -156,7 +155,7 @@ impl PostError {
         }
     }
 
-    /// The error number, if it was the provider that refused; `None` if the request was refused here.
+    /// Returns the error number if the provider refused; `None` if a check here did.
     #[must_use]
     pub const fn errno(&self) -> Option<Errno> {
         match *self.reason.get() {
@@ -167,11 +166,12 @@ impl PostError {
 }
 
 impl PostError {
-    /// The action that may help.
+    /// Returns the action that may help after this error.
     #[must_use]
     pub const fn recovery(&self) -> Recovery {
         match *self.reason.get() {
-            // The queue is full; or the provider has no memory, which the verbs say in the same way.
+            // The queue is full; or the provider has no memory, which verbs report with the same
+            // number.
             Reason::Verb { errno: Errno::ENOMEM, .. } => Recovery::Retry,
             Reason::Verb { errno, .. } => Recovery::of_errno(errno),
             _ => Recovery::Programming,
@@ -188,7 +188,7 @@ impl From<BindError> for PostError {
 impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.refused > self.posted {
-            write!(f, "request {} of the batch, of which none was posted: ", self.refused)?;
+            write!(f, "request {} of the batch (none was posted): ", self.refused)?;
         }
         self.reason.get().fmt(f)?;
         if self.posted > 0 { write!(f, " ({} posted before it)", self.posted) } else { Ok(()) }
@@ -228,7 +228,7 @@ impl fmt::Display for Reason {
                 "the queue pair takes its receives from a shared receive queue: post them there",
             ),
             Self::NoDestination => f.write_str(
-                "a send of a UD queue pair has to say where it goes: `SendWorkRequest::to`",
+                "a send of a UD queue pair needs a destination: `SendWorkRequest::to`",
             ),
             Self::Destination { qp_type } => write!(
                 f,

@@ -1,4 +1,4 @@
-//! Posting by function calls (`ibv_wr_*`), where a queue pair was asked to do so.
+//! Posting by function calls (`ibv_wr_*`), for queue pairs with this option.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -20,14 +20,14 @@ use rdma_sys::{
 
 use crate::post::stand_in::{Called, real};
 
-/// What every device that posts by calls can: of datagrams, …
+/// The operations that every device with posting by calls supports: for datagrams, …
 const SENDS: u64 =
     (Operation::IBV_QP_EX_WITH_SEND.0 | Operation::IBV_QP_EX_WITH_SEND_WITH_IMM.0) as u64;
-/// … on an unreliable connection, …
+/// … for an unreliable connection, …
 const UNRELIABLE: u64 = SENDS
     | (Operation::IBV_QP_EX_WITH_RDMA_WRITE.0 | Operation::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0)
         as u64;
-/// … and on a reliable one.
+/// … and for a reliable one.
 const ALWAYS: u64 = UNRELIABLE | Operation::IBV_QP_EX_WITH_RDMA_READ.0 as u64;
 const ATOMICS: u64 = (Operation::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0
     | Operation::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0) as u64;
@@ -35,16 +35,17 @@ const WINDOWS: u64 = (Operation::IBV_QP_EX_WITH_LOCAL_INV.0
     | Operation::IBV_QP_EX_WITH_BIND_MW.0
     | Operation::IBV_QP_EX_WITH_SEND_WITH_INV.0) as u64;
 
-/// A queue pair, and what its send queue is posted to through.
+/// A queue pair, and the object that its send queue is posted to.
 type Created = (NonNull<ibv_qp>, Called<ibv_qp>);
 
-/// Creates a queue pair that posts by calls what the device can post so; `None` if that is nothing.
+/// Creates a queue pair that posts by calls the operations that the device supports in this way;
+/// `None` if it supports none.
 ///
 /// # Errors
-/// If it fails for another reason.
+/// Returns an error if it fails for another reason.
 ///
 /// # Safety
-/// That of `ibv_create_qp`, on this domain.
+/// The contract is that of `ibv_create_qp`, for this domain.
 pub(crate) unsafe fn create(
     pd: &ProtectionDomain,
     attributes: &mut ibv_qp_init_attr,
@@ -64,7 +65,7 @@ pub(crate) unsafe fn create(
         attributes.cap = extended.cap;
         // SAFETY: SAFETY.md F1, F2: just created by this table.
         let calls = unsafe { to_extended(raw.as_ptr()) };
-        // One struct has both parts; a provider that has two is posted to by lists.
+        // One struct has both parts. With a provider that has two, requests are posted by lists.
         let called = if calls.cast() == raw.as_ptr() {
             let ops = ibv_context_ops { post_send: Some(post), ..Default::default() };
             Called::through(raw, operations, ops)
@@ -76,7 +77,7 @@ pub(crate) unsafe fn create(
     Ok(None)
 }
 
-/// What to ask for, the most first.
+/// Returns the sets of operations to request, the largest first.
 fn wishes(qp_type: ibv_qp_type) -> &'static [u64] {
     match qp_type {
         ibv_qp_type::IBV_QPT_UD => &[SENDS],
@@ -105,14 +106,14 @@ fn extend(
     }
 }
 
-/// As `ibv_post_send`, but all or none of the list. What cannot be posted by calls makes the whole
-/// list go the other way.
+/// Posts like `ibv_post_send`, but all requests of the list or none. If one request cannot be
+/// posted by calls, the whole list is posted as a list.
 unsafe extern "C" fn post(
     qp: *mut ibv_qp,
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: SAFETY.md F20: it stands for a queue pair.
+    // SAFETY: SAFETY.md F20: it is a stand-in for a queue pair.
     let (qp, operations) = unsafe { real(qp) };
     // SAFETY: SAFETY.md F12: the caller's list.
     let only = unsafe { list.as_ref() }.filter(|wr| wr.next.is_null());
@@ -120,7 +121,7 @@ unsafe extern "C" fn post(
         // SAFETY: SAFETY.md F1, F12: the caller's own contract.
         return unsafe { post_list(qp, operations, list, bad) };
     };
-    // As a list, without the loops over one.
+    // Like a list, but without the loops over it.
     let qp = qp.cast::<ibv_qp_ex>();
     // SAFETY: SAFETY.md F1: a live queue pair that posts by calls; this thread ends what it starts,
     // below, and nothing between can panic.
@@ -130,16 +131,16 @@ unsafe extern "C" fn post(
     // SAFETY: SAFETY.md F1: as above.
     let returned = unsafe { ibv_wr_complete(qp) };
     if returned != 0 {
-        // SAFETY: SAFETY.md F1: the caller's place for the request that was refused.
+        // SAFETY: SAFETY.md F1: the caller's memory for the refused request.
         unsafe { bad.write(list) };
     }
     returned
 }
 
-/// As [`post`], of several requests.
+/// Like [`post`], but for several requests.
 ///
 /// # Safety
-/// That of `ibv_post_send`; the queue pair posts these operations by calls.
+/// The contract is that of `ibv_post_send`; the queue pair posts these operations by calls.
 #[inline(never)]
 unsafe fn post_list(
     qp: *mut ibv_qp,
@@ -164,7 +165,7 @@ unsafe fn post_list(
     // SAFETY: SAFETY.md F1: as above.
     let returned = unsafe { ibv_wr_complete(qp) };
     if returned != 0 {
-        // SAFETY: SAFETY.md F1: the caller's place for the request that was refused.
+        // SAFETY: SAFETY.md F1: the caller's memory for the refused request.
         unsafe { bad.write(list) };
     }
     returned
@@ -179,7 +180,7 @@ unsafe fn requests<'a>(list: *const ibv_send_wr) -> impl Iterator<Item = &'a ibv
     successors(first, |wr| unsafe { wr.next.as_ref() })
 }
 
-/// The operation that must have been asked for, and whether its data fits.
+/// Checks that the operation was requested at the creation, and that its inline data fits.
 fn can_be_called(wr: &ibv_send_wr, operations: u64) -> bool {
     let operation = match wr.opcode {
         Opcode::IBV_WR_SEND => Operation::IBV_QP_EX_WITH_SEND,
@@ -198,7 +199,7 @@ fn can_be_called(wr: &ibv_send_wr, operations: u64) -> bool {
         && (!is_inline(wr) || usize::try_from(wr.num_sge).is_ok_and(|n| n <= MOST_INLINE))
 }
 
-/// The most pieces of inline data that are posted by calls.
+/// The most parts of inline data that are posted by calls.
 const MOST_INLINE: usize = 16;
 
 fn is_inline(wr: &ibv_send_wr) -> bool {
@@ -219,17 +220,16 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     }
     macro_rules! field {
         ($($field:ident).+) => {
-            // SAFETY: SAFETY.md F4: numbers and pointers, of which any initialised bytes are a value. Immediate and
-            // rkey are the same four bytes, which `QueuedRequest::new` sets whatever the kind. The rest is read of
-            // the kinds that set it; `ud` on queue pairs of datagrams, whose requests say where they go (F1).
+            // SAFETY: SAFETY.md F4: numbers and pointers; any initialised bytes are a valid value of these. Immediate
+            // and rkey share four bytes, which `QueuedRequest::new` sets for each kind. Other fields are read only for
+            // the kinds that set them; `ud` on queue pairs of datagrams, whose requests have a destination (F1).
             unsafe { wr.$($field).+ }
         };
     }
     // SAFETY: SAFETY.md F1: the fields are this thread's while it posts.
     unsafe { (*qp).wr_id = wr.wr_id };
-    // How data is given says whether it is inline. Of a request whose flags do not, SoftRoCE takes the data for
-    // elements.
-    // SAFETY: SAFETY.md F1: as above.
+    // The function that sets the data determines whether it is inline. If the flags do not match, SoftRoCE reads the
+    // data as elements.
     unsafe { (*qp).wr_flags = wr.send_flags };
     let (immediate, rkey) =
         (field!(__bindgen_anon_1.imm_data), field!(__bindgen_anon_1.invalidate_rkey));
@@ -270,10 +270,10 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     unsafe { set_data(qp, wr) };
 }
 
-/// Gives the request that was begun its data.
+/// Sets the data of the current request.
 ///
 /// # Safety
-/// Same contract as [`call`], after the function that begins this request.
+/// The contract is that of [`call`], after the function that begins this request.
 #[inline(always)]
 unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     let count = usize::try_from(wr.num_sge).unwrap_or(0);
@@ -301,24 +301,24 @@ unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     }
 }
 
-/// Gives the request that was begun inline data of several pieces, or of none.
+/// Sets the inline data of the current request, in several parts or none.
 ///
 /// # Safety
-/// Same contract as [`call`], after the function that begins this request.
-// Out of line: its array would be in the frame of each post.
+/// The contract is that of [`call`], after the function that begins this request.
+// Out of line: otherwise its array would be in the frame of each post.
 #[inline(never)]
 unsafe fn set_inline_list(qp: *mut ibv_qp_ex, elements: &[ibv_sge]) {
     let mut buffers = [ibv_data_buf { addr: null_mut(), length: 0 }; MOST_INLINE];
     for (place, element) in buffers.iter_mut().zip(elements) {
         *place = buffer(element);
     }
-    // SAFETY: SAFETY.md F1, F12: this function's contract; there are no more than fit, and the data
-    // is copied.
+    // SAFETY: SAFETY.md F1, F12: this function's contract; the parts fit into the array, and the
+    // data is copied.
     unsafe { ibv_wr_set_inline_data_list(qp, elements.len(), buffers.as_ptr()) }
 }
 
-/// Of inline data alone, whose address is the pointer that its element was made of (SAFETY.md F7,
-/// F12).
+/// Converts an element of inline data, whose address is the pointer that it was made of (SAFETY.md
+/// F7, F12).
 fn buffer(element: &ibv_sge) -> ibv_data_buf {
     ibv_data_buf {
         addr: with_exposed_provenance_mut(usize::try_from(element.addr).unwrap_or(0)),

@@ -13,11 +13,12 @@ use crate::wr::queued::QueuedRequest;
 use crate::wr::queued_receive::QueuedReceive;
 use crate::wr::request::sealed::Queued;
 
-/// A request that can be one of a list.
+/// A request that can be a member of a list.
 pub(crate) trait Linked {
     type Wr;
 
-    /// Has the list go on with `next` after it. Gives where it is, as C has it.
+    /// Makes `next` the request after this one in the list. Returns the address of this one, in the
+    /// form of C.
     fn link(&mut self, next: *mut Self::Wr) -> *mut Self::Wr;
 }
 
@@ -41,15 +42,15 @@ impl Linked for QueuedReceive<'_, '_> {
     }
 }
 
-/// Has `call` post one request. It gets the request and where to say which one it refused; `refused` gets
-/// what it returned then, and how many were posted.
+/// Makes `call` post one request. `call` gets the request and a pointer for the refused one. After an error, `refused`
+/// gets the result of `call` and the number of posted requests.
 #[inline(always)]
 pub(crate) fn post_one<W>(
     mut wr: W,
     call: impl FnOnce(*mut W, *mut *mut W) -> c_int,
     refused: impl FnOnce(c_int, usize) -> PostError,
 ) -> Result<(), PostError> {
-    // A provider that does not set it counts as one that has posted all.
+    // A provider that does not set it is assumed to have posted all.
     let mut bad = null_mut();
     match call(&raw mut wr, &raw mut bad) {
         0 => Ok(()),
@@ -57,7 +58,7 @@ pub(crate) fn post_one<W>(
     }
 }
 
-/// As [`post_one`], for all of a slice, linked to a list.
+/// Like [`post_one`], but for all requests of a slice, linked to a list.
 #[inline]
 pub(crate) fn post_all<R: Linked>(
     requests: &mut [R],
@@ -78,15 +79,16 @@ pub(crate) fn post_all<R: Linked>(
     }
 }
 
-/// For a function of this name.
+/// Creates the error of the function with this name.
 #[cold]
 pub(crate) fn refused(verb: &'static str, returned: c_int, posted: usize) -> PostError {
     let errno = Errno::check(returned).err().unwrap_or(Errno::EIO);
     PostError::new(posted, Reason::Verb { verb, errno })
 }
 
-/// Which of `count` requests, `stride` bytes apart from `first` on, is at `bad`: so many before it
-/// were posted. All of them, if it is none.
+/// Returns the index of the request at `bad` among `count` requests that start at `first` and are
+/// `stride` bytes apart. It is the number of posted requests. If `bad` is none of them, all count
+/// as posted.
 #[cold]
 fn place(first: usize, bad: usize, stride: usize, count: usize) -> usize {
     let place = bad.checked_sub(first).map(|distance| distance / stride);
@@ -142,8 +144,8 @@ fn refused_receive(qp: &QueuePair, returned: c_int, posted: usize) -> PostError 
     explain(refused("ibv_post_recv", returned, posted), qp)
 }
 
-/// Providers say nothing helpful of a receive for a queue pair that has a shared receive queue: some that
-/// its own queue, which holds none, is full.
+/// Corrects the error of a receive for a queue pair with a shared receive queue. Providers report this mistake in
+/// unhelpful ways: some report that the queue pair's own queue, which holds no receives, is full.
 #[cold]
 fn explain(error: PostError, qp: &QueuePair) -> PostError {
     match qp.srq() {
@@ -157,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_refused_request_tells_how_many_were_posted() {
+    fn the_refused_request_gives_the_number_of_posted_ones() {
         assert_eq!(place(1000, 1000, 100, 3), 0);
         assert_eq!(place(1000, 1200, 100, 3), 2);
         for bad in [0, 900, 1300] {

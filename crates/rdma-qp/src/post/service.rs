@@ -1,4 +1,4 @@
-//! What each type of queue pair carries.
+//! The operations that each type of queue pair supports.
 
 use rdma_sys::{ibv_pd, ibv_wr_opcode};
 use rdma_types::QpType;
@@ -6,9 +6,8 @@ use rdma_types::QpType;
 use crate::post::error::{PostError, Reason};
 use crate::qp::queue_pair::QueuePair;
 
-/// Whether a queue pair that is not RC or whose device has no atomic operations, or a request with a destination, can be
-/// known to be unable to do it.
-/// `handle` is the domain of the destination's.
+/// Checks a request of a queue pair that is not RC or has no atomic operations, or a request with a destination.
+/// `handle` is the domain of the destination's handle.
 pub(crate) fn check_service(
     qp: &QueuePair,
     opcode: ibv_wr_opcode,
@@ -36,7 +35,7 @@ pub(crate) fn check_service(
     }
 }
 
-/// IBTA vol 1, table 38.
+/// Returns true if this type supports the operation; IBTA vol 1, table 38.
 fn carries(qp_type: QpType, opcode: ibv_wr_opcode) -> bool {
     match opcode {
         ibv_wr_opcode::IBV_WR_SEND | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM => true,
@@ -56,7 +55,7 @@ pub(crate) const fn is_atomic(opcode: ibv_wr_opcode) -> bool {
     )
 }
 
-/// Of those that are not carried by all.
+/// Returns the name of an operation that some types do not support.
 fn name(opcode: ibv_wr_opcode) -> &'static str {
     match opcode {
         ibv_wr_opcode::IBV_WR_RDMA_WRITE | ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM => {

@@ -10,7 +10,7 @@ use crate::wr::queued_receive::QueuedReceive;
 use crate::wr::receive::ReceiveWorkRequest;
 use crate::wr::request::sealed::check_all;
 
-/// What posts.
+/// The function that posts.
 const VERB: &str = "ibv_post_srq_recv";
 
 impl SharedReceiveQueue {
@@ -22,11 +22,11 @@ impl SharedReceiveQueue {
     ///
     /// # Safety
     /// From a call that succeeds until the receive has completed, or the queue was destroyed, the
-    /// memory of its elements stays allocated and registered, and is nobody else's, since the
-    /// device writes it: no reference to it exists or is made. Of several requests into the same
-    /// memory, and of [memory that nobody sees as a slice](rdma_mem::SharedElement), holds what
-    /// [`QueuePair::post`](crate::QueuePair::post) says. The end of a queue pair ends none of this:
-    /// the receive may be another's by then.
+    /// memory of its elements stays allocated and registered. The device writes it, so no other
+    /// code uses it: no reference to it exists or is created. For several requests into the same
+    /// memory, and for [memory that is never a slice](rdma_mem::SharedElement), the rules of
+    /// [`QueuePair::post`](crate::QueuePair::post) apply. The end of a queue pair does not end
+    /// these conditions: another queue pair may use the receive by then.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post_receive(
@@ -45,11 +45,12 @@ impl SharedReceiveQueue {
     /// Posts receives, in order, with one call of the provider (one doorbell).
     ///
     /// # Errors
-    /// Same errors as [`post_receive`](Self::post_receive). If one of the receives is refused here, none is posted.
+    /// The errors are those of [`post_receive`](Self::post_receive). If a check here refuses one of the receives, none
+    /// is posted.
     ///
     /// # Safety
-    /// Same contract as [`post_receive`](Self::post_receive), for each; after a failure for the first
-    /// [`PostError::posted`] of them.
+    /// The contract is that of [`post_receive`](Self::post_receive), for each receive; after a
+    /// failure, for the first [`PostError::posted`] of them.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post_receive_batch(

@@ -1,8 +1,8 @@
-//! What the data path is called on: an object of the provider itself, or what stands for it.
+//! The object that functions of the data path are called on: the provider's own, or a stand-in.
 //!
-//! `ibv_post_send` and `ibv_poll_cq` go through the pointers of the object that they are called on. So an
-//! extended queue gets a stand-in whose functions are of this crate, and the others are posted to and
-//! polled as if there were none.
+//! `ibv_post_send` and `ibv_poll_cq` use the function pointers of the object that they are called on. Therefore an
+//! extended queue gets a stand-in with functions of this crate. Posting to the other queues, and polling them, costs
+//! nothing more.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -16,13 +16,14 @@ pub(crate) trait Object: Default {}
 impl Object for ibv_cq {}
 impl Object for ibv_qp {}
 
-/// What functions of the data path are called on.
+/// The object that functions of the data path are called on.
 pub(crate) struct Called<T: Object> {
     object: NonNull<T>,
     stands_in: bool,
 }
 
-/// As much of an object as functions of the data path look at, and what their stand-ins need.
+/// The part of an object that functions of the data path read, and the data of the stand-in's
+/// functions.
 #[repr(C)]
 struct StandIn<T> {
     object: T,
@@ -31,23 +32,23 @@ struct StandIn<T> {
     flags: u64,
 }
 
-// SAFETY: SAFETY.md F9: objects are for any thread, and what stands for one never changes.
+// SAFETY: SAFETY.md F9: objects are for any thread, and a stand-in never changes.
 unsafe impl<T: Object> Send for Called<T> {}
 // SAFETY: SAFETY.md F9: as above.
 unsafe impl<T: Object> Sync for Called<T> {}
 
 impl<T: Object> Called<T> {
-    /// The object itself.
+    /// Uses the object itself.
     pub(crate) const fn itself(object: NonNull<T>) -> Self {
         Self { object, stands_in: false }
     }
 
-    /// Something that calls these functions instead, which find out about it with [`real`].
+    /// Creates a stand-in with these functions, which get the real object from [`real`].
     pub(crate) fn through(real: NonNull<T>, flags: u64, ops: ibv_context_ops) -> Self {
         let context = ibv_context { ops, ..ibv_context::default() };
         let stand_in = StandIn { object: T::default(), context, real, flags };
         let stand_in = NonNull::from(Box::leak(Box::new(stand_in)));
-        // SAFETY: SAFETY.md F20: just made.
+        // SAFETY: SAFETY.md F20: just created.
         let context = unsafe { &raw mut (*stand_in.as_ptr()).context };
         // SAFETY: SAFETY.md F5, F20: the first field of the first field points to the context.
         unsafe { stand_in.cast::<*mut ibv_context>().write(context) };
@@ -68,10 +69,10 @@ impl<T: Object> Called<T> {
     }
 }
 
-/// Where a [`Called`] is, as long as it lives: who keeps this holds that one's owner, too.
+/// The address of a [`Called`]. Code that keeps it also keeps the owner of the `Called` alive.
 pub(crate) struct CalledAddress<T: Object>(NonNull<T>);
 
-// SAFETY: SAFETY.md F9: an address of what is for any thread.
+// SAFETY: SAFETY.md F9: an address of an object for any thread.
 unsafe impl<T: Object> Send for CalledAddress<T> {}
 // SAFETY: SAFETY.md F9: as above.
 unsafe impl<T: Object> Sync for CalledAddress<T> {}
@@ -95,7 +96,7 @@ impl<T: Object> fmt::Debug for CalledAddress<T> {
     }
 }
 
-/// What an object stands for, and the flags that came with it.
+/// Returns the real object of a stand-in, and its flags.
 ///
 /// # Safety
 /// It is a live [`Called::through`].
@@ -111,9 +112,9 @@ pub(crate) unsafe fn real<T: Object>(object: *mut T) -> (*mut T, u64) {
 impl<T: Object> Drop for Called<T> {
     fn drop(&mut self) {
         if self.stands_in {
-            // SAFETY: SAFETY.md F20: leaked when this was made, and freed by this alone. Each clone of a completion
-            // queue has its address (`CalledAddress`), and holds the `Inner` that this is a field of: the last of them is
-            // being dropped.
+            // SAFETY: SAFETY.md F20: leaked when this was created, and freed only here. Each clone of a completion
+            // queue has its address (`CalledAddress`), and holds the `Inner` that this is a field of: the last of them
+            // is being dropped.
             drop(unsafe { Box::from_raw(self.object.as_ptr().cast::<StandIn<T>>()) });
         }
     }

@@ -1,4 +1,4 @@
-//! Values in whose unused bit patterns nothing else is kept.
+//! Values whose unused bit patterns do not store anything else.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -6,9 +6,9 @@ use std::mem::MaybeUninit;
 
 /// A `T` without its niches.
 ///
-/// A `Result<(), E>` whose `E` has a niche says there that all is well. Then it is in memory wherever a
-/// function out of line may have written the error, and each post that succeeds stores that it did and
-/// loads it again. With a word of its own it stays in a register.
+/// If `E` has a niche, `Result<(), E>` stores success in it. The result is then in memory wherever a function out of
+/// line may have written the error. Each successful post stores the success there and loads it again. With a separate
+/// discriminant it stays in a register.
 #[derive(Clone, Copy)]
 pub(crate) struct WithoutNiche<T: Copy>(MaybeUninit<T>);
 
@@ -18,7 +18,7 @@ impl<T: Copy> WithoutNiche<T> {
     }
 
     pub(crate) const fn get(&self) -> &T {
-        // SAFETY: SAFETY.md F19: `new` is the only way to make one.
+        // SAFETY: SAFETY.md F19: only `new` creates one.
         unsafe { self.0.assume_init_ref() }
     }
 }

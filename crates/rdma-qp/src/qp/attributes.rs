@@ -10,15 +10,15 @@ use crate::qp::capabilities::QueuePairCapabilities;
 
 /// The attributes of a queue pair, from [`QueuePair::query`](crate::QueuePair::query).
 ///
-/// What its type does not have is 0, or the default: acknowledgements, retries, reads and atomics are of RC,
-/// a peer of RC and UC, a Q_Key of UD.
+/// Attributes that the type does not have are 0, or the default. Acknowledgements, retries, reads and atomics belong to
+/// RC, a peer to RC and UC, a Q_Key to UD.
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueuePairAttributes {
-    /// The state that it is in.
+    /// The current state.
     pub state: QpState,
-    /// The sizes of its queues.
+    /// The sizes of the queues.
     pub capabilities: QueuePairCapabilities,
     /// The rights of the peer.
     pub access: AccessFlags,
@@ -26,19 +26,19 @@ pub struct QueuePairAttributes {
     pub port: u8,
     /// The index of its partition key in the port's table.
     pub pkey_index: u16,
-    /// The key that datagrams have to show to get in.
+    /// The key that datagrams must carry to be accepted.
     pub qkey: u32,
     /// The peer's queue pair.
     pub peer_qpn: Qpn,
-    /// The path MTU; `None` for a code that the specification does not have.
+    /// The path MTU; `None` for a code that the specification does not define.
     pub mtu: Option<Mtu>,
-    /// The PSN of the next packet from here.
+    /// The PSN of the next packet that this end sends.
     pub send_psn: Psn,
     /// The PSN of the next packet that is expected.
     pub recv_psn: Psn,
     /// The number of RDMA reads and atomics that this end may have in flight.
     pub max_rd_atomic: u8,
-    /// The number of RDMA reads and atomics of the peer that this end answers at a time.
+    /// The number of RDMA reads and atomics of the peer that this end serves at a time.
     pub max_dest_rd_atomic: u8,
     /// The time to wait for an acknowledgement.
     pub ack_timeout: AckTimeout,
@@ -51,7 +51,7 @@ pub struct QueuePairAttributes {
 }
 
 impl QueuePairAttributes {
-    /// Every attribute of that type.
+    /// Returns the mask of all attributes of that type.
     pub(crate) fn mask(qp_type: QpType) -> ibv_qp_attr_mask {
         match qp_type {
             QpType::UD => Self::UD,
@@ -92,7 +92,7 @@ impl QueuePairAttributes {
     );
 
     pub(crate) fn from_raw(raw: &ibv_qp_attr, init: &ibv_qp_init_attr) -> Self {
-        // The codes have 5 and 3 bits, of which every value is one.
+        // The codes have 5 and 3 bits, and each value of these bits is a valid code.
         Self {
             state: QpState::from_raw(raw.qp_state.0),
             capabilities: QueuePairCapabilities::from_raw(&init.cap),

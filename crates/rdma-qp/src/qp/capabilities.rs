@@ -1,10 +1,10 @@
-//! How large the queues of a queue pair are.
+//! The sizes of a queue pair's queues.
 
 use rdma_sys::ibv_qp_cap;
 
 pub(crate) mod inline;
 
-/// How large the queues of a queue pair are.
+/// The sizes of a queue pair's queues.
 #[doc(alias = "ibv_qp_cap")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -22,7 +22,7 @@ pub struct QueuePairCapabilities {
 }
 
 impl QueuePairCapabilities {
-    /// Beside inline data, which is [asked for](crate::Inline) otherwise.
+    /// The default request, without inline data, which [has an option of its own](crate::Inline).
     pub(crate) const ASKED_BY_DEFAULT: Self =
         Self { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 4, max_recv_sge: 4, ..Self::NONE };
 

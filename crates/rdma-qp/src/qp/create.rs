@@ -1,4 +1,4 @@
-//! Creating a queue pair, and what its endpoint says.
+//! Creating a queue pair, and its endpoint.
 #![allow(unsafe_code)]
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -29,17 +29,17 @@ use crate::srq::queue::SharedReceiveQueue;
 
 mod sizing;
 
-/// Depths of reads that cost a device little.
+/// The number of reads that costs a device little.
 const RD_ATOMIC: u32 = 16;
 
 impl QueuePairBuilder<'_> {
     /// Creates the queue pair; see `man ibv_create_qp`.
     ///
     /// # Errors
-    /// A type or a device that this library does not know to handle; a completion queue that is
-    /// missing, of another context, or too small for one that is [strict](Self::strict_cq); a
-    /// shared receive queue of another context, a port or GID that is not there, an MTU above the
-    /// port's; or the provider's error, with the device's limits.
+    /// Returns an error for an unsupported type or device, and for a completion queue that is
+    /// missing, of another context, or too small for [`strict_cq`](Self::strict_cq). Also for a
+    /// shared receive queue of another context, an unknown port or GID, and an MTU above the
+    /// port's. Otherwise the provider's error, with the device's limits.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair, Error> {
         let builder = &self;
@@ -49,7 +49,7 @@ impl QueuePairBuilder<'_> {
         let mut end = own_end(builder, &device)?;
         let queues = (send_cq, recv_cq);
         let claims = claim(queues, &builder.sizes, builder.srq, builder.strict_cq)?;
-        // Everything that can fail was done before, so that nothing is made in vain.
+        // Everything else that can fail is done before, so no object is created and discarded.
         let object = create(builder, queues, claims, &device)?;
         end.endpoint.qpn = object.qpn;
         Ok(PreparedQueuePair {
@@ -62,7 +62,7 @@ impl QueuePairBuilder<'_> {
     }
 }
 
-/// Checks the type, and that all is of one context.
+/// Checks the type, and that all objects are of one context.
 pub(crate) fn check_parents<'a>(
     builder: &QueuePairBuilder<'a>,
 ) -> Result<(&'a CompletionQueue, &'a CompletionQueue), Error> {
@@ -76,7 +76,7 @@ pub(crate) fn check_parents<'a>(
     Ok((send_cq, recv_cq))
 }
 
-/// The end of a queue pair that has no QPN yet.
+/// Returns the endpoint of a queue pair that has no QPN yet.
 pub(crate) fn own_end(
     builder: &QueuePairBuilder<'_>,
     device: &DeviceAttributes,
@@ -119,7 +119,7 @@ pub(crate) fn own_end(
     Ok(OwnEnd { endpoint, table, port: port.number, settings })
 }
 
-/// What the builder was given, else what the variable says, else 0.
+/// Returns the builder's value, or that of the environment variable, or 0.
 fn of_environment(
     given: Option<u8>,
     variable: &'static str,
@@ -131,9 +131,10 @@ fn of_environment(
     }
 }
 
-/// Numbers that fit their Rust type and not their field in a packet, or not the device.
+/// Checks numbers that fit into their Rust type but not into their field in a packet, or exceed the
+/// limit of the device.
 ///
-/// Providers cut off the bits that a field does not have, or refuse them without a reason.
+/// Providers truncate such values, or refuse them without a reason.
 fn check_ranges(
     builder: &QueuePairBuilder<'_>,
     settings: &Settings,
@@ -155,7 +156,7 @@ fn check_ranges(
     }
 }
 
-/// What is not known here is refused by its name, before a provider refuses it without a word.
+/// Refuses an unsupported type by name, before a provider refuses it without a reason.
 fn check_type(qp_type: QpType, context: &Context) -> Result<(), Error> {
     if !matches!(qp_type, QpType::RC | QpType::UC | QpType::UD) {
         return Err(Error::UnsupportedType { qp_type });
@@ -206,7 +207,7 @@ fn choose_port(
 }
 
 fn choose_mtu(port: &PortAttributes, asked: Option<Mtu>) -> Result<Mtu, Error> {
-    // A code beyond those of the specification means more than its largest.
+    // An unknown code means an MTU above the largest of the specification.
     let unknown = if port.active_mtu_code == 0 { Mtu::MTU256 } else { Mtu::MTU4096 };
     let active = port.active_mtu.unwrap_or(unknown);
     match asked {
@@ -257,10 +258,10 @@ fn create(
         Ok((created, attributes.cap))
     };
     let discard = |((raw, _), _): ((NonNull<ibv_qp>, _), _)| {
-        // SAFETY: SAFETY.md F1, F2: just created by this table, and nobody has it.
+        // SAFETY: SAFETY.md F1, F2: just created by this table, and not used elsewhere.
         let returned = unsafe { (verbs.destroy_qp)(raw.as_ptr()) };
         if returned != 0 {
-            tracing::error!(errno = returned, "a queue pair that was only tried was not destroyed");
+            tracing::error!(errno = returned, "a queue pair of a trial could not be destroyed");
         }
     };
     let created = sizing::create(builder.qp_type, sizes, builder.inline, attempt, discard);
@@ -274,7 +275,7 @@ fn create(
         VerbError::new("ibv_create_qp", errno).with_hint(hint)
     })?;
     let (queues, has_atomics) = ((send_cq, recv_cq), has_atomics(device));
-    // SAFETY: SAFETY.md F2, F9, F20: just created by this table, of these, so that nobody else has it.
+    // SAFETY: SAFETY.md F2, F9, F20: just created by this table, from these objects, and not used elsewhere.
     Ok(unsafe { object(builder, queues, claims, created, (&cap, has_atomics), Ownership::Owned) })
 }
 
@@ -283,11 +284,11 @@ pub(crate) fn has_atomics(device: &DeviceAttributes) -> bool {
     device.atomic_capability != AtomicCapability::NONE
 }
 
-/// Of a queue pair that was created.
+/// Wraps a queue pair that was created.
 ///
 /// # Safety
-/// Same contract as [`Handle::from_raw`]: the queue pair is of the builder's domain and type, and of these queues. `posted` is
-/// the queue pair, or stands for it.
+/// The contract is that of [`Handle::from_raw`]: the queue pair is of the builder's domain and type, and of these
+/// queues. `posted` is the queue pair, or its stand-in.
 pub(crate) unsafe fn object(
     builder: &QueuePairBuilder<'_>,
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
@@ -309,30 +310,30 @@ pub(crate) unsafe fn object(
     let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
     // SAFETY: SAFETY.md F1: live by `handle`; the number does not change.
     let qpn = Qpn::masked(unsafe { (*raw.as_ptr()).qp_num });
-    // SAFETY: SAFETY.md F1: as above; nor does the user context.
+    // SAFETY: SAFETY.md F1: as above; the user context does not change either.
     let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).qp_context });
     let mut capabilities = QueuePairCapabilities::from_raw(cap);
     if builder.srq.is_some() {
-        // Not every provider says so.
+        // Not every provider reports this.
         (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
     }
     Object::new(handle, posted, (qpn, id), builder.qp_type, capabilities, has_atomics)
 }
 
-/// Starting anywhere keeps packets of an old connection from being taken for those of a new one.
+/// A random start prevents packets of an old connection from being accepted by a new one.
 fn random_psn() -> Psn {
     Psn::masked(random())
 }
 
-/// Nobody sends by chance to a queue pair that has the QPN of an earlier one. The high bit is for
-/// keys that need a privilege.
+/// A random key prevents datagrams for an earlier queue pair with the same QPN from being accepted.
+/// The high bit is for keys that need a privilege.
 fn random_qkey() -> u32 {
     random() >> 1
 }
 
-/// From what the standard library seeds hash maps with: the kernel gives each thread 128 random bits, of which
-/// each seed has another key of SipHash, so that nobody outside can tell the number. A crate for random numbers
-/// would be a dependency of this crate for PSNs and Q_Keys alone.
+/// Uses the seed of the standard library's hash maps. The kernel gives each thread 128 random bits, and each seed is
+/// another key of SipHash, so outsiders cannot predict the number. A crate for random numbers would be a dependency for
+/// PSNs and Q_Keys alone.
 fn random() -> u32 {
     let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d])

@@ -9,8 +9,8 @@ use crate::qp::queue_pair::QueuePair;
 
 /// The guarantees of a device about the order in which the bytes of one message reach memory.
 ///
-/// A program that polls memory for the last byte of a message, instead of its completion, needs one of these. Packets take
-/// several ways on networks with adaptive routing, so that later bytes may arrive first.
+/// A program that polls memory for the last byte of a message, instead of its completion, needs one of these. With
+/// adaptive routing, packets take different paths through the network, so later bytes may arrive first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DataOrder {
@@ -23,8 +23,8 @@ pub struct DataOrder {
 impl QueuePair {
     /// Returns the guarantees of the device for messages of this kind ([`SEND`](WcOpcode::SEND),
     /// [`RDMA_WRITE`](WcOpcode::RDMA_WRITE) or [`RDMA_READ`](WcOpcode::RDMA_READ)) that arrive on this queue pair.
-    /// There are none for other kinds, or if libibverbs does not have this query (before rdma-core 36). See `man
-    /// ibv_query_qp_data_in_order`.
+    /// Other kinds have no guarantees. Neither has a libibverbs without this query (before rdma-core 36). See
+    /// `man ibv_query_qp_data_in_order`.
     ///
     /// # Errors
     /// [`rdma_mem::Error::Forked`] in a forked child.
@@ -65,8 +65,8 @@ impl QueuePair {
     }
 }
 
-/// What the answers without and with the flag for capabilities say. A library that does not know the flag answers both in
-/// the same way, or the second by an error.
+/// Interprets the results without and with the flag for capabilities. A library that does not know the flag returns the
+/// same result for both, or an error for the second.
 fn order(plain: i32, caps: i32) -> DataOrder {
     let whole_message = plain == 1;
     let aligned = ibv_query_qp_data_in_order_caps::IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES.0;

@@ -1,4 +1,4 @@
-//! Datagrams: who sent one, and the way to who is to get one.
+//! Datagrams: their senders, and the routes to their receivers.
 
 pub(crate) mod groups;
 
@@ -22,22 +22,23 @@ use crate::qp::queue_pair::QueuePair;
 pub struct DatagramSource {
     /// The sender's queue pair.
     pub qpn: Qpn,
-    /// The sender's LID; nothing on Ethernet.
+    /// The sender's LID; none on Ethernet.
     pub lid: Lid,
-    /// The service level of the packet. On RoCE, which has none, some adapters and the software device report the type
-    /// of the packet: 8 for a UDP header, plus 1 for IPv6 or 2 for IPv4. Address handles accept that value unchanged.
+    /// The service level of the packet. RoCE has none; some adapters and the software device report the type of the
+    /// packet instead. It is 8 for a UDP header, plus 1 for IPv6 or 2 for IPv4. Address handles accept that value
+    /// unchanged.
     pub service_level: u8,
     /// Whether the first 40 bytes of the receive are the header of the packet
-    /// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)). If not, nothing was written there.
+    /// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)). If not, the device has not written them.
     pub has_header: bool,
 }
 
 impl QueuePair {
     /// Returns the sender of the datagram in this receive. `None` if the completion is of another queue pair, failed,
-    /// or is not of a receive, and for connected queue pairs, which have one peer.
+    /// or is not of a receive. Also `None` for connected queue pairs, which have one peer.
     ///
     /// The message begins after the 40 bytes of the [`GlobalRouteHeader`](crate::GlobalRouteHeader), which
-    /// [`scattered_bytes`](crate::WorkSuccess::scattered_bytes) counts, too. See `man ibv_poll_cq`.
+    /// [`scattered_bytes`](crate::WorkSuccess::scattered_bytes) includes. See `man ibv_poll_cq`.
     #[must_use]
     pub fn datagram(&self, completion: &WorkCompletion) -> Option<DatagramSource> {
         let of_this = self.qp_type() == QpType::UD && completion.qpn() == self.qpn();
@@ -53,15 +54,15 @@ impl QueuePair {
         })
     }
 
-    /// The way from this port to that of the endpoint, with the service level, traffic class, hop limit and flow
-    /// label of this queue pair.
+    /// Returns the route from this port to that of the endpoint. It has the service level, traffic class, hop limit and
+    /// flow label of this queue pair.
     ///
     /// The pair of GIDs follows the rule of [`handshake`](crate::PreparedQueuePair::handshake): the source at this
     /// end is the destination at the other.
     ///
     /// # Errors
-    /// [`Error::NotDatagrams`] of connected queue pairs, [`Error::Handshake`] with the field in which the
-    /// endpoints do not fit.
+    /// [`Error::NotDatagrams`] for connected queue pairs, [`Error::Handshake`] with the field in which the endpoints do
+    /// not match.
     pub fn address_vector(&self, peer: &QueuePairEndpoint) -> Result<AddressVector, Error> {
         let OwnEnd { endpoint, table, port, settings } = &self.datagrams()?.end;
         let own = Own { endpoint, table, fixed_mtu: None, recv_psn: None };
@@ -73,7 +74,7 @@ impl QueuePair {
     /// the endpoint's QPN and Q_Key. It reaches all queue pairs of the port.
     ///
     /// # Errors
-    /// Same errors as [`address_vector`](Self::address_vector), and what the provider says.
+    /// The errors are those of [`address_vector`](Self::address_vector), and the provider's.
     ///
     /// # Examples
     /// ```
@@ -95,7 +96,7 @@ impl QueuePair {
     /// let to_b = a.address_handle(&peer)?;
     /// let mut all = buffer.get_mut(0, buffer.len()).unwrap();
     /// let mut elements = [all.scatter_element()];
-    /// // SAFETY: the region, and the handle, are left alone until both requests have completed.
+    /// // SAFETY: the region, and the handle, are not used elsewhere until both requests have completed.
     /// unsafe { b.post_receive(ReceiveWorkRequest::new(&mut elements), 1) }?;
     /// let hello = SendWorkRequest::only_immediate(7).to(&to_b, peer.qpn(), peer.qkey());
     /// // SAFETY: as above.
@@ -118,7 +119,7 @@ impl QueuePair {
         AddressHandle::create(self.pd(), &self.address_vector(peer)?)
     }
 
-    /// The handle to this queue pair's port, which lives as long as the queue pair.
+    /// Returns the handle to this queue pair's port, which lives as long as the queue pair.
     pub(crate) fn own_handle(&self) -> Result<&AddressHandle, Error> {
         let Datagrams { end, own } = self.datagrams()?;
         if let Some(handle) = own.get() {
@@ -130,15 +131,15 @@ impl QueuePair {
 }
 
 impl AddressHandle {
-    /// Makes one to who sent a datagram: the way that it came, back. The queue pair is the one that received
-    /// it, `header` what stands in front of it; of a datagram without header it is not looked at.
+    /// Creates a handle to the sender of a datagram: the reverse of its route. The queue pair is the one that received
+    /// it, and `header` are the bytes before the message. For a datagram without a header they are ignored.
     ///
-    /// The answer goes to [`DatagramSource::qpn`](crate::DatagramSource::qpn) through this handle; its key is
-    /// not in the packet, so both ends know it or the message says it. `man ibv_create_ah_from_wc`.
+    /// Use this handle to answer to [`DatagramSource::qpn`](crate::DatagramSource::qpn). The sender's key is not in the
+    /// packet, so both ends know it or the message contains it. See `man ibv_create_ah_from_wc`.
     ///
     /// # Errors
-    /// [`Error::NotDatagrams`] of a connected queue pair, [`Error::NoDatagram`] if the completion is none of
-    /// a datagram that it received, or the provider's error: the header names no GID of the port.
+    /// [`Error::NotDatagrams`] for a connected queue pair; [`Error::NoDatagram`] if the completion is not that of a
+    /// datagram that it received. Otherwise the provider's error: the header names no GID of the port.
     ///
     /// # Examples
     /// ```no_run

@@ -1,4 +1,4 @@
-//! Ending a connection with every completion in hand.
+//! Ending a connection after all completions were polled.
 #![allow(unsafe_code)]
 
 use std::thread;
@@ -20,7 +20,7 @@ use crate::wr::receive::ReceiveWorkRequest;
 
 use crate::wr::send::SendWorkRequest;
 
-/// How far the last request of one queue is.
+/// The progress of the last request of one queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Last {
     NotPosted,
@@ -34,29 +34,28 @@ impl QueuePair {
     /// The WR ID of the last receive, which [`drain`](Self::drain) posts.
     pub const LAST_RECEIVE_ID: u64 = u64::MAX - 1;
 
-    /// Ends the connection, as [`to_error`](Self::to_error), and waits until everything that was posted
-    /// has completed: after this the device uses no memory of the queue pair's requests.
+    /// Ends the connection, like [`to_error`](Self::to_error), and waits until all posted requests have completed.
+    /// After this the device uses no memory of the queue pair's requests.
     ///
-    /// Completions that are polled meanwhile are handed to `each`: those of this queue pair, done
-    /// or flushed, and of the others that share its completion queues. `drain` posts one request of
-    /// its own to each queue, without memory, and returns when these two are flushed; their
-    /// completions are not handed out. Their WR IDs, [`LAST_SEND_ID`](Self::LAST_SEND_ID) and
-    /// [`LAST_RECEIVE_ID`](Self::LAST_RECEIVE_ID), are to be used for nothing else. Nobody else
-    /// polls the queues meanwhile, or it might wait for what another one has taken.
+    /// Completions that are polled meanwhile are passed to `each`. These are the ones of this queue
+    /// pair, successful or flushed, and those of others that share its completion queues. `drain`
+    /// posts one request of its own to each queue, without memory, and returns when these two are
+    /// flushed. Their completions are not passed on. Their WR IDs,
+    /// [`LAST_SEND_ID`](Self::LAST_SEND_ID) and [`LAST_RECEIVE_ID`](Self::LAST_RECEIVE_ID), must
+    /// not be used for other requests. Other code must not poll the queues meanwhile; otherwise
+    /// `drain` might wait for a completion that was polled elsewhere.
     ///
-    /// With a [shared receive queue](crate::SharedReceiveQueue) the receives stay there for the others. What
-    /// the queue pair had taken is handed out as far as the device has completed it when it is found to be
-    /// in error; the event [`QP_LAST_WQE_REACHED`](rdma_mem::AsyncEventKind::QP_LAST_WQE_REACHED) says
-    /// that this was all.
+    /// With a [shared receive queue](crate::SharedReceiveQueue) the receives stay there for the other queue pairs.
+    /// Receives that this queue pair had already taken are passed on if the device has completed them by then. The
+    /// event [`QP_LAST_WQE_REACHED`](rdma_mem::AsyncEventKind::QP_LAST_WQE_REACHED) reports that there are no others.
     ///
     /// # Errors
-    /// [`Error::DrainTimedOut`]: then the requests are still the device's, until the queue pair is
-    /// destroyed. This is also the error if the send queue is full of unsignaled requests that were
-    /// executed, behind which no signaled one was posted: no completion gives their slots back.
-    /// [`Error::Poll`] if a completion queue has failed, [`Error::Post`] if a queue refuses the
-    /// last request, [`Error::Transition`]; of UD also those of
-    /// [`address_handle`](Self::address_handle) to this queue pair's endpoint, and then nothing has
-    /// changed.
+    /// [`Error::DrainTimedOut`]: the requests still belong to the device, until the queue pair is
+    /// destroyed. This also happens if the send queue is full of executed unsignaled requests
+    /// without a signaled one after them: no completion frees their slots. [`Error::Poll`] if a
+    /// completion queue has failed; [`Error::Post`] if a queue refuses the last request;
+    /// [`Error::Transition`]. For UD also the errors of [`address_handle`](Self::address_handle) to
+    /// this queue pair's endpoint; then nothing has changed.
     ///
     /// # Examples
     /// ```
@@ -86,24 +85,24 @@ impl QueuePair {
         let deadline = Instant::now().checked_add(timeout);
         let mut last_send = SendWorkRequest::only_immediate(0);
         if self.qp_type() == QpType::UD {
-            // Goes nowhere, but has to say where to.
+            // It is never sent, but must have a destination.
             last_send = last_send.to(self.own_handle()?, self.qpn(), 0);
         }
         self.to_error()?;
         let of = |capacity| if capacity == 0 { Last::Done } else { Last::NotPosted };
         let sizes = self.capabilities();
         let mut send = of(sizes.max_send_wr);
-        // What it took from a shared queue is done when nothing more comes.
+        // Receives taken from a shared queue have completed once completions stop arriving.
         let mut receive = if self.srq().is_some() { Last::Posted } else { of(sizes.max_recv_wr) };
         loop {
             post(&mut send, || {
-                // SAFETY: SAFETY.md F6: of what `post` asks for, it has no memory and is no bind. The handle of
-                // a datagram is the queue pair's own, and goes after it.
+                // SAFETY: SAFETY.md F6: of the conditions of `post`, it has no memory and is not a bind. The handle of
+                // a datagram is the queue pair's own, and is dropped after it.
                 unsafe { self.post_send(last_send, Self::LAST_SEND_ID) }
             })?;
             post(&mut receive, || {
                 let request = ReceiveWorkRequest::only_immediate();
-                // SAFETY: SAFETY.md F1: of what `post` asks for, a receive without elements has nothing.
+                // SAFETY: SAFETY.md F1: no condition of `post` applies to a receive without elements.
                 unsafe { self.post_receive(request, Self::LAST_RECEIVE_ID) }
             })?;
             let mut take = |completion: WorkCompletion| match (
@@ -148,7 +147,7 @@ fn post(last: &mut Last, post: impl FnOnce() -> Result<(), PostError>) -> Result
     Ok(())
 }
 
-/// Takes what there is; whether there was nothing.
+/// Polls available completions. Returns true if there was none.
 fn poll(cq: &CompletionQueue, each: &mut impl FnMut(WorkCompletion)) -> Result<bool, Error> {
     let mut slots = [PollSlot::default(); 16];
     let completions = cq.poll(&mut slots)?;

@@ -80,14 +80,14 @@ pub(crate) fn to_rts(
     (attributes, mask)
 }
 
-/// Of UC and UD.
+/// To `RTS`, for UC and UD.
 pub(crate) fn to_rts_unreliable(send_psn: Psn) -> Modification {
     let (attributes, mask) = to_state(ibv_qp_state::IBV_QPS_RTS);
     let attributes = ibv_qp_attr { sq_psn: send_psn.get(), ..attributes };
     (attributes, mask | ibv_qp_attr_mask::IBV_QP_SQ_PSN)
 }
 
-/// To a state that needs nothing: `RTR` of UD, the error state.
+/// To a state without attributes: `RTR` of UD, the error state.
 pub(crate) fn to_state(qp_state: ibv_qp_state) -> Modification {
     (ibv_qp_attr { qp_state, ..Default::default() }, ibv_qp_attr_mask::IBV_QP_STATE)
 }

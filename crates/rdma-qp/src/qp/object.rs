@@ -1,4 +1,4 @@
-//! The object of the provider behind a queue pair, connected or not.
+//! The provider's object of a queue pair, connected or not.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -20,7 +20,7 @@ use crate::srq::queue::SharedReceiveQueue;
 #[derive(Debug)]
 pub(crate) struct Object {
     handle: Handle<ibv_qp, Needs>,
-    /// What its send queue is posted to through.
+    /// The object that its send queue is posted to.
     pub(crate) posted: Called<ibv_qp>,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
@@ -35,7 +35,7 @@ pub(crate) struct Object {
 /// The objects that a queue pair must not outlive.
 #[derive(Debug)]
 pub(crate) struct Needs {
-    /// Given back when it is destroyed, and before its shared receive queue, by whose address they count.
+    /// Released after the queue pair is destroyed, and before its shared receive queue, whose address they use.
     pub(crate) _claims: Claims,
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
@@ -104,7 +104,7 @@ impl Object {
         handle.close().map(drop).map_err(|(handle, error)| (back(handle), error))
     }
 
-    /// No groups yet. They are dropped before this object, or when they are empty.
+    /// Returns an empty set of groups. It is dropped before this object, or when it is empty.
     pub(crate) fn groups(&self) -> Groups {
         // SAFETY: SAFETY.md F6: of this domain, and its owner drops the groups first.
         unsafe { Groups::new(self.as_raw(), &self.needs().pd) }

@@ -7,7 +7,8 @@ use crate::error::Error;
 use crate::gid_choice::GidChoice;
 use crate::gid_network::shares_prefix;
 
-/// The GIDs of the port that the choice allows, with their indices in its table, best first.
+/// Returns the GIDs of the port that the choice allows, with their indices in its table, best
+/// first.
 pub(crate) fn choose(
     context: &Context,
     port: u8,
@@ -40,15 +41,15 @@ fn of_table(
             Err(Error::NoGidInNetwork { port, network, table: table.collect() })
         }
         _ => {
-            // Stable: within a rank the table's order stays.
+            // A stable sort: within a rank, the order of the table is kept.
             gids.sort_by_key(|&(rank, ..)| rank);
             Ok(gids.into_iter().map(|(_, gid, index)| (gid, index)).collect())
         }
     }
 }
 
-/// Has the endpoint carry those GIDs of the port that are most likely to be chosen. With more than it has room for, these
-/// are the address of the stream, the addresses of the network that the peer's address is of, and the best by rank.
+/// Selects the GIDs for the endpoint: those of the port that are most likely to be chosen. If they exceed the
+/// endpoint's capacity, these are the address of the stream, the addresses of the peer's network, and the best by rank.
 pub(crate) fn carry(endpoint: &mut QueuePairEndpoint, table: &mut [(EndpointGid, u8)]) {
     if let Some((own, peer)) = endpoint.stream {
         let is_of_peers_network = |gid: &EndpointGid| {
@@ -78,7 +79,7 @@ mod tests {
         EndpointGid::new(text.parse().unwrap(), GidType::ROCE_V2).with_prefix_length(prefix_length)
     }
 
-    /// 20 addresses, of a /24 each.
+    /// Returns 20 addresses, each in a /24 of its own.
     fn networks() -> Vec<(EndpointGid, u8)> {
         (0..20).map(|n| (gid(&format!("::ffff:10.0.{n}.1"), 120), n)).collect()
     }

@@ -15,10 +15,10 @@ use crate::qp::own_end::OwnEnd;
 use crate::qp::own_gids;
 use crate::qp::queue_pair::QueuePair;
 
-/// A queue pair that waits for its peer's endpoint; of UD one that waits for [`activate`](Self::activate).
+/// A queue pair before its connection to the peer's endpoint; for UD, before [`activate`](Self::activate).
 ///
 /// # Examples
-/// Two ends in one program; elsewhere the endpoints travel as bytes.
+/// Two ends in one program; otherwise the endpoints are transferred as bytes.
 /// ```
 /// use rdma_qp::{CompletionQueue, prelude::*};
 ///
@@ -43,14 +43,14 @@ pub struct PreparedQueuePair {
 }
 
 impl PreparedQueuePair {
-    /// The endpoint for the peer.
+    /// Returns the endpoint for the peer.
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {
         self.end.endpoint
     }
 
-    /// Sets the addresses of the stream by which the ends meet, as this end sees them: `local_addr` and `peer_addr` of
-    /// the TCP connection over which the endpoints travel. Call it before [`endpoint`](Self::endpoint), at both ends: a
+    /// Sets the addresses of the stream over which the ends exchange their endpoints, as this end sees them. For a TCP
+    /// connection these are `local_addr` and `peer_addr`. Call it before [`endpoint`](Self::endpoint), at both ends: a
     /// connection uses these addresses if both are GIDs (see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer)).
     ///
     /// # Examples
@@ -75,18 +75,18 @@ impl PreparedQueuePair {
 
     /// Connects to the peer: `INIT`, `RTR`, `RTS`.
     ///
-    /// Sends nothing. The peer does the same with the endpoint of this one. Until then, the device retries messages
-    /// to it up to `max_ack_retries` times, and loses them without acknowledgements (UC).
+    /// Sends nothing. The peer must do the same with this end's endpoint. Until then, messages to it are retried up to
+    /// `max_ack_retries` times, or are lost without acknowledgements (UC).
     ///
     /// # Errors
-    /// [`Error::Handshake`] with the field in which the endpoints do not fit, [`Error::NotConnected`] of
-    /// UD, [`Error::Transition`] with what the device refused. The queue pair is gone then.
+    /// [`Error::Handshake`] with the field in which the endpoints do not match; [`Error::NotConnected`] for UD;
+    /// [`Error::Transition`] if the device refuses. The queue pair is destroyed then.
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(self, peer: QueuePairEndpoint) -> Result<QueuePair, Error> {
         let own = self.endpoint();
         let attributes = self.connect_attributes(&peer)?;
         let qp = self.connect(attributes)?;
-        // With the GIDs of both ends, those that were chosen, and the rule.
+        // Includes the GIDs of both ends, the chosen ones, and the rule.
         tracing::debug!(?own, ?peer, ?attributes, "queue pair connected");
         Ok(qp)
     }
@@ -94,8 +94,7 @@ impl PreparedQueuePair {
     /// Returns the attributes with which [`handshake`](Self::handshake) would connect.
     ///
     /// # Errors
-    /// [`Error::Handshake`] with the field in which the endpoints do not fit, [`Error::NotConnected`] of
-    /// UD.
+    /// [`Error::Handshake`] with the field in which the endpoints do not match, [`Error::NotConnected`] for UD.
     pub fn connect_attributes(&self, peer: &QueuePairEndpoint) -> Result<ConnectAttributes, Error> {
         self.check_connected()?;
         let OwnEnd { endpoint, table, .. } = &self.end;
@@ -104,11 +103,10 @@ impl PreparedQueuePair {
         Ok(ConnectAttributes::compute(&own, peer).map_err(Box::new)?)
     }
 
-    /// Connects with these attributes, which the program may get by any means.
+    /// Connects with these attributes, which the program may obtain by any means.
     ///
     /// # Errors
-    /// [`Error::Transition`] with what the device refused, [`Error::NotConnected`] of UD. The queue pair is
-    /// gone then.
+    /// [`Error::Transition`] if the device refuses, [`Error::NotConnected`] for UD. The queue pair is destroyed then.
     #[doc(alias = "ibv_modify_qp")]
     pub fn connect(self, attributes: ConnectAttributes) -> Result<QueuePair, Error> {
         self.check_connected()?;
@@ -128,12 +126,12 @@ impl PreparedQueuePair {
         if self.object.qp_type == QpType::UD { Err(Error::NotConnected) } else { Ok(()) }
     }
 
-    /// Makes a queue pair for datagrams ready: `INIT`, `RTR`, `RTS`. It receives from every port that has its key,
-    /// and sends to any port.
+    /// Activates a queue pair for datagrams: `INIT`, `RTR`, `RTS`. It receives from every port that has its key, and
+    /// sends to any port.
     ///
     /// # Errors
-    /// [`Error::NotDatagrams`] of RC and UC, [`Error::Transition`] with what the device refused. The queue
-    /// pair is gone then.
+    /// [`Error::NotDatagrams`] for RC and UC, [`Error::Transition`] if the device refuses. The queue pair is destroyed
+    /// then.
     ///
     /// # Examples
     /// ```

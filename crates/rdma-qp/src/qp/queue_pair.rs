@@ -1,4 +1,4 @@
-//! Queue pairs that are ready.
+//! Connected queue pairs, and active ones for datagrams.
 
 use std::sync::OnceLock;
 
@@ -20,23 +20,23 @@ use crate::srq::queue::SharedReceiveQueue;
 
 /// A queue pair (QP): a send queue and a receive queue.
 ///
-/// | [type](crate::QueuePairBuilder::qp_type) | talks to | messages | requests of the send queue |
+/// | [type](crate::QueuePairBuilder::qp_type) | communicates with | messages | requests of the send queue |
 /// |---|---|---|---|
 /// | RC | one peer, by [`handshake`](crate::PreparedQueuePair::handshake) | arrive once, in order, or it fails | all |
 /// | UC | one peer, by [`handshake`](crate::PreparedQueuePair::handshake) | arrive whole, in order, or not at all | sends, writes |
-/// | UD | anybody, after [`activate`](crate::PreparedQueuePair::activate) | of one packet, which arrives or not | sends that say [where they go](crate::SendWorkRequest::to) |
+/// | UD | any queue pair, after [`activate`](crate::PreparedQueuePair::activate) | of one packet, which arrives or not | sends with [a destination](crate::SendWorkRequest::to) |
 ///
-/// Requests go in by the [`post_…`](Self#posting) methods, and come out as completions of the
-/// queue pair's completion queues. All methods take `&self` and can be called from several threads.
+/// The [`post_…`](Self#posting) methods post requests, and the completion queues report them as
+/// completions. All methods take `&self` and can be called from several threads.
 ///
-/// The first failing request ends a reliable connection: the queue pair goes to its error state, and the
-/// rest is flushed. Of UC and UD a failing request of the send queue stops that queue alone: it goes to
-/// [`SQE`](QpState::SQE), receives go on, and [`modify`](Self::modify) to `RTS` lets it go on too. Success
-/// says there that the message was sent, not that it arrived. Dropping a queue pair destroys it; completions
-/// that were not polled are gone then.
+/// The first failing request ends a reliable connection: the queue pair goes to its error state, and the other requests
+/// are flushed. For UC and UD, a failing request of the send queue stops only that queue. It goes to
+/// [`SQE`](QpState::SQE), receives continue, and [`modify`](Self::modify) to `RTS` restarts it. Success means there
+/// that the message was sent, not that it arrived. Dropping a queue pair destroys it, and drops completions that were
+/// not polled.
 ///
 /// # Examples
-/// A message from one end to the other.
+/// Sending a message from one end to the other.
 /// ```
 /// use rdma_qp::{CompletionQueue, PollSlot, ReceiveWorkRequest, SendWorkRequest, prelude::*};
 ///
@@ -53,7 +53,7 @@ use crate::srq::queue::SharedReceiveQueue;
 /// # let (a, b) = (a.handshake(b_end)?, b.handshake(a_end)?);
 ///
 /// let mut buffer = target.get_mut(0, 64).unwrap();
-/// // SAFETY: nobody touches either region until both requests have completed below.
+/// // SAFETY: neither region is used elsewhere until both requests have completed below.
 /// unsafe { b.post_receive(ReceiveWorkRequest::new(&mut [buffer.scatter_element()]), 1) }.unwrap();
 /// let data = [source.get_ref(0, 5).unwrap().gather_element()];
 /// // SAFETY: as above.
@@ -76,9 +76,9 @@ use crate::srq::queue::SharedReceiveQueue;
 #[doc(alias = "ibv_qp")]
 #[derive(Debug)]
 pub struct QueuePair {
-    /// Left before the queue pair is destroyed; `None` if it is connected.
+    /// The groups, which are left before the queue pair is destroyed; `None` if it is connected.
     groups: Option<Groups>,
-    // Before the peers: the handle to itself is the device's as long as there is a request that names it.
+    // Dropped before `peers`: the device uses the handle to itself while a request names it.
     object: Object,
     peers: Peers,
 }
@@ -109,7 +109,7 @@ impl QueuePair {
         self.groups.as_ref().ok_or(Error::NotDatagrams { qp_type: self.qp_type() })
     }
 
-    /// What only queue pairs for datagrams have.
+    /// Returns the fields for datagrams.
     pub(crate) fn datagrams(&self) -> Result<&Datagrams, Error> {
         match &self.peers {
             Peers::Anybody(datagrams) => Ok(datagrams),
@@ -117,14 +117,14 @@ impl QueuePair {
         }
     }
 
-    /// The type of the queue pair.
+    /// Returns the type of the queue pair.
     #[inline]
     #[must_use]
     pub const fn qp_type(&self) -> QpType {
         self.object.qp_type
     }
 
-    /// The QPN (queue pair number) of this queue pair.
+    /// Returns the QPN (queue pair number) of this queue pair.
     #[doc(alias = "qp_num")]
     #[inline]
     #[must_use]
@@ -132,7 +132,7 @@ impl QueuePair {
         self.object.qpn
     }
 
-    /// The capacities of the queues, as the device has set them: never less than requested.
+    /// Returns the capacities of the queues, as set by the device: never less than requested.
     #[inline]
     #[must_use]
     pub const fn capabilities(&self) -> QueuePairCapabilities {
@@ -153,22 +153,22 @@ impl QueuePair {
         self.object.usual_sge
     }
 
-    /// Returns true if the queue pair posts by function calls (`ibv_wr_send` and its kin), as [asked
-    /// for](crate::QueuePairBuilder::extended).
+    /// Returns true if the queue pair posts by function calls (`ibv_wr_send` and its kin); see
+    /// [`extended`](crate::QueuePairBuilder::extended).
     #[doc(alias = "ibv_qp_to_qp_ex")]
     #[must_use]
     pub const fn is_extended(&self) -> bool {
         self.object.posted.stands_in()
     }
 
-    /// The object that `ibv_post_send` is called on.
+    /// Returns the object that `ibv_post_send` is called on.
     #[inline]
     pub(crate) const fn posted(&self) -> *mut ibv_qp {
         self.object.posted.as_ptr()
     }
 
-    /// The peer that the queue pair was connected to, and the attributes; `None` for UD, which has
-    /// no one peer, and for a queue pair that was connected [elsewhere](Self::from_raw).
+    /// Returns the attributes of the connection to the peer. `None` for UD, which has no single
+    /// peer, and for a queue pair that was connected [elsewhere](Self::from_raw).
     #[must_use]
     pub const fn peer(&self) -> Option<ConnectAttributes> {
         match self.peers {
@@ -177,33 +177,33 @@ impl QueuePair {
         }
     }
 
-    /// The Q_Key that datagrams needed when the queue pair was made ready; `None` for connected queue pairs.
-    /// [`query`](Self::query) returns the present one.
+    /// Returns the Q_Key that datagrams needed when the queue pair was activated; `None` for connected queue pairs.
+    /// [`query`](Self::query) returns the current one.
     #[must_use]
     pub fn qkey(&self) -> Option<u32> {
         self.datagrams().ok().map(|datagrams| datagrams.end.endpoint.qkey())
     }
 
-    /// The completion queue for requests of the send queue.
+    /// Returns the completion queue for requests of the send queue.
     #[must_use]
     pub fn send_cq(&self) -> &CompletionQueue {
         &self.object.needs().send_cq
     }
 
-    /// The completion queue for receives.
+    /// Returns the completion queue for receives.
     #[must_use]
     pub fn recv_cq(&self) -> &CompletionQueue {
         &self.object.needs().recv_cq
     }
 
-    /// The shared receive queue that receives are taken from, if there is one.
+    /// Returns the shared receive queue that it takes receives from, if there is one.
     #[inline]
     #[must_use]
     pub fn srq(&self) -> Option<&SharedReceiveQueue> {
         self.object.needs().srq.as_ref()
     }
 
-    /// The protection domain whose memory the queue pair can use.
+    /// Returns the protection domain with the memory that the queue pair can use.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
@@ -219,7 +219,7 @@ impl QueuePair {
         Ok(QpState::from_raw(self.object.query(ibv_qp_attr_mask::IBV_QP_STATE)?.0.qp_state.0))
     }
 
-    /// The attributes, as the device has them; see `man ibv_query_qp`.
+    /// Queries the attributes from the device; see `man ibv_query_qp`.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -229,14 +229,14 @@ impl QueuePair {
         Ok(QueuePairAttributes::from_raw(&attributes, &init))
     }
 
-    /// What the device has said of this queue pair, oldest first, without taking it from anybody. It tells why the
-    /// queue pair has failed where no request of its own did: [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR) and
-    /// [`QP_REQ_ERR`](AsyncEventKind::QP_REQ_ERR) say that a request of the peer was refused here. SoftRoCE says
-    /// neither. It is a look at the last events of the context, as [`Context::events_of`](rdma_mem::Context::events_of)
-    /// says.
+    /// Returns the device's events about this queue pair, oldest first; other readers still get them. They give the
+    /// reason if the queue pair has failed without a failed request of its own.
+    /// [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR) and [`QP_REQ_ERR`](AsyncEventKind::QP_REQ_ERR) report that a
+    /// request of the peer was refused here. SoftRoCE reports neither. The events are the last ones of the context,
+    /// from [`Context::events_of`](rdma_mem::Context::events_of).
     ///
     /// # Errors
-    /// The provider's error, most often because the device went away.
+    /// Returns the provider's error, most often because the device was removed.
     ///
     /// # Examples
     /// ```
@@ -256,7 +256,7 @@ impl QueuePair {
         Ok(self.pd().context().events_of(self.event_source())?)
     }
 
-    /// The source by which events name the queue pair.
+    /// Returns the source of the queue pair's events.
     #[must_use]
     pub const fn event_source(&self) -> AsyncEventSource {
         AsyncEventSource::QueuePair { qpn: self.object.qpn, id: self.object.id }
@@ -266,11 +266,11 @@ impl QueuePair {
     ///
     /// [`handshake`](crate::PreparedQueuePair::handshake) makes all transitions of a connection. Use this for later
     /// changes: another `min_rnr_timer`, less `access`, or a new connection after `RESET`, which [`peer`](Self::peer)
-    /// does not return. Going to `RESET` drops all requests, without completions.
+    /// does not return. A change to `RESET` drops all requests, without completions.
     ///
     /// # Errors
     /// [`Error::NoTransition`] and [`Error::Attributes`], which name the mismatch, before the device sees the change;
-    /// [`Error::Transition`] with the refusal of the device.
+    /// [`Error::Transition`] if the device refuses.
     ///
     /// # Examples
     /// ```
@@ -301,9 +301,9 @@ impl QueuePair {
         self.object.modify(&mut attributes, mask, from, modification.to().unwrap_or(from))
     }
 
-    /// Ends the connection, and flushes outstanding requests: they complete with
+    /// Ends the connection, and flushes outstanding requests. They complete with
     /// [`WorkErrorCode::WorkRequestFlushError`](crate::WorkErrorCode::WorkRequestFlushError), except for those that
-    /// were done already. The peer is not notified.
+    /// were already executed. The peer is not notified.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -313,12 +313,12 @@ impl QueuePair {
         self.object.modify(&mut attributes, mask, QpState::RTS, QpState::ERR)
     }
 
-    /// Destroys the queue pair, after it has left the groups that it [joined](Self::attach_multicast). The device uses no
-    /// memory of its requests after this. A [borrowed](rdma_mem::Ownership::Borrowed) queue pair leaves those groups, and
-    /// is unchanged otherwise.
+    /// Destroys the queue pair, after it has left the groups that it [joined](Self::attach_multicast). The device uses
+    /// no memory of its requests after this. A [borrowed](rdma_mem::Ownership::Borrowed) queue pair only leaves those
+    /// groups.
     ///
     /// # Errors
-    /// The provider's error, with the queue pair.
+    /// Returns the queue pair and the provider's error.
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub fn close(self) -> Result<(), (Self, Error)> {
@@ -329,7 +329,7 @@ impl QueuePair {
         object.close().map_err(|(object, error)| (Self { groups, object, peers }, error.into()))
     }
 
-    /// The C object, which lives as long as `self`.
+    /// Returns the C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub const fn as_raw(&self) -> *mut ibv_qp {

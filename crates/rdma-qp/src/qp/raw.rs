@@ -17,20 +17,19 @@ use crate::qp::create;
 use crate::qp::queue_pair::QueuePair;
 
 impl QueuePair {
-    /// Wraps a queue pair that was created elsewhere, and connected or made ready for datagrams.
+    /// Wraps a queue pair that was created elsewhere, and connected or activated for datagrams.
     ///
-    /// `parents` names what it is of: the domain, both completion queues, the shared receive queue
-    /// if it has one. For datagrams (UD) its `gid_index`, `mtu`, `service_level` and the other
-    /// parts of an address hold for [`address_vector`](Self::address_vector). Type, QPN, sizes,
-    /// port and Q_Key are the queue pair's own, and no other option is used. It posts by
-    /// `ibv_post_send`.
+    /// `parents` has its domain, both completion queues, and the shared receive queue if it has
+    /// one. For datagrams (UD), its `gid_index`, `mtu`, `service_level` and the other parts of an
+    /// address apply to [`address_vector`](Self::address_vector). Type, QPN, sizes, port and Q_Key
+    /// are the queue pair's own, and no other option is used. It posts by `ibv_post_send`.
     ///
     /// # Errors
-    /// Same errors as [`build`](QueuePairBuilder::build), and what the provider returns to `ibv_query_qp`.
+    /// The errors are those of [`build`](QueuePairBuilder::build), and those of `ibv_query_qp`.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. `parents` names the owners of the very objects that it was created with, and a
-    /// shared receive queue if, and only if, it has one.
+    /// [`Ownership`] states the contract. `parents` has the owners of exactly the objects that it was created with, and
+    /// a shared receive queue if, and only if, it has one.
     ///
     /// # Examples
     /// ```
@@ -66,16 +65,18 @@ impl QueuePair {
         parents.qp_type = QpType::from_raw(unsafe { (*raw.as_ptr()).qp_type }.0);
         let queues = create::check_parents(&parents)?;
         let device = parents.pd.context().query_device();
-        // A provider that does not say what it has refuses by itself what it has not.
+        // If a provider does not report its capabilities, it has to refuse unsupported requests
+        // itself.
         let has_atomics = device.as_ref().map_or(true, create::has_atomics);
         let object = |cap: &ibv_qp_cap, claims, ownership| {
             let called = (raw, Called::itself(raw));
-            // SAFETY: SAFETY.md F2, F6, F9: this function's contract; it is posted to itself.
+            // SAFETY: SAFETY.md F2, F6, F9: this function's contract; requests are posted to the
+            // queue pair itself.
             unsafe {
                 create::object(&parents, queues, claims, called, (cap, has_atomics), ownership)
             }
         };
-        // Borrowed until nothing can fail any more.
+        // Borrowed until nothing else can fail.
         let lent = object(&ibv_qp_cap::default(), [None, None], Ownership::Borrowed);
         let (attributes, init) = lent.query(QueuePairAttributes::mask(parents.qp_type))?;
         drop(lent);

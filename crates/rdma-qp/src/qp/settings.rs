@@ -9,7 +9,7 @@ use crate::ah::vector::{AddressVector, GlobalRoute};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) access: AccessFlags,
-    /// Only of UD.
+    /// For UD only.
     pub(crate) qkey: u32,
     pub(crate) ack_timeout: AckTimeout,
     pub(crate) max_ack_retries: MaxAckRetries,
@@ -23,7 +23,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The way from this port to there, as these say.
+    /// Returns the route from this port to `lid`, with these settings.
     pub(crate) fn vector(
         &self,
         port: u8,

@@ -1,4 +1,4 @@
-//! The options of a shared receive queue, and creating one.
+//! The options of a shared receive queue, and its creation.
 #![allow(unsafe_code)]
 
 use rdma_mem::{Errno, Handle, ObjectId, ProtectionDomain, VerbError};
@@ -7,7 +7,7 @@ use rdma_sys::{ibv_srq_attr, ibv_srq_init_attr};
 use crate::error::{Error, srq_hint};
 use crate::srq::queue::SharedReceiveQueue;
 
-/// The options of a shared receive queue; made by `pd.create_srq()` of the
+/// The options of a shared receive queue, created by `pd.create_srq()` of the
 /// [prelude](crate::prelude).
 #[doc(alias = "ibv_srq_init_attr")]
 #[must_use]
@@ -19,7 +19,7 @@ pub struct SharedReceiveQueueBuilder<'a> {
 }
 
 impl SharedReceiveQueueBuilder<'_> {
-    /// Sets the number of receives that it holds. Default: 16.
+    /// Sets the number of receives that the queue holds. Default: 16.
     pub fn max_wr(mut self, max_wr: u32) -> Self {
         self.max_wr = max_wr;
         self
@@ -34,7 +34,7 @@ impl SharedReceiveQueueBuilder<'_> {
     /// Creates the queue; see `man ibv_create_srq`.
     ///
     /// # Errors
-    /// The provider's error, with the device's limits.
+    /// Returns the provider's error, with the device's limits.
     #[doc(alias = "ibv_create_srq")]
     pub fn build(self) -> Result<SharedReceiveQueue, Error> {
         let Self { pd, max_wr, max_sge } = self;
@@ -64,7 +64,7 @@ impl SharedReceiveQueueBuilder<'_> {
 }
 
 impl SharedReceiveQueue {
-    /// The options of a new queue; as `pd.create_srq()` of the [prelude](crate::prelude).
+    /// Returns the options of a new queue, like `pd.create_srq()` of the [prelude](crate::prelude).
     pub fn builder(pd: &ProtectionDomain) -> SharedReceiveQueueBuilder<'_> {
         SharedReceiveQueueBuilder { pd, max_wr: 16, max_sge: 4 }
     }

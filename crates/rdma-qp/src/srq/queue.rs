@@ -11,12 +11,12 @@ use crate::error::Error;
 
 /// A shared receive queue (SRQ): receives for any number of queue pairs.
 ///
-/// Whichever of its queue pairs gets a message takes the oldest receive, which completes in *that*
-/// queue pair's completion queue, with its QPN
-/// ([`WorkCompletion::qpn`](crate::WorkCompletion::qpn)). So a server with thousands of clients
-/// posts as many receives as it needs at a time, and not as many for each client.
+/// A queue pair that gets a message takes the oldest receive. The receive completes in *that* queue
+/// pair's completion queue, with its QPN ([`WorkCompletion::qpn`](crate::WorkCompletion::qpn)).
+/// Thus a server with thousands of clients posts only as many receives as it needs at a time, and
+/// not as many for each client.
 ///
-/// Clones are cheap and name the same queue. Its queue pairs keep it alive.
+/// Clones are cheap and refer to the same queue. Its queue pairs keep it alive.
 ///
 /// # Examples
 /// ```
@@ -29,7 +29,7 @@ use crate::error::Error;
 /// let srq = pd.create_srq().max_wr(8).build()?;
 /// let mut buffer = pd.allocate_region(64)?;
 /// let mut buffer = buffer.get_mut(0, 64).unwrap();
-/// // SAFETY: nobody touches the region until the receive has completed below.
+/// // SAFETY: the region is not used elsewhere until the receive has completed below.
 /// unsafe { srq.post_receive(ReceiveWorkRequest::new(&mut [buffer.scatter_element()]), 1) }.unwrap();
 ///
 /// # let connect = || -> Result<_, rdma_qp::Error> {
@@ -58,7 +58,7 @@ pub struct SharedReceiveQueue(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Queue pairs hold a clone of the queue, so that it is destroyed after them.
+    /// Queue pairs hold a clone of the queue, so it is destroyed after them.
     handle: Handle<ibv_srq, ProtectionDomain>,
     id: ObjectId,
     max_wr: u32,
@@ -70,11 +70,11 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedReceiveQueueAttributes {
-    /// The number of receives that it holds.
+    /// The number of receives that the queue holds.
     pub max_wr: u32,
     /// The greatest number of elements of a receive.
     pub max_sge: u32,
-    /// The limit that was set and not reached yet; 0 for none.
+    /// The limit that is set but not reached yet; 0 for none.
     pub limit: u32,
 }
 
@@ -83,7 +83,7 @@ impl SharedReceiveQueue {
     /// which these crates only compare.
     ///
     /// # Errors
-    /// If the provider refuses to query its size.
+    /// Returns an error if the provider refuses to query its size.
     ///
     /// # Safety
     /// [`Ownership`] states the contract; the queue is of this domain.
@@ -102,7 +102,7 @@ impl SharedReceiveQueue {
     /// // SAFETY: a live domain of this table.
     /// let raw = unsafe { (pd.verbs().create_srq)(pd.as_raw(), &raw mut init) };
     /// let raw = NonNull::new(raw).unwrap();
-    /// // SAFETY: just created in the domain, and nobody else destroys it.
+    /// // SAFETY: just created in the domain, and not destroyed elsewhere.
     /// let srq = unsafe { SharedReceiveQueue::from_raw(raw, &pd, Ownership::Owned) }?;
     /// // SAFETY: no memory.
     /// unsafe { srq.post_receive(ReceiveWorkRequest::only_immediate(), 1) }?;
@@ -116,7 +116,7 @@ impl SharedReceiveQueue {
         // SAFETY: SAFETY.md F1, F2: this function's contract.
         let attributes = unsafe { query(raw.as_ptr(), pd) }?;
         let SharedReceiveQueueAttributes { max_wr, max_sge, .. } = attributes;
-        // SAFETY: SAFETY.md F1: a live queue; its maker's, and does not change.
+        // SAFETY: SAFETY.md F1: a live queue; the field is set by its creator, and does not change.
         let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).srq_context });
         let (destroy, verb) = (pd.verbs().destroy_srq, "ibv_destroy_srq");
         // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the domain. Queue pairs hold a clone
@@ -134,12 +134,12 @@ impl SharedReceiveQueue {
         Self(Arc::new(Inner { handle, id, max_wr, max_sge }))
     }
 
-    /// Requests one event, [`SRQ_LIMIT_REACHED`], for when fewer than `limit` receives are left; 0 for none. See `man
-    /// ibv_modify_srq`.
+    /// Requests one event, [`SRQ_LIMIT_REACHED`], for the time when fewer than `limit` receives are left; 0 requests
+    /// none. See `man ibv_modify_srq`.
     ///
-    /// The event names this queue by its [`id`](Self::id), and occurs once for each request. If fewer receives are
-    /// left already, some devices report it at once, and others when the next receive is used, or never if none is
-    /// left. So set the limit first, and then post at least that many receives.
+    /// The event has the [`id`](Self::id) of this queue, and occurs once for each request. If fewer receives are left
+    /// already, some devices report the event at once. Others report it when the next receive is used, or never if none
+    /// is left. Therefore set the limit first, and then post at least that many receives.
     ///
     /// # Errors
     /// [`Error::LimitTooLarge`], or the provider's error.
@@ -172,7 +172,7 @@ impl SharedReceiveQueue {
         Ok(Errno::check(returned).map_err(|errno| VerbError::new("ibv_modify_srq", errno))?)
     }
 
-    /// The attributes, as the device has them; see `man ibv_query_srq`.
+    /// Queries the attributes from the device; see `man ibv_query_srq`.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -183,28 +183,31 @@ impl SharedReceiveQueue {
         unsafe { query(self.as_raw(), self.pd()) }
     }
 
-    /// The ID by which [asynchronous events](rdma_mem::AsyncEventSource::SharedReceiveQueue) name it.
+    /// Returns the id of the queue in [asynchronous
+    /// events](rdma_mem::AsyncEventSource::SharedReceiveQueue).
     #[inline]
     #[must_use]
     pub fn id(&self) -> ObjectId {
         self.0.id
     }
 
-    /// The number of receives that it holds, as the device has set it: never less than requested.
+    /// Returns the number of receives that the queue holds, as set by the device: never less than
+    /// requested.
     #[inline]
     #[must_use]
     pub fn max_wr(&self) -> u32 {
         self.0.max_wr
     }
 
-    /// The greatest number of elements of a receive, as the device has set it: never less than requested.
+    /// Returns the greatest number of elements of a receive, as set by the device: never less than requested.
     #[inline]
     #[must_use]
     pub fn max_sge(&self) -> u32 {
         self.0.max_sge
     }
 
-    /// The domain whose memory its receives can use, whatever the domains of its queue pairs.
+    /// Returns the domain with the memory that its receives can use. It may differ from the domains
+    /// of its queue pairs.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
@@ -221,8 +224,8 @@ impl SharedReceiveQueue {
     /// queue and its receives stay unchanged.
     ///
     /// # Errors
-    /// With the queue: [`Error::StillUsed`] if a clone or a queue pair of it is alive, or what the
-    /// provider says.
+    /// Returns the queue and an error: [`Error::StillUsed`] if a clone or a queue pair of it is
+    /// alive, or the provider's error.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         match Arc::try_unwrap(self.0) {
@@ -235,7 +238,7 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// The C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which lives as long as `self` or a clone.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_srq {

@@ -10,21 +10,21 @@ use crate::wr::elements::Elements;
 use crate::wr::flags::{FENCE, SIGNALED, flags};
 use crate::wr::queued::QueuedRequest;
 
-/// How many bytes an atomic operation works on.
+/// The number of bytes of an atomic operation.
 const WORD: u64 = 8;
 
 /// Changes eight bytes of the peer's memory, atomically with respect to all other atomic requests there, and returns
 /// their old value.
 ///
-/// Both words, the peer's and the result here, are in the byte order of their machine. The peer's is at
-/// an address that is a multiple of 8, in a region with remote atomic access, and its queue pair has
-/// that access too. To loads and stores of the peer's own processor it is atomic if the device says so
+/// Each word, the peer's and the result here, is in the byte order of its machine. The peer's word is at an address
+/// that is a multiple of 8, in a region with remote atomic access. The peer's queue pair needs that access too. Whether
+/// the operation is atomic with respect to loads and stores of the peer's own processor depends on the device
 /// ([`AtomicCapability`](rdma_mem::AtomicCapability)).
 ///
 /// IBTA vol 1, section 9.4.5.
 ///
 /// # Examples
-/// The next number of a counter that many machines count with.
+/// The next value of a counter that many machines use.
 /// ```
 /// use rdma_mem::{AccessFlags, ScatterList};
 /// use rdma_qp::AtomicWorkRequest;
@@ -44,7 +44,7 @@ const WORD: u64 = 8;
 /// let mut region = pd.allocate_region(8)?;
 /// let mut result = ScatterList::from([region.as_slice_mut()]);
 /// let next = AtomicWorkRequest::fetch_and_add(&mut result, counter, 1);
-/// // SAFETY: nobody looks at the region until the request has completed.
+/// // SAFETY: the region is not used until the request has completed.
 /// unsafe { qp.post_atomic(next, 1) }.unwrap();
 /// # let mut slots = [PollSlot::default()];
 /// # while cq.poll(&mut slots)?.next().map(|done| done.result().unwrap()).is_none() {}
@@ -103,7 +103,7 @@ impl<'wr, 'data> AtomicWorkRequest<'wr, 'data> {
         Self { result, remote, opcode, compare_add: compare, swap, flags: SIGNALED }
     }
 
-    /// Adds `add` to the peer's word. It wraps, so that [`u64::wrapping_neg`] subtracts.
+    /// Adds `add` to the peer's word. The addition wraps, so [`u64::wrapping_neg`] subtracts.
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     #[inline]
     #[must_use]
@@ -117,7 +117,7 @@ impl<'wr, 'data> AtomicWorkRequest<'wr, 'data> {
         Self { result, remote, opcode, compare_add: add, swap: 0, flags: SIGNALED }
     }
 
-    /// The request, for a batch, with the WR ID that its completion will have.
+    /// Returns the request for a batch, with the WR ID of its completion.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {

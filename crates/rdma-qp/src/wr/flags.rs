@@ -7,13 +7,13 @@ pub(crate) const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
 pub(crate) const SOLICITED: u32 = ibv_send_flags::IBV_SEND_SOLICITED.0;
 pub(crate) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// What requests of the send queue have in common.
+/// Defines the methods of all requests of the send queue.
 macro_rules! flags {
     ($($request:ident)+) => {$(
         impl $request<'_, '_> {
-            /// Sets whether success makes a completion. Default: `true`; failure and flush always make one. The
-            /// completion of a later request of the same queue reports an unsignaled request as done, and only that
-            /// frees its slot. So every queue needs a signaled request now and then.
+            /// Sets whether success creates a completion. Default: `true`; failure and flush always create one. The
+            /// completion of a later request of the same queue reports an unsignaled request as completed, and only
+            /// that frees its slot. Therefore every queue needs a signaled request now and then.
             #[doc(alias = "IBV_SEND_SIGNALED")]
             #[inline]
             #[must_use]
@@ -22,15 +22,15 @@ macro_rules! flags {
                 self
             }
 
-            /// Returns true if success makes a completion; see [`signaled`](Self::signaled).
+            /// Returns true if success creates a completion; see [`signaled`](Self::signaled).
             #[inline]
             #[must_use]
             pub const fn is_signaled(&self) -> bool {
                 self.flags & SIGNALED != 0
             }
 
-            /// A fence: the request waits until the RDMA reads and atomics before it in the queue
-            /// are done.
+            /// Sets a fence: the request waits until the RDMA reads and atomics before it in the
+            /// queue have completed.
             #[doc(alias = "IBV_SEND_FENCE")]
             #[inline]
             #[must_use]
@@ -42,12 +42,12 @@ macro_rules! flags {
     )+};
 }
 
-/// What requests whose elements have domains have in common.
+/// Defines the methods of requests whose elements have domains.
 macro_rules! domains {
     ($($request:ident)+) => {$(
         impl<'wr, 'data> $request<'wr, 'data> {
-            /// Says of which domains its elements are, in order, so that it is refused when it is posted if
-            /// one is of another than the queue pair. `from_list` does this. Inline data is of none.
+            /// Sets the domains of its elements, in order. The post then refuses the request if one is not the domain
+            /// of the queue pair. `from_list` does this. Inline data has no domain.
             #[inline]
             #[must_use]
             pub const fn with_domains(mut self, domains: &'wr [&'data ProtectionDomain]) -> Self {
@@ -58,12 +58,11 @@ macro_rules! domains {
     )+};
 }
 
-/// What requests that carry data have in common.
+/// Defines the methods of requests that carry data.
 macro_rules! data {
     ($($request:ident)+) => {$(
         impl $request<'_, '_> {
-            /// Sends immediate data along, in host order at both ends. A receive of the peer takes
-            /// it.
+            /// Adds immediate data, in host order at both ends. It uses a receive of the peer.
             #[inline]
             #[must_use]
             pub const fn with_immediate(mut self, immediate: u32) -> Self {
@@ -71,8 +70,8 @@ macro_rules! data {
                 self
             }
 
-            /// The peer's completion wakes the peer even if it waits for solicited ones only. Of
-            /// writes, for those with immediate data.
+            /// Makes the peer's completion solicited: it wakes the peer even if the peer waits only
+            /// for these. For writes, it requires immediate data.
             #[doc(alias = "IBV_SEND_SOLICITED")]
             #[inline]
             #[must_use]

@@ -21,26 +21,26 @@ use crate::wr::flags::SIGNALED;
 /// A request of the send queue, of any kind, with its WR ID. [`QueuePair::post_batch`](crate::QueuePair::post_batch)
 /// posts a slice of them.
 ///
-/// Made by `with_id` of each request.
+/// The method `with_id` of each request creates it.
 #[doc(alias = "ibv_send_wr")]
 #[repr(C)]
 pub struct QueuedRequest<'wr, 'data> {
     pub(crate) wr: ibv_send_wr,
-    /// How many bytes the elements have, and how many the peer's memory.
+    /// The number of bytes of the elements and of the peer's memory.
     pub(crate) bounds: Bounds,
-    /// The domains of its elements, as far as they are known.
+    /// The known domains of its elements.
     pub(crate) domains: &'wr [&'data ProtectionDomain],
     borrow: PhantomData<(Data<'wr, 'data>, &'wr mut [ScatterElement<'data>])>,
 }
 
-// SAFETY: SAFETY.md F12: it stands for numbers and borrows of an array, of a handle or of a window, which are
-// `Send`. The pointers to other requests are set in one call and not used after it.
+// SAFETY: SAFETY.md F12: it consists of numbers and borrows of an array, of a handle or of a window, which are `Send`.
+// The pointers to other requests are set in one call and not used after it.
 unsafe impl Send for QueuedRequest<'_, '_> {}
 // SAFETY: SAFETY.md F12: nothing is done through `&self`.
 unsafe impl Sync for QueuedRequest<'_, '_> {}
 
 impl<'wr, 'data> QueuedRequest<'wr, 'data> {
-    /// A request without immediate data and remote memory.
+    /// Creates a request without immediate data and remote memory.
     #[inline]
     pub(crate) fn new(
         wr_id: u64,
@@ -49,8 +49,8 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         elements: Elements<'wr, 'data>,
     ) -> Self {
         let Elements { sg_list, num_sge, bytes, domains, inline } = elements;
-        // Each part by itself, and of a union no more than is used: zeros for the whole would be made
-        // elsewhere first and copied then, which takes longer than the post.
+        // Each part is set by itself, and only the used part of a union. Otherwise zeros for the
+        // whole would be built elsewhere first and copied, which takes longer than the post.
         let wr = ibv_send_wr {
             wr_id,
             next: null_mut(),
@@ -86,14 +86,14 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         self
     }
 
-    /// The WR ID that its completion will have.
+    /// Returns the WR ID of its completion.
     #[inline]
     #[must_use]
     pub const fn wr_id(&self) -> u64 {
         self.wr.wr_id
     }
 
-    /// The opcode of its successful completion.
+    /// Returns the opcode of its successful completion.
     #[inline]
     #[must_use]
     pub const fn opcode(&self) -> WcOpcode {
@@ -110,13 +110,13 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         }
     }
 
-    /// Gives it another WR ID.
+    /// Sets another WR ID.
     #[inline]
     pub const fn set_wr_id(&mut self, wr_id: u64) {
         self.wr.wr_id = wr_id;
     }
 
-    /// Whether success shall make a completion; see
+    /// Sets whether success creates a completion; see
     /// [`WriteWorkRequest::signaled`](crate::WriteWorkRequest::signaled).
     #[inline]
     pub const fn set_signaled(&mut self, signaled: bool) {
@@ -124,7 +124,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         self.wr.send_flags = if signaled { others | SIGNALED } else { others };
     }
 
-    /// Returns true if success makes a completion.
+    /// Returns true if success creates a completion.
     #[inline]
     #[must_use]
     pub const fn is_signaled(&self) -> bool {

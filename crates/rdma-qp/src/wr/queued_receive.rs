@@ -10,7 +10,7 @@ use rdma_sys::ibv_recv_wr;
 /// A receive with its WR ID. [`QueuePair::post_receive_batch`](crate::QueuePair::post_receive_batch) posts a slice of
 /// them.
 ///
-/// Made by [`ReceiveWorkRequest::with_id`](crate::ReceiveWorkRequest::with_id).
+/// [`ReceiveWorkRequest::with_id`](crate::ReceiveWorkRequest::with_id) creates it.
 #[doc(alias = "ibv_recv_wr")]
 #[repr(C)]
 pub struct QueuedReceive<'wr, 'data> {
@@ -19,21 +19,21 @@ pub struct QueuedReceive<'wr, 'data> {
     pub(super) borrow: PhantomData<&'wr mut [ScatterElement<'data>]>,
 }
 
-// SAFETY: SAFETY.md F12: it stands for numbers and the borrow of an array, which is `Send`. The
+// SAFETY: SAFETY.md F12: it consists of numbers and the borrow of an array, which is `Send`. The
 // pointers to other receives are set in one call and not used after it.
 unsafe impl Send for QueuedReceive<'_, '_> {}
 // SAFETY: SAFETY.md F12: nothing is done through `&self`.
 unsafe impl Sync for QueuedReceive<'_, '_> {}
 
 impl QueuedReceive<'_, '_> {
-    /// The WR ID that its completion will have.
+    /// Returns the WR ID of its completion.
     #[inline]
     #[must_use]
     pub const fn wr_id(&self) -> u64 {
         self.wr.wr_id
     }
 
-    /// Gives it another WR ID.
+    /// Sets another WR ID.
     #[inline]
     pub const fn set_wr_id(&mut self, wr_id: u64) {
         self.wr.wr_id = wr_id;

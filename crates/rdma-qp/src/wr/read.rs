@@ -7,7 +7,7 @@ use crate::wr::elements::Elements;
 use crate::wr::flags::{FENCE, SIGNALED, domains, flags};
 use crate::wr::queued::QueuedRequest;
 
-/// Reads memory of the peer, which notices nothing.
+/// Reads memory of the peer, whose processor is not involved.
 ///
 /// # Examples
 /// ```
@@ -34,7 +34,7 @@ use crate::wr::queued::QueuedRequest;
 /// let mut buffer = pd.allocate_region(8)?;
 /// let mut list = ScatterList::from([buffer.as_slice_mut()]);
 /// let request = ReadWorkRequest::from_list(&mut list, board.remote());
-/// // SAFETY: the buffer is left alone until the completion below.
+/// // SAFETY: the buffer is not used elsewhere until the completion below.
 /// unsafe { one.post_read(request, 1) }?;
 /// next()?.result()?;
 /// assert_eq!(&buffer[..], b"the word");
@@ -53,7 +53,7 @@ domains!(ReadWorkRequest);
 flags!(ReadWorkRequest);
 
 impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
-    /// Reads as many bytes from the beginning of `remote` as these elements have.
+    /// Reads from the beginning of `remote` as many bytes as these elements have.
     #[inline]
     #[must_use]
     pub const fn new(
@@ -63,7 +63,7 @@ impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
         Self { elements, domains: &[], remote, flags: SIGNALED }
     }
 
-    /// Same as [`new`](Self::new), from registered slices, whose domain is checked at the post.
+    /// Like [`new`](Self::new), but from registered slices, whose domain is checked at the post.
     #[inline]
     #[must_use]
     pub const fn from_list<const N: usize>(
@@ -74,7 +74,7 @@ impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
         Self { elements, domains, remote, flags: SIGNALED }
     }
 
-    /// The request, for a batch, with the WR ID that its completion will have.
+    /// Returns the request for a batch, with the WR ID of its completion.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {

@@ -10,8 +10,8 @@ use crate::wr::elements::Elements;
 use crate::wr::flags::domains;
 use crate::wr::queued_receive::QueuedReceive;
 
-/// Memory for one message of the peer; of a queue pair for datagrams, with 40 bytes more in front
-/// of it ([`GlobalRouteHeader`](crate::GlobalRouteHeader)).
+/// Memory for one message of the peer. For datagrams it needs 40 more bytes before the message
+/// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)).
 ///
 /// # Examples
 /// ```
@@ -35,12 +35,12 @@ use crate::wr::queued_receive::QueuedReceive;
 ///
 /// let mut buffer = pd.allocate_region(64)?;
 /// let mut list = ScatterList::from([buffer.as_slice_mut()]);
-/// // SAFETY: the buffer is left alone until the completion below.
+/// // SAFETY: the buffer is not used elsewhere until the completion below.
 /// unsafe { other.post_receive(ReceiveWorkRequest::from_list(&mut list), 7) }?;
 /// # let mut data = pd.allocate_region(5)?;
 /// # data.copy_from_slice(b"hello");
 /// # let list = GatherList::from([data.as_slice()]);
-/// # // SAFETY: the data is left alone until its receive is done.
+/// # // SAFETY: the data is not changed until its receive has completed.
 /// # unsafe { one.post_send(SendWorkRequest::from_list(&list).signaled(false), 1) }?;
 /// let length = next()?.result()?.scattered_bytes().unwrap_or(0);
 /// assert_eq!(&buffer[..length], b"hello");
@@ -55,15 +55,15 @@ pub struct ReceiveWorkRequest<'wr, 'data> {
 domains!(ReceiveWorkRequest);
 
 impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
-    /// Takes one message into these elements, in order. The message may be shorter than they are, not
-    /// longer.
+    /// Receives one message into these elements, in order. The message may be shorter than the
+    /// elements, but not longer.
     #[inline]
     #[must_use]
     pub const fn new(elements: &'wr mut [ScatterElement<'data>]) -> Self {
         Self { elements, domains: &[] }
     }
 
-    /// Same as [`new`](Self::new), from registered slices, whose domain is checked at the post.
+    /// Like [`new`](Self::new), but from registered slices, whose domain is checked at the post.
     #[inline]
     #[must_use]
     pub const fn from_list<const N: usize>(list: &'wr mut ScatterList<'data, N>) -> Self {
@@ -71,14 +71,14 @@ impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
         Self { elements, domains }
     }
 
-    /// Takes a message of no bytes, or the immediate data of an RDMA write.
+    /// Receives a message of 0 bytes, or the immediate data of an RDMA write.
     #[inline]
     #[must_use]
     pub const fn only_immediate() -> Self {
         Self { elements: &mut [], domains: &[] }
     }
 
-    /// The receive, for a batch, with the WR ID that its completion will have.
+    /// Returns the receive for a batch, with the WR ID of its completion.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedReceive<'wr, 'data> {

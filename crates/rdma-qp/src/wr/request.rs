@@ -1,4 +1,4 @@
-//! The trait of all work requests, by which they are posted.
+//! The trait of all work requests, for posting.
 
 use crate::wr::atomic::AtomicWorkRequest;
 use crate::wr::queued::QueuedRequest;
@@ -9,9 +9,9 @@ use crate::wr::send::SendWorkRequest;
 use crate::wr::window::{BindWindow, LocalInvalidate, SendWithInvalidate};
 use crate::wr::write::WriteWorkRequest;
 
-/// A request that [`QueuePair::post`](crate::QueuePair::post) takes, of any kind.
+/// A request of any kind for [`QueuePair::post`](crate::QueuePair::post).
 ///
-/// | request | posted by itself with |
+/// | request | method for a single post |
 /// |---|---|
 /// | [`SendWorkRequest`] | [`post_send`](crate::QueuePair::post_send) |
 /// | [`WriteWorkRequest`] | [`post_write`](crate::QueuePair::post_write) |
@@ -21,12 +21,12 @@ use crate::wr::write::WriteWorkRequest;
 /// | [`LocalInvalidate`], [`SendWithInvalidate`] | |
 /// | [`ReceiveWorkRequest`] | [`post_receive`](crate::QueuePair::post_receive) |
 ///
-/// Sealed: the kinds of requests are those of the verbs.
+/// The trait is sealed: the kinds of requests are those of the verbs.
 pub trait WorkRequest: sealed::IntoQueued {}
 
 impl<R: sealed::IntoQueued> WorkRequest for R {}
 
-#[allow(unnameable_types)] // that is how it is sealed
+#[allow(unnameable_types)] // this seals it
 pub(crate) mod sealed {
     use crate::post::error::PostError;
     use crate::qp::queue_pair::QueuePair;
@@ -44,15 +44,15 @@ pub(crate) mod sealed {
         fn check(&self, qp: &QueuePair) -> Result<(), PostError>;
 
         /// # Safety
-        /// Same contract as [`QueuePair::post`].
+        /// The contract is that of [`QueuePair::post`].
         unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError>;
 
         /// # Safety
-        /// Same contract as [`QueuePair::post_batch`].
+        /// The contract is that of [`QueuePair::post_batch`].
         unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
     }
 
-    /// Checks all; the error names the request.
+    /// Checks all requests; the error has the index of the invalid one.
     #[inline]
     pub(crate) fn check_all<Q>(
         batch: &[Q],
@@ -65,7 +65,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// Makes requests postable: those that have a `with_id`.
+/// Implements the trait for requests that have a `with_id`.
 macro_rules! requests {
     ($($request:ident => $queued:ident),+ $(,)?) => {$(
         impl<'wr, 'data> sealed::IntoQueued for $request<'wr, 'data> {

@@ -9,7 +9,7 @@ use crate::wr::elements::{Data, Elements};
 use crate::wr::flags::{FENCE, SIGNALED, SOLICITED, data, domains, flags};
 use crate::wr::queued::QueuedRequest;
 
-/// Sends a message, which goes into the peer's next receive.
+/// Sends a message, which the peer's next receive gets.
 ///
 /// # Examples
 /// ```
@@ -48,12 +48,11 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         Self::of(Data::Keyed(elements))
     }
 
-    /// Sends these bytes, which the processor copies when the request is posted: they can be used
-    /// again at once, and need no registration. There can be as much as the queue pair's
+    /// Sends these bytes, which the processor copies during the post: they can be used again at
+    /// once, and need no registration. Their total is limited to the queue pair's
     /// `max_inline_data`.
     ///
-    /// The other elements of a request cannot be sent like this: their addresses are those by which a device
-    /// finds memory, see [`InlineElement`].
+    /// Other kinds of elements cannot be sent inline: their addresses are those of the device, see [`InlineElement`].
     ///
     /// `man ibv_post_send`, `man ibv_wr_post`.
     ///
@@ -72,7 +71,7 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     /// # let (one, other) = (one.handshake(other_end)?, other.handshake(one_end)?);
     /// let mut buffer = pd.allocate_region(16)?;
     /// let mut list = ScatterList::from([buffer.as_slice_mut()]);
-    /// // SAFETY: the region is left alone until the completion below.
+    /// // SAFETY: the region is not used elsewhere until the completion below.
     /// unsafe { other.post_receive(ReceiveWorkRequest::from_list(&mut list), 1) }.unwrap();
     ///
     /// let mut text = *b"a few bytes";
@@ -100,26 +99,26 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         Self { data, domains: &[], immediate: None, flags: SIGNALED, destination: None }
     }
 
-    /// Same as [`new`](Self::new), from registered slices, whose domain is checked at the post.
+    /// Like [`new`](Self::new), but from registered slices, whose domain is checked at the post.
     #[inline]
     #[must_use]
     pub const fn from_list<const N: usize>(list: &'wr GatherList<'data, N>) -> Self {
         Self { domains: list.domains(), ..Self::new(list.elements()) }
     }
 
-    /// Sends a message of no bytes, with immediate data.
+    /// Sends a message of 0 bytes, with immediate data.
     #[inline]
     #[must_use]
     pub const fn only_immediate(immediate: u32) -> Self {
         Self { immediate: Some(immediate), ..Self::new(&[]) }
     }
 
-    /// Sends the message as a datagram, through that handle to the queue pair of that QPN, with its
-    /// Q_Key. Only for UD queue pairs, which need it for each message; a message is no longer than
+    /// Sends the message as a datagram through `handle`, to the queue pair with this QPN and Q_Key.
+    /// Only for UD queue pairs, which need it for each message. A message must not be longer than
     /// the MTU.
     ///
-    /// The handle is of the queue pair's domain, and lives until the request has completed. A key whose high
-    /// bit is set means the key of the queue pair that sends: IBTA vol 1, section 10.2.5; `man ibv_post_send`.
+    /// The handle is of the queue pair's domain, and lives until the request has completed. If the high bit of the key
+    /// is set, the key of the sending queue pair is used: IBTA vol 1, section 10.2.5; `man ibv_post_send`.
     ///
     /// See [`QueuePair::address_handle`](crate::QueuePair::address_handle) for an example.
     #[doc(alias = "remote_qpn")]
@@ -131,7 +130,7 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         self
     }
 
-    /// The request, for a batch, with the WR ID that its completion will have.
+    /// Returns the request for a batch, with the WR ID of its completion.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {

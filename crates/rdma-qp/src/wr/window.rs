@@ -1,6 +1,7 @@
 //! Work requests about memory windows.
 //!
-//! Those without elements of their own have lifetimes to choose from, so that they go into any batch.
+//! The lifetimes of requests without elements are unconstrained, so these requests fit into any
+//! batch.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,11 +18,11 @@ use crate::wr::flags::{FENCE, SIGNALED};
 use crate::wr::queued::QueuedRequest;
 use crate::wr::send::SendWorkRequest;
 
-/// Binds a window of type 2: gives the peer of this queue pair a part of the window's region.
+/// Binds a window of type 2: opens a part of the window's region to the peer of this queue pair.
 ///
-/// For a batch with the send that gives the peer the key; by itself, [`QueuePair::bind`] is
-/// shorter, and takes windows of type 1 too. The window counts as bound from the moment that this
-/// is made. If it is not posted, or refused, inform the window with
+/// Use it in a batch with the send that transfers the key to the peer. For a single bind,
+/// [`QueuePair::bind`] is shorter, and accepts windows of type 1 too. The window counts as bound
+/// once this request is created. If it is not posted, or the post fails, inform the window with
 /// [`never_bound`](MemoryWindow::never_bound).
 ///
 /// IBTA vol 1, section 10.6.7.2; `man ibv_post_send`.
@@ -49,7 +50,7 @@ use crate::wr::send::SendWorkRequest;
 /// let write = AccessFlags::new().with_remote_write();
 /// let bind = BindWindow::new(&mut window, 0..1024, write).unwrap().signaled(false);
 /// let tell = SendWorkRequest::only_immediate(bind.remote().rkey().get());
-/// // SAFETY: the region is the window's own, and there are no elements.
+/// // SAFETY: the region belongs to the window, and there are no elements.
 /// unsafe { qp.post_batch(&mut [bind.with_id(1), tell.with_id(2)]) }.unwrap();
 /// assert!(window.is_bound());
 /// # Ok::<(), rdma_qp::Error>(())
@@ -67,8 +68,8 @@ pub struct BindWindow<'w> {
 /// Invalidates a window of type 2 that this queue pair has bound. After it has completed with success, the peer no
 /// longer has access through the window.
 ///
-/// Only the key of such a window can be invalidated, not that of a region, of a window of type 1, or of another queue
-/// pair. IBTA vol 1, section 10.6.7.3; `man ibv_post_send`.
+/// The key of a region, of a window of type 1, or of another queue pair's window cannot be invalidated. IBTA vol 1,
+/// section 10.6.7.3; `man ibv_post_send`.
 ///
 /// # Examples
 /// ```no_run
@@ -92,8 +93,8 @@ pub struct LocalInvalidate {
     flags: u32,
 }
 
-/// Sends a message that invalidates a window of type 2 of the peer, before the peer's receive completes: this end no
-/// longer needs the peer's memory.
+/// Sends a message that invalidates a window of type 2 of the peer, before the peer's receive completes. It means that
+/// this end no longer needs the peer's memory.
 ///
 /// The peer's receive reports [the key](crate::WorkSuccess::invalidated_rkey). The peer's queue pair of this
 /// connection must have bound it: any other key ends the connection at the peer, after the message was delivered.
@@ -105,7 +106,7 @@ pub struct LocalInvalidate {
 /// # use rdma_qp::{QueuePair, SendWithInvalidate};
 /// # fn example(qp: &QueuePair, region: &OwnedRegion, lent: RemoteMemoryRegion) -> Option<()> {
 /// let done = [region.get_ref(0, 16)?.gather_element()];
-/// // SAFETY: the region is left alone until 3 has completed.
+/// // SAFETY: the region is not changed until 3 has completed.
 /// unsafe { qp.post(SendWithInvalidate::new(&done, lent.rkey()), 3) }.ok()?;
 /// # Some(())
 /// # }
@@ -117,20 +118,19 @@ pub struct SendWithInvalidate<'wr, 'data> {
     rkey: Rkey,
 }
 
-/// What requests without elements have in common with the others.
+/// Defines the methods that requests without elements share with the others.
 macro_rules! flags {
     ($($request:ty),+) => {$(
         impl $request {
-            /// Whether success makes a completion; as
-            /// [`SendWorkRequest::signaled`].
+            /// Sets whether success creates a completion, like [`SendWorkRequest::signaled`].
             #[doc(alias = "IBV_SEND_SIGNALED")]
             pub const fn signaled(mut self, signaled: bool) -> Self {
                 self.flags = if signaled { self.flags | SIGNALED } else { self.flags & !SIGNALED };
                 self
             }
 
-            /// A fence: the request waits until the RDMA reads and atomics before it in the queue
-            /// are done.
+            /// Sets a fence: the request waits until the RDMA reads and atomics before it in the
+            /// queue have completed.
             #[doc(alias = "IBV_SEND_FENCE")]
             pub const fn fence(mut self) -> Self {
                 self.flags |= FENCE;
@@ -143,13 +143,13 @@ macro_rules! flags {
 flags!(BindWindow<'_>, LocalInvalidate);
 
 impl<'w> BindWindow<'w> {
-    /// Binds `range` of the window's region, counted in bytes from the region's beginning, with these
-    /// rights: remote read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if the peer is to
-    /// count from 0.
+    /// Binds `range` of the window's region, in bytes from the region's beginning, with these rights. Allowed rights
+    /// are remote read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if the peer's addresses start at
+    /// 0.
     ///
     /// # Errors
-    /// What can be known to be wrong; then nothing has changed. A bind that was not prepared has no form in
-    /// C, so that it is refused here and not at its post.
+    /// Returns an error for a mistake that can be detected here; then nothing has changed. A bind that is not prepared
+    /// cannot be expressed in C, so it is refused here and not at its post.
     pub fn new<R: BindableRegion>(
         window: &'w mut MemoryWindow<R>,
         range: Range<usize>,
@@ -163,13 +163,13 @@ impl<'w> BindWindow<'w> {
         Ok(Self { prepared, remote, flags: SIGNALED, window: PhantomData })
     }
 
-    /// The memory for the peer: address, length and key.
+    /// Returns the memory for the peer: address, length and key.
     #[must_use]
     pub const fn remote(&self) -> RemoteMemoryRegion {
         self.remote
     }
 
-    /// The request, for a batch, with the WR ID that its completion will have.
+    /// Returns the request for a batch, with the WR ID of its completion.
     #[must_use]
     pub fn with_id<'data>(self, wr_id: u64) -> QueuedRequest<'w, 'data> {
         let PreparedBind { mw, rkey, info, .. } = self.prepared;
@@ -190,7 +190,7 @@ impl LocalInvalidate {
         Self { rkey: rkey.into(), flags: SIGNALED }
     }
 
-    /// The request, for a batch, with the WR ID that its completion will have.
+    /// Returns the request for a batch, with the WR ID of its completion.
     #[must_use]
     pub fn with_id<'wr, 'data>(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {
         let opcode = ibv_wr_opcode::IBV_WR_LOCAL_INV;
@@ -209,14 +209,14 @@ impl<'wr, 'data> SendWithInvalidate<'wr, 'data> {
         Self::from_send(SendWorkRequest::new(elements), rkey)
     }
 
-    /// Makes the request of a send, with the send's elements and flags. The key goes where
-    /// immediate data would, and replaces it.
+    /// Creates the request from a send, with its elements and flags. The key replaces immediate
+    /// data.
     #[must_use]
     pub fn from_send(send: SendWorkRequest<'wr, 'data>, rkey: impl Into<Rkey>) -> Self {
         Self { send, rkey: rkey.into() }
     }
 
-    /// The request, for a batch, with the WR ID that its completion will have.
+    /// Returns the request for a batch, with the WR ID of its completion.
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {
         let mut request = self.send.with_id(wr_id);

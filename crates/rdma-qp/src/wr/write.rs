@@ -7,7 +7,8 @@ use crate::wr::elements::{Data, Elements};
 use crate::wr::flags::{FENCE, SIGNALED, SOLICITED, data, domains, flags};
 use crate::wr::queued::QueuedRequest;
 
-/// Writes into memory of the peer, which notices nothing, unless immediate data goes along.
+/// Writes into memory of the peer. The peer's processor is not involved, unless the request has
+/// immediate data.
 ///
 /// # Examples
 /// ```
@@ -33,7 +34,7 @@ use crate::wr::queued::QueuedRequest;
 /// let mut data = pd.allocate_region(8)?;
 /// data.copy_from_slice(b"the word");
 /// let list = GatherList::from([data.as_slice()]);
-/// // SAFETY: the data is left alone until the completion below.
+/// // SAFETY: the data is not changed until the completion below.
 /// unsafe { one.post_write(WriteWorkRequest::from_list(&list, board.remote()), 1) }?;
 /// next()?.result()?;
 /// let mut word = [0; 8];
@@ -64,8 +65,8 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
         Self::of(Data::Keyed(elements), remote)
     }
 
-    /// Writes these bytes to the beginning of `remote`. The processor copies them when the request is posted, as
-    /// those of [`SendWorkRequest::inline`](crate::SendWorkRequest::inline).
+    /// Writes these bytes to the beginning of `remote`. The processor copies them during the post, like those of
+    /// [`SendWorkRequest::inline`](crate::SendWorkRequest::inline).
     #[doc(alias = "IBV_SEND_INLINE")]
     #[doc(alias = "ibv_wr_set_inline_data")]
     #[inline]
@@ -79,7 +80,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
         Self { data, domains: &[], remote, immediate: None, flags: SIGNALED }
     }
 
-    /// Same as [`new`](Self::new), from registered slices, whose domain is checked at the post.
+    /// Like [`new`](Self::new), but from registered slices, whose domain is checked at the post.
     #[inline]
     #[must_use]
     pub const fn from_list<const N: usize>(
@@ -89,7 +90,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
         Self { domains: list.domains(), ..Self::new(list.elements(), remote) }
     }
 
-    /// Writes no bytes, and sends immediate data, which a receive of the peer takes.
+    /// Writes no bytes, and sends immediate data, which uses a receive of the peer.
     #[inline]
     #[must_use]
     pub fn only_immediate(immediate: u32) -> Self {
@@ -97,7 +98,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
         Self { immediate: Some(immediate), ..nothing }
     }
 
-    /// The request, for a batch, with the WR ID that its completion will have.
+    /// Returns the request for a batch, with the WR ID of its completion.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {

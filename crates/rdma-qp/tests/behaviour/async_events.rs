@@ -1,4 +1,4 @@
-//! Asynchronous events of queue pairs and completion queues, as the software device has them.
+//! Asynchronous events of queue pairs and completion queues, from the software device.
 #![allow(unsafe_code)]
 
 use std::collections::HashSet;
@@ -17,7 +17,7 @@ fn next(events: &AsyncEvents) -> (AsyncEventKind, AsyncEventSource) {
     (kind, source)
 }
 
-/// Has `b` refuse a write of `a` to memory that is not there.
+/// Makes `b` refuse a write of `a` to memory that does not exist.
 fn refuse_access(a: &TestPeer, b: &TestPeer) {
     let source = a.pd.allocate_region(8).unwrap();
     let elements = [source.get_ref(0, 8).unwrap().gather_element()];
@@ -42,7 +42,7 @@ fn a_refused_access_is_an_event_of_the_queue_pair_that_refused() {
         assert_eq!(next(&events), (AsyncEventKind::QP_ACCESS_ERR, source));
         assert_eq!(events.try_get_event().unwrap(), None);
         assert_eq!(elsewhere.try_get_event().unwrap(), None, "it has its completion");
-        // It is acknowledged: destroying waits for nothing.
+        // The event is acknowledged, so destroying does not wait.
         b.qp.close().unwrap();
     }
 }
@@ -68,7 +68,7 @@ fn an_overflow_is_an_event_of_the_completion_queue_and_of_its_queue_pairs() {
             for n in 0..2 {
                 let nothing = RemoteMemoryRegion::new(0, 0, 0);
                 let request = WriteWorkRequest::new(&[], nothing);
-                // SAFETY: SAFETY.md F8: no memory. After the overflow it may be refused.
+                // SAFETY: SAFETY.md F8: no memory. After the overflow the post may fail.
                 let _ = unsafe { a.post_write(request, n) };
             }
         }
@@ -85,7 +85,7 @@ fn an_overflow_is_an_event_of_the_completion_queue_and_of_its_queue_pairs() {
 }
 
 #[test]
-fn each_taker_has_every_event_whoever_fetches_it() {
+fn each_taker_gets_every_event_from_any_fetching_thread() {
     const EVENTS: usize = 20;
     for device in DEVICES {
         rdma_soft::install();
@@ -98,7 +98,7 @@ fn each_taker_has_every_event_whoever_fetches_it() {
             let refuse = |_| {
                 let (a, b) = crate::common::pair_on(device, &context);
                 refuse_access(&a, &b);
-                // A look takes nothing away.
+                // This query removes no events.
                 while b.qp.async_events().unwrap() != [AsyncEventKind::QP_ACCESS_ERR] {
                     thread::yield_now();
                 }
@@ -111,7 +111,7 @@ fn each_taker_has_every_event_whoever_fetches_it() {
         let event = |b: &TestPeer| (AsyncEventKind::QP_ACCESS_ERR, b.qp.event_source());
         let expected: Vec<_> = pairs.iter().map(|(_, b)| event(b)).collect();
         assert_eq!(taken, [expected.clone(), expected.clone()]);
-        // The third has them all, though nobody fetches any more, and its file says so until the last.
+        // The third has them all, although the others have stopped fetching. Its file is readable until the last.
         let file = takers[2].as_fd().try_clone_to_owned().unwrap();
         for event in expected {
             assert!(is_readable(&file));
@@ -146,7 +146,7 @@ fn an_event_of_a_queue_pair_is_not_that_of_a_later_one_of_its_number() {
 }
 
 #[test]
-fn events_that_nobody_takes_make_nothing_wait() {
+fn unread_events_do_not_block_destruction() {
     for device in DEVICES {
         let (a, b) = pair(device);
         let events = b.pd.context().async_events().unwrap();

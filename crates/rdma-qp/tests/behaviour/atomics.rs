@@ -13,8 +13,7 @@ use rdma_qp::{
     WcOpcode, WorkErrorClass, WriteWorkRequest, prelude::*,
 };
 
-/// Posts one atomic request, whose result goes to the beginning of the board, and gives what it
-/// brought back.
+/// Posts one atomic request with the beginning of the board as its result, and returns this result.
 fn word(end: &TestPeer, opcode: WcOpcode, request: AtomicWorkRequest<'_, '_>) -> u64 {
     // SAFETY: SAFETY.md F8: a shared region, which outlives the completion.
     unsafe { end.qp.post_atomic(request, 3) }.unwrap();
@@ -65,7 +64,7 @@ fn batches_mix_atomics_with_other_requests() {
                 WriteWorkRequest::new(&data, b.board.remote()).fence().signaled(false).with_id(2),
                 AtomicWorkRequest::compare_and_swap(&mut other, counter, 5, 9).with_id(3),
             ];
-            // SAFETY: SAFETY.md F8: nobody touches the regions until the completion below.
+            // SAFETY: SAFETY.md F8: the regions are not used elsewhere until the completion below.
             unsafe { a.qp.post_batch(&mut batch) }.unwrap();
             assert_eq!(a.next().wr_id(), 3);
         }
@@ -77,7 +76,7 @@ fn batches_mix_atomics_with_other_requests() {
 }
 
 #[test]
-fn of_many_that_count_each_gets_a_number_of_its_own() {
+fn concurrent_fetch_and_adds_return_distinct_values() {
     const THREADS: usize = 4;
     const EACH: usize = 200;
     for device in DEVICES {
@@ -101,7 +100,7 @@ fn of_many_that_count_each_gets_a_number_of_its_own() {
             let numbers = (0..EACH).map(|_| {
                 let mut result = ScatterList::from([region.as_slice_mut()]);
                 let add = AtomicWorkRequest::fetch_and_add(&mut result, counter, 1);
-                // SAFETY: SAFETY.md F8: nobody looks at the region until the completion below.
+                // SAFETY: SAFETY.md F8: the region is not used until the completion below.
                 unsafe { client.post_atomic(add, 1) }.unwrap();
                 let mut slots = [PollSlot::default()];
                 let done = loop {
@@ -142,7 +141,7 @@ fn without_the_right_an_atomic_is_refused_by_the_peer() {
 /// A device without atomic operations, such as some Ethernet NICs.
 fn plain() -> &'static str {
     let name = "no-atomics";
-    // Another test may have been first.
+    // Another test may have installed it already.
     let _ = rdma_soft::Builder::new(name).without_atomics().install();
     name
 }

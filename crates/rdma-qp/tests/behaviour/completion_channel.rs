@@ -1,4 +1,4 @@
-//! Sleeping until something completes, and what is never left behind by it.
+//! Sleeping until something completes: no lost wake-up, and no event left over.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsFd;
@@ -13,13 +13,13 @@ use rdma_qp::{
     SendWorkRequest, prelude::*,
 };
 
-/// One end whose receives complete in a queue with a channel.
+/// One end with receives that complete in a queue with a channel.
 struct Sleeper {
     qp: QueuePair,
     cq: CompletionQueue,
 }
 
-/// A sender, and a receiver of this domain and channel.
+/// Returns a sender, and a receiver of this domain and channel.
 fn pair(pd: &ProtectionDomain, channel: &CompletionChannel) -> (QueuePair, Sleeper) {
     let cq = CompletionQueue::create_with_channel(channel, 64, 0).unwrap();
     let plain = CompletionQueue::create(pd.context(), 64).unwrap();
@@ -37,7 +37,7 @@ fn setup(device: &str) -> (ProtectionDomain, CompletionChannel) {
     (context.allocate_pd().unwrap(), CompletionChannel::create(&context).unwrap())
 }
 
-/// Sends a message of no bytes and waits until the sender has its completion.
+/// Sends a message of 0 bytes and waits until the sender has its completion.
 fn send(from: &QueuePair, to: &QueuePair, solicited: bool) {
     // SAFETY: SAFETY.md F8: no memory.
     unsafe { to.post_receive(ReceiveWorkRequest::only_immediate(), 1) }.unwrap();
@@ -77,7 +77,8 @@ fn no_wake_up_is_lost() {
                     let burst = round % 3 + 1;
                     (0..burst).for_each(|_| send(from, to, false));
                     total += burst;
-                    // The next round begins when this one was seen: a lost wake-up stops both.
+                    // The next round begins after this event was seen: a lost wake-up stops both
+                    // threads.
                     while wait_seen.recv_timeout(HANG).unwrap() < total {}
                 }
             });
@@ -107,7 +108,7 @@ fn an_event_comes_once_for_each_request() {
         let (pd, channel) = setup(device);
         let (a, b) = pair(&pd, &channel);
         send(&a, &b.qp, false);
-        assert_eq!(channel.try_get_event().unwrap(), None, "nobody asked");
+        assert_eq!(channel.try_get_event().unwrap(), None, "no request");
         b.cq.req_notify(false).unwrap();
         let begin = Instant::now();
         let short = Duration::from_millis(3);
@@ -140,7 +141,7 @@ fn solicited_events_come_for_solicited_and_for_failed_requests_only() {
 }
 
 #[test]
-fn events_say_which_of_many_queues_they_are_for() {
+fn events_name_their_queue() {
     for device in DEVICES {
         let (pd, channel) = setup(device);
         let pairs: Vec<_> = (0..8).map(|_| pair(&pd, &channel)).collect();
@@ -155,7 +156,8 @@ fn events_say_which_of_many_queues_they_are_for() {
         for n in [6, 4, 2, 1] {
             send(&pairs[n].0, &pairs[n].1.qp, false);
         }
-        // Two queues go before their events are taken: these go with them.
+        // Two queues are destroyed before their events are taken: these events are dropped with
+        // them.
         let ids: Vec<ObjectId> = pairs.iter().map(|(_, b)| b.cq.id()).collect();
         let kept: Vec<_> =
             pairs.into_iter().enumerate().filter(|(n, _)| ![4, 2].contains(n)).collect();
@@ -172,7 +174,7 @@ fn destroying_waits_for_no_event() {
         must_end(move || {
             let (pd, channel) = setup(device);
             let (a, b) = pair(&pd, &channel);
-            // More than are acknowledged at once, and one that nobody takes.
+            // More events than one batch of acknowledgements, and one that is never taken.
             for _ in 0..600 {
                 b.cq.req_notify(false).unwrap();
                 send(&a, &b.qp, false);
@@ -248,7 +250,7 @@ fn queues_come_and_go_while_another_thread_sleeps() {
 }
 
 #[test]
-fn what_cannot_send_events_says_so() {
+fn queues_without_a_channel_or_vector_refuse_events() {
     for device in DEVICES {
         let context = open(device);
         let cq = context.create_cq(4).unwrap();

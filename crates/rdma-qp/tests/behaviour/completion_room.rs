@@ -1,4 +1,4 @@
-//! Whether a completion queue holds what its queue pairs can have outstanding.
+//! Whether a completion queue can hold all outstanding requests of its queue pairs.
 
 use crate::common::parts;
 use rdma_mem::ProtectionDomain;
@@ -7,13 +7,13 @@ use test_support::events::{self, Event};
 use test_support::program::in_own_process;
 use tracing::Level;
 
-/// What `work` makes, and how many warnings of this crate.
+/// Returns the result of `work`, and the number of warnings of this crate.
 fn warnings<T>(work: impl FnOnce() -> T) -> (T, u32) {
     let warns = |event: &Event| event.level == Level::WARN && event.target.starts_with("rdma_qp");
     events::count(warns, work)
 }
 
-/// 16 sends and 16 receives, as by default.
+/// A builder with the default of 16 sends and 16 receives.
 fn both<'a>(pd: &'a ProtectionDomain, cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
     pd.create_qp().send_cq(cq).recv_cq(cq)
 }
@@ -22,7 +22,7 @@ fn strict(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair, Error> {
     builder.strict_cq(true).build()
 }
 
-/// Which queue is too small, and how large it would have to be.
+/// Returns the queue that is too small, and the required capacity.
 #[track_caller]
 fn too_small(built: Result<PreparedQueuePair, Error>) -> (&'static str, u32) {
     match built {
@@ -38,24 +38,21 @@ fn queue(pd: &ProtectionDomain, capacity: u32) -> CompletionQueue {
     }
 }
 
-/// In a process of its own: a thread of another test, which has no subscriber, may make an event first, which then has
-/// no listener.
+/// In a process of its own. Otherwise a thread of another test, which has no subscriber, may emit an event first, and
+/// `tracing` then disables that event.
 #[test]
-fn a_small_completion_queue_is_legal_and_one_event_tells_of_it() {
-    in_own_process(
-        "completion_room::a_small_completion_queue_is_legal_and_one_event_tells_of_it",
-        || {
-            let (pd, _) = parts("soft0");
-            let cq = queue(&pd, 40);
-            let (first, count) = warnings(|| both(&pd, &cq).build().unwrap());
-            assert_eq!(count, 0, "it fits");
-            let (more, count) = warnings(|| [(); 3].map(|()| both(&pd, &cq).build().unwrap()));
-            assert_eq!(count, 1, "when it became too small");
-            drop((first, more));
-            let (_, count) = warnings(|| both(&pd, &cq).max_send_wr(64).build().unwrap());
-            assert_eq!(count, 1, "and again, after there had been room");
-        },
-    );
+fn a_small_completion_queue_is_legal_and_logged_once() {
+    in_own_process("completion_room::a_small_completion_queue_is_legal_and_logged_once", || {
+        let (pd, _) = parts("soft0");
+        let cq = queue(&pd, 40);
+        let (first, count) = warnings(|| both(&pd, &cq).build().unwrap());
+        assert_eq!(count, 0, "it fits");
+        let (more, count) = warnings(|| [(); 3].map(|()| both(&pd, &cq).build().unwrap()));
+        assert_eq!(count, 1, "when it became too small");
+        drop((first, more));
+        let (_, count) = warnings(|| both(&pd, &cq).max_send_wr(64).build().unwrap());
+        assert_eq!(count, 1, "and again, after there had been room");
+    });
 }
 
 #[test]
@@ -78,7 +75,7 @@ fn a_strict_queue_pair_needs_room_for_all_that_complete_there() {
         drop(gone);
         there.push(strict(both(&pd, &cq)).unwrap());
         if there.len() == 2 {
-            // With the second, which is not gone yet.
+            // Including the second one, which is still alive.
             assert_eq!(too_small(strict(both(&pd, &cq).max_send_wr(1).max_recv_wr(0))).1, 97);
         }
     }
@@ -95,7 +92,7 @@ fn each_side_counts_where_it_completes_and_a_refused_queue_pair_does_not() {
     }
     let _second = strict(builder().max_recv_wr(0)).unwrap();
     assert_eq!(too_small(strict(builder().max_recv_wr(0))), ("send_cq", 48));
-    // Refused by the device.
+    // The device refuses this one.
     drop(first);
     assert!(matches!(strict(builder().max_send_sge(u32::MAX)), Err(Error::Verb(_))));
     let (_first, other) = (strict(builder()).unwrap(), queue(&pd, 16));

@@ -1,4 +1,5 @@
-//! The order in which the bytes of a message arrive, as a provider promises it: the software device with this query replaced.
+//! The order in which the bytes of a message arrive, as a provider guarantees it: the software device with this query
+//! replaced.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -10,7 +11,7 @@ use rdma_sys::{Verbs, ibv_qp, ibv_query_qp_data_in_order_flags, ibv_wr_opcode};
 
 type Query = unsafe extern "C" fn(*mut ibv_qp, ibv_wr_opcode, u32) -> c_int;
 
-/// Whole messages of WRITE, blocks of 128 bytes of READ, and nothing of SEND.
+/// Guarantees whole messages of WRITE, blocks of 128 bytes of READ, and nothing for SEND.
 unsafe extern "C" fn answer(_: *mut ibv_qp, opcode: ibv_wr_opcode, flags: u32) -> c_int {
     let caps = ibv_query_qp_data_in_order_flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
     let asks_for_caps = flags == caps;
@@ -19,11 +20,11 @@ unsafe extern "C" fn answer(_: *mut ibv_qp, opcode: ibv_wr_opcode, flags: u32) -
         ibv_wr_opcode::IBV_WR_RDMA_WRITE => 1,
         ibv_wr_opcode::IBV_WR_RDMA_READ if asks_for_caps => 2,
         ibv_wr_opcode::IBV_WR_SEND | ibv_wr_opcode::IBV_WR_RDMA_READ => 0,
-        _ => std::process::abort(), // nobody is to ask
+        _ => std::process::abort(), // never queried
     }
 }
 
-/// Asks a device whose provider has that query.
+/// Queries a device whose provider has that function.
 fn orders(table: &'static OnceLock<Verbs>, query: Option<Query>) -> [DataOrder; 4] {
     rdma_soft::install();
     let verbs = table.get_or_init(|| {

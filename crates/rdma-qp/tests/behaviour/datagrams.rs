@@ -1,4 +1,4 @@
-//! Datagrams: queue pairs without a peer, and the handles that say where their messages go.
+//! Datagrams: queue pairs without a peer, and the handles for the destinations of their messages.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use rdma_qp::{
     SendWorkRequest, WorkCompletion, WorkErrorCode, WorkRequest, WriteWorkRequest, prelude::*,
 };
 
-/// The first bytes of what a datagram is received into.
+/// The bytes of a datagram's receive before the message.
 const HEADER: usize = GlobalRouteHeader::BYTES;
 
 fn prepare(
@@ -30,7 +30,7 @@ fn prepare(
     (prepared, end)
 }
 
-/// An end for datagrams, and what the others have to know of it.
+/// Returns an end for datagrams, and its endpoint for the others.
 fn end_with(
     device: &str,
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
@@ -44,7 +44,7 @@ fn end(device: &str) -> (TestPeer, QueuePairEndpoint) {
     end_with(device, |builder| builder)
 }
 
-/// Takes a datagram of at most 64 bytes at this place of the board.
+/// Posts a receive for a datagram of at most 64 bytes at this offset of the board.
 fn receive(end: &TestPeer, at: usize, wr_id: u64) {
     let mut room = [ScatterElement::from(end.board.element(at..at + HEADER + 64).unwrap())];
     // SAFETY: SAFETY.md F8: a shared region, which outlives the queue pair's requests.
@@ -65,7 +65,7 @@ fn send(from: &TestPeer, bytes: &[u8], handle: &AddressHandle, to: &QueuePairEnd
 fn a_message_is_answered_by_what_came_with_it() {
     for device in DEVICES {
         for (with_header, extended) in [(false, false), (true, true), (false, true)] {
-            // On Ethernet there always is one; elsewhere it is a matter of the sender's handle.
+            // On Ethernet there always is a header; elsewhere it depends on the sender's handle.
             let ((a, a_end), (b, b_end)) =
                 (end_with(device, |builder| builder.extended(extended)), end(device));
             assert_eq!(a.qp.is_extended(), extended);
@@ -107,9 +107,9 @@ fn a_message_is_answered_by_what_came_with_it() {
     }
 }
 
-/// The receiver finds them in the route header, and in the completion.
+/// The receiver finds these values in the route header, and in the completion.
 #[test]
-fn what_an_address_vector_says_is_in_the_packets_that_take_it() {
+fn the_values_of_an_address_vector_are_in_its_packets() {
     let ((a, _), (b, b_end)) = (end("softib0"), end("softib0"));
     let own = a.pd.context().gid_table().unwrap()[0];
     let peer = b.pd.context().gid_table().unwrap()[0];
@@ -125,7 +125,7 @@ fn what_an_address_vector_says_is_in_the_packets_that_take_it() {
     send(&a, b"ping", &to_b, &b_end);
     let source = b.qp.datagram(&b.next()).unwrap();
     assert_eq!(source.service_level, 3);
-    // IBTA volume 1, 8.3: version 6, traffic class and flow label; behind length and next header the hop limit.
+    // IBTA volume 1, 8.3: version 6, traffic class and flow label; after length and next header the hop limit.
     let header = b.read::<HEADER>(0);
     let first = u32::from_be_bytes(*header.first_chunk().unwrap());
     assert_eq!(first >> 28, 6);
@@ -135,14 +135,14 @@ fn what_an_address_vector_says_is_in_the_packets_that_take_it() {
 }
 
 #[test]
-fn one_queue_pair_hears_from_many_and_from_itself() {
+fn one_queue_pair_receives_from_many_and_from_itself() {
     for device in DEVICES {
         let (hub, hub_end) = end(device);
         let others = [end(device).0, end(device).0];
         for from in others.iter().chain([&hub]) {
             receive(&hub, 0, 1);
             let handle = from.qp.address_handle(&hub_end).unwrap();
-            // The completion of the send comes first, or the receive does.
+            // The order of the two completions, of the send and of the receive, varies.
             let data = [GatherElement::from(from.board.element(4000..4001).unwrap())];
             let request = SendWorkRequest::new(&data).to(&handle, hub_end.qpn(), hub_end.qkey());
             // SAFETY: SAFETY.md F8: a shared region, and both outlive the request.
@@ -161,7 +161,7 @@ fn one_queue_pair_hears_from_many_and_from_itself() {
 }
 
 #[test]
-fn a_key_that_is_not_the_receivers_gets_nobody_in() {
+fn datagrams_with_a_wrong_key_are_dropped() {
     for device in DEVICES {
         let (a, _) = end(device);
         let (b, b_end) = end_with(device, |builder| builder.qkey(0x1234));
@@ -193,7 +193,7 @@ fn refusal(end: &TestPeer, request: impl WorkRequest) -> PostError {
 }
 
 #[test]
-fn a_send_has_to_say_where_it_goes_and_only_if_nobody_is_connected() {
+fn only_datagrams_need_and_accept_a_destination() {
     for device in DEVICES {
         let ((a, end_of_a), (b, _)) = (end(device), pair(device));
         let own = a.qp.address_handle(&end_of_a).unwrap();
@@ -406,7 +406,7 @@ fn draining_takes_everything_that_was_posted() {
 }
 
 #[test]
-fn a_way_back_to_ready_says_what_it_lacks() {
+fn a_transition_back_to_ready_names_missing_attributes() {
     let (a, _) = end("soft0");
     a.qp.modify(&QueuePairModification::new().state(QpState::RESET)).unwrap();
     let init = QueuePairModification::new().state(QpState::INIT).port(1).pkey_index(0);
@@ -433,7 +433,7 @@ fn types_without_code_here_are_refused_by_name() {
 }
 
 #[test]
-fn the_source_is_told_with_a_timestamp_and_from_a_shared_receive_queue() {
+fn the_source_is_known_with_a_timestamp_and_from_a_shared_receive_queue() {
     for device in DEVICES {
         let ((a, a_end), context) = (end(device), open(device));
         let cq = CompletionQueue::builder(&context).timestamps(true).build(256).unwrap();

@@ -1,4 +1,4 @@
-//! Requests that name memory which came as a file descriptor.
+//! Requests that name memory from a file descriptor.
 
 #![allow(unsafe_code)]
 
@@ -16,7 +16,7 @@ fn peers_and_requests_of_this_machine_use_the_bytes_of_the_file() {
         // SAFETY: SAFETY.md F16: the view's memory is never shown as a slice again.
         let file = unsafe { view.memfd() }.unwrap();
         let iova = 0x5000_0000_0000;
-        // SAFETY: SAFETY.md F8: nobody has a reference to the memory of the file.
+        // SAFETY: SAFETY.md F8: there is no reference to the memory of the file.
         let region = unsafe { b.pd.register_shared_dmabuf_mr(file, 4096, 4096, iova) }.unwrap();
 
         a.board.write(0, b"written").unwrap();

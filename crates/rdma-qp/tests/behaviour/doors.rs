@@ -1,4 +1,4 @@
-//! Queues and queue pairs that C made, each taken over and borrowed.
+//! Queues and queue pairs of C, each owned and borrowed by a wrapper.
 
 #![allow(unsafe_code)]
 
@@ -28,7 +28,7 @@ thread_local! {
     static DESTROYED: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The functions of the software device, of which these tell.
+/// Wraps functions of the software device to record the destroyed objects.
 macro_rules! counted {
     ($($name:ident: $object:ty,)+) => {
         $(unsafe extern "C" fn $name(object: *mut $object) -> c_int {
@@ -58,7 +58,7 @@ counted! {
     destroy_srq: ibv_srq,
 }
 
-/// A context that tells what is destroyed.
+/// A context that records the destroyed objects.
 fn context() -> Context {
     let device = open("soft0").device().as_raw();
     // SAFETY: SAFETY.md F2: a device of this table.
@@ -67,7 +67,7 @@ fn context() -> Context {
     unsafe { Context::from_raw(raw, verbs(), Ownership::Owned) }.unwrap()
 }
 
-/// What C makes for one end of a connection.
+/// The objects that C creates for one end of a connection.
 struct Made {
     pd: NonNull<ibv_pd>,
     channel: NonNull<ibv_comp_channel>,
@@ -121,7 +121,7 @@ impl Made {
         assert_eq!(returned, 0, "{state:?}");
     }
 
-    /// Connects to that one, of the same port.
+    /// Connects to `to`, which is on the same port.
     fn connect(&self, context: &Context, to: &Self) {
         let init =
             ibv_qp_attr { port_num: 1, qp_access_flags: everything().bits(), ..Default::default() };
@@ -147,7 +147,7 @@ impl Made {
         self.modify(rts, ibv_qp_state::IBV_QPS_RTS, &mask.collect::<Vec<_>>());
     }
 
-    /// Ready for datagrams with this key.
+    /// Activates the queue pair for datagrams with this key.
     fn activate(&self, qkey: u32) {
         let init = ibv_qp_attr { port_num: 1, qkey, ..Default::default() };
         let mask = [Mask::IBV_QP_PKEY_INDEX, Mask::IBV_QP_PORT, Mask::IBV_QP_QKEY];
@@ -158,7 +158,7 @@ impl Made {
 
     fn destroy(self) {
         let Self { pd, channel, cq, srq, qp, mr, memory } = self;
-        // SAFETY: SAFETY.md F2: live, and no value has it; so below.
+        // SAFETY: SAFETY.md F2: live, and not wrapped by a value; so below.
         assert_eq!(unsafe { (verbs().destroy_qp)(qp.as_ptr()) }, 0);
         // SAFETY: SAFETY.md F2: as above.
         assert_eq!(unsafe { (verbs().destroy_srq)(srq.as_ptr()) }, 0);
@@ -174,7 +174,7 @@ impl Made {
     }
 }
 
-/// This port's, by its first GID.
+/// Returns the address of this port, by its first GID.
 fn address(context: &Context) -> ibv_ah_attr {
     let own = context.gid_table().unwrap()[0];
     let mut address = ibv_ah_attr { is_global: 1, port_num: 1, ..Default::default() };
@@ -184,7 +184,7 @@ fn address(context: &Context) -> ibv_ah_attr {
     address
 }
 
-/// The same as owners.
+/// The same objects as owners.
 struct Owners {
     qp: QueuePair,
     mr: MemoryRegion,
@@ -196,8 +196,8 @@ struct Owners {
 
 impl Owners {
     fn of(made: &Made, context: &Context, ownership: Ownership) -> Self {
-        // SAFETY: SAFETY.md F6: what C made from these, in this order; with `Borrowed` it is destroyed by
-        // `Made::destroy` after this. So below.
+        // SAFETY: SAFETY.md F6: C created these from each other, in this order; with `Borrowed`, `Made::destroy`
+        // destroys them after this. So below.
         let pd = unsafe { ProtectionDomain::from_raw(made.pd, context, ownership) };
         let (raw, access) = (made.channel, everything());
         // SAFETY: SAFETY.md F6: as above.
@@ -215,7 +215,7 @@ impl Owners {
         Self { qp, mr, srq, cq, channel, pd }
     }
 
-    /// The next completion, asleep until then.
+    /// Waits for the next completion, and sleeps until then.
     fn next(&self) -> WorkCompletion {
         let mut slots = [PollSlot::default()];
         loop {
@@ -239,7 +239,7 @@ impl Owners {
     }
 }
 
-/// In the order of [`Made::destroy`].
+/// The functions in the order of [`Made::destroy`].
 const ALL: [&str; 6] =
     ["destroy_qp", "destroy_srq", "destroy_cq", "destroy_comp_channel", "dereg_mr", "dealloc_pd"];
 
@@ -271,7 +271,7 @@ fn a_connection_of_c_carries_messages_and_is_destroyed_once_by_its_owner() {
                 let local = one.pd.register_local_mr_slice(&data).unwrap();
                 let gather = [local.gather_element(&data)];
                 let remote = two.mr.remote().slice(8..24).unwrap();
-                // SAFETY: SAFETY.md F8: both are left alone until the completion.
+                // SAFETY: SAFETY.md F8: both are not used elsewhere until the completion.
                 unsafe { one.qp.post_write(WriteWorkRequest::new(&gather, remote), 1) }.unwrap();
                 assert_eq!((one.next().wr_id(), one.qp.state().unwrap()), (1, QpState::RTS));
                 // SAFETY: SAFETY.md F8: no memory.
@@ -301,7 +301,7 @@ fn a_connection_of_c_carries_messages_and_is_destroyed_once_by_its_owner() {
                     Ownership::Borrowed => assert!(calls.is_empty(), "{calls:?}"),
                 }
                 two.close();
-                // SAFETY: SAFETY.md F8: nobody writes any more.
+                // SAFETY: SAFETY.md F8: no further writes.
                 let word = unsafe { ptr::from_mut(&mut b.memory[2]).read_volatile() };
                 assert_eq!(word, 0x1111_1111_1111_1111);
                 if ownership == Ownership::Borrowed {
@@ -343,10 +343,10 @@ fn datagrams_of_c_go_by_its_handle_and_are_destroyed_once_by_their_owner() {
         let calls = usize::from(ownership == Ownership::Owned);
         assert_eq!(DESTROYED.take(), vec!["destroy_ah"; calls]);
         if ownership == Ownership::Borrowed {
-            // SAFETY: SAFETY.md F2: the value is gone.
+            // SAFETY: SAFETY.md F2: the value was dropped.
             assert_eq!(unsafe { (verbs().destroy_ah)(raw.as_ptr()) }, 0);
         }
-        // A queue pair for datagrams has a handle of its own, made here, for the last request.
+        // A queue pair for datagrams has a handle of its own, created here, for the last request.
         one.close();
         two.close();
         if ownership == Ownership::Borrowed {
@@ -358,20 +358,20 @@ fn datagrams_of_c_go_by_its_handle_and_are_destroyed_once_by_their_owner() {
 }
 
 #[test]
-fn a_queue_pair_that_cannot_be_taken_over_stays_its_callers() {
+fn a_queue_pair_that_cannot_be_wrapped_stays_the_callers() {
     let (context, other) = (context(), context());
     let made = Made::on(&context, ibv_qp_type::IBV_QPT_UD, null_mut());
-    // SAFETY: SAFETY.md F6: as it was made, and destroyed below.
+    // SAFETY: SAFETY.md F6: with its real parents, and destroyed below.
     let pd = unsafe { ProtectionDomain::from_raw(made.pd, &context, Ownership::Borrowed) };
     let cq = CompletionQueue::create(&other, 8).unwrap();
     let parents = || pd.create_qp().send_cq(&cq).recv_cq(&cq);
-    // SAFETY: it is refused before it is used.
+    // SAFETY: the call fails before it uses the queue pair.
     let refused = unsafe { QueuePair::from_raw(made.qp, parents(), Ownership::Owned) };
     assert!(matches!(refused, Err(Error::ForeignCompletionQueue { .. })), "{refused:?}");
-    // SAFETY: SAFETY.md F6: as it was made, and destroyed below.
+    // SAFETY: SAFETY.md F6: with its real parents, and destroyed below.
     let cq = unsafe { CompletionQueue::from_raw(made.cq, &context, None, Ownership::Borrowed) };
     let parents = pd.create_qp().send_cq(&cq).recv_cq(&cq);
-    // SAFETY: SAFETY.md F6: of these.
+    // SAFETY: SAFETY.md F6: with its real parents.
     let refused = unsafe { QueuePair::from_raw(made.qp, parents, Ownership::Owned) };
     assert!(matches!(refused, Err(Error::NoSuchPort { port: 0, .. })), "not ready: {refused:?}");
     drop((cq, pd));
@@ -405,7 +405,7 @@ fn an_event_of_a_queue_of_c_is_not_counted_for_one_with_its_name() {
         assert_eq!(channel.get_event_timeout(HANG).unwrap(), Some(cq.id()));
         drop((qp, two, theirs));
         // It waits for events that are not acknowledged.
-        // SAFETY: SAFETY.md F2: the value is gone.
+        // SAFETY: SAFETY.md F2: the value was dropped.
         assert_eq!(unsafe { (verbs().destroy_cq)(raw.as_ptr()) }, 0);
         cq.close().map_err(|(_, error)| error).unwrap();
         channel.close().map_err(|(_, error)| error).unwrap();
@@ -416,10 +416,10 @@ fn an_event_of_a_queue_of_c_is_not_counted_for_one_with_its_name() {
 fn elements_of_a_region_of_c_lie_within_it() {
     let context = context();
     let made = Made::on(&context, ibv_qp_type::IBV_QPT_RC, null_mut());
-    // SAFETY: SAFETY.md F6: as it was made, and destroyed below.
+    // SAFETY: SAFETY.md F6: with its real parents, and destroyed below.
     let pd = unsafe { ProtectionDomain::from_raw(made.pd, &context, Ownership::Borrowed) };
     let access = AccessFlags::new().with_local_write();
-    // SAFETY: SAFETY.md F8: as it was made, of a part of its rights.
+    // SAFETY: SAFETY.md F8: as registered, with a part of its rights.
     let mr = unsafe { MemoryRegion::from_raw(made.mr, &pd, access, Ownership::Borrowed) }.unwrap();
     assert!(GatherElement::new_checked(&mr, &[0; 8]).is_err(), "not its memory");
     drop((mr, pd));
@@ -437,7 +437,7 @@ fn a_queue_pair_needs_room_in_its_completion_queue_while_it_has_an_owner_here() 
     let rest = || builder().max_send_wr(capacity - 32).max_recv_wr(0).strict_cq(true).build();
     drop(rest().unwrap());
     let raw = NonNull::new(made.as_raw()).unwrap();
-    // SAFETY: SAFETY.md F6: of these, connected, and destroyed by `made`, later.
+    // SAFETY: SAFETY.md F6: with these parents, connected, and destroyed later by `made`.
     let lent = unsafe { QueuePair::from_raw(raw, builder(), Ownership::Borrowed) }.unwrap();
     let error = rest().unwrap_err();
     let Error::CompletionQueueTooSmall { needed, .. } = error else { panic!("{error}") };

@@ -1,4 +1,4 @@
-//! Endings: everything that was posted completes, and the caller sees it.
+//! Draining: every posted request completes, and the caller sees the completion.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -21,10 +21,11 @@ fn draining_hands_out_every_completion_once() {
             let (a, b) = pair(device);
             let (sends, receives) =
                 (a.qp.capabilities().max_send_wr.into(), a.qp.capabilities().max_recv_wr.into());
-            // Full queues: there is space for the last requests only once others have completed.
+            // The queues are full: the last requests can be posted only after others have
+            // completed.
             (0..receives).for_each(|id| receive(&a.qp, 1000 + id));
             for id in 0..sends {
-                // SAFETY: SAFETY.md F8: no memory. Nobody receives it: it waits for its turn.
+                // SAFETY: SAFETY.md F8: no memory. There is no receive, so the request waits.
                 unsafe { a.qp.post_send(SendWorkRequest::only_immediate(1), id) }.unwrap();
             }
             let mut ids = Vec::new();
@@ -39,7 +40,7 @@ fn draining_hands_out_every_completion_once() {
             ids.sort_unstable();
             let expected: Vec<u64> = (0..sends).chain((0..receives).map(|id| 1000 + id)).collect();
             assert_eq!(ids, expected);
-            // Once more: there is nothing left.
+            // Again, when nothing is left.
             a.qp.drain(HANG, |completion| panic!("{completion:?}")).unwrap();
             drop(b);
         });
@@ -72,7 +73,7 @@ fn queues_that_hold_nothing_need_no_draining() {
 }
 
 #[test]
-fn draining_is_bounded_where_another_one_takes_the_completions() {
+fn draining_times_out_if_other_code_polls_the_completions() {
     for device in DEVICES {
         must_end(move || {
             let (pd, sends) = parts(device);
@@ -84,7 +85,7 @@ fn draining_is_bounded_where_another_one_takes_the_completions() {
             let short = Duration::from_millis(5);
             let begin = Instant::now();
             let mut slots = [PollSlot::default(); 16];
-            // Both queues are flushed when the first completion of the one is seen.
+            // Both queues are flushed when the first completion of one is seen.
             let drained =
                 qp.drain(short, |_| while receives.poll(&mut slots).unwrap().is_empty() {});
             let Err(Error::DrainTimedOut { qpn, timeout }) = drained else { panic!("{drained:?}") };

@@ -1,4 +1,4 @@
-//! Options that an operator sets in the environment: each case runs in a process of its own, which its test starts.
+//! Options that an operator sets in the environment: each case runs in a process of its own, started by its test.
 #![allow(clippy::unwrap_used, clippy::panic)] // a failing helper fails its test
 
 use std::process::Command;
@@ -10,7 +10,7 @@ use test_support::program::in_own_process_with;
 const VARIABLES: [&str; 4] =
     ["RDMA_GID_INDEX", "RDMA_GID_NETWORK", "RDMA_TRAFFIC_CLASS", "RDMA_SERVICE_LEVEL"];
 
-/// Runs the case of a test in a process that has only these of the variables.
+/// Runs the case of a test in a process that has only these variables.
 fn with(test: &str, variables: &[(&str, &str)], case: impl FnOnce()) {
     let prepare = |program: &mut Command| {
         VARIABLES.into_iter().for_each(|name| _ = program.env_remove(name));

@@ -1,5 +1,5 @@
-//! Queue pairs that post by function calls. What all requests do, the tests of traffic show on such
-//! queue pairs too.
+//! Queue pairs that post by function calls. The tests of traffic also run all kinds of requests on
+//! such queue pairs.
 #![allow(unsafe_code)]
 
 use crate::common::{CALLS, LATE_CALLS, TestPeer, open, pair, pair_with, parts, try_connect};
@@ -9,7 +9,7 @@ use rdma_qp::{
     prelude::*,
 };
 
-/// So many writes of one byte.
+/// Returns `count` writes of one byte.
 fn batch<'wr, 'data>(
     data: &'wr [GatherElement<'data>; 1],
     to: &TestPeer,
@@ -45,7 +45,8 @@ fn a_batch_is_posted_as_a_whole_or_not_at_all() {
     }
 }
 
-/// Two queue pairs of one context that were to post by calls, and a write from one to the other.
+/// Creates two queue pairs of one context with the option to post by calls, and writes from one to
+/// the other.
 fn write_on(context: &Context) -> QueuePair {
     let parts = || {
         let cq = CompletionQueue::create(context, 64).unwrap();

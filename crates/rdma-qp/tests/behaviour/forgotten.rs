@@ -1,5 +1,5 @@
-//! Whatever a program forgets, with work in flight and events that nobody took: what is destroyed ends,
-//! and what is left works.
+//! Forgotten objects, with requests in flight and unread events: destroying the others ends, and the remaining ones
+//! work.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -16,12 +16,12 @@ use rdma_qp::{
 };
 use rdma_soft::{Builder, Schedule, SoftDevice};
 
-/// A device that executes nothing until the test says so, so that everything is in flight.
+/// A device that executes nothing until the test releases it, so that everything is in flight.
 const HELD: &str = "softheld0";
 
 fn context(device: &str) -> Context {
     if device == HELD {
-        // Another test may have been first.
+        // Another test may have installed it already.
         let _ = Builder::new(HELD).schedule(Schedule::Held).install();
     }
     open(device)
@@ -31,7 +31,7 @@ fn all() -> impl Iterator<Item = &'static str> {
     DEVICES.into_iter().chain([HELD])
 }
 
-/// Two connected queue pairs, of which the second's receives are informed of by a channel.
+/// Two connected queue pairs. A channel reports the receives of the second one.
 struct Pair {
     from: QueuePair,
     to: QueuePair,
@@ -52,8 +52,7 @@ fn pair(pd: &ProtectionDomain, channel: &CompletionChannel) -> Pair {
 }
 
 impl Pair {
-    /// Leaves everything behind that there is: requests in flight, receives that wait, completions and
-    /// events that nobody takes.
+    /// Leaves work of each kind: requests in flight, posted receives, completions and events that are never read.
     fn leave_work(&self, device: &str, channel: &CompletionChannel) {
         let data = [self.board.element(0..64).unwrap().into()];
         for round in 0..2 {
@@ -123,7 +122,7 @@ fn forgotten_objects_keep_themselves_and_nothing_else_from_ending() {
             assert!(matches!(error, Error::StillUsed { .. }), "{error}");
             let (pd, _) = pd.close().unwrap_err();
             drop((pool, events, channel));
-            // What was forgotten lives, and what is made anew does too.
+            // Forgotten objects still work, and so do new ones.
             let channel = CompletionChannel::create(&context).unwrap();
             let next = pair(&pd, &channel);
             next.leave_work(device, &channel);

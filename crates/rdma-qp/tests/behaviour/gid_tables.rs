@@ -1,4 +1,4 @@
-//! Ports with GID tables of every shape find each other, or say why not, on real connections.
+//! On real connections, ports with any GID tables find each other, or report why not.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,7 @@ use rdma_qp::{
 use rdma_soft::{Builder, GidPlace};
 
 fn place() -> impl Strategy<Value = GidPlace> {
-    // One that no link has, and one that nobody knows.
+    // A GID that no link has, and an unknown type.
     let unfit = prop_oneof![Just(GidType::IB), Just(GidType::from_raw(9))];
     let roce = prop_oneof![Just(GidType::ROCE_V1), Just(GidType::ROCE_V2)];
     let gid_type = prop_oneof![roce, unfit];
@@ -25,7 +25,7 @@ fn place() -> impl Strategy<Value = GidPlace> {
     ]
 }
 
-/// Installs a device with this table, under a name of its own.
+/// Installs a device with this table, under a new name.
 fn device(places: Vec<GidPlace>) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("gids{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -37,7 +37,7 @@ fn route(end: &TestPeer) -> GlobalRoute {
     end.qp.peer().unwrap().route.unwrap()
 }
 
-/// That the source of `from`, as its port's table has it, is where `to` sends, and of what type.
+/// Checks that `to` sends to the source GID of `from`, and returns the type of this GID.
 fn meets(from: &TestPeer, to: &TestPeer) -> GidType {
     let table = from.pd.context().gid_table().unwrap();
     let index = u32::from(route(from).source_index);
@@ -46,7 +46,7 @@ fn meets(from: &TestPeer, to: &TestPeer) -> GidType {
     source.gid_type
 }
 
-/// A number sent from one end arrives at the other.
+/// Checks that a number sent from one end arrives at the other.
 fn arrives(from: &TestPeer, to: &TestPeer, number: u32) {
     // SAFETY: SAFETY.md F8: no memory.
     unsafe { to.qp.post_receive(ReceiveWorkRequest::only_immediate(), 1) }.unwrap();
@@ -60,7 +60,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn ports_of_any_two_tables_talk_or_say_why_not(
+    fn ports_with_any_two_tables_connect_or_report_why_not(
         a in prop::collection::vec(place(), 0..6), b in prop::collection::vec(place(), 0..6),
     ) {
         let of_link = |place: &&GidPlace| match place {
@@ -85,7 +85,7 @@ proptest! {
     }
 }
 
-/// Has one device of two networks at each end, in different orders: they meet in the one that both have.
+/// Each end has one device with two networks, in different orders. They meet in the common network.
 #[test]
 fn the_network_of_a_choice_decides() {
     let roce = GidType::ROCE_V2;
@@ -108,9 +108,9 @@ fn the_network_of_a_choice_decides() {
     assert!(text.contains("192.0.2.0/24") && all.iter().all(|gid| text.contains(&gid.to_string())));
 }
 
-/// Though a pair of another class comes first.
+/// The addresses of the stream have priority over a pair of a better class.
 #[test]
-fn the_addresses_of_the_stream_by_which_they_met_decide() {
+fn the_addresses_of_the_stream_decide() {
     let roce = GidType::ROCE_V2;
     let [mut a, mut b] = [(); 2].map(|()| {
         let name = device(vec![GidPlace::Ipv4Mapped(roce), GidPlace::Global(roce)]);
@@ -125,7 +125,7 @@ fn the_addresses_of_the_stream_by_which_they_met_decide() {
         (gids[0].gid, gids[1].gid)
     });
     assert_ne!(rule(&a, &b), Some(GidRule::Stream));
-    // An end that sees other addresses is behind a translation of them.
+    // With network address translation, an end sees other addresses.
     a.set_stream_addresses(at_a.to_ipv6().into(), at_b.to_ipv6().into());
     b.set_stream_addresses(at_b.to_ipv6().into(), first_of_a.to_ipv6().into());
     assert_ne!(rule(&a, &b), Some(GidRule::Stream));

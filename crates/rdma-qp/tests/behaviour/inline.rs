@@ -11,21 +11,21 @@ use rdma_qp::{
 };
 use rdma_soft::{Builder, Schedule, SoftDevice};
 
-/// A device that executes requests when the test says so.
+/// A device that executes requests when the test releases them.
 const HELD: &str = "softinlineheld0";
 
 /// A device that reads the queue each time that it sends a packet.
 const WIRE: &str = "softinlinewire0";
 
-/// Each device, with queue pairs that post by lists and by calls.
+/// Returns each device, with queue pairs that post by lists and by calls.
 fn forms() -> impl Iterator<Item = (&'static str, bool)> {
-    // Another test may have been first.
+    // Another test may have installed it already.
     let _ = Builder::new(HELD).schedule(Schedule::Held).install();
     let _ = Builder::new(WIRE).force_wire().install();
     DEVICES.into_iter().chain([HELD, WIRE]).flat_map(|device| [(device, false), (device, true)])
 }
 
-/// Has a device that holds requests back execute them.
+/// Makes a device that holds requests back execute them.
 fn release(end: &TestPeer) {
     if end.pd.context().device().name() == HELD {
         SoftDevice::find(HELD).unwrap().release(end.qp.qpn(), u32::MAX);
@@ -38,7 +38,7 @@ fn receive(end: &TestPeer, at: usize, length: usize) {
     unsafe { end.qp.post_receive(ReceiveWorkRequest::new(&mut room), 1) }.unwrap();
 }
 
-/// Posts a request of inline data alone.
+/// Posts a request of inline data only.
 fn post(end: &TestPeer, request: impl WorkRequest) {
     // SAFETY: SAFETY.md F12: inline data is needed until the call returns.
     unsafe { end.qp.post(request, 2) }.unwrap();
@@ -67,7 +67,8 @@ fn inline_data_is_copied_before_the_post_returns() {
             unsafe { a.qp.post_batch(&mut batch) }.unwrap();
         }
         bytes.fill(3);
-        // Last, as it tells that all have arrived: a completion of UC says that a request was sent.
+        // The last request has a receive, which shows that all have arrived: a completion of UC
+        // only shows that a request was sent.
         let place = remote.sub_region(100).unwrap();
         post(&a, WriteWorkRequest::inline(&[InlineElement::new(&bytes)], place).with_immediate(6));
         bytes.fill(4);
@@ -110,7 +111,7 @@ fn an_inline_datagram_is_copied_before_the_post_returns() {
 }
 
 #[test]
-fn a_send_that_invalidates_takes_inline_data_along() {
+fn a_send_that_invalidates_can_carry_inline_data() {
     for (device, extended) in forms() {
         let (a, b) = pair_with(device, |builder| builder.max_inline_data(8).extended(extended));
         let region = b.pd.allocate_bindable_region(64).unwrap();
@@ -138,7 +139,7 @@ fn local() -> rdma_mem::AccessFlags {
 }
 
 #[test]
-fn inline_data_of_many_pieces_is_posted_either_way() {
+fn inline_data_of_many_parts_is_posted_either_way() {
     for pieces in [1, 2, 16, 17] {
         let (a, b) = pair_with(CALLS, |builder| builder.max_send_sge(17).max_inline_data(64));
         let mut bytes: Vec<u8> = (0..64).collect();
@@ -154,7 +155,8 @@ fn inline_data_of_many_pieces_is_posted_either_way() {
     }
 }
 
-/// What safe code could once have had copied from any address: the number of an element is never a pointer.
+/// Safe code could once make a request copy from any address this way: the address of an element is never used as a
+/// pointer.
 #[test]
 fn an_element_with_a_key_is_looked_up_and_never_read_from_as_a_pointer() {
     let secret = [0x5e; 4096];
@@ -184,9 +186,9 @@ fn an_element_with_a_key_is_looked_up_and_never_read_from_as_a_pointer() {
     assert_eq!(std::hint::black_box(secret), [0x5e; 4096]);
 }
 
-/// SoftRoCE takes the data of a request whose flags do not say so for elements, and looks at their keys.
+/// If the flags of a request do not include inline, SoftRoCE reads its data as elements, and looks up their keys.
 #[test]
-fn a_request_of_inline_data_says_so_in_its_flags_when_it_is_posted_by_calls() {
+fn a_request_of_inline_data_posted_by_calls_has_the_inline_flag() {
     let (a, b) = pair_with(CALLS, |builder| builder.max_inline_data(8).extended(true));
     assert!(a.qp.is_extended());
     let flags = || {

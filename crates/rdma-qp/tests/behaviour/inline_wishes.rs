@@ -1,4 +1,4 @@
-//! How much inline data a queue pair is asked for, and what it gets of devices that have less, or none.
+//! Requests for inline data, and the capacity that devices with little or none of it grant.
 #![allow(unsafe_code)]
 
 use crate::common::pair_with;
@@ -6,7 +6,7 @@ use rdma_mem::{Errno, InlineElement, ProtectionDomain, open_device};
 use rdma_qp::{CompletionQueue, Error, Inline, QueuePairBuilder, SendWorkRequest, prelude::*};
 use rdma_soft::{Builder, Limits};
 
-/// A device of its own that takes so many inline bytes, and requests of so many elements.
+/// Returns a domain of a new device with these limits of inline bytes and of elements.
 fn domain(name: &str, inline: u32, elements: u32) -> ProtectionDomain {
     Builder::new(name)
         .limits(Limits::default().max_inline_data(inline).max_sge(elements))
@@ -15,7 +15,7 @@ fn domain(name: &str, inline: u32, elements: u32) -> ProtectionDomain {
     open_device(name).unwrap().allocate_pd().unwrap()
 }
 
-/// What a queue pair with these options can have inline.
+/// Returns the inline capacity of a queue pair with these options.
 fn given(
     pd: &ProtectionDomain,
     options: impl for<'a> FnOnce(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
@@ -27,7 +27,7 @@ fn given(
     Ok(qp.capabilities().max_inline_data)
 }
 
-/// The hint of a queue pair that was not created.
+/// Returns the hint of a queue pair that was not created.
 fn refused(
     pd: &ProtectionDomain,
     options: impl for<'a> FnOnce(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
@@ -90,7 +90,7 @@ fn the_number_of_elements_that_was_refused_is_named() {
 }
 
 #[test]
-fn what_is_only_tried_is_destroyed() {
+fn queue_pairs_of_trials_are_destroyed() {
     Builder::new("wish-last")
         .limits(Limits::default().max_inline_data(8).max_qp(2))
         .install()

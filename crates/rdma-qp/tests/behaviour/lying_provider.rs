@@ -1,5 +1,5 @@
-//! What a provider says is looked at before it is believed: the software device, with functions that
-//! say what no device should.
+//! Results of a provider are checked before they are used: the software device, with functions that
+//! return invalid results.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -18,7 +18,7 @@ use rdma_sys::{
 };
 
 thread_local! {
-    /// What the next poll says: a number, and a completion in each place that it was given.
+    /// The result of the next poll: a number, and a completion for each entry of the array.
     static LIE: Cell<Option<(c_int, ibv_wc)>> = const { Cell::new(None) };
 }
 
@@ -28,7 +28,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) ->
         return unsafe { HONEST.get().unwrap()(cq, count, out) };
     };
     for n in 0..usize::try_from(count).unwrap() {
-        // SAFETY: SAFETY.md F12: so many places there are.
+        // SAFETY: SAFETY.md F12: the array has `count` entries.
         let place = unsafe { out.add(n) };
         // SAFETY: SAFETY.md F12: as above.
         unsafe { place.write(completion) };
@@ -36,15 +36,15 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) ->
     returned
 }
 
-/// What polls when nobody lies.
+/// The device's own function, for polls without an invalid result.
 static HONEST: OnceLock<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int> =
     OnceLock::new();
 
-/// A queue whose context polls as above.
+/// Returns a queue whose context polls by the function above.
 fn queue() -> CompletionQueue {
     let (_, cq) = parts("soft0");
     let ops = {
-        // SAFETY: SAFETY.md F1: a live context, which nobody else knows yet.
+        // SAFETY: SAFETY.md F1: a live context, which is not used elsewhere yet.
         unsafe { &mut (*cq.context().as_raw()).ops }
     };
     let honest = ops.poll_cq.replace(poll_cq).unwrap();
@@ -64,13 +64,13 @@ fn completion(status: u32, opcode: u32, flags: u32) -> ibv_wc {
     }
 }
 
-/// The completion that a provider would have meant by this.
+/// Returns the completion that a poll reads from this one.
 fn polled(cq: &CompletionQueue, completion: ibv_wc) -> WorkCompletion {
     LIE.set(Some((1, completion)));
     cq.poll(&mut [PollSlot::default()]).unwrap().next().unwrap()
 }
 
-/// H5, H6, H23: neither a completion, nor "not permitted", nor nothing.
+/// H5, H6, H23: the error is not a completion, not "not permitted", and not an empty poll.
 #[test]
 fn a_poll_that_fails_is_an_error_and_no_completion() {
     let cq = queue();
@@ -84,7 +84,7 @@ fn a_poll_that_fails_is_an_error_and_no_completion() {
     assert!(cq.poll(&mut [PollSlot::default(); 4]).unwrap().is_empty(), "it looks each time");
 }
 
-/// H5: what drains a queue pair does not take it for the end of what it waits for.
+/// H5: draining a queue pair does not mistake the error for the completions that it waits for.
 #[test]
 fn a_poll_that_fails_ends_no_request() {
     let cq = queue();
@@ -110,9 +110,9 @@ fn more_completions_than_there_was_room_for_are_not_read() {
     }
 }
 
-/// H28, and panics of other crates on codes that are new.
+/// H28, and panics of other crates on new codes.
 #[test]
-fn codes_that_nobody_knows_are_data_and_never_a_panic() {
+fn unknown_codes_are_data_and_never_a_panic() {
     let cq = queue();
     for code in (0..400).chain([u32::MAX - 1, u32::MAX]) {
         let failed = polled(&cq, completion(code.max(1), code, code));
@@ -159,7 +159,7 @@ unsafe extern "C" fn post_recv(
     Errno::EIO.raw()
 }
 
-/// A provider need not cope with an empty list, nor with what an empty slice points to.
+/// A provider need not accept an empty list, nor the pointer of an empty slice.
 #[test]
 fn posting_nothing_does_not_reach_the_device() {
     let cq = queue();
@@ -167,7 +167,7 @@ fn posting_nothing_does_not_reach_the_device() {
     let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build().unwrap();
     let qp = prepare().handshake(prepare().endpoint()).unwrap();
     let ops = {
-        // SAFETY: SAFETY.md F1: a live context, whose functions nobody calls at the moment.
+        // SAFETY: SAFETY.md F1: a live context, whose functions are not being called.
         unsafe { &mut (*cq.context().as_raw()).ops }
     };
     ops.post_send = Some(post_send);
@@ -182,13 +182,17 @@ fn posting_nothing_does_not_reach_the_device() {
     unsafe { qp.post_receive_batch_raw(&mut []) }.unwrap();
     // SAFETY: SAFETY.md F8: no memory.
     let error = unsafe { qp.post_receive(ReceiveWorkRequest::only_immediate(), 1) }.unwrap_err();
-    assert_eq!((error.posted(), error.errno()), (1, Some(Errno::EIO)), "it did not say which");
+    assert_eq!(
+        (error.posted(), error.errno()),
+        (1, Some(Errno::EIO)),
+        "the refused request is unknown"
+    );
 }
 
 thread_local! {
-    /// Queue pairs that this thread has made and not destroyed.
+    /// Queue pairs that this thread has created and not destroyed.
     static LIVE: Cell<i32> = const { Cell::new(0) };
-    /// How many verbs may succeed before one fails.
+    /// The number of verbs that succeed before one fails.
     static LUCK: Cell<u32> = const { Cell::new(u32::MAX) };
 }
 
@@ -252,7 +256,7 @@ fn unlucky() -> Context {
     list.iter().next().unwrap().open().unwrap()
 }
 
-/// Its queue pairs would be made, and not work: they want other attributes on their way to a connection.
+/// Its queue pairs could be created, but would not work: they need other attributes for a connection.
 #[test]
 fn a_device_that_speaks_something_else_is_refused_by_name() {
     use rdma_sys::ibv_transport_type as Transport;
@@ -268,7 +272,7 @@ fn a_device_that_speaks_something_else_is_refused_by_name() {
         let context = rdma_mem::open_device(name).unwrap();
         // SAFETY: SAFETY.md F1: a live context.
         let device = unsafe { (*context.as_raw()).device };
-        // SAFETY: SAFETY.md F1: its device, which no other test knows.
+        // SAFETY: SAFETY.md F1: its device, which no other test uses.
         unsafe { (*device).transport_type = transport };
         let cq = CompletionQueue::create(&context, 64).unwrap();
         let pd = context.allocate_pd().unwrap();
@@ -284,9 +288,9 @@ fn a_device_that_speaks_something_else_is_refused_by_name() {
     }
 }
 
-/// H13: whichever of the verbs fails on the way to a connection, there is no queue pair left.
+/// H13: if any verb fails during the connection, no queue pair is left.
 #[test]
-fn a_queue_pair_that_did_not_become_one_is_not_left_behind() {
+fn a_queue_pair_that_failed_to_connect_is_destroyed() {
     let context = unlucky();
     let (pd, cq) = (context.allocate_pd().unwrap(), CompletionQueue::create(&context, 64).unwrap());
     let builder = || pd.create_qp().send_cq(&cq).recv_cq(&cq);

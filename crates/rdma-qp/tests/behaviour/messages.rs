@@ -1,4 +1,4 @@
-//! What an error says is what happened: the verb, the number, whatever it is, and what to do.
+//! Error messages name the verb, any error number, and the remedy.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -13,11 +13,11 @@ use rdma_sys::{
 };
 
 thread_local! {
-    /// The verb that fails, and with what.
+    /// The verb that fails, and its error number.
     static FAILURE: Cell<(&'static str, c_int)> = const { Cell::new(("", 0)) };
 }
 
-/// The number with which this verb fails, if it is its turn.
+/// Returns the number with which this verb fails, if it is the failing one.
 fn failure(verb: &str) -> Option<Errno> {
     let (failing, errno) = FAILURE.get();
     (failing == verb).then(|| Errno::from_raw(errno))
@@ -70,7 +70,7 @@ fn open() -> Context {
     list.iter().next().unwrap().open().unwrap()
 }
 
-/// H14: numbers that nobody thought of are not lost.
+/// H14: unexpected numbers are not lost.
 #[test]
 fn every_error_number_is_in_the_message_with_its_verb() {
     let context = open();
@@ -83,7 +83,7 @@ fn every_error_number_is_in_the_message_with_its_verb() {
         ("ibv_modify_qp", &|| builder().build().unwrap().handshake(peer).unwrap_err()),
     ];
     for (verb, attempt) in attempts {
-        // All that Linux has, some that only its kernel should, and nonsense.
+        // All numbers of Linux, some that only its kernel should use, and invalid ones.
         for number in (1..=133).chain([512, 524, 4095, 123_456, c_int::MAX]) {
             FAILURE.set((verb, number));
             let error = attempt();
@@ -97,7 +97,7 @@ fn every_error_number_is_in_the_message_with_its_verb() {
     }
 }
 
-/// H14: status 15 is one of reliable datagrams, and says nothing of RDMA reads.
+/// H14: status 15 belongs to reliable datagrams, and does not concern RDMA reads.
 #[test]
 fn the_status_of_reliable_datagrams_is_not_taken_for_one_of_reads() {
     let code = WorkErrorCode::from_status(WcStatus::from_raw(15));
@@ -108,13 +108,13 @@ fn the_status_of_reliable_datagrams_is_not_taken_for_one_of_reads() {
 }
 
 #[test]
-fn every_status_says_what_to_check_first() {
+fn every_status_has_a_hint() {
     for raw in 1..=24 {
         let code = WorkErrorCode::from_status(WcStatus::from_raw(raw));
         assert!(code.hint().len() > 10, "{code:?}");
         assert_eq!(code.class() == WorkErrorClass::Flushed, raw == 5, "{code:?}");
     }
-    // The one that everybody meets.
+    // The most frequent one.
     let hint = WorkErrorCode::RetryExceededError.hint();
     for part in ["QPN", "PSN", "GID", "MTU", "4791", "ack_timeout"] {
         assert!(hint.contains(part), "{part} in {hint}");

@@ -1,4 +1,4 @@
-//! The moderation of events: its arguments, and what a device without it answers.
+//! The moderation of events: its arguments, and the error of a device without it.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -20,7 +20,7 @@ unsafe extern "C" fn modify_cq(_cq: *mut ibv_cq, attributes: *mut ibv_modify_cq_
     RETURNED.get()
 }
 
-/// A queue of a context that moderates events.
+/// Returns a queue of a context that moderates events.
 fn moderated_queue() -> CompletionQueue {
     let (_, cq) = parts("soft0");
     // SAFETY: SAFETY.md F1: a live context.

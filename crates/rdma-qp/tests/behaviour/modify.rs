@@ -1,4 +1,4 @@
-//! Changing queue pairs: what goes, and what the errors say of what does not.
+//! Changing queue pairs: allowed changes, and the errors of the others.
 #![allow(unsafe_code)]
 
 use crate::common::{DEVICES, HANG, TestPeer, everything, pair};
@@ -11,7 +11,7 @@ fn to(state: QpState) -> QueuePairModification {
     QueuePairModification::new().state(state)
 }
 
-/// Takes the end back, and again as far as `RTR`, with the same peer.
+/// Resets the end and brings it to `RTR` again, with the same peer.
 fn passive(end: &TestPeer) {
     let (peer, was) = (end.qp.peer().unwrap(), end.qp.query().unwrap());
     end.qp.modify(&to(QpState::RESET)).unwrap();
@@ -27,7 +27,7 @@ fn passive(end: &TestPeer) {
     end.qp.modify(&rtr).unwrap();
 }
 
-/// Sends from `a` to `b`, and takes both completions.
+/// Sends from `a` to `b`, and polls both completions.
 fn send(a: &TestPeer, b: &TestPeer) {
     // SAFETY: SAFETY.md F8: no memory.
     unsafe { b.qp.post_receive(ReceiveWorkRequest::only_immediate(), 1) }.unwrap();
@@ -98,7 +98,7 @@ fn attributes_that_lack_or_do_not_belong_are_named() {
 }
 
 #[test]
-fn what_may_change_in_a_connection_changes() {
+fn a_connected_queue_pair_accepts_allowed_changes() {
     for device in DEVICES {
         let (a, b) = pair(device);
         let none = rdma_mem::AccessFlags::new();

@@ -14,7 +14,7 @@ use rdma_soft::{Builder, Limits};
 
 const QKEY: u32 = 0x1234;
 
-/// A group that no other test has, and its LID.
+/// Returns a group that no other test uses, and its LID.
 fn new_group(device: &str) -> (Gid, Lid) {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -76,7 +76,7 @@ fn members_receive_until_they_leave() {
     }
 }
 
-/// A device with one group, which has one member at most.
+/// Installs a device that supports one group with at most one member.
 fn device_with_room_for_one(name: &str) -> Context {
     let limits = Limits::default().max_mcast_grp(1).max_mcast_qp_attach(1);
     let _ = Builder::new(name).limits(limits).install();

@@ -1,4 +1,4 @@
-//! A program as it is written for `ibverbs-rs`, with other `use` lines: see `docs/from-ibverbs-rs.md`.
+//! A program written for `ibverbs-rs`, with other `use` lines: see `docs/from-ibverbs-rs.md`.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ struct Board {
     slots: [u32; 4],
 }
 
-/// Polls until there is a completion, and says with what it ended.
+/// Polls until there is a completion, and returns its result.
 fn wait(cq: &CompletionQueue, wr_id: u64) -> Result<WorkSuccess, Box<dyn std::error::Error>> {
     let (mut slots, begin) = ([PollSlot::default(); 4], Instant::now());
     while begin.elapsed() < Duration::from_secs(20) {
@@ -63,7 +63,7 @@ fn a_program_for_ibverbs_rs_runs_with_other_use_lines() -> Result<(), Box<dyn st
     let other = pd.register_local_mr_slice(room)?;
     let gather = [GatherElement::new(&local, &data[..8])];
     let mut scatter = [ScatterElement::new_checked(&other, &mut room[..8])?];
-    // SAFETY: SAFETY.md F8: the memory is there until both have completed.
+    // SAFETY: SAFETY.md F8: the memory lives until both have completed.
     unsafe { qp.post_receive(ReceiveWorkRequest::new(&mut scatter), 1) }?;
     // SAFETY: SAFETY.md F8: as above.
     unsafe { qp.post_send(SendWorkRequest::new(&gather).with_immediate(7), 2) }?;
@@ -72,13 +72,14 @@ fn a_program_for_ibverbs_rs_runs_with_other_use_lines() -> Result<(), Box<dyn st
     assert_eq!(&room[..8], b"a number");
 
     let mut board = vec![0_u8; size_of::<Board>()];
-    // SAFETY: SAFETY.md F8: the board stays until the region is dropped, and is looked at after that.
+    // SAFETY: SAFETY.md F8: the board lives until the region is dropped, and is read only after
+    // that.
     let shared = unsafe { pd.register_shared_mr(board.as_mut_ptr(), board.len()) }?;
     let remote: RemoteMemoryRegion = shared.remote();
     let slot = remote_struct_array_field!(remote, Board, 0, slots).ok_or("it fits")?;
     let generation = remote_struct_field!(remote, Board::generation).ok_or("it fits")?;
     assert!(remote_struct_array_field!(remote, Board, 1, slots).is_none());
-    // SAFETY: SAFETY.md F8: the memory is there until it has completed.
+    // SAFETY: SAFETY.md F8: the memory lives until it has completed.
     unsafe { qp.post_write(WriteWorkRequest::new(&gather, slot), 3) }?;
     wait(&cq, 3)?;
     let mut scatter = [other.scatter_element(&mut room[16..24])];

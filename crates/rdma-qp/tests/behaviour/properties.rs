@@ -1,4 +1,4 @@
-//! Endpoints as bytes that come from anywhere.
+//! Endpoints from arbitrary bytes.
 
 use proptest::prelude::*;
 use rdma_mem::{Gid, GidType, Lid, Mtu};
@@ -9,7 +9,7 @@ const BYTES: usize = QueuePairEndpoint::BYTES;
 
 fn endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
     let numbers = (any::<u32>(), any::<u32>(), any::<Option<u16>>(), any::<[u8; 2]>());
-    // Each type that has a byte.
+    // Each type that can be encoded.
     let gids = prop::collection::vec((any::<[u8; 16]>(), any::<u8>()), 0..=17);
     (numbers, gids, 1..=5_u8, any::<bool>()).prop_map(|(numbers, gids, mtu, required)| {
         let (qpn, psn, lid, [reads, answers]) = numbers;
@@ -24,7 +24,8 @@ fn endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
     })
 }
 
-/// Random bytes that get as far into the format as their first `right` bytes are right.
+/// Returns random bytes whose first `right` bytes match the format: the decoder reads further into
+/// them. into them.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let noise = prop::collection::vec(any::<u8>(), BYTES);
     let exact = (endpoint(), noise, 0..=BYTES).prop_map(|(endpoint, noise, right)| {
@@ -33,7 +34,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![4 => exact, 1 => prop::collection::vec(any::<u8>(), 0..2 * BYTES)]
 }
 
-/// One bit more often than any.
+/// Flips one bit more often than any bits.
 fn flip() -> impl Strategy<Value = u8> {
     prop_oneof![(0..8_u32).prop_map(|bit| 1 << bit), 1..=u8::MAX]
 }
@@ -44,7 +45,7 @@ proptest! {
         prop_assert_eq!(QueuePairEndpoint::from_bytes(&endpoint.to_bytes()), Ok(endpoint));
     }
 
-    /// One endpoint has one form: whoever compares the bytes compares the endpoints.
+    /// Each endpoint has exactly one encoding, so bytes can be compared instead of endpoints.
     #[test]
     fn bytes_from_anywhere_are_an_error_or_just_this_endpoint(bytes in bytes()) {
         match QueuePairEndpoint::from_bytes(&bytes) {

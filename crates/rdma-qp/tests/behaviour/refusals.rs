@@ -1,4 +1,4 @@
-//! What is refused, by whom, and in which words.
+//! Invalid options and requests: the side that refuses them, and the messages.
 
 #![allow(unsafe_code)]
 
@@ -179,7 +179,7 @@ fn to_error_flushes_what_waits() {
             assert_eq!(code, WorkErrorCode::WorkRequestFlushError);
         }
         assert_eq!(b.qp.state().unwrap(), QpState::ERR);
-        assert_eq!(a.qp.state().unwrap(), QpState::RTS, "the peer is not told");
+        assert_eq!(a.qp.state().unwrap(), QpState::RTS, "the peer is not notified");
     }
 }
 
@@ -208,7 +208,7 @@ fn an_overflowing_queue_fails_and_is_no_completion() {
     }
     assert!(posted > capacity, "{posted} receives for {capacity} completions");
     for qp in &pairs {
-        // The first ones fill the queue; who overflows it may have been failed by that already.
+        // The first ones fill the queue. The overflow may already have failed this queue pair.
         let _ = qp.to_error();
     }
     let mut slots = [rdma_qp::PollSlot::default(); 8];

@@ -9,7 +9,7 @@ use rdma_qp::{
     ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkRequest, WriteWorkRequest,
 };
 
-/// Posts what must be refused before the device sees it.
+/// Posts a request that must be refused before the device sees it.
 fn refusal(end: &TestPeer, request: impl WorkRequest) -> PostError {
     // SAFETY: SAFETY.md F8: shared regions, which outlive the test, or memory that is never used.
     let error = unsafe { end.qp.post(request, 1) }.unwrap_err();
@@ -19,13 +19,13 @@ fn refusal(end: &TestPeer, request: impl WorkRequest) -> PostError {
     error
 }
 
-/// The same in a batch, after a request that is fine.
+/// Posts it in a batch, after a valid request.
 fn refusal_in_batch(end: &TestPeer, request: QueuedRequest<'_, '_>) -> PostError {
     let mut batch = [SendWorkRequest::only_immediate(1).with_id(1), request];
     // SAFETY: SAFETY.md F8: as above.
     let error = unsafe { end.qp.post_batch(&mut batch) }.unwrap_err();
     assert_eq!((error.posted(), error.refused(), error.errno()), (0, 1, None), "{error}");
-    assert!(error.to_string().starts_with("request 1 of the batch, of which none was posted: "));
+    assert!(error.to_string().starts_with("request 1 of the batch (none was posted): "));
     assert!(end.is_idle(), "not even the first");
     error
 }
@@ -56,7 +56,7 @@ fn a_request_longer_than_the_remote_memory_never_reaches_the_device() {
 }
 
 #[test]
-fn a_full_queue_says_how_many_were_posted() {
+fn a_full_queue_reports_the_number_of_posted_requests() {
     let (a, b) = pair("soft0");
     let room = usize::try_from(b.qp.capabilities().max_recv_wr).unwrap();
     let mut batch: Vec<_> =
@@ -74,7 +74,7 @@ fn a_full_queue_says_how_many_were_posted() {
 }
 
 #[test]
-fn of_a_raw_batch_the_device_takes_what_is_before_the_bad_request() {
+fn a_raw_batch_is_posted_up_to_the_invalid_request() {
     let (a, b) = pair("soft0");
     let most = usize::try_from(a.qp.capabilities().max_send_sge).unwrap();
     let elements = vec![GatherElement::from(a.board.element(0..1).unwrap()); most + 1];
@@ -159,7 +159,7 @@ fn registered_slices_of_another_domain_are_refused() {
             assert_eq!(kind, PostErrorKind::WrongDomain);
 
             let right = GatherList::from([own.get_ref(0, 8).unwrap()]);
-            // SAFETY: SAFETY.md F8: nobody writes the regions until the completion below.
+            // SAFETY: SAFETY.md F8: the regions are not written until the completion below.
             unsafe { a.qp.post_write(WriteWorkRequest::from_list(&right, remote), 3) }.unwrap();
             a.next().result().unwrap();
             let copied = [InlineElement::new(&other[..8])];
@@ -187,7 +187,7 @@ fn registered_slices_of_another_domain_are_refused() {
         let mut room = ScatterList::from([a.board.element(0..8).unwrap(), element]);
         let receive = ReceiveWorkRequest::from_list(&mut room);
         assert_eq!(refusal(&a, receive).kind(), PostErrorKind::WrongDomain);
-        // What has no list is the device's to find out, which ends the connection.
+        // The device finds the mistake of elements without a list, which ends the connection.
         let elements = [other.get_ref(0, 8).unwrap().gather_element()];
         // SAFETY: SAFETY.md F8: as above.
         unsafe { a.qp.post_write(WriteWorkRequest::new(&elements, remote), 5) }.unwrap();
@@ -228,7 +228,7 @@ fn a_full_send_queue_would_block_and_is_not_dead() {
     let forever = MaxRnrRetries::unlimited();
     let (a, b) = pair_with("soft0", |builder| builder.max_rnr_retries(forever));
     let most = u64::from(a.qp.capabilities().max_send_wr);
-    // Nobody receives them yet: they wait in the queue.
+    // There are no receives yet: the requests wait in the queue.
     for id in 0..most {
         // SAFETY: SAFETY.md F8: no memory.
         unsafe { a.qp.post_send(SendWorkRequest::only_immediate(1), id) }.unwrap();

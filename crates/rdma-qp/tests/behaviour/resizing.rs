@@ -1,4 +1,4 @@
-//! Completion queues that are given another size.
+//! Completion queues with a changed size.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use test_support::flag::SetWhenDropped;
 fn write(qp: &QueuePair, wr_id: u64) {
     let none: [GatherElement<'_>; 0] = [];
     let remote = rdma_mem::RemoteMemoryRegion::new(0, 0, 0);
-    // SAFETY: SAFETY.md F8: a write of no bytes.
+    // SAFETY: SAFETY.md F8: a write of 0 bytes.
     unsafe { qp.post_write(WriteWorkRequest::new(&none, remote), wr_id) }.unwrap();
 }
 

@@ -1,4 +1,5 @@
-//! Shared receive queues: receives for several queue pairs, what is refused, and how all of it ends.
+//! Shared receive queues: receives for several queue pairs, refused requests, and the end of all
+//! objects.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -18,7 +19,7 @@ use rdma_qp::{
 use rdma_soft::{Builder, Limits};
 use rdma_sys::{Verbs, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr};
 
-/// A shared queue, and the connections whose far ends take from it.
+/// A shared queue, and the connections whose far ends use it.
 struct Server {
     clients: Vec<QueuePair>,
     qps: Vec<QueuePair>,
@@ -34,10 +35,10 @@ fn server(device: &str, clients: u32, max_wr: u32) -> Server {
     let receives = CompletionQueue::create(pd.context(), 256).unwrap();
     let srq = pd.create_srq().max_wr(max_wr).max_sge(2).build().unwrap();
     let connect = |_| {
-        // However long the test takes to post a receive.
+        // The test may take any time to post a receive.
         let client = pd.create_qp().max_rnr_retries(MaxRnrRetries::unlimited());
         let client = client.send_cq(&sends).recv_cq(&sends).build().unwrap();
-        // Its own sizes are not looked at, however large.
+        // The sizes of its own receive queue are ignored, even large ones.
         let server = pd.create_qp().send_cq(&sends).recv_cq(&receives).srq(&srq);
         let server = server.max_recv_wr(u32::MAX).max_recv_sge(u32::MAX).build().unwrap();
         let (client_end, server_end) = (client.endpoint(), server.endpoint());
@@ -78,7 +79,7 @@ impl Server {
         next(&self.sends).result().unwrap();
     }
 
-    /// Waits for the next receive: its number, and whose it was.
+    /// Waits for the next receive: its WR ID, and the index of its queue pair.
     fn received(&self) -> (u64, usize) {
         let completion = next(&self.receives);
         completion.result().unwrap();
@@ -88,7 +89,7 @@ impl Server {
 }
 
 #[test]
-fn the_oldest_receive_goes_to_whoever_gets_a_message() {
+fn each_message_gets_the_oldest_receive() {
     for device in DEVICES {
         let server = server(device, 3, 8);
         let rooms = [0, 64, 128].map(|at| server.board.element(at..at + 64).unwrap());
@@ -116,7 +117,7 @@ fn the_oldest_receive_goes_to_whoever_gets_a_message() {
 }
 
 #[test]
-fn a_queue_says_what_it_is() {
+fn a_queue_reports_its_attributes() {
     let server = server("soft0", 1, 8);
     let srq = &server.srq;
     assert_eq!((srq.max_wr(), srq.max_sge()), (8, 2));
@@ -165,7 +166,7 @@ fn a_queue_pair_takes_a_queue_of_its_context_and_a_completion_queue_with_room() 
     let srq = foreign.create_srq().build().unwrap();
     let error = pd.create_qp().send_cq(&cq).recv_cq(&cq).srq(&srq).build().unwrap_err();
     assert!(matches!(error, Error::ForeignSharedReceiveQueue), "{error}");
-    // Of another domain, though, it may be.
+    // A queue of another domain is allowed.
     let other = pd.context().allocate_pd().unwrap();
     let srq = other.create_srq().max_wr(64).build().unwrap();
     let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).srq(&srq).build().unwrap();
@@ -208,7 +209,7 @@ fn receives_that_cannot_be_are_refused_before_the_device_sees_them() {
         assert!(error.to_string().starts_with("ibv_post_srq_recv: "), "{error}");
         // SAFETY: SAFETY.md F8: no memory.
         unsafe { server.srq.post_receive_batch(&mut []) }.unwrap();
-        // There is space again once a completion was polled.
+        // A slot is free again after a completion was polled.
         server.send(0);
         assert_eq!(
             post(ReceiveWorkRequest::only_immediate()).unwrap_err().errno(),
@@ -240,7 +241,7 @@ fn a_receive_for_the_queue_pair_is_refused_in_words() {
             let words = "takes its receives from a shared receive queue: post them there";
             assert!(error.to_string().contains(words), "{error}");
         }
-        // The others' errors are as they were.
+        // The errors of other mistakes are unchanged.
         let mut many = [(); 9].map(|()| ScatterElement::from(server.board.element(0..8).unwrap()));
         // SAFETY: SAFETY.md F8: as above.
         let own = unsafe { server.clients[0].post_receive(ReceiveWorkRequest::new(&mut many), 1) };
@@ -308,7 +309,7 @@ fn queue_pairs_keep_their_queue_and_go_before_it() {
             assert!(error.to_string().starts_with(words), "{error}");
             qps.pop().unwrap().close().unwrap();
             drop(srq);
-            // The last queue pair has it still.
+            // The last queue pair still holds it.
             let srq = qps[0].srq().unwrap().clone();
             // SAFETY: SAFETY.md F8: no memory.
             unsafe { srq.post_receive(ReceiveWorkRequest::only_immediate(), 2) }.unwrap();
@@ -355,7 +356,8 @@ fn forgotten_events_and_queues_make_nothing_wait() {
             let drained = QueuePairModification::new().state(QpState::SQD).notify_drained(true);
             qp.modify(&drained).unwrap();
             server.qps[0].to_error().unwrap();
-            // One of each kind, taken and forgotten; then one of each kind that nobody takes.
+            // One event of each kind, taken and forgotten; then one of each kind that is never
+            // taken.
             let kinds = [
                 AsyncEventKind::SRQ_LIMIT_REACHED,
                 AsyncEventKind::SQ_DRAINED,
@@ -376,7 +378,8 @@ fn forgotten_events_and_queues_make_nothing_wait() {
             drop((clients, qps, srq, sends, receives, board));
             let (_pd, error) = pd.close().unwrap_err();
             assert!(matches!(error, rdma_mem::Error::StillUsed { .. }), "{error}");
-            // What was not taken went with its queue pairs; the queue itself was forgotten.
+            // Events that were not taken were dropped with their queue pairs; the queue itself was
+            // forgotten.
             let limit = events.get_event_timeout(HANG).unwrap().unwrap();
             assert_eq!(limit.kind, AsyncEventKind::SRQ_LIMIT_REACHED);
             assert_eq!(events.try_get_event().unwrap(), None);
@@ -392,7 +395,7 @@ unsafe extern "C" fn smaller_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) 
     srq
 }
 
-/// A provider that refuses receives of its own for such a queue pair, and reports some.
+/// A provider that refuses a queue pair with receives of its own, and reports some for the others.
 unsafe extern "C" fn qp_with_receives(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: SAFETY.md F1: the caller's attributes.
     if unsafe { (*init).cap.max_recv_wr } != 0 {
@@ -407,7 +410,7 @@ unsafe extern "C" fn qp_with_receives(pd: *mut ibv_pd, init: *mut ibv_qp_init_at
 }
 
 #[test]
-fn what_a_provider_says_of_sizes_is_looked_at() {
+fn sizes_from_a_provider_are_checked() {
     static SMALLER: OnceLock<Verbs> = OnceLock::new();
     static LARGER: OnceLock<Verbs> = OnceLock::new();
     rdma_soft::install();
@@ -424,7 +427,7 @@ fn what_a_provider_says_of_sizes_is_looked_at() {
     let pd = table(&SMALLER, |verbs| verbs.create_srq = smaller_srq);
     let text = pd.create_srq().build().unwrap_err().to_string();
     assert!(text.contains("asked for 16 receives"), "{text}");
-    pd.close().unwrap(); // the queue is gone
+    pd.close().unwrap(); // the queue was destroyed
     let pd = table(&LARGER, |verbs| verbs.create_qp = qp_with_receives);
     let (cq, srq) = (pd.context().create_cq(64).unwrap(), pd.create_srq().build().unwrap());
     let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).srq(&srq).build().unwrap();
@@ -434,7 +437,7 @@ fn what_a_provider_says_of_sizes_is_looked_at() {
 }
 
 #[test]
-fn who_finds_no_receive_waits_for_one() {
+fn a_message_without_a_receive_waits_for_one() {
     for device in DEVICES {
         let server = server(device, 2, 8);
         for client in [1, 0] {

@@ -1,4 +1,4 @@
-//! Completion queues whose completions say when they came.
+//! Completion queues whose completions have timestamps.
 #![allow(unsafe_code)]
 
 use std::sync::Mutex;
@@ -29,7 +29,7 @@ impl Scene {
         Self { a: a.qp, b: b.qp, cq, context }
     }
 
-    /// Sends an empty message with this number: two completions, this one and the one behind it.
+    /// Sends an empty message, which creates two completions: this WR ID and the next one.
     fn exchange(&self, wr_id: u64) {
         // SAFETY: no memory.
         unsafe { self.b.post_receive(ReceiveWorkRequest::only_immediate(), wr_id) }.unwrap();
@@ -37,7 +37,7 @@ impl Scene {
         unsafe { self.a.post_send(SendWorkRequest::only_immediate(9), wr_id + 1) }.unwrap();
     }
 
-    /// Polls with so many slots, until so many completions came.
+    /// Polls with this number of slots, until there are `count` completions.
     fn take(&self, slots: usize, count: usize) -> Vec<WorkCompletion> {
         let mut slots = vec![PollSlot::default(); slots];
         let mut taken = Vec::new();
@@ -51,7 +51,7 @@ impl Scene {
 }
 
 #[test]
-fn completions_say_when_they_came_on_the_devices_clock() {
+fn timestamps_are_times_of_the_devices_clock() {
     for device in DEVICES {
         let scene = Scene::new(device, 64);
         assert!(scene.cq.has_timestamps());
@@ -73,7 +73,7 @@ fn completions_say_when_they_came_on_the_devices_clock() {
 }
 
 #[test]
-fn completions_with_timestamps_say_what_the_others_say() {
+fn completions_with_timestamps_have_the_values_of_the_others() {
     for device in DEVICES {
         let scene = Scene::new(device, 64);
         let (a, b) = pair(device);
@@ -160,7 +160,7 @@ fn a_queue_with_timestamps_sends_events() {
 }
 
 #[test]
-fn what_cannot_be_built_is_refused_with_a_reason() {
+fn invalid_options_are_refused_with_a_reason() {
     let (context, other) = (open("soft0"), open("soft0"));
     let channel = CompletionChannel::create(&other).unwrap();
     let builder = CompletionQueue::builder(&context).timestamps(true);
@@ -192,8 +192,7 @@ impl Loop for rdma_mem::ProtectionDomain {
     }
 }
 
-/// Neither of the provider's locks outlives a call, so that nobody waits for long, whoever else posts or
-/// polls.
+/// No lock of the provider is held after a call, so threads that post or poll do not wait long for each other.
 #[test]
 fn several_threads_post_by_calls_and_poll_with_timestamps() {
     for device in [CALLS, LATE_CALLS] {

@@ -1,15 +1,15 @@
-//! What the control path says to who listens to `tracing`.
+//! The `tracing` events of the control path.
 
 use rdma_qp::{CompletionQueue, prelude::*};
 use test_support::events;
 use test_support::program::in_own_process;
 use tracing::Level;
 
-/// In a process of its own: a thread of another test, which has no subscriber, may make an event first, which then has
-/// no listener.
+/// In a process of its own. Otherwise a thread of another test, which has no subscriber, may emit an event first, and
+/// `tracing` then disables that event.
 #[test]
-fn opening_and_connecting_say_what_was_taken() {
-    in_own_process("tracing::opening_and_connecting_say_what_was_taken", || {
+fn opening_and_connecting_log_the_choices() {
+    in_own_process("tracing::opening_and_connecting_log_the_choices", || {
         rdma_soft::install();
         let opened = |event: &events::Event| {
             event.target.starts_with("rdma_mem") && event.field("device") == Some("soft0")

@@ -1,4 +1,4 @@
-//! What arrives, on each software device.
+//! Traffic on each software device: the contents and the completions.
 
 #![allow(unsafe_code)]
 
@@ -41,7 +41,7 @@ fn a_message_arrives_with_its_number_in_host_order() {
 }
 
 #[test]
-fn a_write_lands_where_it_says_and_nowhere_else() {
+fn a_write_changes_its_target_and_nothing_else() {
     for device in DEVICES {
         let (a, b) = pair(device);
         a.board.write(0, b"0123456789").unwrap();
@@ -91,7 +91,7 @@ fn a_read_fetches_from_the_peer() {
             let mut room = region.get_mut(1, 13).unwrap();
             let remote = b.board.remote().sub_region(200).unwrap();
             let mut elements = [room.scatter_element()];
-            // SAFETY: SAFETY.md F8: nobody uses the region until the completion below.
+            // SAFETY: SAFETY.md F8: the region is not used elsewhere until the completion below.
             unsafe { a.qp.post_read(ReadWorkRequest::new(&mut elements, remote), 5) }.unwrap();
             let success = a.next().result().unwrap();
             let bytes = success.byte_len();
@@ -117,13 +117,13 @@ fn a_batch_is_done_in_order_and_only_the_signaled_complete() {
         let remote = b.board.remote();
         let mut batch: Vec<_> = (0..8)
             .map(|n| {
-                // Each begins in the middle of the one before.
+                // Each begins in the middle of the previous one.
                 let remote = remote.sub_region(n * 4).unwrap();
                 let request = WriteWorkRequest::new(&elements[n], remote).signaled(n % 4 == 3);
                 request.with_id(n as u64)
             })
             .collect();
-        // SAFETY: SAFETY.md F8: the regions are left alone until the last completion.
+        // SAFETY: SAFETY.md F8: the regions are not used elsewhere until the last completion.
         unsafe { a.qp.post_batch(&mut batch) }.unwrap();
         assert_eq!([a.next().wr_id(), a.next().wr_id()], [3, 7]);
         assert!(a.is_idle());
@@ -145,15 +145,15 @@ fn every_form_of_posting_does_the_same() {
             let receive = ReceiveWorkRequest::only_immediate;
             let mut receives = [receive().with_id(value)];
             let posted = match form {
-                // SAFETY: SAFETY.md F8: nobody writes the region until the completion below.
+                // SAFETY: SAFETY.md F8: the region is not written until the completion below.
                 0 => unsafe { qp.post(write, value) },
-                // SAFETY: SAFETY.md F8: nobody writes the region until the completion below.
+                // SAFETY: SAFETY.md F8: the region is not written until the completion below.
                 1 => unsafe { qp.post_raw(write, value) },
-                // SAFETY: SAFETY.md F8: nobody writes the region until the completion below.
+                // SAFETY: SAFETY.md F8: the region is not written until the completion below.
                 2 => unsafe { qp.post_write(write, value) },
-                // SAFETY: SAFETY.md F8: nobody writes the region until the completion below.
+                // SAFETY: SAFETY.md F8: the region is not written until the completion below.
                 3 => unsafe { qp.post_batch(&mut batch) },
-                // SAFETY: SAFETY.md F8: nobody writes the region until the completion below.
+                // SAFETY: SAFETY.md F8: the region is not written until the completion below.
                 _ => unsafe { qp.post_batch_raw(&mut batch) },
             };
             posted.unwrap();

@@ -16,7 +16,7 @@ fn unreliable(device: &str) -> (TestPeer, TestPeer) {
     pair_with(device, |builder| builder.qp_type(QueuePairType::UC))
 }
 
-/// Posts what makes one completion, and takes it.
+/// Posts a request that creates one completion, and polls it.
 fn send(from: &TestPeer, request: impl WorkRequest) {
     // SAFETY: SAFETY.md F8: shared regions, which outlive the queue pair, or no memory.
     unsafe { from.qp.post(request, 1) }.unwrap();
@@ -54,7 +54,7 @@ fn sends_and_writes_arrive() {
 }
 
 #[test]
-fn what_is_sent_to_nobody_is_lost_and_what_follows_is_not() {
+fn a_message_without_a_receive_is_lost_and_later_ones_arrive() {
     for device in DEVICES {
         let (a, b) = unreliable(device);
         send(&a, SendWorkRequest::only_immediate(1));
@@ -76,7 +76,7 @@ fn what_is_sent_to_nobody_is_lost_and_what_follows_is_not() {
 }
 
 #[test]
-fn what_needs_an_answer_is_refused() {
+fn requests_that_need_a_response_are_refused() {
     for device in DEVICES {
         let (a, b) = unreliable(device);
         let refused = |error: rdma_qp::PostError, name: &str| {
@@ -126,7 +126,7 @@ fn reliable_and_unreliable_ends_are_not_connected() {
 }
 
 #[test]
-fn a_failed_send_stops_the_send_queue_alone_until_it_is_told_to_go_on() {
+fn a_failed_send_stops_only_the_send_queue_until_it_is_restarted() {
     for device in DEVICES {
         let (a, b) = unreliable(device);
         let (foreign, _) = parts(device);
@@ -170,7 +170,7 @@ fn draining_takes_everything_that_was_posted() {
 }
 
 #[test]
-fn a_device_without_them_says_so() {
+fn unreliable_connections_are_refused_by_a_device_without_them() {
     let lacks = Builder::new("reliable-only").without_uc().without_ud();
     lacks.install().unwrap();
     let pd = open_device("reliable-only").unwrap().allocate_pd().unwrap();

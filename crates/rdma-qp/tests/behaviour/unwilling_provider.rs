@@ -15,11 +15,11 @@ use rdma_sys::{Verbs, ibv_ah, ibv_comp_channel, ibv_cq, ibv_qp, ibv_srq};
 
 thread_local! {
     static REFUSE: Cell<bool> = const { Cell::new(false) };
-    /// What is done next when a shared receive queue has been destroyed, and before anybody is told.
+    /// Called after a shared receive queue was destroyed, and before its destruction is reported.
     static AFTER_SRQ: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
 }
 
-/// Functions that destroy, unless this thread is not to.
+/// Defines functions that destroy objects, unless this thread has to refuse.
 macro_rules! unwilling {
     ($($destroy:ident($object:ty);)+) => {$(
         unsafe extern "C" fn $destroy(object: *mut $object) -> c_int {
@@ -65,7 +65,7 @@ fn open() -> Context {
     list.iter().next().unwrap().open().unwrap()
 }
 
-/// Has the queue send an event, and takes it.
+/// Makes the queue send an event, and takes it.
 fn event(channel: &CompletionChannel, cq: &CompletionQueue) {
     let pd = cq.context().allocate_pd().unwrap();
     let prepare = || pd.create_qp().send_cq(cq).recv_cq(cq).build().unwrap();
@@ -107,7 +107,7 @@ fn is_busy(error: &Error) -> bool {
 }
 
 #[test]
-fn what_cannot_be_closed_comes_back_whole() {
+fn a_failed_close_returns_the_unchanged_object() {
     let channel = CompletionChannel::create(&open()).unwrap();
     let cq = CompletionQueue::create_with_channel(&channel, 64, 0).unwrap();
     let qp = connected(&cq);
@@ -126,14 +126,14 @@ fn what_cannot_be_closed_comes_back_whole() {
     channel.close().unwrap();
 }
 
-/// H25, and what a queue pair that lives on may still use.
+/// H25, and the objects that a queue pair that stays alive may still use.
 #[test]
-fn what_cannot_be_dropped_stays_with_all_that_it_needs() {
+fn an_object_that_cannot_be_destroyed_keeps_what_it_needs() {
     let channel = CompletionChannel::create(&open()).unwrap();
     let cq = CompletionQueue::create_with_channel(&channel, 64, 0).unwrap();
     let qp = connected(&cq);
     let raw = qp.as_raw();
-    forget(qp.pd().clone()); // it stays with the queue pair, and here a leak checker sees it
+    forget(qp.pd().clone()); // it stays with the queue pair, and is visible here to a leak checker
     REFUSE.set(true);
     drop(qp);
     REFUSE.set(false);
@@ -165,7 +165,7 @@ fn an_address_handle_that_cannot_be_closed_comes_back() {
     handle.close().unwrap();
 }
 
-/// Another queue can have its address from then on, and another size.
+/// After that, another queue can have its address, and another size.
 #[test]
 fn a_shared_receive_queue_that_is_gone_needs_no_room_in_a_completion_queue() {
     let pd = open().allocate_pd().unwrap();

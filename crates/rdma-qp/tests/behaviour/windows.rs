@@ -1,4 +1,4 @@
-//! Memory windows: lent to a peer, and taken back.
+//! Memory windows: lent to a peer, and revoked.
 
 #![allow(unsafe_code)]
 
@@ -47,7 +47,7 @@ fn invalidate(end: &TestPeer, window: &mut MemoryWindow<impl BindableRegion>) {
     unsafe { window.unbound() };
 }
 
-/// How a write of eight nines by `end` ends.
+/// Returns the result of a write of eight nines by `end`.
 fn write_nines(end: &TestPeer, to: RemoteMemoryRegion) -> WorkResult {
     end.board.write(0, &[9; 8]).unwrap();
     let data = [GatherElement::from(end.board.element(0..8).unwrap())];
@@ -89,7 +89,7 @@ fn a_window_lends_a_part_of_a_region_and_takes_it_back() {
     }
 }
 
-/// Hole 16: a key of a whole arena lets whoever has it reach every neighbour, also after its lease.
+/// Hole 16: a peer with the key of a whole arena can access every neighbour, also after its lease.
 #[test]
 fn h16_leases_are_revoked_by_invalidation_and_reach_no_neighbour() {
     for device in DEVICES {
@@ -103,14 +103,14 @@ fn h16_leases_are_revoked_by_invalidation_and_reach_no_neighbour() {
             bind(&b, &mut window, 0..64);
             let remote = window.remote().unwrap();
             if past_the_end {
-                // The lease lasts, but not for what lies beside it in the same registered region.
+                // The lease is valid, but not for adjacent bytes in the same registered region.
                 let forged = RemoteMemoryRegion::new(remote.address() + 64, 8, remote.rkey());
                 assert_no_access(&a, forged);
             } else {
                 write_nines(&a, remote).unwrap();
                 invalidate(&b, &mut window);
                 window.region_mut().unwrap().fill(2);
-                // Whoever kept the descriptor of the lease.
+                // The peer kept the descriptor of the lease.
                 assert_no_access(&a, remote);
                 assert_eq!(**window.region().unwrap(), [2; 64]);
             }
@@ -145,7 +145,7 @@ fn a_dropped_window_goes_before_its_region() {
             let mut window = window(b.pd.allocate_bindable_region(64).unwrap(), kind);
             bind(&b, &mut window, 0..64);
             let remote = window.remote().unwrap();
-            // A region with a window would not go, and keep its domain.
+            // A region with a window could not be deregistered, and would keep its domain.
             drop(window);
             assert_no_access(&a, remote);
             let TestPeer { qp, cq, pd, board } = b;
@@ -155,20 +155,20 @@ fn a_dropped_window_goes_before_its_region() {
     }
 }
 
-/// A window that is forgotten stays bound, and its region registered.
+/// A forgotten window stays bound, and its region registered.
 #[test]
 fn a_forgotten_window_keeps_its_region_registered() {
     for device in DEVICES {
         let (a, b) = pair(device);
         let access = AccessFlags::new().with_local_write().with_mw_bind();
         let region = Box::into_raw(Box::new(b.pd.allocate_shared_region(64, access).unwrap()));
-        // SAFETY: SAFETY.md F1: it is alive as long as it is used through this.
+        // SAFETY: SAFETY.md F1: it is alive while it is used through this reference.
         let mut window = window(unsafe { &*region }, WindowType::Two);
         bind(&b, &mut window, 0..64);
         let remote = window.remote().unwrap();
-        // From here on nobody uses it, and nobody drops it.
+        // The window is neither used nor dropped after this.
         forget(window);
-        // SAFETY: SAFETY.md F1: made above, and taken back once.
+        // SAFETY: SAFETY.md F1: created above, and converted back once.
         let region = unsafe { Box::from_raw(region) };
         let (region, error) = region.close().unwrap_err();
         assert!(error.to_string().contains("EBUSY"), "{error}");
@@ -202,9 +202,9 @@ fn a_peer_gives_a_window_back_with_its_message() {
         assert_eq!(success.invalidated_rkey(), window.rkey());
         assert_eq!((success.immediate_data(), success.scattered_bytes()), (None, Some(4)));
         assert_eq!(b.read(0), *b"done");
-        // SAFETY: the receive said this key.
+        // SAFETY: the receive reported this key.
         unsafe { window.unbound() };
-        // Bound again, it has another key, and the one before stays dead.
+        // Bound again, it has another key, and the previous one stays invalid.
         bind(&b, &mut window, 0..64);
         assert_ne!(window.rkey(), Some(remote.rkey()));
         write_nines(&a, window.remote().unwrap()).unwrap();
@@ -213,7 +213,7 @@ fn a_peer_gives_a_window_back_with_its_message() {
 }
 
 #[test]
-fn a_bind_goes_before_the_send_that_tells_it() {
+fn a_bind_is_executed_before_a_later_send_of_its_key() {
     for device in DEVICES {
         let (a, b) = pair(device);
         // SAFETY: a request without memory.
@@ -239,14 +239,17 @@ fn an_unbind_through_another_queue_pair_does_not_wait_for_the_bind() {
         let own = CompletionQueue::create(b.pd.context(), 256).unwrap();
         let (_c, other) = try_connect(parts(device), (b.pd.clone(), own), |knobs| knobs).unwrap();
         let mut window = window(b.pd.allocate_bindable_region(64).unwrap(), WindowType::One);
-        // SAFETY: a request without memory. It waits for a receive, and what comes after it, too.
+        // SAFETY: a request without memory. It waits for a receive, and later requests wait too.
         unsafe { b.qp.post_send(SendWorkRequest::only_immediate(1), 90) }.unwrap();
         // SAFETY: SAFETY.md F8: the window's own region.
         unsafe { b.qp.bind(&mut window, 0..64, write(), 91) }.unwrap();
         let remote = window.remote().unwrap();
         // SAFETY: a request without memory.
         unsafe { other.qp.unbind(&mut window, 92) }.unwrap();
-        assert!(other.next().result().is_ok() && window.is_bound(), "the window is told");
+        assert!(
+            other.next().result().is_ok() && window.is_bound(),
+            "the window is not informed yet"
+        );
         // SAFETY: a request without memory.
         unsafe { a.qp.post_receive(ReceiveWorkRequest::only_immediate(), 93) }.unwrap();
         assert_eq!((b.next().wr_id(), b.next().wr_id(), a.next().wr_id()), (90, 91, 93));
@@ -274,7 +277,7 @@ fn rights_and_bounds_are_those_of_the_window() {
 }
 
 #[test]
-fn what_is_refused_leaves_the_window_unbound_and_the_queue_pair_as_it_was() {
+fn refused_requests_leave_the_window_unbound_and_the_queue_pair_unchanged() {
     for device in DEVICES {
         let (_a, b) = pair(device);
         let (foreign, _) = parts(device);
@@ -333,7 +336,7 @@ fn a_full_queue_leaves_the_window_unbound() {
 }
 
 #[test]
-fn a_key_that_cannot_be_invalidated_ends_who_tries() {
+fn invalidating_an_invalid_key_fails_the_queue_pair() {
     for device in DEVICES {
         let (a, b) = pair(device);
         // SAFETY: a request without memory.

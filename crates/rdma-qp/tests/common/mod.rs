@@ -15,7 +15,7 @@ use rdma_qp::{
     CompletionQueue, Error, PollSlot, QueuePair, QueuePairBuilder, WorkCompletion, prelude::*,
 };
 
-/// A longer wait is a hang.
+/// The time after which a test counts as hanging.
 pub(crate) const HANG: Duration = Duration::from_secs(20);
 
 /// Every device that the tests run on: RoCE, InfiniBand, and those below.
@@ -27,7 +27,7 @@ pub(crate) const LATE: &str = "softlate0";
 /// A RoCE device whose queue pairs post by function calls, and whose completions have timestamps.
 pub(crate) const CALLS: &str = "softcalls0";
 
-/// As [`CALLS`], and as [`LATE`].
+/// Like [`CALLS`], and late like [`LATE`].
 pub(crate) const LATE_CALLS: &str = "softlatecalls0";
 
 /// One end, with a domain, a completion queue and 4 KiB that the peer may use.
@@ -43,7 +43,7 @@ pub(crate) fn everything() -> AccessFlags {
     local.with_remote_write().with_remote_read().with_remote_atomic()
 }
 
-/// All that the device of this domain lets peers do.
+/// Returns all access that the device of this domain supports for peers.
 pub(crate) fn all_of(pd: &ProtectionDomain) -> AccessFlags {
     let device = pd.context().query_device().unwrap();
     let local = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
@@ -53,19 +53,19 @@ pub(crate) fn all_of(pd: &ProtectionDomain) -> AccessFlags {
     }
 }
 
-/// A context of one of the [`DEVICES`].
+/// Opens one of the [`DEVICES`].
 pub(crate) fn open(device: &str) -> Context {
     rdma_soft::install();
     let late = rdma_soft::Schedule::Deferred { seed: 7 };
     let schedules = [(LATE, late), (LATE_CALLS, late), (CALLS, rdma_soft::Schedule::Immediate)];
     if let Some((name, schedule)) = schedules.into_iter().find(|(name, _)| *name == device) {
-        // Another test may have been first.
+        // Another test may have installed it already.
         let _ = rdma_soft::Builder::new(name).schedule(schedule).install();
     }
     open_device(device).unwrap()
 }
 
-/// A domain and a completion queue on a context of their own.
+/// Returns a domain and a completion queue of a new context.
 pub(crate) fn parts(device: &str) -> (ProtectionDomain, CompletionQueue) {
     let context = open(device);
     let calls = [CALLS, LATE_CALLS].contains(&device);
@@ -73,12 +73,12 @@ pub(crate) fn parts(device: &str) -> (ProtectionDomain, CompletionQueue) {
     (context.allocate_pd().unwrap(), cq)
 }
 
-/// Two ends that are connected to each other.
+/// Returns two ends that are connected to each other.
 pub(crate) fn pair(device: &str) -> (TestPeer, TestPeer) {
     pair_with(device, |builder| builder)
 }
 
-/// Two such ends with other options.
+/// Returns two such ends with other options.
 pub(crate) fn pair_with(
     device: &str,
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
@@ -86,13 +86,13 @@ pub(crate) fn pair_with(
     connect(parts(device), parts(device), knobs)
 }
 
-/// Two such ends, of which the second is on this context.
+/// Returns two such ends. The second one is on this context.
 pub(crate) fn pair_on(device: &str, context: &Context) -> (TestPeer, TestPeer) {
     let cq = CompletionQueue::create(context, 256).unwrap();
     connect(parts(device), (context.allocate_pd().unwrap(), cq), |builder| builder)
 }
 
-/// Fails if `work` does not end.
+/// Fails if `work` does not return in time.
 pub(crate) fn must_end(work: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let worker = thread::spawn(move || {
@@ -103,7 +103,7 @@ pub(crate) fn must_end(work: impl FnOnce() + Send + 'static) {
     worker.join().unwrap();
 }
 
-/// As `mem::forget`, but where a leak checker finds it.
+/// Forgets a value like `mem::forget`, but keeps it visible for a leak checker.
 pub(crate) fn forget(value: impl Any + Send) {
     static FORGOTTEN: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
     FORGOTTEN.lock().unwrap().push(Box::new(value));
@@ -119,7 +119,7 @@ fn connect(
     try_connect(a, b, knobs).unwrap()
 }
 
-/// Two such ends, or why they cannot be connected.
+/// Returns two such ends, or the error of their connection.
 pub(crate) fn try_connect(
     (a_pd, a_cq): Parts,
     (b_pd, b_cq): Parts,
@@ -140,7 +140,7 @@ pub(crate) fn try_connect(
 }
 
 impl TestPeer {
-    /// Waits for the next completion; ten seconds are a hang.
+    /// Waits for the next completion, and panics if it takes too long.
     pub(crate) fn next(&self) -> WorkCompletion {
         let mut slots = [PollSlot::default()];
         let begin = Instant::now();
@@ -153,12 +153,12 @@ impl TestPeer {
         }
     }
 
-    /// That nothing has completed.
+    /// Returns true if nothing has completed.
     pub(crate) fn is_idle(&self) -> bool {
         self.cq.poll(&mut [PollSlot::default()]).unwrap().is_empty()
     }
 
-    /// What is on the board.
+    /// Returns the contents of the board.
     pub(crate) fn read<const N: usize>(&self, offset: usize) -> [u8; N] {
         let mut bytes = [0; N];
         self.board.read(offset, &mut bytes).unwrap();

@@ -1,10 +1,9 @@
-//! What must not compile, and beside each case its twin, which differs in one line and does.
+//! Programs that must not compile. Each has a twin that differs in one line and compiles.
 //!
-//! Many are named after the holes that other crates have, as `docs/memory-and-ownership.md` lists them.
-//! The messages are those of Rust 1.95; where another compiler words them differently,
-//! `TRYBUILD=overwrite` writes them anew.
+//! Many are named after defects of other crates, which `docs/memory-and-ownership.md` lists. The messages are those of
+//! Rust 1.95. If another compiler words them differently, `TRYBUILD=overwrite` rewrites them.
 
-#![allow(warnings, clippy::all)] // users' programs: how they are written is theirs
+#![allow(warnings, clippy::all)] // users' programs, in any style
 
 test_support::twins! {
     a_dmabuf_is_not_inline_data

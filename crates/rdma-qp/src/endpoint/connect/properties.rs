@@ -1,4 +1,4 @@
-//! What both ends compute from each other's endpoint is one connection, whatever their ports are.
+//! Property: both ends compute the same connection from each other's endpoint, for any ports.
 
 use proptest::prelude::*;
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
@@ -7,7 +7,7 @@ use rdma_types::{Psn, Qpn};
 use super::{ConnectAttributes, GidRule, HandshakeError, Own};
 use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 
-/// An entry of a GID table: one of the kinds that there are, and one that there is not yet.
+/// An entry of a GID table: one of the known kinds, or an unknown one.
 fn gid() -> impl Strategy<Value = EndpointGid> {
     let gid_type = prop_oneof![
         Just(GidType::IB),
@@ -24,12 +24,12 @@ fn gid() -> impl Strategy<Value = EndpointGid> {
     ];
     (gid_type, prefix, 1..=u32::MAX).prop_map(|(gid_type, prefix, host)| {
         let gid = Gid::from_bytes((prefix | u128::from(host)).to_be_bytes());
-        // A network of one address: what is chosen by networks has its own properties.
+        // Each network has one address: the choice by networks has tests of its own.
         EndpointGid::new(gid, gid_type).with_prefix_length(128)
     })
 }
 
-/// A port's endpoint, and its GIDs with the indices in the port's table.
+/// A port's endpoint, and its GIDs with their indices in the port's table.
 #[derive(Clone, Debug)]
 struct PortEndpoint {
     endpoint: QueuePairEndpoint,
@@ -65,15 +65,15 @@ impl PortEndpoint {
         ConnectAttributes::compute(&own, &peer.endpoint)
     }
 
-    /// What is at this index of the port's table.
+    /// Returns the entry at this index of the port's table.
     fn source(&self, index: u8) -> EndpointGid {
         let entry = self.table.iter().find(|&&(_, known)| known == index);
         entry.expect("an index of the table").0
     }
 }
 
-/// The order that both ends share, in words of its own: type first, then the family. What no host has is worse, and
-/// can still talk to what a host has.
+/// The order that both ends share, stated independently: type first, then the family. A family that no host has is
+/// worse, but can communicate with one that a host has.
 fn qualities(gid: &EndpointGid) -> Vec<(u8, u8)> {
     let gid_type = match gid.gid_type {
         GidType::ROCE_V2 => 0,
@@ -93,8 +93,8 @@ fn qualities(gid: &EndpointGid) -> Vec<(u8, u8)> {
     families.into_iter().map(|family| (gid_type, family)).collect()
 }
 
-/// What two ports have in common, best first. An address of both is none that they have in common, unless they are one
-/// port: their tables are equal, or there is nothing else and one is a part of the other.
+/// Returns the qualities that two ports have in common, best first. An address of both is counted only if they are one
+/// port. Their tables are equal then, or one is a part of the other and there is no other pair.
 fn common(a: &QueuePairEndpoint, b: &QueuePairEndpoint) -> Vec<(u8, u8)> {
     let holds = |all: &QueuePairEndpoint, some: &QueuePairEndpoint| {
         some.gids().iter().all(|gid| all.gids().contains(gid))
@@ -111,7 +111,7 @@ fn common(a: &QueuePairEndpoint, b: &QueuePairEndpoint) -> Vec<(u8, u8)> {
     }
 }
 
-/// What the pairs that count have in common, best first.
+/// Returns the qualities of the pairs that count, best first.
 fn kinds(
     a: &QueuePairEndpoint,
     b: &QueuePairEndpoint,
@@ -132,7 +132,7 @@ fn kinds(
     both
 }
 
-/// Ends that can be connected more often than not.
+/// Ends that can usually be connected.
 fn ends() -> impl Strategy<Value = (PortEndpoint, PortEndpoint)> {
     (end(), end(), any::<u8>()).prop_map(|(a, mut b, differ)| {
         if differ > 16 {
@@ -197,12 +197,12 @@ proptest! {
     }
 
     #[test]
-    fn what_both_ends_settle_on_is_the_same((a, b) in ends()) {
+    fn both_ends_compute_the_same_connection((a, b) in ends()) {
         let (Ok(ab), Ok(ba)) = (a.connect(&b), b.connect(&a)) else { return Ok(()) };
         prop_assert_eq!(ab.mtu, ba.mtu);
         prop_assert!(ab.mtu <= a.endpoint.mtu && ab.mtu <= b.endpoint.mtu);
         prop_assert_eq!((ab.send_psn, ab.recv_psn), (ba.recv_psn, ba.send_psn));
-        // As many reads as one starts, the other answers, and neither more than it can.
+        // Each end serves as many reads as the other starts, and no more than it supports.
         prop_assert_eq!((ab.max_rd_atomic, ab.max_dest_rd_atomic),
             (ba.max_dest_rd_atomic, ba.max_rd_atomic));
         prop_assert!(ab.max_rd_atomic <= a.endpoint.max_rd_atomic);

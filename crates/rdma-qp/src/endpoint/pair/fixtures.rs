@@ -1,4 +1,4 @@
-//! GID tables that users of other libraries have shown where those chose wrong, with the pair that works.
+//! GID tables from bug reports against other libraries that chose a wrong pair, with the pair that works.
 
 use rdma_mem::{Gid, GidType};
 use rdma_types::{Psn, Qpn};
@@ -6,8 +6,8 @@ use rdma_types::{Psn, Qpn};
 use super::{GidRule, choose};
 use crate::endpoint::{EndpointGid, QueuePairEndpoint, class};
 
-/// One entry of a table: type (1 or 2 of RoCE), GID, and the length of the prefix of its interface, 0 where no interface
-/// of the namespace has it.
+/// One entry of a table: type (1 or 2 of RoCE), GID, and prefix length of its interface. The length is 0 if no
+/// interface of the namespace has the GID.
 type Entry = (u8, &'static str, u8);
 
 struct Fixture {
@@ -92,7 +92,7 @@ const FIXTURES: &[Fixture] = &[
         rule: GidRule::Class,
     },
     Fixture {
-        from: "kvcache-ai/Mooncake#113: RoCE v1 stands first, and does not pass the routers",
+        from: "kvcache-ai/Mooncake#113: RoCE v1 comes first, and is not routable",
         own: &[(1, "::ffff:10.0.1.5", 120), (2, "::ffff:10.0.1.5", 120)],
         peer: &[(1, "::ffff:10.0.2.5", 120), (2, "::ffff:10.0.2.5", 120)],
         works: ["::ffff:10.0.1.5", "::ffff:10.0.2.5"],

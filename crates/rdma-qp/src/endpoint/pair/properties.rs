@@ -1,4 +1,4 @@
-//! Both ends find one pair, whatever their tables are, and whatever the order of these is.
+//! Property: both ends find the same pair for any tables, in any order of their entries.
 
 use proptest::prelude::*;
 use rdma_mem::{Gid, GidType, LinkLayer};
@@ -33,7 +33,7 @@ fn end(gids: &[EndpointGid]) -> QueuePairEndpoint {
     end
 }
 
-/// How the ends met: the address that each has of the stream, and whether each sees the other's.
+/// The stream between the ends: the address of each end, and whether each sees the other's.
 #[derive(Clone, Debug)]
 struct Met {
     here: prop::sample::Index,
@@ -50,7 +50,7 @@ fn met() -> impl Strategy<Value = Option<Met>> {
     }))
 }
 
-/// A table, the same in another order, and with some entries twice.
+/// Returns a table, and the same one in another order with some duplicate entries.
 fn table() -> impl Strategy<Value = (Vec<EndpointGid>, Vec<EndpointGid>)> {
     prop::collection::vec(gid(), 1..8).prop_flat_map(|table| {
         let mut again = table.clone();

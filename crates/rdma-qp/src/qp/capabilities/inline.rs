@@ -2,12 +2,13 @@
 
 use std::iter::successors;
 
-/// The number of inline bytes that a builder asks the device for.
+/// The number of inline bytes that a builder requests from the device.
 ///
-/// Verbs cannot query the limit of inline data: a device refuses to create a queue pair that asks for more than it has,
-/// and may give more than was asked for. [`QueuePair::capabilities`](crate::QueuePair::capabilities) has the result.
+/// Verbs cannot query the limit of inline data. A device refuses to create a queue pair with a request above its limit,
+/// and may grant more than requested. [`QueuePair::capabilities`](crate::QueuePair::capabilities) has the result.
 ///
-/// Where a builder takes an `Inline`, a plain number means [`Exactly`](Self::Exactly) that many.
+/// In place of an `Inline`, a builder accepts a plain number, which means
+/// [`Exactly`](Self::Exactly) that many bytes.
 ///
 /// # Examples
 /// ```
@@ -27,18 +28,18 @@ use std::iter::successors;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Inline {
-    /// At least that many: a device that has fewer does not create the queue pair.
+    /// At least this number: a device with a lower limit does not create the queue pair.
     Exactly(u32),
-    /// That many if the device supports them, else fewer: the number is halved until the device accepts it, down to
-    /// 16, and then to 0.
+    /// This number if the device supports it, or fewer: the number is halved until the device accepts it, down to 16,
+    /// and then to 0.
     UpTo(u32),
 }
 
-/// Fewer inline bytes than that are not tried for.
+/// The least number of inline bytes that is tried before 0.
 const LEAST: u32 = 16;
 
 impl Inline {
-    /// How many bytes are asked for first.
+    /// Returns the number of bytes that is requested first.
     #[must_use]
     pub const fn wish(self) -> u32 {
         match self {
@@ -46,7 +47,7 @@ impl Inline {
         }
     }
 
-    /// What the device is asked for in turn, until it agrees.
+    /// Returns the numbers that are requested in turn, until the device accepts one.
     pub(in crate::qp) fn tries(self) -> impl Iterator<Item = u32> {
         let (halved, last) = match self {
             Self::Exactly(bytes) => (None, bytes),
@@ -64,7 +65,7 @@ impl Default for Inline {
     }
 }
 
-/// [`Exactly`](Inline::Exactly) that many.
+/// Requests [`Exactly`](Inline::Exactly) that many bytes.
 impl From<u32> for Inline {
     fn from(bytes: u32) -> Self {
         Self::Exactly(bytes)
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_is_halved_down_to_16_and_then_nothing() {
+    fn the_request_is_halved_down_to_16_and_then_zero() {
         let tries = |inline: Inline| inline.tries().collect::<Vec<_>>();
         assert_eq!(tries(Inline::default()), [64, 32, 16, 0]);
         assert_eq!(tries(Inline::UpTo(1)), [1, 0]);

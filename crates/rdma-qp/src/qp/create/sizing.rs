@@ -1,6 +1,7 @@
-//! Sizes and types that a device may refuse: smaller sizes in their place, and which wish was refused.
+//! Sizes and types that a device may refuse: trying smaller sizes, and finding the refused request.
 //!
-//! `ibv_create_qp` says `EINVAL` for all of them, and verbs have no limit of inline data and no list of types to read.
+//! `ibv_create_qp` returns `EINVAL` for all of them, and verbs can query neither the limit of inline data nor the
+//! supported types.
 
 use std::fmt;
 
@@ -10,12 +11,12 @@ use rdma_types::QpType;
 use crate::qp::capabilities::QueuePairCapabilities;
 use crate::qp::capabilities::inline::Inline;
 
-/// What the device refuses of a queue pair that it creates otherwise.
+/// The part of a request that the device refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Culprit {
-    /// An option of the builder, and a value of it with which the device creates the queue pair.
+    /// An option of the builder, and a value for it with which the device creates the queue pair.
     Size(&'static str, u32),
-    /// The type: the device creates a reliable connection of these sizes.
+    /// The type: the device creates a reliable connection of the same sizes.
     Type(QpType),
 }
 
@@ -25,8 +26,8 @@ impl fmt::Display for Culprit {
             Self::Size(knob, value) => {
                 write!(f, "it refuses the `{knob}`, and accepts the rest with {value}: ")?;
                 f.write_str(match *knob {
-                    "max_inline_data" => "ask for less, or for `Inline::UpTo`",
-                    _ => "ask for fewer",
+                    "max_inline_data" => "request less, or use `Inline::UpTo`",
+                    _ => "request fewer",
                 })
             }
             Self::Type(qp_type) => write!(
@@ -41,13 +42,14 @@ impl fmt::Display for Culprit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) errno: Errno,
-    /// What was asked for last.
+    /// The sizes of the last request.
     pub(super) sizes: QueuePairCapabilities,
     pub(super) culprit: Option<Culprit>,
 }
 
-/// Creates a queue pair of this type and these sizes, with as much inline data as the device gives. If it refuses, other
-/// ones are tried one after the other to find which wish it was: what is created so is discarded.
+/// Creates a queue pair of this type and these sizes, with as much inline data as the device grants. If it refuses,
+/// other requests are tried one after the other to find the refused part. Queue pairs created by these trials are
+/// discarded.
 pub(super) fn create<T>(
     qp_type: QpType,
     sizes: QueuePairCapabilities,
@@ -60,7 +62,7 @@ pub(super) fn create<T>(
         let sizes = QueuePairCapabilities { max_inline_data, ..sizes };
         match attempt(qp_type, sizes) {
             Ok(created) => return Ok(created),
-            // Not every provider sets the number: whatever it is, less may be possible.
+            // Not every provider sets the number. In any case, less may be possible.
             Err(errno) => refused = Some((errno, sizes)),
         }
     }
@@ -73,7 +75,7 @@ pub(super) fn create<T>(
     Err(Refused { errno, sizes, culprit })
 }
 
-/// Which of the sizes the device refuses.
+/// Returns the size that the device refuses.
 fn size(
     sizes: QueuePairCapabilities,
     is_created: &mut impl FnMut(QueuePairCapabilities) -> bool,
@@ -104,7 +106,7 @@ mod tests {
     const ASKED: QueuePairCapabilities =
         QueuePairCapabilities { max_send_sge: 8, max_recv_sge: 8, ..QueuePairCapabilities::NONE };
 
-    /// How the creation ends at a device that has so much, and how often it was asked.
+    /// Returns the result of a creation on a device with these limits, and the number of trials.
     fn create_at(
         inline: Inline,
         has: impl Fn(QueuePairCapabilities) -> bool,
@@ -129,7 +131,7 @@ mod tests {
             Ok(sizes.max_inline_data)
         };
         let created = create(qp_type, ASKED, inline, attempt, |_| live.set(live.get() - 1));
-        assert_eq!(live.get(), usize::from(created.is_ok()), "what was only tried is discarded");
+        assert_eq!(live.get(), usize::from(created.is_ok()), "trials are discarded");
         (created.map_err(|refused| refused.culprit), asked.into_inner().len())
     }
 
@@ -160,7 +162,7 @@ mod tests {
             [Err(Some(Size("max_send_sge", 1))); 2],
             "the other one is next"
         );
-        assert_eq!(create_at(Inline::default(), |_| false).1, 5, "it is asked seldom");
+        assert_eq!(create_at(Inline::default(), |_| false).1, 5, "there are few trials");
     }
 
     #[test]

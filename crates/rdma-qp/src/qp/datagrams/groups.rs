@@ -11,7 +11,7 @@ use rdma_sys::{ibv_gid, ibv_qp};
 use crate::error::Error;
 use crate::qp::queue_pair::QueuePair;
 
-/// The groups that a queue pair joined. It leaves them when this is dropped: members cannot be destroyed.
+/// The groups that a queue pair joined. Dropping this leaves them, since members cannot be destroyed.
 #[derive(Debug)]
 pub(crate) struct Groups {
     qp: *mut ibv_qp,
@@ -55,7 +55,8 @@ impl Groups {
     /// Leaves all groups, the last joined first.
     ///
     /// # Errors
-    /// The first failure. The queue pair stays in that group, and in those that it joined before.
+    /// Returns the first error. The queue pair stays in that group, and in those that it joined
+    /// before.
     pub(crate) fn leave_all(&self) -> Result<(), Error> {
         let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(group) = joined.last() {
@@ -87,15 +88,16 @@ impl Groups {
 
 impl Drop for Groups {
     fn drop(&mut self) {
-        // The destruction of the queue pair, which fails then, makes the event.
+        // The destruction of the queue pair, which fails then, emits the event.
         let _ = self.leave_all();
     }
 }
 
 impl QueuePair {
     /// Joins a multicast group: this queue pair receives the datagrams that are sent to `gid` and
-    /// [`Qpn::MULTICAST`](crate::Qpn::MULTICAST) with its Q_Key. On InfiniBand, `lid` is the LID of the group; elsewhere
-    /// it is [`Lid::NONE`]. Joining a group twice is the same as joining it once. See `man ibv_attach_mcast`.
+    /// [`Qpn::MULTICAST`](crate::Qpn::MULTICAST) with its Q_Key. On InfiniBand, `lid` is the LID of the group;
+    /// elsewhere it is [`Lid::NONE`]. Joining a group twice is equivalent to joining it once. See
+    /// `man ibv_attach_mcast`.
     ///
     /// The network must deliver the group's packets to this port. On InfiniBand, a join request to the subnet
     /// administrator arranges that. On Ethernet, the host's interface must be a member too, for example by
@@ -104,8 +106,9 @@ impl QueuePair {
     /// A queue pair that is dropped or closed leaves the groups that it joined by this method.
     ///
     /// # Errors
-    /// [`Error::NotDatagrams`] for connected queue pairs. The provider's error with a hint: the address is not that of a
-    /// group (`EINVAL`), the device has no groups (`EOPNOTSUPP`, `ENOSYS`), or no more of them (`ENOMEM`).
+    /// [`Error::NotDatagrams`] for connected queue pairs. Otherwise the provider's error with a hint. `EINVAL` is for
+    /// an address that is not that of a group, and `ENOMEM` for too many groups. `EOPNOTSUPP` or `ENOSYS` is for a
+    /// device without groups.
     ///
     /// # Examples
     /// ```
@@ -155,12 +158,12 @@ impl QueuePair {
         self.groups()?.join((gid, lid))
     }
 
-    /// Leaves a multicast group, which is named as it was joined. Datagrams that have arrived stay in their receives. See
-    /// `man ibv_detach_mcast`.
+    /// Leaves a multicast group, given by the same address and LID as for joining. Datagrams that have arrived stay in
+    /// their receives. See `man ibv_detach_mcast`.
     ///
     /// # Errors
-    /// [`Error::NotDatagrams`] for connected queue pairs. The provider's error with a hint: the queue pair is not in that
-    /// group (`EINVAL`), or the device has no groups (`EOPNOTSUPP`, `ENOSYS`).
+    /// [`Error::NotDatagrams`] for connected queue pairs. Otherwise the provider's error with a hint: the queue pair is
+    /// not in that group (`EINVAL`), or the device does not support groups (`EOPNOTSUPP`, `ENOSYS`).
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_multicast(&self, gid: Gid, lid: Lid) -> Result<(), Error> {
         self.groups()?.leave((gid, lid))

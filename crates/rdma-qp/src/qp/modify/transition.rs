@@ -4,7 +4,7 @@ use rdma_types::{QpAttributes, QpState, QpTransition, QpType, Qpn};
 
 use crate::error::Error;
 
-/// The attributes, by the names that [`QueuePairModification`](crate::QueuePairModification) gives them.
+/// The attributes, with the names of their methods of [`QueuePairModification`](crate::QueuePairModification).
 const NAMES: [(QpAttributes, &str); 16] = [
     (QpAttributes::PORT, "port"),
     (QpAttributes::PKEY_INDEX, "pkey_index"),
@@ -24,7 +24,7 @@ const NAMES: [(QpAttributes, &str); 16] = [
     (QpAttributes::EN_SQD_ASYNC_NOTIFY, "notify_drained"),
 ];
 
-/// What the attributes are called, besides the state.
+/// Returns the names of the attributes, without the state.
 pub(crate) fn names(wanted: QpAttributes) -> Vec<&'static str> {
     let wanted = NAMES.iter().filter(|(attribute, _)| wanted.contains(*attribute));
     wanted.map(|&(_, name)| name).collect()
@@ -91,7 +91,8 @@ mod tests {
         }
     }
 
-    /// Else a lacking one could not be named, and the device would refuse it without a word.
+    /// Otherwise the error could not name a missing attribute, and the device would refuse the
+    /// change without a reason.
     #[test]
     fn each_attribute_that_a_transition_requires_has_a_name() {
         let all: QpAttributes = NAMES.iter().map(|&(attribute, _)| attribute).collect();

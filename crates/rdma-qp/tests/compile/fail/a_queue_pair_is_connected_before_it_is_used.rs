@@ -1,4 +1,4 @@
-//! Before the handshake there is nothing to post to.
+//! Before the handshake there is no queue pair to post to.
 
 use rdma_mem::open_device;
 use rdma_qp::{CompletionQueue, Error, prelude::*};

@@ -1,4 +1,4 @@
-//! Requests count from 0 in a zero-based region: nobody reads there as if that was a pointer.
+//! Addresses in a zero-based region start at 0: they are never read as pointers.
 
 use rdma_mem::{AccessFlags, Error, GatherElement, open_device};
 use rdma_qp::SendWorkRequest;

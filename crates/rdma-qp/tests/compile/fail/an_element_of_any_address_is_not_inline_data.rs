@@ -1,4 +1,4 @@
-//! An element that is not checked can be outside of its region: the device refuses it, and nobody reads it.
+//! An unchecked element can be outside of its region: the device refuses it, and the processor never reads it.
 
 use rdma_mem::{Error, GatherElement, open_device};
 use rdma_qp::{SendWithInvalidate, SendWorkRequest};

@@ -1,4 +1,4 @@
-//! Completions are not overwritten by the next poll while they are read.
+//! The next poll cannot overwrite completions while they are read.
 
 use rdma_mem::open_device;
 use rdma_qp::{CompletionQueue, Error, PollSlot, prelude::*};

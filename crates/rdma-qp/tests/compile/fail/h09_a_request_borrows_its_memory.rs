@@ -1,4 +1,4 @@
-//! H9: a request keeps its memory until it is posted, and from there on the device does.
+//! H9: a request borrows its memory until it is posted, and after that the device uses it.
 
 use rdma_mem::open_device;
 use rdma_qp::{CompletionQueue, Error, WriteWorkRequest, prelude::*};

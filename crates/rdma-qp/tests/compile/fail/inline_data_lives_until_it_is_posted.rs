@@ -1,4 +1,4 @@
-//! Inline data is read when it is posted: a request of a batch keeps it until then.
+//! Inline data is read at the post: a request of a batch borrows it until then.
 
 use rdma_mem::InlineElement;
 use rdma_qp::SendWorkRequest;

@@ -1,4 +1,4 @@
-//! A dma-buf is found by whatever number safe code has chosen: nobody reads there as if it was a pointer.
+//! Safe code chooses the address of a dma-buf: it is never read as a pointer.
 
 use std::os::fd::BorrowedFd;
 

@@ -1,4 +1,4 @@
-//! H4: a queue pair has one owner, which is not there any more when it is connected.
+//! H4: a queue pair has one owner, which the connection consumes.
 
 use rdma_mem::open_device;
 use rdma_qp::{CompletionQueue, Error, prelude::*};

@@ -1,4 +1,4 @@
-//! H5: a poll that failed names no request, so that nobody takes it for the end of one.
+//! H5: a failed poll names no request, so it is never mistaken for the end of one.
 
 use rdma_mem::open_device;
 use rdma_qp::{CompletionQueue, Error, PollSlot, prelude::*};

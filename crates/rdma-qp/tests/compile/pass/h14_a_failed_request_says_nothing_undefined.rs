@@ -1,4 +1,4 @@
-//! H14: of a failed completion the opcode is not defined, and there is none.
+//! H14: the opcode of a failed completion is undefined, and cannot be read.
 
 use rdma_mem::open_device;
 use rdma_qp::{CompletionQueue, Error, PollSlot, prelude::*};

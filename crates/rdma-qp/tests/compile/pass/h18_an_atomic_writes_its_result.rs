@@ -1,4 +1,4 @@
-//! H18: an atomic request writes what the word was, so its memory is not a source.
+//! H18: an atomic request writes the old value of the word, so its memory is not a source.
 
 use rdma_mem::open_device;
 use rdma_qp::{AtomicWorkRequest, CompletionQueue, Error, prelude::*};
