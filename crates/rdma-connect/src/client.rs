@@ -1,4 +1,4 @@
-//! The client's part of the rendezvous.
+//! The client's side of the rendezvous.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -15,8 +15,8 @@ use crate::message::{
 ///
 /// A driver sends [`hello`](Self::hello) and passes received bytes to [`answer`](Self::answer). Then it connects its
 /// queue pair, sends [`ready`](Self::ready), and passes received bytes to [`verdict`](Self::verdict). It receives at
-/// most [`lacks`](Self::lacks) bytes at a time, so that it receives no byte that follows the verdict. After an error it
-/// sends the [`last_message`](Self::last_message), if there is one.
+/// most [`lacks`](Self::lacks) bytes at a time, so it never receives a byte after the verdict. After an error it sends
+/// the [`last_message`](Self::last_message), if there is one.
 #[derive(Debug)]
 pub struct Client {
     address: SocketAddr,
@@ -31,43 +31,44 @@ pub struct Client {
 }
 
 impl Client {
-    /// A conversation with the server at this address, of a queue pair of this device. Errors name the limit, and the
-    /// device if it does not fit the server's.
+    /// Starts a conversation of a queue pair of this device with the server at this address. Errors name the limit, and
+    /// the device if it does not match the server's.
     #[must_use]
     pub fn new(address: SocketAddr, limit: Duration, device: &str) -> Self {
         let (device, received, lacks) = (device.into(), Vec::new(), PREFACE);
         Self { address, limit, device, received, lacks, is_answered: false, is_unfit: false }
     }
 
-    /// The first message to the server.
+    /// Returns the first message to the server.
     #[must_use]
     pub fn hello(&self, endpoint: QueuePairEndpoint, greeting: Greeting) -> Vec<u8> {
         Message::Hello(Box::new(endpoint), greeting).to_bytes()
     }
 
-    /// The message that the queue pair is connected to that of the answer.
+    /// Returns the message that this queue pair is connected to that of the answer.
     #[must_use]
     pub fn ready(&self) -> Vec<u8> {
         Message::Ready.to_bytes()
     }
 
-    /// The message that names the device to a server whose device does not fit; `None` after other errors.
+    /// Returns the message that names the device to a server whose device does not match; `None` after other errors.
     #[must_use]
     pub fn last_message(&self) -> Option<Vec<u8>> {
         self.is_unfit.then(|| Message::Device(self.device.clone()).to_bytes())
     }
 
-    /// The least number of bytes that are still missing from the next message.
+    /// Returns the least number of bytes that are still missing from the next message.
     #[must_use]
     pub const fn lacks(&self) -> usize {
         self.lacks
     }
 
-    /// Accepts received bytes; no bytes mean the end of the stream. Returns the endpoint of the server once it is
+    /// Accepts received bytes; an empty slice is the end of the stream. Returns the endpoint of the server once it is
     /// complete.
     ///
     /// # Errors
-    /// If the server has refused this client, has closed the stream, or sends something else.
+    /// Returns an error if the server has refused this client, has closed the stream, or sends
+    /// another protocol.
     pub fn answer(&mut self, bytes: &[u8]) -> Result<Option<QueuePairEndpoint>, ConnectError> {
         match self.receive(bytes)? {
             None => Ok(None),
@@ -79,11 +80,11 @@ impl Client {
         }
     }
 
-    /// Accepts received bytes; no bytes mean the end of the stream. Returns the greeting of the server's program once
-    /// it has accepted this client.
+    /// Accepts received bytes; an empty slice is the end of the stream. Returns the greeting of the server's program
+    /// once it has accepted this client.
     ///
     /// # Errors
-    /// Same errors as [`answer`](Self::answer).
+    /// The errors are those of [`answer`](Self::answer).
     pub fn verdict(&mut self, bytes: &[u8]) -> Result<Option<Greeting>, ConnectError> {
         match self.receive(bytes)? {
             None => Ok(None),
@@ -116,7 +117,8 @@ impl Client {
         }
     }
 
-    /// The error of a rejection for a queue pair that does not fit. A server of an earlier version names no device.
+    /// Returns the error of a rejection for a queue pair that does not match. A server of an earlier version names no
+    /// device.
     fn unfit(&mut self, why: &str) -> ConnectError {
         self.is_unfit = true;
         let reason = why.strip_prefix(UNFIT).unwrap_or(why);
@@ -128,7 +130,7 @@ impl Client {
         ConnectError::Rejected(text.into())
     }
 
-    /// The error of bytes that could not be sent.
+    /// Returns the error of bytes that could not be sent.
     ///
     /// # Errors
     /// Returns no error if the server has closed the stream: its reason may be received next.
@@ -139,7 +141,7 @@ impl Client {
         }
     }
 
-    /// The error of a stream from which nothing could be received.
+    /// Returns the error of a failed receive from the stream.
     #[must_use]
     pub fn not_received(&self, error: io::Error) -> ConnectError {
         match error.kind() {

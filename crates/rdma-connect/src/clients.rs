@@ -1,4 +1,5 @@
-//! The clients of a listener, from the first byte until the program has decided about them.
+//! The clients of a listener, from their first byte until the program has accepted or rejected
+//! them.
 
 #[cfg(test)]
 mod tests;
@@ -22,21 +23,21 @@ use crate::until::Until;
 
 /// The clients of a listener, which progress when their streams are ready.
 ///
-/// A client is half-open until both queue pairs are connected. A silent client costs a file and delays no other: if
-/// there is no room for a newcomer, the listener drops one (`in_order_to_go`). No call here waits for a client.
+/// A client is half-open until both queue pairs are connected. A silent client costs a file and delays no other: if a
+/// newcomer needs its place, the listener drops one (`in_order_to_go`). No call here waits for a client.
 ///
-/// A driver accepts streams while [`takes`](Self::takes) returns true, passes each to [`admit`](Self::admit), and
-/// calls [`step`](Self::step) when one is ready. For each [`Hello`] that `step` returns, it makes a queue pair with
+/// A driver accepts streams while [`takes`](Self::takes) returns true, passes each to [`admit`](Self::admit), and calls
+/// [`step`](Self::step) when one is ready. For each [`Hello`] that `step` returns, it creates a queue pair with
 /// [`MakeEnds::make`](crate::MakeEnds::make) and [`make_room`](Self::make_room), and passes it to
 /// [`answer`](Self::answer).
 pub struct Clients<S: ClientStream, E> {
     address: SocketAddr,
-    /// The time limit for a client's part.
+    /// The time limit for a client's side of the rendezvous.
     limit: Duration,
     open_files: fn() -> Option<u64>,
-    /// The time at which clients are accepted again, after accepting one has failed.
+    /// The time at which the listener accepts clients again after a failure to accept one.
     resumes: Option<Until>,
-    /// Until when room counts as scarce, since a late client had to go.
+    /// The end of the time during which room counts as scarce, since a late client was dropped.
     scarce: Option<Until>,
     next_key: u64,
     half_open: BTreeMap<u64, HalfOpen<S, E>>,
@@ -53,15 +54,15 @@ pub struct Clients<S: ClientStream, E> {
 /// The key of the first client. Smaller ones, and [`u64::MAX`], are the driver's.
 pub const FIRST_KEY: u64 = 1 << 63;
 
-/// The pause after accepting a client has failed: the same error would occur again at once.
+/// The pause after a failure to accept a client: the same error would occur again at once.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Room counts as scarce for this long after a late client had to go.
+/// Room counts as scarce for this time after a late client was dropped.
 const SCARCE: Duration = Duration::from_secs(10);
 
 impl<S: ClientStream, E> Clients<S, E> {
-    /// The clients of a listener at this address, each with this limit for its part. `open_files` returns the limit of
-    /// open files, which bounds how many can be half-open at a time.
+    /// Creates the clients of a listener at this address, each with this limit for its side. `open_files` returns the
+    /// limit of open files, which bounds the number of half-open clients.
     #[must_use]
     pub const fn new(
         address: SocketAddr,
@@ -84,19 +85,19 @@ impl<S: ClientStream, E> Clients<S, E> {
         }
     }
 
-    /// The address of the listener.
+    /// Returns the address of the listener.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The number of clients that were dropped while half-open, to make room or after their time limit.
+    /// Returns the number of clients that were dropped while half-open, to make room or after their time limit.
     #[must_use]
     pub const fn dropped_half_open(&self) -> u64 {
         self.dropped_half_open
     }
 
-    /// The client that was refused last, and why.
+    /// Returns the client that was refused last, with the reason.
     #[must_use]
     pub fn last_refused(&self) -> Option<&str> {
         self.last_refused.as_deref()
@@ -112,24 +113,25 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.failure.take()
     }
 
-    /// Returns true if a client is connected and waits to be taken, or the listener has failed.
+    /// Returns true if a connected client waits for the program, or the listener has failed.
     #[must_use]
     pub fn has_news(&self) -> bool {
         !self.connected.is_empty() || self.failure.is_some()
     }
 
-    /// The streams of all clients, with their keys.
+    /// Returns the streams of all clients, with their keys.
     pub fn streams(&self) -> impl Iterator<Item = (u64, &S)> {
         let half_open = self.half_open.values().map(|client| (client.key, &client.stream));
         let connected = self.connected.iter().map(|client| (client.key, &client.stream));
         half_open.chain(connected).filter_map(|(key, stream)| Some((key, stream.get()?)))
     }
 
-    /// The time until the limit of a client is over, or clients can be accepted again; [`Duration::MAX`] for neither.
+    /// Returns the time until the limit of a client expires, or clients can be accepted again; [`Duration::MAX`] for
+    /// neither.
     #[must_use]
     pub fn next_end(&self, now: Instant) -> Duration {
         let ends = self.half_open.values().map(|client| client.until).chain(self.resumes);
-        // If there is no room and none can go, one can when it is late.
+        // If there is no room and no client can be dropped, one can be once it is late.
         let is_full = self.is_full();
         let waited = self.half_open.values().map(|client| client.occupant().waited(now));
         let in_time = waited.filter(|waited| is_full && *waited < FIRST_BYTE);
@@ -147,8 +149,8 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.resumes = None;
     }
 
-    /// Returns true if a client can be accepted now. Returns false for a while after accepting one has failed, if too
-    /// many clients wait for the program, and if there is no room and no client can be dropped.
+    /// Returns true if a client can be accepted now. Returns false for a while after a failure to accept one. Also
+    /// returns false if too many clients wait for the program, or if there is no room and no client can be dropped.
     pub fn takes(&mut self, now: Instant) -> bool {
         self.resumes = self.resumes.filter(|until| !until.is_over(now));
         self.resumes.is_none()
@@ -157,13 +159,13 @@ impl<S: ClientStream, E> Clients<S, E> {
             && self.has_room(now)
     }
 
-    /// Returns true if there is room for a client, or one can go.
+    /// Returns true if there is room for a client, or one can be dropped.
     #[must_use]
     pub fn has_room(&self, now: Instant) -> bool {
         !self.is_full() || self.victim(now).is_some()
     }
 
-    /// Drops those of the connected clients with these keys that have gone, or have sent something.
+    /// Drops connected clients with these keys if they have gone, or have sent data.
     pub fn check(&mut self, ready: &[u64]) {
         let before = self.connected.len();
         self.connected.retain_mut(|client| !ready.contains(&client.key) || client.check().is_ok());
@@ -181,7 +183,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         }
     }
 
-    /// Drops a half-open client so that another one can have its queue pair. Returns false if none can go.
+    /// Drops a half-open client so that another one can have its queue pair. Returns false if none can be dropped.
     pub fn make_room(&mut self, newcomer: &Hello<S, E>, now: Instant) -> bool {
         let with_queue_pair = self.half_open.values().filter(|other| other.has_queue_pair());
         let occupants = with_queue_pair.map(HalfOpen::occupant).collect();
@@ -189,7 +191,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.first_to_go(&order).inspect(|&key| self.evict(key, now)).is_some()
     }
 
-    /// Sends a client the endpoint of its queue pair, or why it has none.
+    /// Sends a client the endpoint of its queue pair, or the reason for having none.
     pub fn answer(
         &mut self,
         hello: Hello<S, E>,
@@ -199,7 +201,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.note(hello.answer(made, now));
     }
 
-    /// Turns all clients away.
+    /// Rejects all clients.
     pub fn close(&mut self) {
         self.half_open.clear();
         self.connected.clear();
@@ -218,7 +220,8 @@ impl<S: ClientStream, E> Clients<S, E> {
         }
     }
 
-    /// Ends the clients whose time is over. What one has sent in time is received first.
+    /// Ends the clients whose time has expired. Data that a client has sent in time is received
+    /// first.
     pub fn expire(&mut self, now: Instant) {
         let is_over = |client: &HalfOpen<_, _>| client.until.is_over(now) && !client.has_unread();
         let over = self.half_open.values().filter(|client| is_over(client));
@@ -230,7 +233,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         }
     }
 
-    /// The first of these that has sent nothing which the listener has not received.
+    /// Returns the first of these clients that has no unread data.
     fn first_to_go(&self, order: &[Occupant]) -> Option<u64> {
         let waits = |occupant: &&Occupant| {
             self.half_open.get(&occupant.key).is_some_and(|client| !client.has_unread())
@@ -238,7 +241,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         order.iter().find(waits).map(|occupant| occupant.key)
     }
 
-    /// Drops a client for the sake of another one.
+    /// Drops a client to make room for another one.
     fn evict(&mut self, key: u64, now: Instant) {
         let Some(client) = self.half_open.remove(&key) else { return };
         self.dropped_half_open += 1;
@@ -247,18 +250,18 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.refuse(why);
     }
 
-    /// Counts a client that was refused, and keeps the reason.
+    /// Counts a refused client, and keeps the reason.
     pub fn refuse(&mut self, why: String) {
         self.refused += 1;
         self.last_refused = Some(why);
     }
 
     fn is_full(&self) -> bool {
-        // An idle listener does not ask for the limit of files.
+        // An idle listener does not query the limit of files.
         !self.half_open.is_empty() && self.half_open.len() >= most_half_open((self.open_files)())
     }
 
-    /// The client to drop when there is no room, if one can be dropped.
+    /// Returns the client to drop when there is no room, if one can be dropped.
     fn victim(&self, now: Instant) -> Option<u64> {
         let occupants = self.half_open.values().map(HalfOpen::occupant).collect();
         let is_scarce = self.scarce.is_some_and(|until| !until.is_over(now));
@@ -266,7 +269,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.first_to_go(&in_order_to_go(occupants, room, is_scarce, now))
     }
 
-    /// The key of the next client.
+    /// Returns the key of the next client.
     #[must_use]
     pub const fn next_key(&self) -> u64 {
         self.next_key
@@ -289,15 +292,16 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.half_open.insert(key, HalfOpen::new(key, stream, from, self.limit, now));
     }
 
-    /// Notes that a client could not be accepted, after some were.
+    /// Records a failure to accept a client, after `admitted` ones were accepted.
     pub fn not_admitted(&mut self, error: io::Error, admitted: usize, now: Instant) {
         match Errno::from_io_error(&error) {
             Some(Errno::MFILE | Errno::NFILE) if admitted > 0 => {
-                // To ask for a client that is not there needs a free file, too. If there is one, the socket is ready
-                // again.
+                // Without a waiting client, `accept` needs a free file too. If there is a client, the socket is
+                // readable again.
             }
             Some(Errno::MFILE | Errno::NFILE) if self.make_file(now) => {}
-            // It is about this socket or process, so the next call would say the same.
+            // The error concerns this socket or process, so the next call would fail in the same
+            // way.
             Some(
                 Errno::MFILE
                 | Errno::NFILE
@@ -313,27 +317,29 @@ impl<S: ClientStream, E> Clients<S, E> {
                 self.fail(failure);
                 self.pause(now);
             }
-            // None is there, or it has gone, or cannot be reached; see `man 2 accept`.
+            // There is no client, or it has gone, or cannot be reached; see `man 2 accept`.
             Some(_) => {}
         }
     }
 
-    /// Drops a client that has kept its file for long enough, so that another one can have it. Returns true if it has.
+    /// Drops a client that has held its file long enough, so that another one can have it. Returns true if it has
+    /// dropped one.
     fn make_file(&mut self, now: Instant) -> bool {
         let occupants = self.half_open.values().map(HalfOpen::occupant).collect();
         let victim = self.first_to_go(&late(occupants, now));
         victim.inspect(|&key| self.evict(key, now)).is_some()
     }
 
-    /// Keeps a failure of the listener for [`take_failure`](Self::take_failure), unless there is one.
+    /// Keeps a failure of the listener for [`take_failure`](Self::take_failure), unless there is
+    /// one already.
     pub fn fail(&mut self, failure: ConnectError) {
         self.failure.get_or_insert(failure);
     }
 
-    /// The error of a listener that cannot accept clients.
+    /// Returns the error of a listener that cannot accept clients.
     #[must_use]
     pub fn failed(&self, source: io::Error) -> ConnectError {
-        ConnectError::Io { tried: format!("taking clients at {}", self.address), source }
+        ConnectError::Io { tried: format!("accepting clients at {}", self.address), source }
     }
 }
 
@@ -345,10 +351,11 @@ impl<S: ClientStream, E> fmt::Debug for Clients<S, E> {
     }
 }
 
-/// Listens at the first of these addresses that can be listened at.
+/// Listens at the first usable one of these addresses.
 ///
 /// # Errors
-/// [`ConnectError::Io`], of the first address; [`ConnectError::NoAddress`] if there are none.
+/// [`ConnectError::Io`] for the first address; [`ConnectError::NoAddress`] if there are no
+/// addresses.
 pub fn listen_at_first<T>(
     addresses: &[SocketAddr],
     mut listen: impl FnMut(SocketAddr) -> io::Result<T>,

@@ -1,4 +1,4 @@
-//! The addresses at which a client tries to reach its server.
+//! The addresses of a server that a client tries.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -11,14 +11,13 @@ use crate::until::Until;
 /// The addresses of a stream, this end's and the peer's, if they are known.
 pub type StreamAddresses = Option<(IpAddr, IpAddr)>;
 
-/// The addresses of a stream to this peer, if those of this end are known.
+/// Returns the addresses of a stream to this peer, if those of this end are known.
 #[must_use]
 pub fn stream_addresses(own: io::Result<SocketAddr>, peer: SocketAddr) -> StreamAddresses {
     Some((own.ok()?.ip(), peer.ip()))
 }
 
-/// The addresses of a server, tried in order until one accepts a stream. Each has an equal share of the time that is
-/// left.
+/// The addresses of a server, tried in order until one accepts a stream. Each has an equal share of the remaining time.
 #[derive(Debug)]
 pub struct Dial {
     untried: vec::IntoIter<SocketAddr>,
@@ -29,7 +28,7 @@ pub struct Dial {
 }
 
 impl Dial {
-    /// Begins to try these addresses, within `limit` for all that connecting takes.
+    /// Starts to try these addresses, with a total time `limit` for connecting.
     ///
     /// # Errors
     /// [`ConnectError::NoAddress`] if there are none.
@@ -45,16 +44,17 @@ impl Dial {
         Ok(Self { untried: addresses.into_iter(), tried: Vec::new(), failure: None, limit, until })
     }
 
-    /// The end of the time for all that connecting takes.
+    /// Returns the end of the total time for connecting.
     #[must_use]
     pub const fn until(&self) -> Until {
         self.until
     }
 
-    /// The next address to try, and the time that it has.
+    /// Returns the next address to try, and its share of the time.
     ///
     /// # Errors
-    /// If all were tried: the first failure, or [`ConnectError::NobodyListens`].
+    /// Returns the first failure, or [`ConnectError::NobodyListens`], after all addresses were
+    /// tried.
     pub fn next(&mut self, now: Instant) -> Result<(SocketAddr, Duration), ConnectError> {
         let mut shares = self.untried.len();
         while let Some(address) = self.untried.next() {
@@ -70,7 +70,7 @@ impl Dial {
         Err(self.failure.take().unwrap_or(ConnectError::NobodyListens { tried }))
     }
 
-    /// Checks a stream to the server: where no program listens, TCP may connect a socket to itself.
+    /// Checks a stream to the server: if no program listens, TCP may connect a socket to itself.
     ///
     /// # Errors
     /// [`ErrorKind::ConnectionRefused`] if both ends have the same address.
@@ -78,7 +78,7 @@ impl Dial {
         if own == peer { Err(ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
     }
 
-    /// Records that the last address could not be connected to.
+    /// Records a failure to connect to the last address.
     pub fn failed(&mut self, source: io::Error) {
         let Some(&address) = self.tried.last() else { return };
         let failure = match source.kind() {

@@ -1,33 +1,33 @@
-//! The last word of an end, by which an orderly end differs from a process that died.
+//! The last message of an end, which distinguishes an orderly end from a process that died.
 
 use std::fmt;
 
 use crate::error::connect_error::ConnectError;
 
-/// The word that a program has ended its end of a connection, with up to 64 bytes for the program of the peer.
+/// The message that a program has ended its end of a connection, with up to 64 bytes for the program of the peer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Farewell {
     length: u8,
     reason: [u8; Self::MOST],
 }
 
-/// The head of the word on a stream that belongs to one connection: kind, length, connection and epoch, as of other
-/// frames of a control connection.
+/// The head of the message on a stream that belongs to one connection. It has the kind, length, connection and epoch of
+/// other frames of a control connection. frames of a control connection.
 const HEAD: [u8; 12] = [0, 14, 0, 65, 0, 0, 0, 0, 0, 0, 0, 0];
 
 impl Farewell {
-    /// The most bytes of a reason.
+    /// The maximum length of a reason, in bytes.
     pub const MOST: usize = 64;
     /// The kind of its frame on a control connection.
     pub const KIND: u16 = 14;
-    /// The number of its bytes there.
+    /// The number of its bytes on a control connection.
     pub const BYTES: usize = 1 + Self::MOST;
     /// The number of its bytes on a stream that belongs to one connection.
     pub const FRAME: usize = HEAD.len() + Self::BYTES;
     /// A farewell without a reason.
     pub const PLAIN: Self = Self { length: 0, reason: [0; Self::MOST] };
 
-    /// A farewell with this reason.
+    /// Creates a farewell with this reason.
     ///
     /// # Errors
     /// [`ConnectError::ReasonTooLong`] if the reason has more than 64 bytes.
@@ -40,13 +40,13 @@ impl Farewell {
         Ok(farewell)
     }
 
-    /// The reason; empty if there is none.
+    /// Returns the reason; empty if there is none.
     #[must_use]
     pub fn reason(&self) -> &[u8] {
         self.reason.get(..self.length.into()).unwrap_or_default()
     }
 
-    /// Its bytes on a control connection, after the head of its frame.
+    /// Returns its bytes on a control connection, after the head of its frame.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -55,7 +55,7 @@ impl Farewell {
         bytes
     }
 
-    /// Reads those bytes. `None` if they are not those of a farewell.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). `None` if they are not a farewell.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (&length, reason) = bytes.split_first()?;
@@ -63,7 +63,7 @@ impl Farewell {
         (usize::from(length) <= Self::MOST).then_some(Self { length, reason })
     }
 
-    /// Its bytes on a stream that belongs to one connection.
+    /// Returns its bytes on a stream that belongs to one connection.
     #[must_use]
     pub fn to_frame(&self) -> [u8; Self::FRAME] {
         let mut bytes = [0; Self::FRAME];
@@ -73,14 +73,14 @@ impl Farewell {
         bytes
     }
 
-    /// Reads all bytes of such a stream. `None` if they are not exactly one farewell.
+    /// Decodes all bytes of such a stream. `None` if they are not exactly one farewell.
     #[must_use]
     pub fn from_frame(bytes: &[u8]) -> Option<Self> {
         Self::from_bytes(bytes.strip_prefix(&HEAD)?)
     }
 }
 
-/// Prints the length alone: the reason may be a secret.
+/// Prints only the length: the reason may be a secret.
 impl fmt::Debug for Farewell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Farewell({} bytes)", self.length)
@@ -103,7 +103,7 @@ mod tests {
         assert!(matches!(refused, Err(ConnectError::ReasonTooLong { length: 65 })));
     }
 
-    /// In every release.
+    /// The format of every release.
     #[test]
     fn the_format() {
         let frame = Farewell::new(b"bye").unwrap().to_frame();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_farewell_is_refused() {
+    fn other_bytes_are_refused() {
         assert_eq!(Farewell::from_bytes(&[]), None);
         assert_eq!(Farewell::from_bytes(&[65; 65]), None);
         assert_eq!(Farewell::from_bytes(&[0; 66]), None);

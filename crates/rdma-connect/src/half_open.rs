@@ -1,4 +1,4 @@
-//! A client at the listener, from its first byte until the program has decided.
+//! A client of the listener, from its first byte until the program has accepted or rejected it.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -16,9 +16,9 @@ use crate::message::{
 use crate::room::{FIRST_BYTE, Network, Occupant};
 use crate::until::Until;
 
-/// The stream of a client, which a driver implements. No call waits.
+/// The stream of a client, which a driver implements. No call blocks.
 pub trait ClientStream {
-    /// Receives available bytes into the buffer; 0 bytes if the client has ended the stream.
+    /// Receives available bytes into the buffer; returns 0 if the client has ended the stream.
     ///
     /// # Errors
     /// [`ErrorKind::WouldBlock`] or [`ErrorKind::Interrupted`] if no byte is available; others if the stream has
@@ -28,13 +28,13 @@ pub trait ClientStream {
     /// Peeks at one byte, which stays in the stream.
     ///
     /// # Errors
-    /// Same errors as [`receive`](Self::receive).
+    /// The errors are those of [`receive`](Self::receive).
     fn peek(&self) -> io::Result<usize>;
 
-    /// Sends bytes, as far as the stream has space for them.
+    /// Sends as many bytes as the stream has space for.
     ///
     /// # Errors
-    /// If none can be sent.
+    /// Returns an error if none can be sent.
     fn send(&self, bytes: &[u8]) -> io::Result<usize>;
 
     /// Ends this end's direction of the stream after the sent bytes.
@@ -47,40 +47,40 @@ pub trait ClientStream {
 /// The name in an error for a device that the client did not name.
 const UNNAMED: &str = "unknown";
 
-/// Makes this end's queue pair for each client.
+/// Creates this end's queue pair for each client.
 pub trait MakeEnds {
     /// A queue pair that is not connected.
     type Prepared;
     /// The end of a connection.
     type End: fmt::Debug;
 
-    /// Makes a queue pair for the next client, whose stream has these addresses. Returns it with its endpoint.
+    /// Creates a queue pair for the next client, whose stream has these addresses. Returns it with its endpoint.
     ///
     /// # Errors
-    /// Why the client gets none.
+    /// Returns the reason for having no queue pair.
     fn prepare(
         &self,
         stream: StreamAddresses,
     ) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd>;
 
-    /// The name of the device of the queue pairs.
+    /// Returns the name of the device of the queue pairs.
     fn device(&self) -> String;
 
-    /// Connects it to that of the client.
+    /// Connects the queue pair to that of the client.
     ///
     /// # Errors
-    /// If the queue pair cannot be connected to that one.
+    /// Returns an error if the two queue pairs cannot be connected.
     fn connect(
         &self,
         prepared: Self::Prepared,
         peer: QueuePairEndpoint,
     ) -> Result<Self::End, rdma_qp::Error>;
 
-    /// Makes and connects a queue pair for a client, and returns it with its endpoint. If it cannot be made and
+    /// Creates and connects a queue pair for a client, and returns it with its endpoint. If it cannot be created and
     /// `make_room` returns true, tries again.
     ///
     /// # Errors
-    /// Why the client gets none.
+    /// Returns the reason for having no queue pair.
     fn make(
         &self,
         stream: StreamAddresses,
@@ -98,15 +98,15 @@ pub trait MakeEnds {
     }
 }
 
-/// The reason for which a client gets no queue pair.
+/// The reason why a client gets no queue pair.
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums)] // drivers handle each
 pub enum NoEnd {
-    /// The server has its greatest number of clients. The text is sent to the client.
+    /// The server has its maximum number of clients. The text is sent to the client.
     Full(String),
-    /// The queue pair cannot be made.
+    /// The queue pair cannot be created.
     Failed(rdma_qp::Error),
-    /// The queue pair, which is of the device with this name, cannot be connected to that of the client.
+    /// The queue pair, of the device with this name, cannot be connected to that of the client.
     Unfit(rdma_qp::Error, String),
 }
 
@@ -119,20 +119,20 @@ pub struct Hello<S: ClientStream, E> {
 
 /// A client that is not connected yet.
 pub(crate) struct HalfOpen<S: ClientStream, E> {
-    /// The key by which the driver names the client.
+    /// The driver's key of the client.
     pub(crate) key: u64,
     pub(crate) stream: Undecided<S>,
     address: SocketAddr,
     stream_addresses: StreamAddresses,
-    /// The time limit for its part.
+    /// The time limit for its side of the rendezvous.
     limit: Duration,
     pub(crate) until: Until,
-    /// The time at which the listener began to wait for its next message.
+    /// The time at which the listener started to wait for its next message.
     since: Instant,
     received: Vec<u8>,
     /// The end with the endpoint that was sent to it, and its own greeting.
     answered: Option<(E, Greeting)>,
-    /// The reason for which it was rejected. The name of its device is still awaited.
+    /// The reason for its rejection. The listener still waits for the name of its device.
     unfit: Option<String>,
 }
 
@@ -141,16 +141,16 @@ pub(crate) enum Step<S: ClientStream, E> {
     Open(HalfOpen<S, E>),
     Hello(Hello<S, E>),
     Connected(Candidate<S, E>),
-    /// The client has made a mistake, or has gone. The reason was sent to it.
+    /// The client made a mistake, or has gone. The reason was sent to it.
     Refused(String),
-    /// The server could not make a queue pair. That was sent to the client.
+    /// The server could not create a queue pair. The client was notified.
     Failed(rdma_qp::Error),
 }
 
 /// A connected client that waits for the program to accept or reject it.
 pub struct Candidate<S: ClientStream, E> {
     pub(crate) key: u64,
-    // Told before the queue pair is destroyed.
+    // Dropped, which notifies the client, before the queue pair is destroyed.
     pub(crate) stream: Undecided<S>,
     /// The address that it connected from.
     pub address: SocketAddr,
@@ -160,16 +160,17 @@ pub struct Candidate<S: ClientStream, E> {
     pub end: E,
 }
 
-/// A stream to a client. Dropped before the program has decided, it sends the client a rejection.
+/// A stream to a client. If it is dropped before the program has decided, it sends the client a
+/// rejection.
 #[derive(Debug)]
 pub(crate) struct Undecided<S: ClientStream> {
-    /// `None` once it is decided.
+    /// `None` after the decision.
     stream: Option<S>,
-    /// A forked child has the same stream, and leaves it as it is.
+    /// A forked child has the same stream, and must not use it.
     process: u32,
 }
 
-/// Prints the number of user bytes alone: they may be a secret.
+/// Prints only the number of user bytes: they may be a secret.
 impl<S: ClientStream, E: fmt::Debug> fmt::Debug for Candidate<S, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, greeting, end, .. } = self;
@@ -201,7 +202,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         }
     }
 
-    /// The facts that decide whether it is dropped when there is no room.
+    /// Returns the facts that determine whether it is dropped when there is no room.
     pub(crate) fn occupant(&self) -> Occupant {
         let is_mute = self.received.is_empty() && self.answered.is_none();
         Occupant { key: self.key, network: self.network(), since: self.since, is_mute }
@@ -215,7 +216,8 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         self.answered.is_some()
     }
 
-    /// Returns true if it has sent something, or ended, and the listener has not looked yet: then the listener is late.
+    /// Returns true if it has sent data, or ended, and the listener has not read this yet. Then the listener is late,
+    /// not the client.
     pub(crate) fn has_unread(&self) -> bool {
         !self.stream.is_quiet()
     }
@@ -244,7 +246,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         }
     }
 
-    /// Ends it, since its time is over.
+    /// Ends it, since its time has expired.
     pub(crate) fn expire(mut self) -> String {
         if let Some(why) = self.unfit.take() {
             return self.end_unfit(&why, UNNAMED);
@@ -255,7 +257,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         self.about(&why)
     }
 
-    /// Ends it, since another client needs its room.
+    /// Ends it to make room for another client.
     pub(crate) fn evict(mut self, now: Instant) -> String {
         if let Some(why) = self.unfit.take() {
             return self.end_unfit(&why, UNNAMED);
@@ -283,9 +285,10 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         format!("{}: {why}", self.address)
     }
 
-    /// Returns a message once it is complete. The error is the reason to send to the client, if any.
+    /// Returns a message once it is complete. The error is the reason to send to the client, if
+    /// any.
     fn read(&mut self) -> Result<Option<Message>, Option<String>> {
-        // One more byte than a message has, to see whether there is one.
+        // One more byte than a message, to detect excess bytes.
         let mut block = [0; LONGEST + 1];
         let room = block.get_mut(self.received.len()..).unwrap_or_default();
         match self.stream.stream.as_ref().ok_or(None)?.receive(room) {
@@ -300,7 +303,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
                 self.received.clear();
                 Ok(Some(message))
             }
-            // Who speaks something else does not understand the reason either.
+            // A client with another protocol would not understand the reason either.
             Err(Wrong::Foreign(_)) => Err(None),
             Err(Wrong::Version(found)) => Err(Some(format!(
                 "the client has version {found} of the rendezvous, the server {VERSION}: run the same version at \
@@ -335,7 +338,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
                 Step::Refused(self.about(&why))
             }
             NoEnd::Failed(error) => {
-                let why = format!("it has made no queue pair: {error}");
+                let why = format!("it cannot create a queue pair: {error}");
                 self.stream.refuse(&Message::Busy(why.into()));
                 Step::Failed(error)
             }
@@ -351,12 +354,12 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
 }
 
 impl<S: ClientStream, E> Hello<S, E> {
-    /// The addresses of its stream.
+    /// Returns the addresses of its stream.
     pub const fn stream_addresses(&self) -> StreamAddresses {
         self.client.stream_addresses
     }
 
-    /// Its endpoint.
+    /// Returns its endpoint.
     pub fn endpoint(&self) -> QueuePairEndpoint {
         *self.endpoint
     }
@@ -366,7 +369,8 @@ impl<S: ClientStream, E> Hello<S, E> {
         tracing::debug_span!("answer", client = %self.client.address)
     }
 
-    /// Sends the endpoint of the queue pair that was made for the client, or why there is none.
+    /// Sends the endpoint of the queue pair that was created for the client, or the reason for
+    /// having none.
     pub(crate) fn answer(
         self,
         made: Result<(E, QueuePairEndpoint), NoEnd>,
@@ -378,7 +382,7 @@ impl<S: ClientStream, E> Hello<S, E> {
             Err(no_end) => return client.turn_away(no_end),
         };
         client.answered = Some((end, greeting));
-        // The program may have been elsewhere when it came.
+        // The driver may have processed the client's message late.
         (client.since, client.until) = (now, Until::after(now, client.limit));
         match client.stream.send(&Message::Endpoint(Box::new(endpoint))) {
             Ok(()) => Step::Open(client),
@@ -400,16 +404,16 @@ impl<S: ClientStream, E> fmt::Debug for Hello<S, E> {
 }
 
 impl<S: ClientStream, E> Candidate<S, E> {
-    /// Turns it away, for that reason.
+    /// Rejects the client with this reason.
     pub fn reject(&mut self, why: &str) {
         self.stream.reject(why);
     }
 
-    /// Checks that it still waits for the program to decide, and accepts it. Returns its stream: if either end watches
+    /// Checks that it still waits for the program's decision, and accepts it. Returns its stream: if either end watches
     /// it, both keep it.
     ///
     /// # Errors
-    /// [`ConnectError::Closed`] if it is gone, [`ConnectError::Garbled`] if it has sent something.
+    /// [`ConnectError::Closed`] if it has gone, [`ConnectError::Garbled`] if it has sent data.
     pub fn accept(&mut self, greeting: Greeting) -> Result<S, ConnectError> {
         self.check()?;
         let sent = self.stream.send(&Message::Accept(greeting));
@@ -417,7 +421,7 @@ impl<S: ClientStream, E> Candidate<S, E> {
         sent.ok().and(stream).ok_or_else(|| self.closed())
     }
 
-    /// Checks that it still waits for the program to decide.
+    /// Checks that it still waits for the program's decision.
     pub(crate) fn check(&mut self) -> Result<(), ConnectError> {
         match self.stream.stream.as_ref().map(ClientStream::peek) {
             Some(Err(error)) if is_nothing(&error) => Ok(()),
@@ -454,11 +458,13 @@ impl<S: ClientStream> Undecided<S> {
         self.refuse(&Message::Reject(why.into()));
     }
 
-    /// Sends this as the last message. A client that has gone does not get it, which is no error.
+    /// Sends this as the last message. A client that has gone does not get it, which is not an
+    /// error.
     fn refuse(&mut self, message: &Message) {
         let _ = self.send(message);
         if let Some(stream) = self.stream.take() {
-            // Unread bytes would reset the stream when it is closed, maybe before the reason is read.
+            // Unread bytes would reset the stream when it is closed, possibly before the reason is
+            // read.
             let _ = stream.receive(&mut [0; LONGEST]);
         }
     }
@@ -469,7 +475,7 @@ impl<S: ClientStream> Undecided<S> {
         self.stream.as_ref().map_or(Ok(()), ClientStream::end_sending)
     }
 
-    /// Never waits: a socket has space for the few bytes of both messages that it is ever given.
+    /// Never blocks: a socket has space for the few bytes of its two messages.
     fn send(&self, message: &Message) -> io::Result<()> {
         let bytes = message.to_bytes();
         match self.stream.as_ref().map_or(Ok(0), |stream| stream.send(&bytes))? {
@@ -482,9 +488,7 @@ impl<S: ClientStream> Undecided<S> {
 impl<S: ClientStream> Drop for Undecided<S> {
     fn drop(&mut self) {
         if self.stream.is_some() && self.process == process::id() {
-            self.reject(
-                "the program of the server has turned the client away, and did not say why",
-            );
+            self.reject("the program of the server has turned the client away, and gave no reason");
         }
     }
 }

@@ -1,19 +1,19 @@
 //! The rendezvous of two ends of an RDMA connection, and the errors of connections.
 //!
-//! Programs use `rdma-channel` or `rdma-async`, which re-export the errors. This crate has what both need to connect:
+//! Programs use `rdma-channel` or `rdma-async`, which re-export the errors. This crate has the parts that both need to
+//! connect:
 //!
 //! | | |
 //! |---|---|
 //! | errors | [`TransportError`], [`ConnectError`], [`CloseReason`] and their parts |
-//! | the client | [`Dial`], the addresses to try, and [`Client`], its part of the conversation |
+//! | the client | [`Dial`], the addresses to try, and [`Client`], its side of the conversation |
 //! | the server | [`Clients`], each from its first byte until the program takes it as a [`Candidate`] |
-//! | both | [`Greeting`], what an end sends for its program; [`KeepAlive`], by which a silent peer is noticed |
-//!
-//! Nothing here has a socket, a clock or a thread: a driver passes in bytes and the time, and sends the bytes that it
-//! gets.
+//! | both | [`Greeting`], the data that an end sends for its program; [`KeepAlive`], which detects a silent peer |
+//! No type here has a socket, a clock or a thread. A driver passes in bytes and the time, and sends the bytes that it
+//! gets. gets.
 
 #![forbid(unsafe_code)]
-#![cfg_attr(test, allow(clippy::disallowed_methods))] // tests begin at some time
+#![cfg_attr(test, allow(clippy::disallowed_methods))] // tests start at some time
 
 mod client;
 mod clients;

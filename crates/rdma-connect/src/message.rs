@@ -1,56 +1,57 @@
 //! The messages of the rendezvous as bytes.
 //!
-//! A message is this preface, an endpoint if its kind has one, and as many bytes as the preface says. Numbers are in
-//! network order.
+//! A message consists of this preface, an endpoint if its kind has one, and the number of bytes given in the preface.
+//! Numbers are in network order.
 //!
-//! | at | bytes | what |
+//! | at | bytes | content |
 //! |---|---|---|
 //! | 0 | 4 | `RDRV` |
 //! | 4 | 2 | version, 2 |
 //! | 6 | 2 | kind |
-//! | 8 | 2 | how many bytes are at the end, at most 1,024 |
-//! | 10 | 344 | of HELLO and ENDPOINT: [`QueuePairEndpoint::to_bytes`] |
-//! | 10 or 354 | | of HELLO and ACCEPT the user bytes, of REJECT and BUSY the reason in UTF-8, of DEVICE the name of a device, of others none |
+//! | 8 | 2 | number of bytes at the end, at most 1,024 |
+//! | 10 | 344 | for HELLO and ENDPOINT: [`QueuePairEndpoint::to_bytes`] |
+//! | 10 or 354 | | for HELLO and ACCEPT the user bytes, for REJECT and BUSY the reason in UTF-8, for DEVICE the name of a device, for others none |
 //!
 //! | | kind | from | when |
 //! |---|---|---|---|
 //! | 1 | HELLO | client | first |
 //! | 2 | ENDPOINT | server | its queue pair is connected |
-//! | 3 | READY | client | so is the client's |
+//! | 3 | READY | client | the client's is connected too |
 //! | 4 | ACCEPT | server | the program has accepted; the end |
 //! | 5 | REJECT | server | at any time instead; the end |
 //! | 6 | BUSY | server | instead of REJECT, if a later attempt may succeed |
 //! | 7 | DEVICE | client | after a REJECT whose reason begins with [`UNFIT`]; optional |
 //!
-//! An end that watches the stream adds 256 to the kind of its HELLO or ACCEPT: then both ends keep the stream as long as
-//! the channel. Else both close it after ACCEPT. An end that adds 512 sends and receives more on the stream if the other
-//! end does so, too.
+//! An end that watches the stream adds 256 to the kind of its HELLO or ACCEPT. Then both ends keep the stream until the
+//! channel ends; otherwise both close it after ACCEPT. An end that adds 512 sends and receives further data on the
+//! stream if the other end also adds it.
 //!
-//! Each end of two queue pairs that cannot be connected names its device: the server in the reason, the client by
-//! DEVICE, which the server awaits until the client closes the stream. A client of an earlier version sends none.
+//! If two queue pairs cannot be connected, each end names its device. The server does so in the reason, and the client
+//! by DEVICE. The server waits for DEVICE until the client closes the stream. A client of an earlier version sends none.
 //!
-//! The client sends nothing before its turn, so that early bytes are a mistake. REJECT and BUSY are the same in all
-//! versions, so that a client of any version gets the reason.
+//! The client sends nothing before its turn, so early bytes are a mistake. REJECT and BUSY are the same in all
+//! versions, so a client of any version gets the reason.
 
 use rdma_qp::{EndpointError, QueuePairEndpoint};
 
-/// The most user bytes, and the longest reason.
+/// The maximum length of user bytes, and of a reason.
 pub(crate) const MOST: usize = 1024;
-/// The longest message.
+/// The length of the longest message.
 pub(crate) const LONGEST: usize = PREFACE + QueuePairEndpoint::BYTES + MOST;
 /// The version of the messages.
 pub(crate) const VERSION: u16 = 2;
-/// The beginning of the reason of a server whose queue pair cannot be connected to the client's.
+/// The prefix of the reason of a server whose queue pair cannot be connected to the client's.
 pub(crate) const UNFIT: &str = "the server's queue pair cannot connect to the client's: ";
-/// Precedes the name of the server's device in such a reason. It comes first, since a long reason is cut.
+/// The prefix of the name of the server's device in such a reason. The name comes first, since a long reason is
+/// truncated.
 pub(crate) const SERVER_DEVICE: &str = "the server's device is ";
-/// Precedes the name of the client's device, which each end adds to the reason.
+/// The prefix of the name of the client's device, which each end adds to the reason.
 pub(crate) const CLIENT_DEVICE: &str = "; the client's device is ";
-/// The longest name of a device, in bytes: that of the kernel's (`IB_DEVICE_NAME_MAX`).
+/// The longest name of a device, in bytes: the limit of the kernel (`IB_DEVICE_NAME_MAX`).
 const LONGEST_NAME: usize = 64;
 
 const MAGIC: [u8; 4] = *b"RDRV";
-/// The bytes with which each message begins.
+/// The length of the preface of each message, in bytes.
 pub(crate) const PREFACE: usize = 10;
 
 const HELLO: u16 = 1;
@@ -65,7 +66,7 @@ const DEVICE: u16 = 7;
 const WATCHES: u16 = 0x100;
 const TALKS: u16 = 0x200;
 
-/// A message that is whole.
+/// A complete message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     Hello(Box<QueuePairEndpoint>, Greeting),
@@ -73,7 +74,7 @@ pub(crate) enum Message {
     Ready,
     Accept(Greeting),
     Reject(Box<str>),
-    /// The server would take the client, and cannot for now.
+    /// The server cannot accept the client now, but may later.
     Busy(Box<str>),
     /// The name of the client's device.
     Device(Box<str>),
@@ -84,21 +85,21 @@ pub(crate) enum Message {
 pub struct Greeting {
     /// The program's own bytes, at most 1,024.
     pub user_bytes: Box<[u8]>,
-    /// Whether the end watches the stream, which the other end keeps, too.
+    /// Whether the end watches the stream, which makes the other end keep it too.
     pub watches: bool,
-    /// Whether the end sends and receives more on the stream once both are connected.
+    /// Whether the end sends and receives further data on the stream once both are connected.
     pub talks: bool,
 }
 
-/// The result of parsing the bytes received until now.
+/// The result of parsing the bytes received so far.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Parsed {
     Whole(Message),
-    /// The beginning of a message, which lacks at least that many bytes. The message may end after them.
+    /// The beginning of a message, which lacks at least this number of bytes. The message may end after them.
     Lacks(usize),
 }
 
-/// The reason for which bytes are not the awaited message.
+/// The reason why bytes are not the expected message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Wrong {
     #[error("it began with \"{}\"", .0.escape_ascii())]
@@ -115,11 +116,11 @@ pub(crate) enum Wrong {
     Endpoint(#[from] EndpointError),
 }
 
-/// Bytes of a foreign protocol that an error shows.
+/// The number of bytes of a foreign protocol that an error shows.
 const SHOWN: usize = 32;
 
 impl Message {
-    /// Encodes the message. User bytes are at most [`MOST`]; a longer reason is cut.
+    /// Encodes the message. User bytes are at most [`MOST`]; a longer reason is truncated.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let (endpoint, rest): (_, &[u8]) = match self {
             Self::Hello(endpoint, greeting) => (Some(endpoint), &greeting.user_bytes),
@@ -140,7 +141,7 @@ impl Message {
         bytes
     }
 
-    /// The number of its kind.
+    /// Returns the number of its kind.
     pub(crate) const fn kind(&self) -> u16 {
         match self {
             Self::Hello(..) => HELLO,
@@ -164,13 +165,13 @@ impl Message {
     }
 }
 
-/// The beginning of a text, at most `most` bytes.
+/// Returns the beginning of a text, at most `most` bytes.
 fn cut(why: &str, most: usize) -> &str {
     let end = (0..=most.min(why.len())).rev().find(|&end| why.is_char_boundary(end));
     why.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
-/// Parses the bytes received until now. Fails as soon as they cannot become a message.
+/// Parses the bytes received so far. Fails as soon as they cannot become a message.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
     let magic = bytes.get(..MAGIC.len()).unwrap_or(bytes);
     if !MAGIC.starts_with(magic) {
@@ -230,12 +231,12 @@ fn number(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// The name of a device, with `?` for each byte that no name has.
+/// Returns the name of a device, with `?` for each invalid byte.
 fn device_name(name: &[u8]) -> Box<str> {
     name.iter().map(|&byte| if byte.is_ascii_graphic() { char::from(byte) } else { '?' }).collect()
 }
 
-/// A reason as text that can do nothing to a terminal.
+/// Returns a reason as text without control characters for a terminal.
 fn printable(reason: &[u8]) -> Box<str> {
     let text = String::from_utf8_lossy(reason);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -275,7 +276,7 @@ mod tests {
         ]
     }
 
-    /// Version 1, in every release.
+    /// The format of every release.
     #[test]
     fn the_format_of_version_2() {
         assert_eq!(Message::Ready.to_bytes(), b"RDRV\0\x02\0\x03\0\0");
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn the_error_names_the_mistake() {
         let parsed = |bytes: &[u8]| parse(bytes).unwrap_err();
         assert_eq!(parsed(b"GET / "), Wrong::Foreign(b"GET / ".into()));
         assert_eq!(parsed(&[b'x'; 100]), Wrong::Foreign(vec![b'x'; 32]));
@@ -358,11 +359,11 @@ mod tests {
             ..ProptestConfig::default()
         })]
 
-        /// Bytes that differ from a message in some places, or are by chance, never panic, and what is lacking is never
-        /// more than a message has.
+        /// For random bytes, and for messages with some changed bytes, the parser never panics. It never reports more
+        /// missing bytes than a message has.
         #[test]
         #[cfg_attr(miri, ignore = "many cases")]
-        fn whatever_comes_is_refused_or_bounded(
+        fn arbitrary_bytes_are_refused_or_bounded(
             which in 0..11_usize,
             length in 0..=LONGEST + 1,
             changes in prop::collection::vec((0..LONGEST, any::<u8>()), 0..4),

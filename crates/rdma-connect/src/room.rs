@@ -1,34 +1,35 @@
-//! Room for half-open clients: how many there are at a time, and which one goes when there is no room.
+//! The room for half-open clients: their maximum number, and the order in which they are dropped.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// Half-open clients at a time, if the limit of open files allows that many. Each costs a file, and the queue pair of
-/// a channel costs one more.
+/// The maximum number of half-open clients, if the limit of open files allows it. Each costs a file, and the queue pair
+/// of a channel costs another one.
 const MOST: u64 = 256;
 
-/// The part of the limit of open files that half-open clients may take: one quarter, two with their queue pairs. The
-/// rest is the program's.
+/// The part of the limit of open files that half-open clients may use: one quarter, or two with their queue pairs. The
+/// rest is for the program.
 const PART_OF_FILES: u64 = 4;
 
-/// The time in which a client normally sends its next message. A client that takes longer is late, and is dropped
-/// when there is no room. While there is room it has the whole time of the rendezvous, since its machine may be busy.
+/// The time within which a client normally sends its next message. A client that takes longer is late, and is dropped
+/// when there is no room. While there is room, it has the whole time of the rendezvous, since its machine may be busy.
 pub(crate) const FIRST_BYTE: Duration = Duration::from_secs(1);
 
-/// Half-open clients at a time, by the limit of open files.
+/// Returns the maximum number of half-open clients, by the limit of open files.
 pub(crate) fn most_half_open(files: Option<u64>) -> usize {
     let most = files.map_or(MOST, |files| (files / PART_OF_FILES).clamp(1, MOST));
     usize::try_from(most).unwrap_or(usize::MAX)
 }
 
-/// Connected clients at a time that the program has not been given. With more, others wait in the socket's backlog.
+/// Returns the maximum number of connected clients that wait for the program. Further clients wait in the socket's
+/// backlog.
 pub(crate) fn most_connected(files: Option<u64>) -> usize {
     (most_half_open(files) / 4).max(1)
 }
 
-/// The addresses that share their room: one of IPv4, a network of 64 bits of IPv6, which one host may have for itself.
+/// The addresses that share their room: one IPv4 address, or an IPv6 network of 64 bits, which a single host may own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Network(IpAddr);
 
@@ -44,12 +45,12 @@ impl Network {
     }
 }
 
-/// A half-open client, as far as its turn to go depends on it.
+/// The properties of a half-open client that determine its order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Occupant {
     pub(crate) key: u64,
     pub(crate) network: Network,
-    /// The time at which the listener began to wait for its next message.
+    /// The time at which the listener started to wait for its next message.
     pub(crate) since: Instant,
     /// Whether it has sent nothing at all.
     pub(crate) is_mute: bool,
@@ -60,18 +61,17 @@ impl Occupant {
         now.saturating_duration_since(self.since)
     }
 
-    /// Returns true if its next message is awaited for [`FIRST_BYTE`].
+    /// Returns true if the listener has waited for its next message for [`FIRST_BYTE`].
     pub(crate) fn is_late(&self, now: Instant) -> bool {
         self.waited(now) >= FIRST_BYTE
     }
 }
 
-/// The clients that may go when there is no room, in order.
+/// Returns the clients that may be dropped when there is no room, in order.
 ///
-/// They are of the network with the most clients, so that no network keeps others out. Late clients that have sent
-/// nothing are first, then other late ones, the longest wait first. If room is `scarce`, since late clients were
-/// dropped recently, other clients follow: those that have sent nothing, and those of a network with more than half
-/// of the room.
+/// They belong to the network with the most clients, so no network can exclude others. First are late clients that have
+/// sent nothing, then other late ones, the longest wait first. Room is `scarce` if late clients were dropped recently.
+/// Then further clients follow: those that have sent nothing, and those of a network with more than half of the room.
 pub(crate) fn in_order_to_go(
     mut clients: Vec<Occupant>,
     room: usize,
@@ -89,8 +89,8 @@ pub(crate) fn in_order_to_go(
     clients
 }
 
-/// The clients with a queue pair that may go for a newcomer who needs one, in order: those that are late, and those whose
-/// network has more queue pairs than that of the newcomer will have.
+/// Returns the clients whose queue pair may go to a newcomer, in order. These are the late ones, and those of a network
+/// that has more queue pairs than the newcomer's will have.
 pub(crate) fn in_order_to_yield(
     mut clients: Vec<Occupant>,
     newcomer: Network,
@@ -103,7 +103,7 @@ pub(crate) fn in_order_to_yield(
     clients
 }
 
-/// The clients that are late, in order.
+/// Returns the late clients, in order.
 pub(crate) fn late(mut clients: Vec<Occupant>, now: Instant) -> Vec<Occupant> {
     clients.retain(|client| client.is_late(now));
     sort(&mut clients, now);
@@ -131,14 +131,14 @@ mod tests {
         Network::of(address.parse().unwrap())
     }
 
-    /// A client for which the listener has waited for this long at `now`.
+    /// Returns a client for whose next message the listener has waited this long at `now`.
     fn client(key: u64, address: &str, now: Instant, waited_ms: u64, is_mute: bool) -> Occupant {
         let since = now.checked_sub(Duration::from_millis(waited_ms)).unwrap();
         Occupant { key, network: network(address), since, is_mute }
     }
 
     fn now() -> Instant {
-        // Later than any client has begun to wait.
+        // Later than the start of any client's wait.
         Instant::now() + Duration::from_secs(3600)
     }
 
@@ -214,7 +214,7 @@ mod tests {
         ];
         let yields = |newcomer| keys(&in_order_to_yield(clients.clone(), network(newcomer), now));
         assert_eq!(yields("192.0.2.3"), [1, 2, 3]);
-        // With the newcomer it has as many.
+        // With the newcomer, both networks have the same number.
         assert_eq!(yields("192.0.2.2"), [3]);
         assert_eq!(yields("192.0.2.1"), [3]);
     }

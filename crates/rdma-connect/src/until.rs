@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 pub struct Until(Option<Instant>);
 
 impl Until {
-    /// The deadline after this time.
+    /// Returns the deadline after this time.
     #[must_use]
     pub fn after(now: Instant, limit: Duration) -> Self {
         Self(now.checked_add(limit))
     }
 
-    /// The time that is left; [`Duration::MAX`] if it never ends.
+    /// Returns the remaining time; [`Duration::MAX`] if there is no deadline.
     #[must_use]
     pub fn left(self, now: Instant) -> Duration {
         self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(now))
     }
 
-    /// Returns true if the time is over.
+    /// Returns true if the deadline has passed.
     #[must_use]
     pub fn is_over(self, now: Instant) -> bool {
         self.left(now).is_zero()

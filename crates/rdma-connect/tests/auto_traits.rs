@@ -1,4 +1,4 @@
-//! Which types may go to, and be used from, other threads.
+//! The types that may move to other threads, and be used from them.
 
 use std::io;
 

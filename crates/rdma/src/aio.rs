@@ -1,4 +1,4 @@
-//! Operations as futures that own their memory, on tokio. [`rdma_async::guide`] has all of it in order.
+//! Operations as futures that own their memory, on tokio. [`rdma_async::guide`] explains all of it in order.
 //!
 //! Two processes. The server answers one message:
 //!
@@ -13,7 +13,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The client posts the receive of the answer before it asks:
+//! The client posts the receive of the answer before it sends its question:
 //!
 //! ```no_run
 //! # async fn client() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,8 +24,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Both use the device that the environment variable `RDMA_DEVICE` names, else the first NIC with an active port, else a
-//! software device; [`Endpoint::new`] takes another one.
+//! Both use the device named by the environment variable `RDMA_DEVICE`, or the first NIC with an active port, or a
+//! software device. [`Endpoint::new`] uses any other device.
 
 use rdma_channel::ConnectError;
 use tokio::net::ToSocketAddrs;
@@ -41,25 +41,25 @@ pub use rdma_async::{
 #[cfg(feature = "serde")]
 pub use rdma_async::{ValueError, ValueExt};
 
-/// Makes an [`Endpoint`] on the [default device](crate::device::open_default_device).
+/// Creates an [`Endpoint`] on the [default device](crate::device::open_default_device).
 ///
 /// # Errors
-/// Those of [`Endpoint::new`]; [`ConnectError::Verbs`] with those of
+/// The errors of [`Endpoint::new`]; [`ConnectError::Verbs`] with those of
 /// [`open_default_device`](crate::device::open_default_device).
 ///
 /// # Panics
-/// If this is not called within a runtime of tokio with I/O.
+/// Panics outside of a tokio runtime with I/O.
 pub fn open_endpoint() -> Result<Endpoint, ConnectError> {
     Endpoint::new(&crate::device::open_default_device()?)
 }
 
-/// Makes an [`Endpoint`] on the [default device](crate::device::open_default_device), and connects it to a listener.
+/// Creates an [`Endpoint`] on the [default device](crate::device::open_default_device), and connects it to a listener.
 ///
 /// # Errors
-/// Those of [`open_endpoint`] and [`Endpoint::connect`].
+/// The errors of [`open_endpoint`] and [`Endpoint::connect`].
 ///
 /// # Panics
-/// If this is not called within a runtime of tokio with I/O and time.
+/// Panics outside of a tokio runtime with I/O and time.
 ///
 /// # Examples
 /// See [the module](self).
@@ -69,13 +69,13 @@ pub async fn connect(addr: impl ToSocketAddrs) -> Result<(Endpoint, Connection),
     Ok((endpoint, connection))
 }
 
-/// Makes an [`Endpoint`] on the [default device](crate::device::open_default_device), and listens with it.
+/// Creates an [`Endpoint`] on the [default device](crate::device::open_default_device), and listens with it.
 ///
 /// # Errors
-/// Those of [`open_endpoint`] and [`Endpoint::listen`].
+/// The errors of [`open_endpoint`] and [`Endpoint::listen`].
 ///
 /// # Panics
-/// If this is not called within a runtime of tokio with I/O and time.
+/// Panics outside of a tokio runtime with I/O and time.
 ///
 /// # Examples
 /// See [the module](self).

@@ -1,5 +1,5 @@
-//! Channels: connected endpoints whose operations keep their memory and always end, and how two ends
-//! give each other their endpoints. [`rdma_channel::guide`] has all of it in order.
+//! Channels: connected endpoints whose operations keep their memory alive and always end, and the
+//! exchange of endpoints between two ends. [`rdma_channel::guide`] explains all of it in order.
 //!
 //! ```
 //! # if cfg!(feature = "soft") {

@@ -1,6 +1,6 @@
-//! Devices: those of the machine, and with the feature `soft` the software devices behind them.
+//! Devices: those of the machine, followed by the software devices with the feature `soft`.
 //!
-//! [`open_device`] opens the device that it names, and never a software device in place of one that is not there.
+//! [`open_device`] opens the named device, and never a software device in place of a missing one.
 //! [`open_default_device`] opens a NIC if there is one, and a software device otherwise.
 
 pub use rdma_mem::{
@@ -16,15 +16,14 @@ pub use rdma_types::{
     RawPacketCapabilities, TransportType,
 };
 
-/// Lists the devices: first those of the installed libibverbs, last the software devices.
+/// Lists the devices: first those of the installed libibverbs, then the software devices.
 ///
-/// With the feature `soft` it installs the software devices first, as `rdma::soft::install` does;
-/// without it, it is [`rdma_mem::list_devices`]. The environment variable `RDMA_PROVIDERS` chooses and
-/// orders the providers instead (`system`, `soft,system` …). A provider that fails does not hide the
-/// others; what it said is in [`DeviceList::errors`].
+/// With the feature `soft` it installs the software devices first, like `rdma::soft::install`; without this feature, it
+/// is [`rdma_mem::list_devices`]. The environment variable `RDMA_PROVIDERS` selects and orders the providers instead
+/// (`system`, `soft,system` …). A provider that fails does not hide the others; its error is in [`DeviceList::errors`].
 ///
 /// # Examples
-/// The first device that libibverbs has, a NIC or SoftRoCE:
+/// The first device of libibverbs, a NIC or SoftRoCE:
 /// ```
 /// let devices = rdma::device::list_devices();
 /// let found = devices.iter().find(|device| device.verbs().name == "system");
@@ -40,14 +39,14 @@ pub fn list_devices() -> DeviceList {
     rdma_mem::list_devices()
 }
 
-/// Opens the first device of this name, in the order of [`list_devices`].
+/// Opens the first device with this name, in the order of [`list_devices`].
 ///
-/// With the feature `soft` it installs the software devices first, whatever the name: so the error
-/// for an unknown one lists them, too.
+/// With the feature `soft` it installs the software devices first, for any name. Therefore the
+/// error for an unknown name lists them too.
 ///
 /// # Errors
-/// [`Error::UnknownDevice`] if there is none, with the names that there are; [`Error::Verb`] if it
-/// cannot be opened.
+/// [`Error::UnknownDevice`], with the known names, if no device has this name; [`Error::Verb`] if
+/// it cannot be opened.
 ///
 /// # Examples
 /// ```
@@ -64,13 +63,13 @@ pub fn open_device(name: impl AsRef<str>) -> Result<Context, Error> {
     rdma_mem::open_device(name)
 }
 
-/// Opens the device that `RDMA_DEVICE` names, else the first NIC with an active port, else a software device.
+/// Opens the device named by `RDMA_DEVICE`, or the first NIC with an active port, or a software device.
 ///
-/// With the feature `soft` it installs the software devices first. See [`rdma_mem::open_default_device`], whose event of
-/// `tracing` says which device it is.
+/// With the feature `soft` it installs the software devices first. See [`rdma_mem::open_default_device`], whose
+/// `tracing` event names the device.
 ///
 /// # Errors
-/// Those of [`rdma_mem::open_default_device`].
+/// The errors of [`rdma_mem::open_default_device`].
 ///
 /// # Examples
 /// ```

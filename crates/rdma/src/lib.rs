@@ -1,7 +1,7 @@
 //! RDMA in one dependency: devices, memory, queue pairs, channels, and software devices.
 //!
-//! A program that compiles with this crate runs on RDMA NICs, on the kernel's SoftRoCE, and on
-//! software devices that need neither hardware nor privileges, without a change of its source.
+//! A program that uses this crate runs on RDMA NICs, on the kernel's SoftRoCE, and on software
+//! devices, without a change of its source. Software devices need neither hardware nor privileges.
 //!
 #![cfg_attr(feature = "soft", doc = "```")]
 #![cfg_attr(not(feature = "soft"), doc = "```no_run")]
@@ -30,14 +30,14 @@
 //! }
 //! ```
 //!
-//! # Where things are
+//! # Modules
 //!
-//! | module | has | crate |
+//! | module | contents | crate |
 //! |---|---|---|
 //! | [`device`] | devices, contexts, ports, addresses, asynchronous events | `rdma-mem` |
 //! | [`memory`] | protection domains, regions, elements, memory of a peer, windows | `rdma-mem` |
 //! | [`qp`] | queue pairs, completion queues, work requests, completions | `rdma-qp` |
-//! | [`channel`] | connected endpoints whose operations keep their memory and end | `rdma-channel` |
+//! | [`channel`] | connected endpoints whose operations keep their memory alive and always end | `rdma-channel` |
 #![cfg_attr(
     feature = "soft",
     doc = "| [`soft`] | the software devices, and devices that a program configures itself | `rdma-soft` |"
@@ -48,21 +48,20 @@
 )]
 //! | [`prelude`] | the names that a program with channels uses | |
 //!
-//! Each item is re-exported from the crate in the last column, which can be used alone. Two functions are this
-//! crate's own: [`device::open_device`] and [`device::list_devices`]. Raw bindings of libibverbs are
-//! in `rdma-sys`.
+//! Each item is re-exported from the crate in the last column, which can be used alone. Two functions are this crate's
+//! own: [`device::open_device`] and [`device::list_devices`]. Raw bindings of libibverbs are in `rdma-sys`.
 //!
 //! # Where to begin
 //!
-//! | to | take |
+//! | to | use |
 //! |---|---|
 //! | connect two processes | [`Channel::connect`], and [`listen`] of [`create_channel`] |
-//! | do one thing at a time | [`Channel::send_from`], [`receive_into`], [`write_from`], [`read_into`], [`fetch_add`] |
+//! | run one operation at a time | [`Channel::send_from`], [`receive_into`], [`write_from`], [`read_into`], [`fetch_add`] |
 //! | limit how long one call takes | [`Channel::within`] |
 //! | have many operations outstanding | [`Channel::scope`], [`Channel::scope_deadline`] |
-//! | notice a peer that is gone | [`watch`], whose waits fail with [`PeerGone`] |
+//! | detect a peer that is gone | [`watch`], whose waits fail with [`PeerGone`] |
 //! | serve clients that come and go | [`Server`] |
-//! | decide what to do about an error | [`Recovery`], by `recovery()` of each error |
+//! | choose the action after an error | [`Recovery`], by `recovery()` of each error |
 //!
 //! [`Channel::connect`]: channel::Channel::connect
 //! [`listen`]: channel::ChannelBuilder::listen
@@ -84,7 +83,7 @@
 //!
 //! - `async`: operations as futures that own their memory, on tokio (`rdma-async`, as the module `aio`).
 //! - `soft` (on by default): the software devices. Without it `rdma-soft` is not built.
-//! - `serde`: endpoints, remote regions and the numbers of RDMA can be serialised.
+//! - `serde`: serialisation of endpoints, remote regions and the numbers of RDMA.
 
 #![forbid(unsafe_code)]
 
@@ -98,7 +97,7 @@ pub mod qp;
 #[cfg(feature = "soft")]
 pub mod soft;
 
-/// The programs of the tutorial run.
+/// Runs the programs of the tutorial.
 #[cfg(all(doctest, feature = "soft"))]
 #[doc = include_str!("../../../docs/tutorial.md")]
 struct Tutorial;

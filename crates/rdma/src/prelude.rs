@@ -1,4 +1,5 @@
-//! What a program with channels names, and the traits by which a protection domain makes channels and queue pairs.
+//! The names that a program with channels needs, and the traits that let a protection domain create channels and queue
+//! pairs.
 //!
 //! ```
 //! use rdma::prelude::*;

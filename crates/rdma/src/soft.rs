@@ -3,7 +3,7 @@
 //! `soft0` and `softib0` need no call here: [`open_device`](crate::device::open_device) and
 //! [`list_devices`](crate::device::list_devices) install them.
 //!
-//! A device whose packets leave later, as a seed decides:
+//! A device that delays its packets, by a seed:
 //! ```
 //! use rdma::soft::{Builder, Schedule};
 //!

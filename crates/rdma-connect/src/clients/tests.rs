@@ -57,7 +57,7 @@ impl ClientStream for Wire {
         Ok(count)
     }
 
-    /// As many bytes as there are.
+    /// Returns the number of available bytes.
     fn peek(&self) -> io::Result<usize> {
         let wire = self.0.lock().unwrap();
         if wire.from_client.is_empty() && !wire.has_ended {
@@ -81,7 +81,7 @@ fn endpoint(qpn: u32) -> QueuePairEndpoint {
     QueuePairEndpoint::new(Qpn::masked(qpn), PacketSequenceNumber::masked(7))
 }
 
-/// Makes numbers, as long as there are some.
+/// Provides numbers as ends, until they are used up.
 struct Numbers(Mutex<Vec<u32>>);
 
 impl MakeEnds for Numbers {
@@ -90,7 +90,7 @@ impl MakeEnds for Numbers {
 
     fn prepare(&self, _: StreamAddresses) -> Result<(u32, QueuePairEndpoint), NoEnd> {
         let number = self.0.lock().unwrap().pop();
-        number.map(|number| (number, endpoint(number))).ok_or(NoEnd::Full("no more".into()))
+        number.map(|number| (number, endpoint(number))).ok_or(NoEnd::Full("used up".into()))
     }
 
     fn device(&self) -> String {
@@ -116,7 +116,7 @@ impl Server {
         Self { clients, numbers: Numbers(Mutex::new(numbers.to_vec())), now: Instant::now() }
     }
 
-    /// A client from an address with this last part, and its key.
+    /// Adds a client from an address with this last part, and returns its key.
     fn admit(&mut self, from: u8) -> (Wire, u64) {
         let (wire, key) = (Wire::default(), self.clients.next_key());
         self.clients.admit(wire.clone(), (([192, 0, 2, from], 40_000).into(), None), self.now);
@@ -186,7 +186,7 @@ fn a_client_that_is_dropped_without_a_decision_is_rejected() {
     wire.client_sends(&client.ready());
     server.step(key);
     drop(server);
-    assert!(matches!(wire.verdict(), Message::Reject(why) if why.contains("did not say why")));
+    assert!(matches!(wire.verdict(), Message::Reject(why) if why.contains("gave no reason")));
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn a_client_without_a_queue_pair_gets_that_of_a_late_one() {
     late.server_has_sent();
     newcomer.client_sends(&hello(&client()));
     server.step(second);
-    assert!(matches!(newcomer.verdict(), Message::Busy(why) if &*why == "no more"));
+    assert!(matches!(newcomer.verdict(), Message::Busy(why) if &*why == "used up"));
     assert!(late.server_has_sent().is_empty());
 
     let (newcomer, third) = server.admit(8);
@@ -260,7 +260,7 @@ fn a_candidate_that_has_gone_or_speaks_is_not_accepted() {
 }
 
 #[test]
-fn what_speaks_something_else_is_not_answered_and_another_version_is() {
+fn a_foreign_protocol_gets_no_answer_and_another_version_does() {
     let mut server = Server::new(plenty, &[]);
     let ((foreign, first), (newer, second)) = (server.admit(9), server.admit(9));
     foreign.client_sends(b"GET / HTTP/1.1");
@@ -315,7 +315,7 @@ fn a_listener_without_files_drops_late_clients_and_else_waits_a_second() {
     assert!(!server.clients.takes(server.now));
     assert_eq!(server.clients.next_end(server.now), Duration::from_secs(1));
     assert!(server.clients.takes(server.now + Duration::from_secs(1)));
-    // A client that has gone again is no failure.
+    // A client that has already gone is not a failure.
     server.clients.not_admitted(Errno::CONNABORTED.into(), 0, server.now);
     assert!(!server.clients.has_news());
 }
@@ -345,7 +345,7 @@ fn ends_that_do_not_fit_name_both_devices() {
     let last = |client: &Client| client.last_message().unwrap();
     let at_server = unfit(&|wire, client| wire.client_sends(&last(client)));
     assert!(at_server.contains("soft1; ") && at_server.ends_with("the client's device is soft9"));
-    // An earlier version sends no name, others send something else.
+    // An earlier version sends no name; other clients send invalid data.
     type Sends<'a> = &'a dyn Fn(&Wire, &Client);
     let odd: [Sends<'_>; 4] = [
         &|wire, _| wire.client_ends(),

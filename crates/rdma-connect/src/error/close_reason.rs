@@ -1,4 +1,4 @@
-//! Reasons for which a connection is closed.
+//! Reasons for closing a connection.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -7,24 +7,23 @@ use rdma_qp::WorkError;
 
 use crate::error::operation::Operation;
 
-/// The reason for which a channel or connection is closed.
+/// The reason for closing a channel or connection.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseReason {
-    /// An operation was not done in time.
+    /// An operation did not complete in time.
     #[error("{} was not done in time", .operation.with_article())]
     Timeout {
         /// The kind of the operation.
         operation: Operation,
     },
-    /// The program of the peer has ended its end: it has disconnected, or has closed or dropped its connection.
+    /// The peer's program has ended its side: it has disconnected, or has closed or dropped its connection.
     #[error("the peer has disconnected")]
     Disconnected,
-    /// The stream to the peer has ended without a farewell: the peer's process has ended, or has closed a stream of
-    /// its own.
-    #[error("the peer's process has ended without disconnecting: what does it say itself?")]
+    /// The stream to the peer has ended without a farewell: the peer's process has ended, or has closed its stream.
+    #[error("the peer's process has ended without disconnecting: check its output")]
     Died,
-    /// No sign of life arrived from the peer's machine, or from its program if that is checked, within the limit.
+    /// No data arrived from the peer's machine, or from its program if that is checked, within the limit.
     #[error(
         "nothing came from the peer for {} s: is its machine up, and does its program run?",
         f64::from(*.limit_ms) / 1e3
@@ -37,7 +36,7 @@ pub enum CloseReason {
     #[error("the peer's machine cannot be reached any more: is its network up?")]
     Unreachable,
     /// The peer's end has failed, or has broken the protocol of the control connection.
-    #[error("the peer's end has failed: what does its program say?")]
+    #[error("the peer's end has failed: check its program's output")]
     PeerFailed,
     /// The device has failed.
     #[error("the device has failed")]
@@ -45,7 +44,7 @@ pub enum CloseReason {
     /// The port went down.
     #[error("port {port} went down")]
     Port {
-        /// Its number.
+        /// The port's number.
         port: u8,
     },
     /// An operation failed.
@@ -53,7 +52,7 @@ pub enum CloseReason {
     Work {
         /// The kind of the operation.
         operation: Operation,
-        /// How it failed.
+        /// The error of the completion.
         error: WorkError,
     },
     /// The completion queue failed.
@@ -61,7 +60,7 @@ pub enum CloseReason {
     Poll,
     /// The provider refused a request without reporting whether it had posted it.
     #[error(
-        "{} was refused by a provider that does not say whether it had posted it",
+        "{} was refused by a provider that does not report whether it posted it",
         .operation.with_article()
     )]
     Doubtful {
@@ -69,13 +68,13 @@ pub enum CloseReason {
         operation: Operation,
     },
     /// The device refused a request after the receive of its answer had been posted, as in an
-    /// exchange of a request and its answer: closing has ended the receive.
+    /// exchange of a request and its answer. Closing has ended the receive.
     #[error("{} was refused when the receive of its answer had been posted", .operation.with_article())]
     Refused {
         /// The kind of the operation.
         operation: Operation,
     },
-    /// The last request of a scope was unsignaled, so that no completion reports it.
+    /// The last request of a scope was unsignaled, so no completion reports it.
     #[error(
         "a scope ended with an unsignaled {operation}, which only a later signaled request would have \
          shown to be done: have the last request of a scope signaled"
@@ -84,17 +83,17 @@ pub enum CloseReason {
         /// The kind of the operation.
         operation: Operation,
     },
-    /// This end was closed by the program, as by closing a scope.
+    /// The program closed this end, for example by closing a scope.
     #[error("this end has closed it")]
     Asked,
-    /// The program destroyed the channel, and one of several queue pairs could not be destroyed; or it removed the
+    /// The program destroyed the channel, and one of several queue pairs could not be destroyed. Or it removed the
     /// peer, and the peer's queue pair could not be destroyed.
-    #[error("it was to be destroyed")]
+    #[error("the program destroyed it")]
     Destroyed,
-    /// The peer of that index was removed, or was not added yet.
-    #[error("there is no peer of that index: it was removed, or none was added yet")]
+    /// The peer with that index was removed, or was not added yet.
+    #[error("no peer has that index: it was removed, or none was added yet")]
     Absent,
-    /// This is a forked child, and the channel is its parent's.
+    /// This is a forked child, and the channel belongs to its parent.
     #[error("it belongs to the process that this one was forked from")]
     Forked,
 }
@@ -106,8 +105,8 @@ rdma_types::debug_messages!(enum CloseReason {
 });
 
 impl CloseReason {
-    /// The reason after the stream to the peer has ended without a farewell, or has failed with this error. A stream
-    /// that times out has been silent for the limit.
+    /// Returns the reason after the stream to the peer has ended without a farewell, or has failed with this error. A
+    /// stream that times out was silent for the limit.
     #[must_use]
     pub fn of_stream(error: Option<&io::Error>, limit: Duration) -> Self {
         match error.map(io::Error::kind) {
@@ -120,7 +119,7 @@ impl CloseReason {
         }
     }
 
-    /// The reason after no sign of life has arrived from the peer within this limit.
+    /// Returns the reason after no data has arrived from the peer within this limit.
     #[must_use]
     pub fn silent(limit: Duration) -> Self {
         Self::Silent { limit_ms: u32::try_from(limit.as_millis()).unwrap_or(u32::MAX) }

@@ -17,7 +17,7 @@ use crate::message::{MOST, VERSION};
 ///
 /// rdma_soft::install();
 /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-/// // Nobody listens here any more.
+/// // No program listens here any more.
 /// let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
 /// let error = Channel::connect(address, &pd).unwrap_err();
 /// assert!(matches!(error, ConnectError::NobodyListens { .. }));
@@ -27,7 +27,7 @@ use crate::message::{MOST, VERSION};
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The name could not be looked up.
+    /// The name could not be resolved.
     #[error(
         "the address could not be looked up: {source}; give it as HOST:PORT, and is the host's name right?"
     )]
@@ -70,32 +70,32 @@ pub enum ConnectError {
         /// The error of the kernel.
         source: io::Error,
     },
-    /// The server turned the client away. The text is the server's.
+    /// The server rejected the client. The text is the server's.
     #[error("the server did not take this client: {}", reason(.0))]
     Rejected(Box<str>),
-    /// The server has as many clients as there can be, or could not make a queue pair for this one. The text is the
+    /// The server has its maximum number of clients, or could not create a queue pair for this one. The text is the
     /// server's.
     #[error("the server cannot take this client now: {}", reason(.0))]
     Busy(Box<str>),
-    /// The time limit is over.
+    /// The time limit has expired.
     #[error("within {limit:?} there was no {awaited}")]
     Timeout {
         /// The limit.
         limit: Duration,
-        /// The event that did not happen, and its likely causes.
+        /// The event that did not happen, with its likely causes.
         awaited: String,
     },
     /// The other end closed the stream early.
     #[error(
-        "{address} closed the stream before {awaited}: it has failed or ended, what does it say itself?"
+        "{address} closed the stream before {awaited}: it has failed or ended; check its output"
     )]
     Closed {
         /// The other end.
         address: SocketAddr,
-        /// The event that was still awaited, in words.
+        /// The expected event, in words.
         awaited: &'static str,
     },
-    /// Something else listens there.
+    /// The program that listens there uses another protocol.
     #[error(
         "what listens at {address} speaks something else: it began with \"{}\"; is this the port of a \
          ChannelListener?",
@@ -118,7 +118,7 @@ pub enum ConnectError {
         /// The version of the server.
         found: u16,
     },
-    /// The other end sent a message that is not allowed there.
+    /// The other end sent a message that is not allowed at that step.
     #[error(
         "the server at {address} does not keep to the rendezvous: {what}; run the same version at both ends"
     )]
@@ -128,21 +128,21 @@ pub enum ConnectError {
         /// The mistake, in words.
         what: String,
     },
-    /// The connection cannot agree on another queue pair with its peer: it was made without a control connection, or
-    /// with a channel.
+    /// The connection cannot negotiate another queue pair with its peer: it was created without a control connection,
+    /// or with a channel.
     #[error(
         "the connection was made without a control connection, or with a channel, so that it cannot be renewed: connect again"
     )]
     NoControl,
-    /// A connection with that number exists already, or is being made.
+    /// A connection with that number exists already, or is being created.
     #[error(
-        "connection {number} is there already, or is being made: give another number, or drop that one first"
+        "connection {number} exists already, or is being made: use another number, or drop that one first"
     )]
     NumberTaken {
-        /// Its number. Connection 0 is the one that was made by an address.
+        /// Its number. Connection 0 is the one that was created by an address.
         number: u32,
     },
-    /// The queues of the channel could not be made, or not connected to the peer's.
+    /// The queues of the channel could not be created, or not connected to the peer's.
     #[error(transparent)]
     Verbs(Box<rdma_qp::Error>),
 }
@@ -169,9 +169,9 @@ impl ConnectError {
 }
 
 impl ConnectError {
-    /// The action that may help.
+    /// Returns the action that may help after this error.
     ///
-    /// [`Retry`](Recovery::Retry) concerns a server that does not run, or not yet.
+    /// It is [`Retry`](Recovery::Retry) for a server that is not running, or not yet.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         match self {
@@ -223,7 +223,7 @@ fn list(addresses: &[SocketAddr]) -> String {
 }
 
 fn reason(why: &str) -> &str {
-    if why.trim().is_empty() { "it did not say why" } else { why }
+    if why.trim().is_empty() { "it gave no reason" } else { why }
 }
 
 fn hint(error: &io::Error) -> &'static str {
@@ -235,7 +235,7 @@ fn hint(error: &io::Error) -> &'static str {
             "; another program listens there: end it, or listen at another port"
         }
         Some(Errno::ADDRNOTAVAIL) => {
-            "; is it an address of this machine? `ip address` lists those that there are"
+            "; is it an address of this machine? `ip address` lists its addresses"
         }
         Some(Errno::ACCESS | Errno::PERM) => {
             "; ports below 1024 need a privilege, and a firewall may forbid others"

@@ -11,10 +11,10 @@ pub enum LeaseEnd {
     /// operation, the connection ends too, and the lender may see [`Disconnected`](Self::Disconnected) instead.
     #[error("it was returned after an operation of the borrower on it failed")]
     BorrowerFailed,
-    /// Its time is over, or nearly so.
+    /// Its time has expired, or nearly so.
     #[error("its time is over")]
     TimeOver,
-    /// The lender has taken it back before its time.
+    /// The lender has revoked it before its time.
     #[error("the lender has taken it back")]
     Revoked,
     /// The queue pair that it was lent to has ended.

@@ -7,13 +7,13 @@ use rdma_types::WcOpcode;
 /// The kinds of operations of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-#[repr(u16)] // a slot notes it with its state, in one store
+#[repr(u16)] // a slot stores it together with its state
 pub enum Operation {
     /// A message to the peer.
     Send,
     /// Memory for a message of the peer.
     Receive,
-    /// Into the peer's memory.
+    /// A WRITE to the peer's memory.
     Write,
     /// A READ of the peer's memory.
     Read,
@@ -26,7 +26,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The kind of a request of the send queue that completes with this opcode.
+    /// Returns the kind of a request of the send queue that completes with this opcode.
     #[inline(always)]
     #[must_use]
     pub const fn of(opcode: WcOpcode) -> Self {
@@ -50,14 +50,14 @@ impl Operation {
         }
     }
 
-    /// Returns true if its requests go to the send queue, which does them in order.
+    /// Returns true if its requests go to the send queue, which executes them in order.
     #[inline]
     #[must_use]
     pub const fn is_of_send_queue(self) -> bool {
         !matches!(self, Self::Receive)
     }
 
-    /// The opcode of its completion; of atomic operations, that of fetch-and-add.
+    /// Returns the opcode of its completion; for atomic operations, that of fetch-and-add.
     #[inline]
     #[must_use]
     pub const fn opcode(self) -> WcOpcode {

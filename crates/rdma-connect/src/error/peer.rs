@@ -1,11 +1,11 @@
-//! Peers, as errors name them.
+//! Peers in error messages.
 
 use std::fmt;
 
 use rdma_qp::{ConnectAttributes, Qpn};
 use rdma_types::{Gid, Lid};
 
-/// The peer of a connection, as errors name it.
+/// The peer of a connection, for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerAddress {
@@ -34,7 +34,7 @@ impl fmt::Display for PeerAddress {
     }
 }
 
-/// Behind the name of an operation: whom it was with, if that is known.
+/// A suffix after the name of an operation: its peer, if known.
 pub(crate) struct With(pub(crate) Option<PeerAddress>);
 
 impl fmt::Display for With {
@@ -43,7 +43,7 @@ impl fmt::Display for With {
     }
 }
 
-/// The suffix of a message that names the peer, if it is known.
+/// The suffix of a message that names the peer, if known.
 pub(crate) struct To(pub(crate) Option<PeerAddress>);
 
 impl fmt::Display for To {
@@ -52,10 +52,10 @@ impl fmt::Display for To {
     }
 }
 
-/// A client of a server, from the event that it has joined to the event that it has left.
+/// A client of a server, between the events of its joining and its leaving.
 ///
-/// An ID belongs to one server. A client that joins later may have the same [index](Self::index), but never the same
-/// `PeerId`: a message to a client that has left reaches no other client.
+/// An id belongs to one server. A client that joins later may have the same [index](Self::index), but never the same
+/// `PeerId`. Thus a message to a client that has left reaches no other client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId {
     index: usize,
@@ -63,14 +63,14 @@ pub struct PeerId {
 }
 
 impl PeerId {
-    /// The client that has this place as the `generation`th.
+    /// Creates the id of the `generation`th client with this index.
     #[must_use]
     pub const fn new(index: usize, generation: u32) -> Self {
         Self { index, generation }
     }
 
-    /// The index of this client, less than the server's limit of clients. No two clients have the same one at a time,
-    /// so that a program can keep its clients' state in an array.
+    /// Returns the index of this client, less than the server's limit of clients. No two current clients have the same
+    /// index, so a program can keep the state of its clients in an array.
     #[must_use]
     pub const fn index(self) -> usize {
         self.index

@@ -1,4 +1,4 @@
-//! A value that was not taken.
+//! A value that was not accepted.
 
 use crate::error::transport_error::TransportError;
 
@@ -15,7 +15,7 @@ pub struct Rejected<T> {
 rdma_types::debug_messages!(struct Rejected<T: std::fmt::Debug> { value, error });
 
 impl<T> Rejected<T> {
-    /// A value that was not taken, and why not.
+    /// Creates an error with the value and the reason.
     pub const fn new(value: T, error: TransportError) -> Self {
         Self { value, error }
     }

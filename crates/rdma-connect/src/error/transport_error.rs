@@ -29,7 +29,7 @@ use crate::error::work::{FailedWork, RefusedWork, Reported, WorkId};
 ///     Err(TransportError::Timeout { timeout, .. }) => println!("nothing came in {timeout:?}"),
 ///     Err(error) => return Err(error),
 /// }
-/// // A blocking call that ran out has closed the channel.
+/// // A blocking call that timed out has closed the channel.
 /// let next = channel.send_inline(b"too late");
 /// assert!(matches!(next, Err(TransportError::Closed { reason: CloseReason::Timeout { .. }, .. })), "{next:?}");
 /// # Ok::<(), TransportError>(())
@@ -40,22 +40,21 @@ pub enum TransportError {
     /// A verb failed.
     #[error(transparent)]
     IbvError(Box<rdma_qp::Error>),
-    /// The request was not posted. The channel is as it was.
+    /// The request was not posted. The channel is unchanged.
     #[error(transparent)]
     PostError(Box<RefusedWork>),
-    /// Inline data is longer than an element can be, so that there was no request to post. The channel is as it
-    /// was.
+    /// Inline data is longer than the limit of an element, so there was no request to post. The channel is unchanged.
     #[error(transparent)]
     ElementError(#[from] ScatterGatherElementError),
     /// The operation completed with a failure, which has closed the channel.
     #[error(transparent)]
     WorkError(FailedWork),
-    /// The completion queue failed, so that the operations in flight have an unknown outcome. The channel is closed.
+    /// The completion queue failed, so the outcome of operations in flight is unknown. The channel is closed.
     #[error(transparent)]
     PollError(#[from] PollError),
-    /// The operation was not done in time. A blocking call has closed the channel by it; the `wait`
-    /// of a handle, and a post that waited for a free slot, have changed nothing. An operation of rdma-async leaves its
-    /// request with the device, which may still execute it, and the connection open.
+    /// The operation did not complete in time. A blocking call has closed the channel. The `wait` of a handle, and a
+    /// post that waited for a free slot, have changed nothing. An operation of rdma-async leaves its request with the
+    /// device, which may still execute it, and the connection open.
     #[error(
         "the {operation}{} was not done within {timeout:?}: is the peer there, and does it do its part?",
         With(*.peer)
@@ -65,18 +64,18 @@ pub enum TransportError {
         operation: Operation,
         /// The time that the call has waited.
         timeout: Duration,
-        /// Whom it was with. `None` if a queue pair of the program's own does not know.
+        /// The peer of the operation. `None` if the program's own queue pair does not know it.
         peer: Option<PeerAddress>,
     },
-    /// The peer has gone, as the watched stream shows, before the operation was done. The channel is closed:
+    /// The watched stream shows that the peer has gone before the operation completed. The channel is closed:
     /// operations in flight end with the call, or with the scope.
     #[error("the {operation}{} was not done: {reason}", With(*.peer))]
     PeerGone {
         /// The kind of the operation.
         operation: Operation,
-        /// The reason for which the peer has gone.
+        /// The reason for the peer's absence.
         reason: CloseReason,
-        /// Whom it was with. `None` if a queue pair of the program's own does not know.
+        /// The peer of the operation. `None` if the program's own queue pair does not know it.
         peer: Option<PeerAddress>,
     },
     /// The queue has no free slot for the request now; nothing has changed. Poll for completions first: an operation
@@ -102,14 +101,15 @@ pub enum TransportError {
     Closed {
         /// The reason.
         reason: CloseReason,
-        /// Whom the channel was to. `None` if a queue pair of the program's own does not know, and in a forked child of
+        /// The peer of the channel. `None` if the program's own queue pair does not know it, and in a forked child for
         /// channels to several peers.
         peer: Option<PeerAddress>,
-        /// The asynchronous event of the queue pair that names the cause, if the request that has closed the channel
-        /// was flushed and the device has reported one. See [`FailedWork::event`].
+        /// The asynchronous event of the queue pair that names the cause. It is present if the request that has closed
+        /// the channel was flushed and the device has reported an event. See [`FailedWork::event`].
         event: Option<AsyncEventKind>,
     },
-    /// The operation never completed: the queue pair was destroyed under it. It may have been done.
+    /// The operation never completed: the queue pair was destroyed meanwhile. It may have been
+    /// executed.
     #[error(
         "the {operation}{} never completed, and the queue pair was destroyed: it may have been done or not",
         With(*.peer)
@@ -117,7 +117,7 @@ pub enum TransportError {
     Lost {
         /// The kind of the operation.
         operation: Operation,
-        /// Whom it was with. `None` if a queue pair of the program's own does not know.
+        /// The peer of the operation. `None` if the program's own queue pair does not know it.
         peer: Option<PeerAddress>,
     },
     /// The index is out of range. For an index in range without a peer, the error is [`Closed`](Self::Closed), with
@@ -126,39 +126,37 @@ pub enum TransportError {
     NoSuchPeer {
         /// The index.
         peer: usize,
-        /// How many there can be.
+        /// The maximum number of peers.
         count: usize,
     },
-    /// Channels to several peers have as many as there can be, those included that are prepared.
+    /// The channels already have the maximum number of peers, including the prepared ones.
     #[error(
         "there are {most} peers, with those that are prepared: remove one, or build the channels with a larger \
         `max_channels`"
     )]
     TooManyPeers {
-        /// How many there can be.
+        /// The maximum number of peers.
         most: usize,
     },
     /// The peer was prepared by other channels.
-    #[error(
-        "the peer was prepared by other channels: have it prepared by those that it is added to"
-    )]
+    #[error("the peer was prepared by other channels: prepare it by those that it is added to")]
     ForeignPeer,
     /// The client of a server has left.
-    #[error("{0} has left: what is sent to it would reach nobody")]
+    #[error("{0} has left: messages to it would not arrive")]
     PeerLeft(PeerId),
     /// The buffer is shorter than the bytes to send.
-    #[error("the first {length} bytes were to be sent of a buffer that has {most}")]
+    #[error("cannot send {length} bytes of a buffer that has {most}: send at most its length")]
     TooLong {
         /// The number of bytes to send.
         length: usize,
         /// The length of the buffer.
         most: usize,
     },
-    /// Some operations of a collective failed, or were not done in time. The connections to their peers are closed.
+    /// Some operations of a collective failed, or did not complete in time. The connections to their peers are closed.
     #[error("{} of the operations failed; first: {}", .0.len(), first(.0))]
     Collective(Vec<OperationError>),
-    /// The lease of the peer's memory is over. The request was not posted, and the connection goes on: request memory
-    /// again.
+    /// The lease of the peer's memory has ended. The request was not posted, and the connection continues: request
+    /// memory again.
     #[error(
         "the {operation} was not posted, since the peer's memory is not open to it any more: {reason}"
     )]
@@ -168,7 +166,7 @@ pub enum TransportError {
         /// The reason.
         reason: LeaseEnd,
     },
-    /// Channels to several peers were given too few endpoints, or too many.
+    /// The number of endpoints does not match the number of channels to several peers.
     #[error(
         "there are {channels} channels and {}: give one for each, in order",
         count_endpoints(*.endpoints, *.channels)
@@ -191,13 +189,13 @@ rdma_types::debug_messages!(enum TransportError {
 });
 
 impl TransportError {
-    /// The action that may help.
+    /// Returns the action that may help after this error.
     ///
-    /// After a [`LeaseOver`](Self::LeaseOver) the connection goes on, and the program requests another lease.
+    /// After a [`LeaseOver`](Self::LeaseOver) the connection continues, and the program requests another lease.
     ///
-    /// After a [`Timeout`](Self::Timeout) of a handle, or of a post, the program may try again. A blocking call that
-    /// has timed out has closed the channel, and the next call fails with [`Closed`](Self::Closed). An operation of
-    /// rdma-async that has timed out may still be executed, so that a program that tries again may have it done twice.
+    /// After a [`Timeout`](Self::Timeout) of a handle, or of a post, the program may retry. A blocking call that has
+    /// timed out has closed the channel, and the next call fails with [`Closed`](Self::Closed). An operation of
+    /// rdma-async that has timed out may still be executed, so a retry may execute it twice.
     ///
     /// ```
     /// use rdma_channel::{CloseReason, Recovery, TransportError};
@@ -226,7 +224,7 @@ impl TransportError {
             | Self::PeerLeft(_)
             | Self::TooLong { .. }
             | Self::EndpointCount { .. } => Recovery::Programming,
-            // The first, which may be why the others failed.
+            // The first one may be the cause of the others.
             Self::Collective(errors) => {
                 errors.first().map_or(Recovery::Reconnect, |first| first.error.recovery())
             }
@@ -234,7 +232,7 @@ impl TransportError {
     }
 }
 
-/// Errors are returned by value, on paths that have few instructions.
+/// Errors are returned by value, on paths with few instructions.
 const _: () = assert!(size_of::<TransportError>() <= 56);
 
 fn count_endpoints(endpoints: usize, channels: usize) -> String {
@@ -245,7 +243,7 @@ fn count_endpoints(endpoints: usize, channels: usize) -> String {
     }
 }
 
-/// The first of several.
+/// Returns the message of the first error.
 fn first(errors: &[OperationError]) -> String {
     errors.first().map(ToString::to_string).unwrap_or_default()
 }
@@ -272,16 +270,16 @@ impl From<RefusedWork> for TransportError {
     }
 }
 
-/// An operation that failed, or was lost, and whose handle was not asked.
+/// An operation that failed, or was lost, and whose handle was not used to wait for it.
 #[derive(Clone, thiserror::Error)]
 #[error("{error} ({operation}, {id}{})", of_peer(*peer))]
 #[non_exhaustive]
 pub struct OperationError {
     /// The kind of the operation.
     pub operation: Operation,
-    /// The ID that its handle has.
+    /// The id of its handle.
     pub id: WorkId,
-    /// The index of the peer, if the channels are to several.
+    /// The index of the peer, for channels to several peers.
     pub peer: Option<usize>,
     /// The error of the operation.
     pub error: TransportError,
@@ -290,7 +288,7 @@ pub struct OperationError {
 rdma_types::debug_messages!(struct OperationError { operation, id, peer, error });
 
 impl OperationError {
-    /// The failure of one operation among several.
+    /// Creates the error of one operation among several.
     #[must_use]
     pub const fn new(
         operation: Operation,

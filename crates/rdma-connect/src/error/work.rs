@@ -1,4 +1,4 @@
-//! Operations that failed or were refused, as errors report them.
+//! Failed and refused operations, for error messages.
 
 use std::fmt;
 use std::ops::Deref;
@@ -8,15 +8,15 @@ use rdma_qp::{AsyncEventKind, PostError, QueuePair, WorkError, WorkErrorClass};
 use crate::error::operation::Operation;
 use crate::error::peer::{PeerAddress, With};
 
-/// An operation that completed with a failure. It derefs to how it failed.
+/// An operation that completed with an error, to which it derefs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FailedWork {
     /// The kind of the operation.
     pub operation: Operation,
-    /// Whom it was with. `None` if a queue pair of the program's own does not know.
+    /// The peer of the operation. `None` if the program's own queue pair does not know it.
     pub peer: Option<PeerAddress>,
-    /// The error of the completion, with a hint at what to check first.
+    /// The error of the completion, with a hint about the first things to check.
     pub error: WorkError,
     /// The asynchronous event of the queue pair that names the cause, such as
     /// [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR), if the request was flushed and the device has reported one.
@@ -31,7 +31,7 @@ pub struct FailedWork {
 rdma_types::debug_messages!(struct FailedWork { operation, peer, error, event });
 
 impl FailedWork {
-    /// A failure, with the asynchronous event that explains it, if there is one.
+    /// Creates a failure with the asynchronous event that explains it, if there is one.
     #[must_use]
     pub const fn new(
         operation: Operation,
@@ -42,7 +42,8 @@ impl FailedWork {
         Self { operation, peer, error, event }
     }
 
-    /// A failure of this queue pair, whose asynchronous events are searched for the cause if the request was flushed.
+    /// Creates a failure of this queue pair. If the request was flushed, the queue pair's asynchronous events are
+    /// searched for the cause.
     #[must_use]
     pub fn of_qp(
         operation: Operation,
@@ -72,22 +73,22 @@ impl fmt::Display for FailedWork {
 
 impl std::error::Error for FailedWork {}
 
-/// An operation that was not posted. It derefs to why not.
+/// An operation that was not posted. It derefs to the reason.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RefusedWork {
     /// The kind of the operation.
     pub operation: Operation,
-    /// Whom it was to be with. `None` if a queue pair of the program's own does not know.
+    /// The peer of the operation. `None` if the program's own queue pair does not know it.
     pub peer: Option<PeerAddress>,
-    /// The reason; for a batch, also which of its requests was refused.
+    /// The reason; for a batch, it also has the index of the refused request.
     pub error: PostError,
 }
 
 rdma_types::debug_messages!(struct RefusedWork { operation, peer, error });
 
 impl RefusedWork {
-    /// The refusal of an operation.
+    /// Creates the refusal of an operation.
     #[must_use]
     pub const fn new(operation: Operation, peer: Option<PeerAddress>, error: PostError) -> Self {
         Self { operation, peer, error }
@@ -111,8 +112,8 @@ impl fmt::Display for RefusedWork {
 
 impl std::error::Error for RefusedWork {}
 
-/// Returns the first asynchronous event of a queue pair that explains why its requests are flushed; `None` if the device
-/// reported none.
+/// Returns the first asynchronous event of a queue pair that explains why its requests are flushed; `None` if the
+/// device reported none. reported none.
 #[cold]
 #[must_use]
 pub fn cause_of(qp: &QueuePair) -> Option<AsyncEventKind> {
@@ -120,7 +121,7 @@ pub fn cause_of(qp: &QueuePair) -> Option<AsyncEventKind> {
     said.into_iter().find(|&kind| hint(kind).is_some())
 }
 
-/// The text for an event that names the cause of a queue pair's failure.
+/// Returns the hint for an event that names the cause of a queue pair's failure.
 const fn hint(kind: AsyncEventKind) -> Option<&'static str> {
     Some(match kind {
         AsyncEventKind::QP_ACCESS_ERR => {
@@ -136,7 +137,7 @@ const fn hint(kind: AsyncEventKind) -> Option<&'static str> {
     })
 }
 
-/// The asynchronous event that explains a failure, as the end of an error's text; empty if there is none.
+/// The asynchronous event that explains a failure, as a suffix of an error message; empty if there is none.
 #[derive(Clone, Copy, Debug)]
 pub struct Reported(Option<AsyncEventKind>);
 
@@ -149,27 +150,27 @@ impl From<Option<AsyncEventKind>> for Reported {
 impl fmt::Display for Reported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(kind) = self.0 else { return Ok(()) };
-        write!(f, "; the device says: {kind}")?;
+        write!(f, "; the device reports: {kind}")?;
         hint(kind).map_or(Ok(()), |hint| write!(f, " ({hint})"))
     }
 }
 
-/// The ID of an operation, by which errors name it.
+/// The id of an operation in error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkId(u64);
 
 impl WorkId {
-    /// The number of low bits of a WR ID that are the index of a slot. The bits above count the earlier uses of the
+    /// The number of low bits of a WR ID that are the index of a slot. The higher bits count the earlier uses of the
     /// slot.
     pub const INDEX_BITS: u32 = 30;
 
-    /// The ID of the operation with this WR ID.
+    /// Returns the id of the operation with this WR ID.
     #[must_use]
     pub const fn from_wr_id(wr_id: u64) -> Self {
         Self(wr_id)
     }
 
-    /// The WR ID of the operation.
+    /// Returns the WR ID of the operation.
     #[must_use]
     pub const fn wr_id(self) -> u64 {
         self.0

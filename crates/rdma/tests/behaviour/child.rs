@@ -4,7 +4,7 @@
 use std::env;
 use std::process::Command;
 
-/// Runs the work of that test, named by its path, in a process of its own, whose command `prepare` completes.
+/// Runs the work of the named test in a process of its own, after `prepare` has completed the command.
 pub(crate) fn in_child(test: &str, prepare: impl FnOnce(&mut Command), work: impl FnOnce()) {
     if env::var_os("IN_CHILD").is_some() {
         return work();

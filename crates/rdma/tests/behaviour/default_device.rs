@@ -1,4 +1,4 @@
-//! The device that a program gets which names none.
+//! The device of a program that names none.
 #![cfg(feature = "soft")]
 
 use std::process::Command;
@@ -7,7 +7,7 @@ use rdma::device::{Error, open_default_device};
 
 use crate::child::in_child;
 
-/// Runs the work of that test in a process of its own with these variables.
+/// Runs the work of the named test in a process of its own with these variables.
 fn with(test: &str, variables: &[(&str, &str)], work: impl FnOnce()) {
     let prepare = |program: &mut Command| {
         _ = program.env_remove("RDMA_DEVICE").envs(variables.iter().copied())
@@ -39,7 +39,7 @@ fn a_name_that_no_device_has_is_an_error() {
 }
 
 #[test]
-fn where_there_is_none_the_error_says_how_to_get_one() {
+fn the_error_without_a_device_has_a_remedy() {
     let error = Error::NoDevice { errors: Vec::new() };
     assert!(error.to_string().contains("rdma_soft::install()"), "{error}");
 }

@@ -1,4 +1,5 @@
-//! The facade's own functions: the software devices are there, last, once, and only by their names.
+//! The facade's own functions: software devices are listed last, once, and opened only by their
+//! names.
 #![cfg(feature = "soft")]
 
 use std::sync::Barrier;

@@ -1,4 +1,4 @@
-//! Each failure of `docs/errors.md` is provoked, and says what the page has.
+//! Each failure of `docs/errors.md` is provoked, and its message compared with the page.
 #![cfg(feature = "soft")]
 
 use std::env;
@@ -28,21 +28,22 @@ const LONG: Duration = Duration::from_secs(60);
 #[cfg(feature = "async")]
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
 
-/// The sections of the page: the heading, and the rest.
+/// Returns the sections of the page: the heading, and the rest.
 fn sections() -> impl Iterator<Item = (&'static str, &'static str)> {
     PAGE.split("\n### ").skip(1).map(|section| section.split_once('\n').unwrap())
 }
 
-/// The test of a section.
+/// Returns the name of the test of a section.
 fn test_of(heading: &str) -> String {
     heading.to_lowercase().replace([' ', '-'], "_").replace(['`', '\''], "")
 }
 
-/// That the section of the test that runs has this message. On the page `…` stands for what differs.
+/// Checks that the section of the running test has this message. On the page, `…` stands for
+/// variable parts.
 #[track_caller]
 fn says(error: impl Display + Debug) {
     let (said, thread) = (error.to_string(), thread::current());
-    // What `unwrap`, and a `main` that returns the error, print.
+    // The output of `unwrap`, and of a `main` that returns the error.
     assert_eq!(format!("{error:?}"), said);
     let test = thread.name().unwrap().rsplit("::").next().unwrap();
     let (_, section) = sections().find(|(heading, _)| test_of(heading) == test).unwrap();
@@ -51,10 +52,10 @@ fn says(error: impl Display + Debug) {
     let mut rest: &str = &said.split_whitespace().collect::<Vec<_>>().join(" ");
     for (place, part) in expected.split('…').enumerate() {
         let at = rest.find(part).filter(|&at| place > 0 || at == 0);
-        let at = at.unwrap_or_else(|| panic!("said: {said}\non the page: {expected}"));
+        let at = at.unwrap_or_else(|| panic!("the message: {said}\non the page: {expected}"));
         rest = &rest[at + part.len()..];
     }
-    assert!(rest.is_empty() || expected.ends_with('…'), "said: {said}\non the page: {expected}");
+    assert!(rest.is_empty() || expected.ends_with('…'), "message: {said}\non the page: {expected}");
 }
 
 #[test]
@@ -71,13 +72,13 @@ fn domain(device: &str) -> ProtectionDomain {
     open_device(device).unwrap().allocate_pd().unwrap()
 }
 
-/// All that a peer may do.
+/// Returns all access that a peer can have.
 fn all() -> AccessFlags {
     let local = AccessFlags::new().with_local_write();
     local.with_remote_read().with_remote_write().with_remote_atomic()
 }
 
-/// Two channels of that domain that are connected to each other.
+/// Returns two channels of this domain that are connected to each other.
 fn pair(pd: &ProtectionDomain) -> [Channel; 2] {
     pair_with(pd, |builder| builder)
 }
@@ -96,7 +97,7 @@ fn no_device_of_that_name() {
     says(open_device("mlx5_9").unwrap_err());
 }
 
-/// What is loaded is loaded once, so in a process of its own.
+/// In a process of its own, since libibverbs is loaded only once in a process.
 #[test]
 fn no_libibverbs() {
     let library = ("RDMA_LIBIBVERBS", "/no/such/libibverbs.so.1");
@@ -137,7 +138,7 @@ fn ends_of_different_link_layers() {
     says(roce.create_channel().build().unwrap().handshake(peer).unwrap_err());
 }
 
-/// What a client is told by a listener of `soft0` for which `serve` is called.
+/// Returns the error of a client that connects to a listener of `soft0` while `serve` is called.
 fn refused(serve: impl FnOnce(&mut ChannelListener)) -> ConnectError {
     let pd = domain("soft0");
     let mut listener = pd.create_channel().listen("127.0.0.1:0").unwrap();
@@ -148,7 +149,7 @@ fn refused(serve: impl FnOnce(&mut ChannelListener)) -> ConnectError {
 }
 
 #[test]
-fn nobody_listens_there() {
+fn no_server_listens_there() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     says(Channel::connect(free, &domain("soft0")).unwrap_err());
 }
@@ -194,7 +195,7 @@ fn user_bytes_that_are_too_long() {
     says(builder.unwrap_err());
 }
 
-/// Its limit is that of a process, so in one of its own.
+/// In a process of its own, since the limit is that of a process.
 #[test]
 fn too_many_open_files() {
     if env::var_os("IN_CHILD").is_some() {
@@ -256,7 +257,7 @@ fn more_inline_bytes_than_the_device_has() {
 
 #[test]
 fn a_type_of_queue_pair_that_the_device_does_not_have() {
-    // Other tests list the devices of their process.
+    // Not in this process: other tests list its devices.
     in_child(
         "errors::a_type_of_queue_pair_that_the_device_does_not_have",
         |_| {},
@@ -400,7 +401,7 @@ fn a_message_longer_than_its_receive() {
 }
 
 #[test]
-fn what_a_scope_left_has_failed() {
+fn abandoned_operations_of_a_scope_failed() {
     let pd = domain("soft0");
     let [mut here, _there] = pair(&pd);
     let access = AccessFlags::new().with_remote_read();
@@ -413,7 +414,7 @@ fn what_a_scope_left_has_failed() {
     says(left.unwrap_err());
 }
 
-/// Two ends of a connection, of which the second one lends a megabyte at a time.
+/// Returns two ends of a connection. The second one lends a megabyte at a time.
 #[cfg(feature = "async")]
 async fn lending() -> (Connection, Connection) {
     let pd = domain("soft0");
@@ -514,7 +515,7 @@ fn the_peer_does_not_answer_a_request() {
         let driver = Driver::spawn(pd.context()).unwrap();
         let (address, mut failed) = (address.recv().unwrap(), 0);
         loop {
-            // For `connect`, too: a busy machine may need longer.
+            // This timeout also applies to `connect`: a busy machine may need longer.
             let options = ConnectionOptions::new(&pd).rendezvous_timeout(Duration::from_secs(2));
             match driver.connect(address, options).await {
                 Ok((client, _)) => break client,
@@ -523,7 +524,7 @@ fn the_peer_does_not_answer_a_request() {
             failed += 1;
         }
     });
-    // Nobody runs its runtime any more.
+    // Its runtime does not run any more.
     let _server = server.join().unwrap();
     runtime.block_on(async { says(client.borrow(8, WRITE, LONG).await.unwrap_err()) });
 }

@@ -1,8 +1,9 @@
-//! What the features bring in, as cargo sees it.
+//! The packages that the features add, according to cargo.
 
 use std::process::Command;
 
-/// What `cargo tree` says of this crate with these options, a line for each package or feature.
+/// Returns the output of `cargo tree` for this crate with these options, with a line for each
+/// package or feature.
 fn tree(options: &[&str]) -> Vec<String> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["tree", "--package", "rdma", "--offline", "--locked", "--prefix", "none"]);
@@ -11,7 +12,7 @@ fn tree(options: &[&str]) -> Vec<String> {
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// Returns true if a package is in the program, for which tests do not count.
+/// Returns true if a package is in the program. Dependencies of tests do not count.
 fn has(options: &[&str], package: &str) -> bool {
     let lines = tree(&[options, &["--edges", "normal"]].concat());
     assert!(lines.iter().any(|line| line.starts_with("rdma-channel v")), "{lines:#?}");

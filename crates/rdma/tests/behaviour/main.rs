@@ -1,4 +1,4 @@
-//! The behaviour of the crate, in one program: a module for each subject.
+//! The behaviour of the crate, in one program with a module for each subject.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
 mod child;

@@ -1,4 +1,4 @@
-//! The facade has every name of the layers, by name, and those of the prelude are in reach.
+//! The facade exports every name of the layers, by name, and the prelude makes its names available.
 #![cfg(feature = "soft")]
 
 use std::collections::BTreeSet;
@@ -21,11 +21,12 @@ const LAYERS: [(&str, &str); 6] = [
     ("rdma-soft", include_str!("../../../rdma-soft/src/lib.rs")),
 ];
 
-/// What is not re-exported: three functions are the facade's own, `MemoryError` is `memory::Error`.
+/// The names that are not re-exported: three functions are the facade's own, `MemoryError` is
+/// `memory::Error`.
 const NOT_HERE: [&str; 5] =
     ["list_devices", "open_device", "open_default_device", "MemoryError", "__size_of_field"];
 
-/// The names that a file exports by `pub use`.
+/// Returns the names that a file exports by `pub use`.
 fn exports(text: &str) -> BTreeSet<&str> {
     let mut found = BTreeSet::new();
     for statement in text.split("\npub use ").skip(1) {
@@ -60,11 +61,11 @@ fn nothing_is_exported_by_a_glob() {
     }
 }
 
-/// Imports each name, and says which.
+/// Imports each name, and returns the list.
 macro_rules! names {
     ($($name:ident)+) => {
         const _: () = {
-            #[allow(unused_imports)] // that they resolve is the test
+            #[allow(unused_imports)] // the test is that they resolve
             use rdma::prelude::{$($name),+};
         };
         const NAMES: &[&str] = &[$(stringify!($name)),+];
@@ -88,7 +89,7 @@ fn every_name_of_the_prelude_resolves() {
     assert_eq!(names, NAMES.iter().copied().collect());
 }
 
-/// All that a program of channels needs comes by the one import.
+/// One import provides all that a program of channels needs.
 #[test]
 fn a_program_needs_the_prelude_alone() -> Result<(), Box<dyn std::error::Error>> {
     use rdma::prelude::*;

@@ -1,5 +1,5 @@
-//! What people write with channels: `?` in functions of boxed errors, a ring with one deadline, a struct with a channel
-//! and its memory, a loop of one's own.
+//! Typical programs with channels: `?` with boxed errors, a ring with one deadline, a struct with a channel and its
+//! memory, and a custom loop.
 #![cfg(feature = "soft")]
 
 use std::collections::VecDeque;
@@ -11,12 +11,12 @@ use rdma::channel::Late;
 use rdma::prelude::*;
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// So long may anything take, on the slowest machine.
+/// The time limit of any wait, enough for the slowest machine.
 const WAIT: Duration = Duration::from_secs(60);
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// A domain, and two channels that are connected to each other.
+/// Returns a domain, and two channels that are connected to each other.
 fn connected() -> Result<(ProtectionDomain, Channel, Channel), Failure> {
     let pd = open_device("soft0")?.allocate_pd()?;
     let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_atomic();
@@ -27,7 +27,7 @@ fn connected() -> Result<(ProtectionDomain, Channel, Channel), Failure> {
     Ok((pd, here, there))
 }
 
-/// Memory of so many bytes, which a peer may read and count in.
+/// Returns memory of `length` bytes that a peer may read, and change by atomics.
 fn table(pd: &ProtectionDomain, length: usize) -> Result<SharedRegion, Failure> {
     let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_atomic();
     Ok(pd.allocate_shared_region(length, access)?)
@@ -59,8 +59,8 @@ fn ten_lines_for_each_end_talk() -> Result<(), Failure> {
     })
 }
 
-/// Reads the table in pieces, as many at a time as the memory has; `?` makes a boxed error of a post that was refused
-/// and of a wait that ran out, though both borrow memory.
+/// Reads the table in parts, with as many reads in flight as the memory has room for. `?` converts the errors of a
+/// refused post and of a timed-out wait into boxed errors, though both borrow memory.
 fn sum(
     channel: &mut Channel,
     memory: &mut OwnedRegion,
@@ -101,14 +101,14 @@ fn a_ring_of_16_reads_has_one_deadline() -> Result<(), Failure> {
 }
 
 #[test]
-fn what_a_deadline_cuts_off_is_a_timeout_in_a_boxed_error() -> Result<(), Failure> {
+fn an_operation_past_the_deadline_is_a_timeout_in_a_boxed_error() -> Result<(), Failure> {
     let (pd, mut channel, _peer) = connected()?;
     let mut memory = pd.allocate_region(8)?;
     let ended = channel.scope_deadline(Duration::from_millis(20), |s| {
-        s.receive_into(memory.as_slice_mut())?.wait(WAIT)?; // nobody sends
+        s.receive_into(memory.as_slice_mut())?.wait(WAIT)?; // no message arrives
         Ok::<_, Box<dyn Error>>(())
     });
-    let error = ended.map_err(ScopeError::flatten).err().ok_or("a message from nobody")?;
+    let error = ended.map_err(ScopeError::flatten).err().ok_or("a message without a sender")?;
     let timeout = error.downcast_ref::<TransportError>();
     assert!(matches!(timeout, Some(TransportError::Timeout { .. })), "{error}");
     Ok(())
@@ -134,7 +134,7 @@ fn a_boxed_error_may_be_one_for_threads() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Asks again after each time-out, and never on a channel that cannot answer.
+/// Waits again after each timeout, but not on a channel that is closed.
 fn retry<B>(
     mut handle: InFlight<'_, B>,
     mut late: impl FnMut() -> Result<(), TransportError>,
@@ -178,12 +178,12 @@ fn a_handle_is_not_asked_again_on_a_channel_that_is_closed() -> Result<(), Failu
         s.close();
         retry(handle, || Ok(())).map(drop)
     });
-    let error = ended.map_err(ScopeError::flatten).err().ok_or("a message from nobody")?;
+    let error = ended.map_err(ScopeError::flatten).err().ok_or("a message without a sender")?;
     assert!(matches!(error, TransportError::WorkError(_)), "{error}");
     Ok(())
 }
 
-/// A closure of a scope borrows the fields that it names, each alone.
+/// A closure of a scope borrows only the fields that it names.
 struct Client {
     channel: Channel,
     memory: OwnedRegion,
@@ -244,7 +244,7 @@ fn a_loop_of_ones_own_sleeps_on_the_file_of_a_scope() -> Result<(), Failure> {
     })
 }
 
-/// Of owned buffers: what comes back when it is refused is `'static`, so that `?` takes it.
+/// For owned buffers, the value that a refusal returns is `'static`, so `?` accepts it.
 #[test]
 fn a_server_of_owned_buffers_is_a_loop_over_its_events() -> Result<(), Failure> {
     fn serve(mut server: Server) -> Result<usize, Failure> {

@@ -59,7 +59,7 @@ fn a_rejected_client_receives_the_reason() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;
-        for (why, shown) in [(Some("no password"), "no password"), (None, "did not say why")] {
+        for (why, shown) in [(Some("no password"), "no password"), (None, "gave no reason")] {
             let client = tokio::spawn({
                 let (driver, options) = (host.driver.clone(), host.options());
                 async move { driver.connect(address, options).await }

@@ -58,7 +58,7 @@ impl Star {
         let in_scope = in_scope.map_err(ScopeError::flatten).unwrap_err();
         for error in [of_call, of_peer, again, in_scope] {
             assert!(is_absent(&error), "{error}");
-            assert!(error.to_string().contains("no peer of that index"), "{error}");
+            assert!(error.to_string().contains("no peer has that index"), "{error}");
         }
     }
 

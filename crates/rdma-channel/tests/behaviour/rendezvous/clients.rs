@@ -117,7 +117,7 @@ fn a_rejected_client_receives_the_reason() {
     let mut listener = listener("soft0");
     for (why, said) in [
         ("come back tomorrow", "come back tomorrow"),
-        ("", "did not say why"),
+        ("", "gave no reason"),
         (&"x".repeat(4000), &"x".repeat(1024)),
     ] {
         let client = client("soft0", listener.local_addr(), b"");
@@ -271,7 +271,7 @@ fn a_server_without_queue_pairs_fails_at_both_ends_and_recovers() {
     assert!(matches!(error, ConnectError::Verbs(_)), "{error}");
     match second.join().unwrap() {
         Err(ConnectError::Busy(why)) => {
-            assert!(why.starts_with("it has made no queue pair"), "{why}");
+            assert!(why.starts_with("it cannot create a queue pair"), "{why}");
         }
         other => panic!("{other:?}"),
     }

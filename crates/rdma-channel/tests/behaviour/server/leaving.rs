@@ -48,7 +48,7 @@ fn a_disconnected_client_notices_it() {
         assert!(matches!(refused.error, TransportError::PeerLeft(id) if id == peer));
         assert_eq!(
             refused.to_string(),
-            format!("{peer} has left: what is sent to it would reach nobody")
+            format!("{peer} has left: messages to it would not arrive")
         );
         assert!(matches!(server.send_inline(peer, b""), Err(TransportError::PeerLeft(_))));
         server.disconnect(peer);
