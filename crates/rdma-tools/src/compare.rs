@@ -1,4 +1,4 @@
-//! `rdmatool compare`: whether one report is faster than another, row by row.
+//! `rdmatool compare`: compares two reports row by row, and finds the faster one.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::units;
 
 /// Compares two reports of `rdmatool perf --json` row by row
 ///
-/// A difference is shown if the 95 % confidence intervals of the two medians are apart.
+/// A difference is shown if the 95 % confidence intervals of the two medians do not overlap.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The report to compare with
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
 /// The exit status if a row is slower by more than `--fail-above`.
 const SLOWER: u8 = 3;
 const RESAMPLES: usize = 10_000;
-/// Fixed, so that the same reports always compare in the same way.
+/// A fixed seed, so that a comparison of the same reports always has the same result.
 const SEED: u64 = 1;
 /// With fewer blocks, the interval is narrower than the blocks justify.
 const LEAST_BLOCKS: usize = 5;
@@ -99,7 +99,7 @@ enum Verdict {
     NoDifferenceShown,
 }
 
-/// A median, and the interval that has the true one with a confidence of 95 %.
+/// A median, with the interval that contains the true one with a confidence of 95 %.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Estimate {
     median: f64,
@@ -108,7 +108,8 @@ struct Estimate {
 }
 
 impl Estimate {
-    /// The percentile bootstrap: the medians of samples drawn from the blocks with replacement.
+    /// Computes the percentile bootstrap: the medians of samples drawn from the blocks with
+    /// replacement.
     fn of(blocks: &[f64]) -> Self {
         let mut random = fastrand::Rng::with_seed(SEED);
         let mut sample = blocks.to_vec();

@@ -12,7 +12,8 @@ use crate::output::{print, warn};
 
 /// Lists the RDMA devices of this machine and the software devices
 ///
-/// Prints one line for each port. The GID is the port's first one for RoCE v2 with an IP address, or else its first one.
+/// Prints one line for each port. The GID is the port's first one for RoCE v2 with an IP address, or otherwise its
+/// first one.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Print only this device
@@ -42,10 +43,10 @@ type Line = [String; 9];
 const HEAD: [&str; 9] =
     ["device", "port", "provider", "link layer", "state", "Gb/s", "MTU", "NUMA", "GID"];
 
-/// Opens the device of that name, or the one that programs use.
+/// Opens the device with this name, or the default device of programs.
 ///
 /// # Errors
-/// No device has the name, or it cannot be opened.
+/// Returns an error if no device has the name, or it cannot be opened.
 pub(crate) fn open(name: Option<&str>) -> Result<Context, Error> {
     name.map_or_else(open_default_device, open_device)
 }
@@ -64,12 +65,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// All devices with all attributes.
+/// Returns all devices with all attributes.
 pub(crate) fn all_as_json() -> Value {
     into_json(describe_all())
 }
 
-/// The devices that can be opened. Errors of the others go to standard error.
+/// Returns the devices that can be opened. Errors of the others go to standard error.
 fn describe_all() -> Vec<Description> {
     let list = list_devices();
     for error in list.errors() {
@@ -124,25 +125,25 @@ fn describe(context: &Context) -> Result<Description, Error> {
     Ok(Description { device, ports, lines })
 }
 
-/// The GID to show: for RoCE v2 with an IP address, or else the first one.
+/// Returns the GID to show: for RoCE v2 with an IP address, or otherwise the first one.
 fn best<'a>(gids: &[&'a GidEntry]) -> Option<&'a GidEntry> {
     let is_usual = |gid: &&&GidEntry| gid.gid_type == GidType::ROCE_V2 && !gid.gid.is_link_local();
     gids.iter().find(is_usual).or(gids.first()).copied()
 }
 
-/// A GID with its interface: `::ffff:10.0.0.1 (eth0)`.
+/// Returns a GID with its interface: `::ffff:10.0.0.1 (eth0)`.
 fn cell(entry: &GidEntry) -> String {
     let name = entry.netdev_index.and_then(interface_name);
     name.map_or_else(|| entry.gid.to_string(), |name| format!("{} ({name})", entry.gid))
 }
 
-/// The name of the network interface with this number.
+/// Returns the name of the network interface with this number.
 pub(crate) fn interface_name(index: u32) -> Option<String> {
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
     index_to_name(socket, index).ok()
 }
 
-/// Values as JSON: numbers stay numbers, except versions.
+/// Returns values as JSON: numbers stay numbers, except versions.
 fn values(fields: impl Iterator<Item = (&'static str, String)>) -> Rows {
     let value = |name, text: String| match (text.parse::<u64>(), text.parse::<bool>()) {
         (Ok(number), _) if name != "firmware_version" => json!(number),
@@ -166,7 +167,7 @@ fn into_json(devices: Vec<Description>) -> Value {
     Value::Array(devices.into_iter().map(device).collect())
 }
 
-/// One line for each port.
+/// Returns one line for each port.
 fn table(devices: &[Description]) -> String {
     let head = HEAD.map(str::to_owned);
     let lines: Vec<_> =
@@ -182,7 +183,7 @@ fn table(devices: &[Description]) -> String {
     lines.iter().map(line).collect()
 }
 
-/// All attributes, one on each line.
+/// Returns all attributes, one on each line.
 fn attributes(devices: &[Description]) -> String {
     let mut text = String::new();
     for Description { device, ports, .. } in devices {
@@ -194,7 +195,7 @@ fn attributes(devices: &[Description]) -> String {
     text
 }
 
-/// Rows as text.
+/// Returns rows as text.
 fn lines(rows: &Rows, indent: &str) -> String {
     let line = |name: &str, value: &str| format!("{indent}{name:<26} {value}\n");
     let gid = |gid: &Value| {

@@ -31,28 +31,29 @@ use finding::{Finding, Severity};
 use report::Report;
 use root::Root;
 
-/// Finds what keeps RDMA from working or makes it slow, and says what to do about it
+/// Finds problems that keep RDMA from working or make it slow, and their remedies
 ///
-/// Examines the machine's NICs or, if it has none, the software devices: ports, GIDs and their networks, MTU, PFC, NUMA
-/// node, IOMMU, PCI link, locked memory, versions, missing features. It needs no root and changes nothing.
+/// Examines the machine's NICs or, if it has none, the software devices. The checks cover ports, GIDs and their
+/// networks, MTU, PFC, NUMA node, IOMMU, PCI link, locked memory, versions, missing features. It needs no root and
+/// changes nothing.
 ///
 /// Exit status: 0 without warnings, 3 with warnings, 4 with errors, 1 if the examination itself fails, 2 for wrong
-/// arguments. What is not known is reported as `unknown` with the reason, and does not count as a warning.
+/// arguments. Unknown facts are reported as `unknown` with the reason, and do not count as warnings.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Examine only this device
     #[arg(value_name = "DEVICE")]
     device: Option<String>,
-    /// Say which GID is used towards this host, and whether each pair of GIDs reaches it
+    /// Show the GID that is used towards this host, and whether each pair of GIDs reaches it
     ///
-    /// `rdmatool doctor --listen` has to run there. Each pair of GIDs of equal type, at most 16, gets a reliable connection,
-    /// a message of 16 bytes and one that fills a packet.
+    /// `rdmatool doctor --listen` has to run there. Each pair of GIDs of equal type, at most 16, gets a reliable
+    /// connection, a message of 16 bytes and one that fills a packet.
     #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,
     /// Wait for `doctor --peer` of other hosts, one at a time, at this address (default: [::]:18514)
     ///
-    /// Each host that can connect to the TCP port can make this process create queue pairs and receive messages into its own
-    /// memory: listen only as long as you examine. DEVICE goes before this option.
+    /// A host that can connect to the TCP port can make this process create queue pairs and receive messages into its
+    /// own memory. Therefore listen only during an examination. DEVICE goes before this option.
     #[arg(
         long,
         value_name = "ADDR:PORT",
@@ -65,9 +66,10 @@ pub(crate) struct Arguments {
     json: bool,
     /// Write the findings, the facts and the output of `devices -v` to a new file, as JSON
     ///
-    /// The file is fit to be sent to the maintainers. It contains names of devices and interfaces, IP and hardware
-    /// addresses (in GIDs), versions, limits, the folder of --sysroot, and variables of the environment that begin with
-    /// RDMA_, whose paths may name a user. The host's name is not in it. An existing file is not overwritten.
+    /// The file can be sent to the maintainers. It contains names of devices and interfaces, IP and hardware addresses
+    /// (in GIDs), versions, limits, and the folder of --sysroot. It also contains variables of the environment that
+    /// begin with RDMA_; a path in them may name a user. The host's name is not in it. An existing file is not
+    /// overwritten.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Read `sys` and `proc` in this folder instead of those of this machine, and open no device
@@ -116,7 +118,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(report.worst().exit_status()))
 }
 
-/// The devices of a copy.
+/// Returns the devices of a copy.
 fn of_files(root: &Root, only: Option<&str>) -> anyhow::Result<Vec<Device>> {
     let mut names = root.names(device::CLASS);
     if let Some(only) = only {
@@ -128,7 +130,7 @@ fn of_files(root: &Root, only: Option<&str>) -> anyhow::Result<Vec<Device>> {
     Ok(names.iter().map(|name| device::of_kernel(root, name)).collect())
 }
 
-/// The devices of this machine, and the errors of providers.
+/// Returns the devices of this machine, and the errors of providers.
 fn of_this_machine(root: &Root, only: Option<&str>) -> anyhow::Result<(Vec<Device>, Vec<Finding>)> {
     let list = list_devices();
     let of_kernel = root.names(device::CLASS);
@@ -138,7 +140,7 @@ fn of_this_machine(root: &Root, only: Option<&str>) -> anyhow::Result<(Vec<Devic
     match only {
         Some(only) if names.iter().any(|name| name == only) => names.retain(|name| name == only),
         Some(only) => bail!("no device `{only}`; there are: {}", names.join(", ")),
-        // Software devices are examined where there is nothing else.
+        // Software devices are examined only on a machine without others.
         None if !of_kernel.is_empty() => names.retain(|name| of_kernel.contains(name)),
         None => {}
     }
@@ -168,7 +170,7 @@ fn provider(error: &ListError, is_needless: bool) -> Finding {
     Finding::new("provider", severity, error.to_string())
 }
 
-/// Without a device that was named, a machine without RDMA hardware is worth a warning.
+/// If no device was named, a machine without RDMA hardware gets a warning.
 fn no_devices(facts: &Facts, is_meant: bool) -> Option<Finding> {
     let has = facts.devices.iter().any(|device| device.kind == facts::Kind::Kernel);
     (is_meant && !has).then(|| {
@@ -216,7 +218,7 @@ fn towards(facts: &Facts, peer: &str, device: Option<&str>) -> anyhow::Result<Ve
     }
 }
 
-/// Finds the GIDs that lead to a host, by its address alone.
+/// Finds the GIDs that lead to a host, from its address alone.
 fn assumed(facts: &Facts, own: Option<IpAddr>, peer: IpAddr) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in &facts.devices {
@@ -230,7 +232,7 @@ fn assumed(facts: &Facts, own: Option<IpAddr>, peer: IpAddr) -> Vec<Finding> {
     findings
 }
 
-/// The address of a host, which may be written with a port.
+/// Returns the address of a host, which may be written with a port.
 fn address_of(peer: &str) -> anyhow::Result<SocketAddr> {
     // Only an IPv6 address without a port has several colons and no bracket.
     let has_port = match peer.rsplit_once(':') {
@@ -247,7 +249,7 @@ fn address_of(peer: &str) -> anyhow::Result<SocketAddr> {
     Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
-/// The address from which this machine sends to a peer. No packet is sent.
+/// Returns the address from which this machine sends to a peer. No packet is sent.
 fn source_of(address: IpAddr) -> Option<IpAddr> {
     let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).ok()?;
@@ -255,7 +257,7 @@ fn source_of(address: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Writes all of it to a new file.
+/// Writes the whole report to a new file.
 fn write(path: &Path, report: &Report) -> anyhow::Result<()> {
     let mut whole = serde_json::to_value(report)?;
     if report.facts.machine.sysroot.is_none() {

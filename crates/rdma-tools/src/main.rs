@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(status) => status,
-        // `rdmatool devices | head -1` has printed what was wanted.
+        // The reader, such as `rdmatool devices | head -1`, has all that it needs.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::warn(format_args!("error: {error:#}"));

@@ -21,9 +21,9 @@ pub(crate) fn print(line: impl Display) -> Result<(), NotWritten> {
     writeln!(out, "{line}").and_then(|()| out.flush()).map_err(NotWritten)
 }
 
-/// Prints a line to standard error. A failure is ignored: there is nowhere to report it.
+/// Prints a line to standard error. A failure is ignored: there is no other place to report it.
 ///
-/// The line may quote a peer or a file, so that its control characters are replaced.
+/// The line may quote a peer or a file, so its control characters are replaced.
 pub(crate) fn warn(line: impl Display) {
     let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
 }
@@ -34,7 +34,7 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// A file for a result that takes long to make, opened before the work begins.
+/// A file for a result that takes a long time, opened before the work begins.
 #[derive(Debug)]
 pub(crate) struct Destination {
     file: File,
@@ -75,7 +75,7 @@ impl Destination {
 }
 
 impl Drop for Destination {
-    /// Removes a file that was created for a result that was not made.
+    /// Removes a file that was created for a result if there is no result.
     fn drop(&mut self) {
         if self.is_new {
             let _ = fs::remove_file(&self.path);

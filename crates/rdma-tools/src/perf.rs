@@ -39,7 +39,7 @@ use crate::perf::report::{Device, Machine, Report, VERSION};
 use crate::perf::watch::Stop;
 use crate::plot;
 
-/// The exit status after an interruption, as of a program that SIGINT has ended.
+/// The exit status after an interruption, the same as that of a program ended by SIGINT.
 const INTERRUPTED: u8 = 130;
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -50,14 +50,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(address) = &arguments.serve {
-        // The process that has started this one gets the interruption, and all errors.
+        // The parent process gets the interruption, and all errors.
         signal_hook::flag::register(SIGINT, Arc::default())?;
         let _ = server::serve(TcpStream::connect(address)?, &local, |_| {});
         return Ok(ExitCode::SUCCESS);
     }
     let mut run = arguments.run().context("nothing to measure")?;
     run.settings.check(&local.context)?;
-    // Results that cannot be written are refused before they are measured.
+    // A destination that cannot be written is refused before the measurement.
     let standard_output = Path::new("-");
     let json = arguments.json.as_deref();
     let prints_json = json == Some(standard_output);
@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     let interrupted = Arc::new(AtomicBool::new(false));
-    // The second interruption ends the program at once.
+    // A second interruption ends the program at once.
     let status = INTERRUPTED.into();
     signal_hook::flag::register_conditional_shutdown(SIGINT, status, Arc::clone(&interrupted))?;
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))?;
@@ -109,7 +109,7 @@ fn is_interruption(error: &anyhow::Error) -> bool {
     error.downcast_ref() == Some(&Stop::Interrupted)
 }
 
-/// The connection to the other end, and the other end if this program has started it.
+/// Returns the connection to the other end, and the other end if this program has started it.
 fn meet(arguments: &Arguments, local: &Local) -> anyhow::Result<(Option<SecondEnd>, TcpStream)> {
     if let Some(address) = &arguments.connect {
         let stream = TcpStream::connect(address).with_context(|| {
@@ -126,7 +126,7 @@ fn meet(arguments: &Arguments, local: &Local) -> anyhow::Result<(Option<SecondEn
     Ok((Some(second), stream))
 }
 
-/// A report without rows.
+/// Returns a report without rows.
 fn report(context: &Context, mtu: u32) -> anyhow::Result<Report> {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
     let processors = thread::available_parallelism().map_or(1, usize::from);
@@ -145,7 +145,7 @@ fn report(context: &Context, mtu: u32) -> anyhow::Result<Report> {
     Ok(Report { version: VERSION, rdmatool, time, machine, device, rows: Vec::new() })
 }
 
-/// The model name of the processor, or its architecture where the kernel has no name.
+/// Returns the model name of the processor, or its architecture if the kernel has no name.
 fn processor() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));

@@ -1,6 +1,6 @@
 //! `rdmatool perftest`: the other end of perftest's programs, `ib_send_lat`, `ib_write_bw` and their kin.
 //!
-//! Two ends agree by TCP ([`talk`], [`keys`]), and then send ([`End`]), or reach into each other's memory
+//! Two ends negotiate over TCP ([`talk`], [`keys`]), and then send ([`End`]), or access each other's memory
 //! ([`requests`]). The exchange does not carry the program, the service, the length of a message and the number of
 //! messages: both command lines have them.
 
@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
     mtu: Option<Mtu>,
     #[command(flatten)]
     peer: Peer,
-    /// For each thing that the other process sends; a server waits as long for all that its client does
+    /// For each step of the other process; a server waits as long for all steps of its client
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     wait: u64,
 }
@@ -74,13 +74,13 @@ fn service(text: &str) -> Result<QueuePairType, &'static str> {
     }
 }
 
-/// Runs this end, and prints a line with what it found.
+/// Runs this end, and prints a line with the result.
 ///
 /// # Errors
-/// No program of perftest has these settings, the peer speaks something else, has other settings, stalls or ends, the
-/// data are not what they should be, or the device refuses.
+/// Returns an error if no program of perftest has these settings. Also if the peer uses another protocol, has other
+/// settings, stalls or ends, if the data are wrong, or if the device refuses.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    // All that can fail alone fails before a peer waits for this process.
+    // All checks that need no peer are made before a peer waits for this process.
     arguments.check()?;
     let _context = open_device(&arguments.device)?;
     let stream = Stream::meet(&arguments.peer, Duration::from_secs(arguments.wait))?;
@@ -93,10 +93,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Bytes that no program of perftest sends at this place of the exchange.
+/// Bytes that no program of perftest sends at this step of the exchange.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{}\" is no {what} of perftest: is the peer the same program of perftest, with the same options, and `-x` and \
+    "\"{}\" is not a {what} of perftest: is the peer the same program of perftest, with the same options, and `-x` and \
      the index of a GID?", .bytes.escape_ascii()
 )]
 struct NotPerftest {
@@ -160,11 +160,11 @@ impl Program {
     }
 }
 
-/// The requests that a program of C has outstanding.
+/// The number of requests that a program of C has outstanding.
 const DEPTH: u32 = 128;
-/// The receives that a program of C posts on RC, where the peer waits for more.
+/// The number of receives that a program of C posts on RC, where the peer waits for more.
 const ROOM: u32 = 512;
-/// The most receives that it posts on other services.
+/// The maximum number of receives that it posts on other services.
 const ROOM_WITHOUT_WAIT: u32 = 16000;
 /// The longest message of the verbs.
 const LONGEST: usize = 1 << 30;
@@ -187,16 +187,16 @@ impl Arguments {
         if self.program.is_latency() { 1 } else { DEPTH.min(self.iterations()) }
     }
 
-    /// The receives to post.
+    /// Returns the number of receives to post.
     fn room(&self) -> u32 {
         let most = if self.service == QueuePairType::RC { ROOM } else { ROOM_WITHOUT_WAIT };
         if self.program.is_latency() { 1 } else { most.min(self.iterations()) }
     }
 
-    /// Refuses settings that no program of perftest has, or that this end lacks.
+    /// Refuses settings that no program of perftest has, or that this end does not support.
     ///
     /// # Errors
-    /// States which settings are possible.
+    /// Returns the possible settings.
     fn check(&self) -> Result<()> {
         let (verb, size, iterations) = (self.program.verb(), self.size(), self.iterations());
         match (verb, self.service) {
@@ -315,7 +315,7 @@ fn prepare(arguments: &Arguments) -> Result<PreparedQueuePair> {
     let mut builder =
         builder.max_send_wr(sends).max_recv_wr(receives).max_send_sge(1).max_recv_sge(1);
     match arguments.service {
-        // A peer without a posted receive is slower than this end. As in C, it has all the time it needs.
+        // A peer without a posted receive is slower than this end. Like in C, the wait for it is unlimited.
         QueuePairType::RC => builder = builder.max_rnr_retries(MaxRnrRetries::unlimited()),
         QueuePairType::UD => builder = builder.qkey(QKEY),
         _ => {}
@@ -326,7 +326,7 @@ fn prepare(arguments: &Arguments) -> Result<PreparedQueuePair> {
     Ok(builder.build()?)
 }
 
-/// Runs the programs that reach into the peer's memory.
+/// Runs the programs that access the peer's memory.
 fn reach(arguments: &Arguments, mut talk: Talk, verb: Verb) -> Result<String> {
     let (n, size, program) = (arguments.iterations(), arguments.size(), arguments.program);
     let access = requests::access(verb);
@@ -339,7 +339,7 @@ fn reach(arguments: &Arguments, mut talk: Talk, verb: Verb) -> Result<String> {
     let prepared = builder.build()?;
     let end = prepared.endpoint();
     let (cycle, mtu) = talk.begin(own_mtu(arguments, &end))?;
-    // The peer looks for the bytes of a WRITE in memory that was zero.
+    // The peer of a WRITE looks for its bytes in memory that was zero.
     let filled = program != Program::WriteLat;
     let memory = Memory::allocate(&pd, verb, size, cycle, filled)?;
     let reads =
@@ -376,7 +376,7 @@ fn reach(arguments: &Arguments, mut talk: Talk, verb: Verb) -> Result<String> {
     Ok(line(arguments, &figures))
 }
 
-/// Serves memory until the client is done, and returns a line with the client's report.
+/// Serves memory until the client has finished, and returns a line with the client's report.
 fn serve(
     arguments: &Arguments,
     mut talk: Talk,

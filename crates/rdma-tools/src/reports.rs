@@ -13,19 +13,21 @@ use serde::{Deserialize, Serialize};
 use crate::perf::report::{Measure, Report, Row, VERSION};
 use crate::units;
 
-/// The longest file that is read, in bytes. A report of a thousand rows has about 500 KiB.
+/// The maximum length of a file, in bytes. A report of a thousand rows has about 500 KiB.
 const LONGEST: u64 = 16 << 20;
-/// The most rows of a report.
+/// The maximum number of rows of a report.
 const MOST_ROWS: usize = 10_000;
-/// The most blocks of a row; `rdmatool perf` writes ten.
+/// The maximum number of blocks of a row; `rdmatool perf` writes ten.
 const MOST_BLOCKS: usize = 1000;
-/// The figures of blocks whose sums and ratios are finite: nanoseconds, bytes or messages per second.
+/// The range of block figures with finite sums and ratios: nanoseconds, bytes or messages per
+/// second.
 const BLOCKS: RangeInclusive<f64> = 1e-9..=1e18;
 
-/// Reads a report, and checks all that its users rely on.
+/// Reads a report, and checks everything that its users rely on.
 ///
 /// # Errors
-/// The file cannot be read, is not a report of this version, or has rows with absurd values.
+/// Returns an error if the file cannot be read, is not a report of this version, or has rows with
+/// absurd values.
 pub(crate) fn read(path: &Path) -> Result<Report> {
     parse(path).with_context(|| format!("cannot use {} as a report", path.display()))
 }
@@ -133,7 +135,7 @@ fn check(report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// Text is printed, so it must not control a terminal.
+/// Checks text that is printed, so it must not control a terminal.
 fn check_text(text: &str) -> Result<()> {
     ensure!(!text.chars().any(char::is_control), "it has a control character in {text:?}");
     Ok(())

@@ -9,10 +9,10 @@ use rdma::qp::{EndpointGid, GidNetwork, GidRule, Psn, Qpn, QueuePairEndpoint};
 use super::facts::{Port, PortGid};
 use super::finding::{Finding, Severity};
 
-/// The endpoint of a port towards a peer at this address. `own` is this end's address of a stream to it.
+/// Returns the endpoint of a port towards a peer at this address. `own` is this end's address of a stream to it.
 pub(crate) fn own_end(port: &Port, own: Option<IpAddr>, peer: IpAddr) -> QueuePairEndpoint {
     let mut gids: Vec<_> = port.gids.iter().filter(|gid| is_allowed(gid)).collect();
-    // An endpoint has room for the likely ones.
+    // An endpoint has room for the likely GIDs only.
     let of_peer = |gid: &PortGid| {
         let address = IpAddr::from(gid.gid.to_ipv6()).to_canonical();
         let length = gid
@@ -29,20 +29,21 @@ pub(crate) fn own_end(port: &Port, own: Option<IpAddr>, peer: IpAddr) -> QueuePa
     own.map_or(end, |own| end.with_stream_addresses(own, peer))
 }
 
-/// The end of a peer of which the address alone is known, which is taken for a GID of it.
+/// Returns the end of a peer with a known address, which is assumed to be one of its GIDs.
 pub(crate) fn assumed_end(own: Option<IpAddr>, peer: IpAddr) -> QueuePairEndpoint {
     let end = end().with_gid(gid_of(peer), GidType::ROCE_V2);
     own.map_or(end, |own| end.with_stream_addresses(peer, own))
 }
 
-/// The finding about the GIDs that the two ends use. `how` says what is known of the peer.
+/// Returns the finding about the GIDs that the two ends use. `how` is the source of the peer's
+/// GIDs.
 pub(crate) fn finding(
     port: &Port,
     (own, peer): (&QueuePairEndpoint, &QueuePairEndpoint),
     how: &str,
 ) -> Finding {
     let found = |severity, text| Finding::new("gid-choice", severity, format!("{how}: {text}"));
-    let cure = "give both interfaces addresses of one network, or choose by RDMA_GID_NETWORK; `ip route get PEER` says \
+    let cure = "give both interfaces addresses of one network, or choose by RDMA_GID_NETWORK; `ip route get PEER` shows \
         which interface leads there";
     let Some((own, peer, rule)) = own.choose_gids(peer) else {
         let text = "no GID of this port has the type and family of one of the peer's".to_owned();

@@ -29,20 +29,20 @@ const DCBMSG: usize = 4;
 /// The priorities of an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Dcb {
-    /// The priorities that PFC keeps from loss, a bit for each; `None` if the driver does not report it.
+    /// The priorities that PFC protects from loss, a bit for each; `None` if the driver does not report them.
     pub(crate) pfc: Option<u8>,
     /// The priorities of DSCP values, as pairs. The interface trusts the DSCP of packets if there are any.
     pub(crate) dscp: Vec<(u8, u8)>,
 }
 
 impl Dcb {
-    /// The priorities that PFC keeps from loss.
+    /// Returns the priorities that PFC protects from loss.
     pub(crate) fn lossless(&self) -> Vec<u8> {
         let enabled = self.pfc.unwrap_or(0);
         (0..8).filter(|priority| enabled & (1 << priority) != 0).collect()
     }
 
-    /// The priority of a DSCP. Without an entry of its own, it is the upper three bits.
+    /// Returns the priority of a DSCP. Without an entry of its own, it is the upper three bits.
     pub(crate) fn priority_of(&self, dscp: u8) -> u8 {
         let entry = self.dscp.iter().find(|(of, _)| *of == dscp);
         entry.map_or(dscp >> 3, |(_, priority)| *priority)
@@ -63,7 +63,7 @@ pub(crate) fn query(interface: &str) -> Fact<Dcb> {
 
 fn exchange(interface: &str) -> io::Result<Vec<u8>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // No protocol is 0, which is NETLINK_ROUTE.
+    // Protocol 0 is NETLINK_ROUTE.
     let kernel = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
     let request = request(interface).ok_or(io::ErrorKind::InvalidInput)?;
     sendto(&kernel, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
@@ -74,7 +74,7 @@ fn exchange(interface: &str) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// Returns `None` for a name that no interface has.
+/// Returns the request, or `None` for a name that is not one of an interface.
 fn request(interface: &str) -> Option<Vec<u8>> {
     let mut name = [interface.as_bytes(), &[0]].concat();
     if name.len() > 16 {
@@ -132,7 +132,7 @@ fn attribute(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes_of(attributes).find(|(of, _)| *of == kind).map(|(_, value)| value)
 }
 
-/// The types and values of attributes, up to the first one that is cut off.
+/// Returns the types and values of attributes, up to the first truncated one.
 fn attributes_of(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let &[a, b, c, d] = rest.first_chunk()?;

@@ -1,4 +1,4 @@
-//! The facts of a device, from sysfs and, where it can be opened, from its attributes.
+//! The facts of a device, from sysfs and, if it can be opened, from its attributes.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,10 @@ use crate::devices::interface_name;
 /// The folder of the kernel's devices.
 pub(crate) const CLASS: &str = "sys/class/infiniband";
 
-/// The entries of a GID table that are read at most.
+/// The maximum number of entries read of a GID table.
 const MAX_GIDS: u32 = 1024;
 
-/// A device of the kernel, with the facts that its files have.
+/// Returns a device of the kernel, with the facts in its files.
 pub(crate) fn of_kernel(root: &Root, name: &str) -> Device {
     let folder = format!("{CLASS}/{name}");
     let at = |file: &str| format!("{folder}/{file}");
@@ -56,7 +56,7 @@ pub(crate) fn of_kernel(root: &Root, name: &str) -> Device {
     }
 }
 
-/// A software device, which has no files. The ports are added by [`add_attributes`].
+/// Returns a software device, which has no files. [`add_attributes`] adds the ports.
 pub(crate) fn of_software(name: &str) -> Device {
     fn none<T>() -> Fact<T> {
         Fact::Unknown("a software device has none".to_owned())
@@ -189,7 +189,7 @@ fn gids(root: &Root, networks: &Networks, gids: &str, attributes: &str) -> Vec<P
     indices.into_iter().filter_map(entry).collect()
 }
 
-/// The interfaces that GIDs belong to.
+/// Returns the interfaces that GIDs belong to.
 fn interfaces(root: &Root, gids: &[PortGid]) -> Vec<Interface> {
     let names: BTreeSet<_> = gids.iter().filter_map(|gid| gid.interface.as_deref()).collect();
     let interface = |name: &str| Interface {
@@ -234,7 +234,7 @@ fn relaxed_ordering(config: &[u8]) -> Fact<bool> {
     }
     let byte = |place: usize| config.get(place).copied();
     let mut place = byte(CAPABILITIES).map_or(0, usize::from);
-    // A list of more entries goes in a circle.
+    // A list with more entries is circular.
     for _ in 0..48 {
         match (byte(place), byte(place + 1)) {
             (Some(PCI_EXPRESS), _) if place >= 0x40 => {
@@ -247,7 +247,7 @@ fn relaxed_ordering(config: &[u8]) -> Fact<bool> {
             _ => break,
         }
     }
-    Fact::Unknown("it is no PCI Express device".to_owned())
+    Fact::Unknown("it is not a PCI Express device".to_owned())
 }
 
 #[cfg(test)]

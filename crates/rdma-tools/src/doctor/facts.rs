@@ -1,4 +1,4 @@
-//! The facts of a machine and its devices that `rdmatool doctor` judges by.
+//! The facts of a machine and its devices, on which `rdmatool doctor` bases its findings.
 
 use std::fmt;
 
@@ -61,7 +61,7 @@ pub(crate) struct Machine {
     pub(crate) huge_pages: Fact<HugePages>,
     pub(crate) cores: Fact<Cores>,
     pub(crate) iommu: Iommu,
-    /// The variables of the environment that change what this stack does, as `NAME=value`.
+    /// The environment variables that affect this stack, as `NAME=value`.
     pub(crate) environment: Vec<String>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct HugePages {
 pub(crate) struct Cores {
     /// The core on which the process ran when it was read.
     pub(crate) current: u32,
-    /// The cores that the process may use, as the kernel lists them.
+    /// The cores that the process may use, in the format of the kernel.
     pub(crate) allowed: String,
     /// The nodes of the machine with their cores.
     pub(crate) nodes: Vec<(u32, String)>,
@@ -123,7 +123,7 @@ pub(crate) struct Device {
     pub(crate) firmware: Fact<String>,
     pub(crate) hardware: Fact<String>,
     pub(crate) board: Fact<String>,
-    /// Negative where the device belongs to no node.
+    /// Negative if the device belongs to no node.
     pub(crate) numa_node: Fact<i64>,
     /// The type of the device's IOMMU group: `identity`, `DMA`, `DMA-FQ`.
     pub(crate) iommu_type: Fact<String>,
@@ -142,18 +142,18 @@ pub(crate) struct Pci {
     pub(crate) relaxed_ordering: Fact<bool>,
 }
 
-/// A feature of this stack that the device cannot have.
+/// A feature of this stack that the device lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Missing {
     pub(crate) feature: &'static str,
-    /// The thing to do without it.
+    /// The replacement for it.
     pub(crate) instead: &'static str,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Port {
     pub(crate) number: u8,
-    /// `active` where it passes data.
+    /// `active` if it passes data.
     pub(crate) state: Fact<String>,
     pub(crate) physical_state: Fact<String>,
     /// `Ethernet` or `InfiniBand`.
@@ -188,12 +188,12 @@ pub(crate) struct PortGid {
     pub(crate) gid_type: GidType,
     /// The network interface that has this address.
     pub(crate) interface: Option<String>,
-    /// The number of leading bits of the GID that name its network.
+    /// The number of leading bits of the GID that identify its network.
     pub(crate) prefix_length: Option<u8>,
 }
 
 impl PortGid {
-    /// The network of the GID, such as `10.0.0.0/24`.
+    /// Returns the network of the GID, such as `10.0.0.0/24`.
     pub(crate) fn network(&self) -> Option<String> {
         let length = u32::from(self.prefix_length?);
         let mask = u128::MAX.checked_shl(128 - length.min(128)).unwrap_or(0);
@@ -205,7 +205,7 @@ impl PortGid {
     }
 }
 
-/// A network interface that addresses of a port belong to.
+/// A network interface with addresses that are GIDs of a port.
 #[derive(Debug, Serialize)]
 pub(crate) struct Interface {
     pub(crate) name: String,

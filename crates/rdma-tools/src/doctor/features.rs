@@ -1,4 +1,4 @@
-//! The features of this stack that a device cannot have.
+//! The features of this stack that a device lacks.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -13,8 +13,8 @@ use super::facts::Missing;
 /// The inline bytes that channels request by default.
 const INLINE: u32 = 64;
 
-/// Finds the features that the device lacks. Attributes name some of them; for the others it creates a queue pair and
-/// destroys it, which leaves the device as it was. The error of that queue pair comes second.
+/// Finds the features that the device lacks. Attributes show some of them; for the others it creates a queue pair and
+/// destroys it, which leaves the device unchanged. The second value is the error of that queue pair.
 pub(crate) fn missing(context: &Context) -> Result<(Vec<Missing>, Option<String>), Error> {
     let (device, extended) = (context.query_device()?, context.query_device_extended()?);
     let pd = context.allocate_pd()?;
@@ -32,7 +32,7 @@ pub(crate) fn missing(context: &Context) -> Result<(Vec<Missing>, Option<String>
     lacks(
         device.atomic_capability == AtomicCapability::NONE,
         "atomic operations",
-        "have the peer change its memory, by messages",
+        "let the peer change its memory, by messages",
     );
     lacks(device.max_mw == 0, "memory windows", "register a region for each peer");
     lacks(device.max_mcast_grp == 0, "multicast", "send to each peer");
@@ -49,7 +49,7 @@ pub(crate) fn missing(context: &Context) -> Result<(Vec<Missing>, Option<String>
     lacks(lacks_dmabuf(&pd), "dma-bufs", "copy memory of GPUs to memory of the host");
     let builder = || pd.create_channel();
     let usual = builder().max_inline_data(Inline::UpTo(INLINE)).build().map(drop);
-    // Without the usual one, the others fail for the same reason.
+    // If the usual queue pair fails, the others fail for the same reason.
     if usual.is_ok() {
         let fails = |built: Result<_, _>| built.is_err();
         lacks(

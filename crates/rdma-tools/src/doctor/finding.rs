@@ -1,4 +1,4 @@
-//! One result of a check.
+//! The result of one check.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ pub(crate) enum Severity {
     Ok,
     /// A matter of speed or taste.
     Note,
-    /// The check had nothing to decide by.
+    /// The check lacks the facts for a decision.
     Unknown,
     /// Some programs will fail or be slow.
     Warning,
@@ -28,7 +28,7 @@ impl Severity {
         }
     }
 
-    /// The exit status of a run whose worst finding is this.
+    /// Returns the exit status of a run with this as its worst finding.
     pub(crate) const fn exit_status(self) -> u8 {
         match self {
             Self::Ok | Self::Note | Self::Unknown => 0,
@@ -44,11 +44,11 @@ pub(crate) struct Finding {
     /// A stable name, such as `memlock`.
     pub(crate) check: &'static str,
     pub(crate) severity: Severity,
-    /// The device, or device and port (`mlx5_0/1`), that it is about.
+    /// The device, or device and port (`mlx5_0/1`), of the finding.
     pub(crate) subject: Option<String>,
     /// The result, with values.
     pub(crate) text: String,
-    /// The thing to do about it.
+    /// The remedy.
     pub(crate) cure: Option<String>,
 }
 

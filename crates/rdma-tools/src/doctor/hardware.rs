@@ -48,7 +48,7 @@ fn access(machine: &Machine, device: &Device) -> Option<Finding> {
 
 fn driver(device: &Device) -> Finding {
     let Device { driver, driver_version, firmware, hardware, board, .. } = device;
-    // The reasons of what is unknown are among the facts.
+    // The facts contain the reasons for unknown values.
     let or_unknown = |fact: &Fact<String>| fact.value().cloned().unwrap_or("unknown".to_owned());
     let version = driver_version.value().map_or(String::new(), |version| format!(" {version}"));
     let [driver, hardware, board] = [driver, hardware, board].map(or_unknown);
@@ -122,7 +122,7 @@ fn pci_link(pci: &Pci) -> Option<Finding> {
     let is_slower = rate(speed).zip(rate(fastest)).is_some_and(|(now, most)| now < most);
     if width < most || is_slower {
         let finding = Finding::new("pci-link", Severity::Warning, text);
-        let cure = "use a slot with more lanes or of a newer generation; a link that was full before: seat the card anew";
+        let cure = "use a slot with more lanes or of a newer generation; a link that was full before: reseat the card";
         return Some(finding.cure(cure));
     }
     Some(Finding::new("pci-link", Severity::Ok, text))

@@ -80,7 +80,8 @@ fn cores(root: &Root) -> Fact<Cores> {
     current.and_then(|current| allowed.map(|allowed| Cores { current, allowed, nodes }))
 }
 
-/// The version in the name of the library that this process has loaded: `libibverbs.so.1.14.44.0` is of rdma-core 44.
+/// Returns the version in the name of the library that this process has loaded: `libibverbs.so.1.14.44.0` is of
+/// rdma-core 44.
 fn rdma_core(root: &Root) -> Fact<String> {
     if root.is_copy() {
         return Fact::Unknown("--sysroot".to_owned());
@@ -100,7 +101,7 @@ fn rdma_core(root: &Root) -> Fact<String> {
     }
 }
 
-/// The variables that change what this stack does.
+/// Returns the environment variables that affect this stack.
 fn environment() -> Vec<String> {
     let variables = env::vars_os().filter_map(|(name, value)| {
         let name = name.to_str()?.to_owned();
@@ -112,7 +113,7 @@ fn environment() -> Vec<String> {
     variables
 }
 
-/// The text after a name at the beginning of a line.
+/// Returns the text after a name at the beginning of a line.
 fn line<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
@@ -121,12 +122,12 @@ fn or_unknown<T>(value: Option<T>, reason: &str) -> Fact<T> {
     value.map_or_else(|| Fact::Unknown(reason.to_owned()), Fact::Value)
 }
 
-/// Returns true if a list of cores as the kernel writes it, such as `0-3,8`, has this one.
+/// Returns true if a list of cores in the kernel's format, such as `0-3,8`, contains this one.
 pub(crate) fn has_core(list: &str, core: u32) -> bool {
     ranges(list).any(|(first, last)| (first..=last).contains(&core))
 }
 
-/// Returns true if two lists of cores have one in common.
+/// Returns true if two lists of cores have a core in common.
 pub(crate) fn overlap(a: &str, b: &str) -> bool {
     ranges(a).any(|(first, last)| ranges(b).any(|other| first <= other.1 && other.0 <= last))
 }

@@ -1,4 +1,4 @@
-//! The networks of a machine's interfaces, from the files of a copy: there `getifaddrs(3)` cannot be called.
+//! The networks of a machine's interfaces, from the files of a copy, to which `getifaddrs(3)` does not apply.
 
 use std::net::Ipv4Addr;
 
@@ -6,7 +6,7 @@ use rdma::device::Gid;
 
 use super::root::Root;
 
-/// An interface's network: its name, the network's address as a GID, the number of leading bits that count.
+/// An interface's network: its name, the network's address as a GID, and the number of leading bits that count.
 #[derive(Debug, Default)]
 pub(crate) struct Networks(Vec<(String, Gid, u8)>);
 
@@ -22,7 +22,7 @@ impl Networks {
         Self(networks)
     }
 
-    /// The length of the prefix of a GID, if it belongs to a network of its interface.
+    /// Returns the prefix length of a GID, if it belongs to a network of its interface.
     pub(crate) fn prefix_length(&self, gid: Gid, interface: Option<&str>) -> Option<u8> {
         let shares = |network: &Gid, length: u8| {
             let bits = |gid: &Gid| u128::from_be_bytes(gid.to_bytes());
@@ -35,8 +35,8 @@ impl Networks {
     }
 }
 
-/// A line of `/proc/net/route`: interface, destination, gateway, flags, three numbers, mask. Addresses are those of a
-/// little-endian machine. Only networks without a gateway are the interface's own.
+/// Parses a line of `/proc/net/route`: interface, destination, gateway, flags, three numbers, mask. Addresses are those
+/// of a little-endian machine. Only networks without a gateway are the interface's own.
 fn ipv4(line: &str) -> Option<(String, Gid, u8)> {
     let words: Vec<_> = line.split_whitespace().collect();
     let &[name, destination, gateway, _, _, _, _, mask, ..] = words.as_slice() else { return None };
@@ -49,7 +49,7 @@ fn ipv4(line: &str) -> Option<(String, Gid, u8)> {
     Some((name.to_owned(), Gid::from_ipv4(Ipv4Addr::from_bits(network)), 96 + length))
 }
 
-/// A line of `/proc/net/if_inet6`: address, index, length of the prefix, scope, flags, interface.
+/// Parses a line of `/proc/net/if_inet6`: address, index, prefix length, scope, flags, interface.
 fn ipv6(line: &str) -> Option<(String, Gid, u8)> {
     let words: Vec<_> = line.split_whitespace().collect();
     let &[address, _, length, _, _, name] = words.as_slice() else { return None };

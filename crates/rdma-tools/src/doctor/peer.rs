@@ -19,15 +19,15 @@ use wire::{Answer, Offer, Outcome, Sent, Try, Wire};
 /// The TCP port of `doctor --listen`.
 pub(crate) const PORT: u16 = 18514;
 
-/// The pairs of GIDs that are probed at most.
+/// The maximum number of probed pairs of GIDs.
 const MAX_PAIRS: usize = 16;
 
-/// The probes that a listener answers on one connection at most.
+/// The maximum number of probes that a listener answers on one connection.
 const MAX_TRIES: usize = 64;
 
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Two ends that know each other's GIDs, and the findings about them.
+/// Two ends with each other's GIDs, and the findings about them.
 #[derive(Debug)]
 pub(crate) struct Met {
     pub(crate) own: QueuePairEndpoint,
@@ -41,7 +41,7 @@ pub(crate) struct Met {
 /// A pair of GIDs, by their positions in the two offers. `None` on InfiniBand, where LIDs are used.
 type Pair = Option<(usize, usize)>;
 
-/// Probes the way to a listener by each pair of GIDs.
+/// Probes the path to a listener with each pair of GIDs.
 pub(crate) fn probe(address: SocketAddr, context: Context) -> anyhow::Result<Met> {
     let prober = Prober::new(context)?;
     let stream = TcpStream::connect_timeout(&address, CONNECT)
@@ -103,7 +103,7 @@ fn no_pair(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Finding {
     Finding::new("probe", Severity::Error, text).cure(cure)
 }
 
-/// Each end sends what it has.
+/// Exchanges the offers of both ends.
 fn exchange(wire: &mut Wire, prober: &Prober) -> anyhow::Result<(QueuePairEndpoint, Offer)> {
     let (here, there) = (wire.stream().local_addr()?, wire.stream().peer_addr()?);
     let own = prober.offer(here.ip(), there.ip())?;
@@ -121,7 +121,7 @@ fn mtus(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Finding {
         .cure("set the same MTU on the interfaces of both hosts and on the switches")
 }
 
-/// The pairs that can connect, the chosen one first.
+/// Returns the pairs that can connect, the chosen one first.
 fn pairs(own: &QueuePairEndpoint, peer: &QueuePairEndpoint, chosen: Pair) -> Vec<Pair> {
     let is_routed =
         own.link_layer() == LinkLayer::ETHERNET || own.grh_required() || peer.grh_required();

@@ -5,15 +5,15 @@ use rdma::device::{GidType, Mtu};
 use super::facts::{Device, Fact, Interface, Kind, Port};
 use super::finding::{Finding, Severity};
 
-/// The headers of RoCE for which the kernel reserves room in an Ethernet frame (`iboe_get_mtu` in rdma/ib_addr.h).
+/// The size of the RoCE headers in an Ethernet frame, according to the kernel (`iboe_get_mtu` in rdma/ib_addr.h).
 const ROCE_HEADERS: u32 = 96;
 
-/// Findings about the ports of a device. `has_active` says whether any examined device has an active port.
+/// Returns findings about the ports of a device. `has_active` means that any examined device has an active port.
 pub(crate) fn findings(device: &Device, has_active: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     for port in &device.ports {
         let mut of_port = vec![state(port, has_active)];
-        // A card with two ports often has one without a cable.
+        // A card with two ports often has a port without a cable.
         let is_unused = has_active && port.is_active() == Some(false);
         if port.is_ethernet() && !is_unused {
             of_port.push(gids(port));
@@ -81,7 +81,7 @@ fn interface(interface: &Interface) -> Option<Finding> {
     })
 }
 
-/// The largest RDMA MTU that fits into frames of an interface.
+/// Returns the largest RDMA MTU that fits into frames of an interface.
 fn fitting(mtu: u32) -> Option<u32> {
     let room = mtu.saturating_sub(ROCE_HEADERS);
     [4096, 2048, 1024, 512, 256]
@@ -103,7 +103,8 @@ fn mtu(port: &Port) -> Finding {
     let found = |severity, text| Finding::new("mtu", severity, text);
     let fits = mtus.iter().map(|(_, mtu)| fitting(*mtu));
     let least = fits.clone().min();
-    // What the port uses: its attribute, or else the most that one of its interfaces lets it use.
+    // The MTU in use: the port's attribute, or otherwise the highest MTU that one of its interfaces
+    // allows.
     let used = port.active_mtu.value().copied().or(fits.max().flatten());
     match (used, least) {
         (Some(used), Some(least)) if least.is_none_or(|least| least < used) => {
@@ -173,7 +174,7 @@ fn traffic_class(port: &Port) -> Finding {
     let found = |severity, text| Finding::new("traffic-class", severity, text);
     let lossy = port.interfaces.iter().find_map(|interface| {
         let dcb = interface.dcb.value().filter(|dcb| !dcb.dscp.is_empty())?;
-        // A class of the driver replaces that of the queue pair.
+        // A class set in the driver replaces that of the queue pair.
         let (dscp, lossless) = (of_system.unwrap_or(class) >> 2, dcb.lossless());
         let priority = dcb.priority_of(dscp);
         (!lossless.is_empty() && !lossless.contains(&priority)).then_some((dcb, priority, lossless))
@@ -197,7 +198,7 @@ fn traffic_class(port: &Port) -> Finding {
     }
 }
 
-/// The number of a line such as "Global tclass=106".
+/// Returns the number in a line such as "Global tclass=106".
 fn tclass(text: &str) -> Option<u8> {
     let (_, rest) = text.split_once("Global tclass=")?;
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();

@@ -8,10 +8,10 @@ use super::facts::{Device, Facts, PortGid};
 use super::finding::{Finding, Severity};
 use crate::output::printable;
 
-/// The version of the JSON form. It changes when a field changes its meaning or goes.
+/// The version of the JSON form. It changes if a field changes its meaning or is removed.
 const VERSION: u32 = 1;
 
-/// All of a run of `rdmatool doctor`.
+/// The results of one run of `rdmatool doctor`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     version: u32,
@@ -25,7 +25,7 @@ impl Report {
         Self { version: VERSION, rdmatool: env!("CARGO_PKG_VERSION"), findings, facts }
     }
 
-    /// The severity of the worst finding.
+    /// Returns the severity of the worst finding.
     pub(crate) fn worst(&self) -> Severity {
         self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
     }

@@ -11,13 +11,14 @@ use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 use super::facts::Fact;
 use crate::output::printable;
 
-/// The bytes read of a file at most. The kernel's files about a device are one page.
+/// The maximum number of bytes read of a file. The kernel's files about a device have at most one
+/// page.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// The names read of a folder at most.
+/// The maximum number of names read of a folder.
 const MAX_NAMES: usize = 4096;
 
-/// A folder with `sys` and `proc`. Links within a copy do not lead out of it.
+/// A folder with `sys` and `proc`. Links within a copy cannot lead out of it.
 #[derive(Debug)]
 pub(crate) struct Root {
     folder: OwnedFd,
@@ -38,7 +39,7 @@ impl Root {
         self.is_copy
     }
 
-    /// The text of a file without surrounding space, with `?` for control characters.
+    /// Returns the text of a file without surrounding space, with `?` for control characters.
     pub(crate) fn text(&self, path: &str) -> Fact<String> {
         match self.bytes(path) {
             Ok(bytes) => Fact::Value(printable(String::from_utf8_lossy(&bytes).trim())),
@@ -46,9 +47,9 @@ impl Root {
         }
     }
 
-    /// The bytes of a file, the first 64 KiB at most.
+    /// Returns the bytes of a file, at most the first 64 KiB.
     pub(crate) fn bytes(&self, path: &str) -> io::Result<Vec<u8>> {
-        // A pipe or a terminal in a copy must not hold the program up.
+        // A pipe or a terminal in a copy must not block the program.
         let file = File::from(self.open(path, OFlags::NONBLOCK | OFlags::NOCTTY)?);
         if FileType::from_raw_mode(fs::fstat(&file)?.st_mode) != FileType::RegularFile {
             return Err(io::Error::other("not a regular file"));
@@ -58,7 +59,7 @@ impl Root {
         Ok(bytes)
     }
 
-    /// The value that a file has.
+    /// Returns the value in a file.
     pub(crate) fn value<T: FromStr>(&self, path: &str) -> Fact<T> {
         self.text(path).and_then(|text| match text.parse() {
             Ok(value) => Fact::Value(value),
@@ -66,7 +67,7 @@ impl Root {
         })
     }
 
-    /// The names in a folder, sorted; none if it cannot be read.
+    /// Returns the names in a folder, sorted; none if it cannot be read.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let Ok(folder) = self.open(path, OFlags::DIRECTORY) else { return Vec::new() };
         let Ok(entries) = Dir::new(folder) else { return Vec::new() };
@@ -79,7 +80,7 @@ impl Root {
         names
     }
 
-    /// The last name of the path that a link leads to.
+    /// Returns the last name of the path that a link leads to.
     pub(crate) fn link_name(&self, path: &str) -> Fact<String> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         let target = self
@@ -121,7 +122,7 @@ pub(crate) fn may_use(path: &str) -> io::Result<()> {
     Ok(fs::accessat(CWD, path, access, AtFlags::EACCESS)?)
 }
 
-/// The beginning of a text that may be long.
+/// Returns the beginning of a text that may be long.
 fn beginning(text: &str) -> String {
     text.chars().take(40).map(|c| if c == '\n' { ' ' } else { c }).collect()
 }

@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     /// The operation to measure
     #[arg(required_unless_present_any = ["listen", "serve"])]
     operation: Option<Operation>,
-    /// The RDMA device [default: the one that RDMA_DEVICE names, else the first NIC with an active port, else soft0]
+    /// The RDMA device [default: the one named by RDMA_DEVICE, or the first NIC with an active port, or soft0]
     #[arg(long, short, value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// The index of the GID to use, such as that of a VLAN [default: the one that fits the peer's]
@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
     /// The interface of the library
     #[arg(long, default_value = "qp")]
     api: Api,
-    /// The way both ends wait [default: memory for `lat write` on queue pairs, else poll]
+    /// The way both ends wait [default: memory for `lat write` on queue pairs, poll otherwise]
     #[arg(long)]
     wait: Option<Wait>,
     /// Register memory that the library does not own
@@ -90,7 +90,7 @@ const SIZES: [u32; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
 const DEPTH: u32 = 64;
 
 impl Arguments {
-    /// The run of a client. `None` for an end that serves.
+    /// Returns the run of a client. `None` for an end that serves.
     pub(crate) fn run(&self) -> Option<Run> {
         let (measure, operation) = (self.measure?, self.operation?);
         let is_latency = measure == Measure::Lat;
@@ -138,13 +138,13 @@ impl Arguments {
     }
 }
 
-/// Each value once, in the order given: a report has one row for each combination.
+/// Returns each value once, in the given order: a report has one row for each combination.
 fn distinct(values: &[u32]) -> Vec<u32> {
     let mut seen = HashSet::new();
     values.iter().copied().filter(|value| seen.insert(*value)).collect()
 }
 
-/// A number of bytes, with K, M or G for powers of 1024.
+/// Parses a number of bytes, with K, M or G for powers of 1024.
 fn size(text: &str) -> Result<u32, String> {
     let wrong = || format!("not 1 to {} bytes, such as 8, 64K or 1M", u32::MAX);
     let (digits, shift) = match text.char_indices().last() {

@@ -15,15 +15,15 @@ use crate::perf::scale;
 use crate::perf::settings::{Settings, name};
 use crate::perf::table;
 
-/// Each row is measured in this number of blocks. The first blocks of all rows come first, then the second ones: so a
-/// disturbance of the machine falls on all rows, and the blocks of a row show how large it was.
+/// The number of blocks of each row. The first blocks of all rows are measured first, then the second ones, and so on.
+/// A disturbance of the machine thus affects all rows, and the blocks of a row show its size.
 const BLOCKS: u64 = 10;
-/// The iterations of the first block that finds out how many fit in the time of a block.
+/// The iterations of the first block, which determines the number of iterations of the others.
 const FIRST: u64 = 16;
-/// A block that warms up takes at least this part of the time of a block.
+/// The least part of a block's time that warming up takes.
 const WARM_UP: u32 = 4;
 
-/// The rows to measure, and how.
+/// The rows to measure, and their settings.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) settings: Settings,
@@ -125,7 +125,7 @@ impl Session<'_> {
         for line in lines {
             bar.set_message(format!("(warming up, {} bytes)", self.run.bytes(line)));
             iterations.push(match (line.work, iterations.last()) {
-                // As many as the row before it, since the time of a block is mostly that of its start.
+                // The same number as in the row before it, since most of the time of a block is that of its start.
                 (Work::Perftest, Some(&count)) => count,
                 _ => self.iterations(line)?,
             });

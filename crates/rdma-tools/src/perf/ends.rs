@@ -27,7 +27,7 @@ pub(crate) trait End {
     /// Runs the client's part of a block, and records it.
     ///
     /// # Errors
-    /// A request fails, or the watch ends the block.
+    /// Returns an error if a request fails, or the watch ends the block.
     fn client(
         &mut self,
         plan: &Plan,
@@ -35,17 +35,17 @@ pub(crate) trait End {
         samples: &mut Samples,
     ) -> anyhow::Result<()>;
 
-    /// Runs the server's part of a block, if it has one. Calls `ready` when the client may begin.
+    /// Runs the server's part of a block, if it has one. Calls `ready` when the client may start.
     ///
     /// # Errors
-    /// Same errors as [`client`](Self::client); those of `ready`.
+    /// The errors are those of [`client`](Self::client) and of `ready`.
     fn server(&mut self, plan: &Plan, watch: &mut Watch, ready: Ready<'_>) -> anyhow::Result<()>;
 }
 
-/// Lets the client begin a block.
+/// Lets the client start a block.
 pub(crate) type Ready<'a> = &'a mut dyn FnMut() -> anyhow::Result<()>;
 
-/// A block as the ends run it.
+/// The parameters of a block.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) role: Role,
@@ -70,10 +70,10 @@ pub(crate) enum Role {
 }
 
 impl Plan {
-    /// The plan of a block that fits the settings.
+    /// Returns the plan of a block that fits the settings.
     ///
     /// # Errors
-    /// It does not fit.
+    /// Returns an error if it does not fit.
     pub(crate) fn new(block: &Block, settings: &Settings) -> anyhow::Result<Self> {
         let bytes = settings.sizes.get(block.size).copied().context("no such length")?;
         ensure!(
@@ -114,14 +114,15 @@ pub(crate) struct Path {
 #[derive(Debug, Clone)]
 pub(crate) struct Local {
     pub(crate) context: Context,
-    /// The index of the GID to use, if not the one that fits the peer's.
+    /// The index of the GID to use, or `None` for the one that matches the peer's.
     pub(crate) gid_index: Option<u8>,
 }
 
-/// Makes this end, connects it with that of the peer, and passes it to `run`.
+/// Creates this end, connects it with that of the peer, and passes it to `run`.
 ///
 /// # Errors
-/// The device refuses, the ends do not fit, the peer leaves; the errors of `run`.
+/// Returns an error if the device refuses, the ends do not match, or the peer leaves; also the
+/// errors of `run`.
 pub(crate) fn connected<T>(
     local: &Local,
     settings: &Settings,
@@ -140,7 +141,7 @@ pub(crate) fn connected<T>(
     run(control, &mut *end, path)
 }
 
-/// The other end, and what this one has for it.
+/// The other end, and the parameters of this one for it.
 struct Peer<'a> {
     pd: &'a ProtectionDomain,
     gid_index: Option<u8>,
@@ -182,7 +183,7 @@ prepared! {
     rdma::aio::PreparedConnection => rdma::aio::Connection;
 }
 
-/// Connections, what the peer lends, and the path MTU.
+/// Connections, the peer's memory, and the path MTU.
 struct Met<C> {
     connections: Vec<C>,
     remote: RemoteMemoryRegion,
@@ -190,12 +191,12 @@ struct Met<C> {
 }
 
 impl Peer<'_> {
-    /// The GIDs that queue pairs may use.
+    /// Returns the GIDs that queue pairs may use.
     fn gid_choice(&self) -> GidChoice {
         self.gid_index.map_or(GidChoice::ByPeer, GidChoice::Index)
     }
 
-    /// Connects with as many of the peer, and exchanges what each end lends to the other.
+    /// Connects with the same number of the peer, and exchanges the lent memory of both ends.
     fn meet<P: Prepared>(
         &mut self,
         mut prepared: Vec<P>,

@@ -12,10 +12,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::perf::ends::Local;
 use crate::perf::server::serve;
 
-/// The time between two looks at the second process, which connects within milliseconds.
+/// The time between two checks of the second process, which connects within milliseconds.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The second end, which ends when this is dropped.
+/// The second end, which is ended on drop.
 #[derive(Debug)]
 pub(crate) enum SecondEnd {
     Process(Child),
@@ -26,7 +26,7 @@ impl SecondEnd {
     /// Starts another process of this program, and returns the connection to it.
     ///
     /// # Errors
-    /// It cannot be started, or ends early.
+    /// Returns an error if it cannot be started, or ends early.
     pub(crate) fn process(local: &Local) -> anyhow::Result<(Self, TcpStream)> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?.to_string();
@@ -53,13 +53,13 @@ impl SecondEnd {
     /// Starts a thread with the second end, and returns the connection to it.
     ///
     /// # Errors
-    /// The system has no socket or no thread left.
+    /// Returns an error if no socket or no thread can be created.
     pub(crate) fn thread(local: &Local) -> anyhow::Result<(Self, TcpStream)> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
         let (other, local) = (listener.accept()?.0, local.clone());
         let work = move || {
-            // Its error reaches the client by the connection.
+            // The client gets its error through the connection.
             let _ = serve(other, &local, |_| {});
         };
         let thread = thread::Builder::new().spawn(work)?;
@@ -74,7 +74,7 @@ impl Drop for SecondEnd {
                 let _ = child.kill();
                 let _ = child.wait();
             }
-            // It ends with the connection, which is dropped before.
+            // It ends with the connection, which was dropped before.
             Self::Thread(thread) => {
                 let _ = thread.take().map(JoinHandle::join);
             }

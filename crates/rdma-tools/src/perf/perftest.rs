@@ -15,22 +15,22 @@ use crate::perf::watch::Watch;
 
 /// The time between two attempts of the client to connect: nothing reports that the server listens.
 const RETRY: Duration = Duration::from_millis(100);
-/// The least iterations that the programs accept.
+/// The least number of iterations that the programs accept.
 const LEAST: u64 = 5;
 /// perftest's megabyte, in bytes.
 const MEGABYTE: f64 = 1_048_576.0;
 
-/// A program of perftest, with the arguments that all blocks have.
+/// A program of perftest, with the arguments common to all blocks.
 #[derive(Debug)]
 pub(crate) struct Perftest {
     program: PathBuf,
     arguments: Vec<String>,
     measure: Measure,
-    /// Whether messages have another length than the program's own.
+    /// Whether the length of messages differs from the program's own.
     has_size: bool,
 }
 
-/// A server that ends when this is dropped.
+/// A server that is ended on drop.
 struct Server(Child);
 
 impl Drop for Server {
@@ -44,7 +44,7 @@ impl Perftest {
     /// Finds the program for these settings.
     ///
     /// # Errors
-    /// The reason for which it cannot be used.
+    /// Returns the reason why it cannot be used.
     pub(crate) fn find(settings: &Settings, local: &Local) -> Result<Self, String> {
         let (device, provider) =
             (local.context.device().name().to_owned(), local.context.verbs().name);
@@ -60,7 +60,7 @@ impl Perftest {
         let Some(program) = found.into_iter().find(|program| program.is_file()) else {
             return Err(format!("{program} is not installed (package perftest)"));
         };
-        // Warnings about the frequency of the processor are no errors.
+        // A warning about the frequency of the processor is not an error.
         let mut arguments = vec!["-F".to_owned(), "-d".to_owned(), device];
         if let Some(index) = local.gid_index {
             arguments.extend(["-x".to_owned(), index.to_string()]);
@@ -72,7 +72,7 @@ impl Perftest {
     /// Runs both ends of one block, and returns its operations and its figure.
     ///
     /// # Errors
-    /// The programs fail, or print something else; the user has interrupted.
+    /// Returns an error if the programs fail, or print something else, or the user has interrupted.
     pub(crate) fn block(&self, plan: &Plan, watch: &mut Watch) -> anyhow::Result<(u64, f64)> {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         let queue_pairs = plan.queue_pairs as u64;
@@ -106,8 +106,8 @@ impl Perftest {
         }
     }
 
-    /// The figure that the program has printed: in the last line that begins with two numbers, the bytes and the
-    /// iterations.
+    /// Returns the figure that the program has printed. It is in the last line that begins with two numbers, the bytes
+    /// and the iterations.
     fn figure(&self, output: &Output) -> Option<f64> {
         let text = String::from_utf8_lossy(&output.stdout);
         let numbers = |line: &str| -> Option<Vec<f64>> {
@@ -124,7 +124,7 @@ impl Perftest {
     }
 }
 
-/// The output of a program that failed.
+/// Returns the output of a program that failed.
 fn complaint(program: &Path, output: &Output) -> String {
     let text = [output.stdout.as_slice(), &output.stderr].concat();
     let text = String::from_utf8_lossy(&text).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(figure(Measure::Lat, "Unable to find device\n"), None);
     }
 
-    /// Runs a block of a shell script, which stands in for a program of perftest.
+    /// Runs a block of a shell script that replaces a program of perftest.
     fn block(script: &str) -> anyhow::Result<(u64, f64)> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let stream = TcpStream::connect(listener.local_addr()?)?;

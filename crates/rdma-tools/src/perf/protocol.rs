@@ -1,7 +1,7 @@
-//! The conversation of the two ends: what they measure, block by block.
+//! The conversation of the two ends: settings, then block by block.
 //!
 //! Both ends first send a greeting of fixed length with the version. After that the client sends a [`Request`] and the
-//! server answers it by [`Reply`]s, each as JSON with its length before it.
+//! server answers with [`Reply`]s, each as JSON preceded by its length.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
@@ -16,27 +16,27 @@ use serde::{Deserialize, Serialize};
 use crate::perf::settings::Settings;
 use crate::perf::watch::{Stop, Watch, lost};
 
-/// The version of the conversation. It changes whenever one of its messages does.
+/// The version of the conversation. It changes whenever a message changes.
 const VERSION: u32 = 1;
 const NAME: &str = "rdmatool perf ";
-/// The name and five digits.
+/// The length of the name and five digits.
 const GREETING_BYTES: usize = NAME.len() + 5;
 /// The longest message, in bytes.
 const LONGEST: u32 = 1 << 20;
-/// The limit for one answer of the peer, which may get no processor for seconds.
+/// The time limit for one answer of the peer, which may not be scheduled for seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The time in which the reason for an error arrives from the peer, if it is there.
+/// The time limit for the peer's reason for an error.
 const SOON: Duration = Duration::from_millis(200);
 
 /// A message of the client.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// Make the queue pairs. After [`Reply::Ready`], both ends exchange their endpoints.
+    /// Create the queue pairs. After [`Reply::Ready`], both ends exchange their endpoints.
     Prepare(Settings),
     /// Run the server's part of a block: [`Reply::Ready`] before it, [`Reply::Done`] after it.
     Run(Block),
-    /// All is measured.
+    /// The measurement is complete.
     End,
 }
 
@@ -86,7 +86,8 @@ impl Control {
     /// Exchanges the greetings.
     ///
     /// # Errors
-    /// The peer is another program or of another version, does not answer, or leaves.
+    /// Returns an error if the peer is another program or has another version, does not answer, or
+    /// leaves.
     pub(crate) fn meet(
         mut stream: TcpStream,
         interrupted: Arc<AtomicBool>,
@@ -121,10 +122,10 @@ impl Control {
         &self.stream
     }
 
-    /// Returns when both ends have made what they need for the settings.
+    /// Returns when both ends have created their objects for the settings.
     ///
     /// # Errors
-    /// Same errors as [`expect`](Self::expect).
+    /// The errors are those of [`expect`](Self::expect).
     pub(crate) fn ready(&mut self) -> anyhow::Result<()> {
         match self.is_server {
             true => self.send(&Reply::Ready),
@@ -135,7 +136,7 @@ impl Control {
     /// Sends a message.
     ///
     /// # Errors
-    /// The peer has left, or does not read.
+    /// Returns an error if the peer has left, or does not read.
     pub(crate) fn send(&self, message: &impl Serialize) -> anyhow::Result<()> {
         send(&self.stream, message)
     }
@@ -143,7 +144,8 @@ impl Control {
     /// Receives a message.
     ///
     /// # Errors
-    /// The peer has left, sends something else, or nothing within [`PATIENCE`]; the user has interrupted.
+    /// Returns an error if the peer has left, or sends something else, or nothing within [`PATIENCE`]. Also if the user
+    /// has interrupted.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
         let mut length = [0; 4];
         self.read(&mut length)?;
@@ -161,7 +163,7 @@ impl Control {
     /// Receives the reply `Ready` or `Done`.
     ///
     /// # Errors
-    /// Same errors as [`receive`](Self::receive); the error of the server.
+    /// The errors are those of [`receive`](Self::receive), and the error of the server.
     pub(crate) fn expect(&mut self, expected: &Reply) -> anyhow::Result<()> {
         match (self.receive()?, expected) {
             (Reply::Ready, Reply::Ready) | (Reply::Done, Reply::Done) => Ok(()),
@@ -170,7 +172,7 @@ impl Control {
         }
     }
 
-    /// Adds what the peer has to do with an error of this end: its own error, or that it has left.
+    /// Extends an error of this end with the peer's part: its own error, or that it has left.
     pub(crate) fn explained(&mut self, error: anyhow::Error) -> anyhow::Error {
         let stop = error.downcast_ref::<Stop>();
         if stop == Some(&Stop::Interrupted) {
@@ -211,10 +213,10 @@ impl Control {
     }
 }
 
-/// Same as [`Control::send`], for an end that uses the watch.
+/// Sends a message like [`Control::send`], for an end that uses the watch.
 ///
 /// # Errors
-/// Same errors as [`Control::send`].
+/// The errors are those of [`Control::send`].
 pub(crate) fn send(mut stream: &TcpStream, message: &impl Serialize) -> anyhow::Result<()> {
     let json = serde_json::to_vec(message)?;
     let length = u32::try_from(json.len()).context("a message is too long")?;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The version of this format. It changes when a field changes its meaning or goes.
+/// The version of this format. It changes if a field changes its meaning or is removed.
 pub(crate) const VERSION: u32 = 1;
 
 /// One run of `rdmatool perf`.
@@ -20,7 +20,7 @@ pub(crate) struct Report {
     pub(crate) rows: Vec<Row>,
 }
 
-/// The machine that measured.
+/// The machine of the measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Machine {
@@ -32,7 +32,7 @@ pub(crate) struct Machine {
     pub(crate) kernel: String,
 }
 
-/// The RDMA device that measured.
+/// The RDMA device of the measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Device {
@@ -55,14 +55,14 @@ pub(crate) struct Row {
     pub(crate) queue_pairs: u32,
     /// Requests outstanding for each queue pair.
     pub(crate) depth: u32,
-    /// The waiting, the memory and the interface, such as `polling` and `async`.
+    /// The way of waiting, the memory and the interface, such as `polling` and `async`.
     pub(crate) mode: String,
     /// Operations measured in all blocks.
     pub(crate) operations: u64,
-    /// Half round trips; `lat` only.
+    /// Half round trips; for `lat` only.
     pub(crate) latency: Option<Latency>,
-    /// One value for each of the interleaved blocks: the median half round trip in nanoseconds, bytes per second, or
-    /// messages per second, by the measure.
+    /// One value for each of the interleaved blocks. Depending on the measure, it is the median half round trip in
+    /// nanoseconds, bytes per second, or messages per second.
     pub(crate) blocks: Vec<f64>,
 }
 

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use crate::perf::protocol::PATIENCE;
 use crate::perf::report::{Latency, Measure};
 
-/// Times of up to a minute with three significant digits. No wait is longer.
+/// Returns a histogram of times up to a minute with three significant digits. No wait is longer.
 fn histogram() -> anyhow::Result<Histogram<u64>> {
     Ok(Histogram::new_with_max(nanoseconds(PATIENCE), 3)?)
 }
@@ -15,7 +15,7 @@ fn histogram() -> anyhow::Result<Histogram<u64>> {
 /// The samples of one block.
 #[derive(Debug)]
 pub(crate) struct Samples {
-    /// Nanoseconds; latencies only.
+    /// Nanoseconds; for latencies only.
     times: Histogram<u64>,
     last: Instant,
     operations: u64,
@@ -35,7 +35,7 @@ impl Samples {
         })
     }
 
-    /// Begins the first operation.
+    /// Starts the first operation.
     pub(crate) fn start(&mut self) {
         self.last = Instant::now();
     }
@@ -67,13 +67,14 @@ impl Samples {
         self.elapsed += elapsed;
     }
 
-    /// Records what another program has measured.
+    /// Records the measurement of another program.
     pub(crate) fn foreign(&mut self, operations: u64, figure: f64) {
         self.operations += operations;
         self.figure = Some(figure);
     }
 
-    /// The figure of the block, as [`Row::blocks`](crate::perf::report::Row::blocks) has it.
+    /// Returns the figure of the block, a value of
+    /// [`Row::blocks`](crate::perf::report::Row::blocks).
     fn figure(&self, measure: Measure, bytes: u32) -> f64 {
         if let Some(figure) = self.figure {
             return figure;
@@ -107,7 +108,7 @@ impl Total {
     /// Adds a block, and returns its figure.
     ///
     /// # Errors
-    /// A counter overflows.
+    /// Returns an error if a counter overflows.
     pub(crate) fn add(
         &mut self,
         block: &Samples,
@@ -121,7 +122,7 @@ impl Total {
         Ok(figure)
     }
 
-    /// The latencies, if there are any.
+    /// Returns the latencies, if there are any.
     pub(crate) fn latency(&self) -> Option<Latency> {
         let times = &self.times;
         let at = |quantile| times.value_at_quantile(quantile);

@@ -1,4 +1,4 @@
-//! References beside the figures of RDMA: the memory and the TCP connection of the same ends.
+//! References for the figures of RDMA: the memory and the TCP connection of the same ends.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
@@ -17,9 +17,9 @@ const DONE: [u8; 1] = [1];
 /// Copies from memory to memory of this process.
 ///
 /// # Errors
-/// The user has interrupted.
+/// Returns an error if the user has interrupted.
 pub(crate) fn memcpy(plan: &Plan, watch: &Watch, samples: &mut Samples) -> anyhow::Result<()> {
-    // Aligned as registered memory is: some processors copy between other offsets in a page much slower.
+    // Aligned like registered memory: some processors copy much slower between different offsets in a page.
     let (from, mut to) = (RegionMemory::allocate(plan.bytes)?, RegionMemory::allocate(plan.bytes)?);
     let is_stream = plan.role == Role::Stream;
     let begin = Instant::now();
@@ -40,7 +40,7 @@ pub(crate) fn memcpy(plan: &Plan, watch: &Watch, samples: &mut Samples) -> anyho
 /// Sends messages to the server, which sends each back, or confirms all of them.
 ///
 /// # Errors
-/// The connection fails; the user has interrupted.
+/// Returns an error if the connection fails, or the user has interrupted.
 pub(crate) fn tcp_client(
     mut stream: &TcpStream,
     plan: &Plan,
@@ -70,10 +70,10 @@ pub(crate) fn tcp_client(
     Ok(())
 }
 
-/// The server's part of [`tcp_client`].
+/// Runs the server's part of [`tcp_client`].
 ///
 /// # Errors
-/// The connection fails.
+/// Returns an error if the connection fails.
 pub(crate) fn tcp_server(mut stream: &TcpStream, plan: &Plan) -> anyhow::Result<()> {
     let mut message = zeros(plan.bytes)?;
     for _ in 0..plan.iterations {

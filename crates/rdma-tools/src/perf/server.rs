@@ -1,4 +1,4 @@
-//! The end that serves: it runs its part of what the client measures.
+//! The end that serves: it runs its part of the client's measurement.
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
@@ -12,10 +12,10 @@ use crate::perf::protocol::{Block, Control, Reply, Request, Work, send};
 use crate::perf::scale;
 use crate::perf::settings::{Settings, name};
 
-/// Serves clients one after the other, or one if `once`.
+/// Serves clients one after another, or only one with `once`.
 ///
 /// # Errors
-/// The address cannot be used; the error of the one client.
+/// Returns an error if the address cannot be used; also the error of the one client.
 pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result<()> {
     let hint =
         || format!("cannot listen on {address}: use another HOST:PORT; port 0 is any free one");
@@ -40,10 +40,11 @@ pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result
     }
 }
 
-/// Serves one client. The client gets the error, too.
+/// Serves one client. The client gets the error too.
 ///
 /// # Errors
-/// The client is of another version or leaves in the middle; what it asks for is not possible.
+/// Returns an error if the client has another version, leaves early, or sends an impossible
+/// request.
 pub(crate) fn serve(
     stream: TcpStream,
     local: &Local,

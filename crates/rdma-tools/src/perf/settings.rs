@@ -16,7 +16,7 @@ pub(crate) struct Settings {
     pub(crate) wait: Wait,
     /// The lengths of messages, in bytes.
     pub(crate) sizes: Vec<u32>,
-    /// The queue pairs to make.
+    /// The number of queue pairs.
     pub(crate) queue_pairs: u32,
     /// The most requests outstanding on a queue pair.
     pub(crate) depth: u32,
@@ -66,19 +66,19 @@ impl Operation {
     pub(crate) fn has_receives(self, wait: Wait, measure: Measure) -> bool {
         match self {
             Self::Send => true,
-            // The peer of a ping-pong notices a write by its immediate data, unless it reads the memory.
+            // The peer of a ping-pong detects a write by its immediate data, unless it reads the memory.
             Self::Write => measure == Measure::Lat && wait != Wait::Memory,
             Self::Read | Self::Atomic => false,
         }
     }
 
-    /// Returns true if both ends post it in turn when the latency is measured.
+    /// Returns true if both ends post it in turn in a measurement of latency.
     pub(crate) const fn is_halved(self) -> bool {
         matches!(self, Self::Send | Self::Write)
     }
 }
 
-/// The name of a value on the command line.
+/// Returns the name of a value on the command line.
 pub(crate) fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
@@ -93,7 +93,7 @@ const MOST_SIZES: usize = 1024;
 const WORK_REQUEST: u64 = 256;
 
 impl Settings {
-    /// The longest message, in bytes.
+    /// Returns the length of the longest message, in bytes.
     pub(crate) fn longest(&self) -> u32 {
         self.sizes.iter().copied().max().unwrap_or(1)
     }
@@ -102,12 +102,13 @@ impl Settings {
         self.operation.has_receives(self.wait, self.measure)
     }
 
-    /// The receives posted on a queue pair: enough for what the peer sends while this end is busy.
+    /// Returns the number of receives posted on a queue pair: enough for the peer's messages while
+    /// this end is busy.
     pub(crate) const fn receives(&self) -> u32 {
         self.depth.saturating_mul(2)
     }
 
-    /// The memory that an end may need for its messages and queues, in bytes, rounded up.
+    /// Returns the memory that an end may need for its messages and queues, in bytes, rounded up.
     fn memory(&self) -> u64 {
         let longest = u64::from(self.longest());
         let sinks: u64 = match self.operation {
@@ -125,7 +126,8 @@ impl Settings {
         messages.saturating_add(outstanding * WORK_REQUEST)
     }
 
-    /// The mode of a row: the interface, the waiting, and what else differs from the usual.
+    /// Returns the mode of a row: the interface, the way of waiting, and other differences from the
+    /// default.
     pub(crate) fn mode(&self, bytes: u32) -> String {
         let wait = match self.wait {
             Wait::Poll => "polling",
@@ -137,10 +139,10 @@ impl Settings {
         format!("{}, {wait}{inline}{foreign}", name(self.api))
     }
 
-    /// Returns an error if the settings do not fit each other, or the device.
+    /// Checks that the settings fit each other, and the device.
     ///
     /// # Errors
-    /// The first misfit; the verb's error if the device cannot be queried.
+    /// Returns the first mismatch, or the verb's error if the device cannot be queried.
     pub(crate) fn check(&self, context: &Context) -> anyhow::Result<PortAttributes> {
         let Self { measure, operation, api, wait, queue_pairs, depth, .. } = self;
         ensure!(
@@ -201,13 +203,13 @@ impl Settings {
     }
 }
 
-/// The memory of this machine, in bytes.
+/// Returns the memory of this machine, in bytes.
 fn machine_memory() -> u64 {
     let system = rustix::system::sysinfo();
     system.totalram.saturating_mul(system.mem_unit.into())
 }
 
-/// The first active port.
+/// Returns the first active port.
 fn active_port(context: &Context) -> anyhow::Result<PortAttributes> {
     let count = context.query_device()?.port_count;
     let ports =

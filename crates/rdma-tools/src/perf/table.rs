@@ -7,7 +7,7 @@ use crate::perf::settings::Operation;
 use crate::reports::median;
 use crate::units::number;
 
-/// The table of the rows, with the median of the blocks, and their least and greatest.
+/// Returns the table of the rows, with the median of the blocks, and their minimum and maximum.
 pub(crate) fn table(report: &Report, operation: Operation) -> String {
     let Some(first) = report.rows.first() else { return String::new() };
     let unit = match first.measure {
@@ -44,7 +44,8 @@ fn line(row: &Row) -> String {
     text + "  " + &row.mode
 }
 
-/// The values of the columns, in the unit of the table: of latencies that another program has measured, the median alone.
+/// Returns the values of the columns, in the unit of the table. For latencies that another program has measured, it is
+/// only the median.
 fn values(row: &Row) -> Vec<Option<f64>> {
     if let Some(all) = &row.latency {
         let times = [all.min, all.p50, all.p90, all.p99, all.p999, all.max];
@@ -63,7 +64,7 @@ fn values(row: &Row) -> Vec<Option<f64>> {
     values.into_iter().map(|value| value.map(|value| value / unit(row.measure))).collect()
 }
 
-/// A unit of the table, in that of the report.
+/// Returns a unit of the table, in that of the report.
 const fn unit(measure: Measure) -> f64 {
     match measure {
         Measure::Lat => 1e3,
@@ -71,7 +72,7 @@ const fn unit(measure: Measure) -> f64 {
     }
 }
 
-/// The figure of a block, with its unit.
+/// Returns the figure of a block, with its unit.
 pub(crate) fn figure(measure: Measure, value: f64) -> String {
     let name = match measure {
         Measure::Lat => "us",

@@ -1,4 +1,4 @@
-//! The reasons to end a wait: the user has interrupted, the peer has left, or nothing happens for too long.
+//! The reasons to end a wait: the user has interrupted, the peer has left, or there is no progress for too long.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
@@ -23,13 +23,13 @@ pub(crate) enum Stop {
     Late,
 }
 
-/// The reason for a failure of the connection to the peer.
+/// Returns the reason for a failure of the connection to the peer.
 pub(crate) fn lost(error: io::Error) -> anyhow::Error {
     match error.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => {
             Stop::PeerLeft.into()
         }
-        // The timeouts of the socket.
+        // The socket timed out.
         ErrorKind::WouldBlock => Stop::Late.into(),
         _ => anyhow::Error::new(error).context("the connection to the peer failed"),
     }
@@ -42,7 +42,7 @@ pub(crate) struct Watch {
     interrupted: Arc<AtomicBool>,
     /// Empty polls since the last success.
     empty: u32,
-    /// The begin of the wait, once it was checked.
+    /// The start of the wait, once it was checked.
     since: Option<Instant>,
     checked: Instant,
 }
@@ -50,29 +50,30 @@ pub(crate) struct Watch {
 impl Watch {
     /// The time between two checks.
     pub(crate) const INTERVAL: Duration = Duration::from_millis(50);
-    /// After this number of empty polls the clock is read, and other threads may have the processor.
+    /// The number of empty polls after which the clock is read, and the processor yielded to other
+    /// threads.
     const SPINS: u32 = 1024;
 
     /// Watches the connection to the peer, and a flag that a signal sets.
     ///
     /// # Errors
-    /// The process has too many files.
+    /// Returns an error if the process has too many files.
     pub(crate) fn new(stream: &TcpStream, interrupted: Arc<AtomicBool>) -> io::Result<Self> {
         let (stream, checked) = (stream.try_clone()?, Instant::now());
         Ok(Self { stream, interrupted, empty: 0, since: None, checked })
     }
 
-    /// Begins a wait.
+    /// Starts a wait.
     #[inline]
     pub(crate) const fn begin(&mut self) {
         self.empty = 0;
         self.since = None;
     }
 
-    /// Notes a poll that found nothing.
+    /// Records a poll without a completion.
     ///
     /// # Errors
-    /// A [`Stop`].
+    /// Returns a [`Stop`].
     #[inline]
     pub(crate) fn idle(&mut self) -> Result<(), Stop> {
         self.empty += 1;
@@ -80,7 +81,7 @@ impl Watch {
             std::hint::spin_loop();
             return Ok(());
         }
-        // Stays there, so that each further poll yields.
+        // The count stays here, so that each further poll yields.
         self.empty = Self::SPINS;
         thread::yield_now();
         if self.checked.elapsed() < Self::INTERVAL {
@@ -89,10 +90,10 @@ impl Watch {
         self.check()
     }
 
-    /// Returns an error if the wait is to end.
+    /// Returns an error if the wait has to end.
     ///
     /// # Errors
-    /// A [`Stop`].
+    /// Returns a [`Stop`].
     pub(crate) fn check(&mut self) -> Result<(), Stop> {
         self.patience()?;
         match wait(&self.stream, PollFlags::RDHUP, Duration::ZERO) {
@@ -101,10 +102,10 @@ impl Watch {
         }
     }
 
-    /// Same as [`check`](Self::check), for a peer that may have left after it has sent all.
+    /// Like [`check`](Self::check), but for a peer that may have left after it has sent everything.
     ///
     /// # Errors
-    /// A [`Stop`].
+    /// Returns a [`Stop`].
     pub(crate) fn patience(&mut self) -> Result<(), Stop> {
         self.interruption()?;
         let now = Instant::now();
@@ -118,7 +119,7 @@ impl Watch {
     /// Returns an error if the user has interrupted.
     ///
     /// # Errors
-    /// [`Stop::Interrupted`].
+    /// Returns [`Stop::Interrupted`].
     #[inline]
     pub(crate) fn interruption(&self) -> Result<(), Stop> {
         match self.interrupted.load(Ordering::Relaxed) {
@@ -127,21 +128,21 @@ impl Watch {
         }
     }
 
-    /// Returns true if the stream can be read within that time.
+    /// Returns true if the stream can be read within `time`.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns the system's error.
     pub(crate) fn has_input(stream: &TcpStream, time: Duration) -> io::Result<bool> {
         wait(stream, PollFlags::IN, time)
     }
 }
 
-/// Returns true if the event happened within that time.
+/// Returns true if the event happens within `time`.
 fn wait(stream: &TcpStream, event: PollFlags, time: Duration) -> io::Result<bool> {
     let timeout = Timespec::try_from(time).map_err(io::Error::other)?;
     match poll(&mut [PollFd::new(stream, event)], Some(&timeout)) {
         Ok(count) => Ok(count > 0),
-        Err(Errno::INTR) => Ok(false), // the caller looks for the reason
+        Err(Errno::INTR) => Ok(false), // the caller finds the reason
         Err(error) => Err(error.into()),
     }
 }

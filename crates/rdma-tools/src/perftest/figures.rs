@@ -10,13 +10,13 @@ const MEGABYTE: f64 = 1_048_576.0;
 /// The times at which requests were posted, and at which the last one completed.
 #[derive(Clone, Debug)]
 pub(super) struct Figures {
-    /// Only the first one in a test of bandwidth.
+    /// For a test of bandwidth, only the first one.
     pub(super) posts: Vec<Instant>,
     pub(super) end: Instant,
 }
 
 impl Figures {
-    /// Microseconds from one post to the next, or half of them where the peer does the same in between.
+    /// Returns the time in microseconds from one post to the next, or half of it if the peer also posts in between.
     pub(super) fn latency(&self, halved: bool) -> String {
         let pairs = self.posts.iter().zip(self.posts.iter().skip(1));
         let factor = if halved { 2.0 } else { 1.0 };
@@ -36,7 +36,7 @@ impl Figures {
         self.end.duration_since(*begin).as_secs_f64().max(1e-9)
     }
 
-    /// The report that perftest sends to the peer. It has no peak.
+    /// Returns the report that perftest sends to the peer. It has no peak.
     pub(super) fn report(&self, size: usize, iterations: u32) -> Report {
         let rate = f64::from(iterations) / self.seconds();
         let average = rate * size as f64 / MEGABYTE;
@@ -44,7 +44,7 @@ impl Figures {
         Report { size, iterations, peak: 0.0, average, rate: rate / 1e6 }
     }
 
-    /// Average bandwidth and message rate.
+    /// Returns the average bandwidth and message rate.
     pub(super) fn bandwidth(&self, size: usize, iterations: u32) -> String {
         let Report { average, rate, .. } = self.report(size, iterations);
         format!("{average:.2} MB/s, {rate:.6} Mpps")

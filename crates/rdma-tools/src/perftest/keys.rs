@@ -1,4 +1,4 @@
-//! The text by which a program of perftest describes its queue pair and its memory to the peer.
+//! The text that describes the queue pair and the memory of a program of perftest to the peer.
 
 use std::fmt::Write as _;
 
@@ -15,10 +15,10 @@ pub(super) const QKEY: u32 = 0x1111_1111;
 pub(super) struct Keys {
     /// The address of an InfiniBand port.
     pub(super) lid: Lid,
-    /// RDMA reads and atomics of the peer that it answers at a time.
+    /// The number of RDMA reads and atomics of the peer that it serves at a time.
     pub(super) reads: u8,
     pub(super) qpn: Qpn,
-    /// The PSN of the first packet from there.
+    /// The PSN of the first packet that it sends.
     pub(super) psn: Psn,
     /// The key of the memory that the peer may use.
     pub(super) rkey: u32,
@@ -41,10 +41,11 @@ impl Keys {
         Self { lid: own.lid(), reads, qpn: own.qpn(), psn: own.psn(), rkey, address, gid }
     }
 
-    /// The peer's endpoint. The type of the queue pair and that of the GID are not sent, so they are those of this end.
+    /// Returns the peer's endpoint. The types of the queue pair and the GID are not sent, so they are those of this
+    /// end.
     pub(super) fn endpoint(&self, own: &QueuePairEndpoint) -> QueuePairEndpoint {
         let mut peer = QueuePairEndpoint::new(self.qpn, self.psn).with_mtu(own.mtu());
-        // The peer starts as many reads as this end answers.
+        // The peer starts as many reads as this end serves.
         peer = peer.with_rd_atomic(own.max_dest_rd_atomic(), self.reads);
         peer = match own.qp_type() {
             QueuePairType::UC => peer.with_unreliable_connection(),
@@ -58,15 +59,15 @@ impl Keys {
         self.gid.map_or(peer, |gid| peer.with_gid(gid, kind))
     }
 
-    /// The bytes to send: [`BYTES`](Self::BYTES) with a GID, else [`BYTES_WITHOUT_GID`](Self::BYTES_WITHOUT_GID). The
-    /// last one is NUL.
+    /// Returns the bytes to send: [`BYTES`](Self::BYTES) with a GID, otherwise
+    /// [`BYTES_WITHOUT_GID`](Self::BYTES_WITHOUT_GID). The last one is NUL.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let Self { lid, reads, qpn, psn, rkey, address, gid } = self;
         let (lid, qpn, psn) = (lid.get(), qpn.get(), psn.get());
         let mut text =
             format!("{lid:04x}:{reads:04x}:{qpn:06x}:{psn:06x}:{rkey:08x}:{address:016x}:");
         for byte in gid.iter().flat_map(|gid| gid.to_bytes()) {
-            let _ = write!(text, "{byte:02x}:"); // a string takes it
+            let _ = write!(text, "{byte:02x}:"); // writing to a string cannot fail
         }
         // No shared receive queue.
         text.push_str(if gid.is_some() { "00000000:\0" } else { "00000000\0" });
@@ -76,7 +77,7 @@ impl Keys {
     /// Parses the bytes of [`to_bytes`](Self::to_bytes), of either length.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// Returns the first invalid field.
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, NotPerftest> {
         let wrong = |what| NotPerftest::new(what, bytes);
         let text = bytes.strip_suffix(&[0]).and_then(|text| std::str::from_utf8(text).ok());

@@ -1,4 +1,4 @@
-//! Requests that reach into the peer's memory, and the memory that the peer reaches into.
+//! Requests that access the peer's memory, and the memory that the peer accesses.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Acquire;
@@ -17,16 +17,16 @@ use super::keys::Keys;
 use super::talk::Cycle;
 use anyhow::{Context as _, Result, bail};
 
-/// The limit for one request, or for one step of the peer.
+/// The time limit for one request, or for one step of the peer.
 const LIMIT: Duration = Duration::from_secs(10);
 /// The length of an atomic operation, in bytes.
 const WORD: usize = 8;
-/// The byte that fills memory.
+/// The value of the bytes that fill memory.
 const FILLED: u8 = 0xa5;
-/// The length from which random bytes of a program of C are never all zero.
+/// The length above which random bytes of a program of C are never all zero.
 const RANDOM: usize = 16;
 
-/// The access that the peer needs.
+/// Returns the access that the peer needs.
 pub(super) const fn access(verb: Verb) -> AccessFlags {
     let access = AccessFlags::new().with_local_write();
     match verb {
@@ -48,11 +48,11 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Allocates memory for messages of `size` bytes. With `filled`, the first half has bytes; the second half has them
-    /// only if the peer reads it.
+    /// Allocates memory for messages of `size` bytes. With `filled`, the first half contains nonzero bytes; the second
+    /// half contains them only if the peer reads it.
     ///
     /// # Errors
-    /// The memory cannot be registered.
+    /// Returns an error if the memory cannot be registered.
     pub(super) fn allocate(
         pd: &ProtectionDomain,
         verb: Verb,
@@ -69,33 +69,33 @@ impl Memory {
         Ok(Self { region, half, verb, size, cycle })
     }
 
-    /// The memory that the peer may use.
+    /// Returns the memory that the peer may use.
     pub(super) fn lent(&self) -> RemoteMemoryRegion {
         let all = self.region.remote();
         all.slice(self.half..2 * self.half).unwrap_or(all)
     }
 
-    /// The peer's memory, which has the same length.
+    /// Returns the peer's memory, which has the same length.
     pub(super) fn of_peer(&self, peer: &Keys) -> RemoteMemoryRegion {
         RemoteMemoryRegion::new(peer.address, self.half, peer.rkey)
     }
 
-    /// The number of places for a message, and their distance.
+    /// Returns the number of places for a message, and their distance.
     fn places(&self) -> (usize, usize) {
         let Self { size, cycle, .. } = self;
         let step = (*size).max(cycle.line).next_multiple_of(cycle.line);
         if *size <= cycle.buffer / 2 { ((cycle.buffer / step).max(1), step) } else { (1, 0) }
     }
 
-    /// The message at that offset of the first half.
+    /// Returns the message at this offset of the first half.
     fn own(&self, offset: usize) -> Result<SharedElement<'_>> {
         Ok(self.region.element(offset..offset + self.size)?)
     }
 
-    /// Checks that the peer has done its requests, as far as memory shows that.
+    /// Checks that the peer has executed its requests, as far as memory shows that.
     ///
     /// # Errors
-    /// The memory has other contents.
+    /// Returns an error if the memory has other contents.
     pub(super) fn check_lent(&self, times: u32) -> Result<()> {
         match self.verb {
             Verb::FetchAdd => {
@@ -110,7 +110,7 @@ impl Memory {
                     );
                 }
             }
-            // A WRITE without acknowledgement may arrive later than the peer's report that it is done.
+            // A WRITE without acknowledgement may arrive after the peer's report that it has finished.
             Verb::Write if self.size >= RANDOM => {
                 let mut lent = vec![0; self.half];
                 let written = until(|| {
@@ -144,7 +144,7 @@ impl Requests<'_> {
     /// Executes `times` requests, `at_a_time` outstanding, at one place or around all of them.
     ///
     /// # Errors
-    /// A request fails, takes longer than ten seconds, or returns wrong bytes.
+    /// Returns an error if a request fails, takes longer than ten seconds, or returns wrong bytes.
     pub(super) fn run(&mut self, times: u32, at_a_time: u32, around: bool) -> Result<Figures> {
         let Self { channel, memory, peer, verb } = self;
         let one = One { memory, peer: *peer, verb: *verb, around, at_a_time: at_a_time as usize };
@@ -168,10 +168,11 @@ impl Requests<'_> {
         Ok(Figures { posts, end: Instant::now() })
     }
 
-    /// Writes the number of each message to its last byte at the peer, and waits for that of the peer. The server begins.
+    /// Writes the number of each message to its last byte at the peer, and waits for that of the peer. The server
+    /// starts.
     ///
     /// # Errors
-    /// A WRITE fails, or that of the peer does not arrive within ten seconds.
+    /// Returns an error if a WRITE fails, or that of the peer does not arrive within ten seconds.
     pub(super) fn write_to_and_fro(&mut self, times: u32, begins: bool) -> Result<Figures> {
         let Self { channel, memory, peer, verb } = self;
         let one = One { memory, peer: *peer, verb: *verb, around: false, at_a_time: 1 };
@@ -192,7 +193,7 @@ impl Requests<'_> {
             }
             anyhow::Ok(())
         })?;
-        // The bytes before are zero at both ends.
+        // The earlier bytes are zero at both ends.
         let mut rest = vec![0; last];
         memory.region.read(memory.half, &mut rest)?;
         if rest.iter().any(|&byte| byte != 0) {
@@ -217,7 +218,7 @@ impl Memory {
     }
 }
 
-/// Calls `look` until it returns true; returns false after ten seconds. Memory is all that shows a WRITE.
+/// Calls `look` until it returns true, or returns false after ten seconds. Only memory shows the arrival of a WRITE.
 fn until(mut look: impl FnMut() -> Result<bool>) -> Result<bool> {
     let begin = Instant::now();
     while !look()? {
@@ -229,7 +230,7 @@ fn until(mut look: impl FnMut() -> Result<bool>) -> Result<bool> {
     Ok(true)
 }
 
-/// The lowest byte of a message's number.
+/// Returns the lowest byte of a message's number.
 const fn low(n: u32) -> u8 {
     n.to_le_bytes()[0]
 }
@@ -245,11 +246,11 @@ struct One<'a> {
 }
 
 impl<'a> One<'a> {
-    /// The number of the place, its offset at the peer, and the offset of this end's bytes.
+    /// Returns the index of the place, its offset at the peer, and the offset of this end's bytes.
     fn place(&self, n: usize) -> (usize, usize, usize) {
         let (places, step) = self.memory.places();
         let place = if self.around { n % places } else { 0 };
-        // Each outstanding atomic has a word of its own, as each returns another number.
+        // Each outstanding atomic has a word of its own, since each returns another number.
         let own =
             if self.verb == Verb::FetchAdd { n % self.at_a_time * WORD } else { place * step };
         (place, place * step, own)

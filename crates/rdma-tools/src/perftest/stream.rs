@@ -1,4 +1,4 @@
-//! The TCP connection to the other process. No wait is endless: each has the limit that the user gave.
+//! The TCP connection to the other process. Each wait has the limit that the user gave.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -29,7 +29,7 @@ pub(super) struct Stream {
     runtime: Runtime,
     tcp: TcpStream,
     listens: bool,
-    /// The limit for whatever the peer sends next.
+    /// The time limit for the next bytes of the peer.
     wait: Duration,
 }
 
@@ -118,7 +118,7 @@ impl Stream {
         Err(StreamError::Short { got, expected: N, then })
     }
 
-    /// Closes this direction, and waits until the peer closes its own. A process that ended first would not acknowledge
+    /// Closes this direction, and waits until the peer closes its own. A process that ends first would not acknowledge
     /// the peer's last message.
     pub(super) fn finish(mut self) -> Result<(), StreamError> {
         let wait = self.wait;
@@ -143,11 +143,11 @@ impl Stream {
     }
 }
 
-/// Tries again until a process listens.
+/// Retries until a process listens.
 async fn connect(places: &[SocketAddr]) -> io::Result<TcpStream> {
     loop {
         match TcpStream::connect(places).await {
-            // TCP connects a port with itself where no process listens.
+            // If no process listens, TCP may connect a port with itself.
             Ok(tcp) if tcp.local_addr()? == tcp.peer_addr()? => {}
             Ok(tcp) => return Ok(tcp),
             Err(error) => match error.kind() {
@@ -157,14 +157,14 @@ async fn connect(places: &[SocketAddr]) -> io::Result<TcpStream> {
                 _ => return Err(error),
             },
         }
-        // No event reports that a process begins to listen.
+        // No event reports that a process starts to listen.
         sleep(Duration::from_millis(20)).await;
     }
 }
 
 #[cfg(test)]
 impl Stream {
-    /// Both ends of a connection: the one that listened, and the one that connected.
+    /// Returns both ends of a connection: the one that listened, and the one that connected.
     pub(super) fn pair(wait: Duration) -> [Self; 2] {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

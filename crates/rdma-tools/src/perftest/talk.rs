@@ -1,7 +1,7 @@
 //! The exchange of perftest by TCP, before, between and after the data.
 //!
-//! In each step the client sends first, and the server answers. A program of C reads each message by one call, and so
-//! each is sent by one call.
+//! In each step the client sends first, and the server answers. A program of C reads each message with one call, so
+//! each is sent with one call.
 
 use rdma::device::Mtu;
 
@@ -10,19 +10,19 @@ use super::keys::Keys;
 use super::stream::{Stream, StreamError};
 use anyhow::{Result, bail};
 
-/// The version of perftest whose exchange this is.
+/// The version of perftest that has this exchange.
 const OWN_VERSION: &[u8] = b"6.06";
-/// The first and the last version that have the same exchange. Later ones leave out its last word.
+/// The first and the last version with the same exchange. Later ones omit its last word.
 const VERSIONS: [(u32, u32); 2] = [(5, 96), (6, 10)];
-/// The length of a page, and of a line of the cache.
+/// The length of a page, and of a cache line.
 const OWN_CYCLE: [u32; 2] = [4096, 64];
 /// The length of a version with its NULs.
 const VERSION_BYTES: usize = 16;
 /// The last message of both.
 const DONE: &[u8; 5] = b"done\0";
 
-/// The memory within which small messages go around, and the steps in which they do, in bytes. Both ends take the
-/// larger ones of both.
+/// The memory that small messages cycle through, and the steps of this cycle, in bytes. Both ends use the larger values
+/// of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cycle {
     pub(super) buffer: usize,
@@ -31,7 +31,7 @@ pub(super) struct Cycle {
 }
 
 impl Cycle {
-    /// A page and a cache line, as a program of C on this processor has them.
+    /// A page and a cache line, the values of a program of C on this processor.
     pub(super) const OWN: Self =
         Self { buffer: OWN_CYCLE[0] as usize, line: OWN_CYCLE[1] as usize };
     /// The longest page that is accepted.
@@ -58,7 +58,7 @@ pub(super) struct Report {
     /// The length of a message, in bytes.
     pub(super) size: u64,
     pub(super) iterations: u64,
-    /// MiB per second, at most.
+    /// The peak, in MiB per second.
     pub(super) peak: f64,
     /// MiB per second, on average.
     pub(super) average: f64,
@@ -93,10 +93,11 @@ impl Talk {
         }
     }
 
-    /// The first step: the versions, the cycle that both use, and the smaller MTU of both.
+    /// Makes the first step: exchanges the versions, the cycle of both, and the smaller MTU of
+    /// both.
     ///
     /// # Errors
-    /// The peer is another program, another version, or stalls.
+    /// Returns an error if the peer is another program, has another version, or stalls.
     pub(super) fn begin(&mut self, mtu: Mtu) -> Result<(Cycle, Mtu)> {
         let mut own = [0; VERSION_BYTES];
         own.iter_mut().zip(OWN_VERSION).for_each(|(to, from)| *to = *from);
@@ -107,10 +108,10 @@ impl Talk {
         Ok((Cycle::OWN.with(other), mtu.min(theirs)))
     }
 
-    /// Sends the keys, and returns those of the peer. Both ends also synchronize by it.
+    /// Sends the keys, and returns those of the peer. This also synchronizes both ends.
     ///
     /// # Errors
-    /// The peer sends something else, or stalls.
+    /// Returns an error if the peer sends something else, or stalls.
     pub(super) fn keys(&mut self, own: &Keys) -> Result<Keys> {
         let bytes = own.to_bytes();
         let other = match <[u8; Keys::BYTES]>::try_from(&bytes[..]) {
@@ -126,7 +127,8 @@ impl Talk {
     /// Exchanges the same keys again. No program of perftest changes its keys.
     ///
     /// # Errors
-    /// Same errors as [`keys`](Self::keys); the peer sends other keys than before.
+    /// The errors are those of [`keys`](Self::keys). Also an error if the peer sends other keys
+    /// than before.
     pub(super) fn again(&mut self, own: &Keys, before: &Keys) -> Result<()> {
         let now = self.keys(own)?;
         if now != *before {
@@ -142,7 +144,7 @@ impl Talk {
     /// Sends the report, and returns that of the peer. The report of a server is empty, and clients ignore it.
     ///
     /// # Errors
-    /// The peer stalls.
+    /// Returns an error if the peer stalls.
     pub(super) fn report(&mut self, own: &Report) -> Result<Report> {
         let size = self.swap(&own.size.to_be_bytes())?;
         let iterations = self.swap(&own.iterations.to_be_bytes())?;
@@ -155,10 +157,10 @@ impl Talk {
         Ok(Report { size, iterations, peak, average, rate })
     }
 
-    /// Reports that this end is done, and waits until the peer is.
+    /// Reports that this end has finished, and waits until the peer has.
     ///
     /// # Errors
-    /// The peer sends something else, or stalls.
+    /// Returns an error if the peer sends something else, or stalls.
     pub(super) fn close(mut self, own: &Keys, before: &Keys) -> Result<()> {
         self.again(own, before)?;
         self.stream.send(DONE)?;
@@ -172,7 +174,7 @@ impl Talk {
     /// Waits until the peer has ended. Until then it may need an acknowledgement of this end's device.
     ///
     /// # Errors
-    /// The peer sends more, or does not end.
+    /// Returns an error if the peer sends more, or does not end.
     pub(super) fn finish(self) -> Result<()> {
         Ok(self.stream.finish()?)
     }
@@ -187,7 +189,7 @@ fn check_version(bytes: &[u8; VERSION_BYTES]) -> Result<()> {
         text.parse().ok().filter(|_| digits)
     };
     let (major, minor) = text.split_once('.').ok_or_else(wrong)?;
-    // It is a decimal fraction: 6.1 is 6.10.
+    // The version is a decimal fraction: 6.1 equals 6.10.
     let minor = if minor.len() == 1 { format!("{minor}0") } else { minor.to_owned() };
     let version: (u32, u32) = (number(major).ok_or_else(wrong)?, number(&minor).ok_or_else(wrong)?);
     let [(a, b), (c, d)] = VERSIONS;
@@ -248,7 +250,7 @@ mod tests {
         }
         for garbage in ["", ".", "6", "6.", ".5", "6.0x", "6.-1", "+6.06", "6.06.1", "abcdefgh"] {
             let error = version(garbage).unwrap_err();
-            assert!(error.contains("no version of perftest"), "{garbage}: {error}");
+            assert!(error.contains("not a version of perftest"), "{garbage}: {error}");
         }
         let error = check_version(&[0xff; VERSION_BYTES]).unwrap_err().to_string();
         assert!(error.contains("\\xff"), "{error}");

@@ -1,4 +1,4 @@
-//! Pixels for PNG, with text in a font of the program's own.
+//! Pixels for PNG, with text in the program's own font.
 
 use std::convert::Infallible;
 
@@ -34,7 +34,7 @@ impl<'a> Canvas<'a> {
         Ok(Self { pixels, width, height, font })
     }
 
-    /// The size at which the em has the length that a style asks for.
+    /// Returns the size at which the em has the length of a style.
     fn scale(&self, style: &impl BackendTextStyle) -> PxScale {
         #[expect(clippy::cast_possible_truncation, reason = "a size of text has few digits")]
         let em = (style.size() / SIZE_OF_EM) as f32;
@@ -47,7 +47,7 @@ impl<'a> Canvas<'a> {
         text.chars().map(|letter| font.h_advance(font.glyph_id(letter))).sum()
     }
 
-    /// Mixes a color into a pixel, if the picture has it.
+    /// Mixes a color into a pixel, if it is within the picture.
     fn mix(&mut self, (x, y): BackendCoord, color: BackendColor) {
         let (Ok(x), Ok(y)) = (u32::try_from(x), u32::try_from(y)) else { return };
         if x >= self.width {
@@ -92,7 +92,7 @@ impl DrawingBackend for Canvas<'_> {
         style: &S,
     ) -> Result<(u32, u32), DrawingErrorKind<Infallible>> {
         let scale = self.scale(style);
-        // Texts are shorter than pictures are wide.
+        // Texts are shorter than the width of pictures.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         Ok((self.width_of(text, scale).ceil() as u32, scale.y.ceil() as u32))
     }

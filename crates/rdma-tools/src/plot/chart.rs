@@ -1,16 +1,16 @@
-//! The charts for a set of reports: which there are, and their points.
+//! The charts for a set of reports, and their points.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::perf::report::{Latency, Measure, Report, Row};
 use crate::{reports, units};
 
-/// Returns true for rows that are for scale: those of TCP, of a copy, and of programs such as `ib_write_lat`.
+/// Returns true for reference rows: those of TCP, of a copy, and of programs such as `ib_write_lat`.
 fn is_reference(operation: &str) -> bool {
     ["tcp", "memcpy"].contains(&operation) || operation.starts_with("ib_")
 }
 
-/// Names of the percentiles, and how to read them.
+/// Names of the percentiles, and functions that read them.
 type Percentile = (&'static str, fn(&Latency) -> u64);
 pub(super) const PERCENTILES: [Percentile; 6] = [
     ("min", |latency| latency.min),
@@ -21,7 +21,7 @@ pub(super) const PERCENTILES: [Percentile; 6] = [
     ("max", |latency| latency.max),
 ];
 
-/// A chart without its looks.
+/// The data of a chart.
 #[derive(Debug)]
 pub(super) struct Chart {
     pub(super) title: String,
@@ -43,14 +43,14 @@ pub(super) enum X {
 #[derive(Debug)]
 pub(super) struct Series {
     pub(super) label: String,
-    /// Whether it is drawn dashed, since it is for scale.
+    /// Whether it is drawn dashed, as a reference.
     pub(super) reference: bool,
     pub(super) points: Vec<(f64, f64)>,
     /// The upper edge of a band above the points; empty without one.
     pub(super) upper: Vec<(f64, f64)>,
 }
 
-/// Returns the charts for which the reports have rows, with their points sorted.
+/// Returns the charts that the reports have rows for, with their points sorted.
 pub(super) fn charts(reports: &[Report]) -> Vec<Chart> {
     let by_size = [
         (Measure::Lat, "Latency (half round trip): median, band to p99"),
@@ -122,8 +122,9 @@ pub(super) fn name(reports: &[Report], index: usize) -> String {
     }
 }
 
-/// Returns the operation, and all that distinguishes the row from others of its operation: its mode among all rows of
-/// the report, as a line has the same label in each chart, and the rest among those of its measure.
+/// Returns the operation, and the properties that distinguish the row from others of its operation. The mode is
+/// compared with all rows of the report, since a line has the same label in each chart. Other properties are compared
+/// with the rows of its measure.
 fn label(row: &Row, measure: &[&Row], all: &[Row]) -> String {
     let mut label = row.operation.clone();
     if all.iter().any(|other| other.operation == row.operation && !mode(other).eq(mode(row))) {
@@ -140,7 +141,7 @@ fn label(row: &Row, measure: &[&Row], all: &[Row]) -> String {
     label
 }
 
-/// Returns the parts of a mode, without the one that only the shorter messages of a line have.
+/// Returns the parts of a mode, except those that only the shorter messages of a line have.
 fn mode(row: &Row) -> impl Iterator<Item = &str> {
     row.mode.split(", ").filter(|part| *part != "inline")
 }
@@ -156,7 +157,7 @@ fn by_size_points(rows: &[&Row]) -> Points {
     (points, upper.collect())
 }
 
-/// Nanoseconds, at least one, since the axis is logarithmic.
+/// Returns nanoseconds, at least one, since the axis is logarithmic.
 fn time(nanoseconds: u64) -> f64 {
     nanoseconds.max(1) as f64
 }

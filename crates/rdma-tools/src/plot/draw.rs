@@ -1,4 +1,4 @@
-//! The looks of a figure: its parts, colors and axes.
+//! The layout of a figure: its parts, colors and axes.
 
 use std::ops::Range;
 use std::vec::IntoIter;
@@ -15,7 +15,7 @@ use super::chart::{self, Chart, PERCENTILES, Series, X};
 use crate::perf::report::{Measure, Report};
 use crate::units;
 
-/// The most lines of a figure. Colors and dots repeat long before.
+/// The maximum number of lines of a figure. Colors and dots repeat long before.
 const MOST_LINES: usize = 50;
 /// Sizes in pixels.
 const WIDTH: u32 = 900;
@@ -29,7 +29,7 @@ const TEXT: i32 = 15;
 
 const INK: RGBColor = RGBColor(60, 60, 60);
 const GRID: RGBColor = RGBColor(228, 228, 228);
-/// Colors that people with any kind of color vision tell apart (Okabe and Ito), without yellow.
+/// Colors that can be distinguished with any kind of color vision (Okabe and Ito), without yellow.
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -45,13 +45,13 @@ const COLORS: [RGBColor; 7] = [
 pub(super) struct Figure {
     titles: Vec<String>,
     charts: Vec<Chart>,
-    /// Labels and whether they are for scale. Each has the color of its index.
+    /// Labels, and whether they are references. Each has the color of its index.
     legend: Vec<(String, bool)>,
 }
 
 impl Figure {
     /// # Errors
-    /// The reports have nothing to draw.
+    /// Returns an error if the reports have nothing to draw.
     pub(super) fn of(reports: &[Report]) -> Result<Self> {
         let charts = chart::charts(reports);
         ensure!(
@@ -84,7 +84,7 @@ impl Figure {
         Ok(Self { titles: titles.collect(), charts, legend })
     }
 
-    /// Width and height in pixels.
+    /// Returns the width and height in pixels.
     pub(super) fn size(&self) -> (u32, u32) {
         let rows = self.charts.len().div_ceil(2);
         (WIDTH, self.head() + count(rows) * CHART_HEIGHT + self.foot())
@@ -98,7 +98,7 @@ impl Figure {
         count(self.legend.len().div_ceil(self.columns())) * LINE_HEIGHT + MARGIN
     }
 
-    /// Columns of the legend that leave room for the longest label.
+    /// Returns the number of columns of the legend that leaves room for the longest label.
     fn columns(&self) -> usize {
         let longest = self.legend.iter().map(|(label, _)| label.chars().count()).max();
         let width = SAMPLE.unsigned_abs() + MARGIN + 8 * count(longest.unwrap_or_default());
@@ -106,7 +106,7 @@ impl Figure {
     }
 
     /// # Errors
-    /// The backend fails.
+    /// Returns an error if the backend fails.
     pub(super) fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> Result<()>
     where
         B::ErrorType: 'static,
@@ -118,7 +118,7 @@ impl Figure {
         }
         for (index, chart) in self.charts.iter().enumerate() {
             let (column, row) = (count(index % 2), count(index / 2));
-            // The last one of an odd number has the whole width.
+            // The last chart of an odd number has the whole width.
             let alone = column == 0 && index + 1 == self.charts.len();
             let (at, width) = if alone { (0, WIDTH) } else { (column * WIDTH / 2, WIDTH / 2) };
             let top = self.head() + row * CHART_HEIGHT;
@@ -172,7 +172,8 @@ impl Figure {
     }
 }
 
-/// A range with labeled ticks, in what the chart draws: logarithms, except of bandwidth and rate.
+/// A range with labeled ticks, in the scale of the chart: logarithms, except for bandwidth and
+/// rate.
 #[derive(Debug, PartialEq)]
 struct Axis {
     range: Range<f64>,
@@ -252,7 +253,7 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// Returns the least of 1, 2 and 5 times a power of ten that is at least this.
+/// Returns the least of 1, 2 and 5 times a power of ten that is at least `value`.
 fn round_up(value: f64) -> f64 {
     let power = 10_f64.powf(value.log10().floor());
     let factors = [1.0, 2.0, 5.0].map(|factor| factor * power);
@@ -264,12 +265,12 @@ fn steps(least: f64, most: f64, step: f64) -> impl Iterator<Item = f64> {
     steps.take_while(move |at| *at <= most + step * 1e-9)
 }
 
-/// Returns where the chart draws a value.
+/// Returns the position of a value in the scale of the chart.
 fn scale(measure: Measure, value: f64) -> f64 {
     if measure == Measure::Lat { value.log10() } else { value }
 }
 
-/// An exponent of two.
+/// Returns an exponent of two.
 fn integer(value: f64) -> u32 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 64")]
     {
@@ -281,7 +282,8 @@ fn color(index: usize) -> RGBColor {
     COLORS.get(index % COLORS.len()).copied().unwrap_or(INK)
 }
 
-/// Dashed if for scale. A dash that is longer than the picture makes a solid line.
+/// Returns a path, dashed for a reference. A dash that is longer than the picture makes a solid
+/// line.
 fn path<P>(points: Vec<P>, reference: bool, index: usize) -> DashedPathElement<IntoIter<P>, i32>
 where
     P: Clone,
@@ -290,7 +292,7 @@ where
     DashedPathElement::new(points, dash, 4, color(index).stroke_width(2))
 }
 
-/// A dot; hollow where the colors are used again.
+/// Returns a dot; hollow if its color is used again.
 fn marker<P>(at: P, index: usize) -> Circle<P, i32> {
     let style =
         if index < COLORS.len() { color(index).filled() } else { color(index).stroke_width(1) };

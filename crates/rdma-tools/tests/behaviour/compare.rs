@@ -1,4 +1,4 @@
-//! `rdmatool compare`, with reports as `rdmatool perf --json` writes them.
+//! `rdmatool compare`, with reports in the format of `rdmatool perf --json`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ impl Pair {
         serde_json::from_str(&printed(&self.arguments(&["--json"]))).unwrap()
     }
 
-    /// The exit status, and standard error.
+    /// Returns the exit status, and standard error.
     fn status(&self, options: &[&str]) -> (Option<i32>, String) {
         let output = rdmatool(&self.arguments(options));
         (output.status.code(), String::from_utf8(output.stderr).unwrap())

@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use crate::{program, rdmatool};
 
-/// A tree in `tests/sysroots`; its file `SOURCE` says what it is made of.
+/// Returns a tree in `tests/sysroots`; its file `SOURCE` names its origin.
 fn sysroot(name: &str) -> String {
     format!("{}/tests/sysroots/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The exit status, and the findings of a run with `--json`.
+/// Returns the exit status, and the findings of a run with `--json`.
 pub(crate) fn findings(mut command: Command) -> (i32, Vec<Value>) {
     let output = command.arg("--json").output().unwrap();
     (output.status.code().unwrap(), parsed(&output)["findings"].as_array().unwrap().clone())
@@ -32,7 +32,7 @@ pub(crate) fn of<'a>(findings: &'a [Value], check: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("no finding `{check}`: {findings:#?}"))
 }
 
-/// The checks and severities of the findings that are neither fine nor unknown.
+/// Returns the checks and severities of the findings that are neither fine nor unknown.
 pub(crate) fn faults(findings: &[Value]) -> Vec<(&str, &str)> {
     let text = |finding: &'_ Value, key: &str| finding[key].as_str().unwrap().to_owned();
     for finding in findings.iter().filter(|it| text(it, "severity") == "unknown") {
@@ -147,7 +147,7 @@ fn findings_name_the_values() {
 }
 
 #[test]
-fn a_machine_without_rdma_gets_a_warning_that_says_what_to_load() {
+fn a_machine_without_rdma_gets_a_warning_with_the_module_to_load() {
     let empty = tempfile::tempdir().unwrap();
     let (status, findings) = doctor(&["--sysroot", empty.path().to_str().unwrap()]);
     assert_eq!((status, faults(&findings)), (3, vec![("devices", "warning")]));

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::doctor::{faults, findings, of};
 use crate::program;
 
-/// `doctor --listen` in a process of its own.
+/// A process with `doctor --listen`.
 struct Listener {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -26,7 +26,7 @@ impl Listener {
         Self { child, output, address: address.to_owned() }
     }
 
-    /// The next line that it prints.
+    /// Returns the next line of its output.
     fn line(&mut self) -> String {
         line_of(&mut self.output)
     }
@@ -118,7 +118,7 @@ fn ports_of_different_link_layers_are_an_error() {
 
 #[test]
 fn a_device_that_cannot_be_reached_is_an_error() {
-    // Its device is one of its own, which no other process reaches.
+    // A device of its own, which no other process reaches.
     let mut listener = Listener::start("soft0", |command| {
         command.env("RDMA_SOFT_PEERS", "none");
     });
@@ -195,7 +195,7 @@ fn a_peer_that_does_not_listen_or_has_another_version_is_an_error() {
     assert!(peer["text"].as_str().unwrap().contains("version 9"), "{peer}");
     assert!(peer["cure"].as_str().unwrap().contains("--listen"));
 
-    // Now no program listens there.
+    // No program listens there now.
     let (status, findings) = towards("soft0", &address);
     assert_eq!(status, 4);
     assert!(of(&findings, "peer")["text"].as_str().unwrap().contains(&address));

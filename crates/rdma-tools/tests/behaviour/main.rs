@@ -1,4 +1,4 @@
-//! `rdmatool`, run as a user runs it.
+//! `rdmatool`, run like a user runs it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
 mod compare;
@@ -12,7 +12,7 @@ mod report;
 
 use std::process::{Command, Output};
 
-/// `rdmatool` with these arguments.
+/// Returns the command `rdmatool` with these arguments.
 fn program(arguments: &[&str]) -> Command {
     let mut program = test_support::program::command(env!("CARGO_BIN_EXE_rdmatool"));
     program.args(arguments);
@@ -24,7 +24,8 @@ fn rdmatool(arguments: &[&str]) -> Output {
     program(arguments).output().unwrap()
 }
 
-/// Standard output of a run that succeeds. Without libibverbs, standard error has a warning.
+/// Returns the standard output of a run that succeeds. Without libibverbs, standard error has a
+/// warning.
 fn printed(arguments: &[&str]) -> String {
     let output = rdmatool(arguments);
     let errors = String::from_utf8(output.stderr).unwrap();

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use test_support::program::command;
 
-/// A command that runs `rdmatool perf` with these arguments, separated by spaces, by default on `soft0`.
+/// Returns a command that runs `rdmatool perf` with these arguments, separated by spaces, by default on `soft0`.
 fn perf(arguments: &str) -> Command {
     let mut program = command(env!("CARGO_BIN_EXE_rdmatool"));
     program.arg("perf").args(arguments.split_whitespace()).env("RDMA_DEVICE", "soft0");
@@ -40,7 +40,7 @@ impl Listener {
         listener
     }
 
-    /// The next line of its standard output.
+    /// Returns the next line of its standard output.
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.lines.as_mut().unwrap().read_line(&mut line).unwrap();
@@ -63,12 +63,12 @@ impl Drop for Listener {
     }
 }
 
-/// Standard error as text.
+/// Returns standard error as text.
 fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Standard output of a run that succeeds.
+/// Returns the standard output of a run that succeeds.
 fn succeeds(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", errors(&output));

@@ -36,7 +36,7 @@ impl Process {
         Self { child, output }
     }
 
-    /// A server, and its address.
+    /// Returns a server, and its address.
     fn server(arguments: &[&str]) -> (Self, String) {
         let mut server = Self::start(arguments, &["--listen", "127.0.0.1:0"]);
         let mut line = String::new();
@@ -52,20 +52,20 @@ impl Process {
         Output { stdout, ..self.child.wait_with_output().unwrap() }
     }
 
-    /// Standard output of a process that succeeds, after the address.
+    /// Returns the standard output of a process that succeeds, after the address.
     fn succeed(self) -> String {
         let output = self.end();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Standard error of a process that fails.
+    /// Returns the standard error of a process that fails.
     fn fail(self) -> String {
         failure(self.end())
     }
 }
 
-/// Standard error of a program that failed.
+/// Returns the standard error of a program that failed.
 fn failure(output: Output) -> String {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = String::from_utf8(output.stderr).unwrap();
@@ -73,7 +73,7 @@ fn failure(output: Output) -> String {
     text
 }
 
-/// Runs client and server, and returns what they print.
+/// Runs client and server, and returns their output.
 fn both(program: &str, options: &[&str]) -> [String; 2] {
     let options = [&[program], options].concat();
     let (server, address) = Process::server(&options);
@@ -139,7 +139,7 @@ fn unreliable_connections_and_datagrams_carry_messages() {
     }
 }
 
-/// More messages than a byte has values, and than requests or receives are posted at a time.
+/// More messages than a byte has values, and than receives or requests are posted at a time.
 #[test]
 fn messages_may_outnumber_receives_and_requests() {
     for program in ["send-bw", "write-lat", "write-bw", "read-bw", "atomic-bw"] {
@@ -185,7 +185,7 @@ fn impossible_options_are_refused_with_possible_ones() {
 
 #[test]
 fn an_address_without_a_listener_is_an_error_after_the_wait() {
-    // On this address no other socket gets the port.
+    // No other socket gets the port on this address.
     let free = TcpListener::bind((ELSEWHERE, 0)).unwrap().local_addr().unwrap().to_string();
     let options = ["send-lat", "--wait", "0"];
     let error = Process::start(&options, &["--connect", &free]).fail();
@@ -232,7 +232,7 @@ fn served(bytes: &[u8], stays: bool) -> String {
 #[test]
 fn garbage_another_version_and_silence_are_errors() {
     let garbage = served(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n", true);
-    assert!(garbage.contains("is no version of perftest"), "{garbage}");
+    assert!(garbage.contains("is not a version of perftest"), "{garbage}");
     let newer = served(b"6.28\0\0\0\0\0\0\0\0\0\0\0\0", true);
     assert!(newer.contains("perftest 6.28") && newer.contains("5.96 to 6.10"), "{newer}");
     assert!(served(b"6.06", true).contains("stalled"), "silence");
@@ -241,7 +241,7 @@ fn garbage_another_version_and_silence_are_errors() {
     let mtu = [&head[..], b"9\0"].concat();
     assert!(served(&mtu, true).contains("is no MTU of perftest"), "an MTU");
     let keys = [&head[..], b"3\0", &[b'x'; 108]].concat();
-    assert!(served(&keys, true).contains("is no line of keys"), "keys");
+    assert!(served(&keys, true).contains("is not a line of keys"), "keys");
     let none = "0000:0001:000013:26bfa2:0000a1b2:00007f0123456000:".to_owned()
         + &"00:".repeat(16)
         + "00000000:\0";
@@ -260,6 +260,6 @@ fn a_server_of_another_program_is_an_error() {
         stream
     });
     let text = Process::start(&["read-bw"], &["--connect", &address]).fail();
-    assert!(text.contains("is no version of perftest"), "{text}");
+    assert!(text.contains("is not a version of perftest"), "{text}");
     drop(other.join().unwrap());
 }

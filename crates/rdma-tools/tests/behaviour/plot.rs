@@ -1,4 +1,4 @@
-//! `rdmatool plot`, with reports as `rdmatool perf --json` writes them.
+//! `rdmatool plot`, with reports in the format of `rdmatool perf --json`.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn drawn(reports: &[Value], name: &str) -> Vec<u8> {
     fs::read(path(name)).unwrap()
 }
 
-/// The texts of a picture.
+/// Returns the texts of a picture.
 fn texts(reports: &[Value]) -> Vec<String> {
     let svg = String::from_utf8(drawn(reports, "picture.svg")).unwrap();
     assert!(svg.starts_with("<svg width=\"900\" ") && svg.ends_with("</svg>\n"), "{svg}");
@@ -143,7 +143,7 @@ fn a_png_has_the_size_and_the_colors_of_the_picture() {
 }
 
 #[test]
-fn what_cannot_be_drawn_is_an_error() {
+fn an_impossible_picture_is_an_error() {
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let input = path("report.json");

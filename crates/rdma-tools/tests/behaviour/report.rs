@@ -1,8 +1,8 @@
-//! Reports as `rdmatool perf --json` writes them.
+//! Reports in the format of `rdmatool perf --json`.
 
 use serde_json::{Value, json};
 
-/// A report of `soft0` with these rows.
+/// Returns a report of `soft0` with these rows.
 pub(crate) fn report(rows: Vec<Value>) -> Value {
     json!({
         "version": 1,
@@ -14,7 +14,8 @@ pub(crate) fn report(rows: Vec<Value>) -> Value {
     })
 }
 
-/// A row of ten blocks around this value, in steps of a thousandth of it. The value is their median.
+/// Returns a row of ten blocks around this value, in steps of a thousandth of it. The value is
+/// their median.
 pub(crate) fn row(measure: &str, operation: &str, bytes: u64, value: f64) -> Value {
     let blocks: Vec<f64> =
         (0..10).map(|step| value * (1.0 + 0.001 * (f64::from(step) - 4.5))).collect();

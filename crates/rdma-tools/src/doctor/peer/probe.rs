@@ -15,16 +15,16 @@ use super::super::root::Root;
 /// The length of the small message, in bytes.
 const SMALL: usize = 16;
 
-/// Each byte of the messages.
+/// The value of each byte of the messages.
 const PATTERN: u8 = 0x5a;
 
-/// The time for both messages.
+/// The time limit for both messages.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// The time for receives that got no message, and then for their flushes.
+/// The time limit for receives without a message, and then for their flushes.
 const DRAIN: Duration = Duration::from_millis(200);
 
-/// The time after which a lost packet is sent again.
+/// The time after which a lost packet is retransmitted.
 const ACK_TIMEOUT: Duration = Duration::from_millis(60);
 const RETRIES: u8 = 3;
 
@@ -38,7 +38,7 @@ pub(crate) struct Prober {
 }
 
 impl Prober {
-    /// The first active port of the device.
+    /// Creates a prober with the first active port of the device.
     pub(crate) fn new(context: Context) -> anyhow::Result<Self> {
         let ports = context.query_device()?.port_count;
         let port = (1..=ports).find(|&port| {
@@ -54,7 +54,7 @@ impl Prober {
         format!("{}/{}", self.context.device().name(), self.port)
     }
 
-    /// The endpoint with all GIDs that the port would offer to this peer.
+    /// Returns the endpoint with all GIDs that the port would offer to this peer.
     pub(crate) fn offer(&self, own: IpAddr, peer: IpAddr) -> anyhow::Result<QueuePairEndpoint> {
         let mut prepared = self.builder().build()?;
         prepared.set_stream_addresses(own.to_canonical(), peer.to_canonical());
@@ -96,7 +96,8 @@ impl Prober {
         sent.with_context(|| format!("a message of {mtu} bytes, the MTU"))
     }
 
-    /// Posts receives for both messages, has `exchange` return whether the peer has sent them, and polls them then.
+    /// Posts receives for both messages. After `exchange` has returned whether the peer has sent them, polls the
+    /// receives.
     pub(crate) fn receive(
         &self,
         mut channel: Channel,
@@ -110,7 +111,7 @@ impl Prober {
             let first = scope.receive_into(small.as_slice_mut())?;
             let second = scope.receive_into(large.as_slice_mut())?;
             sent = exchange();
-            // What is acknowledged has arrived.
+            // An acknowledged message has arrived.
             if matches!(sent, Ok(true)) {
                 first.done(LIMIT)?;
                 second.done(LIMIT)?;
@@ -128,7 +129,7 @@ impl Prober {
         })
     }
 
-    /// The counters of the port's hardware.
+    /// Returns the counters of the port's hardware.
     pub(crate) fn counters(&self) -> Counters {
         let folder =
             format!("{CLASS}/{}/ports/{}/hw_counters", self.context.device().name(), self.port);
@@ -146,7 +147,8 @@ impl Prober {
 pub(crate) struct Counters(Vec<(String, u64)>);
 
 impl Counters {
-    /// The counters that have changed since an earlier reading, such as `out_of_sequence +3`.
+    /// Returns the counters that have changed since an earlier reading, such as
+    /// `out_of_sequence +3`.
     pub(crate) fn since(&self, before: &Self) -> String {
         if self.0.is_empty() {
             return "no hw_counters".to_owned();
@@ -161,7 +163,7 @@ impl Counters {
     }
 }
 
-/// The MTU of a path between two ends, in bytes.
+/// Returns the MTU of a path between two ends, in bytes.
 pub(crate) fn path_mtu(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> anyhow::Result<usize> {
     usize::try_from(own.mtu().min(peer.mtu()).bytes()).map_err(|error| anyhow!(error))
 }

@@ -1,7 +1,7 @@
 //! The control connection between two doctors: a greeting, then messages with a length.
 //!
-//! Each end sends 12 bytes at once, `rdmadoc` with a zero byte and the version, and reads those of the other end. A message
-//! is its length in four bytes, in network order, and JSON of at most 64 KiB.
+//! Each end sends 12 bytes first, `rdmadoc` with a zero byte and the version, and reads those of the other end. A
+//! message is its length in four bytes, in network order, and JSON of at most 64 KiB.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -12,18 +12,18 @@ use rdma::qp::QueuePairEndpoint;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The version of the messages. Both ends have to have the same.
+/// The version of the messages, which must be the same at both ends.
 pub(crate) const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"rdmadoc\0";
 
-/// A longer message is not read.
+/// The limit of a message's length.
 const MAX_LENGTH: usize = 64 << 10;
 
-/// The time in which a message has to arrive as a whole.
+/// The time limit for the arrival of a whole message.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// An end of a pair, by bytes.
+/// An end of a pair, as bytes.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Endpoint(Vec<u8>);
@@ -45,11 +45,11 @@ impl Endpoint {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Offer {
     pub(crate) device: String,
-    /// With the GIDs of the port.
+    /// The endpoint with the GIDs of the port.
     pub(crate) endpoint: Endpoint,
 }
 
-/// The client's request to be its peer in a probe.
+/// The client's request for a queue pair that is its peer in a probe.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Try {
@@ -64,7 +64,7 @@ pub(crate) struct Try {
 pub(crate) enum Answer {
     /// Its queue pair is connected, and receives are posted.
     Ready(Endpoint),
-    /// It has no queue pair for that.
+    /// The listener cannot create a queue pair for the request.
     Refused(String),
 }
 
@@ -179,7 +179,8 @@ mod tests {
 
     use super::*;
 
-    /// The result of greeting and reading one message, if the other end sends these bytes and closes.
+    /// Returns the result of greeting and reading one message from an end that sends these bytes
+    /// and closes.
     fn after(bytes: &[u8]) -> String {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

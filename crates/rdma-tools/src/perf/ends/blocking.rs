@@ -28,7 +28,7 @@ struct Channels {
 /// The memory and the settings of a channel's operations.
 struct Messages {
     source: SharedRegion,
-    /// All receives and reads have the same bytes, which nothing reads.
+    /// All receives and reads use the same bytes, which are never read.
     sink: SharedRegion,
     remote: RemoteMemoryRegion,
     operation: Operation,
@@ -119,8 +119,8 @@ impl End for Channels {
     }
 }
 
-/// Runs `work` for each channel in a thread, with its share of the operations, and calls `ready` when all threads have
-/// sent their word or have ended.
+/// Runs `work` for each channel in a thread, with its share of the operations. Calls `ready` when all threads have sent
+/// a word or have ended.
 fn each(
     channels: &mut [Channel],
     plan: &Plan,
@@ -139,7 +139,7 @@ fn each(
         let running: Vec<_> =
             channels.iter_mut().take(plan.queue_pairs).enumerate().map(start).collect();
         drop(sender);
-        // Fewer words if a thread failed, whose error comes below.
+        // There are fewer words if a thread failed; its error is returned below.
         let words = posted.iter().take(running.len()).count();
         let began = if words > 0 { ready() } else { Ok(()) };
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
@@ -188,7 +188,7 @@ impl Messages {
     }
 
     /// Sends a message and waits for the peer's, or the other way round. The receive of the next message is posted
-    /// before the answer to the last one.
+    /// before the answer to the previous one.
     fn ping_pong(
         &self,
         channel: &mut Channel,

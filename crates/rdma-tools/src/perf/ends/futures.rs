@@ -121,7 +121,7 @@ async fn watched(
     let stop = async {
         loop {
             tokio::time::sleep(Watch::INTERVAL).await;
-            watch.begin(); // nothing here notices progress
+            watch.begin(); // progress is not visible here
             if let Err(stop) = watch.check() {
                 return stop;
             }
@@ -169,7 +169,7 @@ impl Messages {
     }
 
     /// Sends a message and waits for the peer's, or the other way round. The receive of the next message is posted
-    /// before the answer to the last one.
+    /// before the answer to the previous one.
     async fn ping_pong(
         &self,
         plan: &Plan,
@@ -250,7 +250,7 @@ impl Messages {
         self.stream(plan, outstanding, receive, back, ready, || {}).await
     }
 
-    /// Posts operations in turn on the connections, and calls `full` when all that may be outstanding are.
+    /// Posts operations in turn on the connections, and calls `full` when the maximum number is outstanding.
     async fn stream<'c, K: Kind>(
         &self,
         plan: &Plan,

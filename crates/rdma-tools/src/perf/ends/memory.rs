@@ -1,4 +1,4 @@
-//! The memory of an end: what it sends from, what it receives and reads into, and what the peer reaches.
+//! The memory of an end: for sending, for receiving and reading, and for the peer's access.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
@@ -23,7 +23,8 @@ impl Memory {
     /// Registers a source as long as the longest message, and a sink for receives or one for each length to read.
     ///
     /// # Errors
-    /// The machine has not enough memory, or the limit of locked memory is too low.
+    /// Returns an error if the machine has too little memory, or the limit of locked memory is too
+    /// low.
     pub(super) fn allocate(pd: &ProtectionDomain, settings: &Settings) -> anyhow::Result<Self> {
         let foreign = settings.foreign_memory;
         let longest = settings.longest() as usize;
@@ -44,7 +45,7 @@ fn no_memory(bytes: usize) -> String {
     format!("cannot register {bytes} bytes")
 }
 
-/// Returns zeros, or an error if the machine has not enough memory.
+/// Returns zeros, or an error if the machine has too little memory.
 pub(crate) fn zeros(length: usize) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length)?;
@@ -68,7 +69,7 @@ impl Source {
         Ok(Self::Foreign { region: pd.register_local_mr_slice(&bytes)?, bytes })
     }
 
-    /// The element for the first `length` bytes.
+    /// Returns the element for the first `length` bytes.
     #[inline]
     pub(super) fn element(&self, length: usize) -> Option<GatherElement<'_>> {
         match self {
@@ -79,7 +80,7 @@ impl Source {
         }
     }
 
-    /// Sets the byte at `index`. No request that is in flight uses the memory.
+    /// Sets the byte at `index`. No request in flight uses the memory.
     #[inline]
     pub(super) fn set(&mut self, index: usize, byte: u8) {
         let bytes: &mut [u8] = match self {
@@ -120,7 +121,8 @@ impl Sink {
         Ok(Self::Foreign { region: pd.register_local_mr_slice(&bytes)?, bytes })
     }
 
-    /// The element for all of it, which several requests may use at a time: nothing reads the bytes.
+    /// Returns the element for all of it. Several requests may use it at a time, since the bytes
+    /// are never read.
     pub(super) fn element(&mut self) -> anyhow::Result<ScatterElement<'_>> {
         Ok(match self {
             Self::Owned(region) => region.element(0..region.len())?.into(),
@@ -129,7 +131,7 @@ impl Sink {
     }
 }
 
-/// Memory that the peer reaches.
+/// Memory for the peer's access.
 #[derive(Debug)]
 pub(super) enum Target {
     Owned(SharedRegion),
@@ -144,7 +146,7 @@ impl Target {
     /// Registers whole words for the longest message, with the access that the operation needs.
     ///
     /// # Errors
-    /// Same errors as [`Memory::allocate`].
+    /// The errors are those of [`Memory::allocate`].
     pub(super) fn allocate(pd: &ProtectionDomain, settings: &Settings) -> anyhow::Result<Self> {
         let length = settings.longest().next_multiple_of(WORD) as usize;
         let access = access(settings.operation);
@@ -166,7 +168,7 @@ impl Target {
         Ok(Self::Foreign { region, words })
     }
 
-    /// The address and the key for the peer.
+    /// Returns the address and the key for the peer.
     pub(super) fn remote(&self) -> RemoteMemoryRegion {
         match self {
             Self::Owned(region) => region.remote(),
@@ -174,7 +176,7 @@ impl Target {
         }
     }
 
-    /// The word with the byte at `index`.
+    /// Returns the word that contains the byte at `index`.
     pub(super) fn word(&self, index: usize) -> Option<&AtomicU64> {
         let word = index / WORD as usize;
         match self {
@@ -184,14 +186,14 @@ impl Target {
     }
 }
 
-/// Reads the byte at `index` of the memory that the word is from.
+/// Reads the byte at `index` of the memory from its word.
 #[inline]
 pub(super) fn byte(word: &AtomicU64, index: usize) -> Option<u8> {
     let bytes = word.load(Ordering::Acquire).to_ne_bytes();
     bytes.get(index % WORD as usize).copied()
 }
 
-/// The rights of the peer.
+/// Returns the rights of the peer.
 pub(super) const fn access(operation: Operation) -> AccessFlags {
     let access = AccessFlags::new().with_local_write();
     match operation {

@@ -21,7 +21,7 @@ use crate::perf::samples::Samples;
 use crate::perf::settings::{Operation, Settings, Wait};
 use crate::perf::watch::Watch;
 
-/// Completions polled at a time.
+/// The number of completions polled at a time.
 const POLLED: usize = 16;
 /// In a WR ID, the flag of a receive; the other bits are the index of the queue pair.
 const RECEIVE: u64 = 1 << 63;
@@ -41,9 +41,9 @@ struct QueuePairs<'m> {
     inline: usize,
     /// Requests of the send queues in flight.
     sends: u64,
-    /// Messages that arrived, and were not counted yet.
+    /// Messages that arrived, and are not counted yet.
     arrived: u64,
-    /// Queue pairs whose receive was used, and is to be posted again.
+    /// Queue pairs whose receive was used, and must be posted again.
     used: Vec<usize>,
     /// Queue pairs whose request completed.
     finished: Vec<usize>,
@@ -160,7 +160,7 @@ impl End for QueuePairs<'_> {
 }
 
 impl QueuePairs<'_> {
-    /// Clears the memory for a ping-pong, where a byte of an earlier block would be taken for the first message.
+    /// Clears the memory for a ping-pong: otherwise a byte of an earlier block could be mistaken for the first message.
     fn clear(&self, plan: &Plan) {
         if let (Wait::Memory, Some(word)) = (self.wait, self.target.word(plan.bytes - 1)) {
             word.store(0, Ordering::Release);
@@ -177,7 +177,7 @@ impl QueuePairs<'_> {
     ) -> anyhow::Result<()> {
         for n in 0..plan.iterations {
             watch.interruption()?;
-            // Never 0, which is what memory has before.
+            // Never 0, the initial value of memory.
             let mark = u8::try_from(n % 255 + 1)?;
             if begins {
                 self.send_marked(mark, plan, watch)?;
@@ -256,7 +256,7 @@ impl QueuePairs<'_> {
         let mut count = self.cq.poll_into(&self.slots)?;
         if let (0, Some(channel)) = (count, self.cq.channel()) {
             self.cq.req_notify(false)?;
-            count = self.cq.poll_into(&self.slots)?; // these send no event
+            count = self.cq.poll_into(&self.slots)?; // earlier completions send no event
             if count == 0 {
                 channel.get_event_timeout(Watch::INTERVAL)?;
                 return Ok(watch.check()?);
@@ -296,9 +296,9 @@ impl QueuePairs<'_> {
         let element = self.sinks.first_mut().context("no memory for receives")?;
         let qp = self.queue_pairs.get(index).context("no such queue pair")?;
         let request = ReceiveWorkRequest::new(slice::from_mut(element));
-        // SAFETY: SAFETY.md F8: the memory of the sink outlives the queue pairs, and its element was made before any
-        // request was posted: no reference to its bytes is made after that. Other receives name the same bytes, which
-        // nothing reads.
+        // SAFETY: SAFETY.md F8: the memory of the sink outlives the queue pairs. Its element was created before any
+        // request was posted: no reference to its bytes is created after that. Other receives name the same bytes,
+        // which are never read.
         Ok(unsafe { qp.post_receive(request, RECEIVE | index as u64) }?)
     }
 

@@ -1,4 +1,4 @@
-//! Arguments that do not fit, and peers that are no such program.
+//! Invalid arguments, and peers that are other programs.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
@@ -49,7 +49,7 @@ fn arguments_that_do_not_fit_are_refused() {
         ("bw write --depth 999999999", &["999999999", "the limit of soft0"]),
         ("bw write --size 4294967295", &["4294967295", "soft0"]),
         ("bw write --inline 1M --threads", &["inline"]),
-        // Before the measurement, whose table would be on standard output.
+        // The error comes before the measurement, whose table would be on standard output.
         ("lat send --plot picture.gif", &["picture.gif", "FILE.svg"]),
     ];
     for (arguments, parts) in misfits {
@@ -73,7 +73,7 @@ fn addresses_that_cannot_be_used_are_errors() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     fails(perf("").args(["--listen", &address]), 1, &[&address, "in use", "port 0"]);
-    // Nothing listens there, and no other process gets the port.
+    // No program listens there, and no other process gets the port.
     let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&bound, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = SocketAddrV4::try_from(getsockname(&bound).unwrap()).unwrap().to_string();
@@ -84,7 +84,7 @@ fn addresses_that_cannot_be_used_are_errors() {
 /// The greeting of the program.
 const GREETING: &[u8] = b"rdmatool perf 00001";
 
-/// The bytes of peers that are no such program, and the error.
+/// The bytes of peers that are other programs, and the error.
 const WRONG: [(&[u8], &str); 5] = [
     (b"rdmatool perf 00099", "the peer has version 00099"),
     (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not `rdmatool perf`: it sent \"HTTP/1.1 400"),
@@ -123,7 +123,7 @@ fn a_client_that_is_another_program_is_an_error() {
     }
 }
 
-/// Settings of a client, with these values in place of the usual ones.
+/// Returns the settings of a client, with these values in place of the usual ones.
 fn prepare(others: Value) -> Vec<u8> {
     let mut settings = json!({
         "measure": "bw", "operation": "send", "api": "qp", "wait": "poll", "sizes": [8], "queue_pairs": 1, "depth": 1,
@@ -175,7 +175,7 @@ fn a_listener_refuses_absurd_settings_and_serves_the_next_client() {
         let answer = answer(&listener.address, &prepare(settings));
         assert!(answer.contains("Failed") && answer.contains(error), "{answer}");
     }
-    // A reader such as `head -1` has taken the address only.
+    // A reader such as `head -1` has read only the address.
     listener.lines = None;
     let address = listener.address.clone();
     succeeds(perf("lat send --size 8 --iterations 10").args(["--connect", &address]));

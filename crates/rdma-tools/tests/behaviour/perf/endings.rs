@@ -119,7 +119,7 @@ fn a_run_without_a_result_leaves_no_new_file_and_changes_no_old_one() {
     let [new, old] = ["new.json", "old.json"].map(|name| folder.path().join(name));
     std::fs::write(&old, "kept").unwrap();
     for file in [&new, &old] {
-        // Port 1 is reserved: nothing listens there.
+        // Port 1 is reserved: no program listens there.
         let file = file.display();
         let run = format!("lat send --size 8 --connect 127.0.0.1:1 --json {file}");
         assert_eq!(perf(&run).output().unwrap().status.code(), Some(1));

@@ -9,7 +9,7 @@ use test_support::program::is_emulated;
 use super::schema::valid_report;
 use super::{Listener, errors, perf, succeeds};
 
-/// The operations that the device has.
+/// Returns the operations that the device supports.
 fn operations() -> Vec<&'static str> {
     let all = ["write", "read", "send", "atomic"].into_iter();
     all.filter(|operation| *operation != "atomic" || !lacks_atomics("soft0")).collect()
@@ -20,14 +20,14 @@ fn lacks_atomics(device: &str) -> bool {
     lacks(device, Feature::Atomics)
 }
 
-/// The report of a run with few iterations, checked.
+/// Returns the report of a run with few iterations, checked.
 fn report(arguments: &str) -> Value {
     let report =
         valid_report(&succeeds(&mut perf(&format!("{arguments} --iterations 20 --json -"))));
     for row in report["rows"].as_array().unwrap() {
         let blocks = row["blocks"].as_array().unwrap();
         assert_eq!((blocks.len(), &row["operations"]), (10, &20.into()), "{arguments}: {row}");
-        // A copy of a few bytes may take less time than the clock can tell.
+        // A copy of a few bytes may take less time than the resolution of the clock.
         let is_copy = row["operation"] == "memcpy";
         let is_positive = |block: &Value| is_copy || block.as_f64().unwrap() > 0.0;
         assert!(blocks.iter().all(is_positive), "{arguments}: {row}");
@@ -42,12 +42,12 @@ fn report(arguments: &str) -> Value {
     report
 }
 
-/// The values of a column.
+/// Returns the values of a column.
 fn column<'a>(report: &'a Value, name: &str) -> Vec<&'a Value> {
     report["rows"].as_array().unwrap().iter().map(|row| &row[name]).collect()
 }
 
-/// The lengths to measure: odd ones, of one packet and of two.
+/// Returns the lengths to measure: odd ones, of one packet and of two.
 fn sizes(operation: &str) -> &str {
     if operation == "atomic" { "" } else { "--size 1,5000" }
 }
@@ -153,11 +153,11 @@ fn a_listener_and_a_client_print_what_they_do() {
 
 #[test]
 fn the_ends_of_two_addresses_talk_by_udp() {
-    // Addresses of the loopback interface that no other test has.
+    // Addresses of the loopback interface that no other test uses.
     let address = |end| Ipv4Addr::from_bits(0x7f80_0000 | (std::process::id() & 0xffff) << 4 | end);
     for run in ["lat send", "lat write", "bw read", "bw send"] {
         let mut server = perf("--gid-index 4");
-        // A busy machine may give a peer no processor for longer than the usual time.
+        // On a busy machine, a peer may not be scheduled for longer than the usual time.
         server.env("RDMA_SOFT_RETRY_TIME", "60").env("RDMA_SOFT_LISTEN", address(1).to_string());
         let listener = Listener::start(&mut server);
         let mut client = perf(&format!("{run} --gid-index 4 -s 8,5000 -n 20 --json -"));

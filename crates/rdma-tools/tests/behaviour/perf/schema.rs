@@ -4,7 +4,7 @@ use serde_json::Value;
 
 const SCHEMA: &str = include_str!("../../../perf.schema.json");
 
-/// Panics unless the text is a report as the schema describes it, which it returns.
+/// Returns the report in the text, and panics unless it matches the schema.
 pub(crate) fn valid_report(text: &str) -> Value {
     let schema: Value = serde_json::from_str(SCHEMA).unwrap();
     let report: Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("no JSON: {text}"));
@@ -57,7 +57,7 @@ fn check(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
                     }
                 }
             }
-            // `properties` refuses others.
+            // `properties` refuses the others.
             "additionalProperties" => {
                 assert_eq!((rule, schema.get("properties").is_some()), (&false.into(), true))
             }
