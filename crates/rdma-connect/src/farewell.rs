@@ -12,7 +12,7 @@ pub struct Farewell {
 }
 
 /// The head of the message on a stream that belongs to one connection. It has the kind, length, connection and epoch of
-/// other frames of a control connection. frames of a control connection.
+/// other frames of a control connection.
 const HEAD: [u8; 12] = [0, 14, 0, 65, 0, 0, 0, 0, 0, 0, 0, 0];
 
 impl Farewell {

@@ -40,7 +40,7 @@ pub trait ClientStream {
     /// Ends this end's direction of the stream after the sent bytes.
     ///
     /// # Errors
-    /// If the stream has failed.
+    /// Returns an error if the stream has failed.
     fn end_sending(&self) -> io::Result<()>;
 }
 

@@ -9,8 +9,9 @@
 //! | the client | [`Dial`], the addresses to try, and [`Client`], its side of the conversation |
 //! | the server | [`Clients`], each from its first byte until the program takes it as a [`Candidate`] |
 //! | both | [`Greeting`], the data that an end sends for its program; [`KeepAlive`], which detects a silent peer |
+//!
 //! No type here has a socket, a clock or a thread. A driver passes in bytes and the time, and sends the bytes that it
-//! gets. gets.
+//! gets.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // tests start at some time

@@ -27,7 +27,8 @@
 //! stream if the other end also adds it.
 //!
 //! If two queue pairs cannot be connected, each end names its device. The server does so in the reason, and the client
-//! by DEVICE. The server waits for DEVICE until the client closes the stream. A client of an earlier version sends none.
+//! by DEVICE. The server waits for DEVICE until the client closes the stream. A client of an earlier version sends
+//! none.
 //!
 //! The client sends nothing before its turn, so early bytes are a mistake. REJECT and BUSY are the same in all
 //! versions, so a client of any version gets the reason.

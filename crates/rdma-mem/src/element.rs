@@ -99,7 +99,7 @@ impl<'a> GatherElement<'a> {
     /// Creates the element for `data`.
     ///
     /// # Panics
-    /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
+    /// Panics if `data` is not within the region, or longer than 4 GiB - 1; in every build.
     #[inline]
     #[must_use]
     #[track_caller]
@@ -113,7 +113,7 @@ impl<'a> GatherElement<'a> {
     /// Creates the element for `data`.
     ///
     /// # Errors
-    /// If `data` is not within the region, or longer than 4 GiB - 1.
+    /// Returns an error if `data` is not within the region, or longer than 4 GiB - 1.
     #[inline]
     pub fn new_checked(
         region: &'a MemoryRegion,
@@ -158,7 +158,7 @@ impl<'a> ScatterElement<'a> {
     /// Creates the element for `room`.
     ///
     /// # Panics
-    /// If `room` is not within the region, or longer than 4 GiB - 1; in every build.
+    /// Panics if `room` is not within the region, or longer than 4 GiB - 1; in every build.
     #[inline]
     #[must_use]
     #[track_caller]
@@ -172,7 +172,7 @@ impl<'a> ScatterElement<'a> {
     /// Creates the element for `room`.
     ///
     /// # Errors
-    /// If `room` is not within the region, or longer than 4 GiB - 1.
+    /// Returns an error if `room` is not within the region, or longer than 4 GiB - 1.
     #[inline]
     pub fn new_checked(
         region: &'a MemoryRegion,

@@ -99,7 +99,7 @@ impl Errno {
     /// any other one as a negated number.
     ///
     /// # Errors
-    /// An error if `returned` is not 0.
+    /// Returns an error if `returned` is not 0.
     #[inline]
     pub fn check(returned: c_int) -> Result<(), Self> {
         if returned == 0 { Ok(()) } else { Err(Self::of_nonzero(returned)) }
@@ -117,7 +117,7 @@ impl Errno {
     /// value.
     ///
     /// # Errors
-    /// An error if `returned` is negative.
+    /// Returns an error if `returned` is negative.
     #[inline]
     pub fn check_minus_one(returned: c_int) -> Result<c_int, Self> {
         if returned < 0 { Err(Self::last()) } else { Ok(returned) }
@@ -126,7 +126,7 @@ impl Errno {
     /// Checks the result of a function that returns NULL and sets `errno`.
     ///
     /// # Errors
-    /// An error if `returned` is NULL.
+    /// Returns an error if `returned` is NULL.
     #[inline]
     pub fn check_null<T>(returned: *mut T) -> Result<NonNull<T>, Self> {
         NonNull::new(returned).ok_or_else(Self::last)
@@ -146,7 +146,7 @@ impl Errno {
     /// negated error number.
     ///
     /// # Errors
-    /// An error if `returned` is negative.
+    /// Returns an error if `returned` is negative.
     #[inline]
     pub fn check_count(returned: isize) -> Result<usize, Self> {
         usize::try_from(returned)

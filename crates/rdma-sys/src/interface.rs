@@ -26,9 +26,9 @@ pub struct InterfaceAddress {
 
 /// Returns the interfaces of this network namespace, with an entry for each address.
 ///
-/// An error if the kernel does not list them, or if a process limit leaves no memory or file for
-/// the list.
-/// If the kernel does not list them, or a process limit leaves no memory or file for it.
+/// # Errors
+/// Returns an error if the kernel does not list them, or if a process limit leaves no memory or file
+/// for the list.
 ///
 /// ```
 /// for entry in rdma_sys::interface_addresses()? {

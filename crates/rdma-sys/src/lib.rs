@@ -47,7 +47,7 @@
 //!
 //! The structs are meant to be accessed through pointers. A provider creates those of objects
 //! (`ibv_context`, `ibv_qp`, `verbs_context` …). It may know more or fewer fields than this crate
-//! at the end that grows, and bindings of newer headers may add fields to any struct. Therefore
+//! at the end that grows. Bindings of newer headers may also add fields to any struct. Therefore
 //! this crate's semver promise does not cover fields. Create values with `..Default::default()`,
 //! and expect to adapt code that lists all fields of a struct.
 

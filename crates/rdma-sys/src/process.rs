@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 /// device knows, and must neither use nor destroy them. The code that creates such an object keeps [`Process::current`]
 /// with it, and checks [`is_current`](Self::is_current) before it uses the object.
 ///
-/// The check makes no system call: the kernel clears a word of memory in a forked child (`MADV_WIPEONFORK`, see
+/// The check makes no system call. The kernel clears a word of memory in a forked child (`MADV_WIPEONFORK`, see
 /// `man madvise`), and a child that finds it cleared counts itself. Where the kernel refuses that advice, a handler of
 /// `pthread_atfork` clears the word. A child of a bare `clone` call does not run this handler.
 ///

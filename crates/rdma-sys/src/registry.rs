@@ -73,8 +73,8 @@ pub unsafe fn register(verbs: &'static Verbs) {
 /// instead; unset and empty are equivalent. libibverbs is not loaded if it is not selected.
 ///
 /// # Errors
-/// An error if `RDMA_PROVIDERS` names an unknown provider. If libibverbs cannot be loaded, that is
-/// no error of this function, but part of its [`Provider`].
+/// Returns an error if `RDMA_PROVIDERS` names an unknown provider. If libibverbs cannot be loaded,
+/// that is no error of this function, but part of its [`Provider`].
 ///
 /// ```
 /// for provider in rdma_sys::providers()? {

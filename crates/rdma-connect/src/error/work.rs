@@ -113,7 +113,7 @@ impl fmt::Display for RefusedWork {
 impl std::error::Error for RefusedWork {}
 
 /// Returns the first asynchronous event of a queue pair that explains why its requests are flushed; `None` if the
-/// device reported none. reported none.
+/// device reported none.
 #[cold]
 #[must_use]
 pub fn cause_of(qp: &QueuePair) -> Option<AsyncEventKind> {

@@ -52,7 +52,7 @@ impl Context {
     /// Opens a device, like [`Device::open`].
     ///
     /// # Errors
-    /// If the provider refuses, with a hint.
+    /// Returns an error if the provider refuses, with a hint.
     #[doc(alias = "ibv_open_device")]
     pub fn open(device: &Device) -> Result<Self, Error> {
         device.check_process()?;
@@ -88,7 +88,8 @@ impl Context {
     /// the cause.
     ///
     /// # Errors
-    /// If the provider refuses to list its devices, or the context's device was removed ([`Error::UnknownDevice`]).
+    /// Returns an error if the provider refuses to list its devices, or the context's device was removed
+    /// ([`Error::UnknownDevice`]).
     ///
     /// # Safety
     /// [`Ownership`] states the contract. The context was opened by `ibv_open_device` of this table, and the table is
@@ -141,7 +142,7 @@ impl Context {
     /// [`query_device_extended`](Self::query_device_extended) returns the others.
     ///
     /// # Errors
-    /// If the provider refuses.
+    /// Returns an error if the provider refuses.
     #[doc(alias = "ibv_query_device")]
     pub fn query_device(&self) -> Result<DeviceAttributes, Error> {
         let all = self.query_device_raw()?;
@@ -152,7 +153,7 @@ impl Context {
     /// does not report them.
     ///
     /// # Errors
-    /// If the provider refuses.
+    /// Returns an error if the provider refuses.
     ///
     /// # Examples
     /// ```

@@ -18,7 +18,7 @@ impl Context {
     /// with an rdma-core before 32. Prefix lengths come from `getifaddrs(3)`.
     ///
     /// # Errors
-    /// If the provider refuses.
+    /// Returns an error if the provider refuses.
     ///
     /// # Examples
     /// ```

@@ -33,7 +33,7 @@ impl ProtectionDomain {
     /// Allocates a domain; see `man ibv_alloc_pd`.
     ///
     /// # Errors
-    /// If the provider refuses.
+    /// Returns an error if the provider refuses.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn allocate(context: &Context) -> Result<Self, Error> {
         context.check_process()?;
@@ -112,7 +112,7 @@ impl Context {
     /// Allocates a protection domain, like [`ProtectionDomain::allocate`].
     ///
     /// # Errors
-    /// If the provider refuses.
+    /// Returns an error if the provider refuses.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn allocate_pd(&self) -> Result<ProtectionDomain, Error> {
         ProtectionDomain::allocate(self)

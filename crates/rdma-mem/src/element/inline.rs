@@ -38,7 +38,7 @@ impl<'a> InlineElement<'a> {
     /// Creates the element for `data`.
     ///
     /// # Panics
-    /// If `data` is longer than 4 GiB - 1; in every build.
+    /// Panics if `data` is longer than 4 GiB - 1; in every build.
     #[inline]
     #[must_use]
     #[track_caller]
@@ -52,7 +52,7 @@ impl<'a> InlineElement<'a> {
     /// Creates the element for `data`.
     ///
     /// # Errors
-    /// If `data` is longer than 4 GiB - 1.
+    /// Returns an error if `data` is longer than 4 GiB - 1.
     #[inline]
     pub fn new_checked(data: &'a [u8]) -> Result<Self, ScatterGatherElementError> {
         length(data.len()).map(|length| Self::of(data, length))

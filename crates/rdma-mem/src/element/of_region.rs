@@ -7,7 +7,7 @@ impl MemoryRegion {
     /// Creates the element for `data`, like [`GatherElement::new`].
     ///
     /// # Panics
-    /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
+    /// Panics if `data` is not within the region, or longer than 4 GiB - 1; in every build.
     #[inline]
     #[must_use]
     #[track_caller]
@@ -18,7 +18,7 @@ impl MemoryRegion {
     /// Creates the element for `data`, like [`GatherElement::new_checked`].
     ///
     /// # Errors
-    /// If `data` is not within the region, or longer than 4 GiB - 1.
+    /// Returns an error if `data` is not within the region, or longer than 4 GiB - 1.
     #[inline]
     pub fn gather_element_checked<'a>(
         &'a self,
@@ -37,7 +37,7 @@ impl MemoryRegion {
     /// Creates the element for `data`, like [`ScatterElement::new`].
     ///
     /// # Panics
-    /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
+    /// Panics if `data` is not within the region, or longer than 4 GiB - 1; in every build.
     #[inline]
     #[must_use]
     #[track_caller]
@@ -48,7 +48,7 @@ impl MemoryRegion {
     /// Creates the element for `data`, like [`ScatterElement::new_checked`].
     ///
     /// # Errors
-    /// If `data` is not within the region, or longer than 4 GiB - 1.
+    /// Returns an error if `data` is not within the region, or longer than 4 GiB - 1.
     #[inline]
     pub fn scatter_element_checked<'a>(
         &'a self,

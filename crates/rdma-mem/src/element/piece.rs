@@ -39,7 +39,7 @@ impl<'r> Piece<'r> {
     /// Splits the piece into the first `middle` bytes and the rest.
     ///
     /// # Panics
-    /// If `middle` is more than the length.
+    /// Panics if `middle` is more than the length.
     #[inline]
     #[track_caller]
     pub(crate) fn split_at(self, middle: usize) -> (Self, Self) {

@@ -89,7 +89,7 @@ impl<'r> SliceRef<'r> {
     /// Splits the slice into the first `middle` bytes and the rest.
     ///
     /// # Panics
-    /// If `middle` is more than the length.
+    /// Panics if `middle` is more than the length.
     #[inline]
     #[must_use]
     #[track_caller]
@@ -153,7 +153,7 @@ impl<'r> SliceMut<'r> {
     /// Splits the slice into the first `middle` bytes and the rest.
     ///
     /// # Panics
-    /// If `middle` is more than the length.
+    /// Panics if `middle` is more than the length.
     #[inline]
     #[must_use]
     #[track_caller]
@@ -168,7 +168,7 @@ impl<'r> SliceMut<'r> {
     /// The name is not `chunks`, which would hide the method of the bytes.
     ///
     /// # Panics
-    /// If `size` is 0.
+    /// Panics if `size` is 0.
     ///
     /// # Examples
     /// ```

@@ -22,7 +22,7 @@ impl EventFile {
     /// takes it, the others do not block.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// Returns an error if the kernel refuses.
     ///
     /// # Safety
     /// The file stays open while the `EventFile` exists.

@@ -229,7 +229,7 @@ impl DmabufRegion {
     /// Returns the element for a range, to send or write from, or to receive or read into.
     ///
     /// # Errors
-    /// If the range is not within the region, or longer than 4 GiB - 1.
+    /// Returns an error if the range is not within the region, or longer than 4 GiB - 1.
     #[inline]
     pub fn element(&self, range: Range<usize>) -> Result<SharedElement<'_>, RangeError> {
         SharedElement::within(range, self.length, self.iova, self.lkey, self.pd())

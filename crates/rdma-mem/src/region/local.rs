@@ -106,7 +106,7 @@ impl<M> LocalRegion<M> {
     /// Splits the region into the first `middle` bytes and the rest, both exclusive.
     ///
     /// # Panics
-    /// If `middle` is more than the length.
+    /// Panics if `middle` is more than the length.
     #[inline]
     #[must_use]
     #[track_caller]

@@ -105,7 +105,7 @@ impl SharedRegion {
     /// Copies the bytes at `offset` into `out`.
     ///
     /// # Errors
-    /// If they are not within the region.
+    /// Returns an error if they are not within the region.
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RangeError> {
         let source = self.at(offset, out.len())?;
@@ -135,7 +135,7 @@ impl SharedRegion {
     /// of a peer. It is atomic with respect to loads and stores of eight aligned bytes.
     ///
     /// # Errors
-    /// If `offset` is not a multiple of 8, or the word is not within the region.
+    /// Returns an error if `offset` is not a multiple of 8, or the word is not within the region.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, RangeError> {
         let word = self.at(offset, 8)?;
@@ -151,7 +151,7 @@ impl SharedRegion {
     /// Returns the element for a range, to send or write from, or to receive or read into.
     ///
     /// # Errors
-    /// If the range is not within the region, or longer than 4 GiB - 1.
+    /// Returns an error if the range is not within the region, or longer than 4 GiB - 1.
     ///
     /// # Examples
     /// ```

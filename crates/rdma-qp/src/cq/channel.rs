@@ -115,7 +115,7 @@ impl CompletionChannel {
     /// this value or elsewhere.
     ///
     /// # Errors
-    /// If the kernel refuses to make the file non-blocking.
+    /// Returns an error if the kernel refuses to make the file non-blocking.
     ///
     /// # Safety
     /// [`Ownership`] states the contract; the channel is of this context.

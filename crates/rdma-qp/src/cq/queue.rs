@@ -316,8 +316,8 @@ impl CompletionQueue {
     /// microseconds after the first of them. See `man ibv_modify_cq`. Polls are not delayed.
     ///
     /// [`ExtendedAttributes`](rdma_mem::ExtendedAttributes) has the largest values of the device
-    /// (`cq_moderation_max_count`, `cq_moderation_max_us`), which are 0 if it does not moderate events. Software devices
-    /// and SoftRoCE do not.
+    /// (`cq_moderation_max_count`, `cq_moderation_max_us`), which are 0 if it does not moderate events. Software
+    /// devices and SoftRoCE do not.
     ///
     /// # Errors
     /// Leaves the queue unchanged, and returns the provider's error and a hint. `EOPNOTSUPP` means that the device does

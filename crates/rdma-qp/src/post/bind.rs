@@ -24,6 +24,7 @@ impl QueuePair {
     /// [`MemoryWindow::rkey`] returns the key at once. The peer can use it after the request has completed, or after
     /// a later send of this queue pair has arrived.
     ///
+    /// # Errors
     /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) for a window that does not allow this bind. The
     /// window is then unchanged, unless the request may have been [posted](PostError::posted).
     ///

@@ -230,6 +230,7 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     unsafe { (*qp).wr_id = wr.wr_id };
     // The function that sets the data determines whether it is inline. If the flags do not match, SoftRoCE reads the
     // data as elements.
+    // SAFETY: SAFETY.md F1: as above.
     unsafe { (*qp).wr_flags = wr.send_flags };
     let (immediate, rkey) =
         (field!(__bindgen_anon_1.imm_data), field!(__bindgen_anon_1.invalidate_rkey));

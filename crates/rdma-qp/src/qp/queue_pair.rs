@@ -213,7 +213,7 @@ impl QueuePair {
     /// Queries the state of the queue pair from the device.
     ///
     /// # Errors
-    /// If the provider refuses.
+    /// Returns an error if the provider refuses.
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self) -> Result<QpState, Error> {
         Ok(QpState::from_raw(self.object.query(ibv_qp_attr_mask::IBV_QP_STATE)?.0.qp_state.0))
@@ -222,7 +222,7 @@ impl QueuePair {
     /// Queries the attributes from the device; see `man ibv_query_qp`.
     ///
     /// # Errors
-    /// If the provider refuses.
+    /// Returns an error if the provider refuses.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes, Error> {
         let (attributes, init) = self.object.query(QueuePairAttributes::mask(self.qp_type()))?;
@@ -306,7 +306,7 @@ impl QueuePair {
     /// were already executed. The peer is not notified.
     ///
     /// # Errors
-    /// If the provider refuses.
+    /// Returns an error if the provider refuses.
     #[doc(alias = "IBV_QPS_ERR")]
     pub fn to_error(&self) -> Result<(), Error> {
         let (mut attributes, mask) = modify::to_state(ibv_qp_state::IBV_QPS_ERR);

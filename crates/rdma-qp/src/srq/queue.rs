@@ -175,7 +175,7 @@ impl SharedReceiveQueue {
     /// Queries the attributes from the device; see `man ibv_query_srq`.
     ///
     /// # Errors
-    /// If the provider refuses.
+    /// Returns an error if the provider refuses.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SharedReceiveQueueAttributes, Error> {
         self.0.handle.check_process().map_err(rdma_mem::Error::from)?;

@@ -25,7 +25,7 @@ fn endpoint() -> impl Strategy<Value = QueuePairEndpoint> {
 }
 
 /// Returns random bytes whose first `right` bytes match the format: the decoder reads further into
-/// them. into them.
+/// them.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let noise = prop::collection::vec(any::<u8>(), BYTES);
     let exact = (endpoint(), noise, 0..=BYTES).prop_map(|(endpoint, noise, right)| {

@@ -129,7 +129,7 @@ impl Buffer {
     /// dropped. Two buffers slow each other down if different threads or devices write the same 64 bytes.
     ///
     /// # Panics
-    /// If `middle` is more than the length.
+    /// Panics if `middle` is more than the length.
     ///
     /// # Examples
     /// ```

@@ -61,7 +61,7 @@ impl CommonMemory {
     /// a hint about the limit of locked memory.
     ///
     /// # Panics
-    /// If the range is not within the memory.
+    /// Panics if the range is not within the memory.
     #[doc(alias = "ibv_reg_mr")]
     #[track_caller]
     pub fn open(
