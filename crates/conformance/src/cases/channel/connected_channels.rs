@@ -289,7 +289,7 @@ fn a_manual_scope_that_was_not_asked_panics_when_all_has_ended(device: &Device) 
     assert!(start.elapsed() >= SHORT && start.elapsed() < BOUND);
     let payload = panicked.unwrap_err();
     let text = payload.downcast_ref::<String>().unwrap();
-    assert!(text.starts_with("1 operations of a manual scope were left"), "{text}");
+    assert!(text.starts_with("1 operations of a manual scope were not polled"), "{text}");
     expect_closed(&mut channel, LATE);
 }
 
