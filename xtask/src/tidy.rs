@@ -8,6 +8,7 @@ mod bindings;
 mod commits;
 mod differences;
 mod drift;
+mod english;
 mod errors;
 mod evidence;
 mod faults;
@@ -72,6 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     found.extend(faults::check(&root, &tree)?);
     let commits = commits::read(&root, commits::SINCE)?;
     found.extend(commits::check(&commits));
+    found.extend(english::growth(&root)?);
     let rules = [
         fence::check,
         bindings::check,
@@ -87,6 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         errors::check,
         evidence::check,
         rooms::check,
+        english::check,
     ];
     for rule in rules {
         found.extend(rule(&tree));
@@ -97,9 +100,10 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     }
     match found.len() {
         0 => println!(
-            "tidy: {} files and {} commits, nothing to mend",
+            "tidy: {} files and {} commits, nothing to mend; {} suspect words are allowed",
             tree.paths().len(),
-            commits.len()
+            commits.len(),
+            english::allowed(&tree)
         ),
         many => eprintln!("tidy: {many} to mend"),
     }
