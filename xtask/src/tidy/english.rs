@@ -204,7 +204,9 @@ fn forbidden(passage: &Passage, add: &mut impl FnMut(usize, String)) {
         if let Some((phrase, instead)) = phrase {
             add(word.line, format!("`{phrase}`: write {instead}"));
         }
-        if word.text == "as" && rest.get(1).is_some_and(|next| next.is_link) {
+        let before = passage.words.get(at.saturating_sub(3)..at).unwrap_or_default();
+        let compares = before.iter().any(|word| word.text == "same");
+        if word.text == "as" && rest.get(1).is_some_and(|next| next.is_link) && !compares {
             add(word.line, "`as [`: write \"like [`x`]\" or \"same as [`x`]\"".to_owned());
         }
     }
@@ -323,8 +325,9 @@ mod tests {
 
     #[test]
     fn as_with_a_link_is_found() {
-        assert_eq!(messages("a.rs", "/// Same, as [`x`].\nfn a() {}\n", "").len(), 1);
-        assert_eq!(messages("a.rs", "/// Same as `x`, as x.\nfn a() {}\n", ""), [""; 0]);
+        assert_eq!(messages("a.rs", "/// Sends, as [`x`].\nfn a() {}\n", "").len(), 1);
+        let right = "/// Same as [`x`], as x. Same two errors as [`x`].\nfn a() {}\n";
+        assert_eq!(messages("a.rs", right, ""), [""; 0]);
     }
 
     #[test]
