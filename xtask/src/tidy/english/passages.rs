@@ -37,6 +37,9 @@ pub(super) struct Word {
 
 pub(super) const CODE: &str = "`";
 
+/// What encloses a piece of code, and the place of a value in a format string.
+const ENCLOSED: [(char, char); 2] = [('`', '`'), ('{', '}')];
+
 /// The passages of a Rust file.
 pub(super) fn of_rust(text: &str) -> Vec<Passage> {
     let mut passages = tests(text);
@@ -214,9 +217,10 @@ fn split(line: usize, content: &str, words: &mut Vec<Word>) {
     let (mut rest, mut is_link) = (content, false);
     while let Some(first) = rest.chars().next() {
         let in_word = |c: char| c.is_alphanumeric() || c == '\'' || c == '’' || c == '_';
-        let length = if first == '`' {
+        let closing = ENCLOSED.iter().find(|(open, _)| *open == first).map(|(_, close)| close);
+        let length = if let Some(&closing) = closing {
             words.push(word(CODE, std::mem::take(&mut is_link)));
-            rest[1..].find('`').map_or(rest.len(), |end| end + 2)
+            rest[1..].find(closing).map_or(rest.len(), |end| end + 2)
         } else if rest.starts_with("](") {
             rest.find(')').map_or(rest.len(), |end| end + 1)
         } else if in_word(first) {
@@ -286,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_point_within_a_number_or_a_name_ends_no_sentence() {
-        let found = of_page("Rust 1.88 and a.rs (see b). End");
+        let found = of_page("Rust 1.88 {c. d} and a.rs (see b). End");
         let ends: Vec<_> = found[0].words.iter().filter(|word| word.ends_sentence).collect();
         assert_eq!(ends.iter().map(|word| &*word.text).collect::<Vec<_>>(), ["b"]);
     }
