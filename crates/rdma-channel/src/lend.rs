@@ -152,7 +152,7 @@ impl Ledger {
         post: impl for<'b> FnOnce(&'b mut B, Kept<'b>) -> Result<Ticket<'l>, NotPosted<'l>>,
     ) -> Result<InFlight<'l, B>, Refused<B>> {
         // SAFETY: SAFETY.md F22: the memory is lent for the scope of the ticket, or the handle returns it after the
-        // request has ended; anything else that the closure can post is 'static.
+        // request has ended. Anything else that the closure can post is 'static.
         match post(&mut buf, unsafe { Kept::new() }) {
             Ok(ticket) => Ok(InFlight::new(ticket, buf)),
             Err(refused) => {

@@ -69,7 +69,7 @@ impl RemoteMemoryRegion {
     /// decodes it there.
     ///
     /// The format is address (8 bytes), length (8 bytes), key (4 bytes), each in network order. It
-    /// has no version: the message that contains it has one, if needed.
+    /// has no version: the protocol that sends it may add one.
     ///
     /// # Examples
     /// ```

@@ -102,8 +102,8 @@ macro_rules! table {
         }
 
         impl Verbs {
-            /// Returns a table without optional functions, in which each function fails like in C:
-            /// with NULL or -1 and `errno` set to `ENOSYS`, or with `ENOSYS` itself. Its name is
+            /// Returns a table without optional functions. Each function fails like in C: with NULL
+            /// or -1 and `errno` set to `ENOSYS`, or with `ENOSYS` itself. Its name is
             /// `unsupported`.
             #[must_use]
             pub const fn unsupported() -> Self {

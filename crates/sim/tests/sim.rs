@@ -31,8 +31,8 @@ fn packets_of_fresh_workloads_behave_as_the_model_predicts() {
     println!("{}", simulated(seed, PACKETS));
 }
 
-/// A FetchAdd through a window is in flight when its queue pair is destroyed, and arrives after the window was revoked:
-/// the model once mistook its refusal for an error.
+/// A FetchAdd through a window is in flight when its queue pair is destroyed, and arrives after the window was revoked.
+/// The model once mistook its refusal for an error.
 #[test]
 fn a_request_of_a_destroyed_queue_pair_may_be_refused() {
     let program = env!("CARGO_BIN_EXE_sim");

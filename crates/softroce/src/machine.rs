@@ -61,7 +61,7 @@ pub(super) enum Ended {
 /// An event while the machine runs.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// That many bytes of output were passed on.
+    /// Output was passed on, of this length in bytes.
     Output(Port, u64),
     /// The command ended with this status, and with these lengths of its output and its errors.
     Finished {

@@ -251,7 +251,7 @@ fn kill_the_server(device: &str) {
     let text = reads.fail();
     assert!(text.contains(&format!("the server at {address} is lost")), "{text}");
     let text = client(&["get", "key", "--device", device], &address).fail();
-    assert!(text.contains("nobody listens at"), "{text}");
+    assert!(text.contains("no process listens at"), "{text}");
 }
 
 #[test]

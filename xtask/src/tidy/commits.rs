@@ -144,7 +144,7 @@ mod tests {
             "rdma-soft, tests: pass on what was refused",
             "docs/async.md: re-export the names",
             "CHANGELOG: need fewer words",
-            "Say why: it is shorter",
+            "State why: it is shorter",
         ] {
             assert_eq!(found(subject, 50), [""; 0], "{subject}");
             assert_eq!(found(&format!("{subject}\n\nWhy.\n"), 51), [""; 0], "{subject}");
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_subject_of_73_characters_fails() {
-        let fits = format!("Say {}", "x".repeat(68));
+        let fits = format!("Run {}", "x".repeat(68));
         assert_eq!(found(&fits, 0), [""; 0]);
         assert_eq!(
             found(&format!("{fits}x"), 0),

@@ -150,7 +150,7 @@ mod tests {
     fn a_fact_that_does_not_exist_fails() {
         let page = ("SAFETY.md", "# Facts\n## F1 One\n## F2 Two\n");
         let cite = |facts| format!("// SAFETY: {}.md {facts}\n", "SAFETY");
-        for facts in ["F1: as said", "F1, F2: both F9", "F2 and F1", "F1/F2 hold", "says more"] {
+        for facts in ["F1: as there", "F1, F2: both F9", "F2 and F1", "F1/F2 hold", "has more"] {
             assert_eq!(safety_facts(&Tree::of([page, ("a.rs", &cite(facts))])), [], "{facts}");
         }
         for facts in ["F3: no", "F1, F3: no", "F1 and F12", "F2/F0"] {

@@ -322,8 +322,8 @@ impl Connection {
                 Err(ConnectError::Io { tried, source })
             }
             Err(_) => {
-                let awaited = "end of the peer's side, or of the last sends: does its program run, and has it \
-                    posted receives?";
+                let awaited = "end of the peer's side, or of the last sends: check that its program runs and \
+                    has posted receives";
                 Err(ConnectError::Timeout { limit, awaited: awaited.to_owned() })
             }
         }

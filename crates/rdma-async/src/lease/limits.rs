@@ -52,8 +52,8 @@ struct Total {
 }
 
 impl LeaseLimits {
-    /// Allows peers to borrow with these rights: each peer 64 regions at a time, 16 MiB together; all peers 1 GiB; each
-    /// for at most a minute.
+    /// Allows peers to borrow with these rights, for at most a minute. Each peer may borrow 64 regions at a time, 16 MiB
+    /// together; all peers may borrow 1 GiB.
     pub fn new(access: AccessFlags) -> Self {
         let total = Total { most: 1 << 30, used: AtomicUsize::new(0) };
         let (longest, per_peer, regions) = (Duration::from_secs(60), 16 << 20, 64);

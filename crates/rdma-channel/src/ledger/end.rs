@@ -93,8 +93,8 @@ impl Ledger {
         without_unwinding(|| self.end_all())
     }
 
-    /// Like [`end`](Self::end), after the closure of a scope has failed. Requests whose waits have timed out get no
-    /// more time than their timeouts.
+    /// Like [`end`](Self::end), after the closure of a scope has failed. Requests whose waits have timed out get at
+    /// most the time of their timeouts.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_failed_scope(&mut self) -> Ended {

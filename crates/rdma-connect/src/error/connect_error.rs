@@ -39,7 +39,7 @@ pub enum ConnectError {
     #[error("the name has no address: give an IP address and a port, such as 192.0.2.1:7471")]
     NoAddress,
     /// No program listens at any of the addresses.
-    #[error("nobody listens at {}: start the server first, and is this its address and port?", list(.tried))]
+    #[error("no process listens at {}: start the server first, and is this its address and port?", list(.tried))]
     NobodyListens {
         /// The addresses that were tried, in order.
         tried: Vec<SocketAddr>,

@@ -18,7 +18,7 @@ pub struct FailedWork {
     pub peer: Option<PeerAddress>,
     /// The error of the completion, with a hint about the first things to check.
     pub error: WorkError,
-    /// The asynchronous event of the queue pair that names the cause, such as
+    /// The asynchronous event of the queue pair that names the cause, for example
     /// [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR), if the request was flushed and the device has reported one.
     /// SoftRoCE reports none when it refuses a request of the peer.
     ///

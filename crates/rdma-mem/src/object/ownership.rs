@@ -2,10 +2,10 @@
 
 /// The ownership of an object that a program passes to `from_raw`.
 ///
-/// An owner lends its C object to other libraries with `as_raw`, and wraps one of theirs with `from_raw`:
+/// An owner lends its C object to other libraries with `as_raw`, and wraps one of theirs with `from_raw`. Such owners are
 /// [`Context`](crate::Context::from_raw), [`ProtectionDomain`](crate::ProtectionDomain::from_raw),
 /// [`MemoryRegion`](crate::MemoryRegion::from_raw), [`DmabufRegion`](crate::DmabufRegion::from_raw),
-/// [`MemoryWindow`](crate::MemoryWindow::from_raw), and those of `rdma-qp`.
+/// [`MemoryWindow`](crate::MemoryWindow::from_raw), and several types of `rdma-qp`.
 ///
 /// Regions that own or borrow their memory ([`OwnedRegion`](crate::OwnedRegion), [`SharedRegion`](crate::SharedRegion),
 /// [`BorrowedRegion`](crate::BorrowedRegion), [`BufferPool`](crate::BufferPool)) have no `from_raw`: they allocate the

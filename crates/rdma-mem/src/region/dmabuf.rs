@@ -156,9 +156,9 @@ impl DmabufRegion {
     /// [`Ownership`] states the contract. The region is of this domain, and starts at `iova` in requests. The memory
     /// meets the contract of [`register_dmabuf_mr_with_access`](ProtectionDomain::register_dmabuf_mr_with_access).
     ///
-    /// Memory that is not a dma-buf's has two more conditions. It stays mapped while it is registered. There is no
-    /// reference to it from now on until the value and all requests that name an element of it have ended:
-    /// `rdma-channel` posts elements in safe code.
+    /// Memory that is not a dma-buf's has two more conditions. It stays mapped while it is registered. No reference to it
+    /// exists until the value and all requests that name an element of it have ended. Safe code of `rdma-channel`
+    /// posts elements.
     ///
     /// # Examples
     /// ```

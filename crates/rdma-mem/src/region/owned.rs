@@ -110,7 +110,7 @@ impl OwnedRegion {
         // descriptor for each region would also be too many.
         registration.memory_mut().close_file();
         // SAFETY: SAFETY.md F16: mapped and initialised by its allocation, and the registration's
-        // own; no peer has a right to it, and there is no file by which others might write it.
+        // own. No peer has a right to it, and no file exists by which others might write it.
         Ok(unsafe { Self::new(registration) })
     }
 

@@ -79,7 +79,7 @@ fn tell_to(subscriber: Dispatch, tell: impl FnOnce() + Send + 'static) {
     let tell = move || tracing::dispatcher::with_default(&subscriber, tell);
     // Models have threads of their own.
     #[cfg(not(loom))]
-    let _ = thread::spawn("rdma-soft told", thread::STACK_OF_PROGRAM, tell);
+    let _ = thread::spawn("rdma-soft events", thread::STACK_OF_PROGRAM, tell);
     #[cfg(loom)]
     drop(tell);
 }

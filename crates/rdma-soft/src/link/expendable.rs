@@ -1,5 +1,5 @@
-//! Threads that a peer may hold up. Releasing a file that another process has sent takes as long as that process likes:
-//! a socket may linger, and a file may be of a FUSE file system. So each call that may release one is made on these
+//! Threads that a peer may hold up. Releasing a file that another process has sent takes as long as that process likes.
+//! A socket may linger, and a file may be of a FUSE file system. So each call that may release one is made on these
 //! threads, and nothing waits for them.
 
 use std::collections::VecDeque;

@@ -75,7 +75,7 @@ fn datagrams_arrive_with_their_source() {
     peer.end();
 }
 
-/// All at once, more than the link has space for: they wait until the receiving process has read them.
+/// More datagrams at once than the link has space for: they wait until the receiving process has read them.
 #[test]
 fn datagrams_arrive_that_are_sent_faster_than_they_are_read() {
     const COUNT: usize = 500;

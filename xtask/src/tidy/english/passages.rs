@@ -30,6 +30,7 @@ pub(super) struct Word {
     /// The number of its line, from 1.
     pub(super) line: usize,
     pub(super) is_capital: bool,
+    /// Whether a sentence, or an item of a list with semicolons, ends here.
     pub(super) ends_sentence: bool,
     /// Whether it begins a link.
     pub(super) is_link: bool,
@@ -37,7 +38,7 @@ pub(super) struct Word {
 
 pub(super) const CODE: &str = "`";
 
-/// What encloses a piece of code, and the place of a value in a format string.
+/// The signs that enclose a piece of code, and the place of a value in a format string.
 const ENCLOSED: [(char, char); 2] = [('`', '`'), ('{', '}')];
 
 /// The passages of a Rust file.
@@ -56,9 +57,13 @@ pub(super) fn of_rust(text: &str) -> Vec<Passage> {
             rest.find("*/").map_or(rest.len(), |end| end + 2)
         } else if let Some((skipped, content)) = string(rest, before) {
             let from = line + rest[..skipped].matches('\n').count();
-            // A line break is no word.
-            let text = content.replace("\\n", "  ");
-            passages.extend(of_lines(Kind::Text, numbered(&text, from)));
+            // `#[cfg_attr(x, doc = "```")]` begins a block of code in the next doc comment.
+            block.begins_in_code |= content.starts_with("```");
+            // Without a space it is a key or a name.
+            if content.contains(' ') {
+                let text = content.replace("\\n", "  ");
+                passages.extend(of_lines(Kind::Text, numbered(&text, from)));
+            }
             skipped + content.len() + closing(&rest[..skipped])
         } else {
             character(rest).unwrap_or(first.len_utf8())
@@ -84,6 +89,7 @@ fn numbered(text: &str, from: usize) -> impl Iterator<Item = (usize, &str)> {
 #[derive(Default)]
 struct Block<'t> {
     is_doc: bool,
+    begins_in_code: bool,
     lines: Vec<(usize, &'t str)>,
 }
 
@@ -101,7 +107,9 @@ impl<'t> Block<'t> {
 
     fn end(&mut self, passages: &mut Vec<Passage>) {
         let kind = if self.is_doc { Kind::Doc } else { Kind::Comment };
-        let mut found = of_lines(kind, self.lines.drain(..));
+        let fence = (self.begins_in_code && !self.lines.is_empty()).then_some((0, "```"));
+        self.begins_in_code &= fence.is_none();
+        let mut found = of_lines(kind, fence.into_iter().chain(self.lines.drain(..)));
         if let Some(first) = found.first_mut().filter(|first| first.kind == Kind::Doc) {
             first.kind = Kind::Opening;
         }
@@ -188,7 +196,7 @@ fn of_lines<'t>(kind: Kind, lines: impl Iterator<Item = (usize, &'t str)>) -> Ve
         if trimmed.is_empty() || is_row || is_item(trimmed) || is_fence {
             end(&mut words, kind);
         }
-        if !in_code && !is_fence {
+        if !in_code && !is_fence && !is_definition(trimmed) {
             split(line, content, &mut words);
         }
         if is_row {
@@ -224,19 +232,38 @@ fn split(line: usize, content: &str, words: &mut Vec<Word>) {
         } else if rest.starts_with("](") {
             rest.find(')').map_or(rest.len(), |end| end + 1)
         } else if in_word(first) {
-            let end = rest.find(|c| !in_word(c)).unwrap_or(rest.len());
+            let end = end_of_word(rest, in_word);
             words.push(word(&rest[..end], std::mem::take(&mut is_link)));
             end
         } else {
             is_link = first == '[';
             let after = rest[first.len_utf8()..].trim_start_matches(['"', '\'', ')', ']', '*']);
-            if matches!(first, '.' | '!' | '?') && (after.is_empty() || after.starts_with(' ')) {
+            if matches!(first, '.' | '!' | '?' | ';')
+                && (after.is_empty() || after.starts_with(' '))
+            {
                 words.last_mut().into_iter().for_each(|last| last.ends_sentence = true);
             }
             first.len_utf8()
         };
         rest = &rest[length..];
     }
+}
+
+/// The length of the word at the begin: `well-known` and `a.rs` are one word.
+fn end_of_word(rest: &str, in_word: impl Fn(char) -> bool) -> usize {
+    let mut chars = rest.char_indices().peekable();
+    while let Some((at, c)) = chars.next() {
+        let joins = "-./:%+".contains(c) && chars.peek().is_some_and(|&(_, next)| in_word(next));
+        if !in_word(c) && !joins {
+            return at;
+        }
+    }
+    rest.len()
+}
+
+/// Whether a line defines the target of a link.
+fn is_definition(line: &str) -> bool {
+    line.starts_with('[') && line.contains("]: ")
 }
 
 #[cfg(test)]
@@ -261,7 +288,6 @@ mod tests {
             (Kind::Opening, "one ` three"),
             (Kind::Text, "a text"),
             (Kind::Text, "raw x"),
-            (Kind::Text, "q"),
             (Kind::Comment, "why"),
         ];
         let expected = expected.map(|(kind, text)| (kind, text.to_owned()));

@@ -19,11 +19,11 @@ mod tests;
 /// The part of a queue that one drive may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// That many requests, up to [`STRETCH_BYTES`], by a thread that releases them.
+    /// The number of requests, up to [`STRETCH_BYTES`], by a thread that releases them.
     Requests(u32),
     /// The whole head.
     Head,
-    /// That many requests, but at most [`TURN_BYTES`], by a thread that serves more than this queue.
+    /// The number of requests, but at most [`TURN_BYTES`], by a thread that serves more than this queue.
     Turn(u32),
     /// Like [`Requests`](Self::Requests), by the thread that posts them.
     Stretch(u32),
