@@ -88,5 +88,5 @@ fn an_invalid_mtu_is_refused() {
     let output = drive("soft0", &address, &["--mtu", "300"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.contains("an MTU is 256"), "{text}");
+    assert!(text.contains("the MTU must be 256"), "{text}");
 }

@@ -17,7 +17,7 @@
 //! 9. The list of devices, a device's table of queue pairs, its multicast [groups](group), or what has arrived at it.
 //! 10. [Deferred](crate::fabric::deferred) work.
 //! 11. The handle of a [reporter](events::report), then one of these: the state of an [event queue](events), or the
-//!     buffered output of a capture (`link/pcap.rs`). Then the work left to do without locks (`fabric/overflow.rs`), or
+//!     buffered output of a capture (`link/pcap.rs`). Then the work left to do without locks (`fabric/run_queue.rs`), or
 //!     the acknowledgements of an object.
 //! 12. Leaves, under which no other lock is taken. Of the fabric: deadlines, and packets in flight in a simulated
 //!     network. Of a device: the tally of its queue pairs, and its notices about packets. Of a completion queue: its
