@@ -162,18 +162,19 @@ impl Channel {
     ///
     /// # Examples
     /// ```
-    /// use rdma_channel::{Channel, ReceiveWorkRequest, SendWorkRequest, prelude::*};
+    /// use std::time::Duration;
+    /// use rdma_channel::{ReceiveWorkRequest, SendWorkRequest, prelude::*};
     ///
     /// rdma_soft::install();
     /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
     /// let (one, other) = (pd.create_channel().build()?, pd.create_channel().build()?);
     /// let (at_one, at_other) = (one.endpoint(), other.endpoint());
     /// let (mut one, mut other) = (one.handshake(at_other)?, other.handshake(at_one)?);
-    /// other.scope(|other| {
-    ///     let receive = other.post_receive(ReceiveWorkRequest::only_immediate())?;
+    /// other.scope(|s| {
+    ///     let receive = s.post_receive(ReceiveWorkRequest::only_immediate())?;
     ///     one.send(SendWorkRequest::only_immediate(7))?;
-    ///     receive.wait()
-    /// })??;
+    ///     receive.wait(Duration::from_secs(10)).map(drop)
+    /// })?;
     /// let counters = one.counters();
     /// assert_eq!((counters.posted, counters.completed, counters.failed), (1, 1, 0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -68,6 +68,22 @@ fn each_operation_of_queue_pairs_is_measured_between_two_processes() {
 }
 
 #[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn softroce_is_measured_between_two_processes() {
+    for measure in ["lat", "bw", "rate"] {
+        for operation in ["write", "read", "send", "atomic"] {
+            let sizes = sizes(operation);
+            let report = report(&format!("{measure} {operation} {sizes} --device rxe0"));
+            assert_eq!(report["device"]["name"], "rxe0");
+        }
+    }
+    for api in ["channel", "async"] {
+        let report = report(&format!("lat send --size 8 --device rxe0 --api {api}"));
+        assert_eq!(column(&report, "operation"), ["send"]);
+    }
+}
+
+#[test]
 fn each_operation_of_channels_and_futures_is_measured() {
     for api in ["channel", "async"] {
         for measure in ["lat", "bw"] {
