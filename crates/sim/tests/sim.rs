@@ -59,5 +59,5 @@ fn a_workload_that_takes_too_long_is_named() {
     let output = Command::new(program).args(args).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && text.contains("hangs: workload 0x"), "{text}");
-    assert!(text.contains("(seed 0x7)") && text.contains("again: "), "{text}");
+    assert!(text.contains("(seed 0x7)") && text.contains("to repeat: "), "{text}");
 }

@@ -198,7 +198,7 @@ mod tests {
         let run = lock(FlockOperation::NonBlockingLockShared).unwrap();
         let other = lock(FlockOperation::NonBlockingLockShared).unwrap();
         let error = lock(FlockOperation::NonBlockingLockExclusive).unwrap_err();
-        assert!(format!("{error:#}").contains("at work"), "{error:#}");
+        assert!(format!("{error:#}").contains("is running"), "{error:#}");
         drop((run, other));
         // A child process that another test starts has copies of the descriptors for a moment: waits until it has
         // closed them.

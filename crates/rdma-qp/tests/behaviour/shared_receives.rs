@@ -153,7 +153,7 @@ fn queues_that_cannot_be_are_refused_with_the_devices_limits() {
     let one = open("onesrq0").allocate_pd().unwrap();
     let _first = one.create_srq().build().unwrap();
     let text = one.create_srq().build().unwrap_err().to_string();
-    assert!(text.contains("it has 1 shared receive queues"), "{text}");
+    assert!(text.contains("its limit (1 shared receive queues)"), "{text}");
     let srq = pd.create_srq().max_wr(8).build().unwrap();
     let error = srq.set_limit(9).unwrap_err();
     assert!(matches!(error, Error::LimitTooLarge { limit: 9, max_wr: 8 }), "{error}");

@@ -285,9 +285,9 @@ fn a_device_that_cannot_listen_states_the_reason() {
         (&*taken, "is in use, by another process that listens there, or by the kernel's SoftRoCE"),
         ("192.0.2.77", "this host has no such address; it has "),
         ("2001:db8::77", "this host has no such address; it has "),
-        ("0.0.0.0", "name one of this host"),
-        ("::", "name one of this host"),
-        ("224.0.0.9", "name one of this host"),
+        ("0.0.0.0", "name an address of this host"),
+        ("::", "name an address of this host"),
+        ("224.0.0.9", "name an address of this host"),
         (
             "no-such-interface",
             "it is neither an IP address nor an interface of this host: there are ",

@@ -239,7 +239,7 @@ fn garbage_another_version_and_silence_are_errors() {
     assert!(served(b"6.06", false).contains("closed the connection"), "the end");
     let head = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0\0\0\0\x40".to_vec();
     let mtu = [&head[..], b"9\0"].concat();
-    assert!(served(&mtu, true).contains("is no MTU of perftest"), "an MTU");
+    assert!(served(&mtu, true).contains("is not an MTU of perftest"), "an MTU");
     let keys = [&head[..], b"3\0", &[b'x'; 108]].concat();
     assert!(served(&keys, true).contains("is not a line of keys"), "keys");
     let none = "0000:0001:000013:26bfa2:0000a1b2:00007f0123456000:".to_owned()
