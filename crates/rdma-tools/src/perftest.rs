@@ -96,8 +96,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 /// Bytes that no program of perftest sends at this step of the exchange.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{}\" is not a {what} of perftest: is the peer the same program of perftest, with the same options, and `-x` and \
-     the index of a GID?", .bytes.escape_ascii()
+    "\"{}\" is not {what}: check that the peer is the same program of perftest, with the same options, and \
+     `-x` and the index of a GID", .bytes.escape_ascii()
 )]
 struct NotPerftest {
     bytes: Vec<u8>,

@@ -81,7 +81,7 @@ impl Keys {
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, NotPerftest> {
         let wrong = |what| NotPerftest::new(what, bytes);
         let text = bytes.strip_suffix(&[0]).and_then(|text| std::str::from_utf8(text).ok());
-        let mut fields = text.ok_or_else(|| wrong("line of keys: its end"))?.split(':');
+        let mut fields = text.ok_or_else(|| wrong("a line of keys with a valid end"))?.split(':');
         let mut number = |what, digits| {
             let field = fields.next().filter(|field| field.len() == digits);
             let field = field.filter(|field| field.bytes().all(|byte| byte.is_ascii_hexdigit()));
@@ -89,28 +89,33 @@ impl Keys {
             number.ok_or_else(|| wrong(what))
         };
         let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-        let lid = number("line of keys: its LID", 4)?;
-        let lid = Lid::new(u16::try_from(lid).map_err(|_| wrong("LID"))?);
-        let reads = number("line of keys: how many reads", 4)?.clamp(1, u8::MAX.into());
-        let qpn = Qpn::new(small(number("line of keys: its QPN", 6)?));
-        let psn = Psn::new(small(number("line of keys: its PSN", 6)?));
-        let rkey = small(number("line of keys: its rkey", 8)?);
-        let address = number("line of keys: its address", 16)?;
+        let lid = number("a line of keys with a valid LID", 4)?;
+        let lid =
+            Lid::new(u16::try_from(lid).map_err(|_| wrong("a line of keys with a valid LID"))?);
+        let reads =
+            number("a line of keys with a valid number of READs", 4)?.clamp(1, u8::MAX.into());
+        let qpn = Qpn::new(small(number("a line of keys with a valid QPN", 6)?));
+        let psn = Psn::new(small(number("a line of keys with a valid PSN", 6)?));
+        let rkey = small(number("a line of keys with a valid rkey", 8)?);
+        let address = number("a line of keys with a valid address", 16)?;
         let mut gid = None;
         if bytes.len() == Self::BYTES {
             let mut octets = [0; 16];
             for octet in &mut octets {
-                let number = number("line of keys: its GID", 2)?;
-                *octet = u8::try_from(number).map_err(|_| wrong("GID"))?;
+                let number = number("a line of keys with a valid GID", 2)?;
+                *octet =
+                    u8::try_from(number).map_err(|_| wrong("a line of keys with a valid GID"))?;
             }
             gid = Some(Gid::from_bytes(octets));
         }
-        number("line of keys: its shared receive queue", 8)?;
+        number("a line of keys with a valid shared receive queue", 8)?;
         let end = if gid.is_some() { [Some(""), None] } else { [None, None] };
         if end != [fields.next(), fields.next()] {
-            return Err(wrong("line of keys: its end"));
+            return Err(wrong("a line of keys with a valid end"));
         }
-        let (Some(qpn), Some(psn)) = (qpn, psn) else { return Err(wrong("line of keys: its QPN")) };
+        let (Some(qpn), Some(psn)) = (qpn, psn) else {
+            return Err(wrong("a line of keys with a valid QPN"));
+        };
         let reads = u8::try_from(reads).unwrap_or(u8::MAX);
         Ok(Self { lid, reads, qpn, psn, rkey, address, gid })
     }

@@ -41,7 +41,7 @@ impl Cycle {
         let number = |bytes| {
             let number = usize::try_from(i32::from_be_bytes(bytes)).ok();
             let number = number.filter(|number| (1..=Self::LONGEST).contains(number));
-            number.ok_or_else(|| NotPerftest::new("length of a page or a cache line", &bytes))
+            number.ok_or_else(|| NotPerftest::new("the length of a page or a cache line", &bytes))
         };
         Ok(Self { buffer: number(buffer)?, line: number(line)? })
     }
@@ -166,7 +166,7 @@ impl Talk {
         self.stream.send(DONE)?;
         let end: [u8; DONE.len()] = self.stream.receive()?;
         if end != *DONE {
-            return Err(NotPerftest::new("end", &end).into());
+            return Err(NotPerftest::new("the end of an exchange", &end).into());
         }
         self.finish()
     }
@@ -181,7 +181,7 @@ impl Talk {
 }
 
 fn check_version(bytes: &[u8; VERSION_BYTES]) -> Result<()> {
-    let wrong = || NotPerftest::new("version", bytes);
+    let wrong = || NotPerftest::new("a version of perftest", bytes);
     let mut parts = bytes.splitn(2, |&byte| byte == 0);
     let text = parts.next().and_then(|text| std::str::from_utf8(text).ok()).ok_or_else(wrong)?;
     let number = |text: &str| {
@@ -218,7 +218,7 @@ fn digit(mtu: Mtu) -> [u8; 2] {
 fn mtu_of(bytes: [u8; 2]) -> Result<Mtu, NotPerftest> {
     let [digit, end] = bytes;
     let found = MTUS.iter().find(|(_, one)| *one == digit && end == 0);
-    found.map(|(mtu, _)| *mtu).ok_or_else(|| NotPerftest::new("MTU", &bytes))
+    found.map(|(mtu, _)| *mtu).ok_or_else(|| NotPerftest::new("an MTU of perftest", &bytes))
 }
 
 #[cfg(test)]
