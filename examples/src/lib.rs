@@ -16,3 +16,13 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/recipes.md")]
 struct Recipes;
+
+/// Runs the programs of the tutorial.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/tutorial.md")]
+struct Tutorial;
+
+/// Runs the tour of the page on `async-rdma`.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/from-async-rdma.md")]
+struct FromAsyncRdma;

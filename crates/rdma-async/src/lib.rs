@@ -66,9 +66,6 @@ mod control;
 mod driver;
 #[doc = include_str!("guide.md")]
 pub mod guide {}
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/from-async-rdma.md")]
-mod from_async_rdma {}
 #[cfg(not(loom))]
 mod lease;
 mod ledger;

@@ -96,8 +96,3 @@ pub mod prelude;
 pub mod qp;
 #[cfg(feature = "soft")]
 pub mod soft;
-
-/// Runs the programs of the tutorial.
-#[cfg(all(doctest, feature = "soft"))]
-#[doc = include_str!("../../../docs/tutorial.md")]
-struct Tutorial;

@@ -187,10 +187,10 @@ pub(super) const RXE: &[Step] = &[
     )
     .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
     // Its programs open `soft0`.
-    tests("cargo test -p rdma --doc Tutorial").with(&[(
+    tests("cargo test -p rdma-examples --doc Tutorial").with(&[(
         "CARGO_TARGET_{HOST}_RUNNER",
         "{target}/debug/xtask rxe-run --machine --timeout 300 -- \
-            /bin/sh ../../xtask/src/ci/rxe_as.sh soft0",
+            /bin/sh ../xtask/src/ci/rxe_as.sh soft0",
     )]),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
     run("cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0"),
