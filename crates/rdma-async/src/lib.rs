@@ -130,3 +130,8 @@ pub use rdma_mem::{
     AsyncEvent, Buffer, Context, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef,
 };
 pub use rdma_qp::{ConnectAttributes, Error, Qpn, QueuePairBuilder, QueuePairEndpoint};
+
+/// Runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -120,3 +120,8 @@ pub use rdma_qp::{
     QueuePairEndpoint, QueuePairType, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
     WorkError, WorkSuccess, WriteWorkRequest,
 };
+
+/// Runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -45,3 +45,8 @@ pub use half_open::{Candidate, ClientStream, Hello, MakeEnds, NoEnd};
 pub use keep_alive::KeepAlive;
 pub use message::Greeting;
 pub use until::Until;
+
+/// Runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

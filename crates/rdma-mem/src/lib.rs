@@ -119,3 +119,8 @@ pub use rdma_types::{
     Guid, Lid, LinkLayer, LinkSpeed, LinkWidth, Lkey, Mtu, NodeType, OdpCapabilities,
     OdpOperations, PhysicalState, Pkey, PortState, Qpn, RawPacketCapabilities, Rkey, TransportType,
 };
+
+/// Runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

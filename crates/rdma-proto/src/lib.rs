@@ -54,3 +54,8 @@ pub use operation::{End, Kind, MAX_MESSAGE_BYTES, Nak, Remote, Start, Stop};
 pub use time::Time;
 pub use unreliable::{UnreliableRequester, UnreliableResponder};
 pub use work::{Request, Work};
+
+/// Runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

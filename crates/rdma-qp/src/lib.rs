@@ -120,3 +120,8 @@ pub use rdma_types::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu as MaximumTransferUnit,
     Psn as PacketSequenceNumber, QpState, QpType as QueuePairType, Qpn, WcOpcode, WcStatus,
 };
+
+/// Runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -154,3 +154,8 @@ pub fn install() {
         install_one(device);
     }
 }
+
+/// Runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -85,3 +85,8 @@ pub use load_error::LoadError;
 pub use process::Process;
 pub use registry::{Provider, UnknownProvider, providers, register};
 pub use table::{NoteMapped, Unsupported, Verbs};
+
+/// Runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -71,3 +71,8 @@ pub type PacketSequenceNumber = Psn;
 
 /// Long name of [`Mtu`].
 pub type MaximumTransferUnit = Mtu;
+
+/// Runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

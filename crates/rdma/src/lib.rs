@@ -96,3 +96,8 @@ pub mod prelude;
 pub mod qp;
 #[cfg(feature = "soft")]
 pub mod soft;
+
+/// Runs the example in the README.
+#[cfg(all(doctest, feature = "soft"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
