@@ -1,11 +1,12 @@
-//! The maintenance commands of this workspace: `cargo xtask ci`, `features`, `tidy`, `bindgen`, `book`, `rxe-setup` and
-//! its kin, `interop`, `sim`.
+//! The maintenance commands of this workspace: `cargo xtask ci`, `features`, `package`, `tidy`, `bindgen`, `book`,
+//! `rxe-setup` and its kin, `interop`, `sim`.
 
 mod bindgen;
 mod book;
 mod ci;
 mod features;
 mod interop;
+mod package;
 mod rxe;
 mod sim;
 mod tidy;
@@ -28,6 +29,8 @@ enum Chore {
     Ci(ci::Args),
     /// Compile each published crate alone, and with each of its features alone
     Features,
+    /// Package the published crates, then build and document each from its package; nothing is published
+    Package,
     /// Run a program that cargo has built if it belongs to the chosen crate; a runner for cargo
     Only(ci::only::Args),
     /// Check what rustc and clippy do not: layers, lengths, rooms, unsafe files, links, repeated facts
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().chore {
         Chore::Ci(args) => ci::run(&args),
         Chore::Features => features::run(),
+        Chore::Package => package::run(),
         Chore::Only(args) => {
             return ci::only::run(&args).unwrap_or_else(|error| failed(&error, 125));
         }

@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 }
 
 /// Returns a command for cargo, without the variables that `cargo run` has set for this program.
-fn cargo(folder: &Path) -> Command {
+pub(crate) fn cargo(folder: &Path) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(folder);
     for (key, _) in std::env::vars_os() {

@@ -15,20 +15,19 @@ pub(crate) struct Tree {
 impl Tree {
     /// Reads every file that git tracks or would add. Binary files have empty text.
     pub(crate) fn read(root: &Path) -> Result<Self> {
-        // The checkout may belong to another user, as in a container.
-        let args = ["-c", "safe.directory=*", "ls-files", "-z"];
-        let which = ["--cached", "--others", "--exclude-standard"];
-        let listed = Command::new("git").current_dir(root).args(args).args(which).output();
-        let listed = listed.context("starting git, which lists the files to check")?;
-        let why = String::from_utf8_lossy(&listed.stderr);
-        ensure!(listed.status.success(), "`git ls-files` failed, is this a git checkout? {why}");
+        let paths = listed(root)?;
+        Ok(Self::of_files(root, paths.iter().map(String::as_str)))
+    }
+
+    /// Reads these files, whose paths are relative to `root`. A missing file is left out.
+    pub(crate) fn of_files<'a>(root: &Path, paths: impl Iterator<Item = &'a str>) -> Self {
         let mut files = BTreeMap::new();
-        for path in String::from_utf8_lossy(&listed.stdout).split_terminator('\0') {
+        for path in paths {
             // A file that is deleted but not yet staged is still listed.
             let Ok(bytes) = std::fs::read(root.join(path)) else { continue };
             files.insert(path.to_owned(), String::from_utf8(bytes).unwrap_or_default());
         }
-        Ok(Self { files })
+        Self { files }
     }
 
     /// Creates a tree from literals, for tests.
@@ -68,6 +67,19 @@ impl Tree {
             .map(|(path, text)| (path.as_str(), text.as_str()))
             .filter(|(path, _)| suffixes.iter().any(|suffix| path.ends_with(suffix)))
     }
+}
+
+/// Returns the paths of the files that git tracks or would add, relative to the root.
+pub(crate) fn listed(root: &Path) -> Result<Vec<String>> {
+    // The checkout may belong to another user, as in a container.
+    let args = ["-c", "safe.directory=*", "ls-files", "-z"];
+    let which = ["--cached", "--others", "--exclude-standard"];
+    let listed = Command::new("git").current_dir(root).args(args).args(which).output();
+    let listed = listed.context("starting git, which lists the files of the checkout")?;
+    let why = String::from_utf8_lossy(&listed.stderr);
+    ensure!(listed.status.success(), "`git ls-files` failed, is this a git checkout? {why}");
+    let paths = String::from_utf8_lossy(&listed.stdout);
+    Ok(paths.split_terminator('\0').map(str::to_owned).collect())
 }
 
 /// Returns the workspace root, derived from the path at which this crate was compiled.

@@ -167,6 +167,14 @@ pub(crate) const JOBS: &[Job] = &[
         steps: &[run("cargo xtask features")],
     },
     Job {
+        name: "package",
+        about: "published crates that do not build, or cannot be documented, from their packages alone",
+        tier: Tier::Full,
+        minutes: 3.0,
+        needs: &[],
+        steps: &[run("cargo xtask package")],
+    },
+    Job {
         name: "book",
         about: "dead links and undefined references in the site of the pages",
         tier: Tier::Full,

@@ -63,7 +63,7 @@ pub(crate) fn resolve(page: &str, file: &str) -> Option<String> {
 }
 
 /// Returns line and target of every link and image, including those defined by reference.
-fn links(text: &str) -> Vec<(usize, String)> {
+pub(crate) fn links(text: &str) -> Vec<(usize, String)> {
     let events = Parser::new_ext(text, Options::all()).into_offset_iter();
     events
         .filter_map(|(event, range)| match event {
