@@ -381,8 +381,10 @@ impl Ledger {
             let has_qp = connection.is_some_and(|connection| connection.qp().is_some());
             state.is_in_flight() && !state.is_marker() && has_qp
         };
-        let slots = self.queues.slots().iter();
-        self.counts.snapshot(slots.filter(is_outstanding).count() as u64)
+        // Counted here, so that posting costs no further instruction.
+        let uses = self.queues.slots().iter().map(RequestSlot::uses).sum();
+        let outstanding = self.queues.slots().iter().filter(is_outstanding).count();
+        self.counts.snapshot(uses, outstanding as u64)
     }
 
     /// Frees the slot after its handle has reported the result.

@@ -7,9 +7,8 @@ use rdma_connect::ConnectionCounters;
 /// Counts since the ledger was created. They have 64 bits, so none overflows while a program runs.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    posted: Cell<u64>,
-    /// Number of posted requests whose slots were released.
-    released: Cell<u64>,
+    /// Number of posted requests that no handle has released. It is 0 if the scope has nothing to end.
+    unreleased: Cell<u64>,
     failed: Cell<u64>,
     slot_waits: Cell<u64>,
     /// Number of markers, which the ledger itself posts after unsignaled requests to find their end.
@@ -19,24 +18,22 @@ pub(super) struct Counts {
 impl Counts {
     #[inline(always)]
     pub(super) fn post(&self, count: u64) {
-        self.posted.set(self.posted.get() + count);
+        self.unreleased.set(self.unreleased.get() + count);
     }
 
-    /// Returns the number of posted requests that no handle has released. It is 0 if the scope has nothing to end.
     #[inline(always)]
     pub(super) fn unreleased(&self) -> u64 {
-        self.posted.get() - self.released.get()
+        self.unreleased.get()
     }
 
     #[inline(always)]
     pub(super) fn release(&self, count: u64) {
-        self.released.set(self.released.get() + count);
-        debug_assert!(self.released <= self.posted, "more were released than were posted");
+        self.unreleased.set(self.unreleased.get() - count);
     }
 
     #[inline(always)]
     pub(super) fn release_all_but(&self, occupied: u64) {
-        self.released.set(self.posted.get() - occupied);
+        self.unreleased.set(occupied);
     }
 
     pub(super) fn fail(&self) {
@@ -51,10 +48,11 @@ impl Counts {
         self.markers.set(self.markers.get() + 1);
     }
 
-    /// Returns the counters, when `outstanding` requests of callers are in flight.
-    pub(super) fn snapshot(&self, outstanding: u64) -> ConnectionCounters {
+    /// Returns the counters. The ledger has used its slots `uses` times, and `outstanding` requests of callers are in
+    /// flight.
+    pub(super) fn snapshot(&self, uses: u64, outstanding: u64) -> ConnectionCounters {
         let mut counters = ConnectionCounters::default();
-        counters.posted = self.posted.get() - self.markers.get();
+        counters.posted = uses - self.markers.get();
         (counters.failed, counters.slot_waits) = (self.failed.get(), self.slot_waits.get());
         counters.snapshot(outstanding)
     }
