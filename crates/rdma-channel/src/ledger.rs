@@ -37,7 +37,7 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use rdma_connect::{
-    CloseReason, ConnectionCounters, FailedWork, Operation, PeerAddress, TransportError,
+    CloseReason, ConnectionCounters, FailedWork, Operation, PeerAddress, TransportError, WorkId,
 };
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{CompletionQueue, PollSlot, QueuePair, WorkError, WorkErrorClass, WorkErrorCode};
@@ -382,7 +382,10 @@ impl Ledger {
             state.is_in_flight() && !state.is_marker() && has_qp
         };
         // Counted here, so that posting costs no further instruction.
-        let uses = self.queues.slots().iter().map(RequestSlot::uses).sum();
+        let uses = |slot: &RequestSlot| {
+            (slot.id() >> WorkId::INDEX_BITS) + u64::from(slot.state().is_occupied())
+        };
+        let uses = self.queues.slots().iter().map(uses).sum();
         let outstanding = self.queues.slots().iter().filter(is_outstanding).count();
         self.counts.snapshot(uses, outstanding as u64)
     }

@@ -57,11 +57,6 @@ pub(crate) const fn index(id: u64) -> usize {
 }
 
 impl RequestSlot {
-    /// Returns the number of requests that have been in the slot, including the one that is in it.
-    pub(super) fn uses(&self) -> u64 {
-        (self.id.get() >> INDEX_BITS) + u64::from(self.state().is_occupied())
-    }
-
     fn new(index: u32, connection: u32) -> Self {
         Self {
             id: Cell::new(index.into()),
