@@ -240,8 +240,10 @@ fn suspect(passage: &Passage) -> Vec<(&Word, &'static str, &'static str)> {
 }
 
 fn begins(words: &[Word], phrase: &str) -> bool {
+    // Most words begin no phrase.
+    let may_begin = words.first().is_some_and(|first| phrase.starts_with(&*first.text));
     let mut words = words.iter();
-    phrase.split(' ').all(|part| words.next().is_some_and(|word| word.text == part))
+    may_begin && phrase.split(' ').all(|part| words.next().is_some_and(|word| word.text == part))
 }
 
 /// Whether the preposition means a place, or the comparison is complete.

@@ -47,7 +47,6 @@ pub(super) fn of_rust(text: &str) -> Vec<Passage> {
     let mut block = Block::default();
     let mut line = 1;
     let mut rest = text;
-    let mut before = ' ';
     while let Some(first) = rest.chars().next() {
         let length = if rest.starts_with("//") {
             let end = rest.find('\n').unwrap_or(rest.len());
@@ -55,7 +54,7 @@ pub(super) fn of_rust(text: &str) -> Vec<Passage> {
             end
         } else if rest.starts_with("/*") {
             rest.find("*/").map_or(rest.len(), |end| end + 2)
-        } else if let Some((skipped, content)) = string(rest, before) {
+        } else if let Some((skipped, content)) = string(rest) {
             let from = line + rest[..skipped].matches('\n').count();
             // `#[cfg_attr(x, doc = "```")]` begins a block of code in the next doc comment.
             block.begins_in_code |= content.starts_with("```");
@@ -65,11 +64,16 @@ pub(super) fn of_rust(text: &str) -> Vec<Passage> {
                 passages.extend(of_lines(Kind::Text, numbered(&text, from)));
             }
             skipped + content.len() + closing(&rest[..skipped])
+        } else if first == '\'' {
+            character(rest).unwrap_or(1)
         } else {
-            character(rest).unwrap_or(first.len_utf8())
+            // A word or a number, or all up to the next one.
+            let is_word = in_word(first);
+            let ends = |c| in_word(c) != is_word || matches!(c, '/' | '"' | '\'');
+            first.len_utf8()
+                + rest[first.len_utf8()..].find(ends).unwrap_or(rest.len() - first.len_utf8())
         };
         line += rest[..length].matches('\n').count();
-        before = rest[..length].chars().next_back().unwrap_or(' ');
         rest = &rest[length..];
     }
     block.end(&mut passages);
@@ -117,9 +121,13 @@ impl<'t> Block<'t> {
     }
 }
 
+fn in_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
 /// The length up to the content of a string literal at the begin of `rest`, and the content.
-fn string(rest: &str, before: char) -> Option<(usize, &str)> {
-    if before.is_alphanumeric() || before == '_' {
+fn string(rest: &str) -> Option<(usize, &str)> {
+    if !rest.starts_with(['"', 'b', 'c', 'r']) {
         return None;
     }
     let prefix = ["br", "cr", "r", "b", "c", ""].into_iter().find(|p| {
