@@ -24,7 +24,7 @@ use rdma_mem::{Context, ProtectionDomain, SharedRegion};
 use rdma_qp::{MaxRnrRetries, Qpn, ReceiveWorkRequest, SendWorkRequest};
 use rdma_soft::SoftDevice;
 
-const SECOND: Duration = Duration::from_secs(10);
+const SECONDS: Duration = Duration::from_secs(25);
 
 /// Devices that work by themselves.
 const DEVICES: [&str; 2] = ["soft0", DEFERRED];
@@ -141,7 +141,7 @@ impl Star {
             let written = self.center.scope(|s| {
                 let write = s.to(remote.peer())?.write_from(data.as_slice(), remote.remote())?;
                 releases();
-                write.wait(SECOND).unwrap().result
+                write.wait(SECONDS).unwrap().result
             });
             assert!(written.is_ok(), "peer {peer}: {written:?}");
         }

@@ -13,7 +13,7 @@ use rdma_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 use crate::common::provider::{ENDLESS, edit, faulty, honest, invent, wr_id};
 use crate::common::{DRAIN, HELD, LATE, Pair, must_end, short};
 
-const SECONDS: Duration = Duration::from_secs(5);
+const SECONDS: Duration = Duration::from_secs(25);
 
 fn success(channel: &Channel, wr_id: u64) -> ibv_wc {
     ibv_wc {
@@ -172,7 +172,7 @@ fn lost_completions_leave_nothing_in_flight() {
                 assert!(read.wait(DRAIN).is_err());
                 Ok::<(), TransportError>(())
             });
-            assert!(begin.elapsed() < Duration::from_secs(10));
+            assert!(begin.elapsed() < Duration::from_secs(25));
             let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
             assert!(matches!(
                 errors[0].error,

@@ -93,7 +93,7 @@ fn a_call_that_times_out_returns_its_memory_and_closes_the_channel() {
             let begin = Instant::now();
             let outcome = call(&mut pair.here, &mut memory, remote);
             let took = begin.elapsed();
-            assert!(took >= DRAIN && took < Duration::from_secs(10), "{took:?}");
+            assert!(took >= DRAIN && took < Duration::from_secs(25), "{took:?}");
             assert_timed_out(outcome, operation, &mut pair, &mut memory);
         });
     }
@@ -136,7 +136,7 @@ fn a_call_can_have_a_limit_of_its_own() {
             let begin = Instant::now();
             let error = limited(which, &mut pair, &mut memory).unwrap_err();
             let took = begin.elapsed();
-            assert!(took >= DRAIN && took < Duration::from_secs(10), "{which}: {took:?}");
+            assert!(took >= DRAIN && took < Duration::from_secs(25), "{which}: {took:?}");
             assert!(
                 matches!(error, TransportError::Timeout { timeout: DRAIN, .. }),
                 "{which}: {error}"

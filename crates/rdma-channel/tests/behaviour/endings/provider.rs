@@ -100,7 +100,7 @@ fn handles_on_a_completion_queue_that_fails_complete_nothing() {
                 let rented = late.handle;
                 assert!(is_poll(&borrowed.poll().unwrap().unwrap_err()));
                 assert!(is_poll(&borrowed.wait(Duration::MAX).unwrap_err()));
-                assert!(begin.elapsed() < Duration::from_secs(10));
+                assert!(begin.elapsed() < Duration::from_secs(25));
                 let refused = s.post_receive(ReceiveWorkRequest::only_immediate()).unwrap_err();
                 assert!(
                     matches!(refused, TransportError::Closed { reason: CloseReason::Poll, .. }),
@@ -192,7 +192,7 @@ fn a_queue_pair_that_does_not_go_to_error_is_destroyed() {
                 STAY.set(true);
                 Ok::<(), TransportError>(())
             });
-            assert!(begin.elapsed() < Duration::from_secs(10));
+            assert!(begin.elapsed() < Duration::from_secs(25));
             let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
             assert!(errors.iter().all(|lost| matches!(lost.error, TransportError::Lost { .. })));
             assert_eq!((errors.len(), DESTROYED.get()), (3, 1));

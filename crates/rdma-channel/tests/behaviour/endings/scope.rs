@@ -37,7 +37,7 @@ fn leave<E: From<TransportError> + Send + 'static>(
                 leave()
             })
         }));
-        assert!(begin.elapsed() < Duration::from_secs(10));
+        assert!(begin.elapsed() < Duration::from_secs(25));
         check(left);
         let closed = pair.here.closed();
         assert!(matches!(closed, Some(CloseReason::Timeout { .. })), "{closed:?}");
@@ -261,7 +261,7 @@ fn a_receive_that_is_never_answered_ends_at_the_drain_limit_and_closes_the_chann
                 Ok::<(), TransportError>(())
             });
             let took = begin.elapsed();
-            assert!(took >= DRAIN && took < Duration::from_secs(10), "{took:?}");
+            assert!(took >= DRAIN && took < Duration::from_secs(25), "{took:?}");
             assert!(matches!(left, Err(ScopeError::AutoPollError(_))), "{left:?}");
             let first = CloseReason::Timeout { operation: Operation::Receive };
             assert_eq!(pair.here.closed(), Some(first));

@@ -9,7 +9,7 @@ use rdma_channel::{
 };
 use rdma_qp::{SendWorkRequest, WcOpcode};
 
-use crate::multi_channel::{DEVICES, SECOND, Star};
+use crate::multi_channel::{DEVICES, SECONDS, Star};
 
 /// Peers out of order, one of them twice.
 const ORDER: [usize; 4] = [2, 0, 1, 0];
@@ -22,7 +22,7 @@ fn results_are_in_the_order_of_the_requests() {
             star.send_number(peer, place as u32);
         }
         let rooms = ORDER.map(PeerReceiveWorkRequest::only_immediate);
-        let received = star.center.within(SECOND).gather_receive(rooms).unwrap();
+        let received = star.center.within(SECONDS).gather_receive(rooms).unwrap();
         let numbers: Vec<_> = received.iter().map(|done| done.immediate_data()).collect();
         assert_eq!(numbers, [0, 1, 2, 3].map(Some));
         assert_eq!(star.open(), [0, 1, 2]);
@@ -90,16 +90,16 @@ fn each_operation_of_a_collective_in_a_scope_has_a_handle() {
                 data.iter().zip(remotes).map(|(data, to)| PeerWriteWorkRequest::new(data, to));
             let written = s.post_scatter_write(writes)?;
             for done in sent.iter().chain(&written) {
-                done.wait(SECOND)?;
+                done.wait(SECONDS)?;
             }
             let reads = room.iter_mut().zip(remotes);
             let reads = reads.map(|(room, from)| PeerReadWorkRequest::new(room, from));
             for done in s.post_gather_read(reads)? {
-                done.wait(SECOND)?;
+                done.wait(SECONDS)?;
             }
             rooms
                 .iter()
-                .map(|room| Ok(room.wait(SECOND)?.immediate_data()))
+                .map(|room| Ok(room.wait(SECONDS)?.immediate_data()))
                 .collect::<Result<Vec<_>, _>>()
         });
         let numbers: Result<_, TransportError> = numbers;
@@ -121,9 +121,9 @@ fn each_unpolled_operation_of_a_collective_has_a_handle() {
     let sends = SendWorkRequest::only_immediate(1);
     // SAFETY: SAFETY.md F8: as above.
     let sent = unsafe { star.center.multicast_send_unpolled(ORDER, sends) }.unwrap();
-    sent.iter().for_each(|sent| assert!(sent.wait(SECOND).is_ok()));
+    sent.iter().for_each(|sent| assert!(sent.wait(SECONDS).is_ok()));
     let numbers: Vec<_> =
-        rooms.iter().map(|room| room.wait(SECOND).unwrap().immediate_data()).collect();
+        rooms.iter().map(|room| room.wait(SECONDS).unwrap().immediate_data()).collect();
     assert_eq!(numbers, [0, 1, 2, 3].map(Some));
 }
 
@@ -138,7 +138,7 @@ fn unpolled_scattered_bytes_are_gathered_again() {
         let writes = data.iter().zip(remotes).map(|(data, to)| PeerWriteWorkRequest::new(data, to));
         // SAFETY: SAFETY.md F8: the memory is left alone until the requests have completed; here and below.
         let written = unsafe { star.center.scatter_write_unpolled(writes) }.unwrap();
-        written.iter().for_each(|written| assert!(written.wait(SECOND).is_ok()));
+        written.iter().for_each(|written| assert!(written.wait(SECONDS).is_ok()));
         let (one, rest) = to.as_slice_mut().split_at(8);
         let (other, last) = rest.split_at(8);
         let mut room = [one, other, last];
@@ -147,7 +147,7 @@ fn unpolled_scattered_bytes_are_gathered_again() {
         let reads = reads.map(|(room, from)| PeerReadWorkRequest::new(room, from));
         // SAFETY: SAFETY.md F8: as above.
         let read = unsafe { star.center.gather_read_unpolled(reads) }.unwrap();
-        read.iter().for_each(|read| assert!(read.wait(SECOND).is_ok()));
+        read.iter().for_each(|read| assert!(read.wait(SECONDS).is_ok()));
         assert_eq!(*to, *from);
     }
 }
@@ -159,7 +159,7 @@ fn each_peer_has_a_queue_of_the_requested_depth() {
         star.send_number(peer, 1);
     }
     let all = (0..12).map(|i| PeerReceiveWorkRequest::only_immediate(i % 3));
-    assert_eq!(star.center.within(SECOND).gather_receive(all).unwrap().len(), 12);
+    assert_eq!(star.center.within(SECONDS).gather_receive(all).unwrap().len(), 12);
     let sender = thread::spawn(move || {
         let all = (0..9).map(|i| PeerSendWorkRequest::only_immediate(i % 3, 1));
         let error = star.center.scatter_send(all).unwrap_err();

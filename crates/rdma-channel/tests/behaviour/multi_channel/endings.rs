@@ -14,7 +14,7 @@ use rdma_qp::{SendWorkRequest, WorkErrorCode, WorkSuccess, WriteWorkRequest};
 use crate::common::provider::{at_next_poll, faulty};
 use crate::common::stuck::Handles;
 use crate::multi_channel::{
-    DEVICES, DRAIN, HELD, LATE, SECOND, Star, everything, failed, must_end,
+    DEVICES, DRAIN, HELD, LATE, SECONDS, Star, everything, failed, must_end,
 };
 
 const LIMIT: Duration = Duration::from_millis(60);
@@ -294,7 +294,7 @@ fn a_peer_that_is_gone_is_detected_in_time() {
 fn a_scope_that_closes_its_channels_flushes_all_connections() {
     for device in LATE {
         must_end(move || {
-            let mut star = Star::with(device, |builder| builder.drain_timeout(2 * SECOND));
+            let mut star = Star::with(device, |builder| builder.drain_timeout(2 * SECONDS));
             let mut stuck = star.stuck();
             let (soft, qpns) = (star.device, star.qpns.clone());
             let begin = Instant::now();
@@ -307,7 +307,7 @@ fn a_scope_that_closes_its_channels_flushes_all_connections() {
                 s.close();
                 Ok::<(), TransportError>(())
             });
-            assert!(left.is_ok() && begin.elapsed() < SECOND, "{left:?}");
+            assert!(left.is_ok() && begin.elapsed() < SECONDS, "{left:?}");
             let closed = [0, 1, 2].map(|peer| star.center.closed(peer).unwrap());
             assert_eq!(closed, [Some(CloseReason::Asked); 3], "an idle connection is closed, too");
             star.assert_given_back(stuck);
@@ -331,7 +331,7 @@ fn handles_dropped_earlier_do_not_count_in_a_later_manual_scope() {
         let left = catch_unwind(AssertUnwindSafe(|| {
             star.center.manual_scope(|s| {
                 let write = s.post_write(PeerWriteWorkRequest::new(&[], remote))?;
-                write.wait(SECOND)?;
+                write.wait(SECONDS)?;
                 #[allow(clippy::mem_forget)] // it has reported its result
                 std::mem::forget(write);
                 Ok::<(), TransportError>(())
@@ -400,7 +400,7 @@ fn a_batch_that_fails_leaves_other_connections_as_they_are() {
             let elements = [GatherElement::from(element[0].element(0..8).unwrap())];
             let write = WriteWorkRequest::new(&elements, nowhere);
             let writes = [PeerWriteWorkRequest::from_wr(0, write).into()];
-            let limit = if device == HELD { Duration::from_millis(5) } else { SECOND };
+            let limit = if device == HELD { Duration::from_millis(5) } else { SECONDS };
             let error = star.center.within(limit).batch(writes).unwrap_err();
             let TransportError::Collective(errors) = error else { panic!("{error}") };
             assert_eq!(errors.iter().map(|error| error.peer).collect::<Vec<_>>(), [Some(0)]);

@@ -13,14 +13,14 @@ use rdma_mem::{GatherList, OwnedRegion, ScatterList};
 use rdma_qp::{AckTimeout, MaxAckRetries, ReceiveWorkRequest, SendWorkRequest, WorkErrorCode};
 
 use crate::common::provider::{at_next_poll, faulty};
-use crate::multi_channel::{DEVICES, HELD, SECOND, Star, expect_number, failed, must_end};
+use crate::multi_channel::{DEVICES, HELD, SECONDS, Star, expect_number, failed, must_end};
 
 const LIMIT: Duration = Duration::from_millis(60);
 
 /// Sets a short time for a peer that does not answer, and enough time for the others.
 fn impatient(builder: MultiChannelBuilder<'_>) -> MultiChannelBuilder<'_> {
     let builder = builder.ack_timeout(AckTimeout::limited(10).unwrap()); // 4 ms
-    builder.max_ack_retries(MaxAckRetries::limited(1).unwrap()).drain_timeout(SECOND)
+    builder.max_ack_retries(MaxAckRetries::limited(1).unwrap()).drain_timeout(SECONDS)
 }
 
 fn is_gone(error: &TransportError) -> bool {
@@ -50,17 +50,17 @@ fn a_lost_peer_does_not_affect_the_others() {
                     assert_eq!(under_way, [1, 2, 1]);
                     gone.close().unwrap();
                     if asked {
-                        assert!(is_gone(&sent[1].wait(SECOND).unwrap_err()));
+                        assert!(is_gone(&sent[1].wait(SECONDS).unwrap_err()));
                         // Other requests to it are flushed.
-                        assert!(behind.wait(SECOND).unwrap().result.is_err());
-                        assert!(received.wait(SECOND).unwrap().result.is_err());
+                        assert!(behind.wait(SECONDS).unwrap().result.is_err());
+                        assert!(received.wait(SECONDS).unwrap().result.is_err());
                         assert!(
                             sent[0].poll().is_none() && sent[2].poll().is_none(),
                             "they are still in flight"
                         );
                         expect();
                         for peer in [0, 2] {
-                            sent[peer].wait(SECOND)?;
+                            sent[peer].wait(SECONDS)?;
                         }
                         let refused = s.to(1)?.send_from(data.as_slice()).unwrap_err().error;
                         assert!(matches!(
@@ -72,13 +72,13 @@ fn a_lost_peer_does_not_affect_the_others() {
                     let again =
                         s.post_multicast_send([0, 2], SendWorkRequest::only_immediate(2))?;
                     if asked {
-                        again.iter().try_for_each(|again| again.wait(SECOND).map(drop))?;
+                        again.iter().try_for_each(|again| again.wait(SECONDS).map(drop))?;
                     } else {
                         expect();
                     }
                     Ok::<(), TransportError>(())
                 });
-                assert!(begin.elapsed() < SECOND);
+                assert!(begin.elapsed() < SECONDS);
                 match left {
                     Ok(()) => assert!(asked),
                     Err(ScopeError::AutoPollError(errors)) => {
@@ -176,7 +176,7 @@ fn a_collective_with_a_silent_peer_ends_in_time_and_closes_that_connection() {
             let begin = Instant::now();
             let error = call(&mut star, &mut memory).unwrap_err();
             let took = begin.elapsed();
-            assert!(took >= LIMIT && took < SECOND, "{took:?}");
+            assert!(took >= LIMIT && took < SECONDS, "{took:?}");
             assert_eq!(under_way.get(), [1; 3], "a request has completed");
             let text = error.to_string();
             let (peers, error) = failed(error);

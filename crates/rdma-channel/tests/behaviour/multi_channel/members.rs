@@ -22,7 +22,7 @@ use crate::common::child::must_live;
 use crate::common::provider::{DESTROYED, ENDLESS, KEPT, POLL, STAY, edit, faulty, honest, invent};
 use crate::common::stuck::Handles;
 use crate::common::{DRAIN, HELD, LATE, WIRE, everything, must_end, open, wait_in_vain};
-use crate::multi_channel::{DEVICES, SECOND, Star};
+use crate::multi_channel::{DEVICES, SECONDS, Star};
 
 impl Star {
     /// Adds a peer, and returns its index, which is one of the three.
@@ -149,7 +149,11 @@ fn failed_peers_are_replaced_more_often_than_there_are_places() {
                 let builder = builder.ack_timeout(AckTimeout::limited(10).unwrap()); // 4 ms
                 let retries = MaxAckRetries::limited(1).unwrap();
                 // The smallest queues: each slot is used again.
-                builder.max_ack_retries(retries).drain_timeout(SECOND).max_send_wr(2).max_recv_wr(1)
+                builder
+                    .max_ack_retries(retries)
+                    .drain_timeout(SECONDS)
+                    .max_send_wr(2)
+                    .max_recv_wr(1)
             });
             for round in 0..12 {
                 let peer = round % 3;
@@ -256,7 +260,7 @@ fn requests_in_flight_of_a_removed_peer_are_ended() {
                 assert!(before > 0 && star.device.in_flight(qpn) > 0);
                 let begin = Instant::now();
                 star.center.remove(peer).unwrap();
-                assert!(begin.elapsed() < SECOND);
+                assert!(begin.elapsed() < SECONDS);
                 let now = [star.qpns[0], qpn].map(|qpn| star.device.in_flight(qpn));
                 assert_eq!(now, [before, 0], "only that peer's requests are ended");
                 for region in &mut memory {
@@ -322,7 +326,7 @@ fn late_completions_of_a_removed_peer_do_not_reach_the_next_one() {
             let begin = Instant::now();
             star.center.remove(1).unwrap();
             // It waits for the flushes until the limit.
-            assert!(begin.elapsed() >= DRAIN && begin.elapsed() < SECOND);
+            assert!(begin.elapsed() >= DRAIN && begin.elapsed() < SECONDS);
             assert_eq!(DESTROYED.get(), 1);
             star.assert_left_alone(memory);
             let late = held.take();
@@ -337,7 +341,7 @@ fn late_completions_of_a_removed_peer_do_not_reach_the_next_one() {
                 // SAFETY: SAFETY.md F8: the request has no memory.
                 drop(unsafe { star.peers[1].send_unpolled(SendWorkRequest::only_immediate(4)) }?);
                 star.device.release(star.peers[1].qpn().unwrap(), u32::MAX);
-                first.wait(SECOND)
+                first.wait(SECONDS)
             });
             assert_eq!(waited.unwrap().immediate_data(), Some(4));
             assert_eq!(star.center.stray_completions(), count);
@@ -372,7 +376,7 @@ fn the_last_unsignaled_request_of_a_removed_peer_is_forgotten() {
                 };
                 let both = [post(false)?, post(true)?];
                 releases();
-                both.iter().try_for_each(|sent| sent.wait(SECOND).map(drop))
+                both.iter().try_for_each(|sent| sent.wait(SECONDS).map(drop))
             });
             sent.unwrap();
         }

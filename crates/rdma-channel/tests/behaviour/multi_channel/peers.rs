@@ -18,7 +18,7 @@ use rdma_qp::{AtomicWorkRequest, Error, QpState, ReadWorkRequest, WriteWorkReque
 use test_support::features::Feature;
 
 use crate::common::{lacks, open};
-use crate::multi_channel::{DEVICES, HELD, SECOND, Star};
+use crate::multi_channel::{DEVICES, HELD, SECONDS, Star};
 
 #[test]
 fn each_operation_reaches_the_peer_that_it_names() {
@@ -32,7 +32,7 @@ fn each_operation_reaches_the_peer_that_it_names() {
             star.center.send(PeerSendWorkRequest::only_immediate(peer, 7)).unwrap();
             star.send_number(peer, 40 + peer as u32);
             let request = PeerReceiveWorkRequest::only_immediate(peer);
-            let received = star.center.within(SECOND).receive(request).unwrap();
+            let received = star.center.within(SECONDS).receive(request).unwrap();
             assert_eq!(received.immediate_data(), Some(40 + peer as u32));
 
             let remote = star.remote(peer);
@@ -79,11 +79,11 @@ fn rented_requests_carry_the_additions_of_their_closures() {
                 let write = s
                     .to(remote.peer())?
                     .write_from_with(from, remote.remote(), |w| w.with_immediate(1))?;
-                let to = written.wait(SECOND).unwrap();
+                let to = written.wait(SECONDS).unwrap();
                 let sent = p.receive_into(to.buf)?;
-                let from = write.wait(SECOND).unwrap().buf;
+                let from = write.wait(SECONDS).unwrap().buf;
                 drop(s.to(1)?.send_from_with(from, |w| w.with_immediate(2))?);
-                let sent = sent.wait(SECOND).unwrap().result?;
+                let sent = sent.wait(SECONDS).unwrap().result?;
                 Ok::<_, TransportError>([to.result?, sent].map(|got| got.immediate_data()))
             })
             .map_err(|error| panic!("{error}"))
@@ -104,13 +104,13 @@ fn rented_memory_is_sent_to_any_peer_and_returned() {
             for (peer, remote) in remotes.into_iter().enumerate() {
                 let (to, there) = (s.to(peer)?, remote.remote());
                 word.copy_from_slice(&(peer as u64 + 1).to_ne_bytes());
-                word = to.write_from(word, there)?.wait(SECOND).unwrap().buf;
+                word = to.write_from(word, there)?.wait(SECONDS).unwrap().buf;
                 if has_atomics {
                     let (was, new) = (peer as u64 + 2, 10 * (peer as u64 + 1));
-                    assert_eq!(to.fetch_add(there, 1)?.wait(SECOND)?, was - 1);
-                    assert_eq!(to.compare_and_swap(there, was, new)?.wait(SECOND)?, was);
+                    assert_eq!(to.fetch_add(there, 1)?.wait(SECONDS)?, was - 1);
+                    assert_eq!(to.compare_and_swap(there, was, new)?.wait(SECONDS)?, was);
                 }
-                room = to.read_into(room, there)?.wait(SECOND).unwrap().buf;
+                room = to.read_into(room, there)?.wait(SECONDS).unwrap().buf;
                 sum += u64::from_ne_bytes(room[..].try_into().unwrap());
             }
             Ok::<_, TransportError>(sum)
@@ -293,7 +293,7 @@ fn a_batch_goes_to_several_peers_and_its_results_are_in_order() {
             .scope(|s| {
                 let handles = s.post_batch(requests)?;
                 assert_eq!(handles.len(), 6);
-                handles.iter().try_for_each(|handle| handle.wait(SECOND).map(drop))
+                handles.iter().try_for_each(|handle| handle.wait(SECONDS).map(drop))
             })
             .unwrap();
         for (peer, board) in star.boards.iter().enumerate() {

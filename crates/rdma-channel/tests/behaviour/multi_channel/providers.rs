@@ -16,7 +16,7 @@ use crate::common::provider::{
 };
 use crate::common::stuck::Handles;
 use crate::multi_channel::{
-    DEVICES, DRAIN, HELD, LATE, SECOND, Star, expect_number, failed, must_end,
+    DEVICES, DRAIN, HELD, LATE, SECONDS, Star, expect_number, failed, must_end,
 };
 
 /// The limit of collectives: time for requests that can complete.
@@ -41,7 +41,7 @@ fn leave(star: &mut Star, peers: &[usize], leave: impl FnOnce()) -> Vec<Operatio
         leave();
         Ok::<(), TransportError>(())
     });
-    assert!(begin.elapsed() < SECOND);
+    assert!(begin.elapsed() < SECONDS);
     let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
     let named: Vec<_> = errors.iter().map(|lost| lost.peer.unwrap()).collect();
     assert_eq!(named, peers.iter().flat_map(|&peer| [peer; 3]).collect::<Vec<_>>());
@@ -151,7 +151,7 @@ fn a_collective_on_a_completion_queue_that_fails_ends_when_the_queue_pairs_are_g
         let begin = Instant::now();
         let (read, outcome) = gather(&mut star, [2, 0, 1]);
         assert!(matches!(outcome, Err(TransportError::PollError(_))), "{outcome:?}");
-        assert!(begin.elapsed() < SECOND);
+        assert!(begin.elapsed() < SECONDS);
         assert_eq!((read, under_way.get(), DESTROYED.get()), ([1; 24], 3, 3));
         let closed = [0, 1, 2].map(|peer| star.center.closed(peer).unwrap());
         assert_eq!((closed, star.in_flight()), ([Some(CloseReason::Poll); 3], 0));
@@ -195,16 +195,16 @@ fn a_lost_completion_closes_only_its_connection() {
                     .to(remotes[2].peer())?
                     .read_into(third.as_slice_mut(), remotes[2].remote())?;
                 releases();
-                let first = first.wait(SECOND).unwrap();
-                third.wait(SECOND).unwrap().result?;
+                let first = first.wait(SECONDS).unwrap();
+                third.wait(SECONDS).unwrap().result?;
                 assert!(second.wait(DRAIN).is_err(), "it has a completion");
                 assert_eq!(soft.in_flight(qpn), 0, "it was not executed");
                 // Other connections still work.
                 let again = s.to(remotes[0].peer())?.read_into(first.buf, remotes[0].remote())?;
                 releases();
-                again.wait(SECOND).unwrap().result.map(drop)
+                again.wait(SECONDS).unwrap().result.map(drop)
             });
-            assert!(begin.elapsed() < SECOND);
+            assert!(begin.elapsed() < SECONDS);
             let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
             assert!(errors.iter().all(is_lost), "{errors:?}");
             assert_eq!(errors.iter().map(|lost| lost.peer).collect::<Vec<_>>(), [Some(1)]);
@@ -226,7 +226,7 @@ fn a_collective_that_loses_a_completion_names_its_peer() {
             let lost = lose(&star, 1);
             let begin = Instant::now();
             let (read, outcome) = gather(&mut star, [1, 2, 0]);
-            assert!(begin.elapsed() >= LIMIT && begin.elapsed() < SECOND);
+            assert!(begin.elapsed() >= LIMIT && begin.elapsed() < SECONDS);
             let (peers, error) = failed(outcome.unwrap_err());
             let told = matches!(error, TransportError::Lost { operation: Operation::Read, .. });
             assert!(told && peers == [1], "{peers:?} {error}");
@@ -272,7 +272,7 @@ fn a_collective_with_a_refused_request_ends_the_earlier_ones() {
                 let Err(TransportError::PostError(refused)) = outcome else {
                     panic!("{outcome:?}")
                 };
-                assert!(begin.elapsed() < SECOND);
+                assert!(begin.elapsed() < SECONDS);
                 let unclear = post != Post::Refused(Errno::EINVAL);
                 assert_eq!(refused.posted(), usize::from(unclear));
                 if device == HELD {
