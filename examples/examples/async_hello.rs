@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use rdma::aio::BufferExt;
+use rdma::aio::*;
 
 async fn listen(address: &str) -> Result<(), Box<dyn Error>> {
     let (endpoint, listener) = rdma::aio::listen(address).await?;

@@ -10,7 +10,6 @@ mod plot;
 mod reports;
 mod units;
 
-use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -41,16 +40,9 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(status) => status,
-        // The reader, such as `rdmatool devices | head -1`, has all that it needs.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::warn(format_args!("error: {error:#}"));
             ExitCode::from(FAILURE)
         }
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let cause = error.downcast_ref::<output::NotWritten>();
-    cause.is_some_and(|cause| cause.0.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -10,15 +10,19 @@ use anyhow::Context as _;
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to standard output: {0}")]
-pub(crate) struct NotWritten(pub(crate) io::Error);
+pub(crate) struct NotWritten(io::Error);
 
-/// Prints a line to standard output, and flushes it.
+/// Prints a line to standard output, and flushes it. A closed pipe is no error: `rdmatool devices | head -1` has printed
+/// the lines that its reader wanted, and the exit status stays that of the command.
 ///
 /// # Errors
-/// The reader has closed the pipe, or the disk is full.
+/// The disk is full.
 pub(crate) fn print(line: impl Display) -> Result<(), NotWritten> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(NotWritten)
+    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(NotWritten(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Prints a line to standard error. A failure is ignored: there is no other place to report it.

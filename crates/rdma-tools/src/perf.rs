@@ -23,7 +23,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::SystemTime;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use rdma::device::Context;
 use signal_hook::consts::SIGINT;
 
@@ -60,6 +60,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // A destination that cannot be written is refused before the measurement.
     let standard_output = Path::new("-");
     let json = arguments.json.as_deref();
+    if json.is_some() && json == arguments.plot.as_deref() {
+        bail!("--json and --plot name one file: name two");
+    }
     let prints_json = json == Some(standard_output);
     let json = json.filter(|path| *path != standard_output).map(Destination::open).transpose()?;
     let picture = arguments.plot.as_deref().map(plot::Picture::open).transpose()?;
@@ -87,16 +90,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let report = Report { rows, ..report(&local.context, mtu)? };
     if !report.rows.is_empty() {
         let text = serde_json::to_string_pretty(&report)?;
-        match prints_json {
-            true => print(&text)?,
-            false => print(table::table(&report, run.settings.operation))?,
-        }
-        if let Some(file) = json {
-            file.write((text + "\n").as_bytes())?;
-        }
-        if let Some(picture) = picture {
-            picture.draw(&[report])?;
-        }
+        // Files first: a full or closed standard output loses none of them.
+        let written = json.map_or(Ok(()), |file| file.write(format!("{text}\n").as_bytes()));
+        let table = table::table(&report, run.settings.operation);
+        let drawn = picture.map_or(Ok(()), |picture| picture.draw(&[report]));
+        print(if prints_json { text } else { table })?;
+        written.and(drawn)?;
     }
     match error {
         None => Ok(ExitCode::SUCCESS),

@@ -12,7 +12,7 @@ pub use crate::channel::{
     Scope, ScopeError, ScopedPendingWork, Server, ServerError, ServerEvent, TransportError, Wait,
     confirm, exchange, exchange_all,
 };
-pub use crate::device::{Context, list_devices, open_device};
+pub use crate::device::{Context, list_devices, open_default_device, open_device};
 pub use crate::memory::{
     AccessFlags, Buffer, BufferPool, GatherList, InlineElement, OwnedArray, OwnedRegion,
     ProtectionDomain, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterList, SharedRegion,

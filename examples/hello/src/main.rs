@@ -5,7 +5,6 @@
 
 use std::error::Error;
 
-use rdma::device::open_default_device;
 use rdma::prelude::*;
 
 fn listen(address: &str) -> Result<(), Box<dyn Error>> {

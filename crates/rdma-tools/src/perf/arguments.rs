@@ -17,10 +17,10 @@ use crate::perf::settings::{Api, Operation, Settings, WORD, Wait};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The quantity to measure
-    #[arg(required_unless_present_any = ["listen", "serve"])]
+    #[arg(required_unless_present_any = ["listen", "once", "serve"])]
     measure: Option<Measure>,
     /// The operation to measure
-    #[arg(required_unless_present_any = ["listen", "serve"])]
+    #[arg(required_unless_present_any = ["listen", "once", "serve"])]
     operation: Option<Operation>,
     /// The RDMA device [default: the one named by RDMA_DEVICE, or the first NIC with an active port, or soft0]
     #[arg(long, short, value_name = "NAME")]

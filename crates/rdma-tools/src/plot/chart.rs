@@ -53,7 +53,7 @@ pub(super) struct Series {
 /// Returns the charts that the reports have rows for, with their points sorted.
 pub(super) fn charts(reports: &[Report]) -> Vec<Chart> {
     let by_size = [
-        (Measure::Lat, "Latency (half round trip): median, band to p99"),
+        (Measure::Lat, "Latency: median, band to p99"),
         (Measure::Bw, "Bandwidth"),
         (Measure::Rate, "Message rate"),
     ];

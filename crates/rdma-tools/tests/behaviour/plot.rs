@@ -55,7 +55,7 @@ fn all_measures() -> Value {
 fn each_measure_has_a_chart_with_units_and_a_legend() {
     let texts = texts(&[all_measures()]);
     for text in [
-        "Latency (half round trip): median, band to p99",
+        "Latency: median, band to p99",
         "Distribution of latency at 8 B",
         "Bandwidth",
         "Message rate",
