@@ -1,5 +1,5 @@
-//! The primitives that the model checker replaces. Under `cfg(loom)` the lock and the atomics of the data path are
-//! loom's, so that its tests explore the production modules.
+//! Synchronization primitives that the model checker replaces. Under `cfg(loom)`, the lock and the atomics of the data
+//! path are loom's, so loom's tests explore the production modules.
 
 pub(crate) mod backoff;
 mod held;
@@ -29,11 +29,11 @@ loom::thread_local! {
 }
 #[cfg(not(loom))]
 thread_local! {
-    /// Its value is not used: its address is the thread's number.
+    /// Only the address is used: it serves as the thread's number.
     static PLACE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Returns a number that no other living thread has: even, and not 0.
+/// Returns a number that no other running thread has. The number is even and not 0.
 #[inline]
 pub(crate) fn this_thread() -> u64 {
     PLACE.with(|place| std::ptr::from_ref(place).addr() as u64)
@@ -44,17 +44,17 @@ pub(crate) fn locked<T>(mutex: &std::sync::Mutex<T>) -> ControlGuard<'_, T> {
     Held::new(locked_to_wait(mutex))
 }
 
-/// Locks a control-path mutex, like [`locked`], for a thread that waits at a condition variable.
+/// Locks a control-path mutex, like [`locked`], for a thread that will wait on a condition variable.
 pub(crate) fn locked_to_wait<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Locks a mutex of the engine that the model checker sees. Poisoning is ignored.
+/// Locks a mutex of the engine that the model checker explores. Poisoning is ignored.
 pub(crate) fn locked_in_models<T>(mutex: &Mutex<T>) -> Held<MutexGuard<'_, T>> {
     Held::new(locked_for_calls(mutex))
 }
 
-/// Locks a mutex that is not part of the engine: system calls are made under it.
+/// Locks a mutex that is not part of the engine, because system calls are made while it is held.
 pub(crate) fn locked_for_calls<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match mutex.lock() {
         Ok(guard) => guard,
@@ -62,7 +62,7 @@ pub(crate) fn locked_for_calls<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
 }
 
-/// A value alone on its cache lines: two of them, since x86-64 fetches lines in pairs.
+/// A value that shares its cache lines with nothing else. It takes two lines, because x86-64 fetches lines in pairs.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(crate) struct Line<T>(pub(crate) T);

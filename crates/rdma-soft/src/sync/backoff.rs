@@ -13,22 +13,22 @@ mod waiting {
     use rustix::thread::{NanosleepRelativeResult, nanosleep, sched_yield};
     use rustix::time::Timespec;
 
-    /// The backoff of a thread that waits for another one. It first spins, since most locks are released at once. Then
-    /// it yields its core, since the holder may need it. Then it sleeps, so that a holder of lower priority can run as
-    /// well, and a long copy does not keep two cores busy.
+    /// The backoff of a thread that waits for another one. The thread first spins, since most locks are released at
+    /// once. Then it yields its core, which the holder may need. Then it sleeps, so that a holder with lower priority
+    /// can run and a long copy does not keep two cores busy.
     #[derive(Debug, Default)]
     pub(crate) struct Backoff {
         rounds: u32,
     }
 
-    /// Spins double, up to 32 each: some microseconds in all.
+    /// The number of spins doubles each round, up to 32; in total this takes a few microseconds.
     const SPINNING: u32 = 8;
     const YIELDING: u32 = SPINNING + 8;
     const SHORTEST_SLEEP: Duration = Duration::from_micros(16);
     const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
     impl Backoff {
-        /// Waits a moment, longer each time.
+        /// Waits for a moment, longer each time.
         pub(crate) fn wait(&mut self) {
             match self.rounds {
                 spins @ 0..SPINNING => (0..1 << spins.min(5)).for_each(|_| spin_loop()),
@@ -41,12 +41,12 @@ mod waiting {
         }
     }
 
-    /// Makes the system call itself. The function of libc would be a point where `pthread_cancel` ends the thread, in
-    /// the middle of a post, and would set `errno`.
+    /// Calls the system directly. libc's function is a cancellation point: `pthread_cancel` could end the thread in the
+    /// middle of a post. It also sets `errno`.
     fn sleep(time: Duration) {
         let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
         match nanosleep(&time) {
-            // A signal has ended the sleep early. The caller checks the lock again, as after any sleep.
+            // A signal interrupted the sleep. The caller checks the lock again anyway.
             NanosleepRelativeResult::Ok | NanosleepRelativeResult::Interrupted(_) => {}
             NanosleepRelativeResult::Err(_) => sched_yield(),
         }

@@ -1,9 +1,9 @@
 //! The lock of the data path.
 //!
-//! It is held for tens of nanoseconds, mostly without contention, so the cost of an uncontended use matters most.
-//! Locking is one atomic operation, and unlocking a plain store. The price is that the unlocking thread does not know
-//! of waiters, and wakes none. A waiter checks again, at growing intervals, since the holder may be copying megabytes,
-//! or may have lost its core.
+//! The lock is held for tens of nanoseconds, mostly without contention, so the uncontended case must be cheap. Locking
+//! is one atomic operation, and unlocking is a plain store. The price is that the unlocking thread does not know
+//! whether others wait, and wakes none of them. A waiter checks again at growing intervals, because the holder may be
+//! copying megabytes or may have lost its core.
 
 #[cfg(loom)]
 pub(crate) use model::{Guard, Lock};
@@ -13,7 +13,7 @@ pub(crate) use spinning::{Guard, Lock};
 #[cfg(all(test, loom))]
 mod loom_tests;
 
-/// The lock itself. In the model checker, only models of the lock use it.
+/// The lock itself. Under the model checker, only models of the lock use it.
 #[cfg(any(test, not(loom)))]
 mod spinning {
     #[cfg(not(loom))]
@@ -26,11 +26,12 @@ mod spinning {
 
     pub(crate) type Guard<'a, T> = Held<SpinMutexGuard<'a, T>>;
 
-    /// A mutex without poisoning: no code of a caller runs under it, and the shims abort on a panic.
+    /// A mutex without poisoning. None is needed: no caller-supplied code runs while it is held, and the C functions
+    /// abort on a panic.
     #[derive(Debug, Default)]
     pub(crate) struct Lock<T> {
         value: SpinMutex<T>,
-        /// The number of threads that wait, or are about to.
+        /// The number of threads that wait or are about to wait.
         pub(super) waiting: AtomicU32,
     }
 
@@ -62,7 +63,8 @@ mod spinning {
             let mut backoff = Backoff::default();
             loop {
                 backoff.wait();
-                // Only reads while it is taken: an attempt to lock would move the line away from its holder.
+                // Only reads while the lock is taken: an attempt to lock would move the cache line away from the
+                // holder.
                 if self.value.is_locked() {
                     continue;
                 }
@@ -73,14 +75,14 @@ mod spinning {
             }
         }
 
-        /// Waits until the current holder has released the lock, and sees its changes.
+        /// Waits until the current holder has released the lock, and synchronizes with it.
         #[cfg_attr(loom, allow(dead_code))]
         pub(crate) fn pass(&self) {
             drop(self.lock());
         }
 
-        /// Lets waiters have the lock before the caller takes it again. They may sleep, and could otherwise find it
-        /// taken at each check. Bounded, since others may arrive.
+        /// Lets waiters take the lock before the caller takes it again. Otherwise, waiters that sleep could find the
+        /// lock taken each time they check. Bounded, since new waiters may keep arriving.
         #[cold]
         pub(crate) fn let_others(&self) {
             let mut backoff = Backoff::default();
@@ -93,11 +95,12 @@ mod spinning {
         }
     }
 
-    /// The maximum number of rounds. The last ones sleep as long as any waiter does: some milliseconds in all.
+    /// The maximum number of rounds. The last rounds sleep as long as any waiter does, which takes a few milliseconds
+    /// in all.
     const LONGEST: u32 = if cfg!(loom) { 3 } else { 26 };
 }
 
-/// Replaces the library's lock, whose orderings are not explored.
+/// Replaces the library's lock, whose memory orderings loom cannot explore.
 #[cfg(all(test, loom))]
 mod stand_in {
     use std::ops::{Deref, DerefMut};
@@ -153,7 +156,7 @@ mod stand_in {
     }
 }
 
-/// The lock in all other models: a thread that waits for it does not run, so that they stay small.
+/// The lock in all other models. A thread that waits for it does not run, which keeps the models small.
 #[cfg(loom)]
 mod model {
     use loom::sync::{Mutex, MutexGuard};
@@ -185,7 +188,7 @@ mod model {
             drop(self.lock());
         }
 
-        /// The model checker is fair.
+        /// Does nothing: loom schedules threads fairly.
         pub(crate) fn let_others(&self) {}
     }
 }
