@@ -48,17 +48,17 @@ pub(crate) struct Device {
     pub(crate) address_handles: Quota,
     queue_pairs: Mutex<QueuePairTable>,
     pub(crate) groups: Groups<QueuePair>,
-    /// Whether packets to itself also pass through the link between processes.
+    /// Whether the link between processes also carries the device's packets to itself.
     pub(crate) force_link: bool,
-    /// The networks that lead to other hosts, each from an address of its own.
+    /// The networks that lead to other hosts, one for each address at which the device listens.
     networks: OnceLock<Vec<Arc<dyn Network>>>,
-    /// The processes of the host that share it, if they do.
+    /// The processes of the host that share the device, if it is shared.
     pub(crate) host: Option<Box<dyn Host>>,
-    /// Whether everything that it sends and receives passes as packets.
+    /// Whether the device sends and receives everything as packets.
     pub(crate) force_wire: bool,
-    /// The reason why it cannot be opened: it lacks something that was requested.
+    /// If the device lacks something that was requested, the reason why it cannot be opened.
     pub(crate) unusable: Option<InstallError>,
-    /// The inbox of its packets, once some may arrive.
+    /// The inbox for the device's packets, created before the first packet can arrive.
     inbox: OnceLock<Arc<Inbox<Device>>>,
     /// The contexts that receive events of its port.
     contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
@@ -73,55 +73,56 @@ impl Deref for Device {
     }
 }
 
-/// The users of the device by the verbs.
+/// The users that have opened the device through the verbs.
 #[derive(Debug, Default)]
 struct Users {
-    /// The number of open contexts. A context counts until everything created from it is gone.
+    /// The number of open contexts. A context counts until everything created from it is released.
     contexts: u32,
-    /// Whether its network has ended, so that it cannot be opened any more.
+    /// Whether the device's network was dropped, so that the device can no longer be opened.
     closed: bool,
 }
 
 impl Users {
-    /// Returns true if it has no users and will have none.
+    /// Returns true if the device has no users and cannot get any.
     fn none(&self) -> bool {
         self.closed && self.contexts == 0
     }
 }
 
-/// The processes of a host that share a device. Each uses queue pair numbers of its own [slots](slot_of).
+/// The processes of a host that share a device. Each one uses queue pair numbers from its own [slots](slot_of).
 pub(crate) trait Host: Send + Sync + std::fmt::Debug {
-    /// Claims a slot for this process. Returns true if this process may use its numbers.
+    /// Claims a slot for this process. Returns true if this process may use the slot's queue pair numbers.
     fn claim(&self, device: &'static Device, slot: u16) -> bool;
 
     /// Connects this process to the process that uses a queue pair number.
     fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Carrier>, Refusal>;
 
-    /// Returns the process that uses a number, if this one is connected to it.
+    /// Returns the process that uses a queue pair number, if this process is connected to it.
     fn connected(&self, number: u32) -> Option<Arc<dyn Carrier>>;
 }
 
 /// The network from one address of a device to other hosts.
 pub(crate) trait Network: Send + Sync + std::fmt::Debug {
-    /// Returns the address.
+    /// Returns the local address.
     fn address(&self) -> GidEntry;
 
     /// Checks that packets can be sent to an address.
     fn reach(&self, remote: &Address) -> Result<(), Refusal>;
 
-    /// Returns the carrier of packets.
+    /// Returns the carrier for packets to other hosts.
     fn outlet(&self) -> Arc<dyn Carrier>;
 
-    /// Receives packets to exactly the groups that the device has. `newest` is the group that was added last.
+    /// Joins and leaves multicast groups so that exactly the device's groups are received. `newest` is the group that
+    /// was added last.
     fn see_to_groups(&self, newest: Option<Gid>, has: &dyn Fn(Gid) -> bool) -> Result<(), Refusal>;
 }
 
-/// The means by which messages reach the far end of a path.
+/// The transport of messages to the far end of a path.
 #[derive(Debug, Clone)]
 pub(crate) enum Delivery {
-    /// From memory to memory, to the device there, if there is one.
+    /// Copied from memory to memory. The device is the one at the far end; `None` if there is none.
     Direct(Option<&'static Device>),
-    /// By packets.
+    /// Sent as packets.
     Wire(Outlet),
 }
 
@@ -164,14 +165,14 @@ impl Device {
         self.identity.guid
     }
 
-    /// Makes it one device of several processes, with an identity that all of them draw.
+    /// Turns this device into one that several processes share, with an identity that all of them derive.
     #[cfg(not(loom))]
     pub(crate) fn join_host(&mut self, host: Box<dyn Host>, seed: &Seed) {
         self.identity.become_shared(self.adapter.link, seed.stream(Purpose::Identity));
         self.host = Some(host);
     }
 
-    /// Counts a new context, unless the network of the device has ended.
+    /// Counts a new context. Fails if the device's network was dropped.
     pub(crate) fn open(&self) -> Result<(), Refusal> {
         let mut users = locked(&self.users);
         if users.closed {
@@ -181,7 +182,7 @@ impl Device {
         Ok(())
     }
 
-    /// Removes a context from the count, when it and everything created from it are gone.
+    /// Uncounts a context, after it and everything created from it were released.
     pub(crate) fn close(&self) {
         let last = {
             let mut users = locked(&self.users);
@@ -193,7 +194,7 @@ impl Device {
         }
     }
 
-    /// Notes that its network has ended.
+    /// Records that the device's network was dropped.
     pub(crate) fn leave_network(&self) {
         let nobody = {
             let mut users = locked(&self.users);
@@ -205,8 +206,8 @@ impl Device {
         }
     }
 
-    /// Releases most of its memory and ends its capture, since it has no users left. Data that programs may still refer
-    /// to remains.
+    /// Releases most of the device's memory and ends its capture, since it has no users left. Data that programs may
+    /// still refer to remains.
     #[cold]
     fn retire(&self) {
         self.memory.regions.retire();
@@ -253,39 +254,40 @@ impl Device {
         locked(&self.queue_pairs).all()
     }
 
-    /// Returns the queue pair at the far end of a path, if it is in this fabric.
+    /// Returns the queue pair at the far end of a path, if it belongs to this fabric.
     pub(crate) fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<QueuePair>> {
         self.at_far_end(path.filter(|_| self.port_is_up())?, number)
     }
 
-    /// Like [`find_peer`](Self::find_peer), but also while the port is down, when no request would arrive there.
+    /// Like [`find_peer`](Self::find_peer), but also finds the queue pair while the port is down, when no request would
+    /// arrive.
     pub(crate) fn at_far_end(&self, path: &Path, number: u32) -> Option<Arc<QueuePair>> {
         self.subnet.at(self.link, &path.remote)?.queue_pair(number)
     }
 
-    /// Returns the inbox of its packets.
+    /// Returns the inbox for the device's packets, and creates it if necessary.
     pub(crate) fn inbox(&'static self) -> &'static Arc<Inbox<Self>> {
         self.inbox.get_or_init(|| Inbox::of(self))
     }
 
-    /// Returns the inbox, if there is one.
+    /// Returns the inbox, if it was created.
     pub(crate) fn inbox_if_any(&self) -> Option<&Arc<Inbox<Self>>> {
         self.inbox.get()
     }
 
-    /// Returns the number of packets, or runs of them, that have arrived here.
+    /// Returns the number of packets, or runs of packets, that have arrived at this device.
     pub(crate) fn arrived(&self) -> u64 {
         self.inbox_if_any().map_or(0, |inbox| inbox.arrived())
     }
 
-    /// Returns the delivery of messages on a path. A path to an unknown address uses packets only if this device sends
-    /// everything as packets.
+    /// Returns how messages are delivered on a path. A path to an unknown address uses packets only if this device
+    /// sends everything as packets.
     pub(crate) fn way(&self, path: &Path, number: u32) -> Delivery {
         self.way_by(path, number, |host| host.connected(number))
     }
 
-    /// Like [`way`](Self::way), for a datagram: the first one to another process connects to it. The sender of a
-    /// datagram is not informed if no process has that number.
+    /// Like [`way`](Self::way), but for a datagram: the first datagram to another process connects to that process. If
+    /// no process has the number, the sender of the datagram is not informed.
     pub(crate) fn way_of_datagrams(&'static self, path: &Path, number: u32) -> Delivery {
         self.way_by(path, number, |host| host.connect(self, number).ok())
     }
@@ -312,8 +314,8 @@ impl Device {
         }
     }
 
-    /// Connects this process to the one that has that queue pair number at the far end of a path, if it is another one.
-    /// For a path to another host, checks that packets can get there.
+    /// Connects this process to the process that has this queue pair number at the far end of a path, if that is
+    /// another process. For a path to another host, checks that packets can be sent there.
     pub(crate) fn reach(&'static self, path: &Path, number: u32) -> Result<Outlet, Refusal> {
         let there = self.subnet.at(self.link, &path.remote);
         if let Some(network) = self.network_towards(path, there) {
@@ -321,15 +323,15 @@ impl Device {
         }
         match self.host_of_other(path, there, number) {
             Some(host) => host.connect(self, number).map(Outlet::Carrier),
-            // A loopback address belongs to this host, so it is known that no device has it.
+            // A loopback address belongs to this host, so we know that no device has it.
             None if there.is_none() && path.remote.is_loopback() => Err(Refusal::NobodyThere),
             None => Ok(Outlet::Nowhere),
         }
     }
 
-    /// Returns the host if packets of the path use the link between processes. They do if the path leads to this
-    /// device, and the queue pair number belongs to another process or everything must use that link. That link knows
-    /// only addresses that all processes have.
+    /// Returns the host if packets on the path use the link between processes. This requires that the path leads to
+    /// this device. In addition, another process must own the queue pair number, or everything must use that link. The
+    /// link knows only the addresses that all processes share.
     fn host_of_other(&self, path: &Path, there: Option<&Self>, number: u32) -> Option<&dyn Host> {
         let host = self.host.as_deref()?;
         let is_own = || locked(&self.queue_pairs).has_slot(slot_of(number));
@@ -345,7 +347,7 @@ impl Device {
         let _ = self.networks.set(networks);
     }
 
-    /// Receives packets of other hosts to exactly the groups that have members now. `newest` is the group that was
+    /// Receives packets from other hosts to exactly the groups that have members now. `newest` is the group that was
     /// added last.
     pub(crate) fn see_to_groups(&self, newest: Option<Gid>) -> Result<(), Refusal> {
         let has = |gid| self.groups.has(&Group { gid, lid: 0 });
@@ -353,20 +355,20 @@ impl Device {
         networks.try_for_each(|network| network.see_to_groups(newest, &has))
     }
 
-    /// Returns the outlet for packets to a group, in addition to the devices of this process.
+    /// Returns the outlet that carries packets for a group to other hosts, in addition to the devices of this process.
     pub(crate) fn outlet_from(&self, path: &Path) -> Option<Outlet> {
         self.network_of(&path.local).map(|network| Outlet::Carrier(network.outlet()))
     }
 
-    /// Returns the network from one of its addresses to other hosts.
+    /// Returns the network that leads from this local address to other hosts.
     fn network_of(&self, address: &Address) -> Option<&dyn Network> {
         let Address::Gid(entry) = address else { return None };
         let networks = self.networks.get()?;
         networks.iter().map(|network| &**network).find(|network| network.address() == *entry)
     }
 
-    /// Returns that network if packets of the path use it: to an address of no device of this process, or if everything
-    /// must use it.
+    /// Returns the network of the local address if packets on the path use it. They do if no device of this process has
+    /// the remote address, or if everything must use the network.
     fn network_towards(&self, path: &Path, there: Option<&Self>) -> Option<&dyn Network> {
         let network = self.network_of(&path.local)?;
         let outside =
@@ -374,12 +376,12 @@ impl Device {
         outside.then_some(network)
     }
 
-    /// Returns true if messages between these two pass as packets.
+    /// Returns true if messages between these two devices are sent as packets.
     pub(crate) fn sends_packets_to(&self, there: &Self) -> bool {
         self.force_wire || there.force_wire
     }
 
-    /// Returns the devices of its link on which a group has members, perhaps with this one.
+    /// Returns the devices on the same link layer that have members of a group. This device may be one of them.
     pub(crate) fn devices_of(&self, group: Group) -> impl Iterator<Item = &'static Self> {
         let devices = self.subnet.devices();
         devices.filter(move |there| there.link == self.link && there.groups.has(&group))
@@ -399,8 +401,8 @@ impl Device {
         contexts.push(Arc::downgrade(events));
     }
 
-    /// Brings the port up or down, and notifies every context of a change. The next request of each connection verifies
-    /// the connection again.
+    /// Brings the port up or down, and notifies every context of a change. Each connection verifies its peer again
+    /// before its next request.
     pub(crate) fn set_port(&self, up: bool) {
         self.change_port(up);
         self.fabric.run_queue.run();
@@ -418,7 +420,7 @@ impl Device {
                 matches!(send.blocked, Blocked::NotReady { .. })
             };
             queue_pair.responder.lock().verified = 0;
-            // Requests that wait for a receive request, here or at a peer, get no notification any more.
+            // Requests that wait for a receive request, here or at a peer, will not be notified any more.
             if waits {
                 queue_pair.entry.wake();
             }
@@ -442,7 +444,7 @@ impl Device {
                 || identity.gids.iter().any(|entry| self.identity.has_gid(entry)))
     }
 
-    /// Returns the path of an address vector, if packets of a connection can use it: to one port.
+    /// Returns the path of an address vector if a connection can use it, which must lead to a single port.
     pub(crate) fn path(&self, vector: &AddressAttributes) -> Result<Path, Refusal> {
         let path = self.path_of_datagrams(vector)?;
         let to_group = match path.remote {
@@ -452,7 +454,7 @@ impl Device {
         if to_group { Err(Refusal::Invalid) } else { Ok(path) }
     }
 
-    /// Returns the path of an address vector, if datagrams can use it: to one port, or to a group.
+    /// Returns the path of an address vector if datagrams can use it, which may lead to a port or to a group.
     pub(crate) fn path_of_datagrams(&self, vector: &AddressAttributes) -> Result<Path, Refusal> {
         let source = self.identity.gids.get(usize::from(vector.source_index));
         let source = source.filter(|entry| !entry.gid.is_zero());
@@ -463,19 +465,19 @@ impl Device {
         match self.link {
             Link::InfiniBand => {
                 let lid = Lid::new(vector.destination_lid);
-                // Packets to a group have the group in a global route header.
+                // A packet to a group carries the group's GID in a global route header.
                 let to_group = lid.is_multicast() && vector.is_global != 0 && gid.is_multicast();
                 let remote = Address::Lid(vector.destination_lid);
                 let path = Path { local: Address::Lid(self.identity.lid), remote };
                 if lid.is_unicast() || to_group { Ok(path) } else { Err(Refusal::Invalid) }
             }
             Link::Ethernet => {
-                // RoCE has no LIDs: every packet has a GRH, and one family of addresses per route.
+                // RoCE has no LIDs: every packet has a GRH, and a route uses one address family.
                 let source = source.filter(|_| vector.is_global != 0).ok_or(Refusal::Invalid)?;
                 let remote = GidEntry { gid, kind: source.kind };
                 let same_version = gid.is_ipv4_mapped() == source.gid.is_ipv4_mapped();
                 let fits = match gid.is_multicast() {
-                    // With any scope. RoCE v1 has a route header of InfiniBand for all addresses.
+                    // The group may have any scope. RoCE v1 uses InfiniBand's route header for all addresses.
                     true => same_version || source.kind != GidType::ROCE_V2,
                     false => same_version && gid.is_link_local() == source.gid.is_link_local(),
                 };

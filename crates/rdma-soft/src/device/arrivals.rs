@@ -1,4 +1,4 @@
-//! Packets that have arrived at a device: finds their queue pairs, which execute them.
+//! Handles packets that have arrived at a device: finds their queue pairs, which execute them.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ use crate::link::simulation::Links;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-/// The partition of the port, which is a full member of it.
+/// The partition of the port, in which the port is a full member.
 const P_KEY: u16 = Bth::DEFAULT_P_KEY;
 
-/// Returns true if packets are for an unknown or destroyed queue pair, and counts them. Such packets take no space in
-/// the inbox. Packets to a group are for all of its members, others for one queue pair.
+/// Returns true if the packets are for an unknown or destroyed queue pair, and counts them. Such packets take no space
+/// in the inbox. Packets to a group are for all of its members; other packets are for one queue pair.
 pub(crate) fn is_for_nobody(
     device: &'static Device,
     path: &Path,
@@ -44,19 +44,19 @@ pub(crate) fn is_for_nobody(
     nobody
 }
 
-/// Returns true if the port accepts that P_Key. Both must be members of one partition, and at least one a full member
-/// (IBTA volume 1, 10.9.3).
+/// Returns true if the port accepts this P_Key. Sender and port must be members of the same partition, and at least one
+/// of them must be a full member (IBTA volume 1, 10.9.3).
 const fn is_of_partition(p_key: u16) -> bool {
     const FULL: u16 = 0x8000;
     (p_key ^ P_KEY) & !FULL == 0 && (p_key | P_KEY) & FULL != 0
 }
 
-/// Work that packets leave for the end of their inbox's turn, before its receive side is free.
+/// Work that packets leave until the end of their inbox's turn, done before the receive side is released.
 #[derive(Debug, Default)]
 pub(crate) struct Afterwards {
-    /// Queue pairs whose completions are held back until their acknowledgements have left.
+    /// Queue pairs whose completions are held back until their acknowledgements have been sent.
     held: [Option<Arc<QueuePair>>; TURN as usize],
-    /// Stored words that the peer's process may have to be notified of.
+    /// Stored words; the peer's process may have to be notified of them.
     words: Option<Arc<dyn ExecutedWords>>,
 }
 
@@ -67,7 +67,7 @@ impl Afterwards {
         }
         match self.held.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = Some(own),
-            // A turn has at most as many packets as there are places.
+            // A turn executes at most as many packets as there are places.
             None => own.responder.lock().publish(&own),
         }
     }
@@ -90,7 +90,8 @@ impl Afterwards {
         }
     }
 
-    /// Sends acknowledgements before the program sees that their packets arrived, as far as the link accepts them.
+    /// Sends acknowledgements before the program sees that their packets have arrived, to the extent that the link
+    /// accepts them.
     fn answer(&self) {
         let held = || self.held.iter().map_while(Option::as_ref);
         held().for_each(|own| own.answer());
@@ -124,8 +125,8 @@ impl Receives for Device {
     }
 }
 
-/// Executes packets that have arrived at a device. Packets for unknown queue pairs are not answered. The caller holds
-/// its receive side.
+/// Executes packets that have arrived at a device. Packets for unknown queue pairs get no answer. The caller holds the
+/// device's receive side.
 fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards) {
     let bth = &letter.burst.header.bth;
     let source = letter.burst.header.deth.map(|deth| deth.source.get());
@@ -172,14 +173,14 @@ fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards
     }
 }
 
-/// Lets all queue pairs of a subnet acknowledge the packets that they have executed.
+/// Makes all queue pairs of a subnet acknowledge the packets that they have executed.
 pub(crate) fn answer_all(subnet: &'static Subnet) {
     for own in subnet.devices().flat_map(Device::all_queue_pairs) {
         own.answer_now();
     }
 }
 
-/// Lets the queue pairs of a device acknowledge executed packets in their next turn. The caller holds no lock.
+/// Makes the queue pairs of a device acknowledge executed packets in their next turn. The caller holds no lock.
 pub(crate) fn answer_soon(device: &Device) {
     for own in device.all_queue_pairs() {
         if own.responder.lock().owes_acknowledgement() {
@@ -188,7 +189,7 @@ pub(crate) fn answer_soon(device: &Device) {
     }
 }
 
-/// Returns once all packets are executed that have arrived at the devices of a subnet. The caller holds no lock.
+/// Waits until all packets that have arrived at the devices of a subnet are executed. The caller holds no lock.
 #[cfg(not(loom))]
 pub(crate) fn execute_all(subnet: &'static Subnet) {
     let inboxes = subnet.devices().filter_map(Device::inbox_if_any);

@@ -4,18 +4,18 @@ use rdma_types::GidType;
 
 use crate::link::Link;
 
-/// The contents of one entry of a port's GID table, for [`Builder::gids`](crate::Builder::gids). The address itself is
-/// random.
+/// The kind of address in one entry of a port's GID table, for [`Builder::gids`](crate::Builder::gids). The address
+/// itself is random.
 ///
-/// Entries of one family and different types have the same address. On hardware, too, each address of the network
-/// interface has one entry for RoCE v1 and one for v2. A second entry of one family and type has the second address of
-/// that family.
+/// Entries with the same family but different types have the same address. Likewise, on hardware, each address of the
+/// network interface has one entry for RoCE v1 and one for v2. A second entry with the same family and type gets the
+/// second address of that family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GidPlace {
-    /// No address, like after the removal of one: queries return the zero GID, or `ENODATA`.
+    /// No address, as after an address was removed: queries return the zero GID, or `ENODATA`.
     Empty,
-    /// An address from `fe80::/64`; the first is made from the device's GUID.
+    /// An address from `fe80::/64`. The first one is derived from the device's GUID.
     LinkLocal(GidType),
     /// An address from 240.0.0.0/5, mapped to IPv6.
     Ipv4Mapped(GidType),
@@ -24,7 +24,7 @@ pub enum GidPlace {
 }
 
 impl GidPlace {
-    /// Returns the table of a device whose builder sets none.
+    /// Returns the default table for a link layer.
     pub(crate) fn usual(link: Link) -> Vec<Self> {
         match link {
             Link::InfiniBand => vec![Self::LinkLocal(GidType::IB)],

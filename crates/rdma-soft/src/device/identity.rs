@@ -1,5 +1,5 @@
-//! The identity of a device. It is random at each installation, so that an address of another process, or of another
-//! run, never names a local object.
+//! The identity of a device. It is drawn at random at each installation, so that an address from another process or an
+//! earlier run never refers to a local object.
 
 use std::net::Ipv4Addr;
 
@@ -15,18 +15,18 @@ pub(crate) struct Identity {
     pub(crate) guid: Guid,
     /// 0 on Ethernet.
     pub(crate) lid: u16,
-    /// The GID table: an entry for each place, the addresses of its host, and that of the loopback interface. An empty
+    /// The GID table: an entry for each place, then the addresses of the host, then the loopback address. An empty
     /// entry has the zero GID.
     pub(crate) gids: Vec<GidEntry>,
-    /// The places that the first entries of `gids` were made from.
+    /// The places from which the first entries of `gids` were made.
     places: Vec<GidPlace>,
-    /// Addresses of this host by which this process reaches other hosts, each with the index of its interface.
+    /// Addresses of this host through which this process reaches other hosts, each with the index of its interface.
     own: Vec<(GidEntry, u32)>,
     /// The index of the loopback interface, if the device has an address there.
     loopback: Option<u32>,
-    /// The entries of `gids` without those of its host.
+    /// The entries of `gids` without the addresses of the host.
     shared: Vec<GidEntry>,
-    /// The source of random numbers for the identity, which draws no secrets.
+    /// The source of random numbers for the identity. It is not used for secrets.
     random: Random,
 }
 
@@ -46,7 +46,7 @@ impl Identity {
         identity
     }
 
-    /// Draws another identity, with a GID table of the same shape.
+    /// Draws a new identity, with a GID table of the same shape.
     pub(crate) fn redraw(&mut self, link: Link) {
         let random = &mut self.random;
         let bytes = random.next_u64().to_be_bytes();
@@ -64,21 +64,21 @@ impl Identity {
         self.arrange();
     }
 
-    /// Builds the table.
+    /// Rebuilds the GID table from its parts.
     fn arrange(&mut self) {
         let (first, last) = self.shared.split_at(self.places.len());
         let own = self.own.iter().map(|(entry, _)| *entry);
         self.gids = first.iter().copied().chain(own).chain(last.iter().copied()).collect();
     }
 
-    /// Adds addresses of the host, each with the index of its interface.
+    /// Adds addresses of the host to the table, each with the index of its interface.
     #[cfg(not(loom))]
     pub(crate) fn add(&mut self, own: Vec<(GidEntry, u32)>) {
         self.own.extend(own);
         self.arrange();
     }
 
-    /// Adds an address of the loopback interface, the last entry of the table.
+    /// Adds a loopback address as the last entry of the table.
     #[cfg(not(loom))]
     pub(crate) fn add_loopback(&mut self, interface: u32) {
         self.loopback = Some(interface);
@@ -86,7 +86,7 @@ impl Identity {
         self.arrange();
     }
 
-    /// Returns the addresses of this host by which this process reaches others.
+    /// Returns the addresses of this host through which this process reaches other hosts.
     pub(crate) fn own(&self) -> impl Iterator<Item = &GidEntry> {
         self.own.iter().map(|(entry, _)| entry)
     }
@@ -97,7 +97,7 @@ impl Identity {
         &self.shared
     }
 
-    /// Returns the index of the interface that has the address at that index, or 0.
+    /// Returns the index of the interface to which a GID table entry belongs, or 0.
     pub(crate) fn interface(&self, index: usize) -> u32 {
         let behind = index.checked_sub(self.places.len());
         let own = behind.and_then(|index| self.own.get(index)).map(|(_, interface)| *interface);
@@ -105,8 +105,8 @@ impl Identity {
         own.or(self.loopback.filter(|_| last)).unwrap_or(0)
     }
 
-    /// Becomes the identity of a device that several processes share, which all draw the same one. Its LID is in the
-    /// upper third of the unicast LIDs (1 to 0xbfff), where no other device has one.
+    /// Becomes the identity of a device that several processes share; all of them derive the same one. The LID is in
+    /// the upper third of the unicast LIDs (1 to 0xbfff), where no other device has a LID.
     #[cfg(not(loom))]
     pub(crate) fn become_shared(&mut self, link: Link, random: Random) {
         self.random = random;
@@ -116,7 +116,7 @@ impl Identity {
         }
     }
 
-    /// Returns the places that the GID table was made from.
+    /// Returns the places from which the GID table was made.
     #[cfg(not(loom))]
     pub(crate) fn places(&self) -> &[GidPlace] {
         &self.places
@@ -127,18 +127,18 @@ impl Identity {
     }
 }
 
-/// Returns an address of the loopback interface, from the half of 127.0.0.0/8 in which programs rarely listen.
+/// Returns an address of the loopback interface, from the half of 127.0.0.0/8 where programs rarely listen.
 fn of_loopback(random: &mut Random) -> GidEntry {
     const FIRST: u32 = 0x7f80_0000;
-    // Neither the network address nor the broadcast address.
+    // Excludes the network address and the broadcast address.
     let address = FIRST + 1 + random.below((1 << 23) - 2);
     GidEntry { gid: Gid::from_ipv4(Ipv4Addr::from_bits(address)), kind: GidType::ROCE_V2 }
 }
 
-/// Returns the table of GIDs. The addresses of one family are a random one and those after it, so that they differ.
+/// Returns the GID table. The addresses of a family start at a random address and count up from there, so they differ.
 fn table(places: &[GidPlace], guid: Guid, random: &mut Random) -> Vec<GidEntry> {
-    // 240.0.0.0/4 is reserved (RFC 1112), and 2001:db8::/32 is for documentation (RFC 3849): no real device has such an
-    // address.
+    // 240.0.0.0/4 is reserved (RFC 1112), and 2001:db8::/32 is for documentation (RFC 3849), so no real device has such
+    // an address.
     let ipv4 = 0xf000_0000 | random.next_u32() & 0x07ff_ffff;
     let subnet = 0x2001_0db8_0000_0000 | u64::from(random.next_u32());
     let entry = |(n, &place): (usize, &GidPlace)| {

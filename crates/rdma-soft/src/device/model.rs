@@ -11,11 +11,11 @@ pub(crate) struct Model<S = Cow<'static, str>> {
     pub(crate) firmware: S,
 }
 
-/// The vendor number of a vendor without one: all ones in these 24 bits.
+/// The vendor ID that means "no vendor": all ones in these 24 bits.
 const NO_VENDOR: u32 = 0x00ff_ffff;
 
 impl Model {
-    /// The model of this project's device.
+    /// The default model, which claims no particular hardware.
     pub(crate) const OWN: Self = Self {
         vendor: NO_VENDOR,
         part: 0,

@@ -1,5 +1,5 @@
-//! Subnets: sets of devices that can reach each other. They share a fabric, and none of them is ever removed. This
-//! module also has the list of the devices that programs see, of all subnets.
+//! Subnets: sets of devices that can reach each other and share a fabric. A device is never removed from its subnet.
+//! This module also contains the list of devices that programs see, from all subnets.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -15,14 +15,14 @@ use crate::link::simulation::Links;
 use crate::profile::Profile;
 use crate::sync::locked;
 
-/// Far more devices than programs need, and far fewer than there are LIDs.
+/// Far more devices than programs need, and far fewer than there are LIDs to choose from.
 const MAX_DEVICES: usize = 4096;
 
 /// The reason why a device was not installed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
-    /// A device of this name exists already. Devices live as long as the process or their network.
+    /// A device with this name already exists. Devices exist as long as the process or their network.
     #[error("a software device named `{0}` is already installed: choose another name")]
     NameTaken(String),
     /// The name does not fit into `struct ibv_device`, or cannot be typed on a command line.
@@ -30,20 +30,20 @@ pub enum InstallError {
         "`{0}` is not a valid device name: use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`"
     )]
     BadName(String),
-    /// The process has its maximum number of devices, which live as long as the process.
+    /// The maximum number of devices exists already. Devices exist as long as the process.
     #[error("there are {0} software devices in this process already: use one of them")]
     TooMany(usize),
-    /// The system returned no random numbers, and keys would be predictable without them.
+    /// The system returned no random numbers, without which keys would be predictable.
     #[error("no random numbers from the system: let the process call getrandom(2)")]
     NoRandomness,
-    /// The device cannot be shared with other processes. Either the system does not report its host and its network
+    /// The device cannot be shared with other processes. Either the system does not identify its host and network
     /// namespace, or other users may enter the [directory](crate::Builder::directory).
     #[error(
         "the device cannot be shared with other processes ({reason}): mount /proc, name another directory \
          (`RDMA_SOFT_DIRECTORY` or `Builder::directory`), or install it for `Peers::ThisProcess`"
     )]
     NotShared {
-        /// The error of the system, or of the directory.
+        /// The error from the system or the directory.
         reason: String,
     },
     /// The device cannot listen at the place set by [`Builder::listen`](crate::Builder::listen) or the environment.
@@ -56,7 +56,7 @@ pub enum InstallError {
         /// The reason, and a remedy.
         reason: String,
     },
-    /// `RDMA_SOFT_LIKE` is not the name of a [`Profile`](crate::Profile).
+    /// `RDMA_SOFT_LIKE` does not contain the name of a [`Profile`](crate::Profile).
     #[error("`RDMA_SOFT_LIKE` is `{name}`, and the profiles are {}", profiles())]
     NoProfile {
         /// The name.
@@ -70,7 +70,7 @@ pub enum InstallError {
     NoCapture {
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The error from the system.
         reason: String,
     },
 }
@@ -85,11 +85,11 @@ fn profiles() -> String {
     Profile::ALL.map(Profile::name).join(", ")
 }
 
-/// The devices that programs see, in the order of their installation.
+/// The devices that programs see, in installation order.
 #[derive(Debug)]
 pub(crate) struct Installed {
     devices: Mutex<Vec<&'static Device>>,
-    /// Subnets whose devices programs do not see any more, kept here where a leak checker finds them.
+    /// Subnets whose devices programs no longer see, kept reachable for leak checkers.
     gone: Mutex<Vec<&'static Subnet>>,
 }
 
@@ -97,7 +97,7 @@ pub(crate) static INSTALLED: Installed =
     Installed { devices: Mutex::new(Vec::new()), gone: Mutex::new(Vec::new()) };
 
 impl Installed {
-    /// Adds a device to its subnet and to this list, unless one of that name exists.
+    /// Adds a device to its subnet and to this list, unless the name is taken.
     pub(crate) fn add(&self, device: Device) -> Result<&'static Device, InstallError> {
         let mut installed = locked(&self.devices);
         if installed.iter().any(|other| other.name == device.name) {
@@ -123,7 +123,7 @@ impl Installed {
     }
 }
 
-/// Devices that can reach each other, and the fabric that they share.
+/// A set of devices that can reach each other, and the fabric that they share.
 pub(crate) struct Subnet {
     fabric: Fabric,
     devices: Mutex<Vec<&'static Device>>,
@@ -139,7 +139,7 @@ impl Deref for Subnet {
 }
 
 impl std::fmt::Debug for Subnet {
-    /// Prints the subnet without its devices, which would print it again.
+    /// Prints the subnet without its devices, because each device would print the subnet again.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Subnet").finish_non_exhaustive()
     }
@@ -155,7 +155,7 @@ impl Subnet {
         Self { fabric, devices: Mutex::new(Vec::new()), links: None }
     }
 
-    /// A subnet in virtual time.
+    /// Creates a subnet in virtual time.
     #[cfg(not(loom))]
     pub(crate) fn simulated(seed: u64) -> Self {
         let links = Arc::new(Links::new(seed));
@@ -163,43 +163,43 @@ impl Subnet {
         Self { links: Some(links), ..Self::of(fabric) }
     }
 
-    /// The subnet of all devices that do not belong to a [network](crate::Network).
+    /// Returns the subnet of all devices that do not belong to a [network](crate::Network).
     pub(crate) fn of_process() -> &'static Self {
         #[cfg(not(loom))]
         static OF_PROCESS: Subnet = Subnet::new();
-        // Models do not use it, since its contents would belong to one run of a model.
+        // Models do not use this subnet, because its contents would outlive a single run of a model.
         #[cfg(loom)]
         static OF_PROCESS: std::sync::LazyLock<Subnet> =
             std::sync::LazyLock::new(|| Subnet::of(Fabric::with(ServedBy::Nobody)));
         &OF_PROCESS
     }
 
-    /// The subnet of one model. Neither it nor its devices are ever freed. No timer ever expires in it.
+    /// Creates a subnet for one model, in which no timer ever expires. The subnet and its devices are never freed.
     #[cfg(all(test, loom))]
     pub(crate) fn of_model() -> &'static Self {
         Self::of_model_with(ServedBy::Nobody)
     }
 
-    /// The subnet of one model, with timers.
+    /// Creates a subnet for one model, with timers.
     #[cfg(all(test, loom))]
     pub(crate) fn of_model_with(served_by: ServedBy) -> &'static Self {
         Box::leak(Box::new(Self::of(Fabric::with(served_by))))
     }
 
-    /// The subnet of a test that sets the clock.
+    /// Creates a subnet for a test that sets the clock.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn with_set_clock() -> Self {
         Self::of(Fabric::with_set_clock())
     }
 
-    /// Adds a device that was created for this subnet, unless one of that name exists. Its identity is drawn again
-    /// until no other device here shares an address with it: 16 bits of LID alone collide soon.
+    /// Adds a device that was created for this subnet, unless the name is taken. Draws its identity again until no
+    /// other device in the subnet shares an address with it, because 16-bit LIDs soon collide.
     pub(crate) fn add(&self, mut device: Device) -> Result<&'static Device, InstallError> {
         let mut devices = locked(&self.devices);
         if devices.iter().any(|other| other.name == device.name) {
             return Err(InstallError::NameTaken(device.adapter.name));
         }
-        // Limited, so that a free identity is always found soon.
+        // Limited, so that a free identity is always found quickly.
         if devices.len() >= MAX_DEVICES {
             return Err(InstallError::TooMany(MAX_DEVICES));
         }
@@ -218,12 +218,12 @@ impl Subnet {
         Ok(device)
     }
 
-    /// Returns all devices, one by one, without a list that would allocate memory.
+    /// Returns all devices one by one. A list of them would allocate memory.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &'static Device> {
         (0..).map_while(|n| locked(&self.devices).get(n).copied())
     }
 
-    /// Returns the device with that port address on that kind of link.
+    /// Returns the device that has this port address on this kind of link.
     pub(crate) fn at(&self, link: Link, address: &Address) -> Option<&'static Device> {
         let devices = locked(&self.devices);
         devices.iter().copied().find(|device| device.link == link && device.has_address(address))
