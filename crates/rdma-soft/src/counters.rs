@@ -28,30 +28,32 @@ impl Exclusive {
     }
 }
 
-/// The counts of a queue pair under its send lock, kept apart from the path of a write.
+/// The counters that a queue pair increments under its send lock. They are separate from the fields that every WRITE
+/// uses.
 #[derive(Debug, Default)]
 pub(crate) struct SendCounts {
     /// SENDs that were executed.
     pub(crate) sends: Exclusive,
-    /// Requests that were executed without the peer's knowledge.
+    /// Requests that were executed without involving the peer.
     pub(crate) local: Exclusive,
 }
 
-/// A queue pair, which counts executed requests under its own locks.
+/// A queue pair, which counts its executed requests under its own locks.
 pub(crate) trait Counting: Send + Sync + std::fmt::Debug {
     /// Adds its current counts.
     fn add_to(&self, sum: &mut Counters);
 }
 
-/// The counts of a device itself, and the queue pairs that count the rest.
+/// The counters of a device, and the queue pairs that count the rest.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    /// The counters of the device. Those that queue pairs count are 0 here.
+    /// The device's own counters. Counters that the queue pairs keep are 0 here.
     pub(crate) rare: Rares,
     traffic: Mutex<Traffic>,
 }
 
-/// Guarded by a leaf lock: no thread waits for a queue pair while it holds this lock.
+/// The queue pairs and their sums. The lock that guards them is a leaf: no thread waits for a queue pair while it holds
+/// this lock.
 #[derive(Debug, Default)]
 struct Traffic {
     /// The sums of destroyed queue pairs.
@@ -64,7 +66,7 @@ impl Tally {
         locked(&self.traffic).by_id.insert(id, queue_pair);
     }
 
-    /// Takes over the counts of a queue pair that executes nothing any more.
+    /// Takes over the counts of a queue pair that will execute nothing more.
     pub(crate) fn remove_queue_pair(&self, id: u64, queue_pair: &impl Counting) {
         let mut counts = Counters::default();
         queue_pair.add_to(&mut counts);
@@ -84,7 +86,8 @@ impl Tally {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        // Each queue pair is in one of the two, even if it is destroyed meanwhile. It keeps its counts.
+        // Each queue pair is in exactly one of the two, even if it is destroyed while we add: a destroyed queue pair
+        // keeps its counts.
         let (gone, queue_pairs): (_, Vec<Arc<dyn Counting>>) = {
             let traffic = locked(&self.traffic);
             (traffic.gone, traffic.by_id.values().filter_map(Weak::upgrade).collect())

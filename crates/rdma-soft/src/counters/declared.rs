@@ -4,7 +4,7 @@ use std::ops::AddAssign;
 
 use super::rare::Rare;
 
-/// Adds the count of a connection of packets under the same name, if the unit of the counter is one of packets.
+/// Adds a connection's count with the same name, if the unit of the counter is "packets of connections".
 macro_rules! add_of_connection {
     ([packets of connections] $rare:expr, $counted:expr) => {
         let packets = $counted;
@@ -20,18 +20,19 @@ macro_rules! add_of_connection {
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident: $($unit:ident)+ $(, $test:literal)?;)+) => {
-        /// Counts of a device since it was installed, from [`SoftDevice::counters`](crate::SoftDevice::counters).
+        /// Counters of a device since it was installed, returned by
+        /// [`SoftDevice::counters`](crate::SoftDevice::counters).
         ///
         /// Messages to other processes ([`Builder::peers`](crate::Builder::peers)) and to other hosts
-        /// ([`Builder::listen`](crate::Builder::listen)) pass as packets. So do messages of devices with
-        /// [`Builder::force_wire`](crate::Builder::force_wire). All others are copies. A counter of "requests or
-        /// packets" counts packets for the former and requests for the latter.
+        /// ([`Builder::listen`](crate::Builder::listen)) are sent as packets. So are messages of devices with
+        /// [`Builder::force_wire`](crate::Builder::force_wire). All other messages are copied directly. A counter of
+        /// "requests or packets" counts packets for the former and requests for the latter.
         ///
-        /// Names are those of the kernel's SoftRoCE (`drivers/infiniband/sw/rxe/rxe_hw_counters.c`,
-        /// `/sys/class/infiniband/rxe0/ports/1/hw_counters`) if it has the same counter. mlx5 has the names
+        /// Where the kernel's SoftRoCE has the same counter, it has the same name
+        /// (`drivers/infiniband/sw/rxe/rxe_hw_counters.c`, `/sys/class/infiniband/rxe0/ports/1/hw_counters`). The names
         /// `local_ack_timeout_err`, `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer`,
-        /// `resp_remote_access_errors` and `rx_icrc_encapsulated`. `qkey_viol_cntr` and `bad_pkey_cntr` are fields of
-        /// `ibv_port_attr`. The other names are new.
+        /// `resp_remote_access_errors` and `rx_icrc_encapsulated` come from mlx5. `qkey_viol_cntr` and `bad_pkey_cntr`
+        /// are fields of `ibv_port_attr`. The other names are new.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counters {
@@ -55,7 +56,7 @@ macro_rules! counters {
             }
         }
 
-        /// A counter of each name, for events that are rare enough.
+        /// An atomic counter for each name, used for events that are rare enough.
         #[derive(Debug, Default)]
         pub(crate) struct Rares {
             $(pub(crate) $name: Rare,)+
@@ -66,7 +67,8 @@ macro_rules! counters {
                 Counters { $($name: self.$name.get(),)+ }
             }
 
-            /// Adds the counts of one side of a connection of packets. Its executed requests are counted elsewhere.
+            /// Adds the counts of one side of a connection that uses packets. Its executed requests are counted
+            /// elsewhere.
             #[cold]
             pub(crate) fn add(&self, counted: &rdma_proto::Counters) {
                 $(add_of_connection!([$($unit)+] self.$name, counted.$name);)+
@@ -81,35 +83,35 @@ macro_rules! counters {
     };
 }
 
-// The documentation is also the counter's row in docs/software-device.md, which a test below compares and writes. The
-// units `requests or packets` and `packets of connections` have a meaning for `add_of_connection`.
+// The documentation is also the counter's row in docs/software-device.md, which a test below compares and writes.
+// `add_of_connection` gives the unit `packets of connections` its meaning.
 counters! {
-    /// Requests of this device that were executed, or sent without an acknowledgement to wait for. A message is one
+    /// Requests of this device that were executed, or that were sent and expect no acknowledgement. A message is one
     /// request, whatever its length.
     sent_pkts: requests, "a_request_counts_at_both_devices_even_after_the_queue_pairs_are_gone";
-    /// Requests of peers that were executed here.
+    /// Requests of peers that this device executed.
     rcvd_pkts: requests, "a_request_counts_at_both_devices_even_after_the_queue_pairs_are_gone";
-    /// Requests of the connected peer with an earlier sequence number than the expected one. They are dropped;
-    /// packets are answered again.
+    /// Requests of the connected peer whose sequence number is before the expected one. They are dropped; if they are
+    /// packets, they are answered again.
     duplicate_request: requests or packets, "earlier_and_later_sequence_numbers_have_separate_counters";
-    /// Requests of the connected peer with a later sequence number than the expected one. They are dropped.
+    /// Requests of the connected peer whose sequence number is after the expected one. They are dropped.
     out_of_seq_request: requests or packets, "earlier_and_later_sequence_numbers_have_separate_counters";
-    /// Requests of this device that found their receiver without a receive request, each time.
+    /// Attempts of this device's requests that failed because the receiver had no receive request.
     rcvd_rnr_err: requests or packets, "running_connections_are_counted";
-    /// Requests of peers that found no receive request here, each time.
+    /// Attempts of peers' requests that failed because there was no receive request here.
     send_rnr_err: requests or packets, "running_connections_are_counted";
-    /// Reports of a peer that a packet is missing.
+    /// NAKs from peers that report a missing packet.
     rcvd_seq_err: packets of connections, "a_gap_is_counted_at_both_ends";
-    /// Always 0: SoftRoCE counts here how often its completer was left to another thread.
+    /// Always 0. SoftRoCE counts here how often it left work of its completer to another thread.
     ack_deferred: nothing;
     /// Requests that failed because the peer did not answer.
     retry_exceeded_err: requests, "retries_are_counted_and_so_is_giving_up";
     /// Requests that failed because the peer had no receive request.
     retry_rnr_exceeded_err: requests,
         "a_receiver_that_is_not_ready_is_counted_by_both_and_giving_up_by_the_requester";
-    /// Retries because the peer did not answer.
+    /// Retries after the peer did not answer.
     completer_retry_err: requests or packets, "retries_are_counted_and_so_is_giving_up";
-    /// Packets to other hosts that the network refused: it is full, has no route, or too small an MTU.
+    /// Packets to other hosts that the network refused: its queue is full, it has no route, or its MTU is too small.
     send_err: packets, "datagrams_that_the_kernel_refuses_are_counted";
     /// Times that the port went down.
     link_downed: times, "a_port_counts_how_often_it_went_down";
@@ -119,70 +121,70 @@ counters! {
     rdma_recvs: requests, "sends_and_receives_are_counted_when_they_are_done";
     /// Expired acknowledgement timers.
     local_ack_timeout_err: packets of connections, "a_lost_acknowledgement_is_counted_as_a_timeout_and_a_duplicate";
-    /// Probes: the oldest packet, sent again alone.
+    /// Probes: the oldest unacknowledged packet, retransmitted alone.
     roce_adp_retrans: packets of connections, "silence_is_probed";
-    /// Responses past a READ or an atomic that was not answered.
+    /// Responses to requests that follow a READ or an atomic whose own response is missing.
     implied_nak_seq_err: packets of connections, "a_lost_response_is_counted_as_an_implied_nak";
-    /// Messages without acknowledgements, datagrams too, that were dropped because the receive request was missing or
-    /// too small.
+    /// Unacknowledged messages (unreliable connections and datagrams) that were dropped because the receive request was
+    /// missing or too small.
     out_of_buffer: packets of connections, "lost_messages_are_counted";
-    /// Requests that were refused because their key, range or rights are wrong.
+    /// Requests that were refused because of their key, range or rights.
     resp_remote_access_errors: packets of connections, "a_refused_request_is_counted_by_the_responder";
-    /// Requests that were refused because they are invalid in themselves.
+    /// Requests that were refused because they are malformed.
     resp_invalid_request_errors: packets of connections, "refused_requests_are_counted_by_reason";
-    /// Requests, datagrams too, that were refused because the responder could not complete them.
+    /// Requests (datagrams included) that were refused because the responder could not complete them.
     resp_remote_operation_errors: packets of connections, "an_unfinished_response_is_counted_once";
-    /// Datagrams with another Q_Key than their receiver's, also without packets.
+    /// Datagrams whose Q_Key differs from their receiver's. Datagrams that are not sent as packets also count.
     qkey_viol_cntr: datagrams, "datagrams_to_groups_are_one_request_each_and_one_for_each_member";
-    /// Requests before the expected one that are not answered: too old, different from the original, or with a PSN that
-    /// was never received.
+    /// Duplicate requests (PSN before the expected one) that get no answer. They are too old, differ from the original,
+    /// or have a PSN that was never received.
     unanswered_duplicate: packets of connections, "a_duplicate_that_is_too_old_is_dropped";
-    /// Responses whose PSN is not in flight: duplicates, or answers to no request.
+    /// Responses whose PSN is not in flight: duplicates, or responses that match no request.
     unsolicited_response: packets of connections, "a_doubled_acknowledgement_is_counted_as_unsolicited";
-    /// Negative acknowledgements of packets that are about to be sent again anyway.
+    /// NAKs for packets that are about to be retransmitted anyway.
     stale_nak: packets of connections, "a_doubled_negative_acknowledgement_is_counted_as_stale";
     /// Acknowledgements with a reserved syndrome, and responses with data whose syndrome is not ACK.
     reserved_syndrome: packets of connections, "reserved_syndromes_are_dropped";
-    /// Responses that do not fit their request, which failed, and acknowledgements with a payload.
+    /// Responses that do not match their request, which then fails, and acknowledgements with a payload.
     bad_response: packets of connections, "a_response_that_does_not_match_is_counted";
-    /// Packets of the right service with an opcode that their receiver does not accept.
+    /// Packets of the right service with an opcode that the receiver does not accept.
     wrong_opcode: packets of connections, "packets_of_another_service_or_direction_are_dropped";
-    /// Packets that arrived after a request of their connection had failed.
+    /// Packets that arrived after a request of their connection failed.
     after_end: packets of connections, "refused_requests_are_counted_by_reason";
-    /// Requests that this process dropped for a reason of its own.
+    /// Requests that this process dropped for its own reasons.
     dropped_by_host: packets of connections, "a_packet_dropped_by_the_host_arrives_again";
-    /// Packets with a wrong ICRC: damaged on a simulated link, or received by UDP.
+    /// Packets with a wrong ICRC: damaged on a simulated link, or received over UDP.
     rx_icrc_encapsulated: packets, "a_bad_network_is_recovered_from_and_the_same_each_time";
-    /// Packets of another partition than the port's.
+    /// Packets whose partition is not the port's.
     bad_pkey_cntr: packets, "packets_of_other_partitions_are_dropped";
     /// Packets for an unknown or destroyed QPN.
     unknown_qp: packets, "a_turn_executes_sixteen_packets";
-    /// Packets for a queue pair of another service: reliable connection, unreliable connection, datagrams.
+    /// Packets for a queue pair with a different service: reliable connection, unreliable connection, datagrams.
     wrong_service: packets, "each_reason_has_its_counter";
-    /// Packets for a connected queue pair from another address than its peer's.
+    /// Packets for a connected queue pair from an address other than its peer's.
     wrong_source: packets, "each_reason_has_its_counter";
-    /// Packets for a queue pair that accepts none in its state.
+    /// Packets for a queue pair whose state accepts none.
     wrong_state: packets, "each_reason_has_its_counter";
-    /// Packets that were lost because this port was down, sent or received.
+    /// Packets sent or received that were lost because this port was down.
     port_down: packets, "packets_lost_by_a_port_are_sent_again";
-    /// Packets to an address of no device, or to a process that has ended.
+    /// Packets to an address that no device has, or to a process that has exited.
     no_route: packets, "each_reason_has_its_counter";
-    /// Datagrams that were lost because a process read nothing for a second, or more than 1 MiB waited for it.
+    /// Datagrams that were lost because a process read nothing for a second, or had a backlog of more than 1 MiB.
     stalled: datagrams, "datagrams_are_lost_after_a_second_and_packets_of_connections_are_not";
-    /// Times that a process of this host read and answered nothing for half of `Builder::peer_limit`, and had not
-    /// ended.
+    /// Times that a process of this host, without having exited, neither read nor answered for half of
+    /// `Builder::peer_limit`.
     silent: times, "a_process_that_is_silent_for_too_long_is_given_up";
-    /// Messages of other processes that no device sends, which close their connection, and UDP datagrams that are not
-    /// packets.
+    /// Messages from other processes that no device sends (the connection is then closed), and UDP datagrams that are
+    /// not packets.
     malformed: messages, "garbage_words_harm_only_their_own_connection";
-    /// Connections of other processes that were closed at once: of another user, or too many. At most 64 of one
-    /// process, 2,048 in all, or half of the files that the process may open are accepted.
+    /// Connections from other processes that were closed at once, because they come from another user or are too many.
+    /// At most 64 are accepted from one process, 2,048 in all, or half of the files that the process may open.
     refused_connections: connections, "endless_connections_get_only_their_share";
-    /// System calls that copied memory which may have been unmapped since its registration. `rdma-mem` notes that the
-    /// memory of its regions stays mapped, except of `MemoryRegion` and `DmabufRegion`; programs in C note nothing.
+    /// System calls that copied memory which may have been unmapped since its registration. `rdma-mem` marks the memory
+    /// of its regions as staying mapped, except for `MemoryRegion` and `DmabufRegion`; C programs mark nothing.
     guarded_copies: calls, "packets_for_memory_that_is_gone_fail_as_with_a_bad_key";
-    /// Times that connections of other processes waited because files sent by others hold up all threads that close
-    /// them.
+    /// Times that connections from other processes waited because all threads that close files were held up by files
+    /// sent by others.
     held_up_connections: times, "files_of_another_user_hold_up_only_new_connections_on_an_earlier_kernel";
 }
 

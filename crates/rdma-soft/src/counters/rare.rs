@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A counter of events that are rare enough for an atomic addition.
+/// A counter of events that are rare enough to afford an atomic addition.
 #[derive(Debug, Default)]
 pub(crate) struct Rare(AtomicU64);
 
