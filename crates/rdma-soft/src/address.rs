@@ -1,4 +1,4 @@
-//! The location of a queue pair: port addresses, the path between two of them, and the contents of an address handle.
+//! Addresses of queue pairs: port addresses, the path between two of them, and the contents of an address handle.
 
 use rdma_types::{Gid, GidType};
 
@@ -9,7 +9,7 @@ pub(crate) struct GidEntry {
     pub(crate) kind: GidType,
 }
 
-/// The address of a port, as far as a packet contains it.
+/// The address of a port, as a packet contains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Address {
     Lid(u16),
@@ -17,7 +17,7 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    /// Returns true if it is an address of the loopback interface, 127.0.0.0/8.
+    /// Returns true if this is an address of the loopback interface, 127.0.0.0/8.
     pub(crate) fn is_loopback(&self) -> bool {
         match self {
             Self::Lid(_) => false,
@@ -39,12 +39,12 @@ impl Path {
     }
 }
 
-/// The path to a port as a program describes it, not checked yet (`struct ibv_ah_attr`).
+/// The path to a port as a program describes it, before any checks (`struct ibv_ah_attr`).
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AddressAttributes {
     pub(crate) destination: [u8; 16],
     pub(crate) flow_label: u32,
-    /// The index of its address in the port's GID table.
+    /// The index of the local address in the port's GID table.
     pub(crate) source_index: u8,
     pub(crate) hop_limit: u8,
     pub(crate) traffic_class: u8,
@@ -52,27 +52,27 @@ pub(crate) struct AddressAttributes {
     pub(crate) service_level: u8,
     pub(crate) source_path_bits: u8,
     pub(crate) static_rate: u8,
-    /// If it is not 0, packets have a global route header, made of the first five fields. Kept as the program passed
-    /// it.
+    /// If this is not 0, packets have a global route header, built from the first five fields. Kept as the program
+    /// passed it.
     pub(crate) is_global: u8,
     pub(crate) port: u8,
 }
 
-/// The destination of datagrams, and the fields of their headers.
+/// The destination of datagrams, and their header fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AddressVector {
-    /// The number of the protection domain whose queue pairs may use it.
+    /// The protection domain whose queue pairs may use this vector.
     pub(crate) pd: u64,
     pub(crate) path: Path,
     /// 4 bits.
     pub(crate) service_level: u8,
-    /// The route of packets with a global route header; without it packets have none.
+    /// The contents of the global route header; if `None`, packets have no such header.
     pub(crate) route: Option<Route>,
 }
 
 impl AddressVector {
-    /// Returns the group of a datagram that is for all members of one. If the vector leads to a port, that group has no
-    /// members.
+    /// Returns the multicast group, if the datagrams are for a group. If the vector leads to a single port, the
+    /// returned group has no members.
     pub(crate) fn group(&self) -> Option<Group> {
         let lid = match self.path.remote {
             Address::Lid(lid) => lid,
@@ -86,11 +86,11 @@ impl AddressVector {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Group {
     pub(crate) gid: Gid,
-    /// 0 on Ethernet, where a program's number has no meaning (IBTA volume 1, annex A16).
+    /// 0 on Ethernet, where the number that a program passes has no meaning (IBTA volume 1, annex A16).
     pub(crate) lid: u16,
 }
 
-/// The fields of packets for their route between networks (IBTA volume 1, 8.3).
+/// The header fields that routers between networks use (IBTA volume 1, 8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) source: GidEntry,

@@ -1,4 +1,4 @@
-//! The builder of devices.
+//! A builder for devices.
 
 mod lacks;
 
@@ -23,11 +23,11 @@ use crate::network::Network;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
 
-/// Builds a software device with a name, a schedule and limits of its own.
+/// Builds a software device with its own name, schedule and limits.
 ///
-/// Once installed, the device is in the device list of the whole process, as long as the process or its [`Network`]
-/// exists. Devices of one process with the same [`Link`] reach each other. See [`peers`](Self::peers) for other
-/// processes and [`listen`](Self::listen) for other hosts.
+/// Once installed, the device stays in the device list of the process until its [`Network`] is dropped. Without a
+/// network, it stays until the process exits. Devices of one process with the same [`Link`] reach each other. See
+/// [`peers`](Self::peers) for other processes and [`listen`](Self::listen) for other hosts.
 ///
 /// ```
 /// use rdma_soft::{Builder, Link, Schedule};
@@ -48,7 +48,7 @@ pub struct Builder {
     force_wire: bool,
     subnet: &'static Subnet,
     pcap: Capture,
-    /// The reason why it cannot be opened, if it lacks something that was requested.
+    /// If the device lacks something that was requested, the reason why it cannot be opened.
     unusable: Option<InstallError>,
     #[cfg(not(loom))]
     peers: Peers,
@@ -69,7 +69,7 @@ enum Capture {
 }
 
 impl Builder {
-    /// Creates the builder of a RoCE device that executes requests within their post.
+    /// Creates a builder for a RoCE device that executes each request while it is posted.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -93,15 +93,16 @@ impl Builder {
         }
     }
 
-    /// Sets the processes that share the device. These are the processes that install a device of the same name, link
-    /// layer and GID table for the same peers. It has one identity in all of them, so that each can address a queue
-    /// pair by GID or LID, and number.
+    /// Sets which processes share the device. It is shared by the processes that install a device with the same name,
+    /// link layer and GID table for the same peers. The device has one identity in all of them. So each of these
+    /// processes can address a queue pair by its GID or LID and its number.
     ///
-    /// If everything passes [as packets](Self::force_wire), packets within one process take the same way as packets
-    /// between two: through sockets.
+    /// If everything is sent [as packets](Self::force_wire), packets within one process also pass through sockets, like
+    /// packets between two processes.
     ///
-    /// The identity is derived from the boot of the host, the network namespace, the user (unless any may share it) and
-    /// the name. A device of a [`Network`] is not shared. Without this call only this process has the device. With
+    /// The identity is derived from the boot of the host, the network namespace, the user (except with
+    /// [`Peers::AnyUser`]) and the name. A device of a [`Network`] is not shared. Without this call, the device exists
+    /// only in this process. Pass [`Peers::of_environment`] to follow `RDMA_SOFT_PEERS`, as `soft0` does.
     /// [`Peers::of_environment`] it follows `RDMA_SOFT_PEERS`, like `soft0`.
     ///
     /// ```
@@ -117,14 +118,14 @@ impl Builder {
         self
     }
 
-    /// Sets the longest time that a process of this host may read and answer nothing. After it, requests to that
-    /// process fail with `RETRY_EXC_ERR`. The default is 60 seconds, or the seconds in the environment variable
+    /// Sets how long a process of this host may neither read nor answer. After that, requests to the process fail with
+    /// `RETRY_EXC_ERR`. The default is 60 seconds, or the number of seconds in the environment variable
     /// `RDMA_SOFT_PEER_LIMIT`.
     ///
-    /// The limit concerns a process that is stopped (SIGSTOP, a debugger) or gets no processor. An adapter would answer
-    /// for it, so the timeout and the retries of a queue pair do not count meanwhile. They count when a process runs
-    /// and does not answer. The end of a process ends its connections at once. A `tracing` event is sent after half of
-    /// the limit.
+    /// The limit applies to a process that is stopped (by SIGSTOP or a debugger) or is not scheduled. Hardware would
+    /// answer on behalf of the process, so the timeout and retries of a queue pair do not count during this time. They
+    /// count while the process runs but does not answer. If a process exits, its connections fail at once. A `tracing`
+    /// event is sent after half of the limit.
     ///
     /// ```
     /// use std::time::Duration;
@@ -139,13 +140,14 @@ impl Builder {
         self
     }
 
-    /// Sets the minimum time during which a request to another host is retried before it fails with `RETRY_EXC_ERR`.
-    /// The default is two seconds, or the seconds in the environment variable `RDMA_SOFT_RETRY_TIME`. With zero, the
-    /// timeout and the retries of the queue pair decide alone.
+    /// Sets how long a request to another host is retried, at least, before it fails with `RETRY_EXC_ERR`. The default
+    /// is two seconds, or the number of seconds in the environment variable `RDMA_SOFT_RETRY_TIME`. With zero, only the
+    /// timeout and retry count of the queue pair apply.
     ///
-    /// A peer that is a software device needs a processor to answer, and a busy host may give it none for half a
-    /// second. A queue pair whose timeout and retries end earlier gets the next longer timeout that does not. Lost
-    /// packets are sent again as early as before, by probes, once the peer has answered something.
+    /// A peer that is a software device needs a processor to answer, and a busy host may not schedule it for half a
+    /// second. If a queue pair's timeout and retries would end too early, the shortest sufficient timeout is used
+    /// instead. Lost packets are still retransmitted early: once the peer has answered anything, probes detect the
+    /// loss.
     ///
     /// ```
     /// use std::time::Duration;
@@ -162,10 +164,10 @@ impl Builder {
 
     /// Sets the directory through which the processes that share the device find each other. It replaces abstract
     /// sockets, which every user of the host can bind and connect to. The directory must belong to this user, be closed
-    /// to other users (mode 0700), and be in a local file system. Processes that name another directory have another
-    /// device.
+    /// to other users (mode 0700), and be in a local file system. Processes that name a different directory get a
+    /// different device.
     ///
-    /// It applies to [`Peers::SameUser`]; a device that is not shared ignores it.
+    /// The directory applies to [`Peers::SameUser`]; a device that is not shared ignores it.
     ///
     /// ```
     /// use std::os::unix::fs::DirBuilderExt;
@@ -184,17 +186,18 @@ impl Builder {
         self
     }
 
-    /// Sets the link layer of its port.
+    /// Sets the link layer of the device's port.
     pub fn link(mut self, link: Link) -> Self {
         self.link = link;
         self
     }
 
-    /// Sets the entries of its port's GID table, in the order of their index. By default they are link-local and
-    /// IPv4-mapped, each for RoCE v1 and v2, and last an address of the loopback interface; on InfiniBand there is one.
+    /// Sets the entries of the port's GID table, in index order. By default, an InfiniBand port has one entry. An
+    /// Ethernet port has a link-local and an IPv4-mapped address, each for RoCE v1 and v2. Its last entry is an address
+    /// of the loopback interface.
     ///
-    /// A table may be empty, may have holes, and may have unknown types or types of another link: programs meet all of
-    /// these. Only indexes up to 255 can be used.
+    /// A table may be empty, have holes, and contain unknown types or types of another link layer, because programs
+    /// meet all of these. Only indexes up to 255 can be used.
     ///
     /// ```
     /// use rdma_soft::{Builder, GidPlace};
@@ -216,12 +219,12 @@ impl Builder {
         self
     }
 
-    /// Sends and receives everything as packets, like RoCE, even between queue pairs of this process. Messages are cut
-    /// at the path MTU, acknowledged, and sent again if necessary.
+    /// Sends and receives everything as packets, as a NIC does, even between queue pairs of this process. Messages are
+    /// split at the path MTU, acknowledged, and retransmitted if necessary.
     ///
-    /// Programs see the same results, only later: a post returns before its request is executed. Posts and polls move
-    /// packets, and so does the device's thread. A connection chooses its way when it becomes ready to receive, and
-    /// keeps it until it is reset. It uses packets if either end is such a device.
+    /// Programs see the same results, only later: a post returns before its request is executed. Packets are moved by
+    /// posts, by polls, and by the device's thread. When a connection becomes ready to receive, it decides whether to
+    /// use packets, and does not change that until it is reset. It uses packets if either end has this setting.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -235,14 +238,14 @@ impl Builder {
         self
     }
 
-    /// Writes the packets that the device sends and receives to a file, in the format pcapng, which Wireshark reads.
-    /// The device then sends and receives packets, like with [`force_wire`](Self::force_wire). Without this call, the
+    /// Writes the packets that the device sends and receives to a file in pcapng format, which Wireshark reads. The
+    /// device then sends everything as packets, as with [`force_wire`](Self::force_wire). Without this call, the
     /// environment variable `RDMA_SOFT_PCAP` names the file, if it is set when the device is installed.
     ///
-    /// An existing file is overwritten. `%p` in its name is replaced by the process ID. Devices of a process may share
-    /// a file: a packet from one of them to another is in it once, as it was sent. Each call writes the packets that it
-    /// has moved before it returns. If the file cannot grow, the capture ends with one `tracing` event, and the device
-    /// continues. Pipes and sockets are refused, since a device never waits for a reader.
+    /// An existing file is overwritten. `%p` in the file name is replaced by the process ID. Devices of a process may
+    /// share a file; a packet from one of them to another then appears once, as it was sent. Each call writes the
+    /// packets that it has moved before it returns. If the file cannot grow, the capture ends with one `tracing` event,
+    /// and the device continues. Pipes and sockets are refused, since a device never waits for a reader.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -259,19 +262,19 @@ impl Builder {
         self
     }
 
-    /// Lets the device communicate with other hosts by RoCE v2 over UDP: with other software devices, with kernel
-    /// SoftRoCE, and with adapters, which is untested. `place` is an address of this host, or an interface with all its
-    /// addresses, or several of these, separated by commas. For `soft0` the environment variable `RDMA_SOFT_LISTEN` has
-    /// the same text.
+    /// Lets the device communicate with other hosts by RoCE v2 over UDP. The other host can run a software device or
+    /// kernel SoftRoCE; NICs should work but are untested. `place` is an address of this host, or an interface (which
+    /// means all its addresses), or several of these separated by commas. For `soft0`, the environment variable
+    /// `RDMA_SOFT_LISTEN` takes the same text.
     ///
-    /// Each address is an additional entry of the GID table, before that of the loopback interface. A queue pair that
-    /// uses such an entry can reach addresses outside this process. Its packets to an address that no device of this
-    /// process has are sent to UDP port 4791 of that address. The MTU of the interface limits their size
-    /// (`active_mtu`). Only one process can listen at an address.
+    /// Each address becomes an additional entry of the GID table, before the entry of the loopback interface. A queue
+    /// pair that uses such an entry can reach addresses outside this process. If no device of this process has the
+    /// destination address, packets are sent to UDP port 4791 of that address. The MTU of the interface limits the
+    /// packet size (`active_mtu`). Only one process can listen at an address.
     ///
     /// Every host that can send UDP datagrams to the address is then a peer, as on a RoCE network. Nothing is
-    /// encrypted, and sources can be forged. Unreliable connections and datagrams have no protection against that. A
-    /// reliable connection is protected by its QPN and its initial PSN, which an attacker has to guess.
+    /// encrypted, and source addresses can be forged. Unreliable connections and datagrams have no protection against
+    /// that. A reliable connection is protected by its QPN and its initial PSN, which an attacker has to guess.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -286,8 +289,8 @@ impl Builder {
         self
     }
 
-    /// Drops that fraction of the packets that the device sends [to other hosts](Self::listen), for tests: a number
-    /// between 0 and 1. The seed and the order of packets decide which ones.
+    /// Drops a fraction (between 0 and 1) of the packets that the device sends [to other hosts](Self::listen), for
+    /// tests. The seed and the order of the packets determine which ones are dropped.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -301,8 +304,8 @@ impl Builder {
         self
     }
 
-    /// Makes a device that cannot be opened, because it lacks something that was requested. It does not listen and has
-    /// no capture.
+    /// Creates a device that cannot be opened because it lacks something that was requested. The device does not listen
+    /// and captures nothing.
     pub(crate) fn unusable(mut self, error: InstallError) -> Self {
         self.pcap = Capture::Nowhere;
         #[cfg(not(loom))]
@@ -311,15 +314,15 @@ impl Builder {
         self
     }
 
-    /// Sets the capacities of the device. The limits replace those of a [profile](Self::like).
+    /// Sets the capacities of the device. These limits replace the limits of a [profile](Self::like).
     pub fn limits(mut self, limits: Limits) -> Self {
         let Limits { features, patience, .. } = self.limits;
         self.limits = Limits { features, patience, ..limits };
         self
     }
 
-    /// Removes compare-and-swap and fetch-and-add: `atomic_cap` reports none, posting one fails with `EINVAL`, and one
-    /// from a peer is refused as an invalid request.
+    /// Removes compare-and-swap and fetch-and-add. `atomic_cap` then reports none, posting an atomic fails with
+    /// `EINVAL`, and an atomic from a peer is refused as an invalid request.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -345,8 +348,8 @@ impl Builder {
         self
     }
 
-    /// Removes extended queue pairs (`ibv_wr_*`), extended completion queues and timestamps: creating one fails with
-    /// `EOPNOTSUPP`, like with a provider that is older than they are.
+    /// Removes extended queue pairs (`ibv_wr_*`), extended completion queues and timestamps. Creating any of these
+    /// fails with `EOPNOTSUPP`, as with an older provider that does not implement them.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -358,7 +361,7 @@ impl Builder {
         self.without_extended_queue_pairs().without_extended_completions().without_timestamps()
     }
 
-    /// Puts the device into a network, where it reaches only the devices of that network, by packets.
+    /// Puts the device into a network, in which it reaches only the other devices of that network, by packets.
     #[cfg(not(loom))]
     pub fn network(mut self, network: &Network) -> Self {
         self.subnet = network.subnet;
@@ -369,7 +372,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Fails if the name is taken or invalid, if there are thousands of devices, or if the system has no random
+    /// Fails if the name is taken or invalid, if there are already 4096 devices, or if the system returns no random
     /// numbers. Also fails if the capture file cannot be written, or if the device cannot [listen](Self::listen) at a
     /// given place or be [shared](Self::peers) with other processes.
     pub fn install(self) -> Result<SoftDevice, InstallError> {
@@ -383,7 +386,7 @@ impl Builder {
         let subnet = self.subnet;
         let seed = subnet.seeds.draw().map_err(|_| InstallError::NoRandomness)?;
         let Self { name, link, limits, schedule, force_wire, pcap, .. } = self;
-        // Checked before a capture file is created.
+        // Checked first, so that no capture file is created if the name is taken.
         if INSTALLED.named(&name).is_some() {
             return Err(InstallError::NameTaken(name));
         }

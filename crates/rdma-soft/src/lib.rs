@@ -1,8 +1,8 @@
 //! A software RDMA device at the C ABI of libibverbs: no kernel module, no root, no C library.
 //!
-//! [`install`] puts two devices into the process: `soft0` with a RoCE port, and `softib0` with an InfiniBand port. They
+//! [`install`] adds two devices to the process: `soft0` with a RoCE port, and `softib0` with an InfiniBand port. They
 //! are in the same list as hardware (`rdma_mem::list_devices`), and nothing above `rdma-sys` sees a difference.
-//! [`Builder`] makes more, with names, schedules and limits of their own.
+//! [`Builder`] creates more devices, with their own names, schedules and limits.
 //!
 //! ```
 //! rdma_soft::install();
@@ -12,36 +12,36 @@
 //!
 //! # Features
 //!
-//! - Reliable connections in a process, between processes of one host, and [to other hosts](Builder::listen). They have
-//!   SEND, RDMA WRITE, RDMA READ and atomics, with immediate data, inline data, unsignaled, solicited and fenced
-//!   requests.
-//! - Unreliable connections, and datagrams, also to multicast groups.
+//! - Reliable connections within a process, between processes of one host, and [to other hosts](Builder::listen). They
+//!   support SEND, RDMA WRITE, RDMA READ and atomics, with immediate data, inline data, and unsignaled, solicited and
+//!   fenced requests.
+//! - Unreliable connections, and datagrams, including multicast.
 //! - Shared receive queues.
 //! - Extended queue pairs and completion queues, with timestamps.
 //! - Completion channels and asynchronous events.
 //! - The state machine of queue pairs, with the errors that the specification requires.
 //! - Keys, protection domains, bounds and rights, checked when a request is executed.
 //! - Timers and retry counts for peers that are unreachable or have no receive request.
-//! - The error state with its flushes, and completion queues that overflow.
+//! - The error state, in which requests are flushed, and completion queues that overflow.
 //!
-//! A request is executed as a checked copy between two registered regions, on the thread that posts it, or when the
-//! [`Schedule`] decides. Packets are used between processes and hosts, by devices with [`Builder::force_wire`] or
-//! [captures](Builder::pcap), and in a simulated [`Network`].
+//! A request is executed as a checked copy between two registered regions. This happens on the thread that posts the
+//! request, or when the [`Schedule`] decides. Packets are used between processes and hosts, by devices with
+//! [`Builder::force_wire`] or [captures](Builder::pcap), and in a simulated [`Network`].
 //!
 //! # Differences from hardware
 //!
-//! It pins nothing: memory that is unmapped while it is registered is lost, while hardware would continue to use the
-//! old pages. A request that is executed later than its post then fails like one with a bad key. A request that is
-//! executed within its post faults.
+//! The device pins nothing. If memory is unmapped while it is registered, it is lost, whereas hardware would continue
+//! to use the old pages. A request that is executed after its post returns then fails as with a bad key. A request that
+//! is executed within its post faults.
 //!
-//! Fields of a completion that the specification leaves undefined intentionally hold junk.
+//! Completion fields that the specification leaves undefined are deliberately filled with junk.
 //!
 //! # State
 //!
-//! Devices are global to the process and live as long as it. Devices of a [`Network`] leave the list of devices when
+//! Devices are global to the process and exist until it exits, but devices of a [`Network`] leave the device list when
 //! the network is dropped. A forked child must not use them. `soft0` and `softib0` are the same devices in all
 //! processes of a user on a host, and their queue pairs reach each other; see [`Peers`].
-// Tests measure time and race in their own ways.
+// Tests measure time and create races in their own ways.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod abi;
@@ -79,7 +79,7 @@ pub use soft_device::SoftDevice;
 
 pub use rdma_types::{Gid, GidType, Guid, Qpn};
 
-/// Installs a device. If an option makes that impossible, installs it without that option.
+/// Installs a device. If an option makes that impossible, installs the device without that option.
 fn install_one(device: Builder) {
     match device.clone().install() {
         Err(error @ (InstallError::NoCapture { .. } | InstallError::CannotListen { .. })) => {
@@ -91,7 +91,7 @@ fn install_one(device: Builder) {
             tracing::warn!(%error, "other processes cannot reach a software device");
             install_one(device.peers(Peers::ThisProcess));
         }
-        // A device of that name may exist already: this function was called before, or a builder made it.
+        // A device with this name may exist already: this function was called before, or a builder created it.
         Ok(_) | Err(_) => {}
     }
 }
@@ -112,7 +112,7 @@ fn like(device: Builder) -> Builder {
     }
 }
 
-/// Shares a device according to the environment.
+/// Shares a device with other processes as the environment specifies.
 #[cfg(not(loom))]
 fn shared(device: Builder) -> Builder {
     let device = device.peers(Peers::of_environment());
@@ -131,21 +131,24 @@ fn listening(link: Link, device: Builder) -> Builder {
     }
 }
 
-/// Installs `soft0` and `softib0`. Calling it again, from any thread, changes nothing.
+/// Installs `soft0` and `softib0`. Calling this again, from any thread, changes nothing.
 ///
-/// Programs that need other devices use [`Builder`], with or without this function. It reads environment variables:
+/// Programs that need other devices use [`Builder`], with or without this function. The following environment variables
+/// apply:
 ///
 /// - `RDMA_SOFT_PEERS`: see [`Peers`].
 /// - `RDMA_SOFT_DIRECTORY`: see [`Builder::directory`].
 /// - `RDMA_SOFT_PEER_LIMIT`: see [`Builder::peer_limit`].
 /// - `RDMA_SOFT_RETRY_TIME`: see [`Builder::retry_time`].
 /// - `RDMA_SOFT_LISTEN`: the addresses at which `soft0` listens, see [`Builder::listen`].
-/// - `RDMA_SOFT_LIKE`: the name of a [`Profile`] for both devices, see [`Builder::like`]; their link layers stay.
+/// - `RDMA_SOFT_LIKE`: the name of a [`Profile`] for both devices, see [`Builder::like`]; their link layers do not
+///   change.
 /// - `RDMA_SOFT_PCAP`: a capture file, see [`Builder::pcap`].
 ///
-/// If the file cannot be written, or no profile has that name, neither device can be opened. If `soft0` cannot listen,
-/// it cannot be opened. The device is still in the list: `ibv_open_device` reports the reason on standard error, and
-/// fails with `EIO`. A `tracing` event already reports it here.
+/// If the capture file cannot be written, or no profile has the given name, neither device can be opened. If `soft0`
+/// cannot listen, `soft0` cannot be opened. A device that cannot be opened is still in the list: `ibv_open_device`
+/// prints the reason on standard error and fails with `EIO`. This function reports the reason earlier, in a `tracing`
+/// event.
 pub fn install() {
     for (name, link) in [("soft0", Link::Ethernet), ("softib0", Link::InfiniBand)] {
         let device = like(Builder::new(name)).link(link);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::engine::Refusal;
 use crate::limits::patience::Patience;
 
-/// The number of objects of a kind, below a limit.
+/// A count of objects of one kind, kept below a limit.
 #[derive(Debug, Default)]
 pub(crate) struct Quota(AtomicU32);
 
@@ -25,12 +25,12 @@ impl Quota {
 
 macro_rules! limits {
     ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $usual:expr;)+) => {
-        /// The capacities of a device, for [`Builder::limits`](crate::Builder::limits). Requests for more are refused
-        /// like on hardware.
+        /// The capacities of a device, for [`Builder::limits`](crate::Builder::limits). Requests that exceed them are
+        /// refused, as on hardware.
         ///
-        /// A new value has the limits of a device whose builder sets none;
-        /// [`Profile::limits`](crate::Profile::limits) has those of a piece of hardware. Names are those of
-        /// `ibv_device_attr`, in which `ibv_query_device` returns most limits.
+        /// A new value has the default limits of a device; [`Profile::limits`](crate::Profile::limits) returns the
+        /// limits of a piece of hardware. The names are the ones in `ibv_device_attr`, in which `ibv_query_device`
+        /// returns most limits.
         ///
         /// ```
         /// use rdma_soft::{Builder, Limits, Profile};
@@ -66,47 +66,47 @@ macro_rules! limits {
 }
 
 limits! {
-    /// Sets the most queue pairs; by default 65,536. One more is refused with `ENOMEM`.
+    /// Sets the maximum number of queue pairs; by default 65,536. Creating more fails with `ENOMEM`.
     max_qp: u32 = 1 << 16;
-    /// Sets the most work requests in one queue; by default 16,384.
+    /// Sets the maximum number of work requests in one queue; by default 16,384.
     max_qp_wr: u32 = 1 << 14;
-    /// Sets the most scatter/gather elements in one request; by default 32.
+    /// Sets the maximum number of scatter/gather elements in one request; by default 32.
     max_sge: u32 = 32;
-    /// Sets the most bytes of inline data; by default 512. `ibv_query_device` does not return this limit.
+    /// Sets the maximum number of bytes of inline data; by default 512. `ibv_query_device` does not return this limit.
     max_inline_data: u32 = 512;
-    /// Sets the most completion queues; by default 65,536.
+    /// Sets the maximum number of completion queues; by default 65,536.
     max_cq: u32 = 1 << 16;
-    /// Sets the most completions in one queue; by default 1,048,576.
+    /// Sets the maximum number of completions in one queue; by default 1,048,576.
     max_cqe: u32 = 1 << 20;
-    /// Sets the most shared receive queues; by default 65,536. With 0 the device has none.
+    /// Sets the maximum number of shared receive queues; by default 65,536. With 0, the device does not support them.
     max_srq: u32 = 1 << 16;
-    /// Sets the most requests in one shared receive queue; by default 16,384.
+    /// Sets the maximum number of requests in one shared receive queue; by default 16,384.
     max_srq_wr: u32 = 1 << 14;
-    /// Sets the most elements in a request of a shared receive queue; by default 32.
+    /// Sets the maximum number of elements in a request of a shared receive queue; by default 32.
     max_srq_sge: u32 = 32;
-    /// Sets the most memory regions; by default 1,048,576.
+    /// Sets the maximum number of memory regions; by default 1,048,576.
     max_mr: u32 = 1 << 20;
-    /// Sets the most memory windows; by default 262,144. With 0 the device has no windows at all: allocating one fails
-    /// with `EOPNOTSUPP`.
+    /// Sets the maximum number of memory windows; by default 262,144. With 0, the device does not support windows:
+    /// allocating one fails with `EOPNOTSUPP`.
     max_mw: u32 = 1 << 18;
-    /// Sets the most protection domains; by default 32,768.
+    /// Sets the maximum number of protection domains; by default 32,768.
     max_pd: u32 = 1 << 15;
-    /// Sets the most address handles; by default 65,536.
+    /// Sets the maximum number of address handles; by default 65,536.
     max_ah: u32 = 1 << 16;
-    /// Sets the most multicast groups that have queue pairs of the device as members; by default 8192. With 0 it has no
-    /// groups: joining one fails with `EOPNOTSUPP`.
+    /// Sets the maximum number of multicast groups with members on the device; by default 8192. With 0, the device does
+    /// not support groups: joining one fails with `EOPNOTSUPP`.
     max_mcast_grp: u32 = 1 << 13;
-    /// Sets the most queue pairs of the device in one multicast group; by default 256. One more is refused with
-    /// `ENOMEM`.
+    /// Sets the maximum number of the device's queue pairs in one multicast group; by default 256. Attaching more fails
+    /// with `ENOMEM`.
     max_mcast_qp_attach: u32 = 1 << 8;
-    /// Sets the most queue pairs of the device in all multicast groups together, each counted once for each of its
-    /// groups; by default 65,536. One more is refused with `ENOMEM`.
+    /// Sets the maximum number of members on the device, summed over all multicast groups; by default 65,536. A queue
+    /// pair counts once for each of its groups. Attaching more fails with `ENOMEM`.
     max_total_mcast_qp_attach: u32 = 1 << 16;
-    /// Sets the most READs and atomics that a queue pair has in flight, and answers at a time; by default 16. With 0 it
-    /// has none.
+    /// Sets how many READs and atomics a queue pair can have in flight, and can answer at a time; by default 16. With
+    /// 0, neither is supported.
     max_qp_rd_atom: u8 = 16;
-    /// Sets the most memory, in bytes of whole pages, that may be registered at a time, as `RLIMIT_MEMLOCK` limits it
-    /// for hardware. Registering more fails with `ENOMEM`. By default there is no limit: the device pins nothing.
+    /// Sets how many bytes of memory, in whole pages, may be registered at a time, as `RLIMIT_MEMLOCK` does for
+    /// hardware. Registering more fails with `ENOMEM`. There is no limit by default, because the device pins nothing.
     memlock: u64 = u64::MAX;
 }
 
@@ -116,17 +116,17 @@ impl Default for Limits {
     }
 }
 
-/// The parts of the verbs that a device has.
+/// The parts of the verbs API that a device supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Features {
     pub(crate) atomics: bool,
     pub(crate) window_type_1: bool,
     pub(crate) window_type_2: bool,
-    /// Whether there are queue pairs of unreliable connections and, for `ud`, of datagrams.
+    /// Whether unreliable connections (`uc`) and datagram queue pairs (`ud`) are supported.
     pub(crate) uc: bool,
     pub(crate) ud: bool,
     pub(crate) dmabuf: bool,
-    /// Whether there are extended queue pairs, extended completion queues, and a clock for their timestamps.
+    /// Whether extended queue pairs, extended completion queues, and a clock for their timestamps are supported.
     pub(crate) extended_qp: bool,
     pub(crate) extended_cq: bool,
     pub(crate) timestamps: bool,

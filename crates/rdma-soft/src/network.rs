@@ -1,4 +1,4 @@
-//! Networks of software devices in virtual time.
+//! Networks of software devices that run in virtual time.
 
 use std::time::Duration;
 
@@ -8,30 +8,31 @@ use crate::fabric::clock::Time;
 use crate::link::model::LinkModel;
 use crate::soft_device::SoftDevice;
 
-/// A network of software devices with virtual time. Its links are as slow and as unreliable as a test needs.
+/// A network of software devices in virtual time. Its links can be made as slow and as unreliable as a test needs.
 ///
-/// The devices of a network are in the device list like all others. Programs use them in the same way, by `rdma_mem`,
-/// `rdma_qp` and `rdma_channel`. They reach only each other, by packets of RoCE or InfiniBand.
+/// The devices of a network are in the device list, and programs use them like any other device, through `rdma_mem`,
+/// `rdma_qp` and `rdma_channel`. They reach only each other, using RoCE or InfiniBand packets.
 ///
 /// # Time
 ///
-/// Nothing sleeps, and the devices start no threads, except one that reports dropped packets to a subscriber of
-/// `tracing`. Each poll of a completion queue that finds nothing lets 100 ns pass. The test also lets time pass by
-/// [`step`](Self::step) and [`run_for`](Self::run_for). Events that are due then happen, on the calling thread. So a
-/// timeout of a second does not take a second. A program with one thread behaves the same in each run: with one seed,
-/// the same packets are lost.
+/// Nothing sleeps, and the devices start no threads, except one that reports dropped packets to a `tracing` subscriber.
+/// Each poll that finds its completion queue empty advances the time by 100 ns. The test also advances it, with
+/// [`step`](Self::step) and [`run_for`](Self::run_for). Events that become due then happen on the calling thread. So a
+/// timeout of one second does not take a second of real time. A single-threaded program behaves the same in each run:
+/// with the same seed, the same packets are lost.
 ///
-/// This requires the same program and the same seed. The program must not read other clocks, nor use several threads.
-/// [`trace`](Self::trace) shows whether two runs were the same.
+/// This requires the same program and the same seed. The program must not read other clocks or use several threads.
+/// Compare [`trace`](Self::trace) to check that two runs were the same.
 ///
-/// A program that requests an event of a completion queue (`ibv_req_notify_cq`) is about to sleep. So the next due
-/// event happens at that time. If there was one, the file of the completion channel becomes readable, with or without a
-/// completion event. A program that sleeps in `poll(2)`, like channels, then wakes at once, polls, and requests the
-/// next event. `ibv_get_cq_event` on a blocking file lets time pass until there is an event.
+/// A program that requests an event of a completion queue (`ibv_req_notify_cq`) is about to sleep, so the next
+/// scheduled event happens at that moment. If there was one, the file descriptor of the completion channel becomes
+/// readable, with or without a completion event. A program that sleeps in `poll(2)`, as channels do, then wakes at
+/// once, polls, and requests the next event. `ibv_get_cq_event` on a blocking file descriptor advances the time until
+/// there is an event.
 ///
 /// # Examples
 ///
-/// Two machines with a latency of half a millisecond between them, where one packet in ten is lost:
+/// Two machines with a latency of half a millisecond between them, on a link that loses one packet in ten:
 ///
 /// ```
 /// use std::time::Duration;
@@ -41,16 +42,16 @@ use crate::soft_device::SoftDevice;
 /// network.set_all_links(LinkModel::new().latency(Duration::from_micros(500)).loss(0.1));
 /// let near = Builder::new("near").network(&network).install()?;
 /// let far = Builder::new("far").network(&network).install()?;
-/// // A program opens them by their names. Then the cable is pulled, in one direction:
+/// A program opens the devices by name. Then the cable is pulled, in one direction:
 /// network.set_link(&far, &near, LinkModel::cut()).unwrap();
 /// # Ok::<(), rdma_soft::InstallError>(())
 /// ```
 ///
 /// # Dropping it
 ///
-/// When it is dropped, its devices leave the device list, and their names are free. Objects that a program has open
-/// continue to work, and nothing more can be opened. Most of a device's memory is released when none of its objects is
-/// open. The part that handles and device pointers refer to stays as long as the process.
+/// When a network is dropped, its devices leave the device list, and their names become free. Objects that a program
+/// has open continue to work, but nothing more can be opened. Most of a device's memory is released when its last
+/// object is closed. The part that handles and device pointers refer to is never released.
 #[derive(Debug)]
 pub struct Network {
     pub(crate) subnet: &'static Subnet,
@@ -65,29 +66,29 @@ rdma_types::debug_messages!(struct OtherNetwork(it));
 
 impl Network {
     /// Creates an empty network. All its randomness comes from the seed: the fates of packets, and the QPNs and keys of
-    /// its devices. So the seed reveals the keys.
+    /// its devices. So the keys can be computed from the seed.
     #[must_use]
     pub fn simulated(seed: u64) -> Self {
         Self { subnet: Box::leak(Box::new(Subnet::simulated(seed))) }
     }
 
-    /// Sets the model of each link, in both directions, unless it has a model of its own
-    /// ([`set_link`](Self::set_link)). Packets from a device to itself pass no link.
+    /// Sets the model of each link, in both directions, except for links with their own model
+    /// ([`set_link`](Self::set_link)). Packets from a device to itself use no link.
     pub fn set_all_links(&self, model: LinkModel) {
         if let Some(links) = &self.subnet.links {
             links.set_all(model);
         }
     }
 
-    /// Sets the model of the link from one device to another, in this direction only. Packets on their way still arrive
-    /// according to the previous model.
+    /// Sets the model of the link from one device to another, in this direction only. Packets that are already on their
+    /// way arrive according to the previous model.
     ///
-    /// From then on the link has a model of its own, permanently, and [`set_all_links`](Self::set_all_links) no longer
-    /// changes it. To heal a link that was cut, set the model that the others have.
+    /// From then on, the link has its own model permanently, and [`set_all_links`](Self::set_all_links) no longer
+    /// changes it. To heal a link that was cut, set the model that the other links have.
     ///
     /// # Errors
     ///
-    /// If one of them does not belong to this network.
+    /// Fails if either device does not belong to this network.
     pub fn set_link(
         &self,
         from: &SoftDevice,
@@ -97,14 +98,15 @@ impl Network {
         self.set_link_after(Duration::ZERO, from, to, model)
     }
 
-    /// Like [`set_link`](Self::set_link), but after `time` has passed, even if the program waits for something then.
+    /// Like [`set_link`](Self::set_link), but takes effect after `time` has passed, even if the program is waiting
+    /// then.
     ///
     /// ```
     /// # use std::time::Duration;
     /// # use rdma_soft::{Builder, LinkModel, Network};
     /// # let network = Network::simulated(7);
     /// # let [a, b] = ["left", "right"].map(|name| Builder::new(name).network(&network).install().unwrap());
-    /// // For one second nothing gets from `a` to `b`.
+    /// For one second, nothing gets from `a` to `b`.
     /// network.set_link(&a, &b, LinkModel::cut())?;
     /// network.set_link_after(Duration::from_secs(1), &a, &b, LinkModel::new())?;
     /// # Ok::<(), rdma_soft::OtherNetwork>(())
@@ -139,8 +141,8 @@ impl Network {
         self.subnet.clock.now().since(Time::BEGINNING)
     }
 
-    /// Lets time pass until the next event: a packet arrives, or a deadline passes. Returns true if there was an event.
-    /// Otherwise nothing happens until the program does something. Threads take turns.
+    /// Advances the time to the next event: a packet arrives, or a deadline passes. Returns true if there was an event.
+    /// If it returns false, nothing will happen until the program acts. Concurrent calls take turns.
     ///
     /// ```
     /// let network = rdma_soft::Network::simulated(1);
@@ -150,7 +152,7 @@ impl Network {
         self.subnet.step()
     }
 
-    /// Lets `time` pass. Events that are due by then happen.
+    /// Advances the time by `time`. Events that are due by then happen.
     ///
     /// ```
     /// use std::time::Duration;
@@ -169,9 +171,9 @@ impl Network {
         self.subnet.links.as_ref().map_or(0, |links| links.packets())
     }
 
-    /// Returns a hash of all packets that were sent: their times, senders, receivers and fates. It is equal for two
-    /// runs of one program if these were equal. It leaves out memory addresses and PSNs, which differ from process to
-    /// process. It may differ between versions of Rust.
+    /// Returns a hash of all packets that were sent: their times, senders, receivers and fates. The hashes of two runs
+    /// of one program are equal if all of these were equal. Memory addresses and PSNs are left out, because they differ
+    /// from process to process. The hash may differ between versions of Rust.
     #[must_use]
     pub fn trace(&self) -> u64 {
         self.subnet.links.as_ref().map_or(0, |links| links.trace())

@@ -1,17 +1,17 @@
-//! Profiles: devices that look like pieces of hardware.
+//! Profiles, which make a device look like a particular piece of hardware.
 
 use crate::device::model::Model;
 use crate::limits::{Features, Limits};
 use crate::link::Link;
 
-/// A piece of hardware that a software device can look like, for [`Builder::like`](crate::Builder::like).
+/// A piece of hardware that a software device can imitate, for [`Builder::like`](crate::Builder::like).
 ///
-/// A program that runs on the usual device may use features that its NIC lacks: shared receive queues, atomics, inline
-/// data, extended queue pairs. A device with the NIC's profile refuses them like the NIC.
+/// A program that runs on the default device may use features that its NIC lacks: shared receive queues, atomics,
+/// inline data, extended queue pairs. A device with the NIC's profile refuses them as the NIC does.
 ///
-/// Each profile is made of public figures. Sources are the output of `ibv_devinfo -v` on such a machine, the
-/// `query_device` of the kernel driver, and the provider in rdma-core (64). The documentation of each profile names its
-/// sources. A limit without a public figure, such as one that the firmware decides, is that of the usual device. A
+/// Each profile is based on public figures. Sources are the output of `ibv_devinfo -v` on a machine with the hardware,
+/// the `query_device` of the kernel driver, and the provider in rdma-core (64). The documentation of each profile names
+/// its sources. A limit without a public figure, such as one decided by the firmware, has the default device's value. A
 /// profile changes neither speed nor order, and does not imitate bugs of the hardware.
 ///
 /// ```
@@ -25,7 +25,7 @@ use crate::link::Link;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile(&'static Sheet);
 
-/// The figures of a profile.
+/// The contents of a profile.
 #[derive(Debug, PartialEq, Eq)]
 struct Sheet {
     name: &'static str,
@@ -43,13 +43,13 @@ const fn model(
     Model { vendor, part, revision, firmware }
 }
 
-/// The firmware version of profiles without a public one.
+/// The firmware version of profiles whose real version is not public.
 const NO_FIRMWARE: &str = "0.0.0";
 
 const NO_WINDOWS: Features =
     Features { window_type_1: false, window_type_2: false, ..Features::ALL };
 
-/// The limits of NVIDIA's provider and driver, whose adapters differ in few of them.
+/// The limits of NVIDIA's provider and driver, which differ little between adapters.
 const MLX5: Limits = Limits { max_qp_wr: 32_768, max_cqe: 4_194_303, max_sge: 30, ..Limits::USUAL };
 
 impl Profile {
@@ -57,13 +57,14 @@ impl Profile {
     ///
     /// - Vendor 0x02c9, part 4129, firmware 28.42.1000: `ibv_devinfo` in
     ///   [DeepEP issue 355](https://github.com/deepseek-ai/DeepEP/issues/355).
-    /// - 30 elements: `mlx5_ib_query_device` of the kernel. A request has at most 512 bytes, with a control and a
-    ///   remote segment of 16 bytes each, and 16 bytes for each element.
-    /// - 32,768 requests and 4,194,303 completions in a queue, 16 READs. These are the same in all outputs of
-    ///   `ibv_devinfo -v` for mlx5 that were found, for example in [libfabric pull request
+    /// - 30 elements: `mlx5_ib_query_device` of the kernel. A request has at most 512 bytes: a control and a remote
+    ///   segment of 16 bytes each, and 16 bytes for each element.
+    /// - 32,768 requests and 4,194,303 completions in a queue, 16 READs. All public outputs of `ibv_devinfo -v` for mlx5 that
+    ///   we found have these values, for example in [libfabric pull request
     ///   9940](https://github.com/ofiwg/libfabric/pull/9940).
     /// - 828 bytes of inline data: `mlx5_calc_send_wqe` and `_sq_overhead` of rdma-core, for a reliable connection with
-    ///   all operations and few elements. This is 1,024 bytes, less 192 for the longest operation and 4 for the length.
+    ///   all operations and few elements. This is 1,024 bytes, minus 192 for the longest operation and 4 for the
+    ///   length.
     pub const CONNECTX_7: Self = Self(&Sheet {
         name: "connectx-7",
         link: Link::Ethernet,
@@ -75,11 +76,11 @@ impl Profile {
     ///
     /// - Vendor 0x14e4, part 0x1750: the provider of rdma-core, `bnxt_re/main.c`. Its firmware is not public.
     /// - Reliable connections and datagrams only: `bnxt_re_check_qp_limits` of rdma-core refuses other types.
-    /// - No windows, extended completion queues (and so no timestamps) and multicast: the provider has no such
-    ///   operations.
+    /// - No windows, no extended completion queues (and therefore no timestamps), and no multicast: the provider does
+    ///   not implement these operations.
     /// - 96 bytes of inline data: `BNXT_RE_MAX_INLINE_SIZE` of rdma-core.
     /// - 6 elements, 65,536 protection domains, no atomics: `bnxt_qplib_get_dev_attr` of Linux, `qplib_sp.c`, for this
-    ///   generation of chips. Newer drivers have atomics if the PCIe root port completes them.
+    ///   generation of chips. Newer drivers offer atomics if the PCIe root port completes them.
     /// - The firmware decides all other limits.
     pub const BROADCOM_THOR: Self = Self(&Sheet {
         name: "broadcom-thor",
@@ -107,7 +108,7 @@ impl Profile {
     ///
     /// - All limits, no atomics, no shared receive queues, no windows, no timestamps, vendor 0x8086, part 5522,
     ///   revision 2, firmware 1.74: `ibv_devinfo -v` in [3FS issue 192](https://github.com/deepseek-ai/3FS/issues/192).
-    ///   (That output has the flags of windows and `max_mw` 0; Linux now reports windows from the next generation on.)
+    ///   (That output has the flags of windows and `max_mw` 0; Linux now reports windows only for later generations.)
     /// - 101 bytes of inline data: `IRDMA_MAX_INLINE_DATA_SIZE` of rdma-core, `irdma/user.h`.
     /// - Reliable connections and datagrams only, no extended queue pairs: `irdma_ucreate_qp` and the operations of the
     ///   provider in rdma-core.
@@ -149,7 +150,7 @@ impl Profile {
     ///   differs between versions.
     /// - No datagrams: `hns_roce_create_ah` of Linux refuses programs on hip08. No unreliable connections:
     ///   `check_qp_create_attr` of rdma-core, `hns_roce_u_verbs.c`.
-    /// - No windows, dma-buf and multicast: the provider has no such operations.
+    /// - No windows, dma-buf and multicast: the provider does not implement these operations.
     /// - Vendor 0x19e5, part 0xa222, one of several: the provider of rdma-core, `hns_roce_u.c`.
     pub const HIP08: Self = Self(&Sheet {
         name: "hip08",
@@ -184,7 +185,7 @@ impl Profile {
     /// - Reliable connections only, no shared receive queues, no extended queue pairs of this type, no extended
     ///   completion queues, no multicast, no inline data. Source: the provider of rdma-core, `mana.c`, `qp.c` and
     ///   `wr.c`.
-    /// - No atomics, no flags of windows: `mana_ib_query_device` of Linux.
+    /// - No atomics, no flags for windows: `mana_ib_query_device` of Linux.
     /// - Vendor 0x1414, part 3 (the type of the device, `GDMA_DEVICE_MANA_IB`): the same function. Its firmware is not
     ///   public.
     /// - The firmware decides all limits.
@@ -214,7 +215,7 @@ impl Profile {
     ///
     /// - All limits except those of shared receive queues, no atomics, no windows, vendor 0x02c9, part 4113, firmware
     ///   10.16.1200: `ibv_devinfo -v` in [libfabric pull request 9940](https://github.com/ofiwg/libfabric/pull/9940).
-    /// - 828 bytes of inline data, like [`CONNECTX_7`](Self::CONNECTX_7), which has the same provider.
+    /// - 828 bytes of inline data, like [`CONNECTX_7`](Self::CONNECTX_7), which uses the same provider.
     pub const CONNECT_IB: Self = Self(&Sheet {
         name: "connect-ib",
         link: Link::InfiniBand,
@@ -243,13 +244,13 @@ impl Profile {
         Self::CONNECT_IB,
     ];
 
-    /// Returns the name of the profile, for `RDMA_SOFT_LIKE` and command lines.
+    /// Returns the name of the profile, as used in `RDMA_SOFT_LIKE` and on command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.0.name
     }
 
-    /// Returns the profile of that name.
+    /// Returns the profile with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|profile| profile.name() == name)
@@ -259,8 +260,8 @@ impl Profile {
         self.0.link
     }
 
-    /// Returns the limits of the profile, which [`Builder::like`](crate::Builder::like) sets. A builder can start from
-    /// them and change some.
+    /// Returns the limits of the profile, which [`Builder::like`](crate::Builder::like) sets. Use them as a start to
+    /// change some of them.
     pub fn limits(self) -> Limits {
         self.0.limits
     }

@@ -1,24 +1,24 @@
-//! The schedules by which a device executes posted requests.
+//! Schedules, which decide when a device executes posted requests.
 
-/// The schedule by which a device executes the requests that are posted to it.
+/// Decides when a device executes the requests that are posted to it.
 ///
-/// A device that never has requests in flight cannot test a program that must cope with them. The requests of one queue
-/// pair are executed in order under every schedule.
+/// A device that never has requests in flight cannot test how a program copes with them. Under every schedule, the
+/// requests of one queue pair are executed in order.
 ///
-/// On a device that sends packets, the schedule decides when sending a request may begin. This includes devices of a
-/// [`Network`](crate::Network). There, a deferred request may begin at the next call that lets virtual time pass,
-/// instead of on another thread.
+/// On a device that sends packets, the schedule decides when the device may begin to send a request. On a device of a
+/// [`Network`](crate::Network), a deferred request can begin at the next call that advances virtual time, instead of on
+/// another thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// Within the post, on the posting thread: the fastest, and the default.
+    /// Within the post, on the posting thread. This is the fastest schedule and the default.
     #[default]
     Immediate,
-    /// At a later poll of the device, or a moment later on another thread, according to the seed.
+    /// At a later poll of the device, or slightly later on another thread, as the seed determines.
     Deferred {
-        /// Decides which requests are executed at which poll; threads still race.
+        /// Determines which requests are executed at which poll; threads still race.
         seed: u64,
     },
-    /// Not before a call of [`SoftDevice::release`](crate::SoftDevice::release) or its relatives.
+    /// Only when [`SoftDevice::release`](crate::SoftDevice::release) or a similar call releases the request.
     Held,
 }

@@ -9,10 +9,11 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::drive::{release, release_half};
 use crate::engine::requester::side::SendSide;
 
-/// An installed software device, seen from outside the verbs. It has the identity, counters and port of the device. It
-/// also has calls by which a test releases the requests that a [`Held`](crate::Schedule::Held) device holds.
+/// A handle to an installed software device, for control from outside the verbs. It gives access to the device's
+/// identity, counters and port. A test also uses it to release the requests that a [`Held`](crate::Schedule::Held)
+/// device holds.
 ///
-/// `Copy`; it refers to a device that lives as long as the process.
+/// The handle is `Copy` and refers to a device that is never freed.
 #[derive(Clone, Copy)]
 pub struct SoftDevice {
     device: &'static Device,
@@ -33,7 +34,7 @@ impl SoftDevice {
         self.device
     }
 
-    /// Returns the installed device of that name.
+    /// Returns the installed device with this name.
     #[must_use]
     pub fn find(name: &str) -> Option<Self> {
         INSTALLED.named(name).map(Self::of)
@@ -57,8 +58,8 @@ impl SoftDevice {
         self.device.identity.gids.iter().map(|entry| entry.gid).collect()
     }
 
-    /// Returns the current counters of the device. While requests are executed, the counters may be of slightly
-    /// different times. No counter ever decreases.
+    /// Returns the current counters of the device. While requests are executed, the counters may not all be read at the
+    /// same instant. No counter ever decreases.
     ///
     /// ```
     /// rdma_soft::install();
@@ -73,42 +74,41 @@ impl SoftDevice {
     }
 
     /// Brings the device's port up or down. While the port is down, nothing that the device sends arrives, and nothing
-    /// arrives at the device. Every context of the device gets an event if the state changes.
+    /// arrives at the device. If the state changes, every context of the device gets an event.
     ///
     /// Requests that are in flight when the port goes down may still be executed before this returns.
     pub fn set_port_up(&self, up: bool) {
         self.device.set_port(up);
     }
 
-    /// Returns the number of send requests of a queue pair that were posted and are not finished. A schedule may hold
-    /// them back, or they may wait for the peer. A thread may also have left them to the next one at the end of its
-    /// turn. Returns 0 for an unknown queue pair.
+    /// Returns how many send requests of a queue pair are posted but not finished. Such requests are held by the
+    /// schedule, wait for the peer, or were left for the next thread at the end of a turn. Returns 0 for an unknown
+    /// queue pair.
     #[must_use]
     pub fn in_flight(&self, queue_pair: Qpn) -> usize {
         self.with_send_side(queue_pair, |send| send.queue.len())
     }
 
-    /// Returns the number of copied bytes of the oldest unfinished request of a queue pair. It is not 0 if a copy
-    /// pauses: after [`release_half`](Self::release_half), or between two parts of a long message. A thread copies only
-    /// one part per turn.
+    /// Returns how many bytes of a queue pair's oldest unfinished request have been copied. This is not 0 while a copy
+    /// pauses. It pauses after [`release_half`](Self::release_half), and between two parts of a long message, since a
+    /// thread copies only one part per turn.
     #[must_use]
     pub fn half_copied(&self, queue_pair: Qpn) -> u64 {
         self.with_send_side(queue_pair, |send| send.requester.progress)
     }
 
-    /// Executes up to `count` requests of a queue pair now, oldest first, whatever the schedule. Returns the number of
-    /// requests that this has completed. If the peer is not ready for a request, it stays in the queue.
-    ///
-    /// Requests that are posted meanwhile are not included. A long copy sometimes lets others use the queue pair, like
-    /// one within a post.
+    /// Executes up to `count` requests of a queue pair now, oldest first, whatever the schedule. Returns how many
+    /// requests this completed. If the peer is not ready for a request, the request stays in the queue.
+    /// Requests that are posted during the call are not included. A long copy lets other threads use the queue pair
+    /// from time to time, as a copy within a post does.
     pub fn release(&self, queue_pair: Qpn, count: u32) -> u32 {
         let found = self.device.queue_pair(queue_pair.get());
         found.map_or(0, |queue_pair| release(&queue_pair, count))
     }
 
-    /// Copies the first half of the oldest request of a queue pair and stops there, as if it was in flight. A later
-    /// release does the rest, and so does this one if the request is half-way already. Returns true if the request is
-    /// half-way now; a request of less than two bytes cannot be, and completes.
+    /// Copies the first half of a queue pair's oldest request and stops there, as if the request were in flight. The
+    /// next release copies the rest; this includes a second call of this function. Returns true if the request is now
+    /// half copied. A request of less than two bytes cannot be halved and completes.
     pub fn release_half(&self, queue_pair: Qpn) -> bool {
         if let Some(queue_pair) = self.device.queue_pair(queue_pair.get()) {
             release_half(&queue_pair);
@@ -116,7 +116,7 @@ impl SoftDevice {
         self.half_copied(queue_pair) > 0
     }
 
-    /// Executes everything that any queue pair of the device holds. Returns the number of completed requests.
+    /// Executes everything that the queue pairs of the device hold. Returns the number of completed requests.
     pub fn release_all(&self) -> u32 {
         let queue_pairs = self.device.all_queue_pairs();
         queue_pairs.iter().map(|queue_pair| release(queue_pair, u32::MAX)).sum()

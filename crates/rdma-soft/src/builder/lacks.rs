@@ -1,14 +1,16 @@
-//! Builder options for devices that lack features, like some hardware.
+//! Builder options for devices that lack features, as some hardware does.
 
 use super::Builder;
 use crate::limits::Limits;
 use crate::profile::Profile;
 
 impl Builder {
-    /// Makes the device look like a piece of hardware. It gets the limits, missing features, vendor and link layer of
-    /// that hardware, as far as there are public figures. Options that are set after this change the profile.
+    /// Makes the device look like a particular piece of hardware. The device gets the hardware's limits, vendor and
+    /// link layer, and lacks the same features, as far as there are public figures. Options that are set after this
+    /// call override the profile.
     ///
-    /// For `soft0` and `softib0` the environment variable `RDMA_SOFT_LIKE` has the [name](Profile::name) of a profile.
+    /// For `soft0` and `softib0`, the environment variable `RDMA_SOFT_LIKE` contains the [name](Profile::name) of a
+    /// profile.
     ///
     /// ```
     /// use rdma_soft::{Builder, Profile};
@@ -19,7 +21,7 @@ impl Builder {
     /// # Ok::<(), rdma_soft::InstallError>(())
     /// ```
     pub fn like(mut self, profile: Profile) -> Self {
-        // The patience with peers does not depend on the hardware.
+        // How long to wait for peers does not depend on the hardware.
         let patience = self.limits.patience;
         self.limits = Limits { patience, ..profile.limits() };
         self.link = profile.link();
@@ -27,8 +29,8 @@ impl Builder {
         self
     }
 
-    /// Sets the numbers of the vendor and of its part, which programs and libraries look up in tables of their own. The
-    /// default vendor is 0xffffff, which means none.
+    /// Sets the vendor ID and the vendor part ID, which programs and libraries look up in their own tables. The default
+    /// vendor is 0xffffff, which means none.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -41,13 +43,13 @@ impl Builder {
         self
     }
 
-    /// Sets the version of the firmware. 63 bytes of it are visible. The default is the version of this crate.
+    /// Sets the firmware version; queries return its first 63 bytes. The default is the version of this crate.
     pub fn firmware(mut self, version: impl Into<String>) -> Self {
         self.model.firmware = version.into().into();
         self
     }
 
-    /// Removes unreliable connections: creating such a queue pair fails with `EOPNOTSUPP`.
+    /// Removes unreliable connections: creating a queue pair of this type fails with `EOPNOTSUPP`.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -60,7 +62,7 @@ impl Builder {
         self
     }
 
-    /// Removes queue pairs for datagrams: creating one fails with `EOPNOTSUPP`.
+    /// Removes datagram queue pairs: creating one fails with `EOPNOTSUPP`.
     pub fn without_ud(mut self) -> Self {
         self.limits.features.ud = false;
         self

@@ -1,10 +1,10 @@
-//! The patience with peers that do not answer, in addition to the settings of queue pairs.
+//! Time limits for peers that do not answer, in addition to the settings of queue pairs.
 
 use std::time::Duration;
 
 use rdma_types::AckTimeout;
 
-/// Two durations, set by the environment or a builder.
+/// Two time limits, set by the environment or a builder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Patience {
     /// The longest time that a process of this host may exist without answering.
@@ -18,7 +18,7 @@ impl Patience {
     pub(crate) const USUAL: Self =
         Self { process: Duration::from_secs(60), host: Duration::from_secs(2) };
 
-    /// Returns the durations of the environment.
+    /// Returns the limits that the environment sets.
     pub(crate) fn of_environment() -> Self {
         let usual = Self::USUAL;
         Self {
@@ -28,7 +28,7 @@ impl Patience {
     }
 }
 
-/// Returns the seconds in a variable, if it is set.
+/// Returns the number of seconds in an environment variable, if it is set.
 fn variable(name: &str) -> Option<Duration> {
     let text = std::env::var_os(name)?;
     let duration = seconds(&text.to_string_lossy());
@@ -46,7 +46,7 @@ fn seconds(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()
 }
 
-/// Returns `timeout`, or if it is shorter than `least`, the shortest one that is not.
+/// Returns `timeout` if it is at least `least`; otherwise the shortest timeout that is.
 pub(crate) fn at_least(timeout: AckTimeout, least: Duration) -> AckTimeout {
     let is_short = |timeout: &AckTimeout| timeout.duration().is_some_and(|short| short < least);
     let longer = |timeout: &AckTimeout| AckTimeout::limited(timeout.code() + 1);
