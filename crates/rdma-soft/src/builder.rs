@@ -103,7 +103,6 @@ impl Builder {
     /// The identity is derived from the boot of the host, the network namespace, the user (except with
     /// [`Peers::AnyUser`]) and the name. A device of a [`Network`] is not shared. Without this call, the device exists
     /// only in this process. Pass [`Peers::of_environment`] to follow `RDMA_SOFT_PEERS`, as `soft0` does.
-    /// [`Peers::of_environment`] it follows `RDMA_SOFT_PEERS`, like `soft0`.
     ///
     /// ```
     /// use rdma_soft::{Builder, Peers};

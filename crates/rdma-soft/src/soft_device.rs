@@ -99,6 +99,7 @@ impl SoftDevice {
 
     /// Executes up to `count` requests of a queue pair now, oldest first, whatever the schedule. Returns how many
     /// requests this completed. If the peer is not ready for a request, the request stays in the queue.
+    ///
     /// Requests that are posted during the call are not included. A long copy lets other threads use the queue pair
     /// from time to time, as a copy within a post does.
     pub fn release(&self, queue_pair: Qpn, count: u32) -> u32 {
