@@ -1,4 +1,4 @@
-//! Link layers, and the transport of packets over them.
+//! Link layers, and the transports that carry packets over them.
 
 #[cfg(not(loom))] // models have one process
 mod descriptor;

@@ -1,5 +1,5 @@
-//! File descriptors that only the process that opened them has. A forked child has none of them: otherwise it would
-//! keep the slots of its parent, and hide the parent's death from its peers.
+//! File descriptors that are open only in the process that opened them. A forked child must not inherit any: it would
+//! keep its parent's slots occupied and hide the parent's exit from peers.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -17,31 +17,31 @@ use rustix::io::{DupFlags, Errno, Result, dup3};
 use super::{expendable, files};
 use crate::abi::fork::Process;
 
-/// Whether peers may send files to a socket. Accepted connections inherit it. If it is 0, `sendmsg` of a file fails
-/// with `EPERM`. From `asm-generic/socket.h`, since Linux 6.16.
+/// A socket option that allows peers to send files. Accepted connections inherit it. If it is 0, `sendmsg` with a file
+/// fails with `EPERM`. Defined in `asm-generic/socket.h` since Linux 6.16.
 const SO_PASSRIGHTS: c_int = 83;
 
-/// All open descriptors. Held while one is opened or closed, and while the process forks.
+/// All open descriptors. The lock is held while a descriptor is opened or closed, and while the process forks.
 static OPEN: spin::Mutex<Open> =
     spin::Mutex::new(Open { own: Vec::new(), foreign: Vec::new(), path: None, forks: 0 });
 
 struct Open {
     own: Vec<RawFd>,
     foreign: Vec<RawFd>,
-    /// The replacement of a foreign file. It names a folder, and closing it does nothing.
+    /// The descriptor that replaces a foreign file. It names a folder, so closing it does nothing.
     path: Option<Arc<Descriptor>>,
     /// The number of threads that are about to fork.
     forks: u32,
 }
 
 impl Open {
-    /// Locks the list, after it has registered the handlers of forks.
+    /// Locks the list; the first call registers the fork handlers.
     fn lock() -> spin::MutexGuard<'static, Self> {
         static HANDLERS: Once = Once::new();
         HANDLERS.call_once(|| {
-            // SAFETY: SAFETY.md F15: the handlers make only calls that are allowed in a child (close(2)), and are never
-            // unloaded. If they are linked into a library that can be unloaded, they are removed with it
-            // (pthread_atfork(3)).
+            // SAFETY: SAFETY.md F15: the handlers only make calls that are allowed in a child (close(2)), and their
+            // code is never unloaded before they are removed. If they are linked into a library that can be unloaded,
+            // unloading removes them (pthread_atfork(3)).
             unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
         });
         OPEN.lock()
@@ -50,18 +50,18 @@ impl Open {
 
 /// A file descriptor that is closed in a forked child before `fork` returns there.
 ///
-/// A child of a bare `clone` or `vfork` call does not run the handlers of a fork. It must call `execve`, which closes
-/// the descriptors; otherwise it keeps them open.
+/// The handlers do not run for a child that was created with a bare `clone` or `vfork` call. Such a child keeps the
+/// descriptors open until it calls `execve`, which closes them.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: RawFd,
     opened_by: Process,
-    /// Whether files that others have sent may be in its queue.
+    /// Whether the socket's queue may contain files that others have sent.
     holds_files: AtomicBool,
 }
 
 impl Descriptor {
-    /// Opens a descriptor with `open`.
+    /// Opens a descriptor by calling `open`.
     pub(crate) fn open(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
         let all = &mut Open::lock().own;
         all.reserve(1);
@@ -70,7 +70,7 @@ impl Descriptor {
         Ok(Self { fd, opened_by: Process::current(), holds_files: AtomicBool::new(false) })
     }
 
-    /// Opens a socket that others can send to. From now on it refuses files, if the kernel can do that.
+    /// Opens a socket that others can send to. If the kernel supports it, the socket refuses files from now on.
     pub(crate) fn open_for_others(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
         let socket = Self::open(open)?;
         if set_flag(socket.get()?, libc::SOL_SOCKET, SO_PASSRIGHTS, false).is_err() {
@@ -79,10 +79,10 @@ impl Descriptor {
         Ok(socket)
     }
 
-    /// Lets the other end of a connection send files from now on.
+    /// Allows the other end of a connection to send files from now on.
     pub(crate) fn allow_files(&self) -> Result<()> {
         self.holds_files.store(true, Ordering::Relaxed);
-        // An older kernel does not have this option, and refuses no files.
+        // An older kernel lacks this option and does not refuse files.
         let _ = set_flag(self.get()?, libc::SOL_SOCKET, SO_PASSRIGHTS, true);
         Ok(())
     }
@@ -92,30 +92,30 @@ impl Descriptor {
         self.holds_files.load(Ordering::Relaxed)
     }
 
-    /// Returns the descriptor, in the process that has opened it.
+    /// Returns the descriptor. Fails except in the process that opened it.
     pub(crate) fn get(&self) -> Result<BorrowedFd<'_>> {
         if !self.opened_by.is_current() {
             return Err(Errno::BADF);
         }
-        // SAFETY: SAFETY.md F15: open in this process until it is dropped, and not -1.
+        // SAFETY: SAFETY.md F15: the descriptor is open in this process until `self` is dropped, and it is not -1.
         Ok(unsafe { BorrowedFd::borrow_raw(self.fd) })
     }
 
-    /// Returns the process at the other end of a connection, and its user. A process of another PID namespace has no
-    /// number here, and rustix no value for that.
+    /// Returns the process at the other end of a connection, and its user. A process in another PID namespace has no
+    /// process ID here, and rustix cannot represent that.
     pub(crate) fn peer(&self) -> Result<(Option<ProcessId>, u32)> {
         let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
         let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
         let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
         let fd = self.get()?.as_raw_fd();
-        // SAFETY: writes at most `length` bytes, of integers (unix(7), SAFETY.md F15).
+        // SAFETY: the call writes at most `length` bytes, and any bytes are valid integers (unix(7), SAFETY.md F15).
         let failed =
             unsafe { libc::getsockopt(fd, level, option, (&raw mut peer).cast(), &raw mut length) };
         check(failed).map(|()| (ProcessId::new(peer.pid), peer.uid))
     }
 }
 
-/// Sets an option that rustix lacks, to 1 or 0.
+/// Sets a socket option that rustix lacks, to 1 or 0.
 pub(super) fn set_flag(
     socket: BorrowedFd<'_>,
     level: c_int,
@@ -125,11 +125,11 @@ pub(super) fn set_flag(
     let value = c_int::from(value);
     let length = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
     let fd = socket.as_raw_fd();
-    // SAFETY: SAFETY.md F15: reads the `length` bytes of `value`, which lives until the call returns.
+    // SAFETY: SAFETY.md F15: the call reads the `length` bytes of `value`, which lives until the call returns.
     check(unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), length) })
 }
 
-/// The result of a system call that returns 0, or -1 and sets `errno`.
+/// Converts the result of a system call that returns 0, or returns -1 and sets `errno`.
 fn check(returned: c_int) -> Result<()> {
     match returned {
         0 => Ok(()),
@@ -137,7 +137,7 @@ fn check(returned: c_int) -> Result<()> {
     }
 }
 
-/// The number of a process.
+/// A process ID.
 pub(crate) type ProcessId = NonZeroI32;
 
 impl Drop for Descriptor {
@@ -146,7 +146,7 @@ impl Drop for Descriptor {
             return; // closed when the child began; the number may be another file's
         }
         if self.holds_files() {
-            // Its queue is emptied on a thread that may block. Closing it then takes no time.
+            // The queue is emptied on a thread that may block. After that, closing the socket takes no time.
             let (fd, opened_by) = (self.fd, self.opened_by);
             let emptied = Self { fd, opened_by, holds_files: AtomicBool::new(false) };
             return expendable::run(move || {
@@ -158,13 +158,14 @@ impl Drop for Descriptor {
         }
         let mut open = OPEN.lock();
         open.own.retain(|&fd| fd != self.fd);
-        // SAFETY: SAFETY.md F15: open, owned by this value, and not used by anything else when it is dropped.
+        // SAFETY: SAFETY.md F15: the descriptor is open, this value owns it, and nothing else uses it when the value is
+        // dropped.
         drop(unsafe { OwnedFd::from_raw_fd(self.fd) });
     }
 }
 
-/// A file that another process has sent, open in this process for a moment. Closing it, in any process, may take as
-/// long as the sender likes. So a fork waits until the file was replaced; a bare `clone` or `vfork` call does not.
+/// A file that another process sent, open in this process for a moment. Closing it may take as long as the sender
+/// likes, in any process. So a fork waits until the file is replaced; a bare `clone` or `vfork` call does not wait.
 #[derive(Debug)]
 pub(super) struct Foreign {
     file: Option<OwnedFd>,
@@ -172,7 +173,7 @@ pub(super) struct Foreign {
 }
 
 impl Foreign {
-    /// Opens the replacement of such files, if this process has not done so.
+    /// Opens the descriptor that replaces such files, unless this process has one.
     pub(super) fn prepare() -> Result<()> {
         let path = Open::lock().path.clone();
         if path.is_none_or(|path| path.get().is_err()) {
@@ -183,7 +184,8 @@ impl Foreign {
         Ok(())
     }
 
-    /// Returns the file that `receive` receives, with its other result. Fails with `BUSY` while the process forks.
+    /// Calls `receive` and returns the file that it received, with its other result. Fails with `BUSY` while the
+    /// process forks.
     pub(super) fn open<T>(
         receive: impl FnOnce() -> Result<(Option<OwnedFd>, T)>,
     ) -> Result<(Self, T)> {
@@ -202,12 +204,12 @@ impl Foreign {
     }
 }
 
-/// Takes as long as the sender likes, unless the file is known to be memory.
+/// Unless the file is known to be memory, dropping it takes as long as the sender likes.
 impl Drop for Foreign {
     fn drop(&mut self) {
         let Some(mut file) = self.file.take() else { return };
         let number = file.as_raw_fd();
-        // Fails if the program has closed the path, or has lowered its limit of descriptors below this number.
+        // This fails if the program has closed the path, or has lowered its descriptor limit below this number.
         let path = self.path.get();
         let replaced = path.and_then(|path| dup3(path, &mut file, DupFlags::CLOEXEC)).is_ok();
         let mut open = OPEN.lock();
@@ -219,14 +221,14 @@ impl Drop for Foreign {
     }
 }
 
-/// Returns true if closing that number does nothing, or if it is not open.
+/// Returns true if closing this number does nothing, or if the number is not open.
 fn is_path(fd: RawFd) -> bool {
-    // SAFETY: SAFETY.md F15: touches no memory.
+    // SAFETY: SAFETY.md F15: the call touches no memory.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     flags & libc::O_PATH != 0
 }
 
-/// Calls `run` when the process ends by `exit` or by a return from `main`, but not in a child that it has forked.
+/// Calls `run` when this process exits through `exit` or a return from `main`. It is not called in a forked child.
 pub(crate) fn at_exit(run: fn()) {
     static RUN: OnceLock<(Process, fn())> = OnceLock::new();
     extern "C" fn ends() {
@@ -237,13 +239,13 @@ pub(crate) fn at_exit(run: fn()) {
         }
     }
     if RUN.set((Process::current(), run)).is_ok() {
-        // SAFETY: SAFETY.md F15: the handler does not unwind, and is never unloaded before it has run. If it is linked
-        // into a library that can be unloaded, it is called then (atexit(3)).
+        // SAFETY: SAFETY.md F15: the handler does not unwind, and is never unloaded before it runs. If it is linked
+        // into a library that can be unloaded, it is called when that happens (atexit(3)).
         unsafe { libc::atexit(ends) };
     }
 }
 
-/// The time after which a fork checks again whether foreign files were replaced.
+/// The interval at which a fork checks whether foreign files have been replaced.
 const REPLACED: Duration = Duration::from_micros(50);
 
 extern "C" fn before_fork() {
@@ -251,8 +253,8 @@ extern "C" fn before_fork() {
     open.forks += 1;
     while !open.foreign.iter().all(|&fd| is_path(fd)) {
         drop(open);
-        // If the file is memory, the thread that has opened it closes it. Any other file is passed to a claimed thread,
-        // which replaces it at once.
+        // If the file is memory, the thread that opened it closes it. Otherwise it is passed to a claimed thread, which
+        // replaces it at once.
         std::thread::sleep(REPLACED);
         open = OPEN.lock();
     }
@@ -260,8 +262,8 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn in_parent() {
-    // SAFETY: SAFETY.md F15: this thread, or the parent's thread that it is a copy of, has locked it in `before_fork`,
-    // and has forgotten the guard.
+    // SAFETY: SAFETY.md F15: this thread, or the parent's thread of which it is a copy, locked the mutex in
+    // `before_fork` and forgot the guard.
     unsafe { OPEN.force_unlock() };
     let mut open = OPEN.lock();
     debug_assert!(open.forks > 0, "a fork ended that had not begun");
@@ -274,8 +276,8 @@ extern "C" fn in_child() {
     let open = &mut *OPEN.lock();
     open.forks = 0;
     for fd in open.own.drain(..).chain(open.foreign.drain(..)) {
-        // SAFETY: SAFETY.md F15: the child's copy, which nothing in the child uses: `get` returns it only in the
-        // parent.
+        // SAFETY: SAFETY.md F15: this is the child's copy of the descriptor. Nothing in the child uses it, because
+        // `get` returns it only in the parent.
         unsafe { libc::close(fd) };
     }
 }

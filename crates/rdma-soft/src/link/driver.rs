@@ -1,5 +1,5 @@
-//! The driver of the sockets of a fabric's links. A program's polls drive them. For programs that do not poll, a thread
-//! does; it sleeps while the program polls and while nothing arrives.
+//! The driver of the sockets of a fabric's links. Polls by the program drive the sockets. For programs that do not
+//! poll, a thread does; it sleeps while the program polls and while nothing arrives.
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Weak};
@@ -18,76 +18,76 @@ use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, lo
 
 mod serve;
 
-/// The maximum number of sockets per fabric.
+/// The maximum number of sockets of a fabric.
 pub(super) const MOST: usize = 4096;
-/// The number of events fetched per `epoll_wait` call.
+/// The number of events that one `epoll_wait` call fetches.
 const EVENTS: usize = 32;
-/// The longest time by which [`Driver::let_go`] delays the end of the process.
+/// The maximum time for which [`Driver::let_go`] delays the exit of the process.
 const LEAVE: Duration = Duration::from_millis(100);
 /// The maximum number of rounds of [`catch_up`](Polled::catch_up).
 const MOST_ROUNDS: u32 = 64;
-/// A poll looks at all sockets once per this many looks. In between it looks only at those where something arrived
+/// One look in this many covers all sockets. The looks in between cover only the sockets where something arrived
 /// recently.
 const LOOKS_APART: u32 = 128;
-/// The maximum number of those recently active sockets. Each process this one talks to has two: one where its messages
-/// arrive, and one where it reports what it has executed.
+/// The maximum number of recently active sockets. Each process with which this one communicates has two: on one its
+/// messages arrive, on the other it reports what it has executed.
 const NEAR: usize = 8;
 
 /// A socket of a link.
 pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     fn descriptor(&self) -> &Descriptor;
 
-    /// Handles an event of the descriptor. The caller then runs the tasks that this queues.
+    /// Handles an event of the descriptor. The caller then runs the tasks that this call queues.
     fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened;
 
-    /// Returns true if there may be a message, as far as that is known without a system call.
+    /// Returns true unless it is known, without a system call, that there is no message.
     fn is_worth_a_look(&self) -> bool {
         true
     }
 
-    /// Looks for a message with as few system calls as possible. Returns true if there was one.
+    /// Looks for a message, using as few system calls as possible. Returns true if there was a message.
     fn look(self: Arc<Self>) -> bool {
         false
     }
 
-    /// Returns true if the peer uses the descriptor only to wake this process, and only for data that no thread is
-    /// looking for.
+    /// Returns true if the peer uses the descriptor only to wake this process, and only when no thread is looking for
+    /// the data.
     fn tells(&self) -> bool {
         false
     }
 
-    /// Returns true if something has arrived that the descriptor does not report.
+    /// Returns true if something has arrived that the descriptor will not report.
     fn has_come(&self) -> bool {
         false
     }
 
-    /// Makes the driver look here from now on, whether or not the descriptor reports anything.
+    /// Makes the driver look at this socket from now on, whether or not the descriptor reports anything.
     fn attend(&self) {}
 
-    /// Ends [`attend`](Self::attend). The descriptor may not report what [has come](Self::has_come) before.
+    /// Ends [`attend`](Self::attend). The descriptor may not report data that [arrived](Self::has_come) before.
     fn neglect(&self) {}
 
-    /// Receives all messages that have arrived by now, and returns once they are executed. The caller holds no lock.
+    /// Receives all messages that have arrived so far, and waits until they are executed. The caller holds no lock.
     fn read_all(self: Arc<Self>) {}
 
-    /// Handles the end of the other process.
+    /// Handles the exit of the other process.
     fn ended(self: Arc<Self>) {}
 
-    /// Returns true if something waits to be written.
+    /// Returns true if something is waiting to be written.
     fn has_letters(&self) -> bool {
         false
     }
 
-    /// Returns true if packets arrive or leave here, so that polls must look.
+    /// Returns true if packets arrive or leave on this socket, so that polls must look at it.
     fn is_used(&self) -> bool;
 }
 
 /// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Happened {
-    /// Messages have arrived: polls look here first from now on.
+    /// Messages have arrived, so polls look at this socket first from now on.
     Messages,
-    /// The other end is gone. This is handled after the messages of all other sockets.
+    /// The other end has exited. This is handled after the messages of all other sockets.
     End,
     Other,
 }
@@ -96,37 +96,37 @@ pub(super) enum Happened {
 #[derive(Debug)]
 pub(super) struct Driver {
     pub(super) subnet: &'static Subnet,
-    /// The epoll instance of all sockets.
+    /// The epoll instance that contains all sockets.
     events: Descriptor,
-    /// An epoll instance of `events` alone, which wakes the thread once.
+    /// A one-shot epoll instance that contains only `events`, so that each wait is woken once.
     wake: Descriptor,
     sockets: std::sync::Mutex<Sockets>,
-    /// Held by the thread that fetches events.
+    /// The lock is held by the thread that fetches events.
     driving: Mutex<Driving>,
     /// The number of threads that are processing received data.
     busy: AtomicU32,
-    /// Incremented by each poll.
+    /// A counter that each poll increments.
     polls: AtomicU32,
-    /// Whether polls look at the sockets, because some are in use.
+    /// Whether polls look at the sockets. They do if any socket is in use.
     polls_look: AtomicBool,
-    /// Whether there is no thread, so that only polls drive the link.
+    /// Whether the thread could not be started, so that only polls drive the link.
     without_thread: AtomicBool,
-    /// Whether the thread currently leaves the work to the polling program.
+    /// Whether the thread currently leaves the work to the program's polls.
     rests: AtomicBool,
     calls: Calls,
     processors: Processors,
-    /// Incremented by each packet for an unknown or destroyed receiver.
+    /// The number of packets for unknown or destroyed receivers so far.
     useless: AtomicU32,
 }
 
 /// The sockets that polls look at first.
 #[derive(Debug)]
 struct Driving {
-    /// Sockets where something arrived recently, the latest first.
+    /// The sockets where something arrived recently, latest first.
     near: Vec<Weak<dyn Watched>>,
-    /// The number of looks.
+    /// The number of looks so far.
     looks: u32,
-    /// Whether they are [attended](Watched::attend): the thread makes sure that polls or it looks there.
+    /// Whether these sockets are [attended](Watched::attend): either polls or the thread look at them.
     attended: bool,
 }
 
@@ -156,7 +156,7 @@ impl Driving {
         self.near.iter().filter_map(Weak::upgrade)
     }
 
-    /// Handles those where something has arrived. Returns true if there was one.
+    /// Handles the sockets at which something has arrived. Returns true if messages arrived at any of them.
     fn take_near(&self) -> bool {
         let mut found = false;
         for near in self.near().filter(|near| near.has_come()) {
@@ -166,8 +166,8 @@ impl Driving {
     }
 }
 
-/// The name of a socket in the driver and in its epoll instance: an index, which is reused, and a number, which is not.
-/// The number keeps a late event of a closed socket from being taken for one of its successor.
+/// The key of a socket in the driver and in its epoll instance: an index, which is reused, and a number, which is not.
+/// The number distinguishes a late event of a closed socket from an event of its successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) index: u32,
@@ -190,7 +190,7 @@ impl Token {
 #[derive(Debug, Default)]
 struct Sockets {
     by_index: Vec<Option<(Token, Arc<dyn Watched>)>>,
-    /// The number of sockets added so far.
+    /// The number of sockets added so far, including removed ones.
     count: u32,
 }
 
@@ -205,7 +205,7 @@ impl Sockets {
     }
 }
 
-/// Runs when the process is about to end.
+/// Runs when the process is about to exit.
 fn let_all_go() {
     let drivers = locked(&DRIVERS).clone();
     drivers.iter().for_each(|driver| driver.let_go());
@@ -215,10 +215,10 @@ fn let_all_go() {
 static DRIVERS: std::sync::Mutex<Vec<&'static Driver>> = std::sync::Mutex::new(Vec::new());
 
 impl Driver {
-    /// Returns the driver of a fabric. The first call creates it, with its thread.
+    /// Returns the driver of a fabric. The first call creates the driver and its thread.
     pub(super) fn of(subnet: &'static Subnet) -> Result<&'static Self> {
         let mut drivers = locked(&DRIVERS);
-        // A forked child has none of its parent's descriptors.
+        // A forked child has none of its parent's descriptors, so it needs its own driver.
         let is_this =
             |driver: &&&Self| std::ptr::eq(driver.subnet, subnet) && driver.events.get().is_ok();
         if let Some(driver) = drivers.iter().find(is_this) {
@@ -260,12 +260,13 @@ impl Driver {
         })
     }
 
-    /// Runs when the process is about to end. Waits a short time until data that other threads are processing is
-    /// executed and acknowledged. Otherwise the peer would believe that its requests failed because the process ended.
+    /// Runs when the process is about to exit. Waits for a short time until data that other threads are processing is
+    /// executed and acknowledged. Without the acknowledgements, the peer would conclude that its requests failed
+    /// because the process exited.
     fn let_go(&self) {
         let start = self.subnet.clock.now();
         loop {
-            // Read before the answers are sent, since these threads may have some to send.
+            // Read before answers are sent, because these threads may still produce answers.
             let busy = self.busy.load(Ordering::Acquire) != 0;
             answer_all(self.subnet);
             self.subnet.run_queue.run();
@@ -279,7 +280,7 @@ impl Driver {
         }
     }
 
-    /// Adds a socket, and handles its events from now on.
+    /// Adds a socket. Its events are handled from now on.
     pub(super) fn add<W: Watched + 'static>(
         &self,
         make: impl FnOnce(Token) -> Arc<W>,
@@ -294,7 +295,7 @@ impl Driver {
             Token { index: u32::try_from(index).unwrap_or(u32::MAX), number: sockets.count };
         let watched = make(token);
         let descriptor = watched.descriptor().get()?;
-        // Also if this fails, so that no other socket ever has the same token.
+        // The count is incremented even if this fails, so that no other socket ever gets the same token.
         sockets.count = sockets.count.wrapping_add(1);
         epoll::add(self.events.get()?, descriptor, token.data(), epoll::EventFlags::IN)?;
         if watched.tells()
@@ -312,19 +313,20 @@ impl Driver {
         Ok(watched)
     }
 
-    /// Notes that one of the sockets is now in use.
+    /// Records that a socket is now in use.
     #[cold]
     pub(super) fn note_use(&self) {
         self.see_to_polls(&locked(&self.sockets));
     }
 
-    /// Notes a packet for an unknown or destroyed receiver.
+    /// Counts a packet for an unknown or destroyed receiver.
     #[cold]
     pub(super) fn note_useless(&self) {
         self.useless.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes polls look here only if sockets are in use. Unused ones are left to the thread, if it could be started.
+    /// Makes polls look at the sockets only if some are in use. Otherwise the sockets are left to the thread, if it
+    /// could be started.
     fn see_to_polls(&self, sockets: &Sockets) {
         let look = self.without_thread.load(Ordering::Relaxed)
             || sockets.all().any(|watched| watched.is_used());
@@ -333,7 +335,7 @@ impl Driver {
         }
     }
 
-    /// Removes a socket. Threads that still have it stop using it; it is closed when the last one drops it.
+    /// Removes a socket. Threads that still hold it stop using it; it is closed when the last of them drops it.
     pub(super) fn close(&self, token: Token) {
         let closed = {
             let mut sockets = locked(&self.sockets);
@@ -351,14 +353,14 @@ impl Driver {
         locked(&self.sockets).entry(token)?.as_ref().map(|(_, watched)| Arc::clone(watched))
     }
 
-    /// Sets the events that are reported for a socket.
+    /// Sets which events are reported for a socket.
     pub(super) fn set_flags(&self, token: Token, socket: &Descriptor, flags: epoll::EventFlags) {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
             let _ = epoll::modify(events, socket, token.data(), flags);
         }
     }
 
-    /// Stops all events of a socket, even its end, until [`look_again`](Self::look_again).
+    /// Disables all events of a socket, including its end, until [`look_again`](Self::look_again).
     pub(super) fn look_away(&self, socket: &Descriptor) {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
             let _ = epoll::delete(events, socket);
@@ -371,7 +373,7 @@ impl Driver {
         }
     }
 
-    /// Looks at the recently active sockets. Returns true if that is enough for this poll.
+    /// Looks at the recently active sockets. Returns true if this poll need not look any further.
     fn look_near(&self) -> bool {
         let Ok(mut driving) = self.driving.try_lock() else { return true };
         if driving.near.is_empty() {
@@ -381,7 +383,7 @@ impl Driver {
         let enough = !driving.looks.is_multiple_of(LOOKS_APART);
         if driving.near().any(|near| near.is_worth_a_look()) {
             self.busy.fetch_add(1, Ordering::AcqRel);
-            // One message from each in turn: small messages arrive one at a time.
+            // Takes one message from each socket, because small messages arrive one at a time.
             let found = driving.near().fold(false, |found, near| near.look() | found);
             drop(driving);
             if found {
@@ -392,7 +394,7 @@ impl Driver {
         enough
     }
 
-    /// Returns true if something has arrived.
+    /// Fetches and handles events. Returns true if something has arrived.
     fn drive(&'static self) -> bool {
         let Ok(driving) = self.driving.try_lock() else { return false };
         self.busy.fetch_add(1, Ordering::AcqRel);
@@ -427,21 +429,20 @@ impl Driver {
         true
     }
 
-    /// Receives all messages that have arrived by now, and returns once they are executed.
+    /// Receives all messages that have arrived so far, and waits until they are executed.
     fn read_all(&self) {
-        // A list of the sockets would allocate memory, so each one is looked up in its turn.
+        // Sockets are looked up one by one, because a list of them would allocate memory.
         let next = |place: usize| {
             let sockets = locked(&self.sockets);
             let entry = sockets.by_index.get(place)?;
             Some(entry.as_ref().map(|(_, watched)| Arc::clone(watched)))
         };
         (0..).map_while(next).flatten().for_each(Watched::read_all);
-        // Another thread may have read the last message of a socket and closed the socket, and be about to execute the
-        // message.
+        // Another thread may have read a socket's last message and closed the socket, but not executed the message yet.
         execute_all(self.subnet);
     }
 
-    /// Handles the end of these sockets, after all messages that they sent before, such as acknowledgements.
+    /// Handles the end of these sockets, after all messages that they sent earlier, such as acknowledgements.
     #[cold]
     fn end(&self, ended: Vec<Arc<dyn Watched>>) {
         self.read_all();
@@ -455,13 +456,13 @@ const WAKES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::
 impl Polled for Driver {
     fn catch_up(&'static self) {
         self.busy.fetch_add(1, Ordering::AcqRel);
-        // Bounded, since a peer may send without end.
+        // Bounded, since a peer may send endlessly.
         for _ in 0..MOST_ROUNDS {
             if !self.take_events(locked_for_calls(&self.driving)) {
                 break;
             }
         }
-        // Another thread may be processing a message, or be about to queue a task that has some.
+        // Another thread may still be processing a message, or be about to queue a task that handles one.
         self.subnet.run_queue.run();
         self.read_all();
         self.busy.fetch_sub(1, Ordering::AcqRel);

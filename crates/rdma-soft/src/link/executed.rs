@@ -1,53 +1,55 @@
-//! The words by which a process learns how far another one has executed its requests. Each connection has one, with the
-//! PSN of the next expected packet. The responder stores it before its program can see that a packet arrived, so that
-//! it outlives a process that ends right then. Either process may have written anything there.
+//! Words in shared memory that show a process how far another one has executed its requests. Each connection has one
+//! word, which contains the PSN of the next expected packet. The responder stores the word before its program can see
+//! that a packet arrived. So the word is valid even if the responder's process exits right afterwards. Either process
+//! may have written anything there.
 
 use rdma_types::Psn;
 
 use crate::engine::wire::word::{GROUPS, WORDS, WordKey};
 use crate::sync::{AtomicU32, AtomicU64, Line, Ordering, fence};
 
-/// The words in shared memory. Zeros mean that no word was stored, and that the requester is notified of each one.
+/// The words in shared memory. With all bytes zero, no word is stored, and the requester is notified of each word.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Executed {
-    /// Counters that change when a word of their group was stored.
+    /// Counters that change when a word of their group is stored.
     moves: Line<[AtomicU32; GROUPS]>,
     /// 1 if the requester looks without being notified, 0 if it sleeps, or [`TOLD`].
     looks: Line<AtomicU32>,
     words: Line<[AtomicU64; WORDS]>,
 }
 
-/// The value of `looks` after the requester was notified, until it looks again.
+/// The value of `looks` after the requester is notified and until it looks again.
 const TOLD: u32 = 2;
 
 impl Executed {
-    /// Responder: stores that all packets before `expected` were executed. `moves` must differ each time.
+    /// Responder: records that all packets before `expected` have been executed. `moves` must differ each time.
     pub(crate) fn store(&self, key: WordKey, expected: Psn, moves: u32) {
         let word = u64::from(key.raw()) << 32 | u64::from(expected.get());
         self.words[key.index()].store(word, Ordering::Release);
         self.moves[key.group()].store(moves, Ordering::Release);
     }
 
-    /// Responder: returns true if the requester must be notified of the stored word.
+    /// Responder: returns true if the requester must be notified of the word just stored.
     pub(crate) fn is_to_be_told(&self) -> bool {
-        // Either this sees that the requester does not look, or the requester sees the stored word before it sleeps.
+        // Either this thread sees that the requester is not looking, or the requester sees the stored word before it
+        // sleeps.
         fence(Ordering::SeqCst);
         self.looks.load(Ordering::Acquire) == 0 && self.looks.swap(TOLD, Ordering::AcqRel) == 0
     }
 
-    /// Responder: the notification failed, so that the next word needs one.
+    /// Responder: records that the notification failed, so that it is attempted again with the next word.
     pub(crate) fn has_not_told(&self) {
         self.looks.store(0, Ordering::Release);
     }
 
-    /// Requester: returns a number that changes with each word of a group.
+    /// Requester: returns a number that changes whenever a word of the group is stored.
     pub(crate) fn moves(&self, group: usize) -> u32 {
         self.moves[group % GROUPS].load(Ordering::Acquire)
     }
 
-    /// Requester: returns the PSN of the next expected packet. `None` if nothing was executed for this user of the
-    /// word.
+    /// Requester: returns the PSN of the next expected packet, or `None` if nothing has been executed for this user of
+    /// the word.
     pub(crate) fn expected(&self, key: WordKey) -> Option<Psn> {
         let word = self.words[key.index()].load(Ordering::Acquire);
         #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
@@ -55,12 +57,13 @@ impl Executed {
         (word >> 32 == u64::from(key.raw())).then_some(psn)
     }
 
-    /// Requester: looks at the words from now on, with or without a notification.
+    /// Requester: announces that it looks at the words from now on without being notified.
     pub(crate) fn look(&self) {
         self.looks.store(1, Ordering::Relaxed);
     }
 
-    /// Requester: requests notifications from now on. A look after this call finds all words stored before.
+    /// Requester: requests notifications from now on. A look after this call finds all words that were stored before
+    /// it.
     pub(crate) fn sleep(&self) {
         self.looks.store(0, Ordering::Release);
         fence(Ordering::SeqCst);

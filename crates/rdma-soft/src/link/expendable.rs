@@ -1,6 +1,6 @@
-//! Threads that a peer may hold up. Releasing a file that another process has sent takes as long as that process likes.
-//! A socket may linger, and a file may be of a FUSE file system. So each call that may release one is made on these
-//! threads, and nothing waits for them.
+//! Threads that a peer may hold up. Releasing a file that another process sent takes as long as that process likes. A
+//! socket may linger, and a file may be in a FUSE file system. So each call that may release such a file is made on one
+//! of these threads, and nothing waits for them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,18 +13,18 @@ use crate::fabric::tellers::tell_aside;
 use crate::fabric::thread::{STACK, spawn};
 use crate::sync::locked_to_wait;
 
-/// The most threads that peers can hold up.
+/// The maximum number of threads that peers can hold up.
 const THREADS: usize = 4;
 
-/// The calls that may wait for a thread. While that many wait, no connection is accepted or made.
+/// The maximum number of calls that wait for a thread. While the queue is full, no connection is accepted or made.
 const WAITING: usize = 64;
 
 type Call = Box<dyn FnOnce() + Send>;
 
 struct Pool {
-    /// The process that has the threads: a forked child has none of them.
+    /// The process that owns the threads. A forked child has none of them.
     process: Option<Process>,
-    /// Calls with a reserved thread, which makes them next.
+    /// Calls that have a reserved thread, which makes them next.
     begun: VecDeque<Call>,
     waiting: VecDeque<Call>,
     threads: usize,
@@ -44,15 +44,15 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
 });
 static MORE: Condvar = Condvar::new();
 
-/// Starts the first thread, which lives as long as the process. Other threads start with calls and claims that find no
-/// idle thread, and end when nothing waits.
+/// Starts the first thread, which runs until the process exits. Other threads start when calls or claims find no idle
+/// thread, and end when nothing is waiting.
 ///
 /// # Errors
-/// If the process has no thread of this kind and cannot start one.
+/// Fails if the process has no thread of this kind and cannot start one.
 pub(super) fn start() -> io::Result<()> {
     let pool = &mut *locked_to_wait(&POOL);
     if !pool.process.is_some_and(Process::is_current) {
-        // The calls that a parent has left belong to the parent.
+        // A parent's unfinished calls still belong to the parent.
         pool.begun.drain(..).chain(pool.waiting.drain(..)).for_each(std::mem::forget);
         pool.process = Some(Process::current());
         (pool.threads, pool.busy, pool.claimed) = (0, 0, 0);
@@ -70,12 +70,12 @@ pub(super) fn run(call: impl FnOnce() + Send + 'static) {
     pool.begin_waiting();
 }
 
-/// A thread that no peer holds up, and that makes no other call meanwhile.
+/// A reserved thread that no peer holds up, and that makes no other call in the meantime.
 #[derive(Debug)]
 pub(super) struct Claim(());
 
 impl Claim {
-    /// Returns `None` while there is no such thread.
+    /// Reserves a thread. Returns `None` if none is available.
     pub(super) fn new() -> Option<Self> {
         let pool = &mut *locked_to_wait(&POOL);
         pool.has_thread().then(|| {
@@ -99,17 +99,17 @@ impl Drop for Claim {
         let pool = &mut *locked_to_wait(&POOL);
         pool.claimed -= 1;
         pool.begin_waiting();
-        // The thread that was kept may be one that now ends.
+        // The thread that was kept for the claim may now end.
         MORE.notify_all();
     }
 }
 
-/// Returns true if peers hold up all threads, and the queue of waiting calls is full.
+/// Returns true if peers hold up all threads and the queue of waiting calls is full.
 pub(super) fn is_full() -> bool {
     locked_to_wait(&POOL).waiting.len() >= WAITING
 }
 
-/// Reports once in the life of a process that its threads are held up.
+/// Reports that peers hold up the threads, once per process.
 pub(super) fn report() {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     if !REPORTED.swap(true, Ordering::Relaxed) {
@@ -132,10 +132,10 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns true if a thread is free for a new call. Starts one if necessary.
+    /// Returns true if a thread is free for a new call. Starts a thread if necessary.
     fn has_thread(&mut self) -> bool {
         debug_assert!(self.busy + self.claimed <= self.threads && self.threads <= THREADS);
-        // If no further thread can start, calls wait for the existing ones.
+        // If another thread cannot be started, calls wait for the existing ones.
         self.busy + self.claimed < self.threads
             || self.threads < THREADS && self.start_thread(false).is_ok()
     }
@@ -159,7 +159,7 @@ fn serve(stays: bool) {
             pool.busy -= 1;
             pool.begin_waiting();
             if pool.busy + pool.claimed < pool.threads {
-                // Idle threads end, except the first.
+                // Lets idle threads end, except the first.
                 MORE.notify_all();
             }
         } else if stays || pool.busy + pool.claimed == pool.threads {

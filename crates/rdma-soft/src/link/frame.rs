@@ -1,4 +1,4 @@
-//! Converts packets to bytes, with the headers of their link and their network before them, and back.
+//! Converts packets to bytes and back, including the link and network headers before them.
 //!
 //! ```text
 //! RoCE v2      Ethernet   IPv4 | IPv6   UDP   BTH ...   payload   pad   ICRC
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Devices of one process pass packets to each other as structs. Bytes are needed for captures, and for links that flip
-//! bits. Packets to other hosts are written by `link/udp/packet`.
+//! bits. The module `link/udp/packet` writes packets to other hosts.
 
 use std::ops::Range;
 
@@ -22,34 +22,34 @@ use crate::engine::wire::letter::Datagram;
 use crate::engine::wire::route_header::{self, IPV4_AT, NEXT_INFINIBAND};
 use crate::link::Link;
 
-/// The header of Ethernet.
+/// The size of an Ethernet header.
 const ETHERNET: usize = 14;
-/// Its EtherTypes.
+/// EtherTypes.
 const TYPE_IPV4: u16 = 0x0800;
 const TYPE_IPV6: u16 = 0x86dd;
 const TYPE_ROCE_V1: u16 = 0x8915;
 /// The local route header (IBTA volume 1, 7.7).
 const LRH: usize = 8;
-/// Its LNH, the next header: a BTH, or a global route header.
+/// Values of LNH, which names the header after the LRH: a BTH, or a global route header.
 const NEXT_BTH: u8 = 2;
 const NEXT_GRH: u8 = 3;
 /// The global route header (IBTA volume 1, 8.3).
 const GRH: usize = 40;
 /// The variant CRC (IBTA volume 1, 7.8.2).
 const VCRC: usize = 2;
-/// The hop limit of packets of connections.
+/// The hop limit of packets that belong to a connection.
 const HOPS: u8 = 64;
 
-/// Adds one packet to `out`: from the header of its link to its last checksum. The pad count of its BTH is that
-/// of its payload, as in the packets of a [`Burst`](rdma_proto::Burst).
+/// Appends one packet to `out`, from its link header to its last checksum. The pad count of its BTH must match its
+/// payload, as in the packets of a [`Burst`](rdma_proto::Burst).
 ///
-/// The network header of a datagram follows its address handle. The network header of a connection has traffic class
-/// and flow label 0, and 64 hops. A port has an Ethernet address for each of its GIDs, see [`mac`]. Packets to one
-/// queue pair, or datagrams from one to another, have the same UDP source port, so that routers keep them in order.
+/// For a datagram, the network header comes from the address handle. For a connection, its traffic class and flow label
+/// are 0, and its hop limit is 64. A port has one Ethernet address for each of its GIDs, see [`mac`]. Packets to one
+/// queue pair, or datagrams between two queue pairs, have the same UDP source port, so that routers keep them in order.
 ///
 /// # Errors
 ///
-/// Fails like [`Packet::emit`], and then adds nothing. Packets of devices never fail.
+/// Fails like [`Packet::emit`], and then appends nothing. Packets that devices send never fail.
 pub(crate) fn write(
     path: &Path,
     datagram: Option<&Datagram>,
@@ -118,20 +118,20 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// The packet of a frame.
+/// A packet that was parsed from a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Checked {
     pub(crate) headers: Headers,
-    /// The range of the payload in the frame, without its pad.
+    /// The range of the payload within the frame, without padding.
     pub(crate) payload: Range<usize>,
 }
 
 /// The reason why a port drops a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Damage {
-    /// The frame carries no packet, or its lengths contradict each other.
+    /// The frame carries no packet, or its length fields contradict each other.
     Link,
-    /// The link addresses of the frame are not those of its network header's ports.
+    /// The frame's link addresses do not match the ports in its network header.
     Station,
     /// The packet cannot be parsed.
     Packet(ParseError),
@@ -147,8 +147,9 @@ impl From<ParseError> for Damage {
 
 /// Parses a frame and verifies all its checksums, as a receiving port does.
 ///
-/// Fields that no checksum covers may have changed. On Ethernet these are FECN, BECN and the reserved bits beside them.
-/// With IPv6 and GRH, traffic class, flow label and hop limit are not covered either. The UDP checksum is not verified.
+/// Fields that no checksum covers may have changed. On Ethernet, these are FECN, BECN and the adjacent reserved bits.
+/// With IPv6 or a GRH, traffic class, flow label and hop limit are not covered either. The UDP checksum is not
+/// verified.
 pub(crate) fn check(link: Link, frame: &[u8]) -> Result<Checked, Damage> {
     if link == Link::InfiniBand {
         let (covered, sum) = frame.split_last_chunk::<VCRC>().ok_or(Damage::Link)?;
@@ -167,10 +168,10 @@ pub(crate) fn check(link: Link, frame: &[u8]) -> Result<Checked, Damage> {
     Ok(Checked { headers: packet.headers, payload: at..at + packet.payload.len() })
 }
 
-/// The headers before a BTH, as far as the ICRC covers them.
+/// The headers before a BTH, to the extent that the ICRC covers them.
 enum Front {
     Udp(IpHeader, UdpHeader),
-    /// With ones in place of the fields that may change.
+    /// All ones in place of the fields that may change in transit.
     Local([u8; LRH]),
     Global([u8; LRH + GRH]),
 }
@@ -185,7 +186,7 @@ impl Front {
     }
 }
 
-/// Returns the headers before the BTH, and the range of the packet, with its ICRC.
+/// Returns the headers before the BTH, and the range of the packet, including its ICRC.
 fn split(link: Link, frame: &[u8]) -> Result<(Front, Range<usize>), Damage> {
     match link {
         Link::Ethernet => behind_ethernet(frame),
@@ -249,8 +250,8 @@ fn behind_lrh(frame: &[u8]) -> Result<(Front, Range<usize>), Damage> {
     }
 }
 
-/// Returns a global route header as the ICRC covers it, and its source and destination GIDs. `length` is the size of
-/// the header and of everything after it.
+/// Returns a global route header as the ICRC covers it, with its source and destination GIDs. `length` is the size of
+/// the header and everything after it.
 fn global(bytes: &[u8], length: usize) -> Result<([u8; LRH + GRH], [Gid; 2]), Damage> {
     let grh = bytes.first_chunk::<GRH>().ok_or(Damage::Link)?;
     let behind = usize::from(u16::from_be_bytes([grh[4], grh[5]]));
@@ -259,7 +260,7 @@ fn global(bytes: &[u8], length: usize) -> Result<([u8; LRH + GRH], [Gid; 2]), Da
     }
     let mut front = [0xff; LRH + GRH];
     front[LRH..].copy_from_slice(grh);
-    // Traffic class, flow label and hop limit.
+    // Masks the traffic class, the flow label and the hop limit.
     front[LRH] |= 0x0f;
     front[LRH + 1..LRH + 4].fill(0xff);
     front[LRH + 7] = 0xff;
@@ -286,9 +287,9 @@ fn is_between(ethernet: &[u8; ETHERNET], from: &Gid, to: &Gid) -> Result<(), Dam
     same.then_some(()).ok_or(Damage::Station)
 }
 
-/// Returns the Ethernet address of a port, derived from one of its GIDs, so that no address resolution is needed. Each
-/// is locally administered, so that no real port has it. For an IPv4 address, `02:00` is put before it. For other GIDs,
-/// the interface identifier is converted back: it was made from an Ethernet address with `ff:fe` in its middle (RFC
+/// Returns the Ethernet address of a port, derived from one of its GIDs, so that no address resolution is needed. The
+/// address is locally administered, so no real port has it. An IPv4 address gets the prefix `02:00`. For other GIDs,
+/// the interface identifier, which was made from an Ethernet address with `ff:fe` in the middle, is converted back (RFC
 /// 4291, appendix A). Groups have the addresses of IP multicast (RFC 1112, RFC 2464).
 pub(crate) fn mac(gid: &Gid) -> [u8; 6] {
     let bytes = gid.as_bytes();
@@ -305,12 +306,12 @@ pub(crate) fn mac(gid: &Gid) -> [u8; 6] {
     }
 }
 
-/// Returns a port of the upper quarter, like RXE and mlx5. A packet of a connection does not hold the number of its
-/// sender's queue pair.
+/// Returns a port from the upper quarter, as RXE and mlx5 do. For a connection, it depends only on the destination,
+/// because a packet does not contain the number of the queue pair that sent it.
 fn source_port(headers: &Headers) -> u16 {
     let to = headers.bth.destination.get();
     let from = headers.deth.map_or(0, |deth| deth.source.get());
-    // The upper bits depend on all of the lower ones.
+    // The multiplication makes the upper bits depend on all lower ones.
     let hash = (to ^ from.rotate_left(16)).wrapping_mul(0x9e37_79b1);
     0xc000 | (hash >> 18 & 0x3fff) as u16
 }
@@ -322,14 +323,14 @@ fn lid(address: &Address) -> u16 {
     }
 }
 
-/// Computes the variant CRC (IBTA volume 1, 7.8.2), which covers the whole packet, from switch to switch.
+/// Computes the variant CRC (IBTA volume 1, 7.8.2), which covers the whole packet and changes at each switch.
 fn vcrc(bytes: &[u8]) -> u16 {
     let step =
         |crc: u16, byte: &u8| crc >> 8 ^ VCRC_TABLE[usize::from(crc.to_le_bytes()[0] ^ byte)];
     !bytes.iter().fold(u16::MAX, step)
 }
 
-/// The contribution of each byte: x^16 + x^12 + x^3 + x + 1, with the first bit the lowest.
+/// The contribution of each byte to the CRC. The polynomial is x^16 + x^12 + x^3 + x + 1, least significant bit first.
 const VCRC_TABLE: [u16; 256] = {
     let mut table = [0; 256];
     let mut byte: u16 = 0;

@@ -1,15 +1,15 @@
-//! The link between processes of one host. Packets pass through rings of messages in memory that two processes share.
-//! Processes find each other by sockets of the kind `SOCK_SEQPACKET` with abstract names.
+//! The link between processes of one host. Packets pass through message rings in memory that two processes share.
+//! Processes find each other through `SOCK_SEQPACKET` sockets with abstract names.
 //!
-//! A device of the host is one device for all its processes, with one identity. The upper 12 bits of a queue pair
-//! number are the slot of its process. The process has bound the socket that is named after the device and the slot;
-//! the kernel lets no other process bind it. A sender connects to the socket of the receiver's slot, sends the file of
-//! a ring, and writes to that ring; the owner of the slot reads it. The kernel reports which process is at the other
-//! end. Only then does the owner of the slot ask for the file, by a first byte. Afterwards single bytes are
-//! notifications: of messages, or of space. The end of a connection is the end of its process.
+//! A shared device is one device with one identity for all its processes. The upper 12 bits of a queue pair number are
+//! the slot of its process. The process has bound the socket that is named after the device and the slot; the kernel
+//! lets no other process bind the same name. A sender connects to the socket of the receiver's slot, sends the file of
+//! a ring, and writes to that ring; the owner of the slot reads the ring. The kernel reports which process is at the
+//! other end. Only after checking that does the owner of the slot request the file, with a first byte. From then on,
+//! single bytes are notifications: of messages, or of free space. A connection ends when its process exits.
 //!
-//! Releasing a file that another process has sent takes as long as that process likes. Where the kernel supports it,
-//! files are refused ([`Descriptor::open_for_others`]); elsewhere threads of their own release them ([`expendable`]).
+//! Releasing a file that another process sent takes as long as that process likes. Where the kernel supports it, such
+//! files are refused ([`Descriptor::open_for_others`]); elsewhere, separate threads release them ([`expendable`]).
 
 use std::sync::Arc;
 
@@ -43,17 +43,17 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-/// The maximum number of processes whose connections wait to be accepted.
+/// The maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// The reason why a queue pair cannot be connected to a queue pair of another process.
+/// The reason why a queue pair cannot be connected to one of another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unreachable {
-    /// No process has that queue pair number.
+    /// No process owns that queue pair number.
     Nobody,
-    /// A process of another user has it.
+    /// A process of another user owns the number.
     OtherUser,
-    /// The process has too many connections waiting to be accepted.
+    /// Too many connections are waiting for that process to accept them.
     Busy,
     /// This process cannot make a connection.
     System(Errno),

@@ -1,7 +1,7 @@
-//! A link through memory: each device has an inbox, to which the devices of its fabric write their packets.
+//! A link through memory: each device has an inbox, to which the devices of its fabric write packets.
 //!
-//! No packet is lost here, and none overtakes another: packets of one device arrive in order. A sender that finds no
-//! space gets another turn when there is some.
+//! No packet is lost or reordered here: packets from one device arrive in order. A sender that finds no space gets
+//! another turn when there is space.
 
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
@@ -17,28 +17,28 @@ use crate::link::pcap::Tap;
 use crate::link::simulation::Links;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
-/// The maximum number of bursts that wait in an inbox, or are being written for it. Models have few.
+/// The maximum number of bursts that wait in an inbox or are being written to it. Models use few.
 pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
 
 const INBOX: Sizes = Sizes { bursts: BURSTS, spare: 32, buffer: BURST_BYTES };
 
-/// A device that receives packets from its inbox.
+/// A device that receives packets through its inbox.
 pub(crate) trait Receives:
     Deref<Target = Adapter> + Sync + std::fmt::Debug + 'static
 {
-    /// Work that packets leave for the end of a turn, before the receive side is free.
+    /// Work that packets leave until the end of a turn, done before the receive side is released.
     type Afterwards: Default;
 
     /// Executes packets that have arrived. The caller holds the receive side.
     fn receive(&'static self, letter: &Letter, afterwards: &mut Self::Afterwards);
 
-    /// Does the remaining work. The caller holds the receive side, and no other lock.
+    /// Does the work that was left. The caller holds the receive side, and no other lock.
     fn settle(&self, afterwards: &Self::Afterwards);
 
-    /// The links of its subnet, if time is virtual.
+    /// Returns the links of the device's subnet, if time is virtual.
     fn links(&self) -> Option<&Links>;
 
-    /// The capture of the device with that address, if there is one.
+    /// Returns the capture of the device with this address, if there is one.
     fn tap_at(&self, address: &Address) -> Option<&'static Arc<Tap>>;
 }
 
@@ -46,7 +46,7 @@ pub(crate) trait Receives:
 #[derive(Debug)]
 pub(crate) struct Inbox<D: 'static> {
     device: &'static D,
-    /// Held by the thread that takes packets out, until they are executed.
+    /// The lock is held by the thread that takes packets out, until they are executed.
     receive_side: Mutex<()>,
     letters: Mutex<Letters>,
     entry: Entry,
@@ -55,7 +55,7 @@ pub(crate) struct Inbox<D: 'static> {
 #[derive(Debug)]
 struct Letters {
     arrived: Outbox<Letter>,
-    /// The number of letters that have arrived, since the beginning.
+    /// The number of letters that have arrived so far.
     count: u64,
 }
 
@@ -82,8 +82,8 @@ impl<D: Receives> Inbox<D> {
         }
     }
 
-    /// Returns once everything that has arrived by now is executed. Later arrivals do not extend it. The caller holds
-    /// no lock.
+    /// Waits until everything that has arrived so far is executed, but not for later arrivals. The caller holds no
+    /// lock.
     #[cfg(not(loom))]
     pub(crate) fn execute_all(self: &Arc<Self>) {
         let arrived = self.arrived();
@@ -91,7 +91,7 @@ impl<D: Receives> Inbox<D> {
         while locked(&self.letters).arrived.waiting.front().is_some_and(waits) {
             Arc::clone(self).run();
         }
-        // Another thread may be executing the last one.
+        // Another thread may still be executing the last packet.
         drop(locked(&self.receive_side));
     }
 
@@ -100,7 +100,7 @@ impl<D: Receives> Inbox<D> {
         locked(&self.letters).count
     }
 
-    /// Captures packets here that the sender's device has not captured.
+    /// Captures packets here unless the sender's device has already captured them.
     #[cold]
     fn capture(&self, tap: &Arc<Tap>, letter: &Letter) {
         let sender = match letter.from_outside {
@@ -115,7 +115,7 @@ impl<D: Receives> Inbox<D> {
         locked(&self.letters).arrived.clear();
     }
 
-    /// Waits until no thread executes arrived packets, and drops the remaining ones for the queue pair with that
+    /// Waits until no thread is executing arrived packets, and drops the remaining ones for the queue pair with this
     /// number. The caller holds no lock.
     pub(crate) fn pass(&self, number: u32) {
         let _receive_side = locked(&self.receive_side);
@@ -150,7 +150,7 @@ impl<D: Receives> Mailbox for Inbox<D> {
     fn send(&'static self, from: &'static Adapter, letter: Letter) {
         let Some(links) = self.device.links() else { return self.arrive(letter) };
         let turned_away = {
-            // Counted before they are on their way, since another thread may make them arrive at once.
+            // Counted before the packets are on their way, because another thread may make them arrive at once.
             let arrived = &mut locked(&self.letters).arrived;
             let arriving = links.send(from, self.device, self, &letter);
             arrived.lent += arriving;
@@ -205,11 +205,11 @@ impl<D: Receives> Task for Inbox<D> {
                 let for_many = letter.is_for_many();
                 locked(&self.letters).arrived.keep(letter.into_buffer());
                 if for_many {
-                    // A packet for a group is as much work as many others.
+                    // Ends the turn, because a packet for a group is as much work as many others.
                     break;
                 }
             }
-            // Before another thread executes the next packets.
+            // Done before another thread can execute the next packets.
             self.device.settle(&afterwards);
         }
         let (more, turned_away) = {

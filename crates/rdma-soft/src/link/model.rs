@@ -5,15 +5,15 @@ use std::time::Duration;
 use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
 
-/// The maximum additional delay of a packet that others overtake, in latencies of its link.
+/// The maximum extra delay of a packet that others overtake, as a multiple of the link's latency.
 const HELD_BACK: u32 = 8;
 /// The shortest travel time of a packet.
 const SHORTEST: Duration = Duration::from_nanos(1);
 
-/// The behaviour of a link of a [`Network`](crate::Network) in one direction: how long packets take, and how many are
-/// lost, duplicated, delayed or damaged.
+/// The behaviour of a link in a [`Network`](crate::Network), in one direction. It determines how long packets take, and
+/// how many are lost, duplicated, delayed or damaged.
 ///
-/// Each probability applies to every packet independently. Values below 0 count as 0, values above 1 as 1.
+/// Each probability applies to every packet independently. Values are clamped to the range from 0 to 1.
 ///
 /// ```
 /// use std::time::Duration;
@@ -39,7 +39,7 @@ pub struct LinkModel {
 }
 
 impl LinkModel {
-    /// A link of 1 us and 100 Gbit/s that loses nothing.
+    /// Creates a link with a latency of 1 us and 100 Gbit/s that loses nothing.
     pub const fn new() -> Self {
         Self {
             latency: Duration::from_micros(1),
@@ -52,12 +52,12 @@ impl LinkModel {
         }
     }
 
-    /// A link on which nothing arrives, like a cut cable.
+    /// Creates a link on which nothing arrives, like a cut cable.
     pub const fn cut() -> Self {
         Self { loss: Probability::ALWAYS, ..Self::new() }
     }
 
-    /// Sets the time from the end of sending a packet to its arrival; at least 1 ns.
+    /// Sets the time from the end of a packet's transmission to its arrival. It is at least 1 ns.
     pub const fn latency(mut self, latency: Duration) -> Self {
         self.latency = latency;
         self
@@ -69,10 +69,10 @@ impl LinkModel {
         self
     }
 
-    /// Sets the number of bits sent per second; a packet waits for earlier ones. 0 means no limit.
+    /// Sets the number of bits per second. A packet waits until earlier ones have been sent. 0 means no limit.
     ///
-    /// Each packet counts as 58 bytes more than its payload, whatever its headers are: Ethernet, IPv4, UDP, BTH and
-    /// ICRC.
+    /// Each packet counts as 58 bytes more than its payload, whatever its headers are. This is the size of Ethernet,
+    /// IPv4, UDP and BTH headers and the ICRC.
     pub const fn bandwidth(mut self, bits_per_second: u64) -> Self {
         self.bits_per_second = bits_per_second;
         self
@@ -90,14 +90,14 @@ impl LinkModel {
         self
     }
 
-    /// Sets the probability that a packet takes up to nine latencies, so that others overtake it.
+    /// Sets the probability that a packet is delayed to up to nine latencies, so that others overtake it.
     pub fn reordering(mut self, probability: f64) -> Self {
         self.reordering = Probability::new(probability);
         self
     }
 
-    /// Sets the probability that up to three bits of a packet are flipped. Its receiver drops it, since its ICRC is
-    /// wrong, unless the bits are in fields that may change on the way.
+    /// Sets the probability that up to three bits of a packet are flipped. The receiver drops the packet because its
+    /// ICRC is wrong, unless the bits are in fields that may change in transit.
     pub fn corruption(mut self, probability: f64) -> Self {
         self.corruption = Probability::new(probability);
         self
@@ -125,7 +125,7 @@ impl Probability {
     }
 
     fn happens(self, random: &mut SplitMix) -> bool {
-        // A probability of 0 draws no number, so that turning one fault off does not move the others.
+        // A probability of 0 draws no random number, so turning one fault off does not change when others occur.
         self.0 > 0 && u64::from(random.next_u32()) < self.0
     }
 }
@@ -133,22 +133,22 @@ impl Probability {
 /// The fate of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Fate {
-    /// The time of its arrival, if it arrives.
+    /// The time at which the packet arrives, if it does.
     pub(crate) arrives: Option<Time>,
-    /// The time of its second arrival, if it is duplicated.
+    /// The time at which the duplicate arrives, if there is one.
     pub(crate) again: Option<Time>,
-    /// The number of its flipped bits.
+    /// The number of flipped bits.
     pub(crate) flipped: u32,
 }
 
-/// One direction of a link, with the state of its packets.
+/// One direction of a link, and the state of its transmission.
 #[derive(Debug, Default)]
 pub(crate) struct Direction {
-    /// The model of this direction, if it differs from that of the network.
+    /// The model of this direction, if it differs from the network's.
     pub(crate) model: Option<LinkModel>,
-    /// The time at which the last packet has left.
+    /// The time at which the last packet has been sent completely.
     busy_until: Option<Time>,
-    /// The arrival time of the last packet that keeps its order.
+    /// The arrival time of the last packet that was not reordered.
     last: Option<Time>,
 }
 
@@ -185,7 +185,7 @@ impl Direction {
     }
 }
 
-/// Returns a random time of at most `most`.
+/// Returns a random duration of at most `most`.
 fn part(most: Duration, random: &mut SplitMix) -> Duration {
     match u64::try_from(most.as_nanos()) {
         Ok(0) => Duration::ZERO,

@@ -1,4 +1,4 @@
-//! Bursts that wait for a link, or for the device that they are sent to, and the buffers of their payloads.
+//! Bursts that wait for a link or for the receiving device, and the buffers for their payloads.
 
 use std::collections::VecDeque;
 use std::sync::Weak;
@@ -6,23 +6,23 @@ use std::sync::Weak;
 use super::turned_away::TurnedAway;
 use crate::fabric::run_queue::Task;
 
-/// The sizes of an outbox.
+/// The size limits of an outbox.
 #[derive(Debug)]
 pub(super) struct Sizes {
-    /// The most bursts that wait or are being written.
+    /// The maximum number of bursts that wait or are being written.
     pub(super) bursts: usize,
-    /// The most unused buffers that are kept.
+    /// The maximum number of unused buffers that are kept.
     pub(super) spare: usize,
-    /// The bytes of a buffer.
+    /// The size of a buffer in bytes.
     pub(super) buffer: usize,
 }
 
-/// A queue of bursts. Their senders write payloads to its buffers.
+/// A queue of bursts, whose senders write payloads to buffers of the queue.
 #[derive(Debug)]
 pub(super) struct Outbox<T> {
     sizes: Sizes,
     pub(super) waiting: VecDeque<T>,
-    /// The number of buffers that senders write to, and of simulated packets on their way.
+    /// The number of buffers that senders are writing to, plus the number of simulated packets on their way.
     pub(super) lent: usize,
     spare: Vec<Box<[u8]>>,
     turned_away: TurnedAway,
@@ -34,7 +34,7 @@ impl<T> Outbox<T> {
         Self { sizes, waiting, lent: 0, spare, turned_away }
     }
 
-    /// Returns the space that is left, in bursts.
+    /// Returns how many more bursts fit.
     pub(super) fn space(&self) -> usize {
         self.sizes.bursts.saturating_sub(self.waiting.len() + self.lent)
     }
@@ -49,8 +49,8 @@ impl<T> Outbox<T> {
         self.turned_away.take(usize::MAX)
     }
 
-    /// Removes and returns as many senders that found no space as there is space for now. Returns true if others are
-    /// left for the next turn.
+    /// Removes and returns as many waiting senders as there is space for now. Returns true if others are left for the
+    /// next turn.
     #[cfg(not(loom))]
     pub(super) fn readmit(&mut self) -> (Vec<Weak<dyn Task>>, bool) {
         let first = self.turned_away.take(self.space());
@@ -58,14 +58,14 @@ impl<T> Outbox<T> {
         (first, more)
     }
 
-    /// Lends a buffer; `None` if the caller has to make one. The buffer returns by [`take_back`](Self::take_back) or
-    /// [`put`](Self::put).
+    /// Lends a buffer, or returns `None` if the caller must create one. The caller returns it with
+    /// [`take_back`](Self::take_back) or [`put`](Self::put).
     pub(super) fn lend(&mut self) -> Option<Box<[u8]>> {
         self.lent += 1;
         self.spare.pop()
     }
 
-    /// Receives a lent buffer that was not used.
+    /// Takes back a lent buffer that was not used.
     pub(super) fn take_back(&mut self, buffer: Box<[u8]>) {
         self.lent -= 1;
         self.keep(buffer);
@@ -77,7 +77,7 @@ impl<T> Outbox<T> {
         self.waiting.push_back(burst);
     }
 
-    /// Keeps a buffer for later. Some have a size of their own; those are dropped.
+    /// Keeps a buffer for reuse. Buffers with an unusual size are dropped.
     pub(super) fn keep(&mut self, buffer: Box<[u8]>) {
         if self.spare.len() < self.sizes.spare && buffer.len() == self.sizes.buffer {
             self.spare.push(buffer);
@@ -91,7 +91,7 @@ impl<T> Outbox<T> {
     }
 }
 
-/// Makes a buffer. Senders call this while they hold no lock of the outbox.
+/// Creates a buffer. Callers hold no lock of the outbox, since this allocates memory.
 pub(super) fn new_buffer(bytes: usize) -> Box<[u8]> {
     vec![0; bytes].into_boxed_slice()
 }

@@ -1,8 +1,8 @@
 //! Captures: the packets that a device sends and receives, in a file for Wireshark.
 //!
 //! A packet is buffered in memory where it is sent or received, under the locks of its queue pair. The call that did
-//! this writes all buffered packets at once before it returns, after it has released its locks (`fabric/overflow.rs`).
-//! So a program that is killed leaves a file of whole packets.
+//! this writes all buffered packets before it returns, after it has released its locks (`fabric/overflow.rs`). So if a
+//! program is killed, its file contains only whole packets.
 
 mod environment;
 mod format;
@@ -33,24 +33,24 @@ use crate::link::{Link, frame};
 use crate::sync::assert_nothing_held;
 use crate::sync::{locked, locked_to_wait};
 
-/// The number of bytes of memory that an idle capture keeps.
+/// The number of bytes of buffer memory that an idle capture keeps.
 const KEPT: usize = 1 << 20;
 
-/// The captures of the process. Each file is written by one of them.
+/// The captures of the process. Each file is written by only one of them.
 static CAPTURES: Mutex<Vec<Weak<Capture>>> = Mutex::new(Vec::new());
 
-/// The link from a device to its capture.
+/// The connection between a device and its capture.
 #[derive(Debug)]
 pub(crate) struct Tap {
     fabric: &'static Fabric,
     capture: Arc<Capture>,
-    /// The device's entry in the file.
+    /// The device's number in the file.
     interface: Interface,
 }
 
 impl Tap {
-    /// Begins the file, or continues it if other devices of this process write to it. `%p` in its name is replaced by
-    /// the process ID.
+    /// Starts the file, or joins the capture if other devices of this process write to the same file. `%p` in its name
+    /// is replaced by the process ID.
     pub(crate) fn new(
         fabric: &'static Fabric,
         name: &str,
@@ -67,12 +67,12 @@ impl Tap {
         Ok(Arc::new(Self { fabric, capture, interface }))
     }
 
-    /// Ends the tap: its device no longer sends or receives packets.
+    /// Ends the tap, because its device no longer sends or receives packets.
     pub(crate) fn end(&self) {
         self.capture.leave();
     }
 
-    /// Adds packets that the device sends. Callers may hold any locks except those of the fabric.
+    /// Adds packets that the device sends. Callers may hold any locks except the fabric's.
     pub(crate) fn sent(
         &self,
         path: &Path,
@@ -83,8 +83,8 @@ impl Tap {
         self.add(Direction::Out, path, burst, datagram, payload);
     }
 
-    /// Adds packets that have arrived at the device. `sender` is the tap of the device that sent them: if it writes to
-    /// the same file, they are already there.
+    /// Adds packets that have arrived at the device. `sender` is the tap of the device that sent them; if that tap
+    /// writes to the same file, the packets are already there.
     pub(crate) fn received(&self, sender: Option<&Arc<Self>>, letter: &Letter) {
         if sender.is_none_or(|sender| !Arc::ptr_eq(&sender.capture, &self.capture)) {
             let Letter { path, burst, datagram, .. } = letter;
@@ -104,7 +104,7 @@ impl Tap {
             return;
         }
         let pending = &mut *locked(&self.capture.pending);
-        // Under the lock, so that times stay in order.
+        // Read under the lock, so that times stay in order.
         let time = self.fabric.clock.wallclock(self.fabric.clock.now());
         let payload = payload.get(..burst.length as usize).unwrap_or(payload);
         for (headers, payload) in burst.packets(payload) {
@@ -129,30 +129,30 @@ impl Drop for Tap {
     }
 }
 
-/// A file that taps write to.
+/// A file to which taps write.
 #[derive(Debug)]
 struct Capture {
-    /// The identity of the file: the numbers of its file system and of its inode.
+    /// The identity of the file: its file system number and inode number.
     file: (u64, u64),
-    /// The process that began it. A forked child writes nothing.
+    /// The process that started the file. A forked child writes nothing.
     process: u32,
     pending: Mutex<Pending>,
-    /// Held while the file is written, by a thread without locks of the engine.
+    /// The lock is held while the file is written, by a thread that holds no locks of the engine.
     output: Mutex<Output>,
     /// Whether writing has stopped.
     stopped: AtomicBool,
-    /// The number of taps that write to it or are being made. It changes under the lock of the captures.
+    /// The number of taps that write to the file or are being created. It changes only under the lock on the captures.
     taps: AtomicU32,
 }
 
-/// Data that is not in the file yet.
+/// Data that has not been written to the file yet.
 #[derive(Debug, Default)]
 struct Pending {
     blocks: Vec<u8>,
-    /// The number of devices in the file.
+    /// The number of devices recorded in the file.
     interfaces: u32,
-    /// The fabrics that have noted that there is data: each fabric whose devices added some, since each settles its
-    /// own.
+    /// The fabrics that have noted the pending data. Each fabric whose devices added data notes it, because each fabric
+    /// settles separately.
     noted: Vec<&'static Fabric>,
 }
 
@@ -160,7 +160,7 @@ struct Pending {
 struct Output {
     /// The file, until the last tap ends.
     file: Option<File>,
-    /// The number of bytes of whole blocks.
+    /// The number of bytes of whole blocks written so far.
     length: u64,
     spare: Vec<u8>,
 }
@@ -170,12 +170,12 @@ impl Capture {
         let mut captures = locked_to_wait(&CAPTURES);
         captures.retain(|capture| capture.strong_count() > 0);
         let mut options = File::options();
-        // Only its owner may read it, since it contains messages. Opening and writing never wait for a reader.
-        // Appended to, even if others have shortened it.
+        // Only the owner may read the file, because it contains messages. Opening and writing never wait for a reader.
+        // Data is always appended, even if others have shortened the file.
         options.append(true).create(true).mode(0o600);
         let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
         let file = file.map_err(|error| match Errno::from_io_error(&error) {
-            // A pipe without a reader, or a socket.
+            // The path is a pipe without a reader, or a socket.
             Some(Errno::NXIO) => no_file(),
             _ => error,
         })?;
@@ -215,21 +215,21 @@ impl Capture {
         }
     }
 
-    /// Ends a tap. The last one closes the file; a later capture of that name begins a new file.
+    /// Ends a tap. The last tap closes the file; a later capture with that name starts a new file.
     fn leave(&self) {
         let mut captures = locked_to_wait(&CAPTURES);
         if self.taps.fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
         captures.retain(|capture| !std::ptr::eq(capture.as_ptr(), self));
-        // A failure was reported before.
+        // Any failure has been reported already.
         let _ = self.flush();
         self.stopped.store(true, Ordering::Relaxed);
         let output = &mut *locked_to_wait(&self.output);
         (output.file, output.spare) = (None, Vec::new());
     }
 
-    /// Adds a device.
+    /// Adds a device to the file.
     fn add_interface(&self, name: &str, link: Link) -> Interface {
         let pending = &mut *locked(&self.pending);
         put_interface(name, link, &mut pending.blocks);
@@ -237,7 +237,7 @@ impl Capture {
         Interface { number: pending.interfaces - 1, link }
     }
 
-    /// Writes the pending blocks to the file. If that fails, nothing is written afterwards, and the file ends with its
+    /// Writes the pending blocks to the file. If this fails, nothing more is ever written, and the file ends with its
     /// last whole block.
     fn flush(&self) -> Result<()> {
         let output = &mut *locked_to_wait(&self.output);
@@ -252,7 +252,7 @@ impl Capture {
         blocks.shrink_to(KEPT);
         output.spare = blocks;
         let pending = &mut *locked(&self.pending);
-        // Blocks that were added meanwhile are written by the thread that added them.
+        // If other threads have added blocks in the meantime, those threads will write them.
         if pending.blocks.is_empty() {
             for fabric in pending.noted.drain(..) {
                 fabric.run_queue.forget(std::ptr::from_ref(self).cast());
@@ -277,7 +277,7 @@ impl Settle for Capture {
 impl Output {
     fn write(&mut self, blocks: &[u8]) -> Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
-        // A device file has no length. A file that others have written to or shortened is not a valid capture any more.
+        // Device files have no length. A file that others have written to or shortened is no longer a valid capture.
         let found = file.metadata()?;
         if found.is_file() && found.len() != self.length {
             return Err(Error::other("another process has changed its length"));
@@ -298,7 +298,7 @@ fn no_file() -> Error {
     Error::new(ErrorKind::InvalidInput, reason)
 }
 
-/// Returns the name with the ID of this process.
+/// Returns the path, with `%p` replaced by the ID of this process.
 fn with_process(path: &FilePath) -> PathBuf {
     let mut rest = path.as_os_str().as_bytes();
     let mut name = Vec::new();

@@ -1,18 +1,18 @@
-//! The words by which two processes hand over a ring of bytes. They hold how far one has written it, how far the other
-//! has read it, and which of them waits to be notified. Either process may have written anything there.
+//! The words with which two processes share a ring of bytes. They record how far one process has written, how far the
+//! other has read, and which of them waits for a notification. Either process may have written anything there.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
 /// The size of the ring in bytes.
 pub(crate) const CAPACITY: u32 = if cfg!(loom) { 4 } else { 256 << 10 };
 
-/// A word on cache lines of its own.
+/// A word that shares its cache lines with nothing else.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 struct Word(AtomicU32);
 
-/// The words at the beginning of the shared memory. Zeros mean an empty ring, and a receiver that is notified of each
-/// message.
+/// The words at the beginning of the shared memory. With all bytes zero, the ring is empty, and the receiver is
+/// notified of each message.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Words {
@@ -20,17 +20,17 @@ pub(crate) struct Words {
     tail: Word,
     /// The number of bytes read so far, modulo 2^32.
     head: Word,
-    /// 1 if the receiver looks at the ring without being notified of messages, 0 if not, or [`TOLD`].
+    /// 1 if the receiver looks at the ring without being notified, 0 if it needs notifications, or [`TOLD`].
     looks: Word,
     /// Whether the sender must be notified of space.
     waits: Word,
-    /// The number of the sender's last question: whether everything written before is executed.
+    /// The number of the sender's last question, which asks whether everything written before it is executed.
     asked: Word,
-    /// The number of the last question that the receiver has answered.
+    /// The number of the last question that the receiver answered.
     answered: Word,
 }
 
-/// The other process has written values that this program never writes.
+/// The other process wrote values that this program never writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Broken;
 
@@ -44,20 +44,21 @@ impl Words {
     /// Sender: publishes everything before `tail`. Returns true if the receiver must be notified of it.
     pub(crate) fn publish(&self, tail: u32) -> bool {
         self.tail.0.store(tail, Ordering::Release);
-        // Either this sees that the receiver does not look, or the receiver sees the new bytes before it sleeps.
+        // Either this thread sees that the receiver is not looking, or the receiver sees the new bytes before it
+        // sleeps.
         fence(Ordering::SeqCst);
         self.looks.0.load(Ordering::Acquire) == 0 && self.looks.0.swap(TOLD, Ordering::AcqRel) == 0
     }
 
-    /// Sender: the notification failed, so that the next message needs one.
+    /// Sender: records that the notification failed, so that it is attempted again with the next message.
     pub(crate) fn has_not_told(&self) {
         self.looks.0.store(0, Ordering::Release);
     }
 
-    /// Sender: requests a notification of space. Returns the space that is free already.
+    /// Sender: requests a notification of space. Returns how much space is already free.
     pub(crate) fn wait(&self, tail: u32) -> Result<u32, Broken> {
         self.waits.0.store(1, Ordering::Relaxed);
-        // Either the receiver sees that, or this sees what it has read before.
+        // Either the receiver sees the request, or this thread sees what the receiver has already read.
         fence(Ordering::SeqCst);
         self.space(tail)
     }
@@ -72,17 +73,18 @@ impl Words {
         self.answered.0.load(Ordering::Acquire)
     }
 
-    /// Receiver: returns the number of the last question. Everything published before it is [there](Self::there).
+    /// Receiver: returns the number of the last question. Everything published before the question is
+    /// [visible](Self::there).
     pub(crate) fn asked(&self) -> u32 {
         self.asked.0.load(Ordering::Acquire)
     }
 
-    /// Receiver: answers that everything published before that question is executed. The caller notifies the sender.
+    /// Receiver: answers that everything published before the question is executed. The caller notifies the sender.
     pub(crate) fn answer(&self, question: u32) {
         self.answered.0.store(question, Ordering::Release);
     }
 
-    /// Sender: returns the number of bytes read.
+    /// Sender: returns the number of bytes that the receiver has read so far.
     pub(crate) fn head(&self) -> u32 {
         self.head.0.load(Ordering::Relaxed)
     }
@@ -93,8 +95,8 @@ impl Words {
         if there <= CAPACITY { Ok(there) } else { Err(Broken) }
     }
 
-    /// Receiver: releases everything before `head`, when `left` bytes after it were unread. Returns true if the sender
-    /// must be notified: only when half of the ring is free, to avoid a notification per message.
+    /// Receiver: releases everything before `head`; `left` is the number of unread bytes after it. Returns true if the
+    /// sender must be notified. This happens only when half of the ring is free, to avoid a notification per message.
     pub(crate) fn free(&self, head: u32, left: u32) -> bool {
         self.head.0.store(head, Ordering::Release);
         if left > CAPACITY / 2 {
@@ -104,25 +106,25 @@ impl Words {
         self.waits.0.load(Ordering::Relaxed) != 0 && self.waits.0.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Receiver: the notification failed, so that the sender must be notified when more is free.
+    /// Receiver: records that the notification failed, so that the sender is notified when more space is free.
     pub(crate) fn has_not_told_of_space(&self) {
         self.waits.0.store(1, Ordering::Relaxed);
     }
 
-    /// Receiver: looks at the ring from now on, with or without a notification.
+    /// Receiver: announces that it looks at the ring from now on without being notified.
     pub(crate) fn look(&self) {
         self.looks.0.store(1, Ordering::Relaxed);
     }
 
-    /// Receiver: requests notifications of messages from now on. A look after this call finds all messages that are
-    /// [there](Self::there).
+    /// Receiver: requests notifications of messages from now on. A look after this call finds all messages that were
+    /// [visible](Self::there) before it.
     pub(crate) fn sleep(&self) {
         self.looks.0.store(0, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 }
 
-/// The value of `looks` after the receiver was notified of a message, until it requests the next notification.
+/// The value of `looks` after the receiver is notified and until it requests the next notification.
 const TOLD: u32 = 2;
 
 #[cfg(all(test, loom))]

@@ -1,4 +1,4 @@
-//! Links in virtual time: packets that arrive or are lost, and links that change.
+//! Links in virtual time: packets arrive or are lost, and links change.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -20,7 +20,7 @@ use crate::link::frame;
 use crate::link::model::{Direction, Fate, LinkModel};
 use crate::sync::locked;
 
-/// Ethernet, IPv4, UDP, BTH and ICRC: approximately the headers of a packet.
+/// The approximate size of a packet's headers: Ethernet, IPv4, UDP, BTH and ICRC.
 const HEADERS: u64 = 14 + 20 + 8 + 12 + 4;
 
 /// The links between the devices of a simulated subnet.
@@ -32,13 +32,13 @@ pub(crate) struct Links {
 #[derive(Debug)]
 struct Net {
     random: SplitMix,
-    /// The model of links that have none of their own.
+    /// The model of links that do not have their own.
     model: LinkModel,
-    /// The state of each direction, by the names of sender and receiver.
+    /// The state of each direction, by the names of the sender and the receiver.
     directions: BTreeMap<(&'static str, &'static str), Direction>,
     /// Scheduled events.
     events: BinaryHeap<Reverse<Event>>,
-    /// The number of events so far.
+    /// The number of events scheduled so far.
     numbered: u64,
     /// The number of packets sent.
     packets: u64,
@@ -48,7 +48,7 @@ struct Net {
 #[derive(Debug)]
 struct Event {
     at: Time,
-    /// Orders events at the same time.
+    /// The order of events that happen at the same time.
     number: u64,
     what: What,
 }
@@ -57,7 +57,7 @@ struct Event {
 enum What {
     /// A packet arrives.
     Packet { to: &'static dyn Mailbox, letter: Box<Letter> },
-    /// A link changes its behaviour.
+    /// A link gets a different model.
     Change { from: &'static Adapter, to: &'static Adapter, model: LinkModel },
 }
 
@@ -95,12 +95,12 @@ impl Links {
         Self { net: Mutex::new(net) }
     }
 
-    /// Sets the model of all links that have none of their own.
+    /// Sets the model of all links that do not have their own.
     pub(crate) fn set_all(&self, model: LinkModel) {
         locked(&self.net).model = model;
     }
 
-    /// Sets the model of the link from one device to another, from time `at` on.
+    /// Sets the model of the link from one device to another, starting at time `at`.
     pub(crate) fn set(
         &self,
         at: Time,
@@ -116,7 +116,7 @@ impl Links {
         }
     }
 
-    /// Drops all state: no device sends any more, and packets in flight are lost.
+    /// Drops all state, because no device sends any more; packets in flight are lost.
     pub(crate) fn retire(&self) {
         let mut net = locked(&self.net);
         net.events = BinaryHeap::new();
@@ -128,12 +128,12 @@ impl Links {
         locked(&self.net).packets
     }
 
-    /// Returns a hash of every packet that was sent and of its fate.
+    /// Returns a hash of all packets that were sent, and of their fates.
     pub(crate) fn trace(&self) -> u64 {
         locked(&self.net).trace.finish()
     }
 
-    /// Puts packets on their way. Returns the number of them that will arrive.
+    /// Puts packets on their way. Returns how many of them will arrive.
     pub(crate) fn send(
         &self,
         from: &'static Adapter,
@@ -166,7 +166,7 @@ impl Links {
         }
         drop(net);
         if damaged > 0 {
-            // Their receiver drops them.
+            // The receiver drops the damaged packets.
             let qpn = burst.header.bth.destination.get();
             let whose = Whose { qpn, peer_qpn: None, address: Some(path.local) };
             to.drop_packets(Reason::Damaged, damaged, whose);
@@ -214,13 +214,13 @@ impl Net {
     ) -> Fate {
         self.packets += 1;
         let direction = self.directions.entry((&from.name, &to.name)).or_default();
-        // A device's packets to itself do not leave it.
+        // A device's packets to itself do not use a link.
         let all = if from.name == to.name { LinkModel::new() } else { self.model };
         let model = direction.model.unwrap_or(all);
         direction.send(&model, bytes, now, &mut self.random)
     }
 
-    /// Returns the frame of a packet with `bits` of its bits flipped.
+    /// Returns the frame of a packet in which `bits` bits were flipped.
     fn flip(
         &mut self,
         bits: u32,
@@ -230,7 +230,7 @@ impl Net {
         payload: &[u8],
     ) -> Vec<u8> {
         let mut frame = Vec::new();
-        // If it cannot be written, the frame is empty, and is not a packet.
+        // If the packet cannot be written, the frame is empty and contains no packet.
         let _ = frame::write(&path, datagram.as_ref(), headers, payload, &mut frame);
         for _ in 0..bits {
             let bit = self.random.below(8 * u32::try_from(frame.len()).unwrap_or(0));
@@ -241,7 +241,7 @@ impl Net {
         frame
     }
 
-    /// Leaves out memory addresses and sequence numbers, which differ from run to run.
+    /// Adds a packet to the trace, without memory addresses and sequence numbers, which differ from run to run.
     fn note(
         &mut self,
         now: Time,

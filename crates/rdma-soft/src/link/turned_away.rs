@@ -1,4 +1,4 @@
-//! Tasks that found no space, or wait for something else, in order of arrival.
+//! Tasks that found no space or wait for something else, in order of arrival.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Weak;
@@ -9,7 +9,7 @@ use crate::fabric::run_queue::Task;
 #[derive(Debug, Default)]
 pub(crate) struct TurnedAway {
     order: VecDeque<Weak<dyn Task>>,
-    /// The addresses of the queued tasks. An address stays theirs while they are in the queue.
+    /// The addresses of the queued tasks. A task's address is not reused while the task is queued.
     there: BTreeSet<usize>,
 }
 
@@ -37,13 +37,13 @@ impl TurnedAway {
         self.order.push_back(sender);
     }
 
-    /// Returns all of them, without removing any.
+    /// Returns all queued tasks, without removing any.
     #[cfg(not(loom))]
     pub(crate) fn all(&self) -> Vec<Weak<dyn Task>> {
         self.order.iter().cloned().collect()
     }
 
-    /// Removes and returns the first tasks, at most `most`. The caller queues a turn of each.
+    /// Removes and returns the first tasks, at most `most` of them. The caller queues a turn of each one.
     pub(crate) fn take(&mut self, most: usize) -> Vec<Weak<dyn Task>> {
         let first = self.order.drain(..most.min(self.order.len())).collect::<Vec<_>>();
         first.iter().for_each(|sender| {

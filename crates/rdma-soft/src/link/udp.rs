@@ -1,8 +1,8 @@
-//! The link to other hosts: RoCEv2, in UDP datagrams, from and to port 4791.
+//! The link to other hosts: RoCEv2 in UDP datagrams, from and to port 4791.
 //!
-//! A device listens only at the addresses it was configured with. Each address has a socket of its own, which is never
-//! connected. The kernel then sends with the IPv4 identification 0, or with 0, 1, 2 and so on for the segments of one
-//! call. So the ICRC, which covers the identification, can be computed before the call.
+//! A device listens only at the addresses that it was configured with. Each address has its own socket, which is never
+//! connected. On such sockets, the kernel sends with the IPv4 identification 0, or with 0, 1, 2 and so on for the
+//! segments of one call. So the ICRC, which covers the identification, can be computed before the call.
 
 mod address;
 mod coalesced;
@@ -31,7 +31,7 @@ use crate::address::GidEntry;
 use crate::device::subnet::{InstallError, Subnet};
 use crate::device::{Device, Network};
 
-/// The maximum number of bytes before and after the payload, from the IP header to the ICRC, as RXE counts them.
+/// The maximum number of bytes around the payload, from the IP header to the ICRC, as RXE counts them.
 const MOST_HEADERS: u32 = 80;
 
 /// The addresses at which a device will listen, each with its socket.
@@ -68,18 +68,18 @@ impl Listening {
         Ok(Self { sockets })
     }
 
-    /// Returns the entries of the device's GID table, each with the index of its interface.
+    /// Returns the entries for the device's GID table, each with the index of its interface.
     pub(crate) fn addresses(&self) -> Vec<(GidEntry, u32)> {
         let row = |address: &LocalAddress| (entry(address.ip), address.interface);
         self.sockets.iter().map(|(address, _)| row(address)).collect()
     }
 
-    /// Returns the largest MTU that fits through all of the interfaces.
+    /// Returns the largest MTU that all of the interfaces can carry.
     pub(crate) fn mtu(&self) -> Option<Mtu> {
         self.sockets.iter().filter_map(|(address, _)| mtu_of(address)).min()
     }
 
-    /// Starts to send and receive packets.
+    /// Starts sending and receiving packets.
     pub(crate) fn begin(self, device: &'static Device, loss: Option<Loss>) {
         let Ok(driver) = Driver::of(device.subnet) else { return };
         let mut networks: Vec<Arc<dyn Network>> = Vec::new();
@@ -104,7 +104,7 @@ pub(crate) fn loopback() -> Option<u32> {
     address::index("lo")
 }
 
-/// Returns the entry of the GID table for an address.
+/// Returns the GID table entry for an address.
 fn entry(ip: IpAddr) -> GidEntry {
     let gid = match ip {
         IpAddr::V4(ip) => Gid::from_ipv4(ip),
@@ -113,18 +113,18 @@ fn entry(ip: IpAddr) -> GidEntry {
     GidEntry { gid, kind: GidType::ROCE_V2 }
 }
 
-/// Returns the address of a GID; the inverse of [`entry`].
+/// Returns the address for a GID; the inverse of [`entry`].
 fn address(gid: Gid) -> IpAddr {
     gid.to_ipv4().map_or_else(|| IpAddr::V6(gid.to_bytes().into()), IpAddr::V4)
 }
 
-/// Returns the largest MTU that fits through an interface.
+/// Returns the largest MTU that an interface can carry.
 fn mtu_of(address: &LocalAddress) -> Option<Mtu> {
     let all = [Mtu::MTU4096, Mtu::MTU2048, Mtu::MTU1024, Mtu::MTU512, Mtu::MTU256];
     all.into_iter().find(|mtu| mtu.bytes() + MOST_HEADERS <= address.mtu)
 }
 
-/// Returns the reason why an address could not be bound, and a remedy.
+/// Describes why an address could not be bound, and suggests a remedy.
 fn reason(address: &LocalAddress, errno: Errno) -> String {
     let port = UdpHeader::ROCE_V2_PORT;
     match errno {

@@ -1,6 +1,6 @@
-//! The link's thread, for programs that do not poll. It sleeps until something arrives and stays away while a program
-//! polls. After it has found something it spins for a moment, since that finds the next message sooner than a wake-up
-//! does.
+//! The link's thread, for programs that do not poll. It sleeps until something arrives, and leaves the work to the
+//! program while the program polls. After the thread has found something, it spins for a moment, which finds the next
+//! message sooner than a wake-up would.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use crate::sync::{Ordering, locked_for_calls};
 
 /// The time that the thread spins after the last message before it sleeps.
 const LOOK: Duration = Duration::from_micros(50);
-/// While a program polls, the thread leaves messages to it for this long.
+/// While the program polls, the thread leaves messages to it for this long at a time.
 const POLLED: Duration = Duration::from_micros(5);
-/// The number of messages the thread handles before it looks at all sockets.
+/// The number of messages that the thread handles before it looks at all sockets.
 const TAKES: u32 = 64;
 
 const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
-/// The events that end a rest of the thread: a notification by a peer, and a program that is about to sleep.
+/// The events that end a rest of the thread: a notification from a peer, or a program that is about to sleep.
 #[derive(Debug)]
 pub(super) struct Calls {
     events: Descriptor,
@@ -43,7 +43,7 @@ impl Calls {
         Ok(calls)
     }
 
-    /// Makes a notification on this descriptor end a rest, too.
+    /// Lets a notification on this descriptor end a rest.
     pub(super) fn add(&self, descriptor: &Descriptor) -> Result<()> {
         epoll::add(self.events.get()?, descriptor.get()?, epoll::EventData::new_u64(0), EDGE)
     }
@@ -54,14 +54,14 @@ impl Calls {
         }
     }
 
-    /// Ends the rest.
+    /// Ends the thread's rest.
     pub(super) fn ring(&self) {
         if let Ok(bell) = self.bell.get() {
             let _ = write(bell, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Waits for at most `most`. Returns true if the rest was ended.
+    /// Waits for at most `most`. Returns true if an event ended the rest.
     fn wait(&self, most: Duration) -> bool {
         let Ok(events) = self.events.get() else { return false };
         let mut found = [const { MaybeUninit::uninit() }; EVENTS];
@@ -70,10 +70,10 @@ impl Calls {
     }
 }
 
-/// Finds out whether a thread may use a processor that no other thread waits for.
+/// Determines whether the thread may use a processor without taking it from another thread.
 #[derive(Debug)]
 pub(super) struct Processors {
-    /// The file that holds the number of threads that run or wait for a processor.
+    /// The file that contains the number of threads that run or wait for a processor.
     load: Option<Descriptor>,
     count: usize,
 }
@@ -93,15 +93,15 @@ impl Processors {
     }
 }
 
-/// Returns the number of threads that run or wait for a processor, including this one. It is the first number of the
-/// fourth field; the second is the number of all threads (proc_loadavg(5)).
+/// Returns the number of threads that run or wait for a processor, including this one. This is the number before the
+/// slash in the fourth field; the number after the slash counts all threads (proc_loadavg(5)).
 fn running(load: &[u8]) -> Option<usize> {
     let (running, _) = str::from_utf8(load).ok()?.split(' ').nth(3)?.split_once('/')?;
     running.parse().ok()
 }
 
 impl Driver {
-    /// Handles what has arrived. If that was for no receiver, rests for as long as handling it took, so that
+    /// Handles what has arrived. If the receiver was unknown, rests for as long as the handling took, so that
     /// unsolicited traffic costs at most half of a processor.
     fn drive_and_rest(&'static self) -> bool {
         let (begin, before) = (self.subnet.clock.now(), self.useless.load(Ordering::Relaxed));
@@ -112,8 +112,8 @@ impl Driver {
         found
     }
 
-    /// Makes polls look at the recently active sockets, or stop doing so. Returns true if something has arrived there
-    /// that no thread may have been notified of.
+    /// Sets whether polls look at the recently active sockets. Returns true if something has arrived there without a
+    /// notification.
     fn see_to_near(&self, attended: bool) -> bool {
         let mut driving = locked_for_calls(&self.driving);
         driving.attended = attended;
@@ -127,9 +127,9 @@ impl Driver {
         })
     }
 
-    /// Spins on the recently active sockets until nothing has arrived for a moment. Returns early when a program begins
-    /// to poll, unless a peer `called`. After a call, the program polls only at times, and messages in between are left
-    /// to the thread. Returns true if more may arrive.
+    /// Spins on the recently active sockets until nothing has arrived for a moment. Returns early when the program
+    /// begins to poll, unless a peer `called`. After a call, the program polls only occasionally, and the thread
+    /// handles the messages in between. Returns true if more may arrive.
     fn look_out(&self, called: bool) -> bool {
         let mut near: [Option<Arc<dyn Watched>>; NEAR] = [const { None }; NEAR];
         let found = {
@@ -166,7 +166,7 @@ impl Driver {
         true
     }
 
-    /// Runs the thread.
+    /// The main loop of the thread.
     pub(super) fn serve(&'static self) {
         let mut rest = Rest::default();
         loop {
@@ -184,7 +184,7 @@ impl Driver {
         }
     }
 
-    /// Returns once there is nothing to do and peers notify this process of new messages.
+    /// Handles messages until there is nothing left to do and peers will notify this process of new messages.
     fn stay_awake(&'static self, rest: &mut Rest) {
         let (mut called, mut more) = (false, false);
         loop {
@@ -200,7 +200,7 @@ impl Driver {
                 }
                 return;
             }
-            // Earlier notifications do not end the rest.
+            // Discards earlier notifications, so that they do not end the rest.
             self.calls.wait(Duration::ZERO);
             self.see_to_near(true);
             self.rests.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The connections of this process that learn from words how far another process has executed their requests.
+//! The connections of this process that use words to learn how far another process has executed their requests.
 
 use std::sync::Weak;
 
@@ -14,15 +14,15 @@ use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, locked_in_models as l
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     words: Mutex<Words>,
-    /// The number of groups of words in use.
+    /// The number of word groups in use.
     groups: AtomicUsize,
-    /// The number to which each group had [moved](Executed::moves) when its words were last read.
+    /// The value of each group's [counter](Executed::moves) when its words were last read.
     seen: [AtomicU32; GROUPS],
 }
 
 #[derive(Debug, Default)]
 struct Words {
-    /// The number of claims so far.
+    /// The number of claims so far; it makes each key unique.
     users: u32,
     by_index: Vec<Option<Claim>>,
 }
@@ -36,7 +36,7 @@ struct Claim {
 }
 
 impl Claims {
-    /// Claims the first free word. Returns `None` if all are in use.
+    /// Claims the first free word for a connection. Returns `None` if all words are in use.
     pub(super) fn claim(&self, user: Weak<dyn Task>) -> Option<WordKey> {
         let words = &mut *locked(&self.words);
         let free = words.by_index.iter().position(Option::is_none);
@@ -62,7 +62,7 @@ impl Claims {
         }
     }
 
-    /// Returns the groups in which a word was stored that was not read yet.
+    /// Returns the groups in which a word has been stored but not read yet.
     fn moved<'a>(&'a self, executed: &'a Executed) -> impl Iterator<Item = (usize, u32)> + 'a {
         let groups = self.groups.load(Ordering::Relaxed).min(GROUPS);
         (0..groups).filter_map(|group| {
@@ -71,17 +71,17 @@ impl Claims {
         })
     }
 
-    /// Returns true if a word was stored that was not read yet.
+    /// Returns true if a word has been stored but not read yet.
     pub(super) fn have_news(&self, ring: &RingSender) -> bool {
         ring.executed().is_some_and(|executed| self.moved(executed).next().is_some())
     }
 
-    /// Queues a turn of each connection with a new value in its word. Returns true if there was one.
+    /// Queues a turn of each connection whose word has changed. Returns true if there was one.
     pub(super) fn take_news(&self, ring: &RingSender) -> bool {
         let Some(executed) = ring.executed() else { return false };
         let mut found = false;
         for (group, moves) in self.moved(executed) {
-            // Before its words are read, since a word that is stored later moves the group again.
+            // Stored before the group's words are read, because a word that is stored later changes the counter again.
             self.seen[group].store(moves, Ordering::Relaxed);
             found |= self.call(group, executed);
         }

@@ -1,4 +1,4 @@
-//! The beginning of a connection to another process, which asks for the ring and receives it.
+//! The start of a connection to another process, in which that process requests and receives the ring.
 
 use rustix::io::{Errno, Result};
 
@@ -8,10 +8,10 @@ use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 
 #[derive(Debug)]
 pub(super) struct Greeting {
-    /// Whether the other process has asked.
+    /// Whether the other process has requested the ring.
     asked: AtomicBool,
     over: AtomicBool,
-    /// The file of the ring, until it was sent.
+    /// The file of the ring, until it is sent.
     ring: Mutex<Option<Descriptor>>,
 }
 
@@ -21,29 +21,29 @@ impl Greeting {
         Self { asked, over, ring: Mutex::new(Some(ring)) }
     }
 
-    /// Returns true if the other process has asked.
+    /// Returns true if the other process has requested the ring.
     pub(super) fn has_begun(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
 
-    /// Returns true if the other process has the ring, and can be notified. It finds everything written earlier when it
-    /// receives the ring.
+    /// Returns true if the ring was sent, so that the other process can be notified. When the other process receives
+    /// the ring, it finds everything that was written before.
     pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Receives the request of the other process.
+    /// Receives the other process's request for the ring.
     pub(super) fn hear(&self, connection: &Descriptor) -> Result<()> {
         hear_request(connection)?;
         self.asked.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Sends the ring if it was asked for. Returns false if the system cannot send it now. The caller holds the lock
-    /// under which the ring is written, so that no notification comes before the ring.
+    /// Sends the ring if it was requested. Returns false if the system cannot send it now. The caller holds the lock
+    /// under which the ring is written, so that no notification arrives before the ring.
     ///
     /// # Errors
-    /// If the other process has ended.
+    /// Fails if the other process has exited.
     pub(super) fn answer(&self, connection: &Descriptor) -> Result<bool> {
         if self.is_over() || !self.has_begun() {
             return Ok(true);
@@ -56,8 +56,8 @@ impl Greeting {
                 self.over.store(true, Ordering::Release);
                 Ok(true)
             }
-            // Too many files of this user are in flight to processes that have not received them yet, or memory is
-            // short.
+            // This user has too many file descriptors in flight (sent, but not yet received), or the system is low on
+            // memory.
             Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM | Errno::AGAIN | Errno::INTR) => {
                 Ok(false)
             }

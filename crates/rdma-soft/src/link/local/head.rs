@@ -1,19 +1,19 @@
-//! The header before the payload of each burst between two processes. A message is a sequence of up to [`MOST`] bursts
-//! with such headers. So an acknowledgement leaves with the data that is sent next.
+//! The header that precedes the payload of each burst between two processes. A message is a sequence of up to [`MOST`]
+//! bursts with such headers, so an acknowledgement can travel with the data that is sent next.
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 0 | [`VERSION`] |
 //! | 1 | [flags](WITH_LAST) |
 //! | 2, 3 | the index of the sender's GID, and of the receiver's; 0 on InfiniBand |
-//! | 4 to 7 | payload of each packet except the last, number of packets (little endian, as all that follows) |
+//! | 4 to 7 | payload of each packet except the last, number of packets (little endian, like all later fields) |
 //! | 8 to 11 | payload of all packets |
-//! | 12 to 15 | of datagrams: service level; of requests: the [key](WordKey) of the word that holds how far they are executed |
+//! | 12 to 15 | datagrams: service level; requests: the [key](WordKey) of the word that shows how far they are executed |
 //! | 16 to 55 | headers of the first packet, from its BTH on, as on a wire |
 //! | 56 to 95 | headers of the last packet, if there are several; or the route header of a datagram |
 //!
-//! Both processes have the same device, so that an index means the same address in both. A peer may have written
-//! anything: everything is checked before it is used.
+//! Both processes have the same device, so an index means the same address in both. A peer may have written anything,
+//! so everything is checked before it is used.
 
 use rdma_proto::wire::{Aeth, Bth, Headers, Opcode, Operation, Service, Syndrome};
 use rdma_proto::{Burst, Last};
@@ -25,14 +25,14 @@ use crate::engine::wire::TURN;
 use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
 use crate::engine::wire::word::WordKey;
 
-/// The version of the messages, and of the names of sockets. Processes of different versions do not see each other.
+/// The version of the message format, and of socket names. Processes with different versions do not find each other.
 pub(super) const VERSION: u8 = 4;
 
 /// The size of the header in bytes.
 pub(super) const HEAD: usize = 96;
 /// The maximum number of bursts per message.
 pub(super) const MOST: usize = 8;
-/// The maximum number of bytes of a message after its first header.
+/// The maximum number of bytes in a message after its first header.
 pub(super) const LONGEST_MESSAGE: usize = BURST_BYTES;
 const HEADERS: usize = 40;
 const FIRST: usize = 16;
@@ -44,13 +44,14 @@ const WITH_LAST: u8 = 1;
 const DATAGRAM: u8 = 2;
 /// The burst is a datagram with a route header.
 const ROUTED: u8 = 4;
-/// The burst is a void refusal: the RNR NAK of a packet that has a receive request by now. It is not a packet.
+/// The burst is a void refusal: the RNR NAK of a packet that has a receive request by now. A void refusal is not a
+/// packet.
 const VOID: u8 = 8;
 
-/// The contents of a head.
+/// The contents of a decoded header.
 pub(super) type Decoded = (Path, Burst, Option<Datagram>);
 
-/// Returns the header of a burst.
+/// Encodes the header of a burst.
 pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
     let Letter { path, burst, datagram, .. } = letter;
     let mut head = [0; HEAD];
@@ -80,13 +81,13 @@ pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
     Some(head)
 }
 
-/// Returns the key of the word that holds how far the requests of a connection are executed, if it has one.
+/// If the connection has a word that shows how far its requests are executed, returns the word's key.
 pub(super) fn word_of(head: &[u8; HEAD]) -> Option<WordKey> {
     let raw = u32::from_le_bytes([head[12], head[13], head[14], head[15]]);
     WordKey::of(raw).filter(|_| head[1] & DATAGRAM == 0)
 }
 
-/// Returns the length of the payload after a header, according to the header.
+/// Returns the length of the payload that the header announces.
 pub(super) fn length_said(head: &[u8; HEAD]) -> usize {
     u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize
 }
@@ -110,7 +111,7 @@ pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Optio
         return None;
     }
     let last = if flags & WITH_LAST == 0 {
-        // A single packet, of at most the longest payload.
+        // A single packet, whose payload has at most the maximum length.
         if segments != 1 || usize::from(segment) != length || length > LONGEST {
             return None;
         }
@@ -118,13 +119,13 @@ pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Optio
     } else {
         let (last, _) = Headers::parse(&head[SECOND..]).ok()?;
         let segment = usize::from(segment);
-        // With headers that the last of several packets has.
+        // The last packet's headers must be ones that the last of several packets can have.
         let usual = headers_of(&last.bth, Last::of(&last)) == last;
         if !usual || last.bth.opcode.service() != header.bth.opcode.service() {
             return None;
         }
-        // At most as many packets, each with an MTU of payload, as a device sends per burst. The receiver executes all
-        // of them in one turn.
+        // The burst has at most as many packets as a device sends at once, and each payload is a valid MTU. The
+        // receiver executes all packets in one turn.
         let is_turn = (2..=TURN).contains(&u32::from(segments));
         if is_datagram || !is_turn || !(SHORTEST..=LONGEST).contains(&segment) {
             return None;
@@ -148,7 +149,7 @@ pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Optio
     Some((path, burst, Some(Datagram { source, header, group: None })))
 }
 
-/// Returns true if a head that was [decoded](decode) is that of a [void refusal](Letter::void).
+/// Returns true if a [decoded](decode) header is that of a [void refusal](Letter::void).
 pub(super) fn is_void(head: &[u8; HEAD]) -> bool {
     head[1] & VOID != 0
 }
@@ -162,10 +163,10 @@ fn is_refusal(header: &Headers) -> bool {
 /// The longest payload of a packet.
 pub(super) const LONGEST: usize = 4096;
 
-/// The shortest payload of each packet except the last of several: the smallest MTU.
+/// The shortest payload of each packet in a burst except the last: the smallest MTU.
 const SHORTEST: usize = 256;
 
-/// Returns the headers of the last of several packets; [`Last`] holds the parts that differ from the first one.
+/// Returns the headers of the last of several packets; [`Last`] contains the parts that differ from the first packet.
 fn headers_of(first: &Bth, last: Last) -> Headers {
     let Last { opcode, solicited, ack_request, pad_count, aeth, imm, ieth } = last;
     let bth = Bth { opcode, solicited, ack_request, pad_count, ..*first };

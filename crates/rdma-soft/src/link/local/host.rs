@@ -1,4 +1,4 @@
-//! A device of the host: the state that all its processes agree upon.
+//! A shared device: the state on which all its processes agree.
 
 use std::collections::BTreeMap;
 use std::env::VarError;
@@ -23,33 +23,33 @@ use crate::fabric::random::Seed;
 use crate::fabric::tellers::tell_aside;
 use crate::sync::locked;
 
-/// The processes of the host that share a device, so that their queue pairs reach each other. They are in one network
-/// namespace, as the containers of a pod are.
+/// Selects the processes of the host that share a device, so that their queue pairs reach each other. The processes
+/// must be in one network namespace, as the containers of a pod are.
 ///
-/// [`install`](crate::install) reads it from the environment variable `RDMA_SOFT_PEERS`, and
+/// [`install`](crate::install) reads this setting from the environment variable `RDMA_SOFT_PEERS`, and
 /// [`Builder::peers`](crate::Builder::peers) sets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Peers {
-    /// Only this process has the device (`RDMA_SOFT_PEERS=none`).
+    /// The device exists only in this process (`RDMA_SOFT_PEERS=none`).
     #[default]
     ThisProcess,
-    /// Processes of the same user share it (`RDMA_SOFT_PEERS=user`, and without the variable).
+    /// Processes of the same user share the device (`RDMA_SOFT_PEERS=user`, or no such variable).
     SameUser,
-    /// Processes of any user share it (`RDMA_SOFT_PEERS=any`): each of them may send to queue pairs of all others, as
-    /// on a network.
+    /// Processes of any user share the device (`RDMA_SOFT_PEERS=any`). Each of them can send to the queue pairs of all
+    /// others, as on a network.
     AnyUser,
 }
 
 impl Peers {
-    /// Returns the peers that `RDMA_SOFT_PEERS` names, as for `soft0`. With it, a device of another name is shared with
-    /// other processes, too, unless the user of the program sets `none`. A value that is none of the three gives
+    /// Returns the setting of `RDMA_SOFT_PEERS`, which `soft0` also uses. Pass it to a builder to share a device with
+    /// another name, unless the user of the program sets `none`. An unknown value results in
     /// [`ThisProcess`](Self::ThisProcess) and a `tracing` event.
     ///
     /// ```
     /// use rdma_soft::{Builder, Peers};
     ///
-    /// // The same in each process: `gpu0` is one device for all of them.
+    /// Run in each process: `gpu0` is one device for all of them.
     /// let device = Builder::new("gpu0").peers(Peers::of_environment()).install()?;
     /// # assert_eq!(device.name(), "gpu0");
     /// # Ok::<(), rdma_soft::InstallError>(())
@@ -71,25 +71,25 @@ impl Peers {
     }
 }
 
-/// The processes of this host, each with sockets for its slots.
+/// The processes of this host that share a device. Each one has sockets for its slots.
 #[derive(Debug)]
 pub(crate) struct LocalHost {
     names: Names,
     admits: Admits,
-    /// The other processes that this one sends to, by slot.
+    /// The other processes to which this one sends, by slot.
     neighbors: Mutex<BTreeMap<u16, Weak<Neighbor>>>,
-    /// The number of slots in a row that other processes had.
+    /// The number of consecutive slots that were taken by other processes.
     taken: AtomicU32,
-    /// The reason why this process has no slot that others find, if so.
+    /// If this process has no slot that others can find, the reason.
     alone: OnceLock<Alone>,
 }
 
-/// The reason why no other process reaches this one.
+/// The reason why no other process can reach this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Alone {
     /// Another user has bound the names.
     NamesOf(u32),
-    /// This process has no thread or no socket for a slot, or reachable processes have all the slots that it has tried.
+    /// This process has no thread or no socket for a slot, or reachable processes own all the slots that it tried.
     System(Errno),
 }
 
@@ -113,15 +113,15 @@ impl Alone {
     }
 }
 
-/// The number of taken slots after which the process does without one: another user may have bound them all.
+/// The number of taken slots after which the process gives up: another user may have bound all of them.
 const MOST_TAKEN: u32 = 512;
 
 impl LocalHost {
-    /// Creates the host for the device of that name, and the seed of its identity. All processes of the device must
-    /// agree upon `shape`, which holds its GID table, for example.
+    /// Creates the host for the device with this name, and the seed of its identity. `shape` describes properties such
+    /// as the GID table, on which all processes of the device must agree.
     ///
     /// # Errors
-    /// If the system does not report its host or network namespace, or if other users may enter the directory.
+    /// Fails if the system does not report its host or network namespace, or if other users may enter the directory.
     pub(crate) fn new(
         device: &str,
         shape: &str,
@@ -163,7 +163,7 @@ fn same_user(user: u32) -> bool {
 }
 
 impl LocalHost {
-    /// Returns the reason why this process can have neither this slot nor another one.
+    /// Returns the reason why this process can get neither this slot nor another one.
     fn why_alone(&self, slot: u16, errno: Errno) -> Alone {
         let user =
             (errno == Errno::ADDRINUSE).then(|| user_at(&self.names.address(slot).ok()?)).flatten();
@@ -204,7 +204,7 @@ impl Host for LocalHost {
     }
 
     fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Carrier>, Refusal> {
-        // Answers would not come back.
+        // Refused, because answers could not reach this process.
         match self.alone.get() {
             Some(Alone::NamesOf(_)) => return Err(Refusal::NotAllowed),
             Some(&Alone::System(errno)) => return Err(Refusal::without_files(errno)),

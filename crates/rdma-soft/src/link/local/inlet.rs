@@ -1,5 +1,5 @@
-//! The receiving end of another process. It has a ring of messages in memory that both processes share, and a
-//! connection by which each side notifies the other.
+//! The receiving end of a connection from another process. It has a message ring in memory that both processes share,
+//! and a connection on which each side notifies the other.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -22,10 +22,10 @@ use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, Happened, Token, Watched};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
-/// The number of messages read per turn.
+/// The number of messages that one turn reads.
 const TURN: u32 = 16;
 
-/// The time after which an answer is sent again that failed because the kernel had no memory.
+/// The delay before an answer is sent again after the kernel had no memory for it.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// More turns than a full ring or a full inbox needs.
@@ -36,14 +36,14 @@ pub(super) struct Inlet {
     driver: &'static Driver,
     device: &'static Device,
     connection: Descriptor,
-    /// Keeps the connection counted until it is closed. Declared after `connection`, so that it is dropped later.
+    /// Keeps the connection counted until it is closed. Declared after `connection` so that it is dropped later.
     _guest: Guest,
-    /// The name under which the driver finds it.
+    /// The token under which the driver knows this inlet.
     token: Token,
-    /// The ring, once it was received.
+    /// The ring, after it has been received.
     ring: OnceLock<RingReceiver>,
-    /// Whether receiving the ring is postponed: other processes hold up the threads that would release another file, or
-    /// this process cannot open another one.
+    /// Whether receiving the ring is postponed. This happens if other processes hold up the threads that would release
+    /// another file, or if this process cannot open another file.
     put_off: AtomicBool,
     /// Whether the connection has something to read.
     told: AtomicBool,
@@ -51,23 +51,23 @@ pub(super) struct Inlet {
     has_read: AtomicBool,
     /// Whether the connection has ended.
     ended: AtomicBool,
-    /// Whether receiving is over. Another thread may still be processing a message.
+    /// Whether receiving has ended. Another thread may still be processing a message.
     closed: AtomicBool,
-    /// Whether the driver looks at the ring.
+    /// Whether the driver looks at the ring without being notified.
     attended: AtomicBool,
-    /// Held by the thread that reads, so that messages stay in order; empty otherwise.
+    /// The lock is held by the thread that reads, so that messages stay in order. The list is empty otherwise.
     reading: Mutex<Vec<Letter>>,
-    /// Whether it waits for space in the inbox, and not for messages.
+    /// Whether this inlet waits for space in the inbox and not for messages.
     waits: AtomicBool,
-    /// The numbers of the last question that arrived, of the last one before which everything was executed, and of the
-    /// last one that was answered.
+    /// The numbers of three questions: the last one that arrived, the last one before which everything was executed,
+    /// and the last one that was answered.
     asked: AtomicU32,
     executed: AtomicU32,
     answered: AtomicU32,
     entry: Entry,
 }
 
-/// The time after which it tries again to receive the ring.
+/// The delay before another attempt to receive the ring.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// The result of one look at the ring.
@@ -76,7 +76,7 @@ enum RingRead {
     Nothing,
     /// The inbox has no space for the message.
     NoRoom,
-    /// The process has written data that no device sends.
+    /// The other process wrote data that no device sends.
     Malformed,
 }
 
@@ -110,13 +110,13 @@ impl Inlet {
         })
     }
 
-    /// Turns the driver's events for messages on or off.
+    /// Enables or disables the driver's events for messages.
     fn hear_of_messages(&self, messages: bool) {
         let flags = if messages { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         self.driver.set_flags(self.token, &self.connection, flags);
     }
 
-    /// Returns true if there is something to read, and space for it.
+    /// Returns true if there is something to read and there is space for it.
     fn has_message(&self) -> bool {
         self.ring.get().is_some_and(RingReceiver::has_come)
             && !self.waits.load(Ordering::Relaxed)
@@ -128,7 +128,7 @@ impl Inlet {
         self.driver.close(self.token);
     }
 
-    /// Reads a message into a buffer of the device's inbox, and passes it to the inbox.
+    /// Reads a message into a buffer of the device's inbox, and passes the message to the inbox.
     fn read(self: &Arc<Self>, letters: &mut Vec<Letter>) -> RingRead {
         let Some(ring) = self.ring.get().filter(|ring| ring.has_come()) else {
             return RingRead::Nothing;
@@ -182,8 +182,8 @@ impl Inlet {
         letter
     }
 
-    /// Reads the connection: first the ring, then notifications, and at last the end of the process. Any other data
-    /// ends the connection. Returns true if a question was asked.
+    /// Reads the connection: first the ring, then notifications, and finally the end of the connection. Any other data
+    /// ends the connection. Returns true if a question has arrived.
     fn hear(&self) -> bool {
         let mut told = false;
         for _ in 0..TELLS {
@@ -208,7 +208,7 @@ impl Inlet {
             }
         }
         let Some(ring) = self.ring.get() else { return false };
-        // Either this sees that the driver no longer looks, or the driver saw before that there is a ring.
+        // Either this thread sees that the driver no longer looks, or the driver has seen that there is a ring.
         fence(Ordering::SeqCst);
         // The peer notifies once. The next look finds everything that arrived before.
         if !self.attended.load(Ordering::Acquire) {
@@ -221,9 +221,9 @@ impl Inlet {
         self.asked.swap(asked, Ordering::Relaxed) != asked
     }
 
-    /// Answers a question once everything that arrived before it was read. This turn executes it. The turns of the
-    /// queue pairs that acknowledge it come next, and another turn then answers the question. Returns true if that turn
-    /// is still to come.
+    /// Answers a question after everything that arrived before it has been read. This turn executes the remaining
+    /// packets. The queue pairs then acknowledge them in their own turns, and a later turn of this inlet answers the
+    /// question. Returns true if that turn is still to come.
     fn answer(self: &Arc<Self>) -> bool {
         let Some(ring) = self.ring.get() else { return false };
         let asked = self.asked.load(Ordering::Relaxed);
@@ -231,7 +231,7 @@ impl Inlet {
             return false;
         }
         if self.executed.swap(asked, Ordering::Relaxed) != asked {
-            // Bounded, since others may send without end.
+            // Bounded, since others may send endlessly.
             let inbox = self.device.inbox();
             let _ = (0..MOST_TURNS).all(|_| Arc::clone(inbox).run());
             answer_soon(self.device);
@@ -252,8 +252,8 @@ impl Inlet {
         self.entry.set_timer(self.device.fabric.clock.now() + RETRY);
     }
 
-    /// Parses a message, given as its first head and the bytes after that. Returns the first burst, and copies the
-    /// others to buffers of their own. Returns `None` if any part is not what a device sends.
+    /// Parses a message, given its first header and the bytes after it. Returns the first burst, and copies the others
+    /// into their own buffers. Returns `None` if no device sends such a message.
     fn take_apart(
         self: &Arc<Self>,
         head: &[u8; HEAD],
@@ -269,7 +269,7 @@ impl Inlet {
             if letters.len() + 1 >= MOST {
                 return None;
             }
-            // A message is accepted as a whole, even if its bursts need more buffers than are left.
+            // A message is accepted completely, even if its bursts need more buffers than are left.
             let mut buffer = self.device.inbox().buffer_at_once();
             buffer[..payload.len()].copy_from_slice(payload);
             letters.push(self.letter(head, decoded, buffer));
@@ -278,7 +278,7 @@ impl Inlet {
         Some(first)
     }
 
-    /// Handles one message, if there is any. Returns true if there was a message or a question.
+    /// Handles one message, if there is one. Returns true if there was a message or a question.
     fn take_one(self: &Arc<Self>, letters: &mut Vec<Letter>) -> bool {
         if self.closed.load(Ordering::Relaxed) {
             return false;
@@ -294,7 +294,7 @@ impl Inlet {
                 }
                 RingRead::Nothing => {}
                 RingRead::NoRoom => {
-                    // The inbox calls when it has space; until then no thread should look for messages.
+                    // The inbox calls back when it has space. Until then, no thread should look for messages.
                     self.waits.store(true, Ordering::Relaxed);
                     self.hear_of_messages(false);
                     return false;
@@ -306,7 +306,7 @@ impl Inlet {
                 }
             }
             if self.ended.load(Ordering::Relaxed) {
-                // Everything it sent before was received.
+                // Everything that the peer sent before has been received.
                 self.close();
                 return false;
             }
@@ -314,7 +314,7 @@ impl Inlet {
                 return false;
             }
             if self.hear() {
-                // The question is answered in a turn of its own.
+                // A separate turn answers the question.
                 self.entry().queue();
                 return true;
             }
@@ -361,7 +361,7 @@ impl Watched for Inlet {
         self.has_message() || self.told.load(Ordering::Relaxed)
     }
 
-    /// Handles one message: small messages arrive one at a time.
+    /// Handles a single message, because small messages arrive one at a time.
     fn look(self: Arc<Self>) -> bool {
         self.take_one(&mut locked_for_calls(&self.reading))
     }
@@ -385,7 +385,7 @@ impl Watched for Inlet {
     fn read_all(self: Arc<Self>) {
         // The ring itself may not have been received yet.
         self.told.store(true, Ordering::Release);
-        // Bounded, since a process may send without end.
+        // Bounded, since a process may send endlessly.
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
             self.device.inbox().execute_all();
@@ -417,7 +417,7 @@ impl Task for Inlet {
         if self.put_off.swap(false, Ordering::Relaxed) {
             self.driver.look_again(self.token, &self.connection);
         }
-        // There may be an answer that could not be sent.
+        // Retries an answer that could not be sent, if there is one.
         self.entry().queue();
     }
 }

@@ -1,4 +1,4 @@
-//! A slot of this process: the socket to which other processes connect.
+//! A slot of this process, with the socket to which other processes connect.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -18,15 +18,15 @@ use crate::link::driver::{Driver, Happened, MOST, Token, Watched};
 use crate::link::expendable;
 use crate::sync::{AtomicBool, Ordering, locked};
 
-/// The maximum number of connections of one other process: one to each slot, and some that have ended and were not
-/// handled yet.
+/// The maximum number of connections from one other process: one to each slot, and some that have ended but have not
+/// been handled yet.
 const MOST_OF_PROCESS: usize = 64;
-/// The maximum number of connections accepted per call.
+/// The maximum number of connections that one call accepts.
 const ACCEPTS: u32 = 16;
-/// The time after which it checks again for descriptors for waiting connections, and for threads to close them.
+/// The delay before the listener checks again for descriptors and for threads that can close files.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A function that returns true if processes of a user may connect to this one.
+/// Returns true if processes of a user may connect to this one.
 pub(super) type Admits = fn(user: u32) -> bool;
 
 #[derive(Debug)]
@@ -60,12 +60,12 @@ impl Listener {
         })
     }
 
-    /// Accepts some of the connections that other processes have made.
+    /// Accepts some of the waiting connections.
     fn accept(&self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..ACCEPTS {
             if expendable::is_full() {
-                // A single check may find a queue of calls that empties in a moment.
+                // Reported only if two checks in a row fail, because a full queue of calls may empty at any moment.
                 if self.held_up.swap(true, Ordering::Relaxed) {
                     self.device.tally.rare.held_up_connections.count();
                     expendable::report();
@@ -74,7 +74,7 @@ impl Listener {
             }
             self.held_up.store(false, Ordering::Relaxed);
             let Ok(listening) = self.socket.get() else { return };
-            // The ring of the connection also needs a descriptor for a moment.
+            // A spare descriptor is opened as well, because the ring of the connection will need one for a moment.
             let accepted =
                 Descriptor::open(|| fcntl_dupfd_cloexec(listening, 0)).and_then(|_one_more| {
                     Descriptor::open_for_others(|| accept_with(listening, flags))
@@ -82,7 +82,7 @@ impl Listener {
             match accepted {
                 Ok(connection) => {
                     if !self.admit(connection) {
-                        // It is closed, so that its process believes that this one has ended.
+                        // The connection is closed, so the other process concludes that this one has exited.
                         self.device.tally.rare.refused_connections.count();
                     }
                 }
@@ -94,13 +94,13 @@ impl Listener {
         }
     }
 
-    /// Leaves the connections waiting for a while, without events for them.
+    /// Leaves the connections waiting for a while, with their events disabled.
     fn put_off(&self) {
         self.driver.set_flags(self.token, &self.socket, epoll::EventFlags::empty());
         self.entry.set_timer(self.driver.subnet.clock.now() + RETRY);
     }
 
-    /// Starts to receive from another process by a connection, if that process is admitted. Returns true if it is.
+    /// If the process at the other end is admitted, starts to receive from it. Returns true if it is admitted.
     fn admit(&self, connection: Descriptor) -> bool {
         let Ok((process, user)) = connection.peer() else { return false };
         if !(self.admits)(user) {
@@ -140,14 +140,14 @@ impl Task for Listener {
     }
 }
 
-/// A connection that another process has made, which counts as long as it is open.
+/// A connection from another process, counted until it is dropped.
 #[derive(Debug)]
 pub(super) struct Guest {
-    /// The process, if it has a number here.
+    /// The process ID, if the process has one in this namespace.
     process: Option<ProcessId>,
 }
 
-/// The number of open connections of other processes.
+/// The open connections from other processes.
 static GUESTS: std::sync::Mutex<Guests> =
     std::sync::Mutex::new(Guests { all: 0, by_process: BTreeMap::new() });
 
@@ -157,7 +157,7 @@ struct Guests {
 }
 
 impl Guest {
-    /// Counts another connection of a process. Returns `None` if the process has too many.
+    /// Counts another connection from a process. Returns `None` if there are too many.
     pub(super) fn of(process: Option<ProcessId>) -> Option<Self> {
         // Other processes may use at most half of this process's limit of open files.
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

@@ -1,6 +1,6 @@
-//! The names of sockets by which processes find each other. All processes of a network namespace see abstract names,
-//! and can bind them. Names in a directory belong to this user, and their files remain when a process is killed. A
-//! lock, which ends with its process, shows whether a name is in use.
+//! The socket names through which processes find each other. Abstract names are visible to all processes of a network
+//! namespace, and any of them can bind one. Names in a directory belong to this user, and their files remain if a
+//! process is killed. So a lock, which is released when its process exits, shows whether a name is in use.
 
 use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::sync::locked;
 
 #[derive(Debug)]
 pub(super) enum Names {
-    /// Abstract names, with this prefix.
+    /// Abstract names that start with this prefix.
     Abstract(String),
     Directory(Directory),
 }
@@ -26,15 +26,15 @@ pub(super) enum Names {
 pub(super) struct Directory {
     path: PathBuf,
     device: String,
-    /// The locks of the names that this process has.
+    /// The locks on the names that this process has reserved.
     locks: Mutex<Vec<Descriptor>>,
 }
 
 impl Names {
-    /// Returns names in a directory, and a text that identifies the directory.
+    /// Returns names in a directory, and a string that identifies the directory.
     ///
     /// # Errors
-    /// If other users may enter the directory, or its path is too long for a socket.
+    /// Fails if other users may enter the directory, or if its path is too long for a socket address.
     pub(super) fn in_directory(path: &Path, device: &str) -> Result<(Self, String)> {
         let found = stat(path).map_err(|errno| {
             Error::other(format!("the directory {} cannot be used: {errno}", path.display()))
@@ -59,7 +59,7 @@ impl Names {
         Ok((Self::Directory(directory), format!("{} {}", found.st_dev, found.st_ino)))
     }
 
-    /// Returns the name of the socket of a slot.
+    /// Returns the socket name of a slot.
     pub(super) fn address(&self, slot: u16) -> rustix::io::Result<SocketAddrUnix> {
         match self {
             Self::Abstract(begin) => {
@@ -69,7 +69,7 @@ impl Names {
         }
     }
 
-    /// Reserves a name for this process. Fails with `ADDRINUSE` if another process has it.
+    /// Reserves a name for this process. Fails with `ADDRINUSE` if another process owns it.
     pub(super) fn take(&self, slot: u16) -> rustix::io::Result<()> {
         match self {
             Self::Abstract(_) => Ok(()),
@@ -95,7 +95,7 @@ impl Directory {
             },
         )?;
         locked(&self.locks).push(lock);
-        // The socket of a process that has ended.
+        // Removes the socket of a process that has exited.
         match unlink(&socket) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(errno),

@@ -1,5 +1,5 @@
-//! The sending end to one slot of another process. It has a ring of messages in memory that this process shares with
-//! that one, and a connection by which each side notifies the other.
+//! The sending end of a connection to one slot of another process. It has a message ring in memory that both processes
+//! share, and a connection on which each side notifies the other.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -30,17 +30,17 @@ use crate::sync::{
     AtomicBool, Mutex, Ordering, fence, locked_for_calls, locked_in_models as locked,
 };
 
-/// If a process reads nothing for this long, the datagrams that wait for it are dropped. Packets of connections wait as
-/// long as the process lives.
+/// If a process reads nothing for this long, the datagrams that wait for it are dropped. Packets of connections wait
+/// until the process reads them or exits.
 const STALL: Duration = Duration::from_secs(1);
 
-/// The time after which sending the ring is tried again.
+/// The delay before another attempt to send the ring.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The time after which a question is asked again that failed for lack of memory.
+/// The delay before a question is sent again after it failed for lack of memory.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// The maximum number of messages written per turn.
+/// The maximum number of messages that one turn writes.
 const MESSAGES: u32 = 64;
 
 /// A slot of another process.
@@ -51,16 +51,16 @@ pub(crate) struct Neighbor {
     connection: Descriptor,
     ring: RingSender,
     greeting: Greeting,
-    /// The name under which the driver finds it.
+    /// The token under which the driver knows this neighbor.
     pub(super) token: Token,
     queues: Mutex<Queues>,
-    /// The connections that learn from the ring what was executed.
+    /// The connections that learn from words in the ring what has been executed.
     claims: Claims,
-    /// Held by the thread that writes, so that messages stay in order; empty otherwise.
+    /// The lock is held by the thread that writes, so that messages stay in order. The message is empty otherwise.
     writing: Mutex<Message>,
-    /// Whether the driver looks at the words.
+    /// Whether the driver looks at the words without being notified.
     attended: AtomicBool,
-    /// Whether the process has ended, or broken the protocol.
+    /// Whether the process has exited or violated the protocol.
     gone: AtomicBool,
     pub(super) entry: Entry,
 }
@@ -89,15 +89,15 @@ impl Neighbor {
         })
     }
 
-    /// Queues a turn of each of them.
+    /// Queues a turn of each of these senders.
     fn call_back(&self, all: &[Weak<dyn Task>]) {
         for sender in all.iter().filter_map(Weak::upgrade) {
             sender.entry().queue();
         }
     }
 
-    /// Handles new space: queues a turn of as many waiting senders as fit, and then one of its own, which sends what
-    /// they have written.
+    /// Handles new space: queues a turn of as many waiting senders as fit. Then queues a turn of this neighbor, which
+    /// sends what the senders have written.
     fn call_back_some(self: &Arc<Self>) {
         let (first, more) = locked(&self.queues).connections.readmit();
         self.call_back(&first);
@@ -106,10 +106,10 @@ impl Neighbor {
         }
     }
 
-    /// Handles the end of the process. Nothing more is sent to it, and each queue pair with a connection to it finds
-    /// that at its next turn.
+    /// Handles the exit of the process. Nothing more is sent to it, and each queue pair that is connected to it finds
+    /// out at its next turn.
     pub(super) fn leave(&self) {
-        // From here on only the queue pairs with connections there keep its descriptor.
+        // After this, only the queue pairs that are connected to the process keep its descriptor open.
         self.driver.close(self.token);
         let (users, turned_away) = {
             let queues = &mut *locked(&self.queues);
@@ -121,7 +121,7 @@ impl Neighbor {
         self.call_back(&turned_away);
     }
 
-    /// Writes what waits. Returns true if there is more, and the process accepts more.
+    /// Writes waiting messages. Returns true if there are more and the ring accepts more.
     fn write(&self, message: &mut Message) -> bool {
         match self.greeting.answer(&self.connection) {
             Ok(true) => {}
@@ -156,7 +156,7 @@ impl Neighbor {
         true
     }
 
-    /// Returns true if there was space for the message.
+    /// Writes a message to the ring. Returns true if there was space for it.
     fn send_message(&self, message: &Message) -> rustix::io::Result<bool> {
         let parts = message.iter().flat_map(|(head, letter)| [&head[..], letter.payload()]);
         let written = self.ring.write(parts)?;
@@ -166,8 +166,8 @@ impl Neighbor {
         Ok(written.is_some())
     }
 
-    /// Notifies the process, if it has the ring; otherwise it finds all messages when it receives the ring. Returns
-    /// false if there is no memory for that.
+    /// Notifies the process, if it has the ring; otherwise, it finds all messages when it receives the ring. Returns
+    /// false if there is no memory for the notification.
     fn tell(&self) -> bool {
         !self.greeting.is_over() || tell(&self.connection)
     }
@@ -180,10 +180,10 @@ impl Neighbor {
         queues.put_back(message);
     }
 
-    /// Handles a lack of space: requests a notification of space, and returns true if there is some already.
+    /// Handles a lack of space: requests a notification. Returns true if there is space by now.
     fn finds_space(&self) -> bool {
         let now = self.device.fabric.clock.now();
-        // The next message finds an error.
+        // If the ring is broken, returns true: the next message finds the error.
         let finds = self.ring.wait().unwrap_or(true);
         if !finds {
             self.begin_silence(now, true);
@@ -191,18 +191,18 @@ impl Neighbor {
         finds
     }
 
-    /// Returns how long the process may be silent.
+    /// Returns how long the process may stay silent.
     fn limit(&self) -> Duration {
         self.device.limits.patience.process
     }
 
-    /// Returns the time at which the next limit of a silence passes.
+    /// Returns the time at which the next limit on silence expires.
     fn next_deadline(&self, silence: &Silence) -> Option<Time> {
         let stalled = silence.stalled.map(|since| since + STALL);
         stalled.into_iter().chain(silence.next(self.limit())).min()
     }
 
-    /// Starts the time within which the process must give a sign of life.
+    /// Starts the period in which the process must show a sign of life.
     fn begin_silence(&self, now: Time, stalled: bool) {
         let next = {
             let silence = &mut locked(&self.queues).silence;
@@ -217,8 +217,8 @@ impl Neighbor {
         }
     }
 
-    /// Asks whether everything sent is executed, if that is due and everything is written. The thread that writes calls
-    /// this.
+    /// If a question is due and everything has been written, asks whether everything sent is executed. Called by the
+    /// thread that writes.
     fn put_question(&self) {
         let Some(question) = locked(&self.queues).questions.next() else { return };
         let now = self.device.fabric.clock.now();
@@ -231,7 +231,7 @@ impl Neighbor {
         }
     }
 
-    /// Checks whether the process has answered a question, and queues the senders that wait for it.
+    /// Checks whether the process has answered a question, and queues the senders that wait for the answer.
     pub(super) fn hear_answer(&self) {
         let answered = self.ring.answered();
         let called = {
@@ -278,7 +278,8 @@ impl Carrier for Neighbor {
         Some(spare.unwrap_or_else(|| new_buffer(BURST_BYTES)))
     }
 
-    /// Returns `None` if there is no space: the datagram is lost, since its sender may have others for other processes.
+    /// Returns `None` if there is no space. The datagram is then lost; its sender does not wait, because it may have
+    /// datagrams for other processes.
     fn datagram_buffer(&self, _sender: Weak<dyn Task>, length: usize) -> Option<Box<[u8]>> {
         let mut queues = locked(&self.queues);
         if !queues.has_room_for_datagram(length) {
@@ -349,26 +350,25 @@ impl Watched for Neighbor {
         &self.connection
     }
 
-    /// Handles a notification: of space, of executed requests, or of an answer. Anything else is the end of the
-    /// connection.
+    /// Handles a notification: of space, of executed requests, or of an answer. Anything else ends the connection.
     fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
         if flags.intersects(!epoll::EventFlags::IN) {
             return Happened::End;
         }
-        // In each case there may be space.
+        // Whatever the notification was for, there may be space.
         let heard = (0..TELLS).try_for_each(|_| match self.greeting.has_begun() {
             true => hear_tell(&self.connection).map(drop),
             false => self.greeting.hear(&self.connection),
         });
         match heard {
-            // The peer notifies without end.
+            // The peer sends notifications endlessly.
             Ok(()) => self.driver.note_useless(),
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => return Happened::End,
         }
         self.hear_answer();
         self.entry().queue();
-        // The peer notifies once. The next look finds everything executed before.
+        // The peer notifies once. The next look finds everything that was executed before.
         if !self.attended.load(Ordering::Acquire)
             && let Some(executed) = self.ring.executed()
         {
@@ -388,7 +388,8 @@ impl Watched for Neighbor {
         self.claims.have_news(&self.ring)
     }
 
-    /// Also if the process does not read: its program may have polled a moment ago, so that its thread stays away.
+    /// Also returns true if the process has not read everything. Its program may have polled a moment ago, in which
+    /// case its thread leaves the reading to the program.
     fn is_worth_a_look(&self) -> bool {
         self.has_come() || self.ring.is_unread()
     }

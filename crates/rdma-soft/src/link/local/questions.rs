@@ -1,5 +1,5 @@
-//! Questions to a process that answers no requests. It answers a question once it has executed everything that was sent
-//! before. A process that is stopped, or gets no processor, does not.
+//! Questions to a process that does not answer requests. The process answers a question after it has executed
+//! everything that was sent before. A process that is stopped or not scheduled does not answer.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -8,37 +8,37 @@ use crate::fabric::run_queue::Task;
 
 #[derive(Debug, Default)]
 pub(super) struct Questions {
-    /// Bursts of connections that entered the outbox, and that were written, since the beginning.
+    /// The number of connection bursts that have entered the outbox so far, and the number written.
     put: u64,
     written: u64,
-    /// The count of written bursts at which the next question is due.
+    /// The number of written bursts at which the next question is due.
     due: Option<u64>,
-    /// The number of the last question. The first one is 1.
+    /// The number of the last question sent; the first one is 1.
     asked: u32,
-    /// The number of the last question that was answered.
+    /// The number of the last question that has been answered.
     answered: u32,
-    /// Senders and the questions whose answers they wait for, by the sender's address.
+    /// Senders that wait for an answer, with the number of the question, by the sender's address.
     waiting: BTreeMap<usize, (u32, Weak<dyn Task>)>,
 }
 
-/// Returns true if an answer covers that question, too.
+/// Returns true if the answer to question `answered` also answers `question`.
 pub(super) fn covers(answered: u32, question: u32) -> bool {
     answered.wrapping_sub(question).cast_signed() >= 0
 }
 
 impl Questions {
-    /// Notes that a burst of a connection has entered the outbox.
+    /// Records that a connection burst has entered the outbox.
     pub(super) fn note_put(&mut self) {
         self.put += 1;
     }
 
-    /// Notes that bursts of connections were written.
+    /// Records that connection bursts were written.
     pub(super) fn note_written(&mut self, bursts: u64) {
         self.written += bursts;
     }
 
-    /// Makes a question due once everything in the outbox is written. The sender is called when it is answered. Returns
-    /// the number of the question.
+    /// Makes a question due as soon as everything in the outbox is written. The sender is called back when it is
+    /// answered. Returns the number of the question.
     pub(super) fn ask(&mut self, sender: Weak<dyn Task>) -> u32 {
         self.due = Some(self.put);
         let question = self.asked.wrapping_add(1);
@@ -46,7 +46,7 @@ impl Questions {
         question
     }
 
-    /// Returns the question that is due now.
+    /// If a question is due now, returns its number.
     pub(super) fn next(&mut self) -> Option<u32> {
         self.due.take_if(|due| *due <= self.written)?;
         self.asked = self.asked.wrapping_add(1);
@@ -59,7 +59,7 @@ impl Questions {
         self.due = Some(self.written);
     }
 
-    /// Removes and returns the senders that wait for that answer.
+    /// Removes and returns the senders that this answer satisfies.
     pub(super) fn answer(&mut self, answered: u32) -> Vec<Weak<dyn Task>> {
         self.answered = answered;
         let mut called = Vec::new();
@@ -73,7 +73,7 @@ impl Questions {
         called
     }
 
-    /// Returns true if a question was asked and is not answered.
+    /// Returns true if a question was asked and has not been answered.
     pub(super) fn are_open(&self) -> bool {
         !covers(self.answered, self.asked)
     }

@@ -1,5 +1,5 @@
-//! Everything that waits for a neighbor: bursts of connections, which make their senders wait when there is no space,
-//! datagrams, which do not, and questions.
+//! Everything that waits for a neighbor: bursts of connections, whose senders wait if there is no space, datagrams,
+//! whose senders do not wait, and questions.
 
 use std::collections::VecDeque;
 
@@ -11,31 +11,31 @@ use crate::engine::wire::letter::{BURST_BYTES, Letter};
 use crate::link::outbox::{Outbox, Sizes};
 use crate::link::turned_away::TurnedAway;
 
-/// Bursts of connections. Datagrams have buffers of the same outbox.
+/// Sizes for the bursts of connections. Datagrams use buffers of the same outbox.
 const CONNECTIONS: Sizes = Sizes { bursts: 64, spare: 16, buffer: BURST_BYTES };
-/// The most bytes of datagrams that wait, with their heads.
+/// The maximum number of bytes in waiting datagrams, including their headers.
 pub(super) const DATAGRAM_BYTES: usize = 1 << 20;
-/// The number of waiting datagrams from which each further one has a buffer of its own size.
+/// If this many datagrams wait, each further one gets a buffer of exactly its size.
 const CROWD: usize = 16;
 
-/// A message: bursts with their heads.
+/// A message: bursts with their headers.
 pub(super) type Message = Vec<([u8; HEAD], Letter)>;
 
 #[derive(Debug)]
 pub(super) struct Queues {
     pub(super) connections: Outbox<Letter>,
     datagrams: VecDeque<Letter>,
-    /// The bytes of the datagrams, with their heads.
+    /// The number of bytes in the waiting datagrams, including their headers.
     datagram_bytes: usize,
-    /// Whether the next message begins with a datagram, if there is one.
+    /// Whether the next message begins with a datagram, if one is waiting.
     datagrams_first: bool,
-    /// Queue pairs with connections to that process.
+    /// Queue pairs that are connected to that process.
     pub(super) users: TurnedAway,
     pub(super) questions: Questions,
     pub(super) silence: Silence,
 }
 
-/// Returns the bytes of a datagram, with its head.
+/// Returns the size of a datagram, including its header.
 fn size(letter: &Letter) -> usize {
     HEAD + letter.payload().len()
 }
@@ -55,7 +55,7 @@ impl Default for Queues {
 }
 
 impl Queues {
-    /// Returns true if there is space for a datagram of that length.
+    /// Returns true if there is space for a datagram with this length.
     pub(super) fn has_room_for_datagram(&self, length: usize) -> bool {
         self.datagram_bytes + HEAD + length <= DATAGRAM_BYTES
     }
@@ -81,11 +81,11 @@ impl Queues {
         self.datagrams.push_back(letter);
     }
 
-    /// Moves as many bursts as a message holds to `message`, with their heads. Messages begin with bursts of
-    /// connections and with datagrams in turn.
+    /// Moves bursts to `message`, with their headers, until the message is full. Messages alternately begin with bursts
+    /// of connections and with datagrams.
     pub(super) fn fill(&mut self, device: &Device, message: &mut Message) {
         if self.is_empty() && !self.questions.are_open() {
-            // The process owed nothing except datagrams, which are lost.
+            // The only things that waited for the process were datagrams, and those were dropped.
             self.silence.end();
         }
         let (mut behind, first) = (0, self.datagrams_first);
@@ -100,7 +100,7 @@ impl Queues {
             let Some(letter) = queue.front() else { break };
             let length = letter.payload().len();
             if !message.is_empty() {
-                // The receiver copies the payload of all but the first.
+                // The receiver copies the payload of each burst except the first.
                 behind += HEAD + length;
                 if length > LONGEST || behind > LONGEST_MESSAGE {
                     break;
@@ -123,12 +123,13 @@ impl Queues {
         }
     }
 
-    /// Notes that the message was written.
+    /// Records that the message was written.
     pub(super) fn has_written(&mut self, message: &mut Message) {
         let of_connections = message.iter().filter(|(_, letter)| letter.datagram.is_none());
         self.questions.note_written(of_connections.count() as u64);
         message.drain(..).for_each(|(_, letter)| self.connections.keep(letter.into_buffer()));
-        // Only after a write: if each attempt did this, one kind might find space each time and the other never.
+        // Alternated only after a write. If each attempt alternated, one kind might find space each time and the other
+        // never.
         self.datagrams_first = !self.datagrams_first;
         self.silence.stalled = None;
         if !self.questions.are_open() {
@@ -148,13 +149,13 @@ impl Queues {
         }
     }
 
-    /// Removes and returns all datagrams, which are lost.
+    /// Removes and returns all datagrams, so that they can be counted as lost.
     pub(super) fn take_datagrams(&mut self) -> VecDeque<Letter> {
         self.datagram_bytes = 0;
         std::mem::take(&mut self.datagrams)
     }
 
-    /// Drops everything: the process has ended.
+    /// Drops everything, because the process has exited.
     pub(super) fn clear(&mut self) {
         self.connections.clear();
         self.take_datagrams();

@@ -1,4 +1,4 @@
-//! The memory that two processes share: a ring of messages from the one that created it to the other.
+//! The memory that two processes share: a message ring that the process that created it writes and the other reads.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -6,9 +6,9 @@
 //! | 768 to 9215 | [`Executed`]: how far the receiver has executed the packets of each connection |
 //! | 12288 and on | the ring, of [`CAPACITY`] bytes |
 //!
-//! A message begins at a multiple of [`ALIGN`]. [`GAP`] bytes come before it, with its length in the first four (little
-//! endian). Either process may write the memory at any time. So no reference to the bytes of the ring is formed, and
-//! data is checked after it was copied out.
+//! A message begins at a multiple of [`ALIGN`], after [`GAP`] bytes that contain its length in the first four (little
+//! endian). Either process may write the memory at any time. So no reference to the ring's bytes is ever created, and
+//! data is checked after it has been copied out.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,9 +34,10 @@ const BEGIN: usize = 12_288;
 const SIZE: usize = BEGIN + CAPACITY as usize;
 /// The alignment of messages.
 const ALIGN: u32 = 64;
-/// The number of looks after which a sender notifies a receiver that claims to look: some microseconds.
+/// The number of looks after which a sender notifies a receiver that claims to be looking; this takes some
+/// microseconds.
 const PATIENCE: u32 = 128;
-/// The number of bytes before a message, chosen so that a short message takes two cache lines.
+/// The number of bytes before a message, chosen so that a short message occupies two cache lines.
 const GAP: u32 = 16;
 
 /// The words before the ring.
@@ -48,14 +49,14 @@ struct Front {
 
 const _: () = assert!(size_of::<Front>() <= BEGIN && CAPACITY.is_power_of_two());
 
-/// The mapping of the memory in this process. A forked child does not have it.
+/// The mapping of the shared memory in this process. A forked child does not inherit it.
 #[derive(Debug)]
 struct Mapping {
     place: NonNull<u8>,
     process: Process,
 }
 
-// SAFETY: the memory belongs to no thread, and is accessed only by atomics and device copies (SAFETY.md F26).
+// SAFETY: the memory belongs to no thread, and is accessed only through atomics and device copies (SAFETY.md F26).
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -63,23 +64,23 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     fn of(memory: BorrowedFd<'_>) -> Result<Self> {
         let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping, at an address that the kernel chooses (mmap(2), SAFETY.md F15).
+        // SAFETY: the kernel chooses an unused address for the mapping (mmap(2), SAFETY.md F15).
         let place = unsafe { mmap(std::ptr::null_mut(), SIZE, rights, flags, memory, 0) }?;
         let place = NonNull::new(place.cast()).ok_or(Errno::NOMEM)?;
         let mapping = Self { place, process: Process::current() };
-        // SAFETY: for these pages, which belong to this value (madvise(2), SAFETY.md F15).
+        // SAFETY: the pages belong to this value (madvise(2), SAFETY.md F15).
         unsafe { madvise(place.as_ptr().cast(), SIZE, Advice::LinuxDontFork) }?;
         let _ = place.as_ptr().expose_provenance();
         Ok(mapping)
     }
 
-    /// Returns the words, in the process that has mapped them.
+    /// Returns the words. Fails except in the process that mapped them.
     fn front(&self) -> Result<&Front> {
         if !self.process.is_current() {
             return Err(Errno::BADF);
         }
-        // SAFETY: mapped here as long as this value exists, and aligned. All other accesses to it, in any process, are
-        // by atomics, and any bytes are valid values of these (SAFETY.md F26).
+        // SAFETY: the pages are mapped in this process until `self` is dropped, and are aligned. All other accesses to
+        // them, in any process, use atomics, and any bytes are valid values of these types (SAFETY.md F26).
         Ok(unsafe { self.place.cast::<Front>().as_ref() })
     }
 
@@ -87,13 +88,13 @@ impl Mapping {
         self.front().map(|front| &front.words)
     }
 
-    /// Returns the whole ring from `at` on, in two pieces.
+    /// Returns the whole ring, starting at `at`, in two pieces.
     fn ring(&self, at: u32) -> [Segment; 2] {
         let at = u64::from(at % CAPACITY);
         let begin = (self.place.as_ptr().addr() + BEGIN) as u64;
         [(begin + at, u64::from(CAPACITY) - at), (begin, at)].map(|(address, length)| {
-            // SAFETY: within the mapping, whose whole range was exposed. The mapping exists as long as this value, and
-            // the segment does not outlive that (SAFETY.md F26).
+            // SAFETY: the segment is within the mapping, whose whole range was exposed. The mapping exists until `self`
+            // is dropped, and the segment does not outlive it (SAFETY.md F26).
             unsafe { Segment::new(address, length) }
         })
     }
@@ -102,34 +103,35 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.process.is_current() {
-            // SAFETY: mapped by this value, and not used any more when it is dropped (munmap(2), SAFETY.md F26).
+            // SAFETY: this value mapped the pages, and nothing uses them after it is dropped (munmap(2), SAFETY.md
+            // F26).
             let _ = unsafe { munmap(self.place.as_ptr().cast(), SIZE) };
         }
     }
 }
 
-/// Returns the number of bytes that a message takes of the ring.
+/// Returns the number of ring bytes that a message occupies.
 fn taken(length: usize) -> Option<u32> {
     u32::try_from(length).ok()?.checked_add(GAP)?.checked_next_multiple_of(ALIGN)
 }
 
-/// The sender's end. Callers hold a lock, so that messages do not mix.
+/// The sender's end. Callers hold a lock, so that messages do not get mixed up.
 #[derive(Debug)]
 pub(super) struct RingSender {
     memory: Mapping,
     tail: AtomicU32,
-    /// The known limit of what may be written. The receiver's word is read only when this is not enough, so that it
-    /// stays in the receiver's cache.
+    /// The last known limit of what may be written. The receiver's word is read only when this limit is not enough, so
+    /// the word usually stays in the receiver's cache.
     limit: AtomicU32,
-    /// The receiver's position at the last look, and the number of looks since that found it unchanged.
+    /// The receiver's position at the last look, and how many looks have since found it unchanged.
     stays: [AtomicU32; 2],
 }
 
 impl RingSender {
-    /// Creates a ring. Returns it with a file that is to be sent to the other process.
+    /// Creates a ring. Returns it with the file that must be sent to the other process.
     pub(super) fn new() -> Result<(Self, OwnedFd)> {
         let file = memfd_create("rdma-soft", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        // Allocates all of it now, so that a lack of memory makes this fail, and not a later write to a page.
+        // Allocates all pages now, so that a lack of memory fails here and not at a later write.
         fallocate(&file, FallocateFlags::empty(), 0, SIZE as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let memory = Mapping::of(file.as_fd())?;
@@ -166,14 +168,14 @@ impl RingSender {
         Ok(Some(words.publish(tail)))
     }
 
-    /// Notes that the receiver could not be notified.
+    /// Records that the receiver could not be notified.
     pub(super) fn has_not_told(&self) {
         if let Ok(words) = self.memory.words() {
             words.has_not_told();
         }
     }
 
-    /// Asks a question with that number: whether everything written before is executed. The caller notifies the
+    /// Asks, as question number `question`, whether everything written before is executed. The caller notifies the
     /// receiver.
     pub(super) fn ask(&self, question: u32) {
         if let Ok(words) = self.memory.words() {
@@ -181,7 +183,7 @@ impl RingSender {
         }
     }
 
-    /// Returns the number of the last answered question, according to the receiver.
+    /// Returns the number of the last question that the receiver claims to have answered.
     pub(super) fn answered(&self) -> u32 {
         self.memory.words().map_or(0, Words::answered)
     }
@@ -192,7 +194,8 @@ impl RingSender {
         words.is_ok_and(|words| words.head() != self.tail.load(Ordering::Relaxed))
     }
 
-    /// Returns true if [`PATIENCE`] looks have found that the receiver does not read, though it needed no notification.
+    /// Returns true if [`PATIENCE`] looks in a row found that the receiver does not read, although it claimed to need
+    /// no notification.
     pub(super) fn waits_for_reader(&self) -> bool {
         let Ok(words) = self.memory.words() else { return false };
         let ([head, looks], now) = (&self.stays, words.head());
@@ -203,13 +206,12 @@ impl RingSender {
         looks.fetch_add(1, Ordering::Relaxed) == PATIENCE
     }
 
-    /// Returns the words of executed requests. `None` in a forked child.
+    /// Returns the words of executed requests, or `None` in a forked child.
     pub(super) fn executed(&self) -> Option<&Executed> {
         self.memory.front().ok().map(|front| &front.executed)
     }
 
-    /// Requests a notification of space from the receiver. Returns true if there is space for every message
-    /// already.
+    /// Asks the receiver for a notification of space. Returns true if there is already space for any message.
     pub(super) fn wait(&self) -> Result<bool> {
         let space = self.memory.words()?.wait(self.tail.load(Ordering::Relaxed));
         space.map(|space| space >= CAPACITY / 2).map_err(|Broken| Errno::PROTO)
@@ -221,11 +223,11 @@ impl RingSender {
 pub(super) struct RingReceiver {
     memory: Mapping,
     head: AtomicU32,
-    /// The number of words stored in each group.
+    /// The number of words stored in each group so far.
     moves: [AtomicU32; GROUPS],
 }
 
-/// A message that was read.
+/// A message that has been read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Message {
     /// The length in bytes.
@@ -235,10 +237,10 @@ pub(super) struct Message {
 }
 
 impl RingReceiver {
-    /// Opens a ring that another process has created.
+    /// Opens a ring that another process created.
     pub(super) fn open(file: BorrowedFd<'_>) -> Result<Self> {
-        // Checked first, since it fails for a file that is not memory. If the file could shrink, pages that are read
-        // here would disappear. If it could grow, it would take long to release.
+        // Checked first, because this fails for a file that is not memory. If the file could shrink, pages could
+        // disappear while they are read here. If it could grow, releasing it could take long.
         let sealed = fcntl_get_seals(file)?.contains(SealFlags::SHRINK | SealFlags::GROW);
         let size = fstat(file)?.st_size;
         if !sealed || u64::try_from(size) != Ok(SIZE as u64) {
@@ -247,16 +249,17 @@ impl RingReceiver {
         Ok(Self { memory: Mapping::of(file)?, head: AtomicU32::new(0), moves: Default::default() })
     }
 
-    /// Returns true if something has arrived, or the sender has broken the protocol.
+    /// Returns true if something has arrived, or the sender has violated the protocol.
     pub(super) fn has_come(&self) -> bool {
         let there = self.memory.words().map(|words| words.there(self.head.load(Ordering::Relaxed)));
         there.is_ok_and(|there| there != Ok(0))
     }
 
-    /// Reads a message: its beginning to `first`, and the rest to `behind`. Returns `None` if there is none.
+    /// Reads a message: the first bytes into `first`, and the rest into `behind`. Returns `None` if there is no
+    /// message.
     ///
     /// # Errors
-    /// If the sender has broken the protocol: the length of a message does not fit the ring.
+    /// Fails if the sender has violated the protocol: the length of a message does not fit the ring.
     pub(super) fn read(&self, first: &mut [u8], behind: &mut [u8]) -> Result<Option<Message>> {
         let words = self.memory.words()?;
         let head = self.head.load(Ordering::Relaxed);
@@ -279,7 +282,7 @@ impl RingReceiver {
         Ok(Some(Message { length, tell: words.free(head, there - taken) }))
     }
 
-    /// Stores that all packets before `expected` were executed, for the connection that has this word.
+    /// Records in the connection's word that all packets before `expected` have been executed.
     pub(super) fn store(&self, key: WordKey, expected: Psn) {
         if let Ok(Front { executed, .. }) = self.memory.front() {
             let moves = self.moves[key.group()].fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -287,7 +290,7 @@ impl RingReceiver {
         }
     }
 
-    /// Calls `tell` to notify the sender of stored words, if that is needed. `tell` returns true if it succeeded.
+    /// If the sender must be notified of stored words, calls `tell`, which returns true if it succeeds.
     pub(super) fn announce(&self, tell: impl FnOnce() -> bool) {
         if let Ok(Front { executed, .. }) = self.memory.front()
             && executed.is_to_be_told()
@@ -297,33 +300,33 @@ impl RingReceiver {
         }
     }
 
-    /// Notes that the sender could not be notified of space.
+    /// Records that the sender could not be notified of space.
     pub(super) fn has_not_told(&self) {
         if let Ok(words) = self.memory.words() {
             words.has_not_told_of_space();
         }
     }
 
-    /// Returns the number of the sender's last question, which covers everything that arrived before.
+    /// Returns the number of the sender's last question, which covers everything that arrived before it.
     pub(super) fn asked(&self) -> u32 {
         self.memory.words().map_or(0, Words::asked)
     }
 
-    /// Answers that question: everything that arrived before it is executed. The caller notifies the sender.
+    /// Answers the question: everything that arrived before it is executed. The caller notifies the sender.
     pub(super) fn answer(&self, question: u32) {
         if let Ok(words) = self.memory.words() {
             words.answer(question);
         }
     }
 
-    /// Notes that a thread looks here from now on, with or without a notification.
+    /// Announces that a thread looks at the ring from now on without being notified.
     pub(super) fn look(&self) {
         if let Ok(words) = self.memory.words() {
             words.look();
         }
     }
 
-    /// Requests notifications of messages from the sender.
+    /// Asks the sender for notifications of messages.
     pub(super) fn sleep(&self) {
         if let Ok(words) = self.memory.words() {
             words.sleep();

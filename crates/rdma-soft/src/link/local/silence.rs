@@ -1,23 +1,23 @@
-//! The time since a process should have given a sign of life.
+//! The time since a process began to owe a sign of life.
 
 use std::time::Duration;
 
 use crate::fabric::clock::Time;
 
-/// The time since a process should have given a sign of life.
+/// The time since a process began to owe a sign of life.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
-    /// The time at which the ring became full, for datagrams, which are lost after a while.
+    /// The time at which the ring became full. Used for datagrams, which are dropped after a while.
     pub(super) stalled: Option<Time>,
-    /// The time at which the ring became full, or a question was asked.
+    /// The time at which the ring became full or a question was asked.
     since: Option<Time>,
     /// Whether half of the limit has passed.
     noticed: bool,
-    /// Whether all of it has passed.
+    /// Whether the whole limit has passed.
     over: bool,
 }
 
-/// Parts of the limit that have just passed.
+/// The parts of the limit that have passed since the last check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Passed {
     pub(super) half: bool,
@@ -25,12 +25,12 @@ pub(super) struct Passed {
 }
 
 impl Silence {
-    /// Notes that the process owes a sign of life from now on.
+    /// Records that the process owes a sign of life from now on.
     pub(super) fn begin(&mut self, now: Time) {
         self.since.get_or_insert(now);
     }
 
-    /// Notes that the process owes nothing.
+    /// Records that the process no longer owes a sign of life.
     pub(super) fn end(&mut self) {
         *self = Self::default();
     }
@@ -40,7 +40,7 @@ impl Silence {
         self.over
     }
 
-    /// Returns the parts of the limit that have passed, each of them once.
+    /// Returns the parts of the limit that have passed, reporting each part once.
     pub(super) fn pass(&mut self, now: Time, limit: Duration) -> Passed {
         let Some(since) = self.since else { return Passed::default() };
         let half = !self.noticed && since + limit / 2 <= now;
@@ -50,7 +50,7 @@ impl Silence {
         Passed { half, all }
     }
 
-    /// Returns the time of the next part.
+    /// Returns the time at which the next part passes.
     pub(super) fn next(&self, limit: Duration) -> Option<Time> {
         let since = self.since.filter(|_| !self.over)?;
         Some(since + if self.noticed { limit } else { limit / 2 })

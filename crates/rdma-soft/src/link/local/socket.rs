@@ -1,4 +1,4 @@
-//! Connections between two processes, and the messages on them: the file of a ring, its request, and single bytes.
+//! Connections between two processes, and their messages: the request for a ring, the ring's file, and single bytes.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ use crate::link::descriptor::{Descriptor, Foreign};
 use crate::link::expendable::Claim;
 use crate::link::files;
 
-/// The maximum number of notifications received before others get their turn.
+/// The maximum number of notifications that are received before other sockets get their turn.
 pub(super) const TELLS: u32 = 16;
 
 pub(super) fn socket() -> Result<OwnedFd> {
@@ -32,14 +32,14 @@ pub(super) fn connection_to(address: &SocketAddrUnix) -> Result<Descriptor> {
     Ok(connection)
 }
 
-/// Asks the other process for its ring: the first message of each connection.
+/// Asks the other process for its ring. This is the first message on each connection.
 pub(super) fn ask_for_ring(connection: &Descriptor) -> Result<()> {
     connection.allow_files()?;
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     send(connection.get()?, &[VERSION], flags).map(drop)
 }
 
-/// Receives the request for the ring.
+/// Receives the other process's request for the ring.
 pub(super) fn hear_request(connection: &Descriptor) -> Result<()> {
     let mut bytes = [0; 2];
     match hear(connection, &mut bytes)? {
@@ -59,12 +59,13 @@ pub(super) fn send_ring(connection: &Descriptor, ring: &Descriptor) -> Result<()
     sendmsg(connection.get()?, &[IoSlice::new(&[VERSION])], &mut along, flags).map(drop)
 }
 
-/// Receives the ring that the other process has created. Fails with `PIPE` if that process has ended before; with
-/// `BUSY` while peers hold up all threads, or this process forks; with `MFILE` and the like while it cannot open a
+/// Receives the ring that the other process created. Fails with `PIPE` if that process exited first. Fails with `BUSY`
+/// while peers hold up all threads or this process forks, and with `MFILE` and similar errors while it cannot open a
 /// file.
 ///
-/// The message is received once its one file is known to be memory, and mapped: releasing that takes no time. Any other
-/// message stays in the queue. A claimed thread, which may be [held up](expendable), then closes the opened file.
+/// The message is received only after its one file has been mapped and is known to be memory, which takes no time to
+/// release. Any other message stays in the queue, and a claimed thread, which may be [held up](expendable), closes the
+/// file that was opened.
 pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
     let socket = connection.get()?;
     let next = files::peek(socket)?;
@@ -74,7 +75,7 @@ pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
     let thread = Claim::new().ok_or(Errno::BUSY)?;
     let mut bytes = [0_u8; 2];
     let (file, (read, is_all)) = Foreign::open(|| {
-        // Exactly one file fits here.
+        // There is room for exactly one file.
         let mut space = OneFile([MaybeUninit::uninit(); OneFile::SIZE]);
         let mut along = RecvAncillaryBuffer::new(&mut space.0);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
@@ -86,7 +87,7 @@ pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
         Ok((file, (message.bytes, !message.flags.contains(ReturnFlags::CTRUNC))))
     })?;
     let Some(received) = file.file() else {
-        // This process cannot open any file, or not this one.
+        // Fails if this process cannot open any file, as opposed to just not this one.
         Descriptor::open(|| fcntl_dupfd_cloexec(socket, 0))?;
         return Err(Errno::PROTO);
     };
@@ -101,7 +102,7 @@ pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
     Err(Errno::PROTO)
 }
 
-/// Space for a message with one file (cmsg(3)).
+/// Space for a control message with one file (cmsg(3)).
 #[repr(align(8))]
 struct OneFile([MaybeUninit<u8>; Self::SIZE]);
 
@@ -109,22 +110,22 @@ impl OneFile {
     const SIZE: usize = size_of::<libc::cmsghdr>() + size_of::<RawFd>();
 }
 
-/// Notifies the other process, so that it looks at the ring. If there is no space for that, an earlier notification is
-/// still unread. Returns true if it was notified, or has ended.
+/// Notifies the other process, so that it looks at the ring. If there is no space for the notification, an earlier one
+/// is still unread. Returns true if the process was notified or has exited.
 pub(super) fn tell(connection: &Descriptor) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let told = connection.get().and_then(|connection| send(connection, &[0], flags));
-    // Memory is short.
+    // These errors mean that memory is low or the call was interrupted.
     !matches!(told, Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR))
 }
 
-/// Receives a notification. Returns true if it is valid, and fails with `PIPE` if the other process has ended.
+/// Receives a notification. Returns true if it is valid, and fails with `PIPE` if the other process has exited.
 pub(super) fn hear_tell(connection: &Descriptor) -> Result<bool> {
     let read = hear(connection, &mut [0; 2])?;
     if read == 0 { Err(Errno::PIPE) } else { Ok(read == 1) }
 }
 
-/// Receives a message without files. A message with files stays in the queue, and ends the connection.
+/// Receives a message without files. A message with files stays in the queue, and the call fails.
 fn hear(connection: &Descriptor, bytes: &mut [u8; 2]) -> Result<usize> {
     let socket = connection.get()?;
     if connection.holds_files() && files::peek(socket)?.has_files {

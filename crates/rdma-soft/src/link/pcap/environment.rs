@@ -1,21 +1,21 @@
-//! The file that the environment names.
+//! The capture file that the environment names.
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// The environment variable that names a file for all devices.
+/// The environment variable that names a capture file for all devices.
 const VARIABLE: &str = "RDMA_SOFT_PCAP";
 
-/// Returns the file named in the environment, if there is one. A setuid program, which has privileges that its user
-/// lacks, ignores the variable: otherwise its user could choose a file to write.
+/// Returns the capture file that the environment names, if any. A setuid program ignores the variable: otherwise its
+/// user could make it write a file that only the program may write.
 pub(crate) fn of_environment() -> Option<PathBuf> {
     named(std::env::var_os(VARIABLE), is_secure())
 }
 
-/// Returns true if the process has privileges that the user who started it lacks.
+/// Returns true if the process runs with privileges that its user lacks.
 fn is_secure() -> bool {
-    // SAFETY: takes a number and returns one (getauxval(3), SAFETY.md F15).
+    // SAFETY: the call takes a number and returns one (getauxval(3), SAFETY.md F15).
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 

@@ -1,12 +1,12 @@
-//! The format of captures: pcapng, since one file can then hold both RoCE and InfiniBand, and records the device of
-//! each packet.
+//! The format of captures: pcapng, because a pcapng file can contain both RoCE and InfiniBand packets, and records the
+//! device of each packet.
 //!
-//! A file consists of blocks of 32-bit words: one at the beginning, one for each device, and one for each packet. With
-//! so few kinds of blocks no crate is needed.
+//! A file consists of blocks of 32-bit words: one at the beginning, one for each device, and one for each packet. This
+//! format is simple enough not to need a crate.
 
 use crate::link::Link;
 
-// The types of blocks, and the numbers of their options.
+// The block types, and the numbers of their options.
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const PACKET: u32 = 6;
@@ -18,18 +18,18 @@ const LAST_OPTION: u16 = 0;
 
 /// The linktype of packets that begin with an Ethernet header.
 const LINKTYPE_ETHERNET: u16 = 1;
-/// The linktype of the Extensible Record Format, whose header names the type of its packet. Wireshark does not know the
-/// linktype of InfiniBand alone, 247.
+/// The linktype of the Extensible Record Format, whose header specifies the type of the packet. Wireshark does not
+/// support 247, the linktype for InfiniBand alone.
 const LINKTYPE_ERF: u16 = 197;
 
 /// The size of an ERF header in bytes.
 const ERF: usize = 16;
-/// The type of ERF records with InfiniBand packets.
+/// The ERF record type for InfiniBand packets.
 const ERF_INFINIBAND: u8 = 21;
-/// A flag of ERF records: their length varies with that of their packets.
+/// An ERF record flag: the length of the record varies with its packet.
 const ERF_VARYING: u8 = 4;
 
-/// A device in a file.
+/// A device that is recorded in a file.
 #[derive(Debug)]
 pub(super) struct Interface {
     /// The index of the device in the file.
@@ -44,10 +44,10 @@ pub(super) enum Direction {
     Out = 2,
 }
 
-/// Appends the block that begins a file.
+/// Appends the block that starts a file.
 pub(super) fn put_section(out: &mut Vec<u8>) {
     put_block(SECTION, out, |out| {
-        // Readers detect the byte order by this number.
+        // From this number, readers detect the byte order.
         put(out, &0x1a2b_3c4d_u32.to_le_bytes());
         let version = [1, 0, 0, 0];
         put(out, &version);
@@ -76,8 +76,8 @@ pub(super) fn put_interface(name: &str, link: Link, out: &mut Vec<u8>) {
     });
 }
 
-/// Appends a packet with a time in nanoseconds since 1970. `frame` appends its bytes. If that fails, the caller must
-/// drop everything that was appended.
+/// Appends a packet with a time in nanoseconds since 1970. `frame` appends the packet's bytes. If that fails, the
+/// caller must discard everything that was appended.
 pub(super) fn put_packet<E>(
     interface: &Interface,
     direction: Direction,
@@ -110,7 +110,7 @@ pub(super) fn put_packet<E>(
     })
 }
 
-/// Returns the ERF header of a record of `length` bytes, header included.
+/// Returns the ERF header for a record of `length` bytes, which includes the header.
 fn erf(time: u64, length: usize) -> [u8; ERF] {
     let (seconds, nanoseconds) = (time / 1_000_000_000, time % 1_000_000_000);
     let fraction = (nanoseconds << 32) / 1_000_000_000;
@@ -123,7 +123,7 @@ fn erf(time: u64, length: usize) -> [u8; ERF] {
     erf
 }
 
-/// Appends a block, with its length at both ends.
+/// Appends a block, which has its length at both ends.
 fn put_block<R>(kind: u32, out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     let begin = out.len();
     put(out, &kind.to_le_bytes());
@@ -146,12 +146,12 @@ fn put(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Pads to whole words, so that each block begins at one.
+/// Pads to a whole number of words, so that each block starts at a word boundary.
 fn pad(out: &mut Vec<u8>) {
     out.resize(out.len().next_multiple_of(4), 0);
 }
 
-/// Returns the lower 32 bits. No length needs more.
+/// Returns the lower 32 bits, which suffice for every length.
 fn word(number: u64) -> [u8; 4] {
     ((number & 0xffff_ffff) as u32).to_le_bytes()
 }

@@ -1,4 +1,4 @@
-//! The addresses of this host that a name denotes.
+//! Resolves a name to addresses of this host.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,25 +13,25 @@ use crate::abi::interface::{InterfaceAddress, interface_addresses};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LocalAddress {
     pub(super) ip: IpAddr,
-    /// The index of the interface, if the address is valid only there.
+    /// The index of the interface if the address is valid only there, otherwise 0.
     pub(super) scope: u32,
-    /// The index of the interface.
+    /// The index of the interface that has the address.
     pub(super) interface: u32,
     /// The MTU of the interface, in bytes.
     pub(super) mtu: u32,
 }
 
-/// An interface, with its addresses.
+/// A network interface and its addresses.
 #[derive(Debug, Default)]
 struct Interface {
     is_loopback: bool,
     addresses: Vec<(IpAddr, u32)>,
 }
 
-/// The MTU of an interface if the kernel does not report it.
+/// The MTU that is assumed if the kernel does not report one.
 const USUAL_MTU: u32 = 1500;
 
-/// Returns the addresses that a name denotes: the address itself, or those of an interface.
+/// Returns the addresses that a name denotes: the address itself, or the addresses of an interface.
 pub(super) fn named(place: &str) -> Result<Vec<LocalAddress>, String> {
     let interfaces = interfaces()?;
     match place.parse::<IpAddr>() {
@@ -60,7 +60,7 @@ fn one(ip: IpAddr, interfaces: &BTreeMap<String, Interface>) -> Result<LocalAddr
     })
 }
 
-/// Returns the addresses in the order of RXE's GID table: link-local, IPv4, IPv6.
+/// Returns an interface's addresses in the order of RXE's GID table: link-local, IPv4, IPv6.
 fn all_of(
     place: &str,
     interfaces: &BTreeMap<String, Interface>,
@@ -104,7 +104,7 @@ fn of_interface(ip: IpAddr, scope: u32, name: &str) -> LocalAddress {
     LocalAddress { ip, scope, interface: index(name).unwrap_or(scope), mtu: mtu(name) }
 }
 
-/// Returns the index of an interface, if this network namespace has one of that name.
+/// Returns the index of an interface, if this network namespace contains it.
 pub(super) fn index(interface: &str) -> Option<u32> {
     let any = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     name_to_index(any.ok()?, interface).ok()

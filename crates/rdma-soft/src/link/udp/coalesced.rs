@@ -1,18 +1,18 @@
-//! Packets that arrive one after the other, coalesced to the burst that they were sent as.
+//! Consecutive packets that are coalesced into the burst in which they were sent.
 
 use rdma_proto::wire::{Headers, Operation};
 use rdma_proto::{Burst, Last};
 
-/// A burst of packets that grows.
+/// A burst to which packets can be added.
 #[derive(Debug)]
 pub(super) struct CoalescedBurst {
     pub(super) burst: Burst,
-    /// Whether no further packet can follow.
+    /// Whether the burst can take no further packet.
     complete: bool,
 }
 
 impl CoalescedBurst {
-    /// Begins a burst with a packet with `length` bytes of payload.
+    /// Starts a burst with a packet that has `length` bytes of payload.
     pub(super) fn of(headers: Headers, length: usize) -> Self {
         let bth = &headers.bth;
         let operation = bth.opcode.operation();
@@ -23,7 +23,7 @@ impl CoalescedBurst {
                 | Operation::RdmaWriteMiddle
                 | Operation::RdmaReadResponseMiddle
         );
-        // Packets in the middle of a run have none of these.
+        // Packets in the middle of a run have none of these properties.
         let plain = !bth.solicited && !bth.ack_request;
         let complete = !begins || !plain || length == 0 || bth.pad_count.get() != 0;
         Self { burst: Burst::single(headers, length), complete }
@@ -50,7 +50,7 @@ impl CoalescedBurst {
     }
 }
 
-/// Returns true if the last packet looks like a middle one, so that others may follow.
+/// Returns true if the last packet looks like a middle packet, so that more may follow.
 fn is_middle(burst: &Burst, last: &Headers) -> bool {
     let segments = burst.segments.saturating_add(1);
     Burst { segments, ..*burst }.headers(burst.segments - 1) == *last

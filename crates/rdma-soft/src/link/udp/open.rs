@@ -1,4 +1,4 @@
-//! A socket that the driver looks at.
+//! A socket that the driver watches.
 
 use std::sync::Mutex;
 
@@ -12,7 +12,7 @@ use crate::sync::locked;
 pub(super) struct Open {
     pub(super) driver: &'static Driver,
     pub(super) socket: Socket,
-    /// The name under which the driver finds it.
+    /// The token under which the driver knows this socket.
     pub(super) token: Token,
     /// The events that the driver reports.
     flags: Mutex<epoll::EventFlags>,
@@ -23,7 +23,7 @@ impl Open {
         Self { driver, socket, token, flags: Mutex::new(epoll::EventFlags::IN) }
     }
 
-    /// Turns reports of an event on or off.
+    /// Enables or disables reports of an event.
     pub(super) fn hear_of(&self, what: epoll::EventFlags, tell: bool) {
         let mut flags = locked(&self.flags);
         flags.set(what, tell);

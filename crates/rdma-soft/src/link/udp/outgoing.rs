@@ -1,4 +1,4 @@
-//! The packets from one address of a device to other hosts.
+//! The packets that a device sends from one address to other hosts.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -22,17 +22,17 @@ use crate::fabric::run_queue::{Entry, Task};
 use crate::link::outbox::{Outbox, Sizes, new_buffer};
 use crate::sync::{Mutex, locked_for_calls, locked_in_models as locked};
 
-/// The maximum number of bytes sent per call: less than a UDP datagram can hold.
+/// The maximum number of bytes that one call sends, less than a UDP datagram can hold.
 const CALL: usize = 65_000;
-/// The maximum payload of a burst, chosen so that its packets are sent in one call.
+/// The maximum payload of a burst, chosen so that all packets of the burst are sent in one call.
 const BURST: usize = 15 << 12;
 const OUTBOX: Sizes = Sizes { bursts: 64, spare: 16, buffer: BURST };
-/// The maximum number of calls per turn.
+/// The maximum number of calls that one turn makes.
 const CALLS: u32 = 16;
 /// The hop limit of packets whose sender does not set one.
 const HOPS: u8 = 64;
 
-/// The share of outgoing packets to drop, and a seed that selects them: for tests.
+/// For tests: the share of outgoing packets to drop, and a seed that selects them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Loss {
     pub(crate) probability: f64,
@@ -45,12 +45,12 @@ pub(super) struct Outgoing {
     pub(super) open: Arc<Open>,
     own: IpAddr,
     outbox: Mutex<Outbox<Letter>>,
-    /// Held by the thread that writes, so that packets stay in order.
+    /// The lock is held by the thread that writes, so that packets stay in order.
     writing: Mutex<Writing>,
     entry: Entry,
 }
 
-/// Packets for one call.
+/// Packets that will be sent in one call.
 #[derive(Debug)]
 struct Writing {
     packets: Vec<u8>,
@@ -62,13 +62,13 @@ struct Writing {
     to: IpAddr,
     whose: Whose,
     says: Says,
-    /// The hop limit that the socket is set to.
+    /// The socket's current hop limit.
     hops_of_socket: u8,
     loss: Option<(f64, SplitMix)>,
 }
 
 impl Writing {
-    /// Adds the packets of a letter, if they can be sent with the same call. Returns true if they were added.
+    /// Adds the packets of a letter if they can be sent in the same call. Returns true if they were added.
     fn add(&mut self, own: IpAddr, letter: &Letter, most: usize) -> bool {
         let Letter { path, burst, datagram, .. } = letter;
         let Address::Gid(remote) = path.remote else { return true };
@@ -96,7 +96,7 @@ impl Writing {
             if self.loses_one() {
                 continue;
             }
-            // The kernel numbers the packets of one call.
+            // The kernel numbers the packets of a call.
             let index = if most > 1 { self.packets.len() / self.segment } else { 0 };
             let identification = u16::try_from(index).unwrap_or(0);
             let written = packet::write(&way, identification, &headers, payload, &mut self.packets);
@@ -112,13 +112,13 @@ impl Writing {
     }
 }
 
-/// Returns the length of a packet of a burst, from its BTH to its ICRC.
+/// Returns the length of a packet in a burst, from its BTH to its ICRC.
 fn length_of(burst: &Burst, index: u16) -> usize {
     let payload = if burst.segments == 1 { burst.length as usize } else { burst.segment.into() };
     burst.headers(index).wire_len() + payload.next_multiple_of(4) + 4
 }
 
-/// The fields of a packet's IP header that its sender sets, except the addresses.
+/// The fields of a packet's IP header, except the addresses, that its sender can set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Says {
     hops: u8,
@@ -126,10 +126,10 @@ struct Says {
 }
 
 impl Says {
-    /// Returns the fields of a datagram's header. Packets of connections set none.
+    /// Returns the fields that a datagram's header sets. Packets of connections set none.
     fn of(datagram: Option<&Datagram>) -> Self {
         let header = datagram.and_then(|datagram| datagram.header);
-        // An IPv4 header is in the last 20 bytes.
+        // If the header is IPv4, it is in the last 20 bytes.
         let (hops, class) = match header {
             Some(header) if header[0] == 0 => (header[28], header[21]),
             Some(header) => (header[7], header[1] >> 4),
@@ -173,8 +173,8 @@ impl Outgoing {
             || self.writing.try_lock().map_or(true, |writing| !writing.packets.is_empty())
     }
 
-    /// Handles new space: queues a turn of as many waiting senders as fit, and then one of its own, which sends what
-    /// they have written.
+    /// Handles new space: queues a turn of as many waiting senders as fit. Then queues a turn of this task, which sends
+    /// what the senders have written.
     fn call_back(self: &Arc<Self>) {
         let (first, more) = locked(&self.outbox).readmit();
         for sender in first.iter().filter_map(Weak::upgrade) {
@@ -185,7 +185,7 @@ impl Outgoing {
         }
     }
 
-    /// Adds as many letters as can be sent with one call. Returns true if there is something to send.
+    /// Adds as many letters as one call can send. Returns true if there is something to send.
     fn fill(&self, writing: &mut Writing) -> bool {
         let most = self.open.socket.most_segments();
         while writing.packets.len() < CALL {
@@ -201,7 +201,7 @@ impl Outgoing {
         !writing.packets.is_empty()
     }
 
-    /// Sends waiting packets. Returns true if there is more, and the socket accepts more.
+    /// Sends waiting packets. Returns true if there are more and the socket accepts more.
     fn write(&self) -> bool {
         let writing = &mut *locked_for_calls(&self.writing);
         for _ in 0..CALLS {
@@ -227,7 +227,7 @@ impl Outgoing {
                     self.open.hear_of(epoll::EventFlags::OUT, true);
                     return false;
                 }
-                // The network is full, has no route, or rejects such packets. They are lost, as on a network.
+                // The network is full, has no route, or rejects these packets. They are lost, as on any network.
                 Err(_) => {
                     let packets = left[..call].len().div_ceil(writing.segment);
                     let packets = u16::try_from(packets).unwrap_or(u16::MAX);

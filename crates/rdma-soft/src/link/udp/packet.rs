@@ -1,4 +1,4 @@
-//! The payload of a UDP datagram: a packet, with its ICRC.
+//! The contents of a UDP datagram: a packet with its ICRC.
 
 use std::net::IpAddr;
 
@@ -7,17 +7,17 @@ use rdma_proto::wire::{
     icrc,
 };
 
-/// The source and destination of a packet, both of one IP version.
+/// The source and destination of a packet, which have the same IP version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flow {
     pub(super) from: IpAddr,
-    /// The source port. A RoCEv2 port accepts packets from any port.
+    /// The source port. Any source port is valid in RoCEv2.
     pub(super) from_port: u16,
     pub(super) to: IpAddr,
 }
 
 impl Flow {
-    /// Returns the headers before the BTH of a packet of `length` bytes, as far as the ICRC covers them.
+    /// Returns the headers before the BTH of a packet of `length` bytes, to the extent that the ICRC covers them.
     fn front(&self, length: usize, identification: u16) -> Option<(IpHeader, UdpHeader)> {
         let udp = UdpHeader::new(self.from_port, length)?;
         let ip = match (self.from, self.to) {
@@ -32,7 +32,7 @@ impl Flow {
     }
 }
 
-/// Adds a packet to `out`.
+/// Appends a packet to `out`.
 pub(super) fn write(
     way: &Flow,
     identification: u16,
@@ -59,24 +59,24 @@ pub(super) fn write(
 /// The reason why a datagram is not a valid packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoPacket {
-    /// It cannot be parsed.
+    /// The datagram cannot be parsed.
     Malformed,
-    /// Its ICRC is wrong.
+    /// The ICRC is wrong.
     Damaged,
 }
 
 /// The longest packet: headers, payload and ICRC.
 const LONGEST: usize = 4096 + 64;
 
-/// Reads packets with unknown IPv4 identifications, since the socket does not report them.
+/// Reads packets whose IPv4 identification is unknown, because the socket does not report it.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// The searches, by the length of the packets in words.
+    /// The identification searches, by packet length in words.
     searches: Vec<Option<Box<IdentificationSearch>>>,
 }
 
 impl Reader {
-    /// Reads the packet in a datagram. `identification` is its likely IPv4 identification.
+    /// Reads the packet in a datagram. `identification` is the most likely IPv4 identification.
     pub(super) fn read<'a>(
         &mut self,
         way: &Flow,
@@ -97,7 +97,7 @@ impl Reader {
         is_whole.then_some((packet.headers, packet.payload)).ok_or(NoPacket::Damaged)
     }
 
-    /// Returns the search for packets of a length, which is a multiple of 4.
+    /// Returns the search for packets with this length, which is a multiple of 4.
     fn search(&mut self, length: usize) -> &IdentificationSearch {
         let place = length / 4;
         if self.searches.len() <= place {

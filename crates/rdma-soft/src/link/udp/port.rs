@@ -1,4 +1,4 @@
-//! An address at which a device listens, and the groups that the device has joined there.
+//! An address at which a device listens, and the groups that the device has joined at it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ use crate::engine::wire::Carrier;
 use crate::link::driver::Driver;
 use crate::sync::locked;
 
-/// The maximum number of groups that a device receives from at an address. Each has a socket.
+/// The maximum number of groups that a device can join at an address. Each group needs a socket.
 const GROUPS: usize = 64;
 
 #[derive(Debug)]
@@ -30,8 +30,8 @@ pub(super) struct Port {
     own: LocalAddress,
     receiver: Arc<PortReceiver>,
     outgoing: Arc<Outgoing>,
-    /// Whether this address receives packets to groups. Only one of an interface's addresses does, so that each
-    /// datagram arrives once.
+    /// Whether this address receives packets to groups. Only one address of each interface does, so that each datagram
+    /// arrives once.
     hears_groups: bool,
     groups: Mutex<BTreeMap<Gid, Arc<PortReceiver>>>,
 }
@@ -75,7 +75,7 @@ impl Network for Port {
 
     fn reach(&self, remote: &Address) -> std::result::Result<(), Refusal> {
         let Address::Gid(remote) = remote else { return Err(Refusal::Invalid) };
-        // Only the process that listens there has the address, and no child that it has forked.
+        // Only the process that listens can use the address, not a child that it has forked.
         let open = &self.receiver.open;
         open.socket.descriptor().get().map_err(|_| Refusal::NobodyThere)?;
         let remote = address(remote.gid);
@@ -125,7 +125,7 @@ impl Network for Port {
             Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
                 Err(Refusal::without_files(errno))
             }
-            // The group still has its members in this process.
+            // Not an error for the caller: the group still works between its members in this process.
             Err(errno) => {
                 let (group, at): (IpAddr, IpAddr) = (address(group), self.own.ip);
                 let device = &self.device.name;

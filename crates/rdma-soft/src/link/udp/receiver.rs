@@ -1,4 +1,4 @@
-//! The receiving end of one address of a device, or of a group that it has joined there.
+//! The receiving end for one address of a device, or for a group that the device has joined at the address.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -28,32 +28,32 @@ use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Happened, Watched};
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 
-/// The number of calls per turn that read packets.
+/// The number of read calls per turn.
 const TURN: u32 = 4;
-/// The maximum number of bytes that the kernel coalesces.
+/// The maximum number of bytes that the kernel coalesces in one call.
 const RECEIVED: usize = 65_536;
 /// More turns than a full socket needs.
 const MOST_TURNS: u32 = 64;
-/// The hop limit that received datagrams report, since the socket does not report the real one. Replies use it.
+/// The hop limit that is reported for received datagrams and used for replies. The socket does not report the real one.
 const HOPS: u8 = 64;
 
 #[derive(Debug)]
 pub(super) struct PortReceiver {
     device: &'static Device,
     pub(super) open: Arc<Open>,
-    /// The address at which packets arrive.
+    /// The local address of arriving packets.
     own: IpAddr,
-    /// The group of this socket, if it has one, and the interface of its packets: the kernel also delivers those of
-    /// other interfaces.
+    /// If this socket is for a group, the group, and the interface on which its packets arrive. The kernel also
+    /// delivers packets from other interfaces.
     group: Option<Group>,
     interface: Option<u32>,
     /// The sender that uses the same socket, if there is one.
     outgoing: Option<Arc<Outgoing>>,
-    /// Held by the thread that reads, so that packets stay in order.
+    /// The lock is held by the thread that reads, so that packets stay in order.
     reading: Mutex<Reading>,
     /// Whether packets arrive or leave here.
     used: AtomicBool,
-    /// Whether it waits for space, and not for packets.
+    /// Whether the receiver waits for space in the inbox and not for packets.
     waits: AtomicBool,
     entry: Entry,
 }
@@ -61,16 +61,16 @@ pub(super) struct PortReceiver {
 #[derive(Debug)]
 struct Reading {
     received: Box<[u8]>,
-    /// The part of `received` that was not handled yet.
+    /// The part of `received` that has not been handled yet.
     left: Option<Unread>,
     reader: Reader,
 }
 
-/// Packets of one sender.
+/// Packets from one sender.
 #[derive(Debug, Clone, Copy)]
 struct Unread {
     way: Flow,
-    /// The range of the packets.
+    /// The range of the packets in the buffer.
     begin: usize,
     end: usize,
     stride: usize,
@@ -82,10 +82,10 @@ struct Unread {
 #[derive(Debug, PartialEq, Eq)]
 enum PortRead {
     Packets,
-    /// None of the packets was for a receiver of this device.
+    /// No packet was for a receiver of this device.
     Useless,
     Nothing,
-    /// The inbox has no space for them.
+    /// The inbox has no space for the packets.
     NoRoom,
 }
 
@@ -136,14 +136,14 @@ impl PortReceiver {
         })
     }
 
-    /// Makes polls look here from now on.
+    /// Makes polls look at this socket from now on.
     pub(super) fn use_it(&self) {
         if !self.used.load(Ordering::Relaxed) && !self.used.swap(true, Ordering::Relaxed) {
             self.open.driver.note_use();
         }
     }
 
-    /// Reads the packets of one call into buffers of the device's inbox, and passes them to it.
+    /// Reads packets with one call into buffers of the device's inbox, and passes them to the inbox.
     fn take_one(self: &Arc<Self>, reading: &mut Reading) -> PortRead {
         if self.waits.swap(false, Ordering::Relaxed) {
             self.open.hear_of(epoll::EventFlags::IN, true);
@@ -153,7 +153,7 @@ impl PortReceiver {
                 Ok(meta) if self.is_elsewhere(&meta) => return PortRead::Useless,
                 Ok(meta) => reading.left = self.left_of(&meta),
                 Err(Errno::INTR) => return PortRead::Packets,
-                // An error of another socket's packet, which the kernel reports once.
+                // An error caused by a packet of another socket, which the kernel reports once.
                 Err(Errno::CONNREFUSED) => return PortRead::Packets,
                 Err(_) => return PortRead::Nothing,
             }
@@ -162,7 +162,7 @@ impl PortReceiver {
         while let Some(left) = reading.left {
             let taken = self.take_run(&left, &reading.received, &mut reading.reader);
             let Some((begin, useful)) = taken else {
-                // The inbox calls when it has space; until then no thread should look for packets.
+                // The inbox calls back when it has space. Until then, no thread should look for packets.
                 self.waits.store(true, Ordering::Relaxed);
                 self.open.hear_of(epoll::EventFlags::IN, false);
                 return PortRead::NoRoom;
@@ -175,7 +175,7 @@ impl PortReceiver {
         found
     }
 
-    /// Returns true if packets to a group arrived by another interface.
+    /// Returns true if packets to a group arrived on an interface other than the group's.
     fn is_elsewhere(&self, meta: &RecvMeta) -> bool {
         let came_by = meta.interface_index.filter(|_| self.interface.is_some());
         came_by.is_some_and(|came_by| Some(came_by) != self.interface)
@@ -194,8 +194,8 @@ impl PortReceiver {
         Some(left)
     }
 
-    /// Receives the next packets that form one run. Returns the offset of the packets after them, and whether they were
-    /// for a receiver of this device. Returns `None`, and receives nothing, if there is no space.
+    /// Receives the next packets that form one run. Returns the offset of the packets after them, and whether the run
+    /// was for a receiver of this device. If there is no space, receives nothing and returns `None`.
     fn take_run(
         self: &Arc<Self>,
         left: &Unread,
@@ -252,12 +252,12 @@ impl PortReceiver {
         Some((begin, true))
     }
 
-    /// Returns true if a packet to a group comes from this process, whose members have it already.
+    /// Returns true if a packet to a group was sent by this process, whose members have already received it.
     fn is_own(&self, path: &Path) -> bool {
         self.group.is_some() && self.device.subnet.at(Link::Ethernet, &path.local).is_some()
     }
 
-    /// Returns the details of a datagram in addition to its headers.
+    /// Returns the details of a datagram that its RDMA headers do not contain.
     fn datagram(&self, run: &CoalescedBurst, left: &Unread, length: usize) -> Option<Datagram> {
         let header = &run.burst.header;
         let source = header.deth.filter(|_| header.bth.opcode.service() == Service::Ud)?.source;
@@ -307,13 +307,13 @@ impl Watched for PortReceiver {
     }
 
     fn look(self: Arc<Self>) -> bool {
-        // The thread that holds the lock looks for this one, too.
+        // The thread that holds the lock is already looking on behalf of this one.
         let Ok(mut reading) = self.reading.try_lock() else { return false };
         self.take_one(&mut reading) == PortRead::Packets
     }
 
     fn read_all(self: Arc<Self>) {
-        // Bounded, since peers may send without end.
+        // Bounded, since peers may send endlessly.
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
             self.device.inbox().execute_all();
@@ -337,7 +337,7 @@ impl Task for PortReceiver {
         &self.entry
     }
 
-    /// Ends when no useful packets arrive. The rest is left to the driver, which pauses in between.
+    /// Stops when no useful packets arrive. The rest is left to the driver, which pauses in between.
     fn run(self: Arc<Self>) -> bool {
         let reading = &mut *locked_for_calls(&self.reading);
         (0..TURN).all(|_| self.take_one(reading) == PortRead::Packets)

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 use super::address::LocalAddress;
 use crate::link::descriptor::{Descriptor, set_flag};
 
-/// The size of the kernel's receive and send buffers: several windows of packets.
+/// The size of the kernel's receive and send buffers, enough for several windows of packets.
 const BUFFER: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Socket {
     pub(super) fn bind(own: &LocalAddress) -> Result<Self> {
         let bound = Self::new(own, own.ip, |_| Ok(()))?;
         let socket = bound.descriptor.get()?;
-        // Datagrams to groups leave by the same interface. If there is none, the first datagram fails.
+        // Datagrams to groups leave through the same interface. If this fails, the first such datagram fails.
         let _ = match own.ip {
             IpAddr::V4(ip) => sockopt::set_ip_multicast_if(socket, &ip),
             IpAddr::V6(_) => sockopt::set_ipv6_multicast_if(socket, own.interface),
@@ -36,7 +36,7 @@ impl Socket {
         Ok(bound)
     }
 
-    /// Opens a socket that receives packets to a group. Other sockets of this host may do so, too.
+    /// Opens a socket that receives packets to a group. Other sockets of this host may also join the group.
     pub(super) fn join(own: &LocalAddress, group: IpAddr) -> Result<Self> {
         let joined = Self::new(own, group, |socket| sockopt::set_socket_reuseaddr(socket, true))?;
         let socket = joined.descriptor.get()?;
@@ -63,16 +63,16 @@ impl Socket {
         prepare(socket)?;
         if !is_ipv4 {
             sockopt::set_ipv6_v6only(socket, true)?;
-            // RXE sends datagrams without a checksum over IPv6, since there is the ICRC (udp(7), RFC 6936). If the
-            // kernel lacks this option, only RXE's packets are lost.
+            // Over IPv6, RXE sends datagrams without a UDP checksum, because they have an ICRC (udp(7), RFC 6936). If
+            // the kernel lacks this option, only RXE's packets are lost.
             let _ = set_flag(socket, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, true);
         }
-        // Without the privilege for more, the kernel grants its usual maximum.
+        // Without the privilege to exceed it, the kernel's usual maximum applies.
         let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, BUFFER));
         let _ = sockopt::set_socket_send_buffer_size_force(socket, BUFFER)
             .or_else(|_| sockopt::set_socket_send_buffer_size(socket, BUFFER));
-        // An address of a group, unless it is global, belongs to an interface.
+        // Unless it is global, a group address belongs to an interface.
         let scope = if ip.is_multicast() { own.interface } else { own.scope };
         bind(socket, &at(ip, scope))?;
         let state = UdpSocketState::new((&socket).into()).map_err(|error| errno(&error))?;
@@ -83,12 +83,12 @@ impl Socket {
         &self.descriptor
     }
 
-    /// Returns the maximum number of packets per call.
+    /// Returns the maximum number of packets that one call can send.
     pub(super) fn most_segments(&self) -> usize {
         self.state.max_gso_segments()
     }
 
-    /// Sends packets of `segment` bytes each, the last one perhaps shorter, to an address.
+    /// Sends packets of `segment` bytes each to an address. The last packet may be shorter.
     pub(super) fn send(
         &self,
         to: IpAddr,
@@ -107,8 +107,8 @@ impl Socket {
         self.state.try_send((&socket).into(), &transmit).map_err(|error| errno(&error))
     }
 
-    /// Receives the next packets, all of them from one sender. Each has the length [`stride`](RecvMeta::stride), except
-    /// the last.
+    /// Receives the next packets, all from one sender. Each packet except the last has the length
+    /// [`stride`](RecvMeta::stride).
     pub(super) fn receive(&self, room: &mut [u8]) -> Result<RecvMeta> {
         let socket = self.descriptor.get()?;
         let mut meta = [RecvMeta::default()];
