@@ -1,4 +1,4 @@
-//! Verbs that the device does not have. They report it in the same way as libibverbs for a provider without them.
+//! Verbs that the device does not support. They fail in the way that libibverbs fails for a provider that lacks them.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,7 +12,7 @@ pub(super) extern "C" fn rereg_mr(
     _length: usize,
     _access: c_int,
 ) -> c_int {
-    // The region is unchanged (man ibv_rereg_mr).
+    // This error means that the region is unchanged (man ibv_rereg_mr).
     Errno::EOPNOTSUPP.set();
     ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_INPUT.0
 }

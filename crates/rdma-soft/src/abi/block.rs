@@ -1,8 +1,8 @@
-//! The heap blocks behind the pointers that programs hold.
+//! The heap blocks to which a program's pointers point.
 //!
-//! Each begins with the C struct, so that the program's pointer is the block's (SAFETY.md F5, F11). The C part is
-//! shared with the program's inline functions, and is only accessed through the raw pointer. The rest of the block
-//! belongs to this provider.
+//! Each block begins with the C struct, so the program's pointer is also a pointer to the block (SAFETY.md F5, F11).
+//! The C part is shared with the program's inline functions, and is only accessed through the raw pointer. The rest of
+//! the block belongs to this provider.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -30,7 +30,7 @@ use crate::memory::import::Imported;
 use crate::memory::protection::{ProtectionDomain, Registration};
 use crate::memory::window::Name;
 
-/// The number of objects that were created from this one and still exist.
+/// The number of existing objects that were created from this one.
 #[derive(Debug, Default)]
 pub(super) struct Children(AtomicU32);
 
@@ -43,13 +43,14 @@ impl Children {
         self.0.fetch_sub(1, Ordering::Release);
     }
 
-    /// Refuses to destroy a parent before its children, like the kernel.
+    /// Fails if there are children: like the kernel, the device refuses to destroy a parent before its children.
     pub(super) fn none(&self) -> Result<(), Refusal> {
         if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(Refusal::Busy) }
     }
 }
 
-/// The number of holders of a context: the program, until it closes it, and each object that was created from it.
+/// The number of holders of a context: the program, until it closes the context, and each object created from the
+/// context.
 #[derive(Debug)]
 pub(super) struct Holders(AtomicU32);
 
@@ -78,15 +79,15 @@ impl Holders {
 #[repr(C)]
 pub(super) struct ContextBlock {
     /// `verbs_context` grows at its low end. These zeroes are space for the fields that newer headers have before the
-    /// bindings' first field. Programs built against such headers find there that a function is missing.
+    /// first field of the bindings. For programs built against such headers, a zero means that the function is missing.
     pub(super) newer: [usize; 6],
     pub(super) verbs: verbs_context,
     pub(super) device: &'static Device,
     pub(super) holders: Holders,
-    /// The numbers of its protection domains.
+    /// The numbers of the context's protection domains.
     pub(super) domains: Mutex<BTreeSet<u64>>,
     pub(super) events: Arc<EventQueue<AsyncEvent>>,
-    /// The file of `cmd_fd`: a descriptor that programs may duplicate and inspect, and that does nothing.
+    /// The file whose number is `cmd_fd`: a descriptor that programs may duplicate and inspect, and that does nothing.
     pub(super) command: OwnedFd,
 }
 
@@ -102,7 +103,7 @@ pub(super) struct PdBlock {
 pub(super) struct MrBlock {
     pub(super) verbs: ibv_mr,
     pub(super) registration: Registration,
-    /// Memory that was imported as a file. It is dropped with the block, after the deregistration.
+    /// The memory, if it was imported as a file. It is dropped with the block, after the deregistration.
     pub(super) imported: Option<Imported>,
 }
 
@@ -147,34 +148,34 @@ pub(super) struct SrqBlock {
 pub(super) struct QpBlock {
     pub(super) verbs: ibv_qp_ex,
     pub(super) queue_pair: Arc<QueuePair>,
-    /// Present only if the queue pair was created to post by function calls.
+    /// Present only if the queue pair was created to post with function calls.
     pub(super) posting: Option<Box<CriticalRegion<Batch>>>,
-    /// The attributes that it was created with.
+    /// The attributes with which the queue pair was created.
     pub(super) init: ibv_qp_init_attr,
     pub(super) async_events: Acknowledgements,
 }
 
-/// Returns the block behind a program's context.
+/// Returns the block that contains a program's context.
 ///
 /// # Safety
 ///
-/// The context was opened by this provider and is not closed during the call.
+/// This provider opened the context, and it is not closed during the call.
 pub(super) unsafe fn context_block(context: *mut ibv_context) -> *mut ContextBlock {
     let offset = offset_of!(ContextBlock, verbs) + offset_of!(verbs_context, context);
-    // SAFETY: the pointer was made from the block's by adding exactly this offset (SAFETY.md F5, F11).
+    // SAFETY: the pointer was made by adding exactly this offset to the block's address (SAFETY.md F5, F11).
     unsafe { context.byte_sub(offset).cast() }
 }
 
 macro_rules! block_of {
     ($name:ident, $verbs:ty, $block:ty, $field:ident: $part:ty) => {
-        /// Returns this provider's part of the block behind a program's object.
+        /// Returns this provider's part of the block that contains a program's object.
         ///
         /// # Safety
         ///
-        /// The object was created by this provider and is not destroyed while the result is used.
+        /// This provider created the object, and it is not destroyed while the result is used.
         #[inline]
         pub(super) unsafe fn $name<'a>(object: *mut $verbs) -> &'a $part {
-            // SAFETY: the object is the beginning of its block (SAFETY.md F11), and the field is only written before
+            // SAFETY: the object is at the beginning of its block (SAFETY.md F11), and the field is only written before
             // the program gets the block.
             unsafe { &(*object.cast::<$block>()).$field }
         }
@@ -206,11 +207,11 @@ block_of!(queue_pair_init, ibv_qp, QpBlock, init: ibv_qp_init_attr);
 ///
 /// # Safety
 ///
-/// The context was opened by this provider and is not closed during the call.
+/// This provider opened the context, and it is not closed during the call.
 pub(super) unsafe fn device_of(context: *mut ibv_context) -> &'static Device {
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let block = unsafe { context_block(context) };
-    // SAFETY: a live block (SAFETY.md F11); the field is only written before the program gets the block.
+    // SAFETY: the block is live (SAFETY.md F11), and the field is only written before the program gets the block.
     unsafe { (*block).device }
 }
 
@@ -218,38 +219,38 @@ pub(super) unsafe fn device_of(context: *mut ibv_context) -> &'static Device {
 ///
 /// # Safety
 ///
-/// The context was opened by this provider and is not closed while the result is used.
+/// This provider opened the context, and it is not closed while the result is used.
 pub(super) unsafe fn context_domains<'a>(context: *mut ibv_context) -> &'a Mutex<BTreeSet<u64>> {
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let block = unsafe { context_block(context) };
-    // SAFETY: a live block (SAFETY.md F11); the set is only used through shared references.
+    // SAFETY: the block is live (SAFETY.md F11), and the set is only used through shared references.
     unsafe { &(*block).domains }
 }
 
-/// Notes that an object was created from a context, which it holds until [`release_context`].
+/// Records that an object was created from a context. The object holds the context until [`release_context`].
 ///
 /// # Safety
 ///
-/// The context was opened by this provider and is not closed during the call.
+/// This provider opened the context, and it is not closed during the call.
 pub(super) unsafe fn hold_context(context: *mut ibv_context) {
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let block = unsafe { context_block(context) };
-    // SAFETY: a live block (SAFETY.md F11); the counter is only used through shared references.
+    // SAFETY: the block is live (SAFETY.md F11), and the counter is only used through shared references.
     unsafe { &(*block).holders }.join();
 }
 
-/// Removes a holder of a context: an object that was destroyed, or the program, which has closed it. The last one frees
-/// the context.
+/// Removes a holder of a context: an object that was destroyed, or the program, which closed the context. The last
+/// holder frees the context.
 ///
 /// # Safety
 ///
-/// The context was opened by this provider. The caller is one of its holders, and does not use it afterwards.
+/// This provider opened the context. The caller is one of its holders and does not use it afterwards.
 pub(super) unsafe fn release_context(context: *mut ibv_context) {
-    // SAFETY: it is live, since the caller holds it (SAFETY.md F11).
+    // SAFETY: the context is live, because the caller holds it (SAFETY.md F11).
     let block = unsafe { context_block(context) };
     // SAFETY: as above; the counter is only used through shared references.
     if unsafe { &(*block).holders }.leave() {
-        // SAFETY: made by `open_device`; it has no holders any more, and this happens once (SAFETY.md F11).
+        // SAFETY: `open_device` made the block. The last holder has left, and this happens once (SAFETY.md F11).
         let block = unsafe { Box::from_raw(block) };
         let device = block.device;
         drop(block);
@@ -261,12 +262,12 @@ pub(super) unsafe fn release_context(context: *mut ibv_context) {
 ///
 /// # Safety
 ///
-/// The context was opened by this provider and is not closed while the result is used.
+/// This provider opened the context, and it is not closed while the result is used.
 pub(super) unsafe fn context_events<'a>(
     context: *mut ibv_context,
 ) -> &'a Arc<EventQueue<AsyncEvent>> {
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let block = unsafe { context_block(context) };
-    // SAFETY: a live block (SAFETY.md F11); the field is only written before the program gets the block.
+    // SAFETY: the block is live (SAFETY.md F11), and the field is only written before the program gets the block.
     unsafe { &(*block).events }
 }

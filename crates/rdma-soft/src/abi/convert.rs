@@ -1,4 +1,4 @@
-//! Converts numbers, texts and structs to their C forms.
+//! Converts numbers, strings and structs to their C forms.
 
 use std::ffi::{c_char, c_int};
 use std::ptr;
@@ -8,7 +8,7 @@ pub(super) fn int(number: u64) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// Copies as much of a text as fits with a zero after it.
+/// Copies as much of a string as fits, followed by a zero.
 pub(super) fn put(field: &mut [c_char], text: &str) {
     let space = field.len() - 1;
     for (to, from) in field[..space].iter_mut().zip(text.bytes()) {
@@ -20,11 +20,11 @@ pub(super) fn put(field: &mut [c_char], text: &str) {
 ///
 /// # Safety
 ///
-/// `size` bytes at `out` may be written.
+/// `size` bytes at `out` are writable.
 pub(super) unsafe fn fill<T: Copy>(known: &T, out: *mut T, size: usize) {
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     unsafe { out.cast::<u8>().write_bytes(0, size) };
     let common = size.min(size_of::<T>());
-    // SAFETY: as above, and `common` is at most the size of either struct.
+    // SAFETY: as above, and `common` does not exceed the size of either struct.
     unsafe { out.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(known).cast(), common) };
 }

@@ -1,4 +1,4 @@
-//! Refusals in the two forms that verbs report: an error number, or NULL and `errno`.
+//! Reports refusals in the two ways that verbs use: an error number, or NULL and `errno`.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -20,7 +20,7 @@ impl From<Refusal> for Errno {
             Refusal::Gone => Self::ENODEV,
             Refusal::NobodyThere => Self::EHOSTUNREACH,
             Refusal::NotAllowed => Self::EACCES,
-            // `ENOENT` and `EACCES` would refer to the device.
+            // `ENOENT` or `EACCES` would seem to be about the device itself.
             Refusal::Unusable => Self::EIO,
         }
     }

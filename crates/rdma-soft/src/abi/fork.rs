@@ -1,5 +1,5 @@
-//! A fork does nothing to registered memory. The device accesses it through the page tables of the process, like the
-//! process itself, and no page is pinned.
+//! A fork does not affect registered memory. The device accesses this memory through the page tables of the process,
+//! like the process itself, and pins no pages.
 
 use std::ffi::c_int;
 

@@ -1,14 +1,15 @@
-//! The C ABI: shims that turn the calls of a libibverbs program into calls of the engine.
+//! The C ABI: functions that turn the calls of a libibverbs program into calls to the engine.
 //!
-//! Every pointer here comes from a program. Like libibverbs, the shims rely on three facts (SAFETY.md F1). It is of the
-//! stated type, it was made by this provider, and it is not destroyed during the call.
+//! Every pointer here comes from a program. Like libibverbs, these functions rely on three facts about each pointer
+//! (SAFETY.md F1). It has the stated type, this provider made it, and its object is not destroyed during the call.
 //!
-//! - `table` has the verbs under libibverbs's names, and `device/context` the functions that a context points to.
-//! - `block` has the objects that a program's pointers refer to. `errno` and `convert` turn results and values into
-//!   their C forms.
+//! - `table` contains the verbs under the names of libibverbs, and `device/context` the functions that a context points
+//!   to.
+//! - `block` contains the objects that a program's pointers refer to. `errno` and `convert` turn results and values
+//!   into their C forms.
 //! - Each kind of object has a folder for its verbs: `device`, `memory` (domains, regions, windows), `completion`, and
 //!   `queue_pair` (with shared receive queues and address handles).
-//! - `work` posts: `post` reads lists of work requests, and `wr` builds requests by function calls.
+//! - `work` posts requests: `post` reads lists of work requests, and `wr` builds requests from function calls.
 #![allow(unsafe_code)]
 
 mod absent;

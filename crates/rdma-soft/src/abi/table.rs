@@ -10,7 +10,7 @@ use super::memory::{mr, pd};
 use super::queue_pair::{ah, qp, qp_ex, srq};
 use super::{absent, fork};
 
-/// The software devices' table of verbs, for [`DeviceList::of`] and for C callers. [`install`] registers it.
+/// The table of the software devices' verbs, for [`DeviceList::of`] and for C callers. [`install`] registers it.
 ///
 /// [`DeviceList::of`]: https://docs.rs/rdma-mem
 /// [`install`]: crate::install
@@ -79,7 +79,7 @@ pub fn verbs() -> &'static Verbs {
 
 /// Registers the table with rdma-sys.
 pub(crate) fn register() {
-    // SAFETY: each function of the table behaves like the verb of its name, on the objects of this provider, from any
+    // SAFETY: each function in the table behaves like the verb with its name, on this provider's objects, from any
     // thread (SAFETY.md F2, F9).
     unsafe { rdma_sys::register(verbs()) }
 }

@@ -31,23 +31,23 @@ pub(crate) unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     let verbs = ibv_cq_ex { context, channel, cq_context, cqe, ..functions() };
-    // SAFETY: the caller's context and channel (SAFETY.md F1).
+    // SAFETY: the caller passes a live context, and a channel that is live or NULL (SAFETY.md F1).
     let created = unsafe { create(verbs, comp_vector, 0) };
     pointer(created).cast()
 }
 
-/// Creates a completion queue with the program's part `verbs`. Its extended completions have these fields.
+/// Creates a completion queue with the program's part `verbs`. Its extended completions contain these fields.
 ///
 /// # Safety
 ///
-/// The context is a live one of this provider, and so is the channel, unless that is NULL.
+/// The context is live and belongs to this provider. The channel does too, or is NULL.
 pub(super) unsafe fn create(
     verbs: ibv_cq_ex,
     comp_vector: c_int,
     fields: u64,
 ) -> Result<*mut ibv_cq_ex, Refusal> {
     let ibv_cq_ex { context, channel, cqe, .. } = verbs;
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let device = unsafe { device_of(context) };
     let capacity = check_capacity(device, cqe)?;
     if !(0..COMPLETION_VECTORS).contains(&comp_vector) {
@@ -56,14 +56,14 @@ pub(super) unsafe fn create(
     device.completion_queues.take(device.limits.max_cq)?;
     let queue = CompletionQueue::new(device.fabric, capacity, device.deferred.as_ref())
         .inspect_err(|_| device.completion_queues.give())?;
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let notifier = unsafe { notifier(channel) };
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let events = Arc::clone(unsafe { context_events(context) });
     let reporter = Reporter::new(events, Element::CompletionQueue);
     let queue = queue.with_events(notifier, reporter).with_timestamps(has_timestamps(fields));
     let queue = Arc::new(queue);
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     unsafe { hold_context(context) };
     let block = Box::into_raw(Box::new(CqBlock {
         verbs,
@@ -79,14 +79,14 @@ pub(super) unsafe fn create(
 
 /// # Safety
 ///
-/// The channel is a live one of this provider, or NULL.
+/// The channel is NULL, or is live and belongs to this provider.
 unsafe fn notifier(channel: *mut ibv_comp_channel) -> Option<Notifier> {
     if channel.is_null() {
         return None;
     }
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     unsafe { channel_children(channel) }.add();
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let events = unsafe { channel_events(channel) };
     Some(Notifier { channel: Arc::clone(events), handle: OnceLock::new() })
 }
@@ -97,16 +97,17 @@ fn check_capacity(device: &Device, cqe: c_int) -> Result<u32, Refusal> {
 }
 
 pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
-    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live completion queue (SAFETY.md F1).
     let queue = unsafe { queue_of(cq) };
-    // SAFETY: as above; its context does not change.
+    // SAFETY: as above; the field with its context does not change.
     let context = unsafe { (*cq).context };
     // SAFETY: the queue holds its context (SAFETY.md F11).
     let device = unsafe { device_of(context) };
-    // SAFETY: the caller's completion queue (SAFETY.md F1), the beginning of a live block (F11).
+    // SAFETY: the caller passes a live completion queue (SAFETY.md F1), and it is at the beginning of a live block
+    // (F11).
     let size = unsafe { &raw mut (*cq).cqe };
-    // SAFETY: as above, and aligned (SAFETY.md F5). Other threads that resize the same queue may write it here, too.
-    // Programs read the size non-atomically, but only while no thread resizes the queue (F9).
+    // SAFETY: as above, and the field is aligned (SAFETY.md F5). Other threads that resize the same queue may write it
+    // at the same time. Programs read the size non-atomically, but only while no thread resizes the queue (F9).
     let size = unsafe { AtomicI32::from_ptr(size) };
     number(
         check_capacity(device, cqe)
@@ -115,17 +116,17 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
 }
 
 pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
-    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live completion queue (SAFETY.md F1).
     let free = unsafe { queue_children(cq) }.none();
     number(free.map(|()| {
-        // SAFETY: the caller's completion queue, which no thread uses any more (SAFETY.md F1).
+        // SAFETY: the caller passes a live completion queue, which no other thread uses any more (SAFETY.md F1).
         let queue = unsafe { queue_of(cq) };
         queue.withdraw_events();
         // SAFETY: as above. Other threads may still acknowledge delivered events.
         unsafe { queue_completion_events(cq) }.wait();
         // SAFETY: as above.
         unsafe { queue_async_events(cq) }.wait();
-        // SAFETY: made by `create_cq`, and the caller gives it up (SAFETY.md F11).
+        // SAFETY: `create_cq` made the queue, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(cq.cast::<CqBlock>()) };
         if !block.verbs.channel.is_null() {
             // SAFETY: a channel outlives its queues (SAFETY.md F11).
@@ -134,7 +135,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         let context = block.verbs.context;
         // SAFETY: the queue holds its context (SAFETY.md F11).
         unsafe { device_of(context) }.completion_queues.give();
-        // SAFETY: as above, and this is its last use of it.
+        // SAFETY: as above, and the queue does not use its context after this.
         unsafe { release_context(context) };
     }))
 }

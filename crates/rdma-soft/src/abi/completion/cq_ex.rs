@@ -1,4 +1,4 @@
-//! Creation of extended completion queues.
+//! Creates extended completion queues.
 
 use rdma_sys::{
     ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_cq_init_attr_mask, ibv_create_cq_attr_flags,
@@ -28,7 +28,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    // SAFETY: the caller's attributes (SAFETY.md F1).
+    // SAFETY: the caller passes valid attributes (SAFETY.md F1).
     let attr = unsafe { attr.read() };
     let verbs = ibv_cq_ex {
         context,
@@ -41,13 +41,13 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     // SAFETY: as above.
     let limits = &unsafe { device_of(context) }.limits;
     pointer(check(limits, &attr).and_then(|()| {
-        // SAFETY: the caller's context, and the channel of its attributes (SAFETY.md F1).
+        // SAFETY: the caller passes a live context, and `attr.channel` is live or NULL (SAFETY.md F1).
         unsafe { create(verbs, vector, attr.wc_flags) }
     }))
 }
 
-/// Refuses options that the device lacks. The option for polling by a single thread changes nothing. A queue that
-/// overflows goes to error, whatever its owner has requested.
+/// Refuses options that the device lacks. The option for polling from a single thread has no effect. A queue that
+/// overflows always goes to error, whatever its owner has requested.
 fn check(limits: &Limits, attr: &ibv_cq_init_attr_ex) -> Result<(), Refusal> {
     let with_flags = ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0;
     let single_threaded = ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED.0;

@@ -20,11 +20,11 @@ use crate::engine::events::report::Element;
 pub(crate) unsafe extern "C" fn create_comp_channel(
     context: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
     let made = EventQueue::new(device.fabric).map_err(Refusal::without_files);
     pointer(made.map(|events| {
-        // SAFETY: the caller's context (SAFETY.md F1).
+        // SAFETY: the caller passes a live context (SAFETY.md F1).
         unsafe { hold_context(context) };
         let verbs = ibv_comp_channel { context, fd: events.fd(), refcnt: 0 };
         let children = Children::default();
@@ -33,12 +33,12 @@ pub(crate) unsafe extern "C" fn create_comp_channel(
 }
 
 pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    // SAFETY: the caller's channel (SAFETY.md F1).
+    // SAFETY: the caller passes a live channel (SAFETY.md F1).
     let free = unsafe { channel_children(channel) }.none();
     number(free.map(|()| {
-        // SAFETY: made by `create_comp_channel`, and the caller gives it up (SAFETY.md F11).
+        // SAFETY: `create_comp_channel` made the channel, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(channel.cast::<ChannelBlock>()) };
-        // SAFETY: the channel holds its context, and this is its last use of it (SAFETY.md F11).
+        // SAFETY: the channel holds its context, and does not use it after this (SAFETY.md F11).
         unsafe { release_context(block.verbs.context) };
     }))
 }
@@ -48,21 +48,21 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's channel (SAFETY.md F1).
+    // SAFETY: the caller passes a live channel (SAFETY.md F1).
     let events = unsafe { channel_events(channel) };
     let taken = events.take(|handle| {
         let object = handle.0.cast::<ibv_cq>();
-        // SAFETY: the queue exists: destroying it first discards its events, under the lock that is held here
-        // (SAFETY.md F11).
+        // SAFETY: the queue still exists: its events are discarded before it is destroyed, under the lock that is held
+        // here (SAFETY.md F11).
         unsafe { queue_completion_events(object) }.delivered();
         object
     });
     finish(taken, |object| {
-        // SAFETY: the queue exists, since the event is not acknowledged (SAFETY.md F11).
+        // SAFETY: the queue still exists, because its event has not been acknowledged (SAFETY.md F11).
         let context = unsafe { (*object).cq_context };
-        // SAFETY: the caller's place for the queue (SAFETY.md F1).
+        // SAFETY: the caller passes a place for the queue (SAFETY.md F1).
         unsafe { cq.write(object) };
-        // SAFETY: the caller's place for its context (SAFETY.md F1).
+        // SAFETY: the caller passes a place for the queue's context (SAFETY.md F1).
         unsafe { cq_context.write(context) };
     })
 }
@@ -82,7 +82,7 @@ fn finish<T>(taken: rustix::io::Result<T>, deliver: impl FnOnce(T)) -> c_int {
 }
 
 pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
-    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live completion queue (SAFETY.md F1).
     unsafe { queue_completion_events(cq) }.acknowledge(count);
 }
 
@@ -90,14 +90,14 @@ pub(crate) unsafe extern "C" fn get_async_event(
     context: *mut ibv_context,
     out: *mut ibv_async_event,
 ) -> c_int {
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let events = unsafe { context_events(context) };
     let taken = events.take(|event| {
         let element = match event.element {
             Element::CompletionQueue(handle) => {
                 let cq = handle.0.cast::<ibv_cq>();
-                // SAFETY: the object exists: destroying it first discards its events, under the lock that is held here
-                // (SAFETY.md F11).
+                // SAFETY: the object still exists: its events are discarded before it is destroyed, under the lock that
+                // is held here (SAFETY.md F11).
                 unsafe { queue_async_events(cq) }.delivered();
                 ibv_async_event__bindgen_ty_1 { cq }
             }
@@ -117,17 +117,17 @@ pub(crate) unsafe extern "C" fn get_async_event(
         };
         ibv_async_event { element, event_type: ibv_event_type(event.kind.raw()) }
     });
-    // SAFETY: the caller's place for the event (SAFETY.md F1).
+    // SAFETY: the caller passes a place for the event (SAFETY.md F1).
     finish(taken, |event| unsafe { out.write(event) })
 }
 
 pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     use ibv_event_type as Type;
-    // SAFETY: an event that `get_async_event` filled (SAFETY.md F1).
+    // SAFETY: the caller passes an event that `get_async_event` filled (SAFETY.md F1).
     let event = unsafe { event.read() };
     match event.event_type {
         Type::IBV_EVENT_CQ_ERR => {
-            // SAFETY: an event of this type is about a queue, which the union has (SAFETY.md F1).
+            // SAFETY: an event of this type concerns a completion queue, which the union contains (SAFETY.md F1).
             let cq = unsafe { event.element.cq };
             // SAFETY: the queue exists until its events are acknowledged (SAFETY.md F11).
             unsafe { queue_async_events(cq) }.acknowledge(1);
@@ -138,13 +138,13 @@ pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
         | Type::IBV_EVENT_COMM_EST
         | Type::IBV_EVENT_SQ_DRAINED
         | Type::IBV_EVENT_QP_LAST_WQE_REACHED => {
-            // SAFETY: an event of this type is about a queue pair, which the union has (SAFETY.md F1).
+            // SAFETY: an event of this type concerns a queue pair, which the union contains (SAFETY.md F1).
             let qp = unsafe { event.element.qp };
             // SAFETY: the queue pair exists until its events are acknowledged (SAFETY.md F11).
             unsafe { queue_pair_async_events(qp) }.acknowledge(1);
         }
         Type::IBV_EVENT_SRQ_ERR | Type::IBV_EVENT_SRQ_LIMIT_REACHED => {
-            // SAFETY: an event of this type is about a shared queue, which the union has (SAFETY.md F1).
+            // SAFETY: an event of this type concerns a shared queue, which the union contains (SAFETY.md F1).
             let srq = unsafe { event.element.srq };
             // SAFETY: the queue exists until its events are acknowledged (SAFETY.md F11).
             unsafe { shared_queue_async_events(srq) }.acknowledge(1);

@@ -1,4 +1,4 @@
-//! Polling a completion queue, and requesting its events.
+//! Polls a completion queue, and requests its events.
 
 use std::ffi::c_int;
 
@@ -8,12 +8,12 @@ use crate::abi::block::queue_of;
 use crate::engine::completion::work_completion::{Completion, JUNK};
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live completion queue (SAFETY.md F1).
     let queue = unsafe { queue_of(cq) };
     let most = u32::try_from(entries).unwrap_or(0);
     queue.step_deferred();
     let polled = queue.poll(most, |n, completion, _| {
-        // SAFETY: the caller's array has `entries` places, and `n` is less (SAFETY.md F12).
+        // SAFETY: the caller's array has `entries` places, and `n` is less than that (SAFETY.md F12).
         let place = unsafe { wc.add(n as usize) };
         // SAFETY: as above.
         unsafe { place.write(work_completion(completion)) };
@@ -25,12 +25,12 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
 }
 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live completion queue (SAFETY.md F1).
     unsafe { queue_of(cq) }.request_event(solicited_only != 0);
     0
 }
 
-/// Returns a completion in the form that the program sees.
+/// Converts a completion to the form that the program sees.
 #[inline]
 pub(super) fn work_completion(completion: &Completion) -> ibv_wc {
     let success = completion.status.is_success();

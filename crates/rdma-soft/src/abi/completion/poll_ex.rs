@@ -1,7 +1,7 @@
-//! Polling an extended completion queue: one completion at a time, whose fields the program reads.
+//! Polls an extended completion queue one completion at a time. The program then reads its fields.
 //!
-//! From `start_poll` to `end_poll` one thread is in the queue's critical region, and others that start wait. A
-//! completion is removed from the queue when the poll reaches it.
+//! From `start_poll` to `end_poll`, one thread is in the queue's critical region, and other threads that start a poll
+//! wait. A completion is removed from the queue when the poll reaches it.
 
 use std::ffi::{c_int, c_uint};
 
@@ -17,11 +17,11 @@ use crate::engine::critical_region::Nested;
 use crate::fabric::clock::Time;
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: the caller's attributes (SAFETY.md F1).
+    // SAFETY: the caller passes valid attributes (SAFETY.md F1).
     if unsafe { (*attr).comp_mask } != 0 {
         return Errno::EINVAL.raw();
     }
-    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live completion queue (SAFETY.md F1).
     let polling = unsafe { queue_polling(cq) };
     if polling.enter() == Err(Nested) {
         return Errno::EDEADLK.raw();
@@ -37,13 +37,13 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live completion queue (SAFETY.md F1).
     let queue = unsafe { queue_of(cq.cast()) };
     // SAFETY: as above.
     let polling = unsafe { queue_polling(cq) };
-    // SAFETY: these calls do not call `with` of the region again. Only functions of this file do, and only programs
-    // call those. A poll may expire a timer and execute requests, of any queue pair. But that is code of the engine,
-    // which calls neither `abi` nor the program (SAFETY.md F17).
+    // SAFETY: the calls in the closure never call `with` of this region again. Only functions in this file call it, and
+    // only programs call those. A poll may expire a timer and execute requests of any queue pair. But that is code of
+    // the engine, which calls neither `abi` nor the program (SAFETY.md F17).
     let taken = unsafe {
         polling.with(|polled| {
             let taken = queue.poll(1, |_, completion, timestamp| {
@@ -55,7 +55,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     };
     match taken {
         Some(Ok((1, wr_id, status))) => {
-            // SAFETY: the program's part, which belongs to the thread in the critical region (F17).
+            // SAFETY: these fields of the program's part belong to the thread in the critical region (F17).
             unsafe { (*cq).wr_id = wr_id };
             // SAFETY: as above.
             unsafe { (*cq).status = status };
@@ -68,25 +68,25 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live completion queue (SAFETY.md F1).
     unsafe { queue_polling(cq) }.leave();
 }
 
-/// Defines the functions that read a completion, and the beginning of a queue. Fields that the queue was not created
-/// with are junk, and so is everything outside of the critical region.
+/// Defines the functions that read a completion, and the function that fills a new queue. Fields that the queue was not
+/// created with are junk, and so are all fields outside the critical region.
 macro_rules! read {
     ($($name:ident -> $type:ty { $junk:expr, |$polled:ident| $field:expr })+) => {
         $(
             unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
-                // SAFETY: the caller's completion queue (SAFETY.md F1).
+                // SAFETY: the caller passes a live completion queue (SAFETY.md F1).
                 let polling = unsafe { queue_polling(cq) };
-                // SAFETY: reading a field calls nothing that could return here (SAFETY.md F17).
+                // SAFETY: reading a field calls nothing that could lead back to this function (SAFETY.md F17).
                 let field = unsafe { polling.with(|$polled| $field) };
                 field.flatten().unwrap_or($junk)
             }
         )+
 
-        /// Returns the program's part of a new queue. It has all functions, since programs call them unchecked.
+        /// Returns the program's part of a new queue. It contains every function, since programs call them unchecked.
         pub(super) fn functions() -> ibv_cq_ex {
             ibv_cq_ex {
                 start_poll: Some(start_poll),
@@ -143,13 +143,13 @@ read! {
 }
 
 unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
-    // SAFETY: the caller's place (SAFETY.md F1).
+    // SAFETY: the caller passes a place for the result (SAFETY.md F1).
     unsafe { info.write(ibv_wc_tm_info { tag: JUNK.into(), priv_: JUNK }) };
 }
 
-/// Returns the immediate data, or the key that was invalidated: both are in the same place.
+/// Returns the immediate data or the invalidated key, which are in the same place.
 fn immediate(wc: &ibv_wc) -> u32 {
-    // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
+    // SAFETY: this field covers all bytes of the union, and any bytes are a valid value (SAFETY.md F4).
     unsafe { wc.__bindgen_anon_1.imm_data }
 }
 

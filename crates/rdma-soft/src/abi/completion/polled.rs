@@ -7,12 +7,12 @@ use crate::fabric::clock::{Clock, Time};
 
 /// The completion that a poll has reached.
 pub(crate) struct Polled {
-    /// The fields that the queue was created with (`enum ibv_create_cq_wc_flags`).
+    /// The fields with which the queue was created (`enum ibv_create_cq_wc_flags`).
     fields: u64,
     pub(super) wc: ibv_wc,
-    /// The time of the completion.
+    /// The time at which the request completed.
     pub(super) timestamp: Time,
-    /// The clock of `timestamp`.
+    /// The clock that `timestamp` was read from.
     pub(super) clock: &'static Clock,
 }
 
@@ -22,7 +22,7 @@ impl Polled {
         Self { fields, wc: ibv_wc::default(), timestamp: Time::AT_ONCE, clock }
     }
 
-    /// Returns a field's value, if the queue was created with that field.
+    /// Returns a field's value if the queue was created with that field.
     pub(super) fn field<T>(&self, flag: Fields, value: T) -> Option<T> {
         (self.fields & u64::from(flag.0) != 0).then_some(value)
     }
@@ -33,7 +33,7 @@ pub(super) const TIMESTAMPS: u64 = (Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.
     | Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK.0)
     as u64;
 
-/// Returns true if a queue with these fields keeps the times of its completions.
+/// Returns true if a queue with these fields records the times of its completions.
 pub(super) fn has_timestamps(fields: u64) -> bool {
     fields & TIMESTAMPS != 0
 }

@@ -1,4 +1,4 @@
-//! Opening and closing a device.
+//! Opens and closes a device.
 
 use std::collections::BTreeSet;
 use std::ffi::c_int;
@@ -29,10 +29,10 @@ use crate::engine::queue_pair::settings::Settings;
 use crate::sync::locked;
 
 pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: a device of this provider lives as long as the process (SAFETY.md F11).
+    // SAFETY: a device of this provider exists as long as the process (SAFETY.md F11).
     let block = unsafe { list::block(device) };
     if let Some(error) = &block.device().unusable {
-        // This is the only way to report the file to a C program. A write error is ignored.
+        // Standard error is the only way to report the reason to a C program. A write error is ignored.
         let _ =
             writeln!(io::stderr(), "rdma-soft: `{}` is not opened: {error}", block.device().name);
         return pointer(Err(Refusal::Unusable));
@@ -64,7 +64,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.context.cmd_fd = command.as_raw_fd();
         verbs.context.async_fd = events.fd();
         verbs.context.num_comp_vectors = COMPLETION_VECTORS;
-        // The mark of a `verbs_context` (`__VERBS_ABI_IS_EXTENDED`).
+        // This value marks a `verbs_context` (`__VERBS_ABI_IS_EXTENDED`).
         verbs.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
         let context = Box::into_raw(Box::new(ContextBlock {
             newer: [0; 6],
@@ -75,20 +75,20 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             events,
             command,
         }));
-        // SAFETY: the block was just made. No reference is formed, so that the pointer may be converted back to the
+        // SAFETY: the block was just allocated. No reference is created, so the pointer can be converted back to the
         // whole block (SAFETY.md F11).
         unsafe { &raw mut (*context).verbs.context }
     });
     pointer(opened)
 }
 
-/// Succeeds even if the program has left objects, like libibverbs. Such objects cannot be used further: their queue
-/// pairs are reset, so that the device does not access memory for them. The kernel likewise destroys them when the file
-/// is closed. They can still be destroyed, and the last one frees the context.
+/// Succeeds even if objects of the context still exist, as libibverbs does. Such objects can no longer be used: their
+/// queue pairs are reset, so that the device does not access memory for them. The kernel likewise destroys them when
+/// the file is closed. The program can still destroy them, and the last one frees the context.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let block = unsafe { context_block(context) };
-    // SAFETY: a live block, which the program holds until below (SAFETY.md F11); the counter is only used
+    // SAFETY: the block is live, because the program holds it until below (SAFETY.md F11). The counter is only used
     // through shared references.
     if unsafe { &(*block).holders }.are_several() {
         // SAFETY: as above.
@@ -96,7 +96,7 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
         // SAFETY: as above.
         reset_queue_pairs(device, unsafe { context_domains(context) });
     }
-    // SAFETY: the program holds the context since it opened it, and gives it up now (SAFETY.md F1).
+    // SAFETY: the program has held the context since it opened it, and gives it up now (SAFETY.md F1).
     unsafe { release_context(context) };
     0
 }
@@ -107,7 +107,7 @@ fn reset_queue_pairs(device: &Device, domains: &Mutex<BTreeSet<u64>>) {
     let domains = std::mem::take(&mut *locked(domains));
     for queue_pair in device.all_queue_pairs() {
         if domains.contains(&queue_pair.pd_number) {
-            // To RESET, which is possible from every state.
+            // Every state allows a transition to RESET.
             let _ = queue_pair.modify(&Settings::default(), QpAttributes::STATE);
             membership::leave_all(&queue_pair);
         }

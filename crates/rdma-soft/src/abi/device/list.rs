@@ -1,4 +1,4 @@
-//! The device list, and the blocks that its pointers point to.
+//! The device list, and the blocks to which its pointers point.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
@@ -12,10 +12,11 @@ use crate::device::Device;
 use crate::device::subnet::INSTALLED;
 use crate::sync::locked;
 
-/// The block behind a program's pointer to a device. It is never freed, like the device, and only read once it is made.
+/// The block that a program's device pointer points to. Like the device, it is never freed. It is never written after
+/// it was made.
 ///
-/// Direct verbs of vendors read past `ibv_device`, where libibverbs keeps its own part of `struct verbs_device`, to
-/// find the vendor of a device: they find zeroes.
+/// Vendors' direct verbs read beyond `ibv_device`, where libibverbs keeps its own part of `struct verbs_device`, to
+/// identify the vendor of a device. Here they find zeroes.
 #[repr(C)]
 pub(super) struct DeviceBlock {
     verbs: ibv_device,
@@ -23,16 +24,16 @@ pub(super) struct DeviceBlock {
     device: &'static Device,
 }
 
-/// The blocks by the address of their device.
+/// The blocks, by the address of their device.
 static BLOCKS: Mutex<BTreeMap<usize, &'static DeviceBlock>> = Mutex::new(BTreeMap::new());
 
-/// The number of `uverbsN` of `soft0`, the same in each process. The numbers of the kernel's devices are lower, since
-/// the kernel has at most 8,192 ports in all (`RDMA_MAX_PORTS`).
+/// The number N in `uverbsN` for `soft0`, the same in each process. The kernel's devices have lower numbers, because
+/// the kernel has at most 8,192 ports in total (`RDMA_MAX_PORTS`).
 const FIRST_NUMBER: usize = 8192;
-/// The devices that each process has, with the numbers from [`FIRST_NUMBER`] on.
+/// The devices that exist in every process, numbered from [`FIRST_NUMBER`].
 const EVERYWHERE: [&str; 2] = ["soft0", "softib0"];
 
-/// Returns the blocks of all devices, in the order of their installation. A device always has the same block.
+/// Returns the blocks of all devices, in installation order. A device always has the same block.
 fn blocks() -> Vec<&'static DeviceBlock> {
     let mut blocks = locked(&BLOCKS);
     let block = |device: &'static Device| -> &'static DeviceBlock {
@@ -52,7 +53,7 @@ impl DeviceBlock {
         verbs.node_type = ibv_node_type::IBV_NODE_CA;
         verbs.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
         let uverbs = format!("uverbs{number}");
-        // The paths at which the kernel would describe the device. They do not exist.
+        // The paths at which the kernel would describe the device. These paths do not exist.
         let dev_path = format!("/sys/class/infiniband_verbs/{uverbs}");
         let ibdev_path = format!("/sys/class/infiniband/{}", device.name);
         put(&mut verbs.name, &device.name);
@@ -69,7 +70,7 @@ impl DeviceBlock {
 
 pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let devices = blocks();
-    // SAFETY: no precondition (SAFETY.md F15); the last entry stays NULL.
+    // SAFETY: calloc has no precondition (SAFETY.md F15); the last entry stays NULL.
     let memory = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) };
     let list = memory.cast::<*mut ibv_device>();
     if list.is_null() {
@@ -78,25 +79,25 @@ pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
     }
     for (n, block) in devices.iter().enumerate() {
         let device = ptr::from_ref::<DeviceBlock>(block).cast_mut().cast();
-        // SAFETY: `n` is less than the number of entries that were allocated (SAFETY.md F11).
+        // SAFETY: `n` is less than the number of allocated entries (SAFETY.md F11).
         let entry = unsafe { list.add(n) };
-        // SAFETY: an entry of the list just made (SAFETY.md F11).
+        // SAFETY: the entry belongs to the list that was just allocated (SAFETY.md F11).
         unsafe { entry.write(device) };
     }
     if !count.is_null() {
-        // SAFETY: the caller's place for the count, or NULL (SAFETY.md F1).
+        // SAFETY: the caller passes a place for the count, or NULL (SAFETY.md F1).
         unsafe { count.write(int(devices.len() as u64)) };
     }
     list
 }
 
 pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: made by `get_device_list` with calloc (SAFETY.md F1).
+    // SAFETY: `get_device_list` allocated the list with calloc (SAFETY.md F1).
     unsafe { libc::free(list.cast()) }
 }
 
 pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: devices live as long as the process (SAFETY.md F11).
+    // SAFETY: devices exist as long as the process (SAFETY.md F11).
     let name = unsafe { &raw const (*device).name };
     name.cast()
 }
@@ -105,13 +106,13 @@ pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
 ///
 /// The device belongs to this provider.
 pub(super) unsafe fn block<'a>(device: *mut ibv_device) -> &'a DeviceBlock {
-    // SAFETY: an `ibv_device` of this provider is the beginning of its block, lives as long as the process and is never
-    // written (SAFETY.md F11).
+    // SAFETY: an `ibv_device` of this provider is at the beginning of its block, which exists as long as the process
+    // and is never written (SAFETY.md F11).
     unsafe { &*device.cast::<DeviceBlock>() }
 }
 
 pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: the caller's device (SAFETY.md F1).
+    // SAFETY: the caller passes a live device (SAFETY.md F1).
     unsafe { block(device) }.device().guid().to_be()
 }
 

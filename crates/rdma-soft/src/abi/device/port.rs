@@ -1,4 +1,4 @@
-//! Ports, GIDs, partition keys.
+//! Ports, GIDs and partition keys.
 
 use std::ffi::c_int;
 
@@ -14,13 +14,13 @@ use crate::device::Device;
 use crate::engine::requester::side::MAX_MESSAGE_BYTES;
 use crate::link::Link;
 
-/// The default partition, full membership (IBTA volume 1, 10.9.1.2).
+/// The default partition, with full membership (IBTA volume 1, 10.9.1.2).
 const PKEY: u16 = 0xffff;
 /// `IBV_QPF_GRH_REQUIRED`: RoCE packets are addressed by GID.
 const GRH_REQUIRED: u8 = 1;
-/// The longest message, in the type of a port attribute.
+/// The longest message, as the type of the port attribute.
 const MAX_MESSAGE: u32 = (MAX_MESSAGE_BYTES & 0xffff_ffff) as u32;
-/// The size that `ibv_query_port` filled when its symbol was frozen.
+/// The number of bytes that `ibv_query_port` filled when its symbol version was frozen.
 const COMPAT_BYTES: usize = 48;
 
 fn port_attr(device: &Device) -> ibv_port_attr {
@@ -48,7 +48,7 @@ fn port_attr(device: &Device) -> ibv_port_attr {
     };
     attr.link_layer = u8::try_from(layer).unwrap_or_default();
     match device.link {
-        // There is no subnet manager, but a port with a LID must have received it from one.
+        // There is no subnet manager, but a port with a LID must have received its LID from one.
         Link::InfiniBand => attr.sm_lid = attr.lid,
         Link::Ethernet => attr.flags = GRH_REQUIRED,
     }
@@ -64,7 +64,7 @@ pub(crate) unsafe extern "C" fn query_port(
     if port != 1 {
         return Errno::EINVAL.raw();
     }
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let attr = port_attr(unsafe { device_of(context) });
     // SAFETY: the caller's struct has `length` bytes (SAFETY.md F1).
     unsafe { fill(&attr, out, length) };
@@ -76,11 +76,11 @@ pub(crate) unsafe extern "C" fn query_port_compat(
     port: u8,
     out: *mut _compat_ibv_port_attr,
 ) -> c_int {
-    // SAFETY: the caller's arguments (SAFETY.md F1); the old struct has that many bytes.
+    // SAFETY: the caller passes valid arguments (SAFETY.md F1), and the old struct has this many bytes.
     unsafe { query_port(context, port, out.cast(), COMPAT_BYTES) }
 }
 
-/// Returns the entry of the GID table for the arguments of a call.
+/// Returns the GID table entry that the arguments of a call refer to.
 fn entry(device: &Device, port: u32, index: u32) -> Result<GidEntry, Errno> {
     let entry = device.identity.gids.get(index as usize).copied();
     entry.filter(|_| port == 1).ok_or(Errno::EINVAL)
@@ -102,11 +102,11 @@ pub(crate) unsafe extern "C" fn query_gid(
     index: c_int,
     out: *mut ibv_gid,
 ) -> c_int {
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
     match entry(device, port.into(), index.cast_unsigned()) {
         Ok(entry) => {
-            // SAFETY: the caller's GID (SAFETY.md F1).
+            // SAFETY: the caller passes a place for the GID (SAFETY.md F1).
             unsafe { out.write(ibv_gid { raw: entry.gid.to_bytes() }) };
             0
         }
@@ -128,12 +128,12 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
     if flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
         return Errno::EINVAL.raw();
     }
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
     match entry(device, port, index) {
         Ok(entry) if entry.gid.is_zero() => Errno::ENODATA.raw(),
         Ok(entry) => {
-            // SAFETY: the caller's entry is at least as large as that of the bindings (SAFETY.md F1).
+            // SAFETY: the caller's entry is at least as large as the bindings' entry (SAFETY.md F1).
             unsafe { out.write(to_verbs(device, index, entry)) };
             0
         }
@@ -152,9 +152,9 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     if flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
         return refused(Errno::EINVAL);
     }
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
-    // Empty entries are left out.
+    // Empty entries are omitted.
     let found = || (0..).zip(&device.identity.gids).filter(|(_, entry)| !entry.gid.is_zero());
     let count = found().count();
     if count > max_entries {
@@ -162,7 +162,7 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     }
     for (n, (index, &entry)) in found().enumerate() {
         let place = entries.wrapping_byte_add(n * entry_size);
-        // SAFETY: the caller's entries: fewer than `max_entries` of this size (SAFETY.md F12).
+        // SAFETY: the caller's array has `max_entries` entries of this size, and fewer are written (SAFETY.md F12).
         unsafe { place.write(to_verbs(device, index, entry)) };
     }
     isize::try_from(count).unwrap_or(isize::MAX)
@@ -178,7 +178,7 @@ pub(crate) unsafe extern "C" fn query_pkey(
         Errno::EINVAL.set();
         return -1;
     }
-    // SAFETY: the caller's key (SAFETY.md F1).
+    // SAFETY: the caller passes a place for the key (SAFETY.md F1).
     unsafe { out.write(PKEY.to_be()) };
     0
 }

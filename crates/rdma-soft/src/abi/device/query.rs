@@ -26,7 +26,7 @@ const CAPABILITIES: ibv_device_cap_flags = {
             | Flags::IBV_DEVICE_RC_RNR_NAK_GEN.0,
     )
 };
-/// Returns the supported kinds of windows, as flags of the same type.
+/// Returns the supported kinds of windows, as flags of `enum ibv_device_cap_flags`.
 fn windows(limits: &Limits) -> u32 {
     let flag = |there: bool, flag: ibv_device_cap_flags| if there { flag.0 } else { 0 };
     flag(limits.has_windows(WindowKind::One), ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW)
@@ -84,14 +84,14 @@ pub(crate) unsafe extern "C" fn query_device(
     context: *mut ibv_context,
     out: *mut ibv_device_attr,
 ) -> c_int {
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let attr = device_attr(unsafe { device_of(context) });
-    // SAFETY: the caller's attributes (SAFETY.md F1).
+    // SAFETY: the caller passes a place for the attributes (SAFETY.md F1).
     unsafe { out.write(attr) };
     0
 }
 
-/// Returns the attributes with those that were added after `ibv_query_device`. Attributes of missing features are zero.
+/// Returns all attributes, including the ones added after `ibv_query_device`. Attributes of missing features are zero.
 fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
     let mut attr = ibv_device_attr_ex::default();
     attr.orig_attr = device_attr(device);
@@ -110,13 +110,13 @@ pub(super) unsafe extern "C" fn query_device_ex(
     out: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's input, if there is one (SAFETY.md F1).
+    // SAFETY: the caller passes a readable input, or NULL (SAFETY.md F1).
     let asks_for_more = !input.is_null() && unsafe { (*input).comp_mask } != 0;
-    // The first header with this function ends with `comp_mask`.
+    // In the first header with this function, the struct ended before `odp_caps`.
     if asks_for_more || size < offset_of!(ibv_device_attr_ex, odp_caps) {
         return Errno::EINVAL.raw();
     }
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let attr = device_attr_ex(unsafe { device_of(context) });
     // SAFETY: the caller's struct has `size` bytes (SAFETY.md F1).
     unsafe { fill(&attr, out, size) };
@@ -127,7 +127,7 @@ pub(super) unsafe extern "C" fn query_rt_values(
     context: *mut ibv_context,
     values: *mut ibv_values_ex,
 ) -> c_int {
-    // SAFETY: the caller's values (SAFETY.md F1).
+    // SAFETY: the caller passes readable values (SAFETY.md F1).
     let asked = unsafe { (*values).comp_mask };
     let raw_clock = ibv_values_mask::IBV_VALUES_MASK_RAW_CLOCK.0;
     if asked & !raw_clock != 0 {
@@ -135,9 +135,9 @@ pub(super) unsafe extern "C" fn query_rt_values(
     }
     let mut found = ibv_values_ex { comp_mask: asked, ..ibv_values_ex::default() };
     if asked != 0 {
-        // SAFETY: the caller's context (SAFETY.md F1).
+        // SAFETY: the caller passes a live context (SAFETY.md F1).
         let now = unsafe { device_of(context) }.fabric.clock.now();
-        // This field has all ticks, like those of hardware clocks.
+        // This field contains the whole tick count, as for hardware clocks.
         found.raw_clock.tv_nsec = now.nanoseconds().cast_signed();
     }
     // SAFETY: as above.

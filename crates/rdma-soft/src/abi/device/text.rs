@@ -1,4 +1,4 @@
-//! Texts of numbers. C programs print them unchecked, so there is always one.
+//! Names for the values of enums. Every value has one, because C programs print the names unchecked.
 
 use std::ffi::{CStr, c_char};
 

@@ -1,4 +1,4 @@
-//! Protection domains, regions, windows.
+//! Protection domains, memory regions and memory windows.
 
 pub(super) mod mr;
 pub(super) mod mw;

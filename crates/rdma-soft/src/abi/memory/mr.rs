@@ -18,7 +18,7 @@ pub(crate) unsafe extern "C" fn reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's arguments (SAFETY.md F1).
+    // SAFETY: the caller passes valid arguments (SAFETY.md F1).
     unsafe { reg_mr_iova2(pd, addr, length, addr.addr() as u64, access.cast_unsigned()) }
 }
 
@@ -29,7 +29,7 @@ pub(crate) unsafe extern "C" fn reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's arguments (SAFETY.md F1).
+    // SAFETY: the caller passes valid arguments (SAFETY.md F1).
     unsafe { reg_mr_iova2(pd, addr, length, iova, access.cast_unsigned()) }
 }
 
@@ -42,9 +42,9 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
 ) -> *mut ibv_mr {
     let zero_based = access & ibv_access_flags::IBV_ACCESS_ZERO_BASED.0 != 0;
     let iova = if zero_based { 0 } else { iova };
-    // The device later accesses this memory by its address alone (SAFETY.md F7).
+    // The device will access this memory using only its address (SAFETY.md F7).
     let address = addr.expose_provenance() as u64;
-    // SAFETY: the caller's protection domain (SAFETY.md F1).
+    // SAFETY: the caller passes a live protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
     pointer(domain.register(address, length as u64, iova, access).map(|registration| {
         // SAFETY: as above.
@@ -52,11 +52,11 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     }))
 }
 
-/// Creates the object of a new registration.
+/// Creates the object for a new registration.
 ///
 /// # Safety
 ///
-/// The protection domain is a live one of this provider.
+/// The protection domain is live and belongs to this provider.
 unsafe fn region(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -64,10 +64,10 @@ unsafe fn region(
     registration: Registration,
     imported: Option<Imported>,
 ) -> *mut ibv_mr {
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     unsafe { pd_children(pd) }.add();
     let verbs = ibv_mr {
-        // SAFETY: as above; the C part of a protection domain is only read once it is made.
+        // SAFETY: as above; nothing writes the C part of a protection domain after it was made.
         context: unsafe { (*pd).context },
         pd,
         addr,
@@ -79,7 +79,7 @@ unsafe fn region(
     Box::into_raw(Box::new(MrBlock { verbs, registration, imported })).cast()
 }
 
-/// The flags that the kernel accepts for a dma-buf (`UVERBS_METHOD_REG_DMABUF_MR`).
+/// The access flags that the kernel accepts for a dma-buf (`UVERBS_METHOD_REG_DMABUF_MR`).
 const DMABUF_ACCESS: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
@@ -94,7 +94,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's protection domain (SAFETY.md F1).
+    // SAFETY: the caller passes a live protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
     let access = access.cast_unsigned();
     // SAFETY: as above.
@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
         return pointer(Err(Refusal::Unsupported));
     }
     pointer(import(domain, offset, length, iova, fd, access).map(|(registration, imported)| {
-        // Like libibverbs, which has no address for it either.
+        // libibverbs also stores the offset here, because a dma-buf has no address.
         let addr = ptr::without_provenance_mut(usize::try_from(offset).unwrap_or(0));
         // SAFETY: as above.
         unsafe { region(pd, addr, length, registration, Some(imported)) }
@@ -128,9 +128,9 @@ fn import(
     Ok((registration, imported))
 }
 
-/// This is not a verb of libibverbs: [`Verbs::note_mapped`](rdma_sys::Verbs::note_mapped).
+/// Not a verb of libibverbs; see [`Verbs::note_mapped`](rdma_sys::Verbs::note_mapped).
 pub(crate) unsafe extern "C" fn note_mapped(mr: *mut ibv_mr) {
-    // SAFETY: the caller's region (SAFETY.md F1). That its memory is mapped is the caller's promise (F29).
+    // SAFETY: the caller passes a live region (SAFETY.md F1), and promises that its memory stays mapped (F29).
     let registration = unsafe { *registration_of(mr) };
     // SAFETY: as above.
     let pd = unsafe { (*mr).pd };
@@ -139,14 +139,14 @@ pub(crate) unsafe extern "C" fn note_mapped(mr: *mut ibv_mr) {
 }
 
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: the caller's region (SAFETY.md F1).
+    // SAFETY: the caller passes a live region (SAFETY.md F1).
     let registration = unsafe { *registration_of(mr) };
     // SAFETY: as above.
     let pd = unsafe { (*mr).pd };
     // SAFETY: a protection domain outlives its regions (SAFETY.md F11).
     let deregistered = unsafe { pd_of(pd) }.deregister(registration);
     number(deregistered.map(|()| {
-        // SAFETY: made by `reg_mr_iova2`, and the caller gives it up (SAFETY.md F11).
+        // SAFETY: `reg_mr_iova2` made the region, and the caller gives it up (SAFETY.md F11).
         drop(unsafe { Box::from_raw(mr.cast::<MrBlock>()) });
         // SAFETY: as above.
         unsafe { pd_children(pd) }.remove();

@@ -15,7 +15,7 @@ use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
 use crate::memory::window::{Bind, WindowKind};
 
-/// The flags that a request to bind may have (man `ibv_bind_mw`).
+/// The flags that a bind request may have (man `ibv_bind_mw`).
 const BIND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0 | ibv_send_flags::IBV_SEND_SIGNALED.0;
 
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw {
@@ -24,13 +24,13 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: ibv_mw_type) ->
         ibv_mw_type::IBV_MW_TYPE_2 => Ok(WindowKind::Two),
         _ => Err(Refusal::Invalid),
     };
-    // SAFETY: the caller's protection domain (SAFETY.md F1).
+    // SAFETY: the caller passes a live protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
     pointer(kind.and_then(|kind| domain.allocate_window(kind)).map(|window| {
         // SAFETY: as above.
         unsafe { pd_children(pd) }.add();
         let verbs = ibv_mw {
-            // SAFETY: as above; the C part of a protection domain is only read once it is made.
+            // SAFETY: as above; nothing writes the C part of a protection domain after it was made.
             context: unsafe { (*pd).context },
             pd,
             rkey: window.key,
@@ -42,7 +42,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: ibv_mw_type) ->
 }
 
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: made by `alloc_mw`, and the caller gives it up (SAFETY.md F11).
+    // SAFETY: `alloc_mw` made the window, and the caller gives it up (SAFETY.md F11).
     let block = unsafe { Box::from_raw(mw.cast::<MwBlock>()) };
     let pd = block.verbs.pd;
     // SAFETY: a protection domain outlives its windows (SAFETY.md F11).
@@ -57,21 +57,21 @@ pub(crate) unsafe extern "C" fn bind_mw(
     mw: *mut ibv_mw,
     request: *mut ibv_mw_bind,
 ) -> c_int {
-    // SAFETY: the caller's request (SAFETY.md F1).
+    // SAFETY: the caller passes a readable request (SAFETY.md F1).
     let request = unsafe { request.read() };
-    // SAFETY: the caller's window (SAFETY.md F1), the beginning of a live block (F11).
+    // SAFETY: the caller passes a live window (SAFETY.md F1), and it is at the beginning of a live block (F11).
     let rkey = unsafe { &raw mut (*mw).rkey };
-    // SAFETY: as above, and aligned (SAFETY.md F5). Other threads that bind the same window may write it here, too.
-    // Programs read the key non-atomically, but only while no thread binds the window (F9).
+    // SAFETY: as above, and the field is aligned (SAFETY.md F5). Other threads that bind the same window may write it
+    // at the same time. Programs read the key non-atomically, but only while no thread binds the window (F9).
     let rkey = unsafe { AtomicU32::from_ptr(rkey) };
     let key = ibv_inc_rkey(rkey.load(Ordering::Relaxed));
     if request.send_flags & !BIND_FLAGS != 0 {
         return number(Err(Refusal::Invalid));
     }
     let signaled = request.send_flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0;
-    // SAFETY: the caller's window, and its region if it has one (SAFETY.md F1).
+    // SAFETY: the caller passes a live window, and a region that is live or NULL (SAFETY.md F1).
     let bind = unsafe { bind(mw, WindowKind::One, key, &request.bind_info) };
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
     let posted = bind.and_then(|bind| {
         let (wr_id, operation) = (request.wr_id, bind.into_operation());
@@ -85,11 +85,11 @@ pub(crate) unsafe extern "C" fn bind_mw(
     number(posted)
 }
 
-/// Returns the bind that a program has requested.
+/// Converts a bind that a program has requested.
 ///
 /// # Safety
 ///
-/// The window is NULL or one of this provider, the region too, and both are live.
+/// The window and the region are each NULL, or live and from this provider.
 pub(crate) unsafe fn bind(
     mw: *mut ibv_mw,
     kind: WindowKind,
@@ -99,19 +99,19 @@ pub(crate) unsafe fn bind(
     if mw.is_null() {
         return Err(Refusal::Invalid);
     }
-    // SAFETY: this function's contract; the type is only read once it is made (SAFETY.md F11).
+    // SAFETY: by this function's contract; nothing writes the type after it was set (SAFETY.md F11).
     let type_ = unsafe { (*mw).type_ };
     if (type_ == ibv_mw_type::IBV_MW_TYPE_1) != (kind == WindowKind::One) {
         return Err(Refusal::Invalid);
     }
-    // 0 is never the key of a region.
+    // NULL becomes 0, which is never the key of a region.
     let region = match info.mr.is_null() {
         true => 0,
-        // SAFETY: this function's contract; the key is only read once it is made (SAFETY.md F11).
+        // SAFETY: by this function's contract; nothing writes the key after it was set (SAFETY.md F11).
         false => unsafe { (*info.mr).lkey },
     };
     Ok(Bind {
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         window: unsafe { window_of(mw) }.number,
         key,
         region,

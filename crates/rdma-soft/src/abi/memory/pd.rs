@@ -12,7 +12,7 @@ use crate::memory::protection::ProtectionDomain;
 use crate::sync::locked;
 
 pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
     pointer(device.protection_domains.take(device.limits.max_pd).map(|()| {
         let pd = ProtectionDomain::new(&device.memory);
@@ -26,15 +26,15 @@ pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
 }
 
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: the caller's protection domain (SAFETY.md F1).
+    // SAFETY: the caller passes a live protection domain (SAFETY.md F1).
     let free = unsafe { pd_children(pd) }.none();
     number(free.map(|()| {
-        // SAFETY: made by `alloc_pd`, and the caller gives it up (SAFETY.md F11).
+        // SAFETY: `alloc_pd` made the domain, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(pd.cast::<PdBlock>()) };
         block.device.protection_domains.give();
         // SAFETY: the domain holds its context (SAFETY.md F11).
         locked(unsafe { context_domains(block.verbs.context) }).remove(&block.pd.number);
-        // SAFETY: as above; this is the domain's last use of it.
+        // SAFETY: as above, and the domain does not use its context after this.
         unsafe { release_context(block.verbs.context) };
     }))
 }

@@ -20,14 +20,14 @@ use crate::link::Link;
 
 /// The largest service level (IBTA volume 1, 7.6.5).
 const MAX_SERVICE_LEVEL: u8 = 15;
-/// The bits of the service level that a RoCE port uses: the priority of a VLAN. A program that answers a datagram
-/// passes the [type of its packet](route_header::packet_type), which has a fourth bit.
+/// The bits of the service level that a RoCE port uses as the VLAN priority. A program that answers a datagram passes
+/// the [type of its packet](route_header::packet_type), which uses a fourth bit.
 const VLAN_PRIORITY: u8 = 7;
 
 pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: the caller's attributes (SAFETY.md F1).
+    // SAFETY: the caller passes valid attributes (SAFETY.md F1).
     let attr = unsafe { attr.read() };
-    // SAFETY: the caller's protection domain (SAFETY.md F1).
+    // SAFETY: the caller passes a live protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
     // SAFETY: as above.
     let device = *unsafe { pd_device(pd) };
@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
         device.address_handles.take(device.limits.max_ah)?;
         // SAFETY: as above.
         unsafe { pd_children(pd) }.add();
-        // SAFETY: as above; the C part of a protection domain is only read once it is made.
+        // SAFETY: as above; nothing writes the C part of a protection domain after it was made.
         let context = unsafe { (*pd).context };
         let handle = (device.fabric.ids.unique() & 0xffff_ffff) as u32;
         let verbs = ibv_ah { context, pd, handle };
@@ -51,7 +51,7 @@ fn vector(device: &Device, pd: u64, attr: &AddressAttributes) -> Result<AddressV
     let route = match attr.is_global {
         0 => None,
         _ => Some(Route {
-            // The entry exists, since `path` was computed from it.
+            // The entry exists, because `path` was computed from it.
             source: *device
                 .identity
                 .gids
@@ -71,8 +71,8 @@ fn vector(device: &Device, pd: u64, attr: &AddressAttributes) -> Result<AddressV
 }
 
 pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: made by `create_ah`, and the caller gives it up (SAFETY.md F11). Requests that were posted with it have
-    // copies.
+    // SAFETY: `create_ah` made the handle, and the caller gives it up (SAFETY.md F11). Requests that were posted with
+    // it contain copies.
     let block = unsafe { Box::from_raw(ah.cast::<AhBlock>()) };
     let pd = block.verbs.pd;
     // SAFETY: a protection domain outlives the objects created in it (SAFETY.md F11).
@@ -89,9 +89,9 @@ pub(crate) unsafe extern "C" fn create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     let mut attr = ibv_ah_attr::default();
-    // SAFETY: the caller's protection domain, whose context outlives it (SAFETY.md F1).
+    // SAFETY: the caller passes a live protection domain, and its context outlives it (SAFETY.md F1).
     let context = unsafe { (*pd).context };
-    // SAFETY: the caller's arguments (SAFETY.md F1).
+    // SAFETY: the caller passes valid arguments (SAFETY.md F1).
     if unsafe { init_ah_from_wc(context, port, wc, grh, &raw mut attr) } != 0 {
         return std::ptr::null_mut();
     }
@@ -106,9 +106,9 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
     grh: *mut ibv_grh,
     out: *mut ibv_ah_attr,
 ) -> c_int {
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
-    // SAFETY: the caller's completion (SAFETY.md F1).
+    // SAFETY: the caller passes a readable completion (SAFETY.md F1).
     let wc = unsafe { wc.read() };
     let mut attr = ibv_ah_attr {
         dlid: wc.slid,
@@ -118,7 +118,8 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
         ..Default::default()
     };
     if wc.wc_flags & ibv_wc_flags::IBV_WC_GRH.0 != 0 {
-        // SAFETY: the caller's header, which need not be aligned (SAFETY.md F1). Any bytes are a value.
+        // SAFETY: the caller passes a readable header, which need not be aligned (SAFETY.md F1). Any bytes are a valid
+        // value.
         let header = unsafe { grh.cast::<[u8; 40]>().read_unaligned() };
         match way_back(device, &header) {
             Ok(route) => (attr.is_global, attr.grh) = (1, route),
@@ -128,7 +129,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
             }
         }
     }
-    // SAFETY: the caller's place for the attributes (SAFETY.md F1).
+    // SAFETY: the caller passes a place for the attributes (SAFETY.md F1).
     unsafe { out.write(attr) };
     0
 }
@@ -180,15 +181,15 @@ fn index_of(device: &Device, gid: Gid, kind: GidType) -> Result<u8, Errno> {
     place.and_then(|place| u8::try_from(place).ok()).ok_or(Errno::ENOENT)
 }
 
-/// Returns the destination of datagrams with this address handle.
+/// Returns the destination of datagrams that use this address handle.
 ///
 /// # Safety
 ///
-/// The handle is a live one of this provider while the result is used, or NULL.
+/// The handle is NULL, or it is live while the result is used and belongs to this provider.
 pub(crate) unsafe fn destination<'a>(ah: *mut ibv_ah) -> Option<&'a AddressVector> {
     if ah.is_null() {
         return None;
     }
-    // SAFETY: this function's contract (SAFETY.md F11).
+    // SAFETY: by this function's contract (SAFETY.md F11).
     Some(unsafe { vector_of(ah) })
 }

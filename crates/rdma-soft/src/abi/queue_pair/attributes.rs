@@ -1,4 +1,4 @@
-//! The attributes of queue pairs and addresses, in the forms of programs and of the engine.
+//! Converts the attributes of queue pairs and addresses between the program's form and the engine's.
 
 use rdma_sys::{
     ibv_ah_attr, ibv_gid, ibv_global_route, ibv_mtu, ibv_qp_attr, ibv_qp_cap, ibv_qp_state,
@@ -9,8 +9,8 @@ use crate::address::AddressAttributes;
 use crate::engine::queue_pair::capacity::Capacity;
 use crate::engine::queue_pair::settings::{Found, Settings};
 
-/// Converts the attributes of a modification. Attributes that the device does not have are refused because of their
-/// bits in the mask.
+/// Converts the attributes for a modification. Attributes that the device does not support are refused elsewhere,
+/// because of their mask bits.
 pub(super) fn settings(attr: &ibv_qp_attr) -> Settings {
     Settings {
         state: QpState::from_raw(attr.qp_state.0),
@@ -34,7 +34,7 @@ pub(super) fn settings(attr: &ibv_qp_attr) -> Settings {
     }
 }
 
-/// Converts the attributes for a query. Attributes that the device does not have are zero.
+/// Converts the attributes for a query. Attributes that the device does not support are zero.
 pub(super) fn qp_attr(found: &Found, capacity: Capacity) -> ibv_qp_attr {
     let settings = &found.settings;
     ibv_qp_attr {
@@ -103,7 +103,7 @@ fn ah_attr(address: &AddressAttributes) -> ibv_ah_attr {
 }
 
 pub(super) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
-    // SAFETY: all bytes of the union are its `raw` field, and any bytes are a value of it (F4).
+    // SAFETY: the `raw` field covers all bytes of the union, and any bytes are a valid value (F4).
     unsafe { gid.raw }
 }
 

@@ -1,4 +1,4 @@
-//! Queue pairs, shared receive queues, address handles.
+//! Queue pairs, shared receive queues and address handles.
 
 pub(super) mod ah;
 mod attributes;

@@ -32,66 +32,67 @@ pub(crate) unsafe extern "C" fn create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller's attributes, its protection domain and the queues of its attributes (F1).
+    // SAFETY: the caller passes valid attributes, a live protection domain, and live queues in the attributes (F1).
     pointer(unsafe { create(pd, init, None) })
 }
 
-/// Creates a queue pair with these attributes, and stores its sizes in them. With `operations`, the queue pair can also
-/// post these by function calls.
+/// Creates a queue pair with these attributes, and stores its actual sizes in them. If `operations` is given, the queue
+/// pair can also post those operations with function calls.
 ///
 /// # Safety
 ///
-/// The protection domain is a live one of this provider, and the queues are too or NULL. The attributes may be read and
-/// written.
+/// The protection domain is live and belongs to this provider. So does each of the queues, or it is NULL. The
+/// attributes are readable and writable.
 pub(super) unsafe fn create(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
     operations: Option<u64>,
 ) -> Result<*mut ibv_qp, Refusal> {
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let mut asked = unsafe { init.read() };
     if !asked.srq.is_null() {
-        // The sizes are ignored, and there are no receives (man ibv_create_qp).
+        // The sizes are ignored: such a queue pair has no receive queue (man ibv_create_qp).
         (asked.cap.max_recv_wr, asked.cap.max_recv_sge) = (0, 0);
     }
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let created = unsafe { make(pd, &asked, operations)? };
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     unsafe { (*init).cap = asked.cap };
     Ok(created)
 }
 
 /// # Safety
 ///
-/// The protection domain is a live one of this provider, and the queues are too or NULL.
+/// The protection domain is live and belongs to this provider. So does each of the queues, or it is NULL.
 unsafe fn make(
     pd: *mut ibv_pd,
     init: &ibv_qp_init_attr,
     operations: Option<u64>,
 ) -> Result<*mut ibv_qp, Refusal> {
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let domain = unsafe { pd_of(pd) };
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let device = *unsafe { pd_device(pd) };
     let service = service(&device.limits, init.qp_type).ok_or(Refusal::Unsupported)?;
     if init.send_cq.is_null() || init.recv_cq.is_null() {
         return Err(Refusal::Invalid);
     }
     let capacity = check_capacity(&device.limits, init)?;
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let send_cq = unsafe { queue_of(init.send_cq) };
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let receive_cq = unsafe { queue_of(init.recv_cq) };
     let shared = match init.srq.is_null() {
         true => None,
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         false => Some(unsafe { shared_queue_of(init.srq) }),
     };
     if shared.is_some_and(|shared| !ptr::eq(shared.pd.memory, domain.memory)) {
         return Err(Refusal::Invalid);
     }
     let made = Init { service, capacity, signal_all: init.sq_sig_all != 0 };
-    // SAFETY: this function's contract; the C part of a protection domain is only read once it is made (SAFETY.md F11).
+    // SAFETY: by this function's contract; nothing writes the C part of a protection domain after it was made
+    // (SAFETY.md F11).
     let context = unsafe { (*pd).context };
     // SAFETY: the protection domain holds its context (SAFETY.md F11).
     let events = Arc::clone(unsafe { context_events(context) });
@@ -100,17 +101,17 @@ unsafe fn make(
     let queue_pair =
         QueuePair::create(device, domain, send_cq, receive_cq, shared, made, reporter)?;
     for children in [
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         unsafe { pd_children(pd) },
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         unsafe { queue_children(init.send_cq) },
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         unsafe { queue_children(init.recv_cq) },
     ] {
         children.add();
     }
     if !init.srq.is_null() {
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         unsafe { shared_queue_children(init.srq) }.add();
     }
     let mut verbs = ibv_qp_ex::default();
@@ -136,7 +137,7 @@ unsafe fn make(
     Ok(block.cast())
 }
 
-/// Returns the service of a type, if the device has it.
+/// Returns the service for a queue pair type, if the device supports it.
 fn service(limits: &Limits, qp_type: ibv_qp_type) -> Option<Service> {
     match qp_type {
         ibv_qp_type::IBV_QPT_RC => Some(Service::ReliableConnection),
@@ -168,29 +169,30 @@ pub(crate) unsafe extern "C" fn modify_qp(
     attr: *mut ibv_qp_attr,
     mask: c_int,
 ) -> c_int {
-    // SAFETY: the caller's attributes (SAFETY.md F1).
+    // SAFETY: the caller passes valid attributes (SAFETY.md F1).
     let attr = unsafe { attr.read() };
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
     let mask = QpAttributes::from_bits_retain(mask.cast_unsigned());
     let result = queue_pair.modify(&settings(&attr), mask);
     if result.is_ok() && mask.intersects(QpAttributes::STATE) {
-        // SAFETY: the caller's queue pair (SAFETY.md F1).
+        // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
         unsafe { note_state(qp, attr.qp_state) };
     }
     number(result)
 }
 
-/// Stores the last known state where libibverbs keeps it, too.
+/// Stores the last known state in the field where libibverbs also keeps it.
 ///
 /// # Safety
 ///
-/// The queue pair was created by this provider and is not destroyed during the call.
+/// This provider created the queue pair, and it is not destroyed during the call.
 unsafe fn note_state(qp: *mut ibv_qp, state: ibv_qp_state) {
-    // SAFETY: a field of a live block by this function's contract (SAFETY.md F11).
+    // SAFETY: by this function's contract, the field is in a live block (SAFETY.md F11).
     let place = unsafe { &raw mut (*qp).state };
-    // SAFETY: as above, aligned, and laid out like the number that it holds (SAFETY.md F5). Other threads that modify
-    // or query the same queue pair may write it here, too. No thread reads it non-atomically meanwhile (F9).
+    // SAFETY: as above; the field is aligned and has the layout of the number in it (SAFETY.md F5). Other threads that
+    // modify or query the same queue pair may write it at the same time. No thread reads it non-atomically during that
+    // time (F9).
     let place = unsafe { AtomicU32::from_ptr(place.cast()) };
     place.store(state.0, Ordering::Relaxed);
 }
@@ -201,16 +203,16 @@ pub(crate) unsafe extern "C" fn query_qp(
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
     let found = qp_attr(&queue_pair.query(), queue_pair.capacity);
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     unsafe { note_state(qp, found.qp_state) };
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     let created = unsafe { *queue_pair_init(qp) };
-    // SAFETY: the caller's attributes (SAFETY.md F1).
+    // SAFETY: the caller passes a place for the attributes (SAFETY.md F1).
     unsafe { attr.write(found) };
-    // SAFETY: the caller's attributes (SAFETY.md F1).
+    // SAFETY: the caller passes a place for the initial attributes (SAFETY.md F1).
     unsafe { init.write(created) };
     0
 }
@@ -220,9 +222,9 @@ pub(crate) unsafe extern "C" fn attach_mcast(
     gid: *const ibv_gid,
     lid: u16,
 ) -> c_int {
-    // SAFETY: the caller's address (SAFETY.md F1).
+    // SAFETY: the caller passes a readable address (SAFETY.md F1).
     let gid = gid_bytes(unsafe { &*gid });
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     number(membership::join(unsafe { queue_pair_of(qp) }, gid.into(), lid))
 }
 
@@ -231,14 +233,14 @@ pub(crate) unsafe extern "C" fn detach_mcast(
     gid: *const ibv_gid,
     lid: u16,
 ) -> c_int {
-    // SAFETY: the caller's address (SAFETY.md F1).
+    // SAFETY: the caller passes a readable address (SAFETY.md F1).
     let gid = gid_bytes(unsafe { &*gid });
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     number(membership::leave(unsafe { queue_pair_of(qp) }, gid.into(), lid))
 }
 
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: the caller's queue pair, which no thread uses any more (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair, which no other thread uses any more (SAFETY.md F1).
     let queue_pair = Arc::clone(unsafe { queue_pair_of(qp) });
     if let refused @ Err(_) = membership::is_in_none(&queue_pair) {
         return number(refused);
@@ -246,7 +248,7 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     queue_pair.destroy();
     // SAFETY: as above. Other threads may still acknowledge delivered events.
     unsafe { queue_pair_async_events(qp) }.wait();
-    // SAFETY: made by `create_qp`, and the caller gives it up (SAFETY.md F11).
+    // SAFETY: `create_qp` made the queue pair, and the caller gives it up (SAFETY.md F11).
     let block = unsafe { Box::from_raw(qp.cast::<QpBlock>()) };
     let base = &block.verbs.qp_base;
     for children in [

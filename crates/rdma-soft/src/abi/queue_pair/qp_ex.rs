@@ -1,4 +1,4 @@
-//! Extended queue pairs: their creation, and the requests that they can post.
+//! Creates extended queue pairs, and determines which requests they can post.
 
 use std::ptr;
 
@@ -20,19 +20,19 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller's attributes (SAFETY.md F1).
+    // SAFETY: the caller passes valid attributes (SAFETY.md F1).
     let asked = unsafe { attr.read() };
-    // SAFETY: the caller's context (SAFETY.md F1).
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
     let limits = &unsafe { device_of(context) }.limits;
     pointer(check(limits, &asked).and_then(|operations| {
-        // SAFETY: the caller's protection domain, and the queues of its attributes. The attributes of `ibv_create_qp`
-        // are the beginning of these, as in C (SAFETY.md F1, F5).
+        // SAFETY: the caller passes a live protection domain, and live queues in the attributes. As in C, the
+        // attributes begin with those of `ibv_create_qp` (SAFETY.md F1, F5).
         unsafe { create(asked.pd, attr.cast(), operations) }
     }))
 }
 
-/// Returns the operations that the queue pair will post by function calls, if any. Refuses operations that the device
-/// does not have.
+/// Returns the operations that the queue pair will post with function calls, if any. Refuses operations that the device
+/// does not support.
 fn check(limits: &Limits, asked: &ibv_qp_init_attr_ex) -> Result<Option<u64>, Refusal> {
     let has = |bit: Mask| asked.comp_mask & bit.0 != 0;
     let known = Mask::IBV_QP_INIT_ATTR_PD
@@ -54,8 +54,8 @@ fn check(limits: &Limits, asked: &ibv_qp_init_attr_ex) -> Result<Option<u64>, Re
     Ok(Some(asked.send_ops_flags))
 }
 
-/// Returns the operations that a queue pair of this type can post (man ibv_wr_post). Packets of an unreliable
-/// connection cannot invalidate a key (IBTA volume 1, table 38).
+/// Returns the operations that a queue pair of this type can post (man ibv_wr_post). On an unreliable connection,
+/// packets cannot invalidate a key (IBTA volume 1, table 38).
 fn operations(limits: &Limits, kind: ibv_qp_type) -> u64 {
     use Operation as Op;
     use ibv_wr_opcode as Wr;
@@ -92,7 +92,7 @@ fn operations(limits: &Limits, kind: ibv_qp_type) -> u64 {
 
 pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     let extended = qp.cast::<ibv_qp_ex>();
-    // SAFETY: the caller's queue pair, whose C part is an extended one (SAFETY.md F1, F5).
+    // SAFETY: the caller passes a live queue pair whose C part is an extended one (SAFETY.md F1, F5).
     match unsafe { queue_pair_posting(extended) } {
         Some(_) => extended,
         None => ptr::null_mut(),

@@ -23,16 +23,17 @@ pub(crate) unsafe extern "C" fn create_srq(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
-    // SAFETY: the caller's attributes (SAFETY.md F1). The queue has exactly the requested size, so they need no update.
+    // SAFETY: the caller passes valid attributes (SAFETY.md F1). The queue has exactly the requested size, so the
+    // attributes are not updated.
     let init = unsafe { init.read() };
-    // SAFETY: the caller's protection domain (SAFETY.md F1).
+    // SAFETY: the caller passes a live protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
     // SAFETY: as above.
     let device = *unsafe { pd_device(pd) };
     let limits = &device.limits;
     pointer(check(limits, &init.attr).and_then(|()| {
         device.shared_receive_queues.take(limits.max_srq)?;
-        // SAFETY: as above; the C part of a protection domain is only read once it is made.
+        // SAFETY: as above; nothing writes the C part of a protection domain after it was made.
         let context = unsafe { (*pd).context };
         // SAFETY: the protection domain holds its context (SAFETY.md F11).
         let events = Arc::clone(unsafe { context_events(context) });
@@ -70,16 +71,16 @@ pub(crate) unsafe extern "C" fn modify_srq(
     attr: *mut ibv_srq_attr,
     mask: c_int,
 ) -> c_int {
-    // SAFETY: the caller's attributes (SAFETY.md F1).
+    // SAFETY: the caller passes valid attributes (SAFETY.md F1).
     let attr = unsafe { attr.read() };
-    // SAFETY: the caller's queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue (SAFETY.md F1).
     let queue = unsafe { shared_queue_of(srq) };
     let mask = mask.cast_unsigned();
     let known = Mask::IBV_SRQ_MAX_WR | Mask::IBV_SRQ_LIMIT;
     number(if mask & !known.0 != 0 {
         Err(Refusal::Invalid)
     } else if mask & Mask::IBV_SRQ_MAX_WR.0 != 0 {
-        // According to `IBV_DEVICE_SRQ_RESIZE`, which the device does not have.
+        // Consistent with the missing capability `IBV_DEVICE_SRQ_RESIZE`.
         Err(Refusal::Unsupported)
     } else if mask & Mask::IBV_SRQ_LIMIT.0 != 0 {
         queue.set_limit(attr.srq_limit)
@@ -89,24 +90,24 @@ pub(crate) unsafe extern "C" fn modify_srq(
 }
 
 pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
-    // SAFETY: the caller's queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue (SAFETY.md F1).
     let queue = unsafe { shared_queue_of(srq) };
     let found =
         ibv_srq_attr { max_wr: queue.max_wr, max_sge: queue.max_sge, srq_limit: queue.limit() };
-    // SAFETY: the caller's place for the attributes (SAFETY.md F1).
+    // SAFETY: the caller passes a place for the attributes (SAFETY.md F1).
     unsafe { attr.write(found) };
     0
 }
 
 pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
-    // SAFETY: the caller's queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue (SAFETY.md F1).
     let free = unsafe { shared_queue_children(srq) }.none();
     number(free.map(|()| {
-        // SAFETY: the caller's queue, which no thread uses any more (SAFETY.md F1).
+        // SAFETY: the caller passes a live queue, which no other thread uses any more (SAFETY.md F1).
         unsafe { shared_queue_of(srq) }.reporter.withdraw();
         // SAFETY: as above. Other threads may still acknowledge delivered events.
         unsafe { shared_queue_async_events(srq) }.wait();
-        // SAFETY: made by `create_srq`, and the caller gives it up (SAFETY.md F11).
+        // SAFETY: `create_srq` made the queue, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(srq.cast::<SrqBlock>()) };
         // SAFETY: a protection domain outlives the objects created from it (SAFETY.md F11).
         unsafe { pd_device(block.verbs.pd) }.shared_receive_queues.give();
@@ -120,9 +121,9 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller's queue (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue (SAFETY.md F1).
     let queue = unsafe { shared_queue_of(srq) };
-    // SAFETY: the caller's list, and place for the request that is refused (SAFETY.md F1, F12).
+    // SAFETY: the caller passes a valid list, and a place for a refused request (SAFETY.md F1, F12).
     unsafe {
         post_list(wr, bad_wr, queue.max_sge, |wr_id, sges, turn| queue.post(wr_id, sges, turn))
     }

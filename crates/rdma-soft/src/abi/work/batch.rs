@@ -18,8 +18,8 @@ use crate::memory::sge::Sge;
 
 pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// The requests that a thread is building, in memory that was allocated with the queue pair. The first error is kept,
-/// and later requests are ignored.
+/// The requests that a thread is building, in memory that was allocated with the queue pair. After an error, the error
+/// is kept and further requests are ignored.
 pub(crate) struct Batch {
     /// The operations that the queue pair was created to post.
     operations: u64,
@@ -30,20 +30,20 @@ pub(crate) struct Batch {
     sges: Vec<ibv_sge>,
     inline: Box<[u8]>,
     inlined: usize,
-    /// Whether the last request has its data.
+    /// Whether the data of the last request has been set.
     with_data: bool,
     refused: Option<Refusal>,
 }
 
 impl Batch {
-    /// Returns the empty batch of a queue pair.
+    /// Creates the empty batch of a queue pair.
     pub(crate) fn region(
         operations: u64,
         init: &Init,
     ) -> Result<Box<CriticalRegion<Self>>, Refusal> {
         let capacity = init.capacity;
         let requests = capacity.send_wr as usize;
-        // All of the memory is allocated before any of it is touched.
+        // All memory is allocated before any of it is touched.
         let wrs = Room::new(requests)?;
         let sges = Room::each(requests, capacity.send_sge as usize)?;
         let inline = Room::each(requests, capacity.inline as usize)?;
@@ -92,8 +92,8 @@ impl Batch {
         }
     }
 
-    /// Sets the elements of the last request, at most once. There are at most as many as the queue pair allows, so that
-    /// the memory suffices.
+    /// Sets the elements of the last request, at most once. Their number is limited to what the queue pair allows, so
+    /// that the memory suffices.
     pub(super) fn attach(&mut self, sges: &[ibv_sge], flags: u32) {
         let fits = self.takes(sges.len());
         match self.wrs.last_mut() {
@@ -131,7 +131,8 @@ impl Batch {
                 return self.refuse(Refusal::Invalid);
             };
             let source = [Sge { addr: buffer.addr.expose_provenance() as u64, length, lkey: 0 }];
-            // SAFETY: readable by this function's contract (SAFETY.md F12), and exposed above (F7).
+            // SAFETY: by this function's contract, the bytes are readable (SAFETY.md F12); they were exposed above
+            // (F7).
             take_inline(left, unsafe { Payload::inline(&source) });
             left = &mut left[length as usize..];
             whole.length += length;
@@ -140,7 +141,8 @@ impl Batch {
         self.attach(&[whole], INLINE);
     }
 
-    /// Returns the requests in the form of `ibv_post_send`, each with its own elements; or the first error.
+    /// Returns the requests in the form that `ibv_post_send` takes, each with its own elements, or returns the first
+    /// error.
     pub(super) fn requests(&mut self) -> Result<&[ibv_send_wr], Refusal> {
         if let Some(refused) = self.refused {
             return Err(refused);
@@ -150,7 +152,8 @@ impl Batch {
             wr.sg_list = sges;
             sges = sges.wrapping_add(usize::try_from(wr.num_sge).unwrap_or(0));
         }
-        // For later reads of inline data: the pointer that was exposed before has been invalidated by later borrows.
+        // Exposes a new pointer for later reads of inline data, because later borrows have invalidated the one exposed
+        // before.
         self.inline.as_ptr().expose_provenance();
         Ok(&self.wrs)
     }

@@ -1,4 +1,4 @@
-//! Work requests: lists of them, and requests that are built by function calls.
+//! Work requests, both in lists and built with function calls.
 
 pub(super) mod batch;
 pub(super) mod opcode;

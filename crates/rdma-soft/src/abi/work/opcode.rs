@@ -4,7 +4,7 @@ use rdma_sys::ibv_wr_opcode;
 
 use crate::engine::operation::Opcode;
 
-/// Returns the device's operation for a program's opcode; `None` if the device does not have it.
+/// Returns the device's operation for a program's opcode, or `None` if the device does not support it.
 #[inline]
 pub(crate) fn opcode(opcode: ibv_wr_opcode) -> Option<Opcode> {
     Some(match opcode {

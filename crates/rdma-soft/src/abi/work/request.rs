@@ -1,4 +1,4 @@
-//! Reads the work requests of a program.
+//! Reads a program's work requests.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -21,7 +21,7 @@ const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0
     | ibv_send_flags::IBV_SEND_SOLICITED.0
     | ibv_send_flags::IBV_SEND_INLINE.0;
 
-// The engine reads a program's elements in place.
+// The engine reads a program's elements in place, so the layouts must match.
 const _: () = {
     assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());
     assert!(offset_of!(Sge, addr) == offset_of!(ibv_sge, addr));
@@ -29,13 +29,13 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
 };
 
-/// Returns the elements of a request, if its queue allows that many. Like providers of hardware, it refuses a longer
-/// list before reading it.
+/// Returns the elements of a request if its queue allows that many. A longer list is refused before it is read, as with
+/// hardware providers.
 ///
 /// # Safety
 ///
-/// `list` points to `count` elements that are not written while the result is used, unless `count` is 0,
-/// negative, or more than `most`.
+/// `list` points to `count` elements, which are not written while the result is used. This is not required if `count`
+/// is 0, negative, or greater than `most`.
 #[inline]
 pub(super) unsafe fn elements<'a>(
     list: *const ibv_sge,
@@ -45,30 +45,30 @@ pub(super) unsafe fn elements<'a>(
     match u32::try_from(count) {
         Ok(0) => Ok(&[]),
         Ok(count) if count <= most => {
-            // SAFETY: this function's contract (SAFETY.md F12); an `Sge` has the layout of an `ibv_sge`, as is
-            // asserted above (F5), and its fields are the same integers.
+            // SAFETY: by this function's contract (SAFETY.md F12). As asserted above, an `Sge` has the layout of an
+            // `ibv_sge` (F5), and its fields are the same integers.
             Ok(unsafe { slice::from_raw_parts(list.cast::<Sge>(), count as usize) })
         }
         _ => Err(Refusal::Invalid),
     }
 }
 
-/// Reads a program's request, which may have at most `most` elements.
+/// Reads a program's request, which may have up to `most` elements.
 ///
 /// # Safety
 ///
-/// The request and what it points to are valid while the result is used.
+/// The request and everything it points to are valid while the result is used.
 #[inline]
 pub(super) unsafe fn send_request<'a>(
     wr: &ibv_send_wr,
     most: u32,
 ) -> Result<(Request, Payload<'a>), Refusal> {
     let opcode = opcode(wr.opcode).ok_or(Refusal::Invalid)?;
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let payload = unsafe { payload(wr, most)? };
     let mut request = without_rest(wr, opcode);
     if opcode.is_special() {
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         let special = unsafe { special(wr, opcode)? };
         request.operation = Operation { solicited: request.operation.solicited, ..special };
     }
@@ -79,31 +79,32 @@ pub(super) unsafe fn send_request<'a>(
 ///
 /// # Safety
 ///
-/// The request and the memory it points to are valid while the result is used.
+/// The request and everything it points to are valid while the result is used.
 #[inline(always)]
 pub(super) unsafe fn payload<'a>(wr: &ibv_send_wr, most: u32) -> Result<Payload<'a>, Refusal> {
     if wr.send_flags & !SEND_FLAGS != 0 {
         return Err(Refusal::Invalid);
     }
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let sges = unsafe { elements(wr.sg_list, wr.num_sge, most)? };
     Ok(if wr.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
-        // SAFETY: readable: the memory exists and is initialised until the post returns (man ibv_post_send, SAFETY.md
-        // F12), and the payload is not used later. A request that waits in a queue has a copy of the bytes, and a
-        // payload of that copy. Exposed: when its element was made, by the pointer that is the element's address (F7).
+        // SAFETY: the memory is readable: it exists and is initialised until the post returns (man ibv_post_send,
+        // SAFETY.md F12), and the payload is not used later. A request that waits in a queue has a copy of the bytes,
+        // and a payload that refers to the copy. The memory was exposed when its element was made, through the pointer
+        // whose address the element contains (F7).
         unsafe { Payload::inline(sges) }
     } else {
         Payload::keyed(sges)
     })
 }
 
-/// Returns the parts of a request that is not special, except its data.
+/// Returns the parts of an ordinary request, except its data.
 #[inline(always)]
 pub(super) fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
-    // SAFETY: initialised in each request, whether or not its opcode uses it (SAFETY.md F12), and any such bytes are a
-    // value of this field (F4).
+    // SAFETY: the field is initialised in every request, whether or not the opcode uses it (SAFETY.md F12), and any
+    // bytes are a valid value (F4).
     let imm = unsafe { wr.__bindgen_anon_1.imm_data };
-    // SAFETY: as above (SAFETY.md F4, F12); a send does not use it.
+    // SAFETY: as above (SAFETY.md F4, F12); a SEND does not use the field.
     let remote = unsafe { wr.wr.rdma };
     Request {
         wr_id: wr.wr_id,
@@ -121,7 +122,8 @@ pub(super) fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
     }
 }
 
-/// Returns the operation of a special request: an atomic, or one about windows, whose elements have no meaning.
+/// Returns the operation of a special request: an atomic, or a request about windows, in which elements have no
+/// meaning.
 ///
 /// # Safety
 ///
@@ -129,41 +131,41 @@ pub(super) fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
 #[cold]
 unsafe fn special(wr: &ibv_send_wr, opcode: Opcode) -> Result<Operation, Refusal> {
     if opcode.is_atomic() {
-        // SAFETY: initialised in an atomic (SAFETY.md F12), and any such bytes are a value of this field (F4).
+        // SAFETY: the field is initialised in an atomic (SAFETY.md F12), and any bytes are a valid value (F4).
         let atomic = unsafe { wr.wr.atomic };
         let remote_address = atomic.remote_addr;
         let (rkey, operand, swap) = (atomic.rkey, atomic.compare_add, atomic.swap);
         return Ok(Operation { opcode, remote_address, rkey, operand, swap, ..Operation::EMPTY });
     }
     if opcode == Opcode::BindWindow {
-        // SAFETY: likewise in a bind (SAFETY.md F4, F12).
+        // SAFETY: likewise, the field is initialised in a bind (SAFETY.md F4, F12).
         let bind = unsafe { wr.__bindgen_anon_2.bind_mw };
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         let bind = unsafe { mw::bind(bind.mw, WindowKind::Two, bind.rkey, &bind.bind_info)? };
         return Ok(bind.into_operation());
     }
-    // SAFETY: as above; the key is kept in host order.
+    // SAFETY: as above; the key is stored in host byte order.
     let imm = unsafe { wr.__bindgen_anon_1.invalidate_rkey };
     Ok(Operation { opcode, imm, ..Operation::EMPTY })
 }
 
-/// Reads a program's request for a datagram.
+/// Reads a program's datagram request.
 ///
 /// # Safety
 ///
-/// The request and the memory it points to are valid while the result is used. The request is for a queue pair of
-/// datagrams.
+/// The request and everything it points to are valid while the result is used. The request is for a datagram queue
+/// pair.
 #[inline]
 pub(super) unsafe fn datagram<'a>(
     wr: &ibv_send_wr,
     most: u32,
 ) -> Result<(Request, Payload<'a>), Refusal> {
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let (request, payload) = unsafe { send_request(wr, most)? };
-    // SAFETY: initialised in a request for a queue pair of datagrams (SAFETY.md F12), and any such bytes are a value of
-    // this field (F4).
+    // SAFETY: the field is initialised in a request for a datagram queue pair (SAFETY.md F12), and any bytes are a
+    // valid value (F4).
     let ud = unsafe { wr.wr.ud };
-    // SAFETY: this function's contract: on such a queue pair the union has the address handle (SAFETY.md F1).
+    // SAFETY: by this function's contract; on such a queue pair, the union contains the address handle (SAFETY.md F1).
     let vector = unsafe { destination(ud.ah) };
     let (destination_qpn, qkey) = (ud.remote_qpn & 0x00ff_ffff, ud.remote_qkey);
     Ok((Request { destination_qpn, qkey, ..request }, payload.to(vector)))

@@ -1,8 +1,8 @@
-//! Posting by function calls: requests are built between `wr_start` and `wr_complete`, and either all or none are
+//! Posts requests with function calls: they are built between `wr_start` and `wr_complete`, and either all or none are
 //! posted.
 //!
-//! One thread at a time is in the queue pair's critical region, and others that start wait. Requests are kept in the
-//! form of `post_send`, so that both ways post the same.
+//! One thread at a time is in the queue pair's critical region, and other threads that call `wr_start` wait. Requests
+//! are stored in the form that `post_send` takes, so that both ways of posting have the same effect.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -23,22 +23,22 @@ use crate::engine::Refusal;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::post::post_all;
 
-/// Works on the batch of the thread that is inside. Outside of the region this does nothing.
+/// Applies `work` to the batch of the thread in the critical region. Does nothing outside the region.
 ///
 /// # Safety
 ///
-/// The queue pair is a live one of this provider.
+/// The queue pair is live and belongs to this provider.
 unsafe fn batch(qp: *mut ibv_qp_ex, work: impl FnOnce(&mut Batch)) {
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     if let Some(posting) = unsafe { queue_pair_posting(qp) } {
-        // SAFETY: `work` is code of this file: a method of `Batch` that builds a request. None of these returns to this
-        // file, where `with` of this region is called (SAFETY.md F17).
+        // SAFETY: `work` is code in this file that calls a method of `Batch` to build a request. None of these methods
+        // leads back to this file, where `with` of this region is called (SAFETY.md F17).
         let _ = unsafe { posting.with(work) };
     }
 }
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     let entered = unsafe { queue_pair_posting(qp) }.as_ref().map(|posting| posting.enter());
     if let Some(Err(_)) = entered {
         // SAFETY: as above.
@@ -47,16 +47,16 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     let Some(posting) = (unsafe { queue_pair_posting(qp) }) else {
         return Errno::EOPNOTSUPP.raw();
     };
     // SAFETY: as above.
     let queue_pair = unsafe { queue_pair_of(qp.cast()) };
-    // SAFETY: these calls do not call `with` of the region again. Only functions of this file and of `poll_ex` do, and
-    // only programs call those. A post executes requests, of any queue pair, and settles work that was left. But that
-    // is code of the engine. It does not call the program, and of `abi` it calls only code that reads this batch
-    // (SAFETY.md F17).
+    // SAFETY: the calls in the closure never call `with` of this region again. Only functions in this file and in
+    // `poll_ex` call it, and only programs call those. A post executes requests of any queue pair, and settles work
+    // that was left. But that is code of the engine. It does not call the program, and in `abi` it only calls code that
+    // reads this batch (SAFETY.md F17).
     let posted = unsafe {
         posting.with(|batch| {
             let posted = post(batch, queue_pair);
@@ -68,7 +68,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     number(posted.unwrap_or(Err(Refusal::Invalid)))
 }
 
-/// Posts all requests or none.
+/// Posts all requests or none of them.
 fn post(batch: &mut Batch, queue_pair: &Arc<QueuePair>) -> Result<(), Refusal> {
     let (datagrams, most) = (batch.datagrams, batch.capacity.send_sge);
     let requests = batch.requests()?;
@@ -76,19 +76,19 @@ fn post(batch: &mut Batch, queue_pair: &Arc<QueuePair>) -> Result<(), Refusal> {
         queue_pair,
         requests.iter().map(|wr| match datagrams {
             // SAFETY: the batch is borrowed until the post returns. `Batch::requests` has set `sg_list` to the
-            // request's own elements: `attach` has put `num_sge` of them into `sges`, in the order of the requests.
-            // Inline ones refer to bytes of `inline`, written by `attach_inline`, exposed by `requests` and not written
-            // until the next batch (SAFETY.md F7, F12). The queue pair is one of datagrams, and address handles are the
-            // caller's (F1).
+            // request's own elements: `attach` has put `num_sge` of them into `sges`, in request order. Inline elements
+            // refer to bytes of `inline`: `attach_inline` wrote them, `requests` exposed them, and nothing writes them
+            // until the next batch (SAFETY.md F7, F12). The queue pair is a datagram queue pair, and the caller keeps
+            // its address handles live (F1).
             true => unsafe { datagram(wr, most) },
-            // SAFETY: as above; windows and regions of binds are the caller's (SAFETY.md F1).
+            // SAFETY: as above, and the caller keeps the windows and regions of binds live (SAFETY.md F1).
             false => unsafe { send_request(wr, most) },
         }),
     )
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     unsafe { batch(qp, Batch::clear) };
     // SAFETY: as above.
     if let Some(posting) = unsafe { queue_pair_posting(qp) } {
@@ -96,31 +96,31 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// Begins a request, with the values that the program's part of the queue pair has now. The flag of inline data is set
-/// with the data.
+/// Begins a request, using the current values in the program's part of the queue pair. The flag for inline data is set
+/// together with the data.
 ///
 /// # Safety
 ///
-/// The queue pair is a live one of this provider.
+/// The queue pair is live and belongs to this provider.
 unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation, wr: ibv_send_wr) {
-    // SAFETY: the program's part, which belongs to the thread that is inside (SAFETY.md F17).
+    // SAFETY: these fields of the program's part belong to the thread in the critical region (SAFETY.md F17).
     let wr_id = unsafe { (*qp).wr_id };
     // SAFETY: as above.
     let send_flags = unsafe { (*qp).wr_flags } & !INLINE;
     let wr = ibv_send_wr { wr_id, send_flags, ..wr };
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     unsafe { batch(qp, |batch| batch.begin(operation, wr)) };
 }
 
-/// Defines the functions that begin requests, and puts all functions into a queue pair's C part. It also puts those for
-/// operations that the queue pair was not created with, since programs call them unchecked.
+/// Defines the functions that begin requests, and stores all functions in a queue pair's C part. This includes the
+/// functions for operations that the queue pair was not created with, since programs call them unchecked.
 macro_rules! requests {
     ($($name:ident($($argument:ident: $type:ty),*): $operation:ident, $opcode:ident, $wr:expr;)+) => {
         $(
             unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $argument: $type)*) {
                 let (operation, opcode) = (Operation::$operation, ibv_wr_opcode::$opcode);
                 let wr = $wr;
-                // SAFETY: the caller's queue pair (SAFETY.md F1).
+                // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
                 unsafe { begin(qp, operation, ibv_send_wr { opcode, ..wr }) };
             }
         )+
@@ -161,7 +161,7 @@ requests! {
     wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info):
         IBV_QP_EX_WITH_BIND_MW, IBV_WR_BIND_MW,
         {
-            // SAFETY: the caller's description of the window (SAFETY.md F1).
+            // SAFETY: the caller passes a readable description of the window (SAFETY.md F1).
             let bind_info = unsafe { info.read() };
             bind(Bind { mw, rkey, bind_info })
         };
@@ -204,36 +204,36 @@ fn bind(bind_mw: Bind) -> ibv_send_wr {
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     unsafe { batch(qp, |batch| batch.address(ah, qpn, qkey)) };
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, _srqn: u32) {
-    // SAFETY: the caller's queue pair (SAFETY.md F1), which is not of the type XRC.
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1), which is not an XRC queue pair.
     unsafe { batch(qp, |batch| batch.refuse(Refusal::Invalid)) };
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     unsafe { batch(qp, |batch| batch.attach(&[ibv_sge { addr, length, lkey }], 0)) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     let attach = |batch: &mut Batch| {
         if !batch.takes(count) {
-            // Refused before it is read, like in a list of requests.
+            // Refused before it is read, as in a list of requests.
             return batch.refuse(Refusal::Invalid);
         }
-        // SAFETY: the caller's list (SAFETY.md F12).
+        // SAFETY: the caller passes a valid list (SAFETY.md F12).
         batch.attach(unsafe { slice(list, count) }, 0);
     };
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     unsafe { batch(qp, attach) };
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
     let buffer = [ibv_data_buf { addr, length }];
-    // SAFETY: the caller's queue pair and buffer (SAFETY.md F1, F12).
+    // SAFETY: the caller passes a live queue pair and a readable buffer (SAFETY.md F1, F12).
     unsafe { wr_set_inline_data_list(qp, 1, buffer.as_ptr()) };
 }
 
@@ -242,23 +242,24 @@ unsafe extern "C" fn wr_set_inline_data_list(
     count: usize,
     list: *const ibv_data_buf,
 ) {
-    // SAFETY: the caller's list (SAFETY.md F12).
+    // SAFETY: the caller passes a valid list (SAFETY.md F12).
     let buffers = unsafe { slice(list, count) };
     let attach = |batch: &mut Batch| {
-        // SAFETY: the caller's buffers (SAFETY.md F12).
+        // SAFETY: the caller passes readable buffers (SAFETY.md F12).
         unsafe { batch.attach_inline(buffers) };
     };
-    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     unsafe { batch(qp, attach) };
 }
 
 /// # Safety
 ///
-/// `list` points to `count` values that are not written while the result is used, unless `count` is 0.
+/// `list` points to `count` values, which are not written while the result is used. This is not required if `count` is
+/// 0.
 unsafe fn slice<'a, T>(list: *const T, count: usize) -> &'a [T] {
     if count == 0 {
         return &[];
     }
-    // SAFETY: this function's contract (SAFETY.md F12).
+    // SAFETY: by this function's contract (SAFETY.md F12).
     unsafe { std::slice::from_raw_parts(list, count) }
 }
