@@ -1,4 +1,4 @@
-//! The clock of a fabric. Its devices read no other clock.
+//! The clock of a fabric. Devices of the fabric read no other clock.
 
 use std::ops::Add;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A clock.
+/// A source of time.
 #[derive(Debug)]
 pub(crate) enum Clock {
     /// The system's monotonic clock.
     #[cfg_attr(loom, allow(dead_code))]
     System,
-    /// A clock that only a simulation or a model advances. The model checker does not see it.
+    /// A clock that only a simulation or a model advances. Loom does not explore it.
     Virtual(AtomicU64),
 }
 
 impl Clock {
-    /// A virtual clock that is at its [beginning](Time::BEGINNING).
+    /// Creates a virtual clock that is at its [beginning](Time::BEGINNING).
     pub(super) const fn stopped() -> Self {
         Self::Virtual(AtomicU64::new(Time::BEGINNING.0))
     }
 
-    /// Advances a virtual clock to that time, unless it is later already.
+    /// Advances a virtual clock to `time`, unless the clock is already past it.
     pub(crate) fn go_on_to(&self, time: Time) {
         if let Self::Virtual(now) = self {
             now.fetch_max(time.0, Ordering::Relaxed);
@@ -36,7 +36,8 @@ impl Clock {
         }
     }
 
-    /// Returns that time in nanoseconds since 1970, according to the system's current clock; virtual clocks began then.
+    /// Converts a time to nanoseconds since 1970, using the system's current clock. For virtual clocks, 1970 is the
+    /// beginning.
     pub(crate) fn wallclock(&self, time: Time) -> u64 {
         match self {
             Self::System => {
@@ -48,16 +49,16 @@ impl Clock {
     }
 }
 
-/// A moment of a clock, in nanoseconds since its beginning.
+/// A point in time, in nanoseconds since the clock's beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time(u64);
 
 impl Time {
-    /// Before every other moment.
+    /// A time before all others.
     pub(crate) const AT_ONCE: Self = Self(0);
     /// The time at which virtual clocks begin.
     pub(crate) const BEGINNING: Self = Self(1);
-    /// After every other moment.
+    /// A time after all others.
     pub(crate) const END: Self = Self(u64::MAX);
 
     pub(crate) const fn from_nanoseconds(nanoseconds: u64) -> Self {
@@ -68,7 +69,7 @@ impl Time {
         self.0
     }
 
-    /// Returns the time from `earlier` to this; zero if this is before.
+    /// Returns the duration from `earlier` to `self`, or zero if `self` is before `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -81,10 +82,10 @@ impl Add<Duration> for Time {
     }
 }
 
-/// The rate of the clock, which counts nanoseconds.
+/// The rate of the clock in kHz. The clock counts nanoseconds.
 pub(crate) const KILOHERTZ: u64 = 1_000_000;
 
-/// Returns the time of one of the system's clocks, since its beginning.
+/// Reads one of the system's clocks, in nanoseconds since its beginning.
 #[expect(clippy::disallowed_methods, reason = "this is the clock")]
 fn system_nanoseconds(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);

@@ -1,4 +1,4 @@
-//! The schedule that executes requests at a later poll, or a moment later on the device's thread.
+//! The schedule that executes requests at a later poll, or slightly later on the device's thread.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -7,18 +7,19 @@ use crate::engine::Refusal;
 use crate::fabric::random::SplitMix;
 use crate::sync::locked;
 
-/// The longest time that deferred work waits for a poll before the other thread executes it.
+/// The longest time that deferred work waits for a poll before the device's thread executes it.
 pub(crate) const PATIENCE: Duration = Duration::from_micros(300);
-/// The most requests that one step of deferred work executes.
+/// The maximum number of requests that one step of deferred work executes.
 pub(crate) const STEP: u32 = 4;
 
-/// A queue pair with deferred work.
+/// A queue pair that can have deferred work.
 pub(crate) trait Postponed: Send + Sync + std::fmt::Debug {
-    /// Executes at most `requests` requests, and enters the list again if there are more. The caller holds no lock.
+    /// Executes up to `requests` requests, and adds itself to the list again if there are more. The caller holds no
+    /// lock.
     fn step(self: Arc<Self>, requests: u32);
 }
 
-/// The queue pairs of a device with deferred work.
+/// The queue pairs of a device that have deferred work.
 #[derive(Debug)]
 pub(crate) struct Deferred {
     state: Mutex<Pending>,
@@ -35,8 +36,8 @@ impl Deferred {
         Self { state: Mutex::new(Pending { pending: Vec::new(), rng: SplitMix::new(seed) }) }
     }
 
-    /// Makes space for that many queue pairs in addition to those in the list, so that posting never allocates. Some of
-    /// the latter may be about to be removed.
+    /// Reserves space for this many queue pairs beyond the ones in the list, so that posting never allocates. Some
+    /// queue pairs in the list may be about to be removed.
     pub(crate) fn reserve(&self, queue_pairs: usize) -> Result<(), Refusal> {
         let reserved = locked(&self.state).pending.try_reserve(queue_pairs);
         reserved.map_err(|_| Refusal::NoRoom)
@@ -46,7 +47,7 @@ impl Deferred {
         locked(&self.state).pending.push(queue_pair);
     }
 
-    /// Removes a queue pair that is being destroyed, and has nothing left to execute.
+    /// Removes a queue pair that is being destroyed and has nothing left to execute.
     pub(crate) fn remove(&self, queue_pair: &Arc<impl Postponed>) {
         let mut state = locked(&self.state);
         let queue_pair = Arc::as_ptr(queue_pair);
@@ -57,7 +58,7 @@ impl Deferred {
         locked(&self.state).rng.below(bound)
     }
 
-    /// Makes a step at a poll: sometimes, executes some requests of a random queue pair.
+    /// Called by each poll. At random, does nothing or executes some requests of a random queue pair.
     pub(crate) fn step(&self) {
         let (queue_pair, requests) = {
             let mut state = locked(&self.state);

@@ -1,4 +1,4 @@
-//! Numbers by which objects are distinguished.
+//! Numbers that distinguish objects.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ impl Ids {
         Self { next: AtomicU64::new(1) }
     }
 
-    /// Returns a number that no other object of this fabric has; never 0.
+    /// Returns a number, never 0, that no other object of this fabric has.
     pub(crate) fn unique(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }

@@ -1,7 +1,7 @@
-//! The state that devices share if they can reach each other: a clock, deadlines, random numbers, and queued work.
+//! The state shared by devices that can reach each other: a clock, deadlines, random numbers, and queued work.
 //!
-//! The engine reaches all of it through a device. So the devices of another fabric, which a test or a model creates,
-//! have nothing in common with those of the process.
+//! The engine accesses all of this state through a device. So the devices of a separate fabric, created by a test or a
+//! model, share nothing with those of the process.
 
 #[cfg(not(loom))]
 use std::sync::Arc;
@@ -35,18 +35,18 @@ pub(crate) mod tellers;
 pub(crate) mod thread;
 pub(crate) mod timers;
 
-/// A link that empty polls drive, as long as the timers make [polls look](Timers::have_polls_look).
+/// A link that empty polls drive, as long as the timers [make polls look](Timers::have_polls_look).
 pub(crate) trait Polled: Sync + std::fmt::Debug {
     /// Receives arrived packets and executes them. The caller holds no lock.
     fn poll(&'static self);
 
-    /// Receives everything that has arrived by now, and executes or drops it. The caller holds no lock.
+    /// Receives everything that has arrived so far, and executes or drops it. The caller holds no lock.
     fn catch_up(&'static self);
 
     /// Returns the number of polls so far.
     fn polls(&self) -> u32;
 
-    /// Notes that a thread that has polled is about to sleep.
+    /// Called when a thread that has polled is about to sleep.
     fn poller_sleeps(&self);
 }
 
@@ -54,13 +54,13 @@ pub(crate) struct Fabric {
     pub(crate) clock: Clock,
     pub(crate) seeds: Seeds,
     pub(crate) ids: Ids,
-    /// Read by every empty poll, so kept apart from state that changes more often.
+    /// Every empty poll reads this, so it is kept apart from state that changes more often.
     pub(crate) timers: Line<Timers>,
-    /// Read before every verb returns, so likewise kept apart.
+    /// Every verb reads this before it returns, so it is kept apart as well.
     pub(crate) run_queue: Line<RunQueue>,
     /// The simulation, if time is virtual.
     pub(crate) simulation: Option<Simulation>,
-    /// The link to other processes, once a device has claimed a slot.
+    /// The link to other processes, created when a device first claims a slot.
     pub(crate) polled: OnceLock<&'static dyn Polled>,
 }
 
@@ -82,7 +82,7 @@ impl Fabric {
         }
     }
 
-    /// A fabric in virtual time, with the events between its devices.
+    /// Creates a fabric in virtual time, with the events between its devices.
     #[cfg(not(loom))]
     pub(crate) fn simulated(seed: u64, events: Arc<dyn Events>) -> Self {
         Self {
@@ -92,19 +92,19 @@ impl Fabric {
         }
     }
 
-    /// A fabric of one model. Neither it nor its devices are ever freed. No timer ever expires in it.
+    /// Creates a fabric for one model, in which no timer ever expires. The fabric and its devices are never freed.
     #[cfg(all(test, loom))]
     pub(crate) fn of_model() -> &'static Self {
         Self::of_model_with(ServedBy::Nobody)
     }
 
-    /// A fabric of one model, with timers.
+    /// Creates a fabric for one model, with timers.
     #[cfg(all(test, loom))]
     pub(crate) fn of_model_with(served_by: ServedBy) -> &'static Self {
         Box::leak(Box::new(Self::with(served_by)))
     }
 
-    /// A fabric of a test that sets the clock.
+    /// Creates a fabric for a test that sets the clock.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn with_set_clock() -> Self {
         Self::of(Clock::stopped(), Timers::new(), RunQueue::new())
@@ -117,7 +117,7 @@ impl Fabric {
 }
 
 impl std::fmt::Debug for Fabric {
-    /// Prints the fabric without its devices, which would print it again.
+    /// Prints the fabric without its devices, because each device would print the fabric again.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Fabric").finish_non_exhaustive()
     }

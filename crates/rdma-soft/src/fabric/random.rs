@@ -1,4 +1,4 @@
-//! Random numbers: unpredictable ones for values that peers see, seeded ones for schedules.
+//! Random numbers: unpredictable ones for values that peers see, and seeded ones for schedules.
 
 use std::sync::Mutex;
 
@@ -13,12 +13,12 @@ use crate::sync::locked;
 #[cfg(not(loom))]
 mod tests;
 
-/// The source of all random numbers of a device. Two devices with one seed draw the same numbers.
+/// The source of all random numbers of a device. Two devices with the same seed draw the same numbers.
 #[derive(Clone)]
 pub(crate) struct Seed([u8; 32]);
 
-/// The purpose of random numbers. Numbers of one purpose reveal nothing about the others: peers see the identity, and
-/// must not learn from it the keys of memory.
+/// The purpose of random numbers. Numbers for one purpose reveal nothing about those for another. Peers see the
+/// identity, and must not be able to derive the memory keys from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Identity,
@@ -26,12 +26,12 @@ pub(crate) enum Purpose {
     QueuePairNumbers,
 }
 
-/// The source of the seeds of a fabric's devices: the system, or a simulation.
+/// The source of the seeds for a fabric's devices: the system, or a simulation.
 #[derive(Debug)]
 pub(crate) enum Seeds {
     /// Unique seeds from the kernel.
     System,
-    /// Seeds drawn from the seed of a simulation: the same in each run.
+    /// Seeds derived from the seed of a simulation, which are the same in each run.
     Simulated(Mutex<SplitMix>),
 }
 
@@ -44,7 +44,7 @@ impl Seeds {
     pub(crate) fn draw(&self) -> Result<Seed, Errno> {
         let mut seed = [0; 32];
         match self {
-            // Up to 256 bytes are always returned in full (getrandom(2)).
+            // Up to 256 bytes are always returned completely (getrandom(2)).
             Self::System => _ = retry_on_intr(|| getrandom(&mut seed, GetRandomFlags::empty()))?,
             Self::Simulated(random) => {
                 let mut random = locked(random);
@@ -58,7 +58,7 @@ impl Seeds {
 }
 
 impl Seed {
-    /// Returns the seed of a text that is not secret. It is the same in each process.
+    /// Derives a seed from a text that is not secret. The seed is the same in each process.
     pub(crate) fn of_text(text: &str) -> Self {
         let mut seed = [0; 32];
         for (place, word) in (0_u64..).zip(seed.chunks_exact_mut(8)) {
@@ -103,7 +103,7 @@ impl Random {
         self.0.next_u32()
     }
 
-    /// Returns a number below a bound, uniform except for one part in 2^32 / `bound`. `bound` 0 gives 0.
+    /// Returns a number below `bound`, uniform except for one part in 2^32 / `bound`. If `bound` is 0, returns 0.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         scaled(self.next_u32(), bound)
     }
@@ -117,8 +117,8 @@ impl Random {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): a full-period generator that any seed starts well. One output reveals all
-/// others, so it is only for schedules.
+/// SplitMix64 (Steele, Lea, Flood 2014): a full-period generator that works well with any seed. One output reveals all
+/// others, so it is used only for schedules.
 #[derive(Debug, Clone)]
 pub(crate) struct SplitMix(u64);
 
@@ -138,7 +138,7 @@ impl SplitMix {
         (self.next_u64() >> 32) as u32
     }
 
-    /// Returns a number below a small bound, uniform enough. `bound` 0 gives 0.
+    /// Returns a number below a small `bound`, uniform enough for schedules. If `bound` is 0, returns 0.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         scaled(self.next_u32(), bound)
     }

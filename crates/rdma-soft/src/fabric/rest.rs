@@ -1,15 +1,15 @@
-//! The backoff of a background thread that does the same work as polls. Two such threads on one processor are slower
-//! than one, and each wake-up takes the poller's processor for a moment.
+//! The backoff of a background thread that does the same work as polls. On one processor, two threads that do this work
+//! are slower than one, and each wake-up of the thread interrupts the poller for a moment.
 
 use std::time::Duration;
 
 /// The first backoff.
 const SHORTEST: Duration = Duration::from_micros(200);
-/// The number of polls in that time that shows that a program does nothing but poll. A program that waits for events
-/// polls once or twice per event.
+/// A program that makes this many polls during the first backoff does nothing but poll. A program that waits for events
+/// polls only once or twice per event.
 const POLLS: u32 = 16;
-/// The longest backoff, which applies while the program keeps polling. If it stops, a deadline or packet may be late by
-/// at most this.
+/// The longest backoff, used while the program keeps polling. If the program stops polling, a deadline or packet may be
+/// handled late by up to this time.
 const LONGEST: Duration = Duration::from_millis(1);
 
 /// The state of the backoff.
@@ -17,16 +17,16 @@ const LONGEST: Duration = Duration::from_millis(1);
 pub(crate) struct Rest {
     /// The number of polls at the last check.
     polls: u32,
-    /// The current backoff; zero while the thread works.
+    /// The current backoff, or zero while the thread works.
     away: Duration,
 }
 
 impl Rest {
-    /// Returns the next backoff, after `polls` polls in total.
+    /// Returns the next backoff. `polls` is the total number of polls so far.
     pub(crate) fn next(&mut self, polls: u32, long_polls: bool) -> Duration {
         let count = polls.wrapping_sub(std::mem::replace(&mut self.polls, polls));
         let times = u32::try_from(self.away.as_micros() / SHORTEST.as_micros()).unwrap_or(1).max(1);
-        // Polls that handle long messages take long, so that fewer are enough.
+        // Polls that handle long messages take longer, so fewer of them suffice.
         let enough = POLLS * times / if long_polls { 4 } else { 1 };
         self.away = match count < enough {
             true => Duration::ZERO,
@@ -35,7 +35,7 @@ impl Rest {
         self.away
     }
 
-    /// Ends the backoff, because the polling thread is about to sleep after `polls` polls in total.
+    /// Ends the backoff because the polling thread is about to sleep. `polls` is the total number of polls so far.
     pub(crate) fn end(&mut self, polls: u32) {
         *self = Self { polls, away: Duration::ZERO };
     }

@@ -1,9 +1,9 @@
-//! Work that a thread leaves for when it holds no lock.
+//! Work that a thread leaves for a time when it holds no lock.
 //!
-//! [`Task`]s are queue pairs, inboxes and links that have packets to send or receive. Each gets a turn, and returns to
-//! the end of the queue with the rest of its work. [`Settle`] is work that must be complete when a verb returns. For
-//! example, the queue pairs of a completion queue that overflowed go to error, files of events become readable, and
-//! captures get their packets. Last, [tellers](crate::fabric::tellers) report dropped packets to the program.
+//! [`Task`]s are queue pairs, inboxes and links that have packets to send or receive. Each task gets a turn, and then
+//! returns to the end of the queue with the rest of its work. [`Settle`] is work that must be complete when a verb
+//! returns. For example, the queue pairs of an overflowed completion queue go to error, event files become readable,
+//! and captures get their packets. Last, [tellers](crate::fabric::tellers) report dropped packets to the program.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -15,24 +15,24 @@ use crate::fabric::tellers::{self, Tells};
 use crate::fabric::timers::Timer;
 use crate::sync::{AtomicU32, AtomicUsize, Held, Mutex, MutexGuard, Ordering, locked_in_models};
 
-/// The number of turns that a thread gives before it continues with its own work. Models have few.
+/// The number of turns that a thread executes before it continues with its own work. Models use few.
 pub(crate) const TURNS: u32 = if cfg!(loom) { 4 } else { 64 };
 
-/// Work that is done in turns, and at set times.
+/// Work that is done in turns and when a timer expires.
 pub(crate) trait Task: Send + Sync + std::fmt::Debug {
-    /// Returns its entry in the run queue.
+    /// Returns the task's entry in the run queue.
     fn entry(&self) -> &Entry;
 
-    /// Does a part of the work. Returns true if there is more. The caller holds no lock.
+    /// Does some of the work. Returns true if there is more. The caller holds no lock.
     fn run(self: Arc<Self>) -> bool {
         false
     }
 
-    /// Handles the expiry of its timer. The caller holds no lock, and runs the queue afterwards.
+    /// Handles the expiry of the task's timer. The caller holds no lock, and runs the queue afterwards.
     fn expire(self: Arc<Self>) {}
 }
 
-/// The entry of a task, which is in the queue at most once, and has one timer.
+/// The entry of a task. A task is in the queue at most once, and has one timer.
 #[derive(Debug)]
 pub(crate) struct Entry {
     task: Weak<dyn Task>,
@@ -53,19 +53,19 @@ impl Entry {
         }
     }
 
-    /// Lets the task [expire](Task::expire) at `at`, or earlier if its timer was set to an earlier time.
+    /// Makes the task [expire](Task::expire) at `at`, or earlier if its timer is already set to an earlier time.
     pub(crate) fn set_timer(&self, at: Time) {
         self.timer.set(at);
     }
 
-    /// Lets the task expire soon and the queue run, on the next thread that can do so.
+    /// Makes the task expire and the queue run soon, on the next thread that can do so.
     pub(crate) fn wake(&self) {
         self.timer.set(Time::AT_ONCE);
     }
 
     /// Marks the task as not queued, so that new work queues another turn.
     fn leave(&self) {
-        // It sees the work of all threads that found it queued.
+        // Synchronizes with all threads that found the task queued, so that it sees the work they added.
         self.is_queued.swap(0, Ordering::AcqRel);
     }
 
@@ -75,13 +75,13 @@ impl Entry {
     }
 }
 
-/// Work that is complete once a [run](RunQueue::run), on any thread, that began after it was left has returned.
+/// Work that any [run](RunQueue::run) completes before it returns, if the run began after the work was left.
 pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
-    /// Does the work, or waits for the thread that does it, and [forgets](RunQueue::forget) it. The caller holds no
-    /// lock.
+    /// Does the work, or waits for the thread that does it, and then [forgets](RunQueue::forget) it. The caller holds
+    /// no lock.
     fn settle(&self);
 
-    /// Returns true if the work leaves other work, so that it must be done first.
+    /// Returns true if the work can leave further work, so that it must be done first.
     fn leaves_work(&self) -> bool {
         false
     }
@@ -90,11 +90,11 @@ pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
 #[derive(Debug)]
 struct Queued {
     tasks: VecDeque<Weak<dyn Task>>,
-    /// The unsettled work, each item once.
+    /// The work that has not been settled. Each item occurs once.
     unsettled: Vec<Arc<dyn Settle>>,
     tellers: Vec<&'static dyn Tells>,
-    /// The number of objects that may leave work to settle. There is space for all of them, so that leaving it does not
-    /// allocate.
+    /// The number of objects that may leave work to settle. Space is reserved for all of them, so that leaving work
+    /// does not allocate.
     settlers: usize,
 }
 
@@ -109,7 +109,7 @@ enum Lane {
 #[derive(Debug)]
 pub(crate) struct RunQueue {
     queued: Mutex<Queued>,
-    /// The number of queued items.
+    /// The number of queued items of all kinds.
     count: AtomicUsize,
 }
 
@@ -122,7 +122,7 @@ impl RunQueue {
         Self { queued: Mutex::new(Self::EMPTY), count: AtomicUsize::new(0) }
     }
 
-    /// Like the constructor above; the primitives of loom have no `const fn new`.
+    /// Like the function above. Loom's primitives have no `const fn new`.
     #[cfg(loom)]
     pub(super) fn new() -> Self {
         Self { queued: Mutex::new(Self::EMPTY), count: AtomicUsize::new(0) }
@@ -137,7 +137,7 @@ impl RunQueue {
         self.count.store(count, Ordering::Release);
     }
 
-    /// Makes space for another object that may [leave](Self::leave) work to settle.
+    /// Reserves space for another object that may [leave](Self::leave) work to settle.
     pub(crate) fn reserve(&self) {
         let queued = &mut *self.lock();
         queued.settlers += 1;
@@ -149,14 +149,14 @@ impl RunQueue {
         self.lock().settlers -= 1;
     }
 
-    /// Leaves work to settle that is not in the queue yet. The caller may hold any lock.
+    /// Adds work to settle that is not in the queue yet. The caller may hold any lock.
     pub(crate) fn leave(&self, work: Arc<dyn Settle>) {
         let mut queued = self.lock();
         queued.unsettled.push(work);
         self.count(&queued);
     }
 
-    /// Forgets work that is settled.
+    /// Removes work that has been settled.
     pub(crate) fn forget(&self, work: *const ()) {
         let mut queued = self.lock();
         let found =
@@ -165,12 +165,12 @@ impl RunQueue {
             let forgotten = queued.unsettled.swap_remove(n);
             self.count(&queued);
             drop(queued);
-            // The last reference may be dropped here, and takes the lock then.
+            // Dropped only now, because this may be the last reference and its destructor takes the lock.
             drop(forgotten);
         }
     }
 
-    /// Queues a source of events for the program that is not in the queue yet.
+    /// Queues a source of events that is not in the queue yet, to be reported to the program.
     pub(crate) fn tell(&self, source: &'static dyn Tells) {
         let mut queued = self.lock();
         queued.tellers.push(source);
@@ -183,8 +183,7 @@ impl RunQueue {
         self.count(&queued);
     }
 
-    /// Gives turns to as many tasks as one thread has time for, and settles all work that was left. The caller holds no
-    /// lock.
+    /// Executes a limited number of turns, and settles all work that was left. The caller holds no lock.
     #[inline]
     pub(crate) fn run(&self) {
         if self.count.load(Ordering::Acquire) != 0 {
@@ -226,7 +225,7 @@ impl RunQueue {
         }
     }
 
-    /// Sets a timer for the turns that are left when this returns.
+    /// Executes turns. If some are left when this returns, sets a timer for them.
     fn give_turns(&self) {
         for _ in 0..TURNS {
             let mut queued = self.lock();
@@ -258,7 +257,8 @@ impl RunQueue {
     }
 
     fn settle(&self) {
-        // Downwards, since the last item replaces forgotten work. Work that others leave meanwhile is settled by them.
+        // Goes from last to first, because the last item replaces a forgotten one. Work that others leave in the
+        // meantime is settled by them.
         let count = self.lock().unsettled.len();
         for n in (0..count).rev() {
             let work = self.lock().unsettled.get(n).map(Arc::clone);

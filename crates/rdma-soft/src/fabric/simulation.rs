@@ -1,7 +1,7 @@
-//! A fabric in virtual time, where one event happens after the other.
+//! A fabric in virtual time, in which events happen one after the other.
 //!
-//! An event is a timer, or an event between devices. Nothing happens by itself: time passes when a program makes an
-//! empty poll, or requests it. The calling thread then handles the events that are due.
+//! An event is the expiry of a timer, or something that happens between devices. Nothing happens on its own: time
+//! advances when a program makes an empty poll or asks for it. The calling thread then handles the events that are due.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use crate::sync::{locked_to_wait, this_thread};
 
 /// The virtual time that an empty poll takes.
 const POLL: Duration = Duration::from_nanos(100);
-/// The maximum number of events per empty poll.
+/// The maximum number of events that one empty poll handles.
 const EVENTS: u32 = 16;
 
 /// Events between the devices of a fabric.
@@ -25,12 +25,12 @@ pub(crate) trait Events: Send + Sync + std::fmt::Debug {
     fn happen(&self);
 }
 
-/// The order of events in virtual time.
+/// Makes events happen in the order of their virtual times.
 #[derive(Debug)]
 pub(crate) struct Simulation {
-    /// Held by the thread that makes something happen, which holds no lock of the engine then.
+    /// The lock is held by the thread that makes events happen, which holds no lock of the engine at that time.
     stepping: Mutex<()>,
-    /// The number of that thread.
+    /// The number of the thread that makes events happen.
     by: AtomicU64,
     events: Arc<dyn Events>,
 }
@@ -41,7 +41,7 @@ impl Simulation {
     }
 }
 
-/// Marks the thread that makes something happen, while this lives.
+/// Marks a thread as the one that makes events happen, until this value is dropped.
 struct By<'a>(&'a AtomicU64);
 
 impl<'a> By<'a> {
@@ -58,18 +58,18 @@ impl Drop for By<'_> {
 }
 
 impl Fabric {
-    /// Handles an empty poll: if time is virtual, a moment passes, and events that are due by then happen.
+    /// Handles an empty poll: if time is virtual, advances it slightly and handles the events that are due by then.
     #[cold]
     pub(crate) fn pass_moment(&self) {
         self.pass(self.clock.now() + POLL, EVENTS);
     }
 
-    /// Makes the next event happen. Returns true if there was one. Does nothing if it is called within an event.
+    /// Handles the next event. Returns true if there was one. Does nothing if it is called from within an event.
     pub(crate) fn step(&self) -> bool {
         self.with_steps(|simulation| self.next_happens(simulation, Time::END)).unwrap_or(false)
     }
 
-    /// Lets time pass until `end`. Events that are due by then happen.
+    /// Advances the time to `end`. Events that are due by then happen.
     pub(crate) fn pass_until(&self, end: Time) {
         self.pass(end, u32::MAX);
     }
@@ -85,8 +85,8 @@ impl Fabric {
         });
     }
 
-    /// Admits one thread at a time. It does not wait for the calling thread itself, since a subscriber that was
-    /// informed of an event may make calls that lead here.
+    /// Admits one thread at a time. Returns at once if the calling thread itself is already inside: a subscriber that
+    /// receives an event may make calls that lead here.
     fn with_steps<R>(&self, steps: impl FnOnce(&Simulation) -> R) -> Option<R> {
         let simulation = self.simulation.as_ref()?;
         if simulation.by.load(Ordering::Relaxed) == this_thread() {
@@ -99,8 +99,8 @@ impl Fabric {
         Some(steps(simulation))
     }
 
-    /// Makes the next event happen, if it is due by `end`, with all its immediate consequences. At the end of time
-    /// nothing happens: a timer that is set again would be due at once, without end.
+    /// Makes the next event happen if it is due by `end`, with all its immediate consequences. Nothing happens at the
+    /// end of time, where a timer that sets itself again would be due forever.
     fn next_happens(&self, simulation: &Simulation, end: Time) -> bool {
         let (event, timer) = (simulation.events.next(), self.timers.next());
         let happens = |next: &Time| *next <= end && *next < Time::END;
@@ -108,8 +108,8 @@ impl Fabric {
             return false;
         };
         self.clock.go_on_to(next);
-        // Packets and changes are handled first, since their number at one time is finite. Timers may be set for the
-        // same time again and again, and would hold them up.
+        // Packets and changes are handled first, because only finitely many happen at the same time. Timers could be
+        // set for the same time again and again, and delay packets forever.
         if event == Some(next) {
             simulation.events.happen();
         } else {

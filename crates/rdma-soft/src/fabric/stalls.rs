@@ -1,10 +1,10 @@
-//! Points where a thread that serves devices may be held up, with packets or a deadline in hand. A build with `--cfg
-//! rdma_stalls` holds it up at random, so that tests find code that relies on its speed.
+//! Points at which a thread that serves devices might be delayed while it has packets or a deadline to handle. A build
+//! with `--cfg rdma_stalls` delays it at random, so that tests find code that relies on the thread's speed.
 
 #[cfg(not(rdma_stalls))]
 pub(crate) const fn here() {}
 
-/// Sleeps at every eighth call on average, for up to six milliseconds. A process does this only for its first calls.
+/// Sleeps for up to six milliseconds at every eighth call on average, but only during a process's first calls.
 #[cfg(rdma_stalls)]
 pub(crate) fn here() {
     use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,8 +1,8 @@
-//! Threads that report events to the program's subscriber of [`tracing`].
+//! Threads that report events to the program's [`tracing`] subscriber.
 //!
-//! A subscriber belongs to the program: it may call verbs, wait, or panic. A thread that drops a packet holds locks. A
-//! thread that settles work may be in the middle of a call of the program, even in a critical region. So events are
-//! reported by a thread of their own, which then ends.
+//! A subscriber belongs to the program: it may call verbs, wait, or panic. But a thread that drops a packet holds
+//! locks. A thread that settles work may be in the middle of a call by the program, even in a critical region. So a
+//! separate thread reports the events, and then ends.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,23 +12,23 @@ use tracing::subscriber::NoSubscriber;
 #[cfg(not(loom))]
 use crate::fabric::thread;
 
-/// Reports events to the subscriber of the thread that calls it.
+/// Reports events to the subscriber of the calling thread.
 pub(crate) type Tell = Box<dyn FnOnce() + Send>;
 
 /// A source of events for the subscriber.
 pub(crate) trait Tells: Send + Sync + std::fmt::Debug {
-    /// Takes the events that are due; `None` if there are none.
+    /// Removes and returns the events that are due, or `None` if there are none.
     fn take(&'static self) -> Option<Tell>;
 
-    /// Keeps the events that are due for later: no thread can report them now.
+    /// Keeps the due events for later, because no thread can report them now.
     fn put_off(&self);
 }
 
-/// The maximum number of threads that report at a time, even if a subscriber is slow or virtual time is fast.
+/// The maximum number of threads that report at the same time, even if a subscriber is slow or virtual time is fast.
 const TELLERS: usize = 4;
 pub(crate) static TELLING: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts one of those threads, also if the subscriber panics.
+/// Counts one reporting thread until it is dropped, which also happens if the subscriber panics.
 struct Teller;
 
 impl Teller {
@@ -44,10 +44,10 @@ impl Drop for Teller {
     }
 }
 
-/// Reports the events of these sources to the subscriber of this thread, on a thread of its own. If no thread can be
-/// started, nothing is reported.
+/// Reports the events of these sources to the subscriber of the calling thread, on a separate thread. If no thread can
+/// be started, nothing is reported.
 pub(crate) fn tell(who: &[&'static dyn Tells]) {
-    // Without a subscriber there is nothing to report.
+    // Without a subscriber, there is nothing to report to.
     let subscriber = subscriber();
     let Some((subscriber, teller)) = subscriber.and_then(|one| Some((one, Teller::new()?))) else {
         return who.iter().for_each(|one| one.put_off());

@@ -1,17 +1,17 @@
-//! The device's own threads, which inherit nothing from the thread that starts them.
+//! The device's own threads, which inherit no settings from the thread that starts them.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// The stack size in bytes of a thread of the device that calls no code of the program.
+/// The stack size in bytes of a device thread that calls no code of the program.
 pub(crate) const STACK: usize = 256 << 10;
 
-/// The stack size of a thread that does.
+/// The stack size in bytes of a device thread that calls code of the program.
 pub(crate) const STACK_OF_PROGRAM: usize = 2 << 20;
 
-/// Starts a thread that blocks all signals, and requests every processor and the default policy.
+/// Starts a thread that blocks all signals, may run on every processor, and has the default scheduling policy.
 pub(crate) fn spawn(
     name: &str,
     stack: usize,
@@ -35,30 +35,30 @@ impl Mask {
     /// Blocks all signals, and returns the previous mask.
     fn all_blocked() -> Self {
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        // SAFETY: fills the set that is passed (sigfillset(3), SAFETY.md F15).
+        // SAFETY: the call fills the set that it is passed (sigfillset(3), SAFETY.md F15).
         unsafe { libc::sigfillset(all.as_mut_ptr()) };
-        // SAFETY: reads the first set, which was filled, and fills the second: the call fails only if its first
+        // SAFETY: the call reads the first set, which was filled, and fills the second. It fails only if its first
         // argument is unknown (pthread_sigmask(3), SAFETY.md F15).
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
-        // SAFETY: filled by the call above (SAFETY.md F15).
+        // SAFETY: the call above filled the set (SAFETY.md F15).
         Self(unsafe { before.assume_init() })
     }
 
     fn restore(&mut self) {
-        // SAFETY: reads the set, which the kernel returned (pthread_sigmask(3), SAFETY.md F15).
+        // SAFETY: the call reads the set, which the kernel returned (pthread_sigmask(3), SAFETY.md F15).
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
     }
 }
 
-/// Undoes the scheduling that the thread has inherited: a binding to a processor, or a real-time policy. Errors change
-/// nothing: a thread of the policy `SCHED_IDLE` needs a privilege to leave it. The nice value is kept.
+/// Undoes the scheduling that the thread has inherited: a processor affinity, or a real-time policy. Errors are
+/// ignored: for example, leaving the policy `SCHED_IDLE` needs a privilege. The nice value is kept.
 fn usual_scheduling() {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: reads the parameters (sched_setscheduler(2), SAFETY.md F15).
+    // SAFETY: the call reads the parameters (sched_setscheduler(2), SAFETY.md F15).
     unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) };
-    // More processors than exist: the kernel selects those that exist and the process may use.
+    // These are more processors than exist. The kernel selects the ones that exist and that the process may use.
     let all = [u64::MAX; 128];
-    // SAFETY: reads that many bytes of the array (sched_setaffinity(2), SAFETY.md F15).
+    // SAFETY: the call reads that many bytes of the array (sched_setaffinity(2), SAFETY.md F15).
     unsafe { libc::sched_setaffinity(0, size_of_val(&all), all.as_ptr().cast()) };
 }
 

@@ -1,6 +1,6 @@
-//! Deadlines: one timer for each queue pair and each shared receive queue. A poll of an empty completion queue handles
-//! timers that have expired. For programs that do not poll there is a thread, which exists while a timer is set. It
-//! stays for a moment after the last one, so that occasional RNR waits do not start a thread each time.
+//! Deadlines: one timer for each queue pair and each shared receive queue. A poll that finds its completion queue empty
+//! handles expired timers. For programs that do not poll, a thread handles them. The thread exists while a timer is
+//! set. It lingers after the last timer, so that occasional RNR waits do not start a new thread each time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -27,7 +27,7 @@ pub(crate) mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-/// The value of `earliest` if no timer is set, and polls must look at a link.
+/// The value of `earliest` if no timer is set but polls must look at a link.
 const NEVER_BUT_LOOK: u64 = u64::MAX - 1;
 
 const LINGER: Duration = Duration::from_secs(5);
@@ -37,14 +37,14 @@ const MOST_EXPIRED: u32 = 4;
 /// All timers of a fabric.
 #[derive(Debug)]
 pub(crate) struct Timers {
-    /// The time of the earliest timer, in nanoseconds: the only value that an empty poll reads. Written under the lock
-    /// of the schedule.
+    /// The time of the earliest timer, in nanoseconds. This is the only value that an empty poll reads. Written under
+    /// the lock of the schedule.
     earliest: AtomicU64,
     schedule: Mutex<Schedule>,
     changed: Condvar,
-    /// Whether time is virtual: then no thread serves, and each empty poll looks.
+    /// Whether time is virtual. If so, no thread handles timers, and each empty poll looks.
     in_virtual_time: bool,
-    /// Whether each empty poll looks at a link, too.
+    /// Whether each empty poll also looks at a link.
     polls_look: std::sync::atomic::AtomicBool,
     /// Whether the thread currently leaves all timers to polls.
     rests: std::sync::atomic::AtomicBool,
@@ -56,12 +56,12 @@ pub(crate) struct Timers {
 struct Schedule {
     timers: Vec<Option<Deadline>>,
     free: Vec<usize>,
-    /// Times of timers, with their places. It also holds times of timers that were set to an earlier time since, or
-    /// were dropped.
+    /// The times of the timers, with their places. Also contains outdated times, of timers that have since been set to
+    /// an earlier time or dropped.
     queue: BinaryHeap<Reverse<(Time, usize)>>,
-    /// The process whose thread serves; a forked child has none.
+    /// The process whose thread handles timers. A forked child has no such thread.
     served_by: Option<Process>,
-    /// The time at which the thread looks by itself. Setting a timer to an earlier time wakes the thread.
+    /// The time at which the thread will look on its own. Setting a timer to an earlier time wakes the thread.
     looks_by: Time,
     #[cfg(loom)]
     at_rest: model::Rest,
@@ -73,7 +73,7 @@ struct Deadline {
     at: Option<Time>,
 }
 
-/// A place among the timers.
+/// One timer of the schedule, and its place there.
 #[derive(Debug)]
 pub(crate) struct Timer {
     pub(super) fabric: &'static Fabric,
@@ -85,14 +85,14 @@ impl Timer {
         Self { fabric, place: fabric.timers.lock().add(owner) }
     }
 
-    /// Lets its owner [expire](Task::expire) at `at`, or earlier if it was set to an earlier time.
+    /// Makes its owner [expire](Task::expire) at `at`, or earlier if the timer is already set to an earlier time.
     pub(crate) fn set(&self, at: Time) {
         #[cfg(loom)]
         if !self.fabric.timers.model.has_timers() {
             return;
         }
         let fabric = self.fabric;
-        // Queued after all timers that are due already, so that a timer that is set again and again does not delay
+        // Queued after all timers that are already due, so that a timer that is set again and again does not delay
         // others.
         let at = if at == Time::AT_ONCE { fabric.clock.now() } else { at };
         let mut schedule = fabric.timers.lock();
@@ -112,7 +112,7 @@ impl Timer {
         } else if fabric.start_thread().is_ok() {
             schedule.served_by = Some(Process::current());
         }
-        // Without a thread it expires at a poll, and the next timer tries to start a thread again.
+        // Without a thread, the timer expires at a poll. Setting the next timer tries to start a thread again.
     }
 }
 
@@ -123,24 +123,23 @@ impl Drop for Timer {
 }
 
 impl Fabric {
-    /// Expires timers that are due, in the order of their times, but no more than [`MOST_EXPIRED`]. The caller holds no
-    /// lock.
+    /// Expires due timers in the order of their times, at most [`MOST_EXPIRED`] of them. The caller holds no lock.
     #[cold]
     pub(crate) fn expire_due_timers(&self) {
-        // Read once: timers that are set from here on are for the next poll.
+        // Read once, so that timers set from here on are left to the next poll.
         let now = self.clock.now();
         for _ in 0..MOST_EXPIRED {
             if Time::from_nanoseconds(self.timers.first()) > now {
                 return;
             }
-            // The thread that holds the lock handles the timers, or sets one.
+            // The thread that holds the lock either handles the timers or is setting one.
             let mut schedule = match self.timers.schedule.try_lock() {
                 Ok(schedule) => schedule,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return,
             };
             let due = schedule.take_due(now);
-            // Also without one, since the times of dropped timers were removed.
+            // Published even if no timer was due, because the times of dropped timers were removed.
             self.timers.publish(&schedule);
             drop(schedule);
             if let Some(owner) = due.and_then(|owner| owner.upgrade()) {
@@ -156,7 +155,7 @@ impl Fabric {
         thread::spawn("rdma-soft timer", thread::STACK, || self.serve_timers())
     }
 
-    /// Runs the thread.
+    /// The main loop of the thread.
     fn serve_timers(&self) {
         let mut schedule = self.timers.lock();
         let (mut idle_since, mut rest) = (None, Rest::default());
@@ -166,7 +165,8 @@ impl Fabric {
             self.timers.publish(&schedule);
             if let Some(owner) = due {
                 drop(schedule);
-                // The last reference may be dropped here, and takes the lock then.
+                // Dropped while the lock is free, because this may be the last reference and its destructor takes the
+                // lock.
                 if let Some(owner) = owner.upgrade() {
                     stalls::here();
                     owner.expire();
@@ -193,7 +193,7 @@ impl Fabric {
             let polls = || self.polled.get().map_or(0, |link| link.polls());
             let away = rest.next(polls(), false);
             let rests = !away.is_zero();
-            // While it rests the thread looks by itself soon, so that no timer needs to wake it.
+            // While the thread rests, it soon looks on its own, so no timer needs to wake it.
             let wait = if rests { away } else { wait };
             schedule.looks_by = if rests { Time::AT_ONCE } else { now + wait };
             self.timers.rests.store(rests, Ordering::Relaxed);
@@ -205,21 +205,21 @@ impl Fabric {
         }
     }
 
-    /// Notes that a thread that has polled is about to sleep, so that the threads of the device take over the work of
-    /// its polls.
+    /// Called when a thread that has polled is about to sleep. The threads of the device then take over the work that
+    /// its polls did.
     #[cold]
     pub(crate) fn poller_sleeps(&self) {
         if let Some(link) = self.polled.get() {
             link.poller_sleeps();
         }
         if self.timers.rests.swap(false, Ordering::Relaxed) {
-            // Not before the thread waits.
+            // Ensures that the thread is already waiting.
             drop(self.timers.lock());
             self.timers.changed.notify_one();
         }
     }
 
-    /// Waits until a timer is set that expires before all others, or for `most`.
+    /// Waits until a timer is set that expires before all others, but for at most `most`.
     #[cfg(not(loom))]
     fn wait_for_change<'a>(
         &self,
@@ -237,7 +237,7 @@ impl Timers {
         Self::of(u64::MAX, false)
     }
 
-    /// Timers that expire when a simulation reaches their time.
+    /// Creates timers that expire when a simulation reaches their time.
     #[cfg(not(loom))]
     pub(super) const fn in_virtual_time() -> Self {
         Self::of(0, true)
@@ -255,18 +255,18 @@ impl Timers {
         }
     }
 
-    /// Returns a time no later than that of the first timer; `None` if none is set.
+    /// Returns a time that is no later than the first timer's, or `None` if no timer is set.
     pub(crate) fn next(&self) -> Option<Time> {
         self.lock().earliest()
     }
 
-    /// Returns true if a timer is set, time is virtual, or there is a link. Every empty poll calls this.
+    /// Returns true if a timer is set, time is virtual, or there is a link to look at. Every empty poll calls this.
     #[inline(always)]
     pub(crate) fn is_set(&self) -> bool {
         self.first() != u64::MAX
     }
 
-    /// Returns the time of the first timer, in nanoseconds; the largest number if none is set.
+    /// Returns the time of the first timer in nanoseconds, or the largest number if none is set.
     #[inline(always)]
     pub(crate) fn first(&self) -> u64 {
         self.earliest.load(Ordering::Relaxed)
@@ -285,7 +285,7 @@ impl Timers {
         self.earliest.store(earliest, Ordering::Relaxed);
     }
 
-    /// Sets whether each empty poll looks at a link, also without a timer.
+    /// Sets whether each empty poll looks at a link even if no timer is set.
     #[cfg(not(loom))]
     pub(crate) fn have_polls_look(&self, look: bool) {
         let schedule = self.lock();
@@ -316,7 +316,7 @@ impl Schedule {
         }
         self.timers.push(slot);
         let places = self.timers.len();
-        // So neither removing a timer nor setting it ever allocates.
+        // Reserved now, so that neither removing nor setting a timer ever allocates.
         self.free.reserve(places);
         self.queue.reserve((2 * places).saturating_sub(self.queue.len()));
         places - 1
@@ -335,7 +335,8 @@ impl Schedule {
         }
         slot.at = Some(at);
         if self.queue.len() == self.queue.capacity() {
-            // At most one time of each timer counts, so half of the queue is free without the others.
+            // Each timer has at most one current time, so at least half of the queue is free once the outdated times
+            // are removed.
             let timers = &self.timers;
             self.queue.retain(|&Reverse(time)| is_current(timers, time));
         }
@@ -343,13 +344,13 @@ impl Schedule {
         true
     }
 
-    /// Returns a time no later than that of the first timer.
+    /// Returns a time that is no later than the first timer's.
     fn earliest(&self) -> Option<Time> {
         self.queue.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Removes and returns the owner of the earliest timer that is due. So a timer that is always due does not delay
-    /// others.
+    /// Removes and returns the owner of the earliest due timer. Since it is removed, a timer that is always due does
+    /// not delay others.
     fn take_due(&mut self, now: Time) -> Option<Weak<dyn Task>> {
         while let Some(&Reverse(first)) = self.queue.peek() {
             if first.0 > now && is_current(&self.timers, first) {
@@ -373,7 +374,7 @@ fn is_current(timers: &[Option<Deadline>], (at, place): (Time, usize)) -> bool {
 
 #[cfg(all(test, not(loom)))]
 impl Fabric {
-    /// Prevents a thread for its timers: only polls expire them.
+    /// Prevents this fabric from starting a thread for its timers: only polls expire them.
     pub(crate) fn serve_by_polls_alone(&self) {
         self.timers.lock().served_by = Some(Process::current());
     }

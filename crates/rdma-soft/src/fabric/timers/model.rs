@@ -1,17 +1,17 @@
-//! Replacements of time and of the thread in the model checker.
+//! Replacements for time and for the thread under the model checker.
 //!
-//! Time does not pass while a model's threads run, so that only timers that are due at once expire in them. A wait with
-//! a deadline ends when it is notified of a change. Once the model has nothing else to do, the thread's waits end at
-//! once, as if their time had passed.
+//! Time does not pass while a model's threads run, so only timers that are due at once expire during a run. A wait with
+//! a deadline ends when a change is notified. Once the model has nothing else to do, the thread's waits end at once, as
+//! if their time had passed.
 
 use super::*;
 
-/// The means by which timers expire.
+/// Determines how timers expire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ServedBy {
     /// Timers are not even set.
     Nobody,
-    /// No thread can be started.
+    /// No thread can be started, so polls expire timers.
     Polls,
     PollsAndThread,
 }
@@ -19,14 +19,14 @@ pub(crate) enum ServedBy {
 #[derive(Debug)]
 pub(super) struct Model {
     served_by: ServedBy,
-    /// Signalled when the thread waits or has ended.
+    /// Notified when the thread waits or has ended.
     rests: Condvar,
 }
 
 /// State that the thread and the model share under the lock of the schedule.
 #[derive(Debug)]
 pub(super) struct Rest {
-    /// Whether the thread waits for a change.
+    /// Whether the thread is waiting for a change.
     waits: bool,
     /// Whether time passes.
     passes: bool,
@@ -57,7 +57,7 @@ impl Timers {
         }
     }
 
-    /// Waits until the thread has served everything that is due; it may also have ended.
+    /// Waits until the thread has handled everything that is due or has ended.
     fn lock_at_rest(&self, now: Time) -> MutexGuard<'_, Schedule> {
         let mut schedule = self.lock();
         while schedule.served_by.is_some()
@@ -103,13 +103,13 @@ impl Fabric {
         drop(self.timers.lock_at_rest(self.clock.now()));
     }
 
-    /// Lets time pass from now on: the thread serves the deadlines that pass, until it ends.
+    /// Lets time pass from now on: the thread handles the deadlines that pass, until it ends.
     pub(crate) fn let_time_pass(&self) {
         self.timers.lock().at_rest.passes = true;
         self.timers.changed.notify_all();
     }
 
-    /// Waits until the thread has ended, which needs time to pass.
+    /// Waits until the thread has ended, which requires that time passes.
     pub(crate) fn thread_ends(&self) {
         let mut schedule = self.timers.lock();
         while schedule.served_by.is_some() {
@@ -120,7 +120,7 @@ impl Fabric {
 }
 
 impl Timer {
-    /// Returns true if it is set.
+    /// Returns true if the timer is set.
     pub(crate) fn is_set(&self) -> bool {
         let schedule = self.fabric.timers.lock();
         schedule.timers[self.place].as_ref().is_some_and(|slot| slot.at.is_some())
