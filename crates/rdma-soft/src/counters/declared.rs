@@ -130,7 +130,7 @@ counters! {
     out_of_buffer: packets of connections, "lost_messages_are_counted";
     /// Requests that were refused because of their key, range or rights.
     resp_remote_access_errors: packets of connections, "a_refused_request_is_counted_by_the_responder";
-    /// Requests that were refused because they are malformed.
+    /// Requests that were refused as invalid requests.
     resp_invalid_request_errors: packets of connections, "refused_requests_are_counted_by_reason";
     /// Requests (datagrams included) that were refused because the responder could not complete them.
     resp_remote_operation_errors: packets of connections, "an_unfinished_response_is_counted_once";
@@ -171,8 +171,7 @@ counters! {
     no_route: packets, "each_reason_has_its_counter";
     /// Datagrams that were lost because a process read nothing for a second, or had a backlog of more than 1 MiB.
     stalled: datagrams, "datagrams_are_lost_after_a_second_and_packets_of_connections_are_not";
-    /// Times that a process of this host, without having exited, neither read nor answered for half of
-    /// `Builder::peer_limit`.
+    /// Times that a live process of this host neither read nor answered for half of `Builder::peer_limit`.
     silent: times, "a_process_that_is_silent_for_too_long_is_given_up";
     /// Messages from other processes that no device sends (the connection is then closed), and UDP datagrams that are
     /// not packets.
