@@ -60,7 +60,7 @@ pub struct Builder {
     loss: Option<Loss>,
 }
 
-/// The file to which a device writes its packets.
+/// The file to which a device writes a capture.
 #[derive(Debug, Clone)]
 enum Capture {
     OfEnvironment,
@@ -117,8 +117,8 @@ impl Builder {
         self
     }
 
-    /// Sets how long a process of this host may neither read nor answer. After that, requests to the process fail with
-    /// `RETRY_EXC_ERR`. The default is 60 seconds, or the number of seconds in the environment variable
+    /// Sets how long a process of this host may go without reading or answering. After that, requests to the process
+    /// fail with `RETRY_EXC_ERR`. The default is 60 seconds, or the number of seconds in the environment variable
     /// `RDMA_SOFT_PEER_LIMIT`.
     ///
     /// The limit applies to a process that is stopped (by SIGSTOP or a debugger) or is not scheduled. Hardware would
@@ -139,8 +139,8 @@ impl Builder {
         self
     }
 
-    /// Sets how long a request to another host is retried, at least, before it fails with `RETRY_EXC_ERR`. The default
-    /// is two seconds, or the number of seconds in the environment variable `RDMA_SOFT_RETRY_TIME`. With zero, only the
+    /// Sets the minimum time before a retried request to another host fails with `RETRY_EXC_ERR`. The default is two
+    /// seconds, or the number of seconds in the environment variable `RDMA_SOFT_RETRY_TIME`. With zero, only the
     /// timeout and retry count of the queue pair apply.
     ///
     /// A peer that is a software device needs a processor to answer, and a busy host may not schedule it for half a
@@ -195,8 +195,8 @@ impl Builder {
     /// Ethernet port has a link-local and an IPv4-mapped address, each for RoCE v1 and v2. Its last entry is an address
     /// of the loopback interface.
     ///
-    /// A table may be empty, have holes, and contain unknown types or types of another link layer, because programs
-    /// meet all of these. Only indexes up to 255 can be used.
+    /// A table may be empty, have holes, and contain unknown types or types of another link layer, because programs can
+    /// encounter all of these. Only indexes up to 255 can be used.
     ///
     /// ```
     /// use rdma_soft::{Builder, GidPlace};
@@ -262,7 +262,7 @@ impl Builder {
     }
 
     /// Lets the device communicate with other hosts by RoCE v2 over UDP. The other host can run a software device or
-    /// kernel SoftRoCE; NICs should work but are untested. `place` is an address of this host, or an interface (which
+    /// kernel SoftRoCE, or have a NIC, which is untested. `place` is an address of this host, or an interface (which
     /// means all its addresses), or several of these separated by commas. For `soft0`, the environment variable
     /// `RDMA_SOFT_LISTEN` takes the same text.
     ///
@@ -367,7 +367,7 @@ impl Builder {
         self
     }
 
-    /// Adds the device to the devices of this process.
+    /// Installs the device in this process.
     ///
     /// # Errors
     ///

@@ -40,7 +40,7 @@ pub(crate) struct SendCounts {
 
 /// A queue pair, which counts its executed requests under its own locks.
 pub(crate) trait Counting: Send + Sync + std::fmt::Debug {
-    /// Adds its current counts.
+    /// Adds the current counts to `sum`.
     fn add_to(&self, sum: &mut Counters);
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Tally {
 /// this lock.
 #[derive(Debug, Default)]
 struct Traffic {
-    /// The sums of destroyed queue pairs.
+    /// The summed counts of destroyed queue pairs.
     gone: Counters,
     by_id: BTreeMap<u64, Weak<dyn Counting>>,
 }
@@ -75,7 +75,7 @@ impl Tally {
         traffic.gone += counts;
     }
 
-    /// Counts a request that has failed.
+    /// Counts a failed request.
     #[cold]
     pub(crate) fn count_failure(&self, status: WcStatus) {
         match status {

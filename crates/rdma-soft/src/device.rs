@@ -1,4 +1,4 @@
-//! A software device: its identity, its tables, its limits.
+//! A software device: its identity, tables and limits.
 
 #[cfg_attr(loom, allow(dead_code))] // models have no links to other processes
 pub(crate) mod arrivals;
@@ -60,7 +60,7 @@ pub(crate) struct Device {
     pub(crate) unusable: Option<InstallError>,
     /// The inbox for the device's packets, created before the first packet can arrive.
     inbox: OnceLock<Arc<Inbox<Device>>>,
-    /// The contexts that receive events of its port.
+    /// The contexts that receive the events of the device's port.
     contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
     users: Mutex<Users>,
 }

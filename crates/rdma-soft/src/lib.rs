@@ -21,7 +21,7 @@
 //! - Completion channels and asynchronous events.
 //! - The state machine of queue pairs, with the errors that the specification requires.
 //! - Keys, protection domains, bounds and rights, checked when a request is executed.
-//! - Timers and retry counts for peers that are unreachable or have no receive request.
+//! - Timers and retry counts, for peers that are unreachable or have no receive request.
 //! - The error state, in which requests are flushed, and completion queues that overflow.
 //!
 //! A request is executed as a checked copy between two registered regions. This happens on the thread that posts the
@@ -122,7 +122,7 @@ fn shared(device: Builder) -> Builder {
     }
 }
 
-/// Lets a RoCE device listen at the places that the environment names.
+/// Makes a RoCE device listen at the addresses that the environment names.
 #[cfg(not(loom))]
 fn listening(link: Link, device: Builder) -> Builder {
     match std::env::var_os("RDMA_SOFT_LISTEN").filter(|_| link == Link::Ethernet) {

@@ -42,7 +42,7 @@ use crate::soft_device::SoftDevice;
 /// network.set_all_links(LinkModel::new().latency(Duration::from_micros(500)).loss(0.1));
 /// let near = Builder::new("near").network(&network).install()?;
 /// let far = Builder::new("far").network(&network).install()?;
-/// A program opens the devices by name. Then the cable is pulled, in one direction:
+/// // A program opens the devices by name. Then the cable is pulled, in one direction:
 /// network.set_link(&far, &near, LinkModel::cut()).unwrap();
 /// # Ok::<(), rdma_soft::InstallError>(())
 /// ```
@@ -57,7 +57,7 @@ pub struct Network {
     pub(crate) subnet: &'static Subnet,
 }
 
-/// The error for a device that does not belong to the network.
+/// The error for a device that does not belong to this network.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` does not belong to this network: install it with `Builder::network`")]
 pub struct OtherNetwork(String);
@@ -106,7 +106,7 @@ impl Network {
     /// # use rdma_soft::{Builder, LinkModel, Network};
     /// # let network = Network::simulated(7);
     /// # let [a, b] = ["left", "right"].map(|name| Builder::new(name).network(&network).install().unwrap());
-    /// For one second, nothing gets from `a` to `b`.
+    /// // For one second, nothing gets from `a` to `b`.
     /// network.set_link(&a, &b, LinkModel::cut())?;
     /// network.set_link_after(Duration::from_secs(1), &a, &b, LinkModel::new())?;
     /// # Ok::<(), rdma_soft::OtherNetwork>(())
@@ -165,7 +165,7 @@ impl Network {
         self.subnet.pass_until(self.subnet.clock.now() + time);
     }
 
-    /// Returns the number of packets sent.
+    /// Returns the number of packets sent so far.
     #[must_use]
     pub fn packets(&self) -> u64 {
         self.subnet.links.as_ref().map_or(0, |links| links.packets())

@@ -59,8 +59,8 @@ impl Profile {
     ///   [DeepEP issue 355](https://github.com/deepseek-ai/DeepEP/issues/355).
     /// - 30 elements: `mlx5_ib_query_device` of the kernel. A request has at most 512 bytes: a control and a remote
     ///   segment of 16 bytes each, and 16 bytes for each element.
-    /// - 32,768 requests and 4,194,303 completions in a queue, 16 READs. All public outputs of `ibv_devinfo -v` for mlx5 that
-    ///   we found have these values, for example in [libfabric pull request
+    /// - 32,768 requests and 4,194,303 completions in a queue, 16 READs. These values are the same in all outputs of
+    ///   `ibv_devinfo -v` for mlx5 that we found, for example in [libfabric pull request
     ///   9940](https://github.com/ofiwg/libfabric/pull/9940).
     /// - 828 bytes of inline data: `mlx5_calc_send_wqe` and `_sq_overhead` of rdma-core, for a reliable connection with
     ///   all operations and few elements. This is 1,024 bytes, minus 192 for the longest operation and 4 for the
@@ -260,8 +260,8 @@ impl Profile {
         self.0.link
     }
 
-    /// Returns the limits of the profile, which [`Builder::like`](crate::Builder::like) sets. Use them as a start to
-    /// change some of them.
+    /// Returns the limits of the profile, which [`Builder::like`](crate::Builder::like) sets. They can serve as a
+    /// starting point for a builder that changes some of them.
     pub fn limits(self) -> Limits {
         self.0.limits
     }

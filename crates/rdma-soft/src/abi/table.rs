@@ -77,7 +77,7 @@ pub fn verbs() -> &'static Verbs {
     })
 }
 
-/// Registers the table with rdma-sys.
+/// Registers the table with `rdma-sys`.
 pub(crate) fn register() {
     // SAFETY: each function in the table behaves like the verb with its name, on this provider's objects, from any
     // thread (SAFETY.md F2, F9).

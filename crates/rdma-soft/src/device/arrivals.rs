@@ -79,7 +79,7 @@ impl Afterwards {
         }
     }
 
-    /// Does the work. The caller holds the receive side, and no other lock.
+    /// Does this work. The caller holds the receive side, and no other lock.
     #[inline]
     fn settle(&self) {
         if let Some(words) = &self.words {

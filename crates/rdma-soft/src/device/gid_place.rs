@@ -1,4 +1,4 @@
-//! The shape of a port's GID table.
+//! The layout of a port's GID table.
 
 use rdma_types::GidType;
 

@@ -1,4 +1,4 @@
-//! The hardware that a device claims to be.
+//! The hardware model that a device reports.
 
 use std::borrow::Cow;
 

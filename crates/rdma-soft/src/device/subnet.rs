@@ -53,7 +53,7 @@ pub enum InstallError {
     CannotListen {
         /// The address or the interface.
         place: String,
-        /// The reason, and a remedy.
+        /// The reason and a remedy.
         reason: String,
     },
     /// `RDMA_SOFT_LIKE` does not contain the name of a [`Profile`](crate::Profile).

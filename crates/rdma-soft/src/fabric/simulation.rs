@@ -94,7 +94,7 @@ impl Fabric {
         }
         let _stepping = locked_to_wait(&simulation.stepping);
         let _by = By::this_thread(&simulation.by);
-        // Work that the program has left is done first.
+        // Does work that the program has left first.
         self.run_queue.run();
         Some(steps(simulation))
     }

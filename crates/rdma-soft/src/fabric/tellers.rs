@@ -69,7 +69,7 @@ pub(crate) fn tell_aside(tell: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Returns `None` if this thread has no subscriber, or is calling one.
+/// Returns this thread's subscriber. Returns `None` if it has none or is inside a call to it.
 fn subscriber() -> Option<Dispatch> {
     let subscriber = tracing::dispatcher::get_default(Dispatch::clone);
     (!subscriber.is::<NoSubscriber>()).then_some(subscriber)
@@ -77,7 +77,7 @@ fn subscriber() -> Option<Dispatch> {
 
 fn tell_to(subscriber: Dispatch, tell: impl FnOnce() + Send + 'static) {
     let tell = move || tracing::dispatcher::with_default(&subscriber, tell);
-    // Models have threads of their own.
+    // Models use their own threads.
     #[cfg(not(loom))]
     let _ = thread::spawn("rdma-soft events", thread::STACK_OF_PROGRAM, tell);
     #[cfg(loom)]

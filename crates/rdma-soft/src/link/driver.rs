@@ -119,7 +119,7 @@ pub(super) struct Driver {
     useless: AtomicU32,
 }
 
-/// The sockets that polls look at first.
+/// The sockets at which polls look first.
 #[derive(Debug)]
 struct Driving {
     /// The sockets where something arrived recently, latest first.

@@ -63,7 +63,7 @@ pub(super) fn start() -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a call on one of the threads.
+/// Makes a call on one of these threads.
 pub(super) fn run(call: impl FnOnce() + Send + 'static) {
     let pool = &mut *locked_to_wait(&POOL);
     pool.waiting.push_back(Box::new(call));

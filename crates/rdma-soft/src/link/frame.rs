@@ -223,7 +223,7 @@ fn behind_ethernet(frame: &[u8]) -> Result<(Front, Range<usize>), Damage> {
         return Err(Damage::Link);
     }
     is_between(ethernet, &from, &to)?;
-    // Padding of a short frame may follow the datagram.
+    // In a short frame, padding may follow the datagram.
     let end = ETHERNET + length + datagram.len();
     Ok((Front::Udp(ip, udp), end - packet.len()..end))
 }

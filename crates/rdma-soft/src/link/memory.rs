@@ -110,7 +110,7 @@ impl<D: Receives> Inbox<D> {
         tap.received(sender, letter);
     }
 
-    /// Drops all packets, since the device is closed.
+    /// Drops all packets, because the device was closed.
     pub(crate) fn retire(&self) {
         locked(&self.letters).arrived.clear();
     }

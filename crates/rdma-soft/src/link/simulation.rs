@@ -40,7 +40,7 @@ struct Net {
     events: BinaryHeap<Reverse<Event>>,
     /// The number of events scheduled so far.
     numbered: u64,
-    /// The number of packets sent.
+    /// The number of packets sent so far.
     packets: u64,
     trace: DefaultHasher,
 }

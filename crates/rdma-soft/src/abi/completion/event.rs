@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     })
 }
 
-/// Delivers an event, or returns -1 and sets `errno` if there is none.
+/// Delivers an event. If there is none, returns -1 and sets `errno`.
 fn finish<T>(taken: rustix::io::Result<T>, deliver: impl FnOnce(T)) -> c_int {
     match taken {
         Ok(event) => {

@@ -5,7 +5,7 @@ use rdma_sys::{ibv_create_cq_wc_flags as Fields, ibv_wc};
 use crate::device::Device;
 use crate::fabric::clock::{Clock, Time};
 
-/// The completion that a poll has reached.
+/// The completion that the poll has reached, and how to read it.
 pub(crate) struct Polled {
     /// The fields with which the queue was created (`enum ibv_create_cq_wc_flags`).
     fields: u64,

@@ -134,7 +134,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
     0
 }
 
-/// Returns the route to the sender of a packet. This device puts zeroes before an IPv4 header.
+/// Returns the route to the sender of a packet. In this device's headers, zeroes precede an IPv4 header.
 fn way_back(device: &Device, header: &[u8; 40]) -> Result<ibv_global_route, Errno> {
     let first = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
     if first >> 28 != 6 {

@@ -45,7 +45,7 @@ impl List {
 ///
 /// # Safety
 ///
-/// The request and what it points to are valid during the call.
+/// The request and everything it points to are valid during the call.
 #[inline(always)]
 unsafe fn post_plain(queue_pair: &Arc<QueuePair>, wr: &ibv_send_wr) -> Option<()> {
     if !wr.next.is_null() || wr.num_sge != 1 {

@@ -112,8 +112,8 @@ impl Driver {
         found
     }
 
-    /// Sets whether polls look at the recently active sockets. Returns true if something has arrived there without a
-    /// notification.
+    /// Sets whether polls look at the recently active sockets. Returns true if something has arrived there, possibly
+    /// without a notification.
     fn see_to_near(&self, attended: bool) -> bool {
         let mut driving = locked_for_calls(&self.driving);
         driving.attended = attended;

@@ -10,7 +10,7 @@ use crate::fabric::run_queue::Task;
 use crate::link::executed::Executed;
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, locked_in_models as locked};
 
-/// The words and their users.
+/// The words, and the connections that use them.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     words: Mutex<Words>,

@@ -8,7 +8,7 @@
 //! | 2, 3 | the index of the sender's GID, and of the receiver's; 0 on InfiniBand |
 //! | 4 to 7 | payload of each packet except the last, number of packets (little endian, like all later fields) |
 //! | 8 to 11 | payload of all packets |
-//! | 12 to 15 | datagrams: service level; requests: the [key](WordKey) of the word that shows how far they are executed |
+//! | 12 to 15 | datagrams: service level; requests: the [key](WordKey) of the word that shows their progress |
 //! | 16 to 55 | headers of the first packet, from its BTH on, as on a wire |
 //! | 56 to 95 | headers of the last packet, if there are several; or the route header of a datagram |
 //!
@@ -28,7 +28,7 @@ use crate::engine::wire::word::WordKey;
 /// The version of the message format, and of socket names. Processes with different versions do not find each other.
 pub(super) const VERSION: u8 = 4;
 
-/// The size of the header in bytes.
+/// The size of a header in bytes.
 pub(super) const HEAD: usize = 96;
 /// The maximum number of bursts per message.
 pub(super) const MOST: usize = 8;

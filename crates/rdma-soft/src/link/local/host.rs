@@ -49,7 +49,7 @@ impl Peers {
     /// ```
     /// use rdma_soft::{Builder, Peers};
     ///
-    /// Run in each process: `gpu0` is one device for all of them.
+    /// // Run in each process: `gpu0` is one device for all of them.
     /// let device = Builder::new("gpu0").peers(Peers::of_environment()).install()?;
     /// # assert_eq!(device.name(), "gpu0");
     /// # Ok::<(), rdma_soft::InstallError>(())

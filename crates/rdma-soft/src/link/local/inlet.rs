@@ -28,7 +28,7 @@ const TURN: u32 = 16;
 /// The delay before an answer is sent again after the kernel had no memory for it.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// More turns than a full ring or a full inbox needs.
+/// More turns than a full ring or a full inbox requires.
 const MOST_TURNS: u32 = 256;
 
 #[derive(Debug)]
@@ -70,7 +70,7 @@ pub(super) struct Inlet {
 /// The delay before another attempt to receive the ring.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The result of one look at the ring.
+/// The result of looking at the ring once.
 enum RingRead {
     Message,
     Nothing,

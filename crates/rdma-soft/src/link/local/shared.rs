@@ -218,7 +218,7 @@ impl RingSender {
     }
 }
 
-/// The receiver's end. Callers hold a lock, so that each message is read once.
+/// The receiver's end. Callers hold a lock, so that each message is read only once.
 #[derive(Debug)]
 pub(super) struct RingReceiver {
     memory: Mapping,

@@ -32,7 +32,7 @@ use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 const TURN: u32 = 4;
 /// The maximum number of bytes that the kernel coalesces in one call.
 const RECEIVED: usize = 65_536;
-/// More turns than a full socket needs.
+/// More turns than a full socket buffer requires.
 const MOST_TURNS: u32 = 64;
 /// The hop limit that is reported for received datagrams and used for replies. The socket does not report the real one.
 const HOPS: u8 = 64;
@@ -51,7 +51,7 @@ pub(super) struct PortReceiver {
     outgoing: Option<Arc<Outgoing>>,
     /// The lock is held by the thread that reads, so that packets stay in order.
     reading: Mutex<Reading>,
-    /// Whether packets arrive or leave here.
+    /// Whether packets arrive or leave on this socket.
     used: AtomicBool,
     /// Whether the receiver waits for space in the inbox and not for packets.
     waits: AtomicBool,
@@ -78,7 +78,7 @@ struct Unread {
     ecn: u8,
 }
 
-/// The result of one look at the socket.
+/// The result of looking at the socket once.
 #[derive(Debug, PartialEq, Eq)]
 enum PortRead {
     Packets,
