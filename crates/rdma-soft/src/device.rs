@@ -120,7 +120,7 @@ pub(crate) trait Network: Send + Sync + std::fmt::Debug {
 /// The transport of messages to the far end of a path.
 #[derive(Debug, Clone)]
 pub(crate) enum Delivery {
-    /// Copied from memory to memory. The device is the one at the far end; `None` if there is none.
+    /// Copied from memory to memory, to the device at the far end if there is one.
     Direct(Option<&'static Device>),
     /// Sent as packets.
     Wire(Outlet),
@@ -182,7 +182,7 @@ impl Device {
         Ok(())
     }
 
-    /// Uncounts a context, after it and everything created from it were released.
+    /// Subtracts a context from the count, after the context and everything created from it were released.
     pub(crate) fn close(&self) {
         let last = {
             let mut users = locked(&self.users);
@@ -444,7 +444,7 @@ impl Device {
                 || identity.gids.iter().any(|entry| self.identity.has_gid(entry)))
     }
 
-    /// Returns the path of an address vector if a connection can use it, which must lead to a single port.
+    /// Returns the path of an address vector if it leads to a single port, as a connection requires.
     pub(crate) fn path(&self, vector: &AddressAttributes) -> Result<Path, Refusal> {
         let path = self.path_of_datagrams(vector)?;
         let to_group = match path.remote {
@@ -454,7 +454,7 @@ impl Device {
         if to_group { Err(Refusal::Invalid) } else { Ok(path) }
     }
 
-    /// Returns the path of an address vector if datagrams can use it, which may lead to a port or to a group.
+    /// Returns the path of an address vector if it leads to a port or to a group, as a datagram requires.
     pub(crate) fn path_of_datagrams(&self, vector: &AddressAttributes) -> Result<Path, Refusal> {
         let source = self.identity.gids.get(usize::from(vector.source_index));
         let source = source.filter(|entry| !entry.gid.is_zero());

@@ -17,8 +17,8 @@ use rustix::io::{DupFlags, Errno, Result, dup3};
 use super::{expendable, files};
 use crate::abi::fork::Process;
 
-/// A socket option that allows peers to send files. Accepted connections inherit it. If it is 0, `sendmsg` with a file
-/// fails with `EPERM`. Defined in `asm-generic/socket.h` since Linux 6.16.
+/// A socket option that allows peers to send files. Accepted connections inherit the option. If it is 0, `sendmsg` with
+/// a file fails with `EPERM`. Defined in `asm-generic/socket.h` since Linux 6.16.
 const SO_PASSRIGHTS: c_int = 83;
 
 /// All open descriptors. The lock is held while a descriptor is opened or closed, and while the process forks.

@@ -63,7 +63,7 @@ impl Executed {
     }
 
     /// Requester: requests notifications from now on. A look after this call finds all words that were stored before
-    /// it.
+    /// the call.
     pub(crate) fn sleep(&self) {
         self.looks.store(0, Ordering::Release);
         fence(Ordering::SeqCst);

@@ -117,7 +117,7 @@ impl Words {
     }
 
     /// Receiver: requests notifications of messages from now on. A look after this call finds all messages that were
-    /// [visible](Self::there) before it.
+    /// [visible](Self::there) before the call.
     pub(crate) fn sleep(&self) {
         self.looks.0.store(0, Ordering::Release);
         fence(Ordering::SeqCst);
