@@ -1,4 +1,4 @@
-//! Memory that operations own and return.
+//! Buffers that operations take and return.
 
 #[cfg(feature = "serde")]
 mod bounded;

@@ -1,3 +1,3 @@
-//! Traits that are imported for their methods: `use rdma_async::prelude::*`.
+//! Traits to import for their methods: `use rdma_async::prelude::*`.
 
 pub use crate::buffer::view::BufferExt;

@@ -1,7 +1,7 @@
-//! Decodes values from untrusted bytes: their depth and their number of parts are bounded by the number of bytes.
+//! Decoding of values from untrusted bytes. The number of bytes limits the depth of a value and its number of parts.
 //!
-//! The format of `postcard` uses no byte for an element without contents, as in a `Vec<()>`. It uses one byte for each
-//! level of a recursive type. So without bounds, a few bytes could keep a thread busy forever or overflow its stack.
+//! In the `postcard` format, an element without contents takes no bytes (as in a `Vec<()>`), and each level of a
+//! recursive type takes one byte. Without limits, a few bytes could keep a thread busy forever or overflow its stack.
 
 use std::cell::Cell;
 use std::fmt;
@@ -10,9 +10,9 @@ use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 
-/// The greatest depth of a value: each element, field and `Some` is one level deeper than its parent.
+/// The maximum depth of a value: each element, field and `Some` is one level deeper than its parent.
 const DEPTH: usize = 128;
-/// The number of parts allowed for each byte, and the number allowed in addition: not every part takes a byte.
+/// The number of parts allowed per byte, and the number allowed on top, because some parts take no bytes.
 const PARTS_OF_BYTE: usize = 16;
 const PARTS: usize = 4096;
 
@@ -21,23 +21,23 @@ const PARTS: usize = 4096;
 pub(super) struct Bounds {
     depth: Cell<usize>,
     parts: Cell<usize>,
-    /// The bound that a value has exceeded, as text.
+    /// A description of the limit that the value exceeds, if any.
     beyond: Cell<Option<&'static str>>,
 }
 
 impl Bounds {
-    /// The bounds of a value in that many bytes.
+    /// Returns the limits for a value encoded in this many bytes.
     pub(super) fn of(bytes: usize) -> Self {
         let parts = bytes.saturating_mul(PARTS_OF_BYTE).saturating_add(PARTS);
         Self { depth: Cell::new(DEPTH), parts: Cell::new(parts), beyond: Cell::default() }
     }
 
-    /// The bound that the value has exceeded, as text, if any.
+    /// Returns a description of the limit that the value exceeds, if any.
     pub(super) const fn beyond(&self) -> Option<&'static str> {
         self.beyond.get()
     }
 
-    /// Enters a part that is nested in the current ones.
+    /// Enters a part nested in the current one.
     fn enter<E: Error>(&self) -> Result<(), E> {
         let take = |of: &Cell<usize>, beyond| {
             let left = of.get().checked_sub(1);
@@ -57,7 +57,7 @@ impl Bounds {
     }
 }
 
-/// A serde object with the bounds.
+/// A serde object to which the limits apply.
 pub(super) struct Bounded<'b, T> {
     pub(super) inner: T,
     pub(super) bounds: &'b Bounds,
@@ -235,7 +235,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Bounded<'_, A> {
         self.inner.next_value_seed(Self::with(self.bounds, seed))
     }
 
-    /// No hint: `postcard` returns the announced length, even if there are fewer bytes.
+    /// No hint: `postcard` returns the announced length, even if fewer bytes follow.
     fn size_hint(&self) -> Option<usize> {
         None
     }

@@ -1,4 +1,4 @@
-//! Growing of pools on another thread, once for all waiting allocations.
+//! Growth of pools on another thread. One growth serves all waiting allocations.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ struct Waiting {
 }
 
 impl Growth {
-    /// Waits for a buffer that the pool has to grow for.
+    /// Waits for a buffer that the pool can allocate only after it grows.
     pub(super) async fn wait(
         &self,
         pool: &BufferPool,
@@ -53,7 +53,7 @@ impl Growth {
             if let Some(thread) = thread {
                 ended(thread.await)?;
             }
-            // Another task had started the growth, and its runtime has ended.
+            // Another task started the growth, but its runtime shut down.
         }
     }
 
@@ -62,7 +62,8 @@ impl Growth {
     }
 }
 
-/// Grows the pool on one thread at a time, for all waiting allocations. If it is dropped early, they start another one.
+/// Grows the pool for all waiting allocations, on one thread at a time. If this is dropped early, one of them starts
+/// over.
 struct Growing {
     growth: Growth,
     pool: BufferPool,
@@ -76,7 +77,8 @@ impl Growing {
         }
     }
 
-    /// Takes the waiting allocations. If there are none, the growth is over, and the next allocation starts a new one.
+    /// Takes the waiting allocations. If there are none, this growth is complete, and the next allocation starts
+    /// another.
     fn next(&mut self) -> Option<Vec<Waiting>> {
         let mut state = self.growth.state();
         if state.waiting.is_empty() {
@@ -94,14 +96,14 @@ impl Drop for Growing {
             let mut state = self.growth.state();
             state.is_growing = false;
             let forsaken = mem::take(&mut state.waiting);
-            // Tasks are woken without the lock.
+            // Wakes tasks only after the lock is released.
             drop(state);
             drop(forsaken);
         }
     }
 }
 
-/// Gives each allocation a buffer, after growing the pool once for those that it has none for.
+/// Serves each allocation, after growing the pool once for all that do not fit into its free memory.
 fn serve(pool: &BufferPool, waiting: Vec<Waiting>) {
     let lacking: Vec<_> = waiting.into_iter().filter_map(|one| one.try_serve(pool)).collect();
     // The smallest size that failed.
@@ -139,12 +141,13 @@ impl Waiting {
         }
     }
 
-    /// Answers the allocation. If its future was dropped, the buffer returns to the pool.
+    /// Completes the allocation. If its future was dropped, the buffer returns to the pool.
     fn give(self, allocated: Result<Buffer, Error>) {
         drop(self.answer.send(allocated));
     }
 
-    /// The bytes that a region needs for it, next to others: a pool rounds up by at most an eighth.
+    /// Returns the bytes that a region needs to serve this among other allocations: a pool rounds up by at most an
+    /// eighth.
     fn need(&self) -> usize {
         let bytes = self.length.saturating_add(self.length / 8).saturating_add(128);
         bytes.saturating_add(self.alignment)
@@ -167,7 +170,7 @@ mod tests {
         BufferPool::with_region_size(&pd, 4096)
     }
 
-    /// This happens when the runtime of the first task has ended, or its growth panics.
+    /// A growth is abandoned if the runtime of the task that started it shuts down, or if it panics.
     #[test]
     fn waiting_allocations_restart_an_abandoned_growth() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -197,7 +200,7 @@ mod tests {
                 assert_eq!((one.unwrap().len(), other.unwrap().len()), (100, 3000));
                 assert_eq!(pool.usage().regions, 1);
             }
-            // The thread may still be about to reset this.
+            // The thread may not have reset the flag yet.
             while growth.state().is_growing {
                 tokio::task::yield_now().await;
             }
@@ -205,7 +208,7 @@ mod tests {
         });
     }
 
-    /// The next allocation starts a new growth, in whatever order threads end.
+    /// The next allocation starts another growth, no matter which thread finishes first.
     #[test]
     fn a_finished_growth_lets_the_next_one_start() {
         let runtime = tokio::runtime::Runtime::new().unwrap();

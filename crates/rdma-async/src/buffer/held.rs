@@ -1,4 +1,4 @@
-//! The memory of an operation while the device uses it. One type holds all kinds of buffers, so a slot needs no
+//! The memory of an operation while the device uses it. One enum holds all kinds of buffers, so a slot needs no
 //! allocation.
 
 use std::mem::{self, ManuallyDrop};
@@ -28,7 +28,7 @@ pub enum Rarer {
 }
 
 impl Held {
-    /// Moves the memory to `entry`, which is empty.
+    /// Moves the memory to `entry`, which must be empty.
     #[inline]
     pub(crate) fn move_to(&mut self, entry: &mut Self) {
         debug_assert!(matches!(entry, Self::Nothing));
@@ -45,7 +45,7 @@ pub(crate) mod sealed {
     pub trait Lease: Sized + Send + 'static {
         #[doc(hidden)]
         fn into_held(self) -> Held;
-        /// `None` for another kind, which cannot happen with memory of this type.
+        /// Converts the memory back. Returns `None` for another kind, which cannot happen with memory of this type.
         #[doc(hidden)]
         fn from_held(held: Held) -> Option<Self>;
     }

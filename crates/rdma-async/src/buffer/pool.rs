@@ -7,15 +7,16 @@ use super::growth::Growth;
 
 /// A [`BufferPool`] whose allocations are awaited.
 ///
-/// An allocation uses registered memory at once if some is free. Otherwise the pool grows on one of tokio's blocking
-/// threads, and only the allocations that need it wait. One growth serves all allocations that wait when it starts. So
-/// no task ever calls the provider, or waits for another task that does.
+/// An allocation takes free registered memory without waiting. If there is none, the pool grows on one of tokio's
+/// blocking threads, and only the allocations that need the new memory wait. One growth serves all allocations that are
+/// waiting when it starts. No task ever calls the provider, or waits for another task that does.
 ///
-/// Clones are cheap and share the pool, which tasks of several runtimes may use. Buffers keep their region alive,
-/// even without the pool. Dropping the last clone deregisters the regions that no buffer uses, which is slow on real
-/// devices; the last buffer of a region deregisters it. So keep the pool while tasks run that must not wait.
+/// Clones are cheap and share the pool, which tasks of several runtimes may use. A buffer keeps its region alive, even
+/// after the pool is dropped. Dropping the last clone deregisters all unused regions; a region in use is deregistered
+/// with its last buffer. Deregistration is slow on real devices, so keep the pool alive while latency-sensitive tasks
+/// run.
 ///
-/// A dropped future leaks nothing: memory that was registered for it serves other allocations.
+/// Dropping the future leaks nothing: memory that was registered for it serves other allocations.
 ///
 /// # Examples
 /// ```
@@ -42,10 +43,10 @@ pub struct Pool {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The pool cannot allocate that buffer.
+    /// The pool cannot allocate the buffer.
     #[error(transparent)]
     Memory(#[from] Error),
-    /// No thread can grow the pool: the runtime has ended, or this is not called within one of tokio.
+    /// No thread can grow the pool: the runtime is shut down, or the call is not made within a tokio runtime.
     #[error(
         "the pool cannot grow outside of a tokio runtime, or after its runtime has ended: allocate within one"
     )]
@@ -60,7 +61,7 @@ rdma_types::debug_messages!(
 );
 
 impl PoolError {
-    /// Returns what a program can do about the error.
+    /// Returns how a program can recover from the error.
     #[must_use]
     pub const fn recovery(&self) -> Recovery {
         match self {
@@ -71,30 +72,30 @@ impl PoolError {
 }
 
 impl Pool {
-    /// A pool [without windows](BufferPool::without_windows) that registers
-    /// [4 MiB](BufferPool::DEFAULT_REGION_SIZE) at a time.
+    /// Creates a pool [without windows](BufferPool::without_windows) that registers [4
+    /// MiB](BufferPool::DEFAULT_REGION_SIZE) at a time.
     #[must_use]
     pub fn new(pd: &ProtectionDomain) -> Self {
         BufferPool::without_windows(pd, BufferPool::DEFAULT_REGION_SIZE).into()
     }
 
-    /// Allocates a buffer of `length` bytes. They are zero, or what an earlier buffer has left there.
+    /// Allocates a buffer of `length` bytes. The bytes are zero, or left over from an earlier buffer.
     ///
     /// # Errors
     /// [`PoolError::Memory`] if the pool has to grow and cannot: [`Error::OutOfMemory`], [`Error::PoolLimit`], or the
-    /// verb's error. All allocations that wait for the same growth get its error, except those that need less memory
-    /// than is available. [`PoolError::NoRuntime`] if the pool has to grow and this is not called within a runtime of
-    /// tokio, or that runtime ends.
+    /// verb's error. All allocations that wait for a growth get its error, except those that fit into the memory that
+    /// is available. [`PoolError::NoRuntime`] if the pool has to grow, but the call is not made within a tokio runtime,
+    /// or that runtime shuts down.
     #[doc(alias = "alloc_local_mr")]
     pub async fn allocate(&self, length: usize) -> Result<Buffer, PoolError> {
         self.allocate_aligned(length, 1).await
     }
 
-    /// Same as [`allocate`](Self::allocate), for a buffer that begins at a multiple of `alignment`, a power of two.
-    /// See [`BufferPool::allocate_aligned`].
+    /// Same as [`allocate`](Self::allocate), but the buffer starts at a multiple of `alignment`, which is a power of
+    /// two. See [`BufferPool::allocate_aligned`].
     ///
     /// # Errors
-    /// [`Error::Alignment`]; otherwise same errors as [`allocate`](Self::allocate).
+    /// [`Error::Alignment`] if `alignment` is not a power of two, and the same errors as [`allocate`](Self::allocate).
     pub async fn allocate_aligned(
         &self,
         length: usize,
@@ -106,7 +107,7 @@ impl Pool {
         }
     }
 
-    /// Registers another region in advance: see [`BufferPool::grow`]. It continues if the future is dropped.
+    /// Registers another region in advance: see [`BufferPool::grow`]. The growth continues if the future is dropped.
     ///
     /// # Errors
     /// Same errors as [`allocate`](Self::allocate).
@@ -115,23 +116,23 @@ impl Pool {
         Ok(blocking(move || pool.grow(bytes)).await??)
     }
 
-    /// Deregisters and frees the regions that no buffer uses: see [`BufferPool::trim`]. It continues if the future is
-    /// dropped.
+    /// Deregisters and frees the regions that no buffer uses: see [`BufferPool::trim`]. The work continues if the
+    /// future is dropped.
     ///
     /// # Errors
-    /// [`PoolError::NoRuntime`].
+    /// [`PoolError::NoRuntime`] if the call is not made within a tokio runtime, or that runtime shuts down.
     pub async fn trim(&self) -> Result<usize, PoolError> {
         let pool = self.pool.clone();
         blocking(move || pool.trim()).await
     }
 
-    /// The memory that the pool has, and how much of it is in use.
+    /// Returns how much memory the pool has, and how much of it is in use.
     #[must_use]
     pub fn usage(&self) -> PoolUsage {
         self.pool.usage()
     }
 
-    /// The underlying pool, for its limit, its domain, and for threads that allocate without `await`.
+    /// Returns the underlying pool, to set its limit, get its domain, or allocate from threads without `await`.
     #[must_use]
     pub const fn as_blocking(&self) -> &BufferPool {
         &self.pool
@@ -139,13 +140,13 @@ impl Pool {
 }
 
 impl From<BufferPool> for Pool {
-    /// Converts the pool to one with awaited allocations.
+    /// Wraps the pool to make its allocations awaitable.
     fn from(pool: BufferPool) -> Self {
         Self { pool, growth: Growth::default() }
     }
 }
 
-/// Runs a call of the device on another thread, because it may take time.
+/// Calls the device on another thread, because the call may take long.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, PoolError> {
@@ -153,7 +154,7 @@ async fn blocking<T: Send + 'static>(
     ended(runtime.spawn_blocking(work).await)
 }
 
-/// Returns the result of the thread, or that there was no thread. A panic of the thread continues here.
+/// Returns the thread's result, or an error if there was no thread. Resumes a panic of the thread.
 pub(super) fn ended<T>(done: Result<T, tokio::task::JoinError>) -> Result<T, PoolError> {
     done.map_err(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rdma_mem::{Buffer, SliceRef};
 
-/// A read-only [`Buffer`] with cheap clones: one source of several operations.
+/// A read-only [`Buffer`] with cheap clones, which can be the source of several operations at once.
 ///
 /// # Examples
 /// ```
@@ -38,10 +38,10 @@ impl SharedBuffer {
         Self { whole: Arc::new(whole), start: 0, length }
     }
 
-    /// A part of the buffer, which keeps the whole buffer alive.
+    /// Returns a part of the buffer, which keeps the whole buffer alive.
     ///
     /// # Panics
-    /// If the range is not within it.
+    /// If the range is not within the buffer.
     #[must_use]
     #[track_caller]
     pub fn slice(&self, range: Range<usize>) -> Self {
@@ -63,7 +63,7 @@ impl SharedBuffer {
         Arc::try_unwrap(whole).map_err(|whole| Self { whole, start, length })
     }
 
-    /// The registered bytes.
+    /// Returns the bytes as registered memory.
     ///
     /// # Panics
     /// Never: the part is within the buffer.

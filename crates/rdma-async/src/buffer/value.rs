@@ -7,11 +7,11 @@ use serde::de::{DeserializeOwned, DeserializeSeed};
 
 use super::bounded::{Bounded, Bounds};
 
-/// Encodes values of any structure into bytes, such as those of a buffer or a region, and decodes them.
+/// Encodes values of any structure into bytes, for example the bytes of a buffer or a region, and decodes them.
 ///
-/// The format is that of the crate `postcard`. It depends neither on the byte order of the machine nor on the layout of
-/// the value, and marks its own end. Both sides must use the same type, because the bytes do not describe it. Plain old
-/// data does not need this: see [`OwnedArray`](rdma_mem::OwnedArray).
+/// The format is that of the `postcard` crate. An encoded value depends neither on byte order nor on memory layout, and
+/// it needs no length because it marks its own end. Both sides must use the same type, because the bytes do not
+/// describe it. Plain old data does not need this: see [`OwnedArray`](rdma_mem::OwnedArray).
 ///
 /// # Examples
 /// ```
@@ -32,7 +32,7 @@ use super::bounded::{Bounded, Bounds};
 /// assert_eq!(region.value::<Order>()?, order);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-/// A client that places an order in memory of the server, and the server that receives it:
+/// A client writes an order into borrowed memory of the server and hands it over, and the server receives it:
 /// ```
 /// use std::time::Duration;
 /// use rdma_async::{Connection, Pool, ValueExt};
@@ -77,22 +77,22 @@ use super::bounded::{Bounded, Bounds};
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
 pub trait ValueExt {
-    /// Writes the value at the beginning. Returns the number of bytes that it needs.
+    /// Writes the value at the beginning. Returns the number of bytes written.
     ///
     /// # Errors
     /// [`ValueError::TooLong`] if there are too few bytes; [`ValueError::NotWritten`] if the format cannot represent
     /// the value. Either error leaves the bytes undefined.
     fn put_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<usize, ValueError>;
 
-    /// Reads the value that begins with the first byte, and ignores bytes after it.
+    /// Reads the value that starts at the first byte, and ignores the bytes after it.
     ///
-    /// The bytes need not be trusted: memory and time are bounded by a multiple of their number, unless the type's own
-    /// `Deserialize` needs more. A value is at most 128 levels deep, where each element, field and `Some` is a level.
-    /// It has at most 4,096 of these, and 16 more for each byte. A value beyond these bounds can be written, but not
+    /// The bytes need not be trusted: time and memory are bounded by a multiple of their number, unless the type's
+    /// `Deserialize` itself needs more. A value is at most 128 levels deep, where each element, field and `Some` is a
+    /// level. It has at most 4,096 of these, plus 16 per byte. A value beyond these limits can be written, but not
     /// read.
     ///
     /// # Errors
-    /// [`ValueError::Malformed`] if the bytes are not a value of this type, or exceed these bounds.
+    /// [`ValueError::Malformed`] if the bytes are not a value of this type, or the value exceeds these limits.
     fn value<T: DeserializeOwned>(&self) -> Result<T, ValueError>;
 }
 
@@ -159,7 +159,7 @@ mod tests {
         assert!(matches!(full, ValueError::TooLong { room } if room == length - 1), "{full}");
     }
 
-    /// Bytes that announce more elements than follow cause no allocation for them.
+    /// Nothing is allocated for elements that the bytes announce but do not contain.
     #[test]
     fn untrusted_bytes_cannot_exceed_the_bounds() {
         let endless = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];

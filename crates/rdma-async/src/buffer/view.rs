@@ -7,8 +7,8 @@ use rdma_mem::{Buffer, SliceMut, SliceRef};
 
 use crate::buffer::shared::SharedBuffer;
 
-/// A part of a [`Buffer`], by value: an operation uses the part, and [`into_inner`](Self::into_inner) returns the
-/// whole buffer. It derefs to the bytes of the part.
+/// A part of a [`Buffer`], by value. An operation uses only the part; [`into_inner`](Self::into_inner) returns the
+/// whole buffer. Dereferences to the bytes of the part.
 ///
 /// # Examples
 /// ```
@@ -43,19 +43,19 @@ impl BufferSlice {
         Self { whole, start, length: end - start }
     }
 
-    /// The whole buffer.
+    /// Returns the whole buffer.
     #[must_use]
     pub fn into_inner(self) -> Buffer {
         self.whole
     }
 
-    /// The range of the part in the buffer.
+    /// Returns the range of the part within the buffer.
     #[must_use]
     pub const fn range(&self) -> Range<usize> {
         self.start..self.start + self.length
     }
 
-    /// The registered bytes of the part.
+    /// Returns the bytes of the part as registered memory.
     ///
     /// # Panics
     /// Never: the part is within the buffer.
@@ -66,7 +66,7 @@ impl BufferSlice {
         self.whole.get_ref(self.start, self.length).expect("within the buffer")
     }
 
-    /// Same as [`as_slice`](Self::as_slice), exclusively.
+    /// Same as [`as_slice`](Self::as_slice), but mutable.
     ///
     /// # Panics
     /// Never: the part is within the buffer.
@@ -115,16 +115,16 @@ mod sealed {
     impl Sealed for rdma_mem::Buffer {}
 }
 
-/// Conversions of a [`Buffer`] for operations.
+/// Conversions of a [`Buffer`] into memory for operations.
 pub trait BufferExt: sealed::Sealed + Sized {
-    /// A part of the buffer, for an operation.
+    /// Returns a part of the buffer, for an operation.
     ///
     /// # Panics
     /// If the range is not within the buffer.
     #[track_caller]
     fn slice(self, range: Range<usize>) -> BufferSlice;
 
-    /// The buffer, read only: the source of several operations at once.
+    /// Returns the buffer as read-only memory, which can be the source of several operations at once.
     fn freeze(self) -> SharedBuffer;
 }
 

@@ -1,4 +1,4 @@
-//! A window to memory, for one peer.
+//! A memory window for one peer.
 
 use rdma_mem::{Error, MemoryWindow, OwnedRegion, RemoteMemoryRegion, Rkey, WindowType};
 
@@ -11,16 +11,16 @@ impl Window {
     /// Allocates a window for a region that was registered for binding.
     ///
     /// # Errors
-    /// The region, with the errors of [`MemoryWindow::allocate`].
+    /// Returns the region with the error of [`MemoryWindow::allocate`].
     #[allow(clippy::result_large_err)] // it is the region itself
     pub(crate) fn allocate(region: OwnedRegion) -> Result<Self, (OwnedRegion, Error)> {
         Ok(Self(Box::new(MemoryWindow::allocate(region, WindowType::Two)?)))
     }
 
-    /// Deallocates the window, bound or not: afterwards no peer has access.
+    /// Deallocates the window, whether or not it is bound. Afterwards no peer has access.
     ///
     /// # Errors
-    /// The provider's error, with the window. Dropping the window tries again; if that fails, it is never freed.
+    /// Returns the window with the provider's error. Dropping the window tries again; if that fails too, it is leaked.
     pub(crate) fn close(self) -> Result<OwnedRegion, (Self, Error)> {
         self.0.close().map_err(|(window, error)| (Self(Box::new(window)), error))
     }
@@ -33,18 +33,18 @@ impl Window {
         self.0.is_bound()
     }
 
-    /// The key and the place of its memory, while it is bound.
+    /// Returns the window's key and the address of its memory, while the window is bound.
     pub(crate) fn remote(&self) -> Option<(Rkey, RemoteMemoryRegion)> {
         Some((self.0.rkey()?, self.0.remote()?))
     }
 
-    /// The memory of a window that is not bound.
+    /// Returns the memory of a window that is not bound.
     pub(crate) fn memory(&self) -> &OwnedRegion {
         let Some(region) = self.0.region() else { unreachable!("it is not bound") };
         region
     }
 
-    /// The memory of a window that is not bound.
+    /// Returns the memory of a window that is not bound.
     pub(crate) fn memory_mut(&mut self) -> &mut OwnedRegion {
         let Some(region) = self.0.region_mut() else { unreachable!("it is not bound") };
         region

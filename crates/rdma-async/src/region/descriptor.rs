@@ -1,14 +1,15 @@
-//! The descriptor with which a peer accesses memory that is open for a limited time.
+//! Descriptors with which peers access memory that is open for a limited time.
 
 use std::time::{Duration, Instant};
 
 use rdma_mem::RemoteMemoryRegion;
 
-/// Memory of another process that is open to this one until its time is over.
+/// Memory of another process that is open to this one for a limited time.
 ///
-/// A message carries its [bytes](Self::to_bytes), or its form in serde (feature `serde`), with the *remaining* time, so
-/// clocks are never compared. The receiver counts that time from its [request](Self::asked_at) for the memory, or, without a request,
-/// from the arrival of the bytes. The peer's device refuses a request that arrives late, and that ends the connection.
+/// A message carries the descriptor, either its [bytes](Self::to_bytes) or its serde form (feature `serde`). It
+/// contains the *remaining* time, so clocks are never compared. The receiver counts that time from its own
+/// [request](Self::asked_at) for the memory or, without a request, from the arrival of the bytes. The peer's device
+/// refuses a request that arrives late, which ends the connection.
 ///
 /// # Examples
 /// ```
@@ -34,7 +35,7 @@ use rdma_mem::RemoteMemoryRegion;
 #[cfg_attr(feature = "serde", serde(from = "Travelling", into = "Travelling"))]
 pub struct Descriptor {
     region: RemoteMemoryRegion,
-    /// The start of its time.
+    /// When the time started.
     since: Instant,
     time: Duration,
 }
@@ -43,37 +44,38 @@ impl Descriptor {
     /// The length of [`to_bytes`](Self::to_bytes), in bytes.
     pub const BYTES: usize = RemoteMemoryRegion::BYTES + size_of::<u64>();
 
-    /// Describes memory that is open for that time from now.
+    /// Describes memory that is open for this time from now on.
     #[must_use]
     pub fn new(region: RemoteMemoryRegion, time: Duration) -> Self {
         Self { region, since: Instant::now(), time }
     }
 
-    /// Counts the time from the moment when this end requested the memory. It never extends the time.
+    /// Counts the time from the moment when this end requested the memory. This never extends the time.
     #[must_use]
     pub fn asked_at(mut self, asked: Instant) -> Self {
         self.since = self.since.min(asked);
         self
     }
 
-    /// The time that is left.
+    /// Returns how much time is left.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.time.saturating_sub(self.since.elapsed())
     }
 
-    /// The memory, to write or read, if more time is left than `margin`, the time that the request may take to arrive.
+    /// Returns the memory, to write or read, if more time than `margin` is left. The margin allows for the time that
+    /// the request takes to arrive.
     #[must_use]
     pub fn remote(&self, margin: Duration) -> Option<RemoteMemoryRegion> {
         (self.remaining() > margin).then_some(self.region)
     }
 
-    /// The memory, whether or not its time is over.
+    /// Returns the memory, whether or not its time is up.
     pub(crate) const fn region(&self) -> RemoteMemoryRegion {
         self.region
     }
 
-    /// The length of the memory, in bytes.
+    /// Returns the length of the memory, in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // no region is empty
     pub const fn len(&self) -> usize {
@@ -91,7 +93,7 @@ impl Descriptor {
         bytes
     }
 
-    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). The time counts from now.
+    /// Decodes the result of [`to_bytes`](Self::to_bytes). The time counts from now.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let mut region = [0; RemoteMemoryRegion::BYTES];
@@ -104,7 +106,7 @@ impl Descriptor {
     }
 }
 
-/// A descriptor in the form that serde encodes.
+/// The form of a descriptor that serde encodes.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Travelling {

@@ -1,4 +1,4 @@
-//! The operations on a window.
+//! Operations on memory windows.
 #![allow(unsafe_code)]
 
 use rdma_qp::WorkSuccess;
@@ -7,11 +7,11 @@ use crate::buffer::window::Window;
 use crate::operation::kinds::Kind;
 use crate::operation::kinds::sealed::Sealed;
 
-/// Binds a window, which gives a peer access.
+/// Binds a window, which gives the peer access.
 #[derive(Debug)]
 pub(crate) struct Bind;
 
-/// Ends the access through a window that the same queue pair has bound.
+/// Ends the access through a window bound by the same queue pair.
 #[derive(Debug)]
 pub(crate) struct Invalidate;
 
@@ -34,8 +34,8 @@ impl Kind for Invalidate {
     type Output = Window;
 
     fn finish(mut window: Window, _: &WorkSuccess, _: u64) -> Window {
-        // SAFETY: SAFETY.md F28: the invalidation of its key, which `reserve_for` took from this window, has completed
-        // with success, and was posted after its only bind had completed.
+        // SAFETY: SAFETY.md F28: the invalidation of the key, which `reserve_for` took from this window, completed with
+        // success, and was posted after the window's only bind had completed.
         unsafe { window.get_mut().unbound() };
         window
     }

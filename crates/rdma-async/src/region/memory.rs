@@ -7,8 +7,8 @@ use rdma_mem::{AccessFlags, Error, OwnedRegion, ProtectionDomain, RegionMemory, 
 
 use crate::buffer::window::Window;
 
-/// Memory of this process that can be opened to peers for a limited time: to [all](Self::reserve), or to
-/// [one](Self::reserve_for). It derefs to its bytes.
+/// Memory of this process that can be opened for a limited time, to [all peers](Self::reserve) or to
+/// [one](Self::reserve_for). Dereferences to its bytes.
 ///
 /// # Examples
 /// See [`reserve`](Self::reserve).
@@ -36,16 +36,16 @@ impl Region {
         Ok(Self::of(pd, RegionMemory::allocate(length)?))
     }
 
-    /// A region of memory that the program already has, for example huge pages.
+    /// Creates a region from memory that the program already has, for example huge pages.
     #[must_use]
     pub fn of(pd: &ProtectionDomain, memory: RegionMemory) -> Self {
         Self::of_plain(pd.clone(), memory)
     }
 
-    /// Returns its memory, and deregisters it first if [`reserve_for`](Self::reserve_for) has registered it.
+    /// Returns the memory. If [`reserve_for`](Self::reserve_for) registered it, the memory is deregistered first.
     ///
     /// # Errors
-    /// The provider's error if it refuses to deregister, with the region, which can still be used.
+    /// Returns the region, which can still be used, with the provider's error if it refuses to deregister the memory.
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn into_memory(self) -> Result<RegionMemory, (Self, Error)> {
         self.into_plain().map(|(memory, _)| memory)
@@ -68,8 +68,8 @@ impl Region {
         }
     }
 
-    /// The domain in which it is registered while it is open. A [lent](crate::Connection::lend) region is registered
-    /// in the domain of the connection instead.
+    /// Returns the domain in which the memory is registered while it is open. A [lent](crate::Connection::lend) region
+    /// is registered in the domain of the connection instead.
     #[must_use]
     pub const fn pd(&self) -> &ProtectionDomain {
         &self.pd
@@ -83,16 +83,16 @@ impl Region {
         Self { memory: Memory::Bindable(Box::new(region)), pd }
     }
 
-    /// A region with a window that is not bound.
+    /// Creates a region with a window that is not bound.
     pub(super) fn of_window(pd: ProtectionDomain, window: Window) -> Self {
         debug_assert!(!window.is_bound(), "a bound window does not show its bytes");
         Self { memory: Memory::Window(window), pd }
     }
 
-    /// Registers the memory for peers, in that domain or in its own, which it returns.
+    /// Registers the memory for peers, in `domain` or else in its own domain. Also returns that domain.
     ///
     /// # Errors
-    /// The provider's error, with the region.
+    /// Returns the region with the provider's error.
     #[allow(clippy::result_large_err)] // it is the region itself
     pub(crate) fn open(
         self,
@@ -106,10 +106,10 @@ impl Region {
         }
     }
 
-    /// Its window, which is created if it has none.
+    /// Returns its window, which is created if needed.
     ///
     /// # Errors
-    /// The provider's error, with the region.
+    /// Returns the region with the provider's error.
     #[allow(clippy::result_large_err)] // it is the region itself
     pub(super) fn into_window(self) -> Result<(Window, ProtectionDomain), (Self, Error)> {
         let Self { memory, pd } = self;
@@ -127,10 +127,10 @@ impl Region {
         }
     }
 
-    /// Its window.
+    /// Returns its window.
     ///
     /// # Errors
-    /// The region, if it has no window.
+    /// Returns the region if it has no window.
     #[allow(clippy::result_large_err)] // it is the region itself
     pub(super) fn take_window(self) -> Result<(Window, ProtectionDomain), Self> {
         match self {

@@ -1,9 +1,9 @@
-//! Tests whether the windows of a device keep peers within their bounds.
+//! Tests whether a device confines peers to the range of a memory window.
 //!
-//! A window is bound to all of its region, so ignoring its bounds would expose no more than a registration does. But a
-//! device that ignores the bounds of windows cannot be trusted with their other rules. The software device of Linux 6.1
-//! (`docs/rxe-differences.md`) keeps windows bound after their queue pair has ended. Its kernel crashes when a window
-//! is invalidated that is not bound.
+//! Each window is bound to all of its region. So even a device that ignored the range would expose only what a
+//! registration does. But a device that ignores the range cannot be trusted to follow the other rules of windows. The
+//! software device of Linux 6.1 (`docs/rxe-differences.md`) keeps windows bound after their queue pair has ended. Its
+//! kernel crashes when a window that is not bound is invalidated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,15 +25,15 @@ use crate::ledger::post::RequestSpec;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
 
-/// The test is never that slow, unless the device does not answer.
+/// The time limit of the test, which only a device that does not answer reaches.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The size of each of the region's four parts, in bytes. The second part is open.
+/// The size of each of the region's four parts, in bytes. Only the second part is open.
 const PART: usize = 64;
 
-/// Returns true if the windows of the connection's device keep peers within their bounds. Each driver tests this once,
-/// in a separate task, so that callers do not depend on the first one. If the test fails, this call returns false, and
-/// a later one tests again.
+/// Returns true if the device of this connection confines peers to the range of a window. Each driver tests this once,
+/// in a separate task, so callers do not depend on the first one. If the test itself fails, this call returns false,
+/// and a later call repeats the test.
 pub(super) async fn are_windows_bounded(link: &Inner) -> bool {
     let windows = &link.driver.0.windows;
     if let Some(known) = windows.known.get() {
@@ -46,7 +46,7 @@ pub(super) async fn are_windows_bounded(link: &Inner) -> bool {
 async fn find_out(windows: &Windows, link: &Inner) -> bool {
     let mut answer = {
         let mut asked = windows.asked();
-        // Its task may have ended with its runtime.
+        // The task of an earlier test may have ended with its runtime.
         match asked.take_if(|asked| asked.has_changed().is_ok()) {
             Some(before) => asked.insert(before).clone(),
             None => asked.insert(begin(link)).clone(),
@@ -73,7 +73,7 @@ fn begin(link: &Inner) -> watch::Receiver<Option<bool>> {
                 tracing::warn!("the device does not answer: its memory windows are not used");
                 let _ = windows.known.set(false);
             }
-            // The result may differ at the next call.
+            // The result may differ on the next call.
             Ok(Err(error)) => {
                 tracing::warn!(%error, "the test of the device's memory windows failed: they are not used this time");
                 *windows.asked() = None;
@@ -84,7 +84,7 @@ fn begin(link: &Inner) -> watch::Receiver<Option<bool>> {
     answer
 }
 
-/// Both ends of a connection, a window of the first end, and the bytes that the second one writes into it.
+/// Both ends of a connection, a window at the first end, and the bytes that the second end writes into it.
 struct Rig {
     one: Connection,
     other: Connection,
@@ -103,7 +103,7 @@ async fn probe(driver: Driver, port: Option<u8>) -> Result<bool, TransportError>
     let Some((key, open)) = window.remote() else { unreachable!("it is bound") };
     let Some(inside) = open.slice(0..PART) else { unreachable!("it is as long") };
     other.write(within, inside).await?;
-    // A write that would fit only if the window ended half a part later.
+    // This write would fit only if the window ended half a part later.
     let beyond = open.address() + (PART / 2) as u64;
     let beyond = rdma_mem::RemoteMemoryRegion::new(beyond, PART, key);
     let refused = match other.write(across, beyond).await.map_err(|failed| failed.error) {
@@ -111,14 +111,14 @@ async fn probe(driver: Driver, port: Option<u8>) -> Result<bool, TransportError>
         _ => false,
     };
     let kept = apart(move || {
-        // Dropping them destroys the queue pairs; then only this thread uses the memory.
+        // Dropping the connections destroys the queue pairs. Afterwards only this thread uses the memory.
         drop((one, other));
         window.close().is_ok_and(|region| is_as_written(&region))
     });
     Ok(refused && kept.await.unwrap_or(false))
 }
 
-/// Returns true if exactly the open part was written.
+/// Returns true if all of the open part was written, and nothing else.
 fn is_as_written(region: &OwnedRegion) -> bool {
     let mut parts = region.chunks(PART);
     let mut is_all = |byte| parts.next().is_some_and(|part| part.iter().all(|&is| is == byte));
@@ -161,7 +161,7 @@ impl Rig {
     }
 }
 
-/// Calls the provider on another thread, because it may take time. Returns `None` if the runtime has ended.
+/// Calls the provider on another thread, because the call may take long. Returns `None` if the runtime has shut down.
 async fn apart<R: Send + 'static>(call: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     spawn_blocking(call).await.ok()
 }

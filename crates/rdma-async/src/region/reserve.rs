@@ -1,4 +1,4 @@
-//! Memory that is open to peers until a function has returned or a time is over.
+//! Memory that is open to peers until a function returns or its time is up.
 
 use std::future::{Future, pending, poll_fn};
 use std::panic::resume_unwind;
@@ -14,35 +14,35 @@ use super::descriptor::Descriptor;
 use super::memory::Region;
 use crate::sync::LONGEST;
 
-/// The most bytes that are registered and deregistered within a poll. More takes time, and runs on another thread.
+/// The most bytes that are registered or deregistered within a poll. More bytes take long, and use another thread.
 pub(crate) const AT_ONCE: usize = 1 << 20;
 
 /// The result of [`Region::reserve`] and [`Region::reserve_for`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Reserved<T> {
-    /// The memory, exclusive again, with the bytes that peers have written.
+    /// The memory, exclusive again, with what peers wrote into it.
     pub region: Region,
-    /// The value that the function has returned; `None` if something else ended the reservation.
+    /// The value that the function returned, or `None` if something else ended the reservation.
     pub value: Option<T>,
     /// The event that ended the reservation.
     pub end: ReservedEnd,
 }
 
-/// The reason for the end of a reservation.
+/// The event that ends a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReservedEnd {
-    /// The function has returned.
+    /// The function returned.
     Done,
-    /// The time was over.
+    /// The time was up.
     TimeOver,
-    /// The connection of [`Region::reserve_for`] was closed, has failed, or has another
-    /// [epoch](crate::Connection::epoch): the peer had access through the previous queue pair.
+    /// The connection of [`Region::reserve_for`] was closed, failed, or has a new [epoch](crate::Connection::epoch),
+    /// while the peer had access through the previous queue pair.
     Disconnected,
 }
 
-/// The error of memory that was not opened, or not closed.
+/// The error of opening or closing memory.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
@@ -51,11 +51,11 @@ pub enum ReserveError {
     NotOpened {
         /// The memory.
         region: Region,
-        /// The provider's error, or that the connection is closed.
+        /// The provider's error, or the error of a closed connection.
         error: Box<TransportError>,
     },
-    /// The region belongs to another protection domain than the connection of [`Region::reserve_for`]. The memory was
-    /// never open, and the function was not called.
+    /// The region belongs to a different protection domain from the connection of [`Region::reserve_for`]. The memory
+    /// was never open, and the function was not called.
     #[error(
         "the region belongs to another protection domain than the connection: make it in `connection.pd()`, \
         for example with `Region::of` and the memory that `into_memory` returns"
@@ -70,8 +70,8 @@ pub enum ReserveError {
         "the memory could not be closed ({0}): close the connections of its domain, by which peers may still reach it"
     )]
     NotRevoked(Box<Error>),
-    /// The runtime has ended, and with it the thread that would have called the provider. The memory is closed and
-    /// freed, or never freed if the provider refuses to close it.
+    /// The runtime has shut down, and with it the thread that would have called the provider. The memory is closed and
+    /// freed, or leaked if the provider refuses to close it.
     #[error("the runtime has ended before the memory was closed: keep it running until then")]
     RuntimeEnded,
 }
@@ -81,8 +81,8 @@ rdma_types::debug_messages!(enum ReserveError {
 });
 
 impl ReserveError {
-    /// Returns what a program can do about the error. After [`NotRevoked`](Self::NotRevoked), close *all* connections
-    /// of the protection domain, because peers can reach the memory through them.
+    /// Returns how a program can recover from the error. After [`NotRevoked`](Self::NotRevoked), close *all*
+    /// connections of the protection domain, because peers can reach the memory through them.
     ///
     /// ```
     /// use rdma_async::ReserveError;
@@ -101,34 +101,35 @@ impl ReserveError {
 }
 
 impl Region {
-    /// Opens the memory to peers while `f` notifies them. Closes it when `f` has returned or the time is over,
-    /// whichever is first, and not earlier. Then the memory is exclusive again: a late request of a peer fails with a
-    /// remote access error and changes nothing.
+    /// Opens the memory to peers while `f` runs. Closes it when `f` returns or the time is up, whichever comes first,
+    /// and not earlier. Then the memory is exclusive again: a late request of a peer fails with a remote access error
+    /// and changes nothing.
     ///
-    /// While it is open, the memory has its own registration, for every peer that has the key. `f` receives the
-    /// [`Descriptor`] with the key, and sends it to a peer, or publishes it for many. `access` has the rights of peers;
-    /// rights that the verbs also demand are added. Deregistering closes the memory, and waits for no peer.
+    /// While it is open, the memory has its own registration, and every peer that has the key can access it. `f`
+    /// receives the [`Descriptor`] with the key, and sends it to a peer, or publishes it for many. `access` is what
+    /// peers may do; rights that the verbs require in addition are added. Deregistering closes the memory without
+    /// waiting for any peer.
     ///
-    /// If the future is dropped, or `f` panics, the memory is closed, and then freed. The time is the kernel's
-    /// `CLOCK_MONOTONIC`, which stops while the machine is suspended. Memory of more than 1 MiB is registered and
-    /// deregistered on tokio's blocking threads. The memory stays open until one of them is free.
+    /// If the future is dropped, or `f` panics, the memory is closed and then freed. The time is measured by the
+    /// kernel's `CLOCK_MONOTONIC`, which stops while the machine is suspended. Memory of more than 1 MiB is registered
+    /// and deregistered on tokio's blocking threads, and stays open until one of them is free.
     ///
-    /// When the time is over, `f` is dropped with its operations. A receive that it has posted stays posted, and
-    /// matches the next message. Post such a receive before, or end the connection of a late peer.
+    /// When the time is up, `f` is dropped with its operations. A receive that it has posted stays posted, and matches
+    /// the next message. So post such a receive before this call, or end the connection to a late peer.
     ///
-    /// A peer may have posted a request just before the end, which its device sends again later, and providers reuse
-    /// keys. So a peer checks that [enough time](Descriptor::remote) is left for its request. Before a program opens
-    /// the same memory for another peer, it waits for the time that a connection retries.
+    /// A peer may post a request just before the end, and its device may retransmit the request later. The provider may
+    /// have reused the key by then. So a peer checks that [enough time](Descriptor::remote) is left for its request.
+    /// Before a program opens the same memory to another peer, it waits as long as a connection retries.
     ///
     /// # Errors
-    /// [`ReserveError::NotOpened`] with the memory; [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`]
-    /// without it.
+    /// [`ReserveError::NotOpened`] returns the memory; [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`]
+    /// do not.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio that has time (`enable_time`).
+    /// If this is not called within a tokio runtime that has time (`enable_time`).
     ///
     /// # Examples
-    /// A peer that writes into memory that is open to it for at most two seconds:
+    /// A peer writes into memory that is open to it for at most two seconds:
     /// ```
     /// use std::time::Duration;
     /// use rdma_async::Region;
@@ -180,7 +181,7 @@ impl Region {
         self.reserve_until(access, time, pending(), f).await
     }
 
-    /// Like [`reserve`](Self::reserve), but it also ends as soon as `lost` is ready.
+    /// Like [`reserve`](Self::reserve), but the reservation also ends when `lost` is ready.
     pub(super) async fn reserve_until<T>(
         self,
         access: AccessFlags,
@@ -195,8 +196,8 @@ impl Region {
         };
         let descriptor = Descriptor::new(open.remote(), time);
         let (value, end) = until_over(f(descriptor), time, lost).await;
-        // If the provider refuses, it is tried again. Memory that is still registered then is deregistered on drop, or
-        // never freed.
+        // If the provider refuses, this tries again. Memory that is still registered after that is deregistered on
+        // drop, or leaked.
         #[allow(clippy::result_large_err)] // it is the memory
         let close = move || {
             let closed = open.close().or_else(|(open, _)| open.close());
@@ -210,26 +211,26 @@ impl Region {
     }
 }
 
-/// Adds the local rights that the verbs demand for these.
+/// Adds the local rights that the verbs require together with these.
 pub(crate) fn local_too(access: AccessFlags) -> AccessFlags {
     let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     if access.intersects(changes) { access.with_local_write() } else { access }
 }
 
-/// Waits until the function has returned, the time is over, or `lost` is ready.
+/// Waits until the function returns, the time is up, or `lost` is ready.
 pub(super) async fn until_over<T>(
     function: impl Future<Output = T>,
     time: Duration,
     lost: impl Future<Output = ()>,
 ) -> (Option<T>, ReservedEnd) {
     let mut function = pin!(function);
-    // A function that has nothing to wait for needs no timer.
+    // A function that never has to wait needs no timer.
     let at_once = poll_fn(|cx| Poll::Ready(function.as_mut().poll(cx)));
     if let Poll::Ready(value) = at_once.await {
         return (Some(value), ReservedEnd::Done);
     }
     tokio::select! {
-        // The result of the function counts, even if everything ends at once.
+        // The function's result takes precedence if several events happen at once.
         biased;
         value = function => (Some(value), ReservedEnd::Done),
         () = sleep(time.min(LONGEST)) => (None, ReservedEnd::TimeOver),
@@ -242,7 +243,7 @@ pub(super) fn not_opened(region: Region, error: TransportError) -> ReserveError 
     ReserveError::NotOpened { region, error: Box::new(error) }
 }
 
-/// Calls the provider for that many bytes: at once, or on another thread if it may take time.
+/// Calls the provider for memory of this length, on another thread if the call may take long.
 pub(crate) async fn at_once<R: Send + 'static>(
     length: usize,
     call: impl FnOnce() -> R + Send + 'static,

@@ -1,4 +1,4 @@
-//! Memory that is open to one peer until a function has returned or a time is over.
+//! Memory that is open to one peer until a function returns or its time is up.
 
 use std::time::Duration;
 
@@ -25,43 +25,45 @@ const RIGHTS: AccessFlags =
     AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_ATOMIC);
 
 impl Region {
-    /// Opens the memory like [`reserve`](Self::reserve), but only for the peer of that connection, and faster. The
-    /// memory stays registered without rights for peers. Binding a memory window of type 2 to it opens it, and
+    /// Opens the memory like [`reserve`](Self::reserve), but only to the peer of this connection, and faster. The
+    /// memory stays registered without rights for peers. Binding a memory window of type 2 opens the memory, and
     /// invalidating the window closes it.
     ///
-    /// The region keeps its registration and its window for the next call, which then needs only two requests of the
-    /// connection's send queue. The bind executes after the requests that the connection has posted before, and the
-    /// time starts then. No invalidation waits for other requests. If requests of the send queue are outstanding at the
-    /// end, the window is deallocated instead, and the next call allocates another one. The call closes the descriptor
-    /// of memory that is a [file](rdma_mem::RegionMemory::memfd).
+    /// The region keeps its registration and its window for the next call, which then needs only two requests on the
+    /// connection's send queue. The bind executes after the requests that the connection posted earlier, and the time
+    /// starts then. The invalidation never waits for other requests. If requests of the send queue are outstanding at
+    /// the end, the window is deallocated instead, and the next call allocates another. If the memory is a
+    /// [file](rdma_mem::RegionMemory::memfd), the call closes its descriptor.
     ///
-    /// When the connection is closed, fails or has another [epoch](Connection::epoch), the memory is closed, and `f`
-    /// is dropped ([`ReservedEnd::Disconnected`](super::reserve::ReservedEnd::Disconnected)). The same happens after
-    /// the device has refused an access of the peer, which closes all memory that this connection has opened. This
-    /// end notices the refusal when a request of the connection fails, which an operation in `f` may see first. A
-    /// peer that invalidates the key itself, by a send, ends the connection.
+    /// When the connection is closed, fails or has a new [epoch](Connection::epoch), the memory is closed, and `f` is
+    /// dropped ([`ReservedEnd::Disconnected`](super::reserve::ReservedEnd::Disconnected)). The same happens if the
+    /// device refuses an access of the peer, which closes all memory that this connection has opened. This end notices
+    /// the refusal when a request of the connection fails; an operation in `f` may see the failure first. A peer that
+    /// invalidates the key itself, with a send, ends the connection.
     ///
-    /// Each bind increases the low byte of the key. So for the same region and window, a closed key is valid again
-    /// after 255 later calls at the earliest. A device may give another window a key that was used before. While an old
-    /// key is not valid, the device refuses a request with it, which ends the connection. So a peer checks that [enough
+    /// Each bind increases the low byte of the key. So for the same region and window, a closed key becomes valid again
+    /// after 255 more calls at the earliest. A device may give another window a key that was used before. The device
+    /// refuses a request with a key that is not valid, which ends the connection. So a peer checks that [enough
     /// time](Descriptor::remote) is left for its request.
     ///
     /// Rights other than remote read, write and atomics need a registration like that of `reserve`. So does a device
-    /// that has no windows or does not enforce their bounds. Every peer that has the key then reaches the memory, until
-    /// the connection ends. The first call for each [`Driver`](crate::Driver) tests the device, or the next one if that
-    /// fails. The test connects two queue pairs and tries an access beyond a window. It takes some milliseconds on
-    /// tokio's blocking threads. The device may report an event for that refusal, for a queue pair that the program has
-    /// not created. A device that does not answer for ten seconds counts as one without windows.
+    /// that has no windows or does not enforce their range. In these cases, every peer that has the key reaches the
+    /// memory, until the connection ends.
     ///
-    /// If the future is dropped, or `f` panics, the window is deallocated, which closes the memory. Then the memory is
+    /// The first call for each [`Driver`](crate::Driver) tests the device; if the test fails, the next call repeats it.
+    /// The test connects two queue pairs and tries an access beyond a window. It takes some milliseconds on tokio's
+    /// blocking threads. The device may report an event for that refusal, on a queue pair that the program did not
+    /// create. A device that does not answer for ten seconds counts as one without windows.
+    ///
+    /// If the future is dropped, or `f` panics, the window is deallocated, which closes the memory. The memory is then
     /// freed: at once, or after a request for the window that is in flight.
     ///
     /// # Errors
-    /// [`ReserveError::WrongDomain`] and [`ReserveError::NotOpened`] with the memory, [`ReserveError::NotRevoked`] and
-    /// [`ReserveError::RuntimeEnded`] without it.
+    /// [`ReserveError::WrongDomain`] and [`ReserveError::NotOpened`] return the memory; [`ReserveError::NotRevoked`]
+    /// and [`ReserveError::RuntimeEnded`] do not.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio that has time (`enable_time`).
+    /// If this is not called within a tokio runtime that has time (`enable_time`).
     ///
     /// # Examples
     /// ```
@@ -113,10 +115,10 @@ impl Region {
         let by_window =
             found.is_ok() && RIGHTS.contains(rights) && probe::are_windows_bounded(link).await;
         if found.is_ok() {
-            // The test takes time on the first call.
+            // The first call runs the test, which takes time.
             found = epoch(link);
         }
-        // Read before the bind, which has this epoch or a later one; with a later one, the reservation ends.
+        // Read before the bind. The bind has this epoch or a later one; if it has a later one, the reservation ends.
         let epoch = match found {
             Ok(epoch) => epoch,
             Err(error) => return Err(not_opened(self, error)),
@@ -131,10 +133,11 @@ impl Region {
             until_over(f(Descriptor::new(remote, time)), time, ended(link, epoch)).await;
         let region = match invalidate(link, epoch, window).await {
             Ok(window) => Self::of_window(pd, window),
-            // It may be bound: its queue pair has failed or was replaced, or the invalidation would have had to wait.
+            // The window may still be bound: its queue pair failed or was replaced, or the invalidation would have had
+            // to wait.
             Err(window) => match window.close() {
                 Ok(region) => Self::of_bindable(pd, region),
-                // Dropping it tries again; if that fails, it is never freed.
+                // Dropping the window tries again; if that fails, the window is leaked.
                 Err((_, error)) => return Err(ReserveError::NotRevoked(Box::new(error))),
             },
         };
@@ -150,7 +153,7 @@ impl Region {
         let length = self.len();
         let (window, pd) = match self.take_window() {
             Ok(has) => has,
-            // Boxed, because it is rare and would enlarge the future.
+            // Boxed, because this is rare and would enlarge the future.
             Err(region) => Box::pin(region.make_window()).await?,
         };
         let request = RequestSpec::Bind(0, length, rights);
@@ -168,7 +171,7 @@ impl Region {
     }
 }
 
-/// Handles a window whose bind has failed.
+/// Handles a window whose bind failed.
 #[cold]
 fn not_bound(failed: Failed<Window>, pd: ProtectionDomain) -> ReserveError {
     let Failed { memory: Some(memory), error } = failed else {
@@ -184,7 +187,7 @@ fn not_bound(failed: Failed<Window>, pd: ProtectionDomain) -> ReserveError {
     }
 }
 
-/// The epoch of the connection's queue pair.
+/// Returns the epoch of the connection's queue pair.
 fn epoch(link: &Inner) -> Result<u32, TransportError> {
     link.look(|entry| match entry.closed() {
         None => Ok(entry.epoch),
@@ -192,7 +195,7 @@ fn epoch(link: &Inner) -> Result<u32, TransportError> {
     })
 }
 
-/// Ready when the connection has ended or has another queue pair.
+/// Ready when the connection has ended or has a new queue pair.
 async fn ended(link: &Inner, epoch: u32) {
     link.until(|entry| (entry.closed().is_some() || entry.epoch != epoch).then_some(())).await;
 }
@@ -200,8 +203,8 @@ async fn ended(link: &Inner, epoch: u32) {
 /// Invalidates a bound window.
 ///
 /// # Errors
-/// The window, if the request was not posted or has failed. It may still be bound, but none of its requests is
-/// outstanding.
+/// Returns the window if the request was not posted or failed. The window may still be bound, but none of its requests
+/// is outstanding.
 async fn invalidate(link: &Inner, epoch: u32, window: Window) -> Result<Window, Window> {
     let Some((key, _)) = window.remote() else { return Ok(window) };
     let (link, mut held, mut id) = (Link::Borrowed(link), window.into_held(), None);
