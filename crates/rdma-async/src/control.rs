@@ -1,9 +1,11 @@
-//! Control connections. Two ends that connect by a TCP address become a connection. Each keeps its end of the TCP
-//! stream as long as the connection, so that the other end notices when it is gone.
+//! Control connections, which carry frames about connections over TCP.
 //!
-//! The handshake is the one of channels, so either end may also be a channel. After it, two ends of this crate exchange
-//! frames about queue pairs that end, and about further ones ([`frame`]). The queue pair carries only what the programs
-//! post.
+//! Two ends that connect by TCP address become a connection. Each end keeps its TCP stream open as long as the
+//! connection, so the other end notices when the process or machine is gone.
+//!
+//! The handshake is that of channels, so either end may also be a channel. After the handshake, two ends of this crate
+//! exchange frames about queue pairs that end and about additional ones ([`frame`]). The queue pair itself carries only
+//! what the programs post.
 
 pub(crate) mod client;
 pub(crate) mod endpoint;

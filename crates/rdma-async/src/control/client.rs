@@ -18,22 +18,21 @@ use crate::connection::Connection;
 use crate::driver::Driver;
 
 impl Driver {
-    /// Connects to the [listener](crate::Listener) at this address. Returns the connection, and the
-    /// [`user_bytes`](ConnectionOptions::user_bytes) of the other end. A `ChannelListener` of `rdma-channel` accepts
-    /// such a client, too.
+    /// Connects to the [listener](crate::Listener) at this address. Returns the connection and the other end's
+    /// [`user_bytes`](ConnectionOptions::user_bytes). A `ChannelListener` of `rdma-channel` also accepts such a client.
     ///
-    /// Both ends can send when this has returned. If there are several addresses, it tries each in order, with its
-    /// share of the time. If the future is dropped before it is ready, nothing remains at this end, but the server may
-    /// have accepted the connection.
+    /// Both ends can send once this returns. If there are several addresses, each is tried in order and gets its share
+    /// of the time. If the future is dropped early, nothing remains at this end, but the server may have accepted the
+    /// connection.
     ///
     /// # Errors
     /// | | |
     /// |---|---|
-    /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | there is no connection to any of the addresses |
-    /// | [`Rejected`](ConnectError::Rejected) | the server does not want this client, or its queue pair does not fit, with the reason |
-    /// | [`Busy`](ConnectError::Busy) | the server has reached its limit of clients, or has no queue pair for this one: try again later |
-    /// | [`Timeout`](ConnectError::Timeout) | it took longer than the [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) |
-    /// | [`Closed`](ConnectError::Closed) | the server ended meanwhile |
+    /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | connecting failed for every address |
+    /// | [`Rejected`](ConnectError::Rejected) | the server rejects this client, or its queue pair does not fit; the error has the reason |
+    /// | [`Busy`](ConnectError::Busy) | the server is at its limit of clients, or has no queue pair for this one: try again later |
+    /// | [`Timeout`](ConnectError::Timeout) | connecting took longer than the [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) |
+    /// | [`Closed`](ConnectError::Closed) | the server closed the stream during the handshake |
     /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) |
     /// another program or version listens there |
     /// | [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) | the name has no address |
@@ -41,7 +40,7 @@ impl Driver {
     /// | [`Verbs`](ConnectError::Verbs) | no queue pair can be created with these options, or it cannot be connected |
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with I/O and time.
+    /// If this is not called within a tokio runtime with I/O and time.
     ///
     /// # Examples
     /// See [`Listener`](crate::Listener).
@@ -87,7 +86,7 @@ impl Driver {
             Ok(endpoint) => endpoint,
             Err(error) => {
                 if let Some(last) = server.client.last_message() {
-                    // A server that has gone does not need it.
+                    // If the server is gone, it does not need this message.
                     let _ = server.send(&last).await;
                 }
                 return Err(error);
@@ -121,7 +120,7 @@ async fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError>
     }
 }
 
-/// The server, as its client sees it.
+/// The client's view of the server.
 struct Server {
     stream: TcpStream,
     client: Client,
@@ -141,7 +140,7 @@ impl Server {
         Ok(())
     }
 
-    /// Receives until the client has what it awaits.
+    /// Receives until `take` finds what the client waits for.
     async fn receive<T>(
         &mut self,
         take: impl Fn(&mut Client, &[u8]) -> Result<Option<T>, ConnectError>,

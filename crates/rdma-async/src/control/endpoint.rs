@@ -10,10 +10,10 @@ use crate::control::listener::Listener;
 use crate::control::options::ConnectionOptions;
 use crate::driver::Driver;
 
-/// A device that is ready for connections: a [`Driver`], a protection domain, the options of connections, and a
-/// [`Pool`] of memory. A program creates one, and connects and listens with it; clones share all of it.
+/// A device that is ready for connections: a [`Driver`], a protection domain, connection options, and a [`Pool`] of
+/// memory. A program creates one and uses it to connect and listen; clones share everything.
 ///
-/// A program with several domains, or with options that differ by connection, uses [`Driver::connect`] and
+/// A program with several domains, or with different options per connection, uses [`Driver::connect`] and
 /// [`Driver::listen`].
 ///
 /// # Examples
@@ -51,27 +51,27 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Creates a driver, a protection domain and a pool on this device. Connections have the [usual
+    /// Creates a driver, a protection domain and a pool on this device. Connections get the [default
     /// options](ConnectionOptions::new).
     ///
     /// # Errors
-    /// [`ConnectError::Verbs`] if the device has no domain left; [`ConnectError::Io`] if the driver cannot watch its
-    /// completion channel.
+    /// [`ConnectError::Verbs`] if the device has no protection domain left; [`ConnectError::Io`] if the driver cannot
+    /// watch its completion channel.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with I/O.
+    /// If this is not called within a tokio runtime with I/O.
     pub fn new(context: &Context) -> Result<Self, ConnectError> {
         let pd = context.allocate_pd().map_err(rdma_qp::Error::from)?;
         Self::with_options(&pd, ConnectionOptions::new(&pd))
     }
 
-    /// Like [`new`](Self::new), with a domain and options of the program. The options must use the same domain.
+    /// Like [`new`](Self::new), with the program's own domain and options. The options must use the same domain.
     ///
     /// # Errors
     /// [`ConnectError::Io`] if the driver cannot watch its completion channel.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with I/O.
+    /// If this is not called within a tokio runtime with I/O.
     pub fn with_options(
         pd: &ProtectionDomain,
         options: impl Into<ConnectionOptions>,
@@ -82,13 +82,13 @@ impl Endpoint {
         Ok(Self { driver, options: options.into(), pool: Pool::new(pd) })
     }
 
-    /// Connects to a listener, which may be a [`Listener`] or a channel listener.
+    /// Connects to a [`Listener`] or to a listener for channels.
     ///
     /// # Errors
     /// Same errors as [`Driver::connect`].
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with I/O and time.
+    /// If this is not called within a tokio runtime with I/O and time.
     pub async fn connect(&self, addr: impl ToSocketAddrs) -> Result<Connection, ConnectError> {
         Ok(self.driver.connect(addr, self.options.clone()).await?.0)
     }
@@ -99,12 +99,12 @@ impl Endpoint {
     /// Same errors as [`Driver::listen`].
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with I/O and time.
+    /// If this is not called within a tokio runtime with I/O and time.
     pub async fn listen(&self, addr: impl ToSocketAddrs) -> Result<Listener, ConnectError> {
         self.driver.listen(addr, self.options.clone()).await
     }
 
-    /// Takes a buffer of the pool: see [`Pool::allocate`].
+    /// Allocates a buffer from the pool: see [`Pool::allocate`].
     ///
     /// # Errors
     /// Same errors as [`Pool::allocate`].
@@ -112,7 +112,7 @@ impl Endpoint {
         self.pool.allocate(length).await
     }
 
-    /// Takes a buffer of the pool, and copies `bytes` into it.
+    /// Allocates a buffer from the pool and copies `bytes` into it.
     ///
     /// # Errors
     /// Same errors as [`Pool::allocate`].

@@ -1,25 +1,25 @@
 //! Frames on a control connection after the handshake, and their encoding.
 //!
-//! A frame is this head, and an endpoint if its kind has one. Numbers are in network byte order.
+//! A frame consists of this head and, for some kinds, an endpoint. Numbers are in network byte order.
 //!
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 2 | kind |
 //! | 2 | 2 | the number of bytes after the head: 344 for OFFER and ANSWER, 65 for FAREWELL, 0 for the others here |
-//! | 4 | 4 | the number of the connection; 0 is the one that was made by an address |
+//! | 4 | 4 | the number of the connection; 0 is the one that was made by address |
 //! | 8 | 4 | its epoch |
 //!
 //! | | kind | from | when |
 //! |---|---|---|---|
-//! | 1 | OFFER | client | it has a queue pair for that epoch |
+//! | 1 | OFFER | client | it has a queue pair for this epoch |
 //! | 2 | ANSWER | server | its queue pair is connected to the offered one |
 //! | 3 | READY | client | its queue pair is connected, too |
-//! | 4 | ENDED | both | the queue pair of that epoch has ended, or will not be created |
-//! | 5 | FINISH | both | all its requests have completed, and no others follow: the other end is to end, too |
-//! | 6 | BEAT | both | it requests a sign of life |
-//! | 7 | ALIVE | both | the answer |
+//! | 4 | ENDED | both | the queue pair of this epoch has ended, or will not be created |
+//! | 5 | FINISH | both | all its requests have completed and none follow; the other end has to end, too |
+//! | 6 | BEAT | both | requests a sign of life |
+//! | 7 | ALIVE | both | answers a BEAT |
 //! | 8 to 13 | | | about [lent memory](crate::lease::frame) |
-//! | 14 | FAREWELL | both | its program ends the connection, for this reason; FINISH or ENDED follows |
+//! | 14 | FAREWELL | both | its program ends the connection for this reason; FINISH or ENDED follows |
 
 use rdma_connect::Farewell;
 use rdma_qp::{EndpointError, QueuePairEndpoint};
@@ -52,7 +52,7 @@ pub(super) struct Head {
     pub(super) epoch: u32,
 }
 
-/// The reason why bytes are not a frame.
+/// The reason why bytes are not a valid frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Wrong {
     #[error("a frame of kind {kind} announced {length} bytes")]
@@ -104,7 +104,7 @@ pub(super) fn write_head(kind: u16, number: u32, epoch: u32, bytes: &mut Vec<u8>
     bytes.extend(epoch.to_be_bytes());
 }
 
-/// The number of bytes after the head; `None` if the kind is unknown.
+/// Returns the number of bytes after the head, or `None` if the kind is unknown.
 #[allow(clippy::cast_possible_truncation)] // a few hundred
 const fn length_of(kind: u16) -> Option<u16> {
     match kind {
@@ -126,7 +126,7 @@ impl Head {
         Ok(Self { kind, length, number: u32::from_be_bytes(number), epoch })
     }
 
-    /// The number of bytes after the head.
+    /// Returns the number of bytes after the head.
     pub(super) const fn length(self) -> usize {
         self.length as usize
     }

@@ -13,8 +13,7 @@ use crate::connection::Connection;
 
 /// A client of a [`Listener`](crate::Listener) that waits to be accepted or rejected.
 ///
-/// Its queue pair and one of this server are connected to each other already. Dropping it without an answer rejects
-/// the client.
+/// Its queue pair is already connected to one of this server. Dropping this value rejects the client.
 #[must_use = "dropping it rejects the client"]
 #[derive(Debug)]
 pub struct Incoming {
@@ -23,33 +22,33 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// The address that the client connected from.
+    /// Returns the address from which the client connected.
     #[must_use]
     pub const fn peer_addr(&self) -> SocketAddr {
         self.client.address
     }
 
-    /// The client's [`user_bytes`](crate::ConnectionOptions::user_bytes); empty if it has sent none. The client is
-    /// not authenticated.
+    /// Returns the client's [`user_bytes`](crate::ConnectionOptions::user_bytes), or an empty slice if it sent none.
+    /// The client is not authenticated.
     #[must_use]
     pub fn user_bytes(&self) -> &[u8] {
         &self.client.greeting.user_bytes
     }
 
-    /// Accepts the client, whose [`connect`](crate::Driver::connect) returns these bytes, at most 1,024. Does not
-    /// wait. Both ends can send at once.
+    /// Accepts the client, whose [`connect`](crate::Driver::connect) returns these bytes, at most 1,024. Does not wait.
+    /// Both ends can send at once.
     ///
     /// # Errors
-    /// [`ConnectError::UserBytesTooLong`], which rejects the client; [`ConnectError::Closed`] if the client is known
-    /// to be gone; [`ConnectError::Garbled`] if it has sent bytes before its turn; [`ConnectError::Io`] if the
-    /// runtime cannot wait for its stream.
+    /// [`ConnectError::UserBytesTooLong`], which rejects the client; [`ConnectError::Closed`] if the client is known to
+    /// be gone; [`ConnectError::Garbled`] if the client sent bytes before its turn; [`ConnectError::Io`] if the runtime
+    /// cannot watch the client's stream.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with I/O and time.
+    /// If this is not called within a tokio runtime with I/O and time.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, user_bytes: &[u8]) -> Result<Connection, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
-        // Detects a runtime without time before anything has changed.
+        // Panics here in a runtime without time, before anything has changed.
         drop(tokio::time::sleep(std::time::Duration::ZERO));
         let Self { mut client, listener } = self;
         let address = client.address;
@@ -68,8 +67,7 @@ impl Incoming {
         Ok(client.end)
     }
 
-    /// Rejects the client: its `connect` returns [`ConnectError::Rejected`] with the first 1,024 bytes of this
-    /// reason.
+    /// Rejects the client. Its `connect` returns [`ConnectError::Rejected`] with the first 1,024 bytes of this reason.
     #[doc(alias = "rdma_reject")]
     pub fn reject(mut self, why: &str) {
         self.client.reject(why);

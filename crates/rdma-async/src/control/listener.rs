@@ -1,4 +1,4 @@
-//! Listeners, whose clients become connections.
+//! Listeners, which turn clients into connections.
 
 use std::future::poll_fn;
 use std::io;
@@ -24,11 +24,13 @@ use crate::driver::Driver;
 
 /// Listens for clients and turns them into connections. Created by [`Driver::listen`].
 ///
-/// A task of the runtime serves all clients until the program accepts them, whether or not the program waits for one.
-/// So a bad client delays no other. Like at a `ChannelListener` of channels, up to 256 clients are half-open at a time;
-/// if one more arrives, a silent one is dropped. Queue pairs are created on tokio's blocking threads, because a device
-/// may be slow to create them; one of these threads has to be free. A listener keeps its driver running. Dropping the
-/// listener turns away the clients that were not accepted; accepted connections continue.
+/// A task of the runtime serves all clients until the program accepts them, even while the program does not wait for
+/// one. So a bad client delays no other. As with a `ChannelListener`, up to 256 clients can be half-open at a time;
+/// when another one arrives, a silent client is dropped. Queue pairs are created on tokio's blocking threads, because a
+/// device may be slow to create them; one of these threads has to be free.
+///
+/// A listener keeps its driver running. Dropping the listener turns away the clients that have not been accepted;
+/// accepted connections continue.
 ///
 /// # Examples
 /// ```
@@ -78,7 +80,7 @@ pub(super) struct Served {
     pub(super) options: ConnectionOptions,
     /// Notified when a client can be accepted, or the listener has failed.
     news: Notify,
-    /// Notified when the program has received a client or the failure: then the task accepts clients again.
+    /// Notified when the program takes a client or the failure. The task then accepts clients again.
     taken: Notify,
 }
 
@@ -90,16 +92,16 @@ struct ListenerState {
 }
 
 impl Driver {
-    /// Listens at this address for clients, and turns each into a connection with these options. For port 0 the kernel
-    /// chooses one. If there are several addresses, the listener uses the first that it can listen at.
+    /// Listens for clients at this address, and turns each into a connection with these options. For port 0, the kernel
+    /// chooses the port. If there are several addresses, the listener uses the first one that works.
     ///
     /// # Errors
-    /// [`ConnectError::Io`] for the first address, or if the process cannot open more files;
-    /// [`ConnectError::Resolve`], [`ConnectError::NoAddress`] and [`ConnectError::UserBytesTooLong`] like
+    /// [`ConnectError::Io`] with the failure at the first address, or if the process cannot open more files;
+    /// [`ConnectError::Resolve`], [`ConnectError::NoAddress`] and [`ConnectError::UserBytesTooLong`] as in
     /// [`connect`](Self::connect); [`ConnectError::Verbs`] if no connection can be made with these options.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with I/O and time.
+    /// If this is not called within a tokio runtime with I/O and time.
     #[doc(alias("rdma_cm", "rdma_listen"))]
     pub async fn listen(
         &self,
@@ -117,13 +119,13 @@ impl Driver {
         options: ConnectionOptions,
     ) -> Result<Listener, ConnectError> {
         options.check()?;
-        // Detects a runtime without time here, rather than in the task.
+        // Panics here in a runtime without time, rather than in the task.
         drop(tokio::time::sleep(Duration::ZERO));
         self.check()?;
         let addresses = lookup_host(addr).await;
         let addresses: Vec<_> =
             addresses.map_err(|source| ConnectError::Resolve { source })?.collect();
-        // Reports options that fit no client now, rather than to the first client.
+        // Options that no queue pair can have are reported here, not to the first client.
         let maker = Maker { driver: self.clone(), qp: options.qp.clone() };
         let maker = blocking(move || {
             drop(maker.driver.prepare(maker.qp.clone())?);
@@ -147,20 +149,20 @@ impl Driver {
 }
 
 impl Listener {
-    /// The address at which it listens, with the port that the kernel has chosen for port 0.
+    /// Returns the address at which the listener listens, with the port that the kernel chose for port 0.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
     /// Waits for a client, and accepts it with the [`user_bytes`](ConnectionOptions::user_bytes) of the options. If a
-    /// client has gone, waits for the next one.
+    /// client is already gone, waits for the next one.
     ///
-    /// If the future is dropped before it is ready, no client is lost.
+    /// Dropping the future early loses no client.
     ///
     /// # Errors
-    /// Same errors as [`incoming`](Self::incoming), and [`ConnectError::Io`] if the runtime cannot wait for a
-    /// client's stream.
+    /// Same errors as [`incoming`](Self::incoming), and [`ConnectError::Io`] if the runtime cannot watch a client's
+    /// stream.
     #[doc(alias = "rdma_accept")]
     pub async fn accept(&self) -> Result<Connection, ConnectError> {
         loop {
@@ -171,21 +173,21 @@ impl Listener {
         }
     }
 
-    /// Waits for a connected client, which the program [accepts](Incoming::accept) with an answer, or
-    /// [rejects](Incoming::reject). If the future is dropped before it is ready, no client is lost.
+    /// Waits for a connected client, which the program then [accepts](Incoming::accept) with an answer or
+    /// [rejects](Incoming::reject). Dropping the future early loses no client.
     ///
     /// # Errors
-    /// Only errors of this end, not those of a client. The listener can be used again after any of them:
+    /// Only errors of this end, not errors of a client. The listener can be used again after any of them:
     ///
-    /// - [`ConnectError::Verbs`] if no queue pair could be created for a client, which receives the reason;
-    /// - [`ConnectError::Io`] if no client can be accepted from the socket, mostly because too many files are open. The
+    /// - [`ConnectError::Verbs`] if no queue pair could be created for a client, which is sent the reason;
+    /// - [`ConnectError::Io`] if the socket cannot accept a client, usually because too many files are open. The
     ///   listener tries again after a second.
     pub async fn incoming(&self) -> Result<Incoming, ConnectError> {
         loop {
-            // A notification between the check and the wait is kept.
+            // The wait does not miss a notification that arrives between the check and the wait.
             let news = self.shared.news.notified();
             if let Some(outcome) = self.take() {
-                // There may be more, for other waiters.
+                // More may be left for other waiters.
                 self.shared.news.notify_one();
                 return outcome;
             }
@@ -211,22 +213,22 @@ impl Listener {
         Some(taken)
     }
 
-    /// The number of clients that the listener has refused, or that had gone before the program decided. Clients that
-    /// the program has rejected do not count.
+    /// Returns the number of clients that the listener refused, or that were gone before the program decided. Clients
+    /// that the program rejected do not count.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.shared.state().clients.refused
     }
 
-    /// The number of clients that were dropped so far while half-open: others needed the room, or the
-    /// [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) was over. They are among those
-    /// [refused](Self::refused).
+    /// Returns the number of clients that were dropped while half-open, to make room for others or because the
+    /// [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) had expired. They are included in
+    /// [`refused`](Self::refused).
     #[must_use]
     pub fn dropped_half_open(&self) -> u64 {
         self.shared.state().clients.dropped_half_open()
     }
 
-    /// The address of the client that was refused last, with the reason. `None` if none was refused.
+    /// Returns the address of the last refused client, with the reason, or `None` if none was refused.
     #[must_use]
     pub fn last_refused(&self) -> Option<String> {
         self.shared.state().clients.last_refused().map(str::to_owned)
@@ -243,7 +245,7 @@ impl Drop for Listener {
     }
 }
 
-/// Ends the listener when its task ends, for whatever reason.
+/// Ends the listener when its task ends for any reason.
 struct Guard(Arc<Served>);
 
 impl Drop for Guard {
@@ -263,12 +265,13 @@ impl Served {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a client that had gone when the program accepted it.
+    /// Counts a client that was gone when the program accepted it.
     pub(super) fn note_gone(&self) {
         self.state().clients.refused += 1;
     }
 
-    /// Ready when clients were accepted or have sent something. Returns the keys of the latter.
+    /// Polls until clients have been accepted or have sent something. Returns the keys of those that have sent
+    /// something.
     fn poll_ready(&self, socket: &TcpListener, cx: &mut Context<'_>) -> Poll<Vec<u64>> {
         let clients = &mut self.state().clients;
         let ready = clients.streams().filter(|(_, stream)| stream.is_ready(cx));
@@ -277,7 +280,8 @@ impl Served {
         if ready.is_empty() && accepted.is_pending() { Poll::Pending } else { Poll::Ready(ready) }
     }
 
-    /// Receives what clients have sent, and ends those whose time is over. Returns those that need a queue pair now.
+    /// Receives what clients have sent, and drops clients that have timed out. Returns the clients that now need a
+    /// queue pair.
     fn step(&self, ready: &[u64]) -> Vec<Hello<ClientSocket, Connection>> {
         let clients = &mut self.state().clients;
         clients.check(ready);
@@ -286,7 +290,7 @@ impl Served {
         hellos
     }
 
-    /// Creates a queue pair for a client, which may take time.
+    /// Creates a queue pair for a client. This may take long.
     fn answer(&self, hello: Hello<ClientSocket, Connection>) {
         let make_room = || self.state().clients.make_room(&hello, Instant::now());
         let make = || self.maker.make(hello.stream_addresses(), hello.endpoint(), make_room);
@@ -297,14 +301,14 @@ impl Served {
         }
     }
 
-    /// Wakes the program that waits in `accept`, if there is a client or an error for it.
+    /// Wakes a program that waits in `accept`, if there is a client or an error for it.
     fn notify_news(&self) {
         if self.state().clients.has_news() {
             self.news.notify_one();
         }
     }
 
-    /// Turns away the clients that were not accepted.
+    /// Turns away the clients that have not been accepted.
     fn end(&self) {
         let mut state = self.state();
         state.has_ended = true;
@@ -317,10 +321,10 @@ impl Served {
 /// Serves the clients until the listener is dropped.
 async fn serve(shared: &Arc<Served>, socket: &TcpListener) {
     loop {
-        // Clients that keep coming must not keep other tasks from running.
+        // A steady flow of clients must not starve other tasks.
         tokio::task::coop::consume_budget().await;
         let next_end = shared.state().clients.next_end(Instant::now());
-        // There are more streams than a task may poll in one turn.
+        // There are more streams than tokio's budget allows a task to poll in one turn.
         let ready = tokio::task::unconstrained(poll_fn(|cx| shared.poll_ready(socket, cx)));
         let ready = tokio::select! {
             ready = ready => ready,

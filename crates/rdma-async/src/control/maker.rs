@@ -7,7 +7,7 @@ use crate::connection::Connection;
 use crate::driver::Driver;
 use crate::prepared::PreparedConnection;
 
-/// Makes connections of a driver.
+/// Makes connections for a driver.
 #[derive(Debug)]
 pub(super) struct Maker {
     pub(super) driver: Driver,

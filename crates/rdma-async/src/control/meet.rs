@@ -1,4 +1,4 @@
-//! Agreement of two ends on further connections, on the next queue pair of a connection, and on its end.
+//! Negotiation of additional connections, of a connection's next queue pair, and of its end.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::ledger::Ledger;
 use crate::ledger::entry::ConnectionEntry;
 use crate::prepared::prepare;
 
-/// The maker of the next queue pair of a connection.
+/// Makes the next queue pair of a connection.
 #[derive(Debug)]
 struct Again {
     ledger: Arc<Ledger>,
@@ -56,24 +56,24 @@ impl MakeEnds for Again {
 }
 
 impl Connection {
-    /// Ends the queue pair, if it has not ended, and agrees with the peer on another one. The program of the peer makes
+    /// Ends the queue pair if it has not ended yet, and agrees with the peer on another one. The peer's program makes
     /// the same call. This value and all clones continue with a higher [`epoch`](Self::epoch), which is the same at
     /// both ends.
     ///
-    /// No operation is repeated: outstanding operations have failed, and the program posts its receives again. A failed
-    /// operation keeps its slot until it is awaited or dropped: do that first. An operation that waits for a slot may
-    /// get one of the new queue pair. Messages that have [arrived for dropped receives](Self::take_unclaimed) are kept.
-    /// The domain and all options stay the same. If the future is dropped before it is ready, the connection stays
-    /// closed at both ends.
+    /// No operation is repeated: outstanding operations fail, and the program has to repost its receives. A failed
+    /// operation keeps its slot until it is awaited or dropped, so do that first. An operation that waits for a slot
+    /// may get one of the new queue pair. Messages that have [arrived for dropped receives](Self::take_unclaimed) are
+    /// kept. The domain and all options stay the same. If the future is dropped early, the connection stays closed at
+    /// both ends.
     ///
     /// # Errors
-    /// [`ConnectError::NoControl`] if it was not made [by an address](Driver::connect) with a peer of this crate;
-    /// [`ConnectError::Timeout`] if the peer does not do the same within the
+    /// [`ConnectError::NoControl`] if the connection was not made [by address](Driver::connect) with a peer of this
+    /// crate; [`ConnectError::Timeout`] if the peer does not make the same call within the
     /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout) of this end; [`ConnectError::Closed`] if
-    /// it has gone: connect again; [`ConnectError::NumberTaken`] if another task does this now;
-    /// [`ConnectError::Busy`] if the client already makes 64 queue pairs by this control connection, the most that
-    /// the server remembers; [`ConnectError::Verbs`] if a queue pair cannot be destroyed, made, or connected;
-    /// [`ConnectError::Io`] if the connection was closed meanwhile, or the completion queue has failed.
+    /// the peer is gone: connect again; [`ConnectError::NumberTaken`] if another task is already reconnecting;
+    /// [`ConnectError::Busy`] if the client is already making 64 queue pairs over this control connection, the most
+    /// that the server remembers; [`ConnectError::Verbs`] if a queue pair cannot be destroyed, created, or connected;
+    /// [`ConnectError::Io`] if the connection was closed in the meantime, or the completion queue failed.
     ///
     /// # Examples
     /// ```
@@ -108,9 +108,9 @@ impl Connection {
         let member = inner.member().ok_or(ConnectError::NoControl)?;
         let (shared, number) = (&*member.shared, member.number);
         let mut meeting = Meeting::begin(shared, number, true)?;
-        // Noted before the queue pair ends, so that a close from now on takes effect.
+        // Set before the queue pair ends, so that any later close takes effect.
         inner.look(ConnectionEntry::await_another);
-        // Another thread may be about to destroy the queue pair, and the provider may refuse to.
+        // Another thread may be about to destroy the queue pair, and the provider may refuse to destroy it.
         while !inner.look(|entry| entry.is_gone()) {
             inner.ledger.close_if(inner.entry, CloseReason::Asked, |_| true)?;
             inner.until(|entry| (!entry.is_ending()).then_some(())).await;
@@ -129,17 +129,17 @@ impl Connection {
         Ok(epoch)
     }
 
-    /// Agrees with the peer on a further connection, with its own queue pair, through the control connection of this
-    /// one. The program of the peer makes the same call with the same number, which is not 0. Each passes its own
-    /// options, so domain, port and rights may differ from those of this connection. They are the options of a queue
-    /// pair: by default, the peer has no rights.
+    /// Agrees with the peer on an additional connection, which has its own queue pair but shares the control connection
+    /// of this one. The peer's program makes the same call with the same number, which must not be 0. Each end passes
+    /// its own options, so domain, port and rights may differ from those of this connection. They are queue pair
+    /// options, and by default give the peer no rights.
     ///
-    /// The control connection lives until the last of its connections is dropped. When the other end has gone, all of
-    /// them end. If the future is dropped before it is ready, no connection is made, or it is closed at once.
+    /// The control connection lives until the last of its connections is dropped. When the other end is gone, all of
+    /// them end. If the future is dropped early, no connection is made, or the new connection is closed at once.
     ///
     /// # Errors
-    /// Same errors as [`reconnect`](Self::reconnect); [`ConnectError::NumberTaken`] for the number of an existing
-    /// connection; [`ConnectError::Verbs`] with an error of [`Driver::prepare`].
+    /// Same errors as [`reconnect`](Self::reconnect); [`ConnectError::NumberTaken`] if a connection has this number;
+    /// [`ConnectError::Verbs`] with an error of [`Driver::prepare`].
     ///
     /// # Examples
     /// ```
@@ -199,23 +199,23 @@ impl Connection {
         Ok(further)
     }
 
-    /// Ends the connection after all requests of the send queue have completed and the peer has ended its end, too. The
-    /// peer is notified, and ends as soon as its own send queue has completed. So no message of either end of a
-    /// reliable connection is lost, if the other end lives and has posted receives for it. Other operations of the peer
-    /// fail with [`CloseReason::Disconnected`].
+    /// Ends the connection once all requests of the send queue have completed and the peer has ended its end. The peer
+    /// is notified, and ends its end as soon as its own send queue has completed. So a reliable connection loses no
+    /// message of either end, provided that the other end is alive and has posted receives for the messages. Other
+    /// operations of the peer fail with [`CloseReason::Disconnected`].
     ///
-    /// From now on all other operations fail with [`CloseReason::Asked`]. After `limit` the queue pair is destroyed in
-    /// any case. A connection that was made without a control connection, or with a channel, ends when its send queue
-    /// has completed. If the future is dropped before it is ready, the connection accepts no further operations. It
-    /// then stays until it is [closed](Self::close) or dropped, or the peer ends it.
+    /// From now on, all other operations fail with [`CloseReason::Asked`]. After `limit`, the queue pair is destroyed
+    /// in any case. If the connection has no control connection, or the peer is a channel, it ends when its own send
+    /// queue has completed. If the future is dropped early, the connection accepts no further operations. It then stays
+    /// until it is [closed](Self::close) or dropped, or the peer ends it.
     ///
     /// # Errors
     /// [`ConnectError::Timeout`] if the send queue did not complete in time, or the peer did not end its end;
-    /// [`ConnectError::Io`] if a request of the send queue has failed, or was outstanding when the connection ended,
-    /// even before this call; [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
+    /// [`ConnectError::Io`] if a request of the send queue failed, or was outstanding when the connection ended, even
+    /// before this call; [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with time (`enable_time`).
+    /// If this is not called within a tokio runtime with time (`enable_time`).
     ///
     /// # Examples
     /// ```
@@ -242,8 +242,8 @@ impl Connection {
         self.disconnect_with(b"", limit).await
     }
 
-    /// Ends the connection like [`disconnect`](Self::disconnect), and gives the peer's program a reason of at most 64
-    /// bytes, which its [`disconnect_reason`](Self::disconnect_reason) returns.
+    /// Ends the connection like [`disconnect`](Self::disconnect), and sends the peer's program a reason of at most 64
+    /// bytes. Its [`disconnect_reason`](Self::disconnect_reason) returns the reason.
     ///
     /// # Errors
     /// Same errors as [`disconnect`](Self::disconnect), and [`ConnectError::ReasonTooLong`], which leaves the
@@ -286,7 +286,7 @@ impl Connection {
     }
 
     async fn end_with(&self, farewell: Farewell, limit: Duration) -> Result<(), ConnectError> {
-        // Detects a runtime without time before anything has changed.
+        // Panics here in a runtime without time, before anything has changed.
         drop(tokio::time::sleep(Duration::ZERO));
         let inner = self.inner();
         let epoch = inner.look(|entry| {
@@ -301,7 +301,7 @@ impl Connection {
         let over = async {
             let has_lost = inner.until(|entry| {
                 let is_over = entry.is_drained() || entry.is_gone();
-                // Another task may have connected another queue pair before this one was seen to end.
+                // Another task may have connected the next queue pair before this task saw this one end.
                 (is_over || entry.epoch != epoch).then(|| entry.has_lost() || entry.epoch != epoch)
             });
             let has_lost = has_lost.await;
@@ -331,8 +331,8 @@ impl Connection {
 }
 
 impl Connection {
-    /// The reason that the peer's program has [disconnected](Self::disconnect_with) with; empty if it gave none. `None`
-    /// if it has not disconnected; see [`closed`](Self::closed) for the reason of this end.
+    /// Returns the reason with which the peer's program [disconnected](Self::disconnect_with), empty if it gave none.
+    /// Returns `None` if the peer has not disconnected; [`closed`](Self::closed) then has this end's reason.
     #[must_use]
     pub fn disconnect_reason(&self) -> Option<Box<[u8]>> {
         let epoch = self.epoch();
@@ -340,7 +340,7 @@ impl Connection {
     }
 }
 
-/// Limits the future to the time limit of the control connection.
+/// Applies the control connection's time limit to the future.
 async fn within<T>(
     shared: &Shared,
     call: &str,
@@ -356,7 +356,7 @@ async fn within<T>(
     })
 }
 
-/// Agrees with the other end on a queue pair. Returns it connected, with its epoch.
+/// Agrees with the other end on a queue pair. Returns the connected queue pair with its epoch.
 async fn meet<M>(
     meeting: &mut Meeting<'_>,
     shared: &Shared,
@@ -375,7 +375,7 @@ where
             if let Met::Yes(peer) = meeting.answered(epoch).await? {
                 let with = Arc::clone(&maker);
                 let end = blocking(move || Ok(with.connect(prepared, peer)?)).await?;
-                // Connecting takes time: the other end may have given up.
+                // Connecting takes time, and the other end may have given up in the meantime.
                 if !meeting.is_withdrawn(epoch) {
                     meeting.enter(epoch, qp);
                     return Ok((epoch, end));
@@ -388,14 +388,14 @@ where
                 Ok((with.connect(prepared, peer)?, endpoint))
             };
             let (end, endpoint) = blocking(connect).await?;
-            // The client may lend memory as soon as it has this.
+            // The client may lend memory as soon as it receives the answer.
             meeting.enter(epoch, qp);
             meeting.send(epoch, &Frame::Answer(Box::new(endpoint)));
             if let Met::Yes(()) = meeting.ready(epoch).await? {
                 return Ok((epoch, end));
             }
         }
-        // The other end starts again.
+        // The other end has withdrawn its offer and starts again.
         meeting.forget();
     }
 }
@@ -407,10 +407,10 @@ fn made<T>(made: Result<T, NoEnd>) -> Result<T, ConnectError> {
     })
 }
 
-/// Runs a call of the device on another thread, because it may take time.
+/// Calls the device on another thread, because the call may take long.
 ///
 /// # Errors
-/// The errors of the call; an error if the runtime ends.
+/// The errors of the call, or an error if the runtime shuts down.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
 ) -> Result<T, ConnectError> {

@@ -1,4 +1,4 @@
-//! The negotiation of a queue pair by both ends of a control connection.
+//! The negotiation of a queue pair between the two ends of a control connection.
 
 use rdma_connect::ConnectError;
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
@@ -6,16 +6,16 @@ use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 use super::frame::Frame;
 use super::shared::{Lane, MOST_STRANGERS, Shared};
 
-/// A queue pair that is being negotiated with the other end. If it is dropped, the other end is notified that there
-/// will be none.
+/// A queue pair that is being negotiated with the other end. Dropping this notifies the other end that the negotiation
+/// has failed.
 pub(super) struct Meeting<'s> {
     shared: &'s Shared,
     number: u32,
     /// Whether the queue pair is for an existing connection.
     is_here: bool,
-    /// The epoch of the last frame that was sent about it.
+    /// The epoch of the last frame sent in this negotiation.
     epoch: Option<u32>,
-    /// The epoch that the peer may lend memory to, while the queue pair is not connected at both ends.
+    /// The epoch to which the peer may lend memory, while the queue pair is not connected at both ends.
     entered: Option<u32>,
 }
 
@@ -30,8 +30,8 @@ impl<'s> Meeting<'s> {
     /// Starts a negotiation, for an existing connection or a new one.
     ///
     /// # Errors
-    /// [`ConnectError::NoControl`], [`ConnectError::NumberTaken`], and [`ConnectError::Busy`] if this end already
-    /// negotiates as many as the other one remembers.
+    /// [`ConnectError::NoControl`], [`ConnectError::NumberTaken`], and [`ConnectError::Busy`] if this end already has
+    /// as many negotiations as the other end remembers.
     pub(super) fn begin(
         shared: &'s Shared,
         number: u32,
@@ -61,7 +61,7 @@ impl<'s> Meeting<'s> {
         let mut state = self.shared.state();
         state.newest += 1;
         let epoch = state.newest;
-        // Sent under the same lock: the server receives epochs in order.
+        // Sent under the same lock, so that the server receives epochs in order.
         self.shared.send(self.number, epoch, &Frame::Offer(Box::new(endpoint)));
         drop(state);
         self.epoch = Some(epoch);
@@ -87,7 +87,7 @@ impl<'s> Meeting<'s> {
         self.shared.until(self.number, look).await
     }
 
-    /// Returns true if the other end has given up.
+    /// Returns true if the other end has given up on this epoch.
     pub(super) fn is_withdrawn(&self, epoch: u32) -> bool {
         let state = self.shared.state();
         state.lanes.get(&self.number).is_some_and(|lane| lane.withdrawn >= Some(epoch))
@@ -97,7 +97,7 @@ impl<'s> Meeting<'s> {
     pub(super) async fn offered(&mut self) -> Result<(u32, QueuePairEndpoint), ConnectError> {
         let look = |lane: &mut Lane| lane.endpoint.take();
         let (epoch, endpoint) = self.shared.until(self.number, look).await?;
-        // From now on the client is notified if this fails.
+        // From now on, the client is notified if the negotiation fails.
         self.epoch = Some(epoch);
         Ok((epoch, *endpoint))
     }
@@ -138,7 +138,7 @@ impl<'s> Meeting<'s> {
         }
     }
 
-    /// Completes the negotiation: the queue pair is connected.
+    /// Completes the negotiation once the queue pair is connected.
     pub(super) fn done(mut self, epoch: u32) {
         if self.shared.is_client {
             self.send(epoch, &Frame::Ready);
@@ -161,7 +161,7 @@ impl Drop for Meeting<'_> {
             }
         }
         state.forget_unknown(self.number);
-        // Sent under the same lock: the server receives it before the next offer.
+        // Sent under the same lock, so that the server receives it before the next offer.
         if let Some(epoch) = self.epoch {
             self.shared.send(self.number, epoch, &Frame::Ended);
         }

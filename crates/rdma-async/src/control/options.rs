@@ -1,4 +1,4 @@
-//! The options of connections that are made by an address.
+//! The options of connections that are made by address.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use rdma_qp::{QueuePair, QueuePairBuilder};
 
 use crate::lease::limits::LeaseLimits;
 
-/// The options of connections that are made by an address: all options of the queue pair, and those of the control
-/// connection. Both ends use this type: [`Driver::connect`](crate::Driver::connect), and
+/// The options of connections that are made by address: all options of the queue pair, plus the options of the control
+/// connection. Both ends use this type: [`Driver::connect`](crate::Driver::connect) for one connection, and
 /// [`Driver::listen`](crate::Driver::listen) for all clients.
 ///
 /// # Examples
@@ -44,33 +44,34 @@ pub struct ConnectionOptions {
 }
 
 impl ConnectionOptions {
-    /// The options of a channel: a reliable connection whose peer may read and write. It retries without limit while
-    /// the peer has posted no receive.
+    /// Returns the options that channels use: a reliable connection whose peer may read and write. A send is retried
+    /// without limit while the peer has no receive posted.
     pub fn new(pd: &ProtectionDomain) -> Self {
         let access = AccessFlags::new().with_remote_read().with_remote_write();
         QueuePair::builder(pd).access(access).into()
     }
 
-    /// Sets bytes for the other end, at most 1,024. The server's program [reads](crate::Incoming::user_bytes) those
-    /// of a client before it accepts; [`accept`](crate::Listener::accept) sends those of a listener. Default: none.
+    /// Sets the bytes to send to the other end, at most 1,024. The server's program
+    /// [reads](crate::Incoming::user_bytes) a client's bytes before it accepts the client.
+    /// [`accept`](crate::Listener::accept) sends the listener's bytes. Default: none.
     pub fn user_bytes(mut self, user_bytes: &[u8]) -> Self {
         self.user_bytes = user_bytes.into();
         self
     }
 
-    /// Sets the time limit of connecting: for a client all of [`connect`](crate::Driver::connect) except looking up
-    /// the name, for a listener the part of each client. The peer has the same time to answer
+    /// Sets the time limit for connecting. On a client, it covers all of [`connect`](crate::Driver::connect) except
+    /// name lookup; on a listener, it applies to each client. It is also how long the peer has to answer
     /// [`reconnect`](crate::Connection::reconnect), [`connect_additional`](crate::Connection::connect_additional),
     /// [`borrow`](crate::Connection::borrow) and [`receive_lease`](crate::Connection::receive_lease). Default: 10
-    /// seconds. [`Duration::MAX`] is no limit.
+    /// seconds. [`Duration::MAX`] means no limit.
     pub const fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.rendezvous_timeout = timeout;
         self
     }
 
     /// Sets the time after which a silent machine counts as gone. TCP probes it four times in that time
-    /// (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but at most once per second. Default: 30 seconds. The end of the peer's
-    /// process is noticed at once.
+    /// (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but at most once per second. Default: 30 seconds. If only the peer's
+    /// process ends, this end notices at once.
     #[doc(alias("TCP_USER_TIMEOUT", "SO_KEEPALIVE"))]
     pub const fn peer_timeout(mut self, limit: Duration) -> Self {
         self.peer_timeout = limit;
@@ -79,8 +80,8 @@ impl ConnectionOptions {
 
     /// Sets the interval at which the peer's program must answer on the control connection. After three missed answers,
     /// the connection ends with [`CloseReason::Silent`](crate::CloseReason::Silent). This detects a program that hangs,
-    /// for example in a debugger, or with a blocked runtime. Default: never. A channel at the other end does not
-    /// answer, and is not checked.
+    /// for example in a debugger or with a blocked runtime. Default: never. A channel at the other end does not answer,
+    /// so it is not checked.
     pub const fn heartbeat(mut self, every: Duration) -> Self {
         self.heartbeat = Some(every);
         self
@@ -88,23 +89,24 @@ impl ConnectionOptions {
 
     /// Sets the time limit of operations that are awaited without their own limit, as if by
     /// [`within`](crate::Op::within). It applies to operations of the connection, of its [additional
-    /// ones](crate::Connection::connect_additional), and of [borrowed memory](crate::RemoteRegion). Default: none.
+    /// connections](crate::Connection::connect_additional), and on [borrowed memory](crate::RemoteRegion). Default:
+    /// none.
     ///
-    /// An operation that was [posted](crate::Op::post) before it is awaited has no limit, so a receive may be posted
-    /// long before its message.
+    /// An operation that was [posted](crate::Op::post) before it is awaited has no limit, so a receive can be posted
+    /// long before its message arrives.
     pub const fn operation_timeout(mut self, limit: Duration) -> Self {
         self.operation_timeout = Some(limit);
         self
     }
 
-    /// Sets the limits of the memory that the peer may [borrow](crate::Connection::borrow). Default: nothing.
+    /// Sets the limits of the memory that the peer may [borrow](crate::Connection::borrow). Default: no memory.
     pub fn lease_limits(mut self, limits: LeaseLimits) -> Self {
         self.lease_limits = Some(limits);
         self
     }
 
-    /// Sets the time that must be left of a lease to post an operation on [borrowed memory](crate::RemoteRegion). It
-    /// allows for the time that a request takes to arrive. Default: 1 ms.
+    /// Sets how much time a lease must have left for an operation on [borrowed memory](crate::RemoteRegion) to be
+    /// posted. It allows for the time that a request takes to reach the peer. Default: 1 ms.
     pub const fn lease_margin(mut self, margin: Duration) -> Self {
         self.lease_margin = margin;
         self
@@ -115,7 +117,7 @@ impl ConnectionOptions {
     }
 }
 
-/// Options of a queue pair. If they set no rights of the peer, it has none, unlike with [`ConnectionOptions::new`].
+/// Options of a queue pair. Unlike with [`ConnectionOptions::new`], the peer has no rights unless the options set them.
 impl From<QueuePairBuilder<'static>> for ConnectionOptions {
     fn from(qp: QueuePairBuilder<'static>) -> Self {
         Self {

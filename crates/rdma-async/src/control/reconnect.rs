@@ -1,4 +1,4 @@
-//! Reconnecting by a policy: after a port was down, or while the peer is not ready.
+//! Repeated attempts to reconnect, after a port was down or while the peer is not ready.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub struct ReconnectPolicy {
 }
 
 impl ReconnectPolicy {
-    /// Returns a policy with 5 attempts, pauses from 100 ms to 5 s, and 60 s for the port before each attempt.
+    /// Returns a policy with 5 attempts, pauses from 100 ms to 5 s, and 60 s per attempt to wait for the port.
     pub const fn new() -> Self {
         Self {
             attempts: 5,
@@ -50,7 +50,7 @@ impl ReconnectPolicy {
         self
     }
 
-    /// Sets the pause after the first failed attempt, and the longest one. Each pause is twice as long as the one
+    /// Sets the pause after the first failed attempt, and the longest pause. Each pause is twice as long as the one
     /// before. Default: 100 ms and 5 s.
     pub const fn pauses(mut self, first: Duration, longest: Duration) -> Self {
         self.first_pause = first;
@@ -58,7 +58,7 @@ impl ReconnectPolicy {
         self
     }
 
-    /// Sets the time limit of each attempt for a port to become active. Default: 60 s. [`Duration::MAX`] is no limit.
+    /// Sets how long each attempt waits for a port to become active. Default: 60 s. [`Duration::MAX`] means no limit.
     pub const fn port_timeout(mut self, limit: Duration) -> Self {
         self.port_timeout = limit;
         self
@@ -72,20 +72,21 @@ impl Default for ReconnectPolicy {
 }
 
 impl Connection {
-    /// Calls [`reconnect`](Self::reconnect) until it succeeds or the policy gives up. The program of the peer makes the
-    /// same call, or calls `reconnect`.
+    /// Calls [`reconnect`](Self::reconnect) until it succeeds or the policy gives up. The peer's program makes the same
+    /// call, or calls `reconnect`.
     ///
-    /// Each attempt first waits until the port of the connection is active (`PORT_ACTIVE`), or any port if its options
-    /// name none. It reads the GID table again, whose entries may change while a port is down. Attempts are repeated
+    /// Each attempt first waits until the connection's port is active (`PORT_ACTIVE`), or any port if its options name
+    /// none. It then rereads the GID table, because its entries may change while a port is down. An attempt is repeated
     /// if no port is active, no GID fits, a verb fails temporarily, or the peer does not answer within its
-    /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout). The last error is returned.
+    /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout). If all attempts fail, the last error is
+    /// returned.
     ///
     /// # Errors
     /// Same errors as [`reconnect`](Self::reconnect), and [`ConnectError::Verbs`] with
-    /// [`NoActivePort`](rdma_qp::Error::NoActivePort), which has the state of each port.
+    /// [`NoActivePort`](rdma_qp::Error::NoActivePort), which contains the state of each port.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with time (`enable_time`).
+    /// If this is not called within a tokio runtime with time (`enable_time`).
     ///
     /// # Examples
     /// ```
@@ -136,7 +137,7 @@ impl Connection {
         let member = inner.member().ok_or(ConnectError::NoControl)?;
         let (context, port) = (inner.pd.context(), member.qp.fixed_port());
         let failed = |source| ConnectError::Io { tried: "waiting for the port".into(), source };
-        // Created before the first check, so that no later event is lost.
+        // Created before the first check, so that no event after it is missed.
         let mut events = Driver(inner.driver.clone()).events().map_err(failed)?;
         let active = async {
             while states(context, port)?.iter().all(|&state| !is_active(state)) {
@@ -154,7 +155,7 @@ impl Connection {
     }
 }
 
-/// The state of this port, or of every port.
+/// Returns the state of this port, or of every port.
 fn states(context: &Context, port: Option<u8>) -> Result<Vec<PortState>, ConnectError> {
     let ports = match port {
         Some(port) => port..=port,
@@ -167,7 +168,8 @@ const fn is_active(state: PortState) -> bool {
     matches!(state, PortState::ACTIVE | PortState::ACTIVE_DEFER)
 }
 
-/// Returns true if another attempt may succeed: ports, GIDs and the peer may recover by themselves.
+/// Returns true if another attempt may succeed, because ports, GIDs and the peer may recover without the program's
+/// help.
 fn is_temporary(error: &ConnectError) -> bool {
     match error {
         ConnectError::Timeout { .. } | ConnectError::Busy(_) => true,

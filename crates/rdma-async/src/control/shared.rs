@@ -1,5 +1,5 @@
-//! State that the connections of one control connection share: the connections, frames from the other end, and frames
-//! that are still to be sent.
+//! State shared by the connections of one control connection: the connections themselves, received frames, and frames
+//! that have not been sent yet.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,16 +23,16 @@ use crate::ledger::entry::ConnectionEntry;
 use crate::link::{Inner, Seat};
 use crate::sync::until;
 
-/// Connections that the other end may offer before this end asks for them.
+/// The maximum number of connections that the other end may offer before this end makes the same call.
 pub(super) const MOST_STRANGERS: usize = 64;
 
 /// One connection of a control connection.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) shared: Arc<Shared>,
-    /// The connection's number; 0 for the one that was made by an address.
+    /// The connection's number, or 0 if it was made by address.
     pub(crate) number: u32,
-    /// The options of its queue pair, for the next one.
+    /// The options of its queue pair, from which the next one is created.
     pub(crate) qp: QueuePairBuilder<'static>,
     pub(super) task: Arc<Task>,
 }
@@ -43,12 +43,12 @@ impl Member {
         self.shared.leave(self.number, epoch, reason);
     }
 
-    /// Notifies the other end that the program ends the connection, and why.
+    /// Notifies the other end that the program ends the connection, with the reason.
     pub(super) fn send_farewell(&self, epoch: u32, farewell: Farewell) {
         self.shared.send_farewell(self.number, epoch, farewell);
     }
 
-    /// Returns the reason why the other end has gone, as far as the stream shows it now.
+    /// Returns the reason if the stream now shows that the other end is gone.
     pub(crate) fn gone(&self, epoch: u32) -> Option<CloseReason> {
         self.shared.gone(self.number, epoch)
     }
@@ -58,8 +58,8 @@ impl Member {
         self.shared.farewell(self.number, epoch)
     }
 
-    /// Notifies the other end that this end has nothing more to send on the queue pair of that epoch. Waits until the
-    /// other end has ended it.
+    /// Notifies the other end that this end will send nothing more on the queue pair of this epoch. Waits until the
+    /// other end has ended the queue pair.
     pub(super) async fn finish(&self, epoch: u32) {
         self.shared.send(self.number, epoch, &Frame::Finish);
         self.shared.until_ended(self.number, epoch).await;
@@ -83,7 +83,7 @@ pub(crate) struct Shared {
     pub(super) out: Arc<Outbox>,
     /// Notifies all waiters when a frame arrives.
     pub(super) changed: Notify,
-    /// Notified when the last connection has left.
+    /// Notified when the last connection leaves.
     pub(super) left: Notify,
     /// The address of the other end.
     pub(super) address: SocketAddr,
@@ -91,17 +91,17 @@ pub(crate) struct Shared {
     pub(super) is_client: bool,
     /// Whether the other end reads frames. A channel does not.
     pub(crate) talks: bool,
-    /// The time limit for connecting a queue pair, and for the peer's answer.
+    /// The time limit for connecting a queue pair, which includes the peer's answer.
     pub(crate) limit: Duration,
-    /// The time limit of operations that have none of their own.
+    /// The time limit of operations without their own limit.
     pub(crate) operation_timeout: Option<Duration>,
-    /// Memory that is lent and borrowed.
+    /// Memory that this end lends and borrows.
     pub(crate) leases: Arc<Leases>,
     /// The stream, while its task owns it.
     pub(super) to_look_at: Weak<TcpStream>,
-    /// The time after which a silent stream ends.
+    /// The time limit for silence on the stream.
     pub(super) silence: Duration,
-    /// The process that made this: in a forked child no thread may be left to unlock it.
+    /// The process that created this. In a forked child, the thread that holds the lock may not exist.
     process: u32,
 }
 
@@ -109,15 +109,15 @@ pub(crate) struct Shared {
 #[derive(Default)]
 pub(super) struct StreamState {
     pub(super) lanes: BTreeMap<u32, Lane>,
-    /// The newest epoch that was offered.
+    /// The newest epoch that has been offered.
     pub(super) newest: u32,
-    /// Whether to ask the other end for a sign of life.
+    /// Whether to request a sign of life from the other end.
     owes_beat: bool,
-    /// Whether the other end has asked for a sign of life.
+    /// Whether the other end has requested a sign of life.
     owes_alive: bool,
-    /// The reason why the stream is closed.
+    /// The reason why the stream is closed, if it is.
     over: Option<CloseReason>,
-    /// The last farewell that this end has sent.
+    /// The last farewell that this end sent.
     farewell: Option<Farewell>,
 }
 
@@ -126,31 +126,31 @@ pub(super) struct StreamState {
 pub(super) struct Lane {
     /// This end's connection, if there is one.
     pub(super) here: Option<Seat>,
-    /// Whether a queue pair for it is being made.
+    /// Whether a queue pair for this connection is being made.
     pub(super) is_meeting: bool,
-    /// The endpoint that the client has offered, or the server has answered with.
+    /// The epoch and endpoint of the client's offer, or of the server's answer.
     pub(super) endpoint: Option<(u32, Box<QueuePairEndpoint>)>,
-    /// The epoch of the queue pair that is ready at the client.
+    /// The epoch of the queue pair that the client has connected.
     pub(super) ready: Option<u32>,
     /// The newest epoch of a [`Frame::Ended`] that this end has sent.
     ended_sent: Option<u32>,
     /// The newest epoch of a [`Frame::Farewell`] that this end has sent.
     farewell_sent: Option<u32>,
-    /// The epoch and the reason of the other end's farewell: its program ends the connection.
+    /// The other end's farewell, with its epoch: the peer's program ends the connection.
     farewell: Option<(u32, Farewell)>,
     /// The newest epoch that has ended at the other end, or will never begin there.
     pub(super) withdrawn: Option<u32>,
-    /// The newest epoch on which the other end has nothing more to send, and waits for this end.
+    /// The newest epoch on which the other end will send nothing more, and waits for this end.
     finished: Option<u32>,
 }
 
 impl Lane {
-    /// Returns the farewell of the other end for the queue pair of that epoch.
+    /// Returns the other end's farewell for the queue pair of this epoch.
     fn farewell(&self, epoch: u32) -> Option<Farewell> {
         self.farewell.filter(|(of, _)| *of == epoch).map(|(_, farewell)| farewell)
     }
 
-    /// Returns the reason for the end of the queue pair of that epoch, after the other end or the stream has ended it.
+    /// Returns why the queue pair of this epoch has ended, after the other end or the stream has ended it.
     fn gone(&self, epoch: u32, over: Option<CloseReason>) -> CloseReason {
         if self.farewell(epoch).is_some() || self.finished == Some(epoch) {
             return CloseReason::Disconnected;
@@ -160,7 +160,7 @@ impl Lane {
 }
 
 impl StreamState {
-    /// Forgets a connection that neither end has or is making.
+    /// Forgets the connection if neither end has it or is making it.
     pub(super) fn forget_unknown(&mut self, number: u32) {
         let is_unknown =
             |lane: &Lane| lane.here.is_none() && !lane.is_meeting && lane.endpoint.is_none();
@@ -209,7 +209,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes all waiters, which check their condition again.
+    /// Wakes all waiters, which recheck their conditions.
     fn notify_waiters(&self) {
         apart(|| self.changed.notify_waiters());
     }
@@ -223,7 +223,7 @@ impl Shared {
             self.leases.enter(number, epoch, &connection.pd, member.qp.granted());
         }
         self.state().lanes.entry(number).or_default().here = Some(seat.clone());
-        // Frames about it may have arrived before, and it may have ended.
+        // Frames about the connection may have arrived earlier, and it may have ended.
         self.settle(number, &seat);
         self.out.to_send.notify_one();
     }
@@ -232,11 +232,11 @@ impl Shared {
         if reason.is_none_or(is_of_program) {
             self.send_farewell(number, epoch, Farewell::PLAIN);
         }
-        // Done while no other connection can have the number.
+        // Called while no other connection can use the number.
         self.leases.leave(number);
         let mut state = self.state();
         let Some(lane) = state.lanes.get_mut(&number) else { return };
-        // A future that was reconnecting it was forgotten, so it will not reset this.
+        // A future that was reconnecting it has been forgotten (`mem::forget`), and will not reset this.
         (lane.here, lane.is_meeting) = (None, false);
         let ended_sent = lane.ended_sent.max(lane.withdrawn) >= Some(epoch);
         state.forget_unknown(number);
@@ -251,7 +251,7 @@ impl Shared {
         self.out.write(|bytes| frame.write(number, epoch, bytes));
     }
 
-    /// Sends the program's farewell for a connection, once.
+    /// Sends the program's farewell for a connection, at most once.
     fn send_farewell(&self, number: u32, epoch: u32, farewell: Farewell) {
         let mut state = self.state();
         let lane = state.lanes.get_mut(&number);
@@ -278,8 +278,8 @@ impl Shared {
         self.state().lanes.get(&number)?.farewell(epoch)
     }
 
-    /// Returns the reason why the other end has gone, as far as the stream shows it now. The task of the stream may not
-    /// have read that yet.
+    /// Returns the reason if the stream now shows that the other end is gone. The stream's task may not have read this
+    /// yet.
     fn gone(&self, number: u32, epoch: u32) -> Option<CloseReason> {
         let state = self.state();
         let lane = state.lanes.get(&number)?;
@@ -297,12 +297,13 @@ impl Shared {
         }
     }
 
-    /// Returns the farewell to send to a channel at the end of the stream, if the program has ended the connection.
+    /// Returns the farewell to send to a channel before the stream ends, if the program has ended the connection.
     pub(super) fn final_farewell(&self) -> Option<Farewell> {
         self.state().farewell
     }
 
-    /// Takes the bytes to send now. Closes connections that have sent everything, and reports those that have ended.
+    /// Takes the bytes to send now. First closes connections that have sent everything, and reports those that have
+    /// ended.
     pub(super) fn take_due(&self) -> Vec<u8> {
         self.settle_all();
         let mut due = self.out.take();
@@ -325,8 +326,8 @@ impl Shared {
         }
     }
 
-    /// Ends a connection that the other end has ended, and reports one that has ended here. Both concern the queue pair
-    /// of the current epoch, which another one may replace meanwhile.
+    /// Ends a connection here if the other end has ended it, and reports a connection that has ended here. Both concern
+    /// the queue pair of the current epoch, which may be replaced in the meantime.
     fn settle(&self, number: u32, connection: &Seat) {
         let Some(epoch) = connection.look(|entry| entry.epoch) else { return };
         let (is_over, is_finished, gone) = {
@@ -341,7 +342,7 @@ impl Shared {
                 entry.epoch == epoch && !entry.is_gone() && !entry.has_refused()
             });
         } else if is_finished {
-            // Stop only once: each stop causes this to run again.
+            // Stops only once, because each stop triggers another call of this function.
             connection.stop_if(gone, |entry| entry.epoch == epoch && !entry.is_draining());
             self.leases.notify_all();
             connection.end_if(gone, |entry| {
@@ -360,7 +361,7 @@ impl Shared {
         }
     }
 
-    /// Notifies the other end that the queue pair of that epoch has ended, once, unless the other end has ended it.
+    /// Notifies the other end once that the queue pair of this epoch has ended, unless the other end has ended it.
     fn note_end(&self, number: u32, epoch: u32) {
         self.leases.end_of(number, epoch);
         let mut state = self.state();
@@ -374,23 +375,23 @@ impl Shared {
         self.notify_waiters();
     }
 
-    /// Returns true if all connections have ended. The end of the stream then notifies a channel.
+    /// Returns true if all connections have ended. A channel at the other end learns this from the end of the stream.
     pub(super) fn has_ended(&self) -> bool {
         let state = self.state();
         state.lanes.values().all(|lane| lane.ended_sent.is_some())
     }
 
-    /// Returns the connections that this end has, with their numbers.
+    /// Returns this end's connections with their numbers.
     fn connections(&self) -> Vec<(u32, Seat)> {
         let state = self.state();
         let lanes = state.lanes.iter();
         lanes.filter_map(|(&number, lane)| Some((number, lane.here.clone()?))).collect()
     }
 
-    /// Handles a frame of the other end. Returns the closing of a lease that the next frame has to wait for.
+    /// Handles a frame from the other end. Returns the closing of a lease, if the next frame has to wait for it.
     ///
     /// # Errors
-    /// The reason, as text, if the other end must not send that frame now.
+    /// A description of the violation, if the other end must not send this frame now.
     pub(super) fn receive(
         &self,
         number: u32,
@@ -475,7 +476,7 @@ impl Shared {
         Ok(None)
     }
 
-    /// Ends all connections after the stream was closed.
+    /// Ends all connections after the stream has closed.
     pub(super) fn end(&self, reason: CloseReason) {
         self.state().over = Some(reason);
         for (number, connection) in self.connections() {
@@ -487,7 +488,7 @@ impl Shared {
         self.notify_waiters();
     }
 
-    /// Waits until `look` finds a value, or the stream is closed.
+    /// Waits until `look` returns a value or the stream is closed.
     pub(super) async fn until<R>(
         &self,
         number: u32,
@@ -504,22 +505,22 @@ impl Shared {
         })
     }
 
-    /// Waits until either end has ended the queue pair of that epoch.
+    /// Waits until either end has ended the queue pair of this epoch.
     pub(super) async fn until_ended(&self, number: u32, epoch: u32) {
         let ended =
             |lane: &mut Lane| (lane.ended_sent.max(lane.withdrawn) >= Some(epoch)).then_some(());
-        // The end of the stream ends the queue pair, too.
+        // The end of the stream also ends the queue pair.
         let _ = self.until(number, ended).await;
     }
 
-    /// Asks the other end for a sign of life.
+    /// Requests a sign of life from the other end.
     pub(super) fn beat(&self) {
         self.state().owes_beat = true;
         self.out.to_send.notify_one();
     }
 }
 
-/// Returns true if the program has ended the connection, and nothing has failed.
+/// Returns true if the program ended the connection without a failure.
 fn is_of_program(reason: CloseReason) -> bool {
     matches!(reason, CloseReason::Asked | CloseReason::Destroyed)
 }

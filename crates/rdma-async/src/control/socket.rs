@@ -1,4 +1,4 @@
-//! The sockets of a listener and its clients, for a tokio task to wait on.
+//! The sockets of a listener and its clients, on which a tokio task waits.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -11,17 +11,17 @@ use rustix::process::{Resource, getrlimit};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 
-/// Clients accepted at a time, before those that have sent something are served.
+/// The number of clients accepted in a row before clients that have sent something are served.
 const ACCEPTED: usize = 64;
 
-/// Clients that wait in the socket's backlog, if the kernel allows that many (`net.core.somaxconn`).
+/// The length of the socket's backlog, if the kernel allows it (`net.core.somaxconn`).
 const BACKLOG: i32 = 1024;
 
 /// Listens at the first address that works.
 pub(super) fn listen(addresses: &[SocketAddr]) -> Result<(TcpListener, SocketAddr), ConnectError> {
     listen_at_first(addresses, |address| {
         let socket = std::net::TcpListener::bind(address)?;
-        // The standard library sets a short backlog; this call increases it.
+        // The standard library sets a short backlog, which this call increases.
         rustix::net::listen(&socket, BACKLOG)?;
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
@@ -29,12 +29,12 @@ pub(super) fn listen(addresses: &[SocketAddr]) -> Result<(TcpListener, SocketAdd
     })
 }
 
-/// The limit of open files.
+/// Returns the limit of open files.
 pub(super) fn open_files() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
-/// Accepts clients while there are some, and room for them. Pending if none arrived.
+/// Accepts clients while there are any and there is room. Pending if none has arrived.
 pub(super) fn poll_accept<E>(
     clients: &mut Clients<ClientSocket, E>,
     socket: &TcpListener,
@@ -52,7 +52,7 @@ pub(super) fn poll_accept<E>(
             Poll::Pending if accepted == 0 => return Poll::Pending,
             Poll::Pending => break,
             Poll::Ready(Ok((stream, from))) => {
-                // If this fails, the only effect is a longer wait of the client.
+                // If this fails, the client only waits longer.
                 let _ = stream.set_nodelay(true);
                 let addresses = stream_addresses(stream.local_addr(), from);
                 clients.admit(ClientSocket(stream), (from, addresses), now);
@@ -74,7 +74,7 @@ impl ClientSocket {
     /// Returns true if bytes have arrived or the stream has ended. Otherwise the task is woken when that happens.
     pub(super) fn is_ready(&self, cx: &mut Context<'_>) -> bool {
         while self.0.poll_read_ready(cx).is_ready() {
-            // Bytes that were received since then keep the stream marked as ready until a call finds none.
+            // The stream stays marked as ready, even if those bytes have been received, until a call finds none.
             match self.0.try_io(Interest::READABLE, || self.peek()) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 _ => return true,
@@ -84,7 +84,7 @@ impl ClientSocket {
     }
 }
 
-/// Each call asks the kernel directly, whose state may be newer than the runtime's.
+/// Each call asks the kernel directly, because tokio's readiness may be out of date.
 impl ClientStream for ClientSocket {
     fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Ok(recv(&self.0, buffer, RecvFlags::DONTWAIT)?.0)

@@ -1,5 +1,5 @@
-//! The task that owns the stream of a control connection. It sends and receives frames, and notices that the other
-//! end has gone.
+//! The task that owns the stream of a control connection. It sends and receives frames, and notices when the other end
+//! is gone.
 
 use std::convert::Infallible;
 use std::io;
@@ -18,20 +18,20 @@ use super::frame::{Frame, HEAD, Head};
 use super::shared::{Member, Shared, Task};
 use crate::link::Inner;
 
-/// The number of beats without a sign of life after which the other end counts as gone.
+/// The number of unanswered beats after which the other end counts as gone.
 const SILENT_BEATS: u32 = 3;
-/// The number of received frames that may wait to be handled.
+/// The maximum number of received frames that wait to be handled.
 const MOST_FRAMES: usize = 64;
-/// The time after the end of the stream in which a thread may still begin to close memory.
+/// The time after the end of the stream in which a thread may still start to close memory.
 const GRACE: Duration = Duration::from_millis(20);
-/// The longest time of a timer.
+/// The longest interval of the timer.
 const LONGEST_BEAT: Duration = Duration::from_secs(1 << 30);
 
-/// Keeps the stream with the connection that was made by it. Ends the connection when the other end has closed the
-/// stream, or its machine has been silent for the time of the keep-alive.
+/// Keeps the stream open for the connection that was made over it. Ends the connection when the other end closes the
+/// stream, or when its machine is silent for the keep-alive time.
 ///
 /// # Errors
-/// [`ConnectError::Io`] if the runtime cannot wait for the stream.
+/// [`ConnectError::Io`] if the runtime cannot watch the stream.
 pub(super) fn keep(
     inner: &Arc<Inner>,
     stream: TcpStream,
@@ -40,7 +40,7 @@ pub(super) fn keep(
     (silence, beat): (Duration, Option<Duration>),
 ) -> Result<(), ConnectError> {
     notice_silence(&stream, silence);
-    // It may have been accepted by another runtime.
+    // The stream may have been accepted in another runtime.
     let stream = stream.into_std().and_then(TcpStream::from_std).map_err(|source| {
         let tried = format!("keeping the control connection to {}", shared.address);
         ConnectError::Io { tried, source }
@@ -56,7 +56,7 @@ pub(super) fn keep(
     Ok(())
 }
 
-/// Sets the time after which the kernel ends the stream of a silent peer.
+/// Makes the kernel end the stream once the peer has been silent for `limit`.
 fn notice_silence(stream: &TcpStream, limit: Duration) {
     let KeepAlive { interval, user_timeout_ms, .. } = KeepAlive::within(limit);
     let _ = sockopt::set_socket_keepalive(stream, true);
@@ -65,11 +65,11 @@ fn notice_silence(stream: &TcpStream, limit: Duration) {
     let _ = sockopt::set_tcp_user_timeout(stream, user_timeout_ms);
 }
 
-/// Ends the connections when the task ends for any reason: otherwise no task would notice that the peer has gone.
+/// Ends the connections when the task ends for any reason, because no other task would notice that the peer is gone.
 struct Guard {
     shared: Arc<Shared>,
     stream: Arc<TcpStream>,
-    /// Bytes of frames that are not written yet.
+    /// Bytes of frames that have not been written yet.
     rest: Vec<u8>,
     reason: CloseReason,
 }
@@ -83,7 +83,7 @@ impl Drop for Guard {
         if self.reason == CloseReason::Destroyed {
             self.shared.send_farewells();
         }
-        // Sends queued frames, as far as the stream accepts them at once.
+        // Sends queued frames, as far as the stream accepts them without waiting.
         let due = self.shared.take_due();
         self.shared.end(self.reason);
         if self.shared.talks {
@@ -101,7 +101,7 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
     let (queue, frames) = mpsc::channel(MOST_FRAMES);
     let (ends, ended) = watch::channel(false);
     let lives = beats(shared, beat, &has_received, ended.clone());
-    // Frames that arrived before the end are handled before it.
+    // Frames that arrived before the end of the stream are handled first.
     let receives = async {
         let end = receive_frames(shared, stream, &has_received, queue).await;
         ends.send_replace(true);
@@ -122,10 +122,10 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
         ended = shared.leases.tend() => ended,
     };
     match ended {
-        // The runtime ends.
+        // The runtime is shutting down.
         Err(error) if error.kind() == io::ErrorKind::Other => {}
         Err(error) => {
-            // A stream reports its error once. If a write has it, a read finds only the end.
+            // A stream reports its error only once. If a write gets the error, a read finds only the end of the stream.
             let is_end = error.kind() == io::ErrorKind::UnexpectedEof;
             let error = unsent.into_inner().filter(|_| is_end).unwrap_or(error);
             tracing::debug!(peer = %shared.address, %error, "a peer is gone");
@@ -135,10 +135,10 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
     }
 }
 
-/// The number of a connection, its epoch, and a frame about it.
+/// The number and epoch of a connection, with a frame about it.
 type ReceivedFrame = (u32, u32, Frame);
 
-/// Receives frames until the stream ends, or brings bytes that are not a frame. Returns the reason. Handles signs of
+/// Receives frames until the stream ends or contains bytes that are not a frame. Returns the reason. Handles signs of
 /// life at once, and queues all other frames.
 async fn receive_frames(
     shared: &Shared,
@@ -147,7 +147,7 @@ async fn receive_frames(
     queue: mpsc::Sender<ReceivedFrame>,
 ) -> io::Result<Infallible> {
     if !shared.talks {
-        // A channel sends only its farewell. Without a farewell, only the end of the stream arrives.
+        // A channel sends nothing except, at most, its farewell before the end of the stream.
         let (mut bytes, mut block) = (Vec::new(), [0; 512]);
         let end = loop {
             match receive_some(from, &mut block).await {
@@ -183,7 +183,7 @@ async fn receive_frames(
 /// Receives bytes until the buffer is full.
 ///
 /// # Errors
-/// [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the stream ends before that.
+/// [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the stream ends before the buffer is full.
 async fn fill(from: &TcpStream, mut room: &mut [u8]) -> io::Result<()> {
     while !room.is_empty() {
         let count = receive_some(from, room).await?;
@@ -192,8 +192,8 @@ async fn fill(from: &TcpStream, mut room: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives the next bytes; same errors as [`fill`]. Lets other tasks run from time to time, whatever the peer sends: a
-/// stream that is always readable never makes this task wait.
+/// Receives the next bytes; same errors as [`fill`]. Yields to other tasks from time to time, because a stream that is
+/// always readable never makes this task wait.
 async fn receive_some(from: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
     loop {
         tokio::task::coop::consume_budget().await;
@@ -206,7 +206,7 @@ async fn receive_some(from: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Waits until the stream is writable. Sends as much as it accepts at once.
+/// Waits until the stream is writable, and then sends as many bytes as it accepts at once.
 async fn send_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     to.writable().await?;
     match to.try_write(bytes) {
@@ -215,8 +215,8 @@ async fn send_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Handles the queued frames in order. A frame after the end of a lease finds the lease closed. After the end of the
-/// stream, it does not wait for a thread that has not started.
+/// Handles the queued frames in order. If a frame ends a lease, the lease is closed before the next frame is handled.
+/// After the end of the stream, this does not wait for a thread that has not started.
 async fn handle_frames(
     shared: &Shared,
     mut queue: mpsc::Receiver<ReceivedFrame>,
@@ -230,7 +230,7 @@ async fn handle_frames(
                 let _ = ended.wait_for(|&ended| ended).await;
                 sleep(GRACE).await;
             };
-            // If the thread was dropped, the runtime has ended, and so does this task.
+            // If the thread was dropped, the runtime is shutting down, and this task ends, too.
             let is_closed = tokio::select! {
                 _ = &mut closing.thread => true,
                 () = none_has_begun => shared.leases.close_left(closing.number),
@@ -250,8 +250,8 @@ fn not_kept(what: impl ToString) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_string())
 }
 
-/// Sends queued frames; bytes that are not written yet are in `rest`. Returns when the connection of a channel has
-/// ended. An error of the stream is left in `unsent`.
+/// Sends queued frames, and keeps bytes that are not written yet in `rest`. With a channel at the other end, returns
+/// when the connection has ended. Leaves an error of the stream in `unsent`.
 async fn send_frames(
     shared: &Shared,
     to: &TcpStream,
@@ -280,19 +280,19 @@ async fn send_frames(
         };
         match written {
             Ok(count) => drop(rest.drain(..count)),
-            // The other end no longer reads. Frames that it has already sent are still handled, and then its end.
+            // The other end no longer reads. Frames that it sent before are handled before the stream ends.
             Err(error) if error.kind() != io::ErrorKind::Other => {
                 let _ = unsent.set(error);
                 return std::future::pending().await;
             }
             Err(error) => return Err(error),
         }
-        // Frames that keep arriving must not keep other tasks from running.
+        // A steady flow of frames must not starve other tasks.
         tokio::task::coop::consume_budget().await;
     }
 }
 
-/// Requests signs of life, and returns when they are missing. After the end of the stream none can arrive.
+/// Requests signs of life, and returns when they stay away. None can arrive after the end of the stream.
 async fn beats(
     shared: &Shared,
     beat: Option<Duration>,
@@ -323,7 +323,7 @@ mod tests {
     use super::*;
     use crate::lease::outbox::MOST;
 
-    /// A stream on localhost, and its other end.
+    /// Creates a stream on localhost. Returns it with its other end.
     async fn stream() -> (TcpStream, Peer) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = Peer::connect(listener.local_addr().unwrap()).unwrap();
@@ -340,7 +340,7 @@ mod tests {
             let address = stream.peer_addr().unwrap();
             let limits = (None, Duration::ZERO);
             let shared = Shared::new((address, None), false, true, (Duration::MAX, None), limits);
-            // The kernel buffers some of them.
+            // The kernel buffers some of the bytes.
             let floods = async {
                 loop {
                     shared.out.write(|bytes| bytes.resize(MOST + 1, 0));
