@@ -1,4 +1,4 @@
-//! The borrower's part: its requests, the leases that it can receive, and its borrowed memory.
+//! The borrower's side: its requests, the leases that it can receive, and the memory it has borrowed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -15,10 +15,10 @@ use super::frame::{Ask, LeaseFrame, Return};
 use super::table::Leases;
 use crate::region::descriptor::Descriptor;
 
-/// The most leases of the peer that wait for this end's program.
+/// The maximum number of the peer's leases that wait for this end's program.
 const MOST_ANNOUNCED: usize = 1024;
 
-/// A request that was not answered yet.
+/// A request that has not been answered yet.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) number: u32,
@@ -27,12 +27,12 @@ pub(super) struct Asked {
     pub(super) ask: Ask,
     /// The waiter to notify; `None` once the queue pair has ended.
     pub(super) answer: Option<oneshot::Sender<Result<Granted, LeaseDenial>>>,
-    /// The permit of an outstanding request, held until the other end has answered.
+    /// The permit of the request, held until the other end has answered.
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
 impl Asked {
-    /// Returns true if the grant is less than was requested, or does not describe valid memory.
+    /// Returns true if the peer granted less than was requested, or memory that is not valid.
     pub(super) fn is_cheated_by(&self, access: AccessFlags, descriptor: &Descriptor) -> bool {
         let Ask { lease, length, alignment, access: asked, .. } = self.ask;
         let region = descriptor.region();
@@ -45,8 +45,7 @@ impl Asked {
     }
 }
 
-/// Memory of the peer that this end has borrowed. When it is dropped, the peer is notified that it is not needed any
-/// more.
+/// Memory of the peer that this end has borrowed. Dropping this notifies the peer that the memory is no longer needed.
 pub(crate) struct Granted {
     pub(super) leases: Arc<Leases>,
     pub(super) number: u32,
@@ -54,31 +53,31 @@ pub(crate) struct Granted {
     pub(super) lease: u32,
     pub(crate) access: AccessFlags,
     pub(super) descriptor: Descriptor,
-    /// Whether this lease, if dropped now, waits for the program again: the peer has lent it unrequested, and it was
-    /// not received yet.
+    /// Whether this lease waits for the program again if it is dropped now. This is so if the peer lent it without a
+    /// request and the program has not received it yet.
     pub(super) awaits: bool,
-    /// Whether the peer has closed it.
+    /// Whether the peer has closed the lease.
     pub(super) is_over: Arc<AtomicBool>,
-    /// Whether it is handed over to the peer's program.
+    /// Whether the memory is handed over to the peer's program.
     pub(super) gives: AtomicBool,
-    /// Whether an operation on it has failed.
+    /// Whether an operation on the memory has failed.
     pub(super) has_failed: AtomicBool,
-    /// Whether a request that uses it may still be outstanding after its future was dropped.
+    /// Whether a request whose future was dropped may still use the memory.
     pub(super) is_forsaken: AtomicBool,
 }
 
 impl Granted {
-    /// The time that is left.
+    /// Returns how much time is left.
     pub(crate) fn remaining(&self) -> Duration {
         self.descriptor.remaining()
     }
 
-    /// The length and the place of the memory.
+    /// Returns the address and length of the memory.
     pub(crate) const fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
 
-    /// Checks that a queue pair of that epoch may use it now.
+    /// Checks that a queue pair of this epoch may use the memory now.
     ///
     /// # Errors
     /// The reason why it may not.
@@ -98,18 +97,18 @@ impl Granted {
         Ok(())
     }
 
-    /// Hands it over to the peer's program, after its last use at this end.
+    /// Hands the memory over to the peer's program, once this end no longer uses it.
     pub(crate) fn hand_over(&self) {
         self.gives.store(true, Ordering::Release);
     }
 
-    /// Notes that an operation on it has failed. The lender learns that when the memory is returned.
+    /// Records that an operation on the memory failed. The lender learns of this when the memory is returned.
     pub(crate) fn note_failed(&self) {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    /// Notes that a request that uses it continues after its future was dropped: the memory returns to the peer when
-    /// its time is over.
+    /// Records that a request continues after its future was dropped. The memory then returns to the peer only when its
+    /// time is up.
     pub(crate) fn note_forsaken(&self) {
         self.is_forsaken.store(true, Ordering::Release);
     }
@@ -145,19 +144,19 @@ impl fmt::Debug for Granted {
     }
 }
 
-/// The borrowed memory and the requests of a control connection.
+/// The borrowed memory and the outstanding requests of a control connection.
 #[derive(Debug, Default)]
 pub(super) struct Borrower {
     asks: BTreeMap<u32, Asked>,
     newest: u32,
-    /// The epoch and the number of each lease that waits for the program, by connection.
+    /// For each connection, the epoch and number of each lease that waits for the program.
     announced: BTreeMap<u32, VecDeque<(u32, u32)>>,
-    /// The flag to set when the peer closes a lease, by its number.
+    /// For each lease by number, the flag to set when the peer closes it.
     borrowed: BTreeMap<u32, Arc<AtomicBool>>,
 }
 
 impl Borrower {
-    /// A number for a new request.
+    /// Returns a number for a new request.
     pub(super) fn next(&mut self) -> u32 {
         loop {
             self.newest = self.newest.wrapping_add(1).max(1);
@@ -176,7 +175,7 @@ impl Borrower {
         self.asks.remove(&ask)
     }
 
-    /// Adds a lease that waits for the program. Returns true if there is room for it.
+    /// Queues a lease for the program. Returns true if there is room for it.
     pub(super) fn announce(&mut self, number: u32, epoch: u32, lease: u32) -> bool {
         let count: usize = self.announced.values().map(VecDeque::len).sum();
         let has_room = count < MOST_ANNOUNCED;
@@ -186,7 +185,7 @@ impl Borrower {
         has_room
     }
 
-    /// Adds a lease back that waits for the program, before all others.
+    /// Puts a lease back at the front of the queue for the program.
     pub(super) fn announce_again(&mut self, number: u32, epoch: u32, lease: u32) {
         self.announced.entry(number).or_default().push_front((epoch, lease));
     }
@@ -209,7 +208,7 @@ impl Borrower {
         }
     }
 
-    /// Notes that the peer has closed a lease.
+    /// Records that the peer has closed a lease.
     pub(super) fn note_over(&mut self, number: u32, lease: u32) {
         if let Some(is_over) = self.borrowed.remove(&lease) {
             is_over.store(true, Ordering::Release);
@@ -219,8 +218,8 @@ impl Borrower {
         }
     }
 
-    /// Ends everything of the queue pairs of a connection up to that epoch. Returns the waiters that get no memory, to
-    /// be notified by dropping them.
+    /// Ends the requests and leases of a connection's queue pairs up to this epoch. Returns the waiters that get no
+    /// memory; dropping them notifies them.
     pub(super) fn end_of(
         &mut self,
         number: u32,

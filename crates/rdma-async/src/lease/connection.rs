@@ -22,24 +22,24 @@ use crate::region::reserve::{ReserveError, at_once, local_too};
 use crate::sync::LONGEST;
 
 impl Connection {
-    /// Borrows `length` bytes of memory from the peer for the given time; they are zero, on their own pages. The peer's
-    /// control connection answers within the [limits](crate::LeaseLimits) of the peer's program, without involving that
-    /// program. `access` is what this end may do with the memory, at most what the peer's queue pair allows.
+    /// Borrows `length` bytes of memory from the peer for the given time. The memory is zero and on its own pages. The
+    /// peer's control connection answers within the [limits](crate::LeaseLimits) that the peer's program set, without
+    /// involving that program. `access` is what this end may do with the memory: at most what the peer's queue pair
+    /// allows.
     ///
-    /// The memory is new and has its own registration, so its key opens nothing else. When its time is over, the peer
-    /// closes and frees it, even if this end is gone. If the future is dropped before it is ready, the memory is
-    /// returned.
+    /// The memory is new and registered on its own, so its key gives access to nothing else. When its time is up, the
+    /// peer closes and frees it, even if this end is gone. If the future is dropped early, the memory is returned.
     ///
     /// # Errors
-    /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::Denied`];
-    /// [`LeaseError::Timeout`] if no answer arrives within the
-    /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout); [`LeaseError::NotOpened`] for 0 bytes.
+    /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::Denied`]; [`LeaseError::Timeout`] if no answer
+    /// arrives within the [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout);
+    /// [`LeaseError::NotOpened`] for 0 bytes.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with time (`enable_time`).
+    /// If this is not called within a tokio runtime with time (`enable_time`).
     ///
     /// # Examples
-    /// A client that borrows memory from a server, writes into it, and hands it over to the server's program:
+    /// A client borrows memory from a server, writes into it, and hands it over to the server's program:
     /// ```
     /// use std::time::Duration;
     /// use rdma_async::{ConnectionOptions, Driver, LeaseLimits};
@@ -79,8 +79,8 @@ impl Connection {
         self.borrow_aligned(length, 1, access, time).await
     }
 
-    /// Like [`borrow`](Self::borrow), at an address in the peer that is a multiple of `alignment`: a power of two,
-    /// at most 2 MiB. Memory begins on a page of 4 KiB in any case.
+    /// Like [`borrow`](Self::borrow), but the address in the peer is a multiple of `alignment`, a power of two of at
+    /// most 2 MiB. Without this, memory starts on a page of 4 KiB.
     ///
     /// # Errors
     /// Same errors as [`borrow`](Self::borrow).
@@ -103,28 +103,30 @@ impl Connection {
         Ok(RemoteRegion::new(self.inner(), granted))
     }
 
-    /// Lends memory to the peer for the given time. It is open to the peer from now on, and the peer's program can
-    /// [receive](Self::receive_lease) it at any time. `access` has the rights of the peer, at most those that the queue
-    /// pair allows; rights that the verbs also demand are added.
+    /// Lends memory to the peer for the given time. The peer can access the memory from now on, and its program can
+    /// [receive](Self::receive_lease) it at any time. `access` is what the peer may do, at most what the queue pair
+    /// allows; rights that the verbs require in addition are added.
     ///
-    /// The [`Lease`] returns the memory when the peer has returned it, its time is over, or the queue pair has ended,
-    /// whichever is first. After that, a late request of the peer fails with a remote access error, and changes
-    /// nothing. A task of the runtime that the connection was made in counts the time, by the kernel's
+    /// The [`Lease`] returns the memory when the peer has returned it, its time is up, or the queue pair has ended,
+    /// whichever comes first. After that, a late request of the peer fails with a remote access error and changes
+    /// nothing. If the future is dropped early, the memory is freed.
+    ///
+    /// The time is measured by a task of the runtime in which the connection was made. The clock is the kernel's
     /// `CLOCK_MONOTONIC`, which stops while the machine is suspended. Memory of more than 1 MiB is opened and closed on
     /// tokio's blocking threads; one of them has to be free. When the control connection ends, its task closes all
-    /// memory that is still lent. If the future is dropped before it is ready, the memory is freed.
+    /// memory that is still lent.
     ///
     /// The key is valid on every connection of this domain, for any peer that knows it, and providers reuse keys. The
-    /// device may retransmit a request that a peer has posted just before the end. Such a request may reach memory that
-    /// was opened since.
+    /// peer's device may retransmit a request that was posted just before the lease ended. Such a request may reach
+    /// memory that was opened since then.
     ///
     /// # Errors
-    /// These return the memory: [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::NotOpened`], and
-    /// [`LeaseError::NotGranted`] if the queue pair does not give its peer these rights. These do not:
-    /// [`LeaseError::NotRevoked`], and [`LeaseError::RuntimeEnded`] for more than 1 MiB.
+    /// The following errors return the memory: [`LeaseError::NoControl`], [`LeaseError::Closed`],
+    /// [`LeaseError::NotOpened`], and [`LeaseError::NotGranted`] if the queue pair does not give its peer these rights.
+    /// The following do not: [`LeaseError::NotRevoked`], and [`LeaseError::RuntimeEnded`] for more than 1 MiB.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio.
+    /// If this is not called within a tokio runtime.
     ///
     /// # Examples
     /// ```
@@ -159,7 +161,7 @@ impl Connection {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Memory is lent once, and no other operation can use it until its lease returns it:
+    /// Memory cannot be lent twice, and no other operation can use it until its lease returns it:
     /// ```compile_fail,E0382
     /// # use rdma_mem::AccessFlags;
     /// # async fn twice(one: rdma_async::Connection, region: rdma_async::Region, time: std::time::Duration) {
@@ -168,7 +170,7 @@ impl Connection {
     /// # }
     /// ```
     ///
-    /// A buffer shares the memory of its pool with others, and cannot be lent:
+    /// A buffer cannot be lent, because it shares the memory of its pool with other buffers:
     /// ```compile_fail,E0308
     /// # use rdma_mem::AccessFlags;
     /// # async fn of_a_pool(one: rdma_async::Connection, buffer: rdma_mem::Buffer, time: std::time::Duration) {
@@ -202,7 +204,7 @@ impl Connection {
                 Ok(Lease { leases: Arc::clone(leases), number: entry.number, lease, ended })
             }
             Err(open) => {
-                // The connection has ended meanwhile.
+                // The connection ended in the meantime.
                 close_refused(open);
                 Err(match ended.try_recv() {
                     Ok(Ok(ended)) => back(ended.region, LeaseError::Closed(self.closed())),
@@ -215,16 +217,16 @@ impl Connection {
         }
     }
 
-    /// Like [`lend`](Self::lend), for a part of memory. Other leases may have parts of the same memory at the same
-    /// time, each with its own rights and key. `range` counts bytes from the beginning of the memory. After all of its
-    /// leases have ended and all clones are dropped, [`CommonMemory::try_into_memory`] returns the memory.
+    /// Like [`lend`](Self::lend), for a part of memory. Other leases may hold parts of the same memory at the same
+    /// time, each with its own rights and key. `range` is in bytes from the start of the memory. Once all its leases
+    /// have ended and all clones are dropped, [`CommonMemory::try_into_memory`] returns the memory.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::NotGranted`], [`LeaseError::NotOpened`];
     /// [`LeaseError::RuntimeEnded`] for more than 1 MiB.
     ///
     /// # Panics
-    /// If the range is not within the memory; if this is not called within a runtime of tokio.
+    /// If the range is not within the memory, or this is not called within a tokio runtime.
     ///
     /// # Examples
     /// ```
@@ -288,7 +290,7 @@ impl Connection {
         }
     }
 
-    /// The state for lending memory with these rights, if the queue pair allows them.
+    /// Returns the state needed to lend memory with these rights, if the queue pair allows them.
     fn lends(&self, access: AccessFlags) -> Result<(QueuePairEpoch, &Arc<Leases>), LeaseError> {
         let (member, leases) = self.leases()?;
         let number = member.number;
@@ -304,9 +306,9 @@ impl Connection {
     }
 
     /// Receives the next memory that the peer has [lent](Self::lend), in the order of the leases, and waits if there is
-    /// none. If the future is dropped before it is ready, the memory waits for the next call.
+    /// none. If the future is dropped early, the memory waits for the next call.
     ///
-    /// At most 1,024 leases wait for the program; further ones return to the peer at once, as if they had been dropped
+    /// At most 1,024 leases wait for the program. Any others return to the peer at once, as if they had been dropped
     /// here.
     ///
     /// # Errors
@@ -314,7 +316,7 @@ impl Connection {
     /// not answer within the [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout).
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with time (`enable_time`).
+    /// If this is not called within a tokio runtime with time (`enable_time`).
     ///
     /// # Examples
     /// See [`lend`](Self::lend).
@@ -332,21 +334,22 @@ impl Connection {
                 || leases.borrower().next_announced(number).map(|lease| Ask { lease, ..ask });
             match self.ask_next(next).await {
                 Ok(Some(granted)) => return Ok(RemoteRegion::new(self.inner(), granted)),
-                // Another task has received it, or it ended before it was received.
+                // Another task received the lease, or it ended before it was received.
                 Ok(None) | Err(LeaseError::Denied(LeaseDenial::Ended)) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Waits for the next memory that the peer had [borrowed](Self::borrow) and has [handed
-    /// over](RemoteRegion::hand_over) to this program, in the order of the handovers. If the future is dropped before
-    /// it is ready, nothing is lost. Memory that was handed over before the connection ended can be received after
-    /// that, too; it is freed with the last clone of the connection. If it is more than 1 MiB, this call waits until
-    /// a blocking thread has closed it for the peer.
+    /// Waits for the next memory that the peer [borrowed](Self::borrow) and [handed over](RemoteRegion::hand_over) to
+    /// this program, in the order of the handovers. Dropping the future early loses nothing.
+    ///
+    /// Memory that was handed over before the connection ended can still be received afterwards; it is freed with the
+    /// last clone of the connection. For memory of more than 1 MiB, this call waits until a blocking thread has closed
+    /// the memory to the peer.
     ///
     /// # Errors
-    /// [`LeaseError::NoControl`]; [`LeaseError::Closed`] after the connection has ended and all of its memory was
+    /// [`LeaseError::NoControl`]; [`LeaseError::Closed`] after the connection has ended and all its memory has been
     /// received.
     ///
     /// # Examples
@@ -356,7 +359,7 @@ impl Connection {
         let (member, leases) = self.leases()?;
         let number = member.number;
         let next = || leases.lender().given.get_mut(&number)?.1.pop_front();
-        // Memory that is being closed will still arrive.
+        // Memory that is being closed has yet to arrive.
         let is_giving = || leases.lender().is_giving(number);
         Ok(self.until_there(leases, number, is_giving, next).await?.region)
     }
@@ -367,10 +370,10 @@ impl Connection {
         Ok((member, &member.shared.leases))
     }
 
-    /// Waits until `look` finds a value.
+    /// Waits until `find` returns a value.
     ///
     /// # Errors
-    /// If the connection has ended and no value was found.
+    /// If the connection has ended and `find` returned none.
     async fn until_there<R>(
         &self,
         leases: &Arc<Leases>,
@@ -379,7 +382,8 @@ impl Connection {
         mut find: impl FnMut() -> Option<R>,
     ) -> Result<R, LeaseError> {
         let look = || {
-            // The end of the connection notifies this wait. A value that is found then was there before.
+            // The end of the connection also notifies this wait. If it has ended, one more look finds any value that
+            // arrived before.
             let epoch = leases.lender().epoch_of(number);
             let is_up = (epoch.is_some() && self.closed().is_none()) || is_to_come();
             find().map(Ok).or_else(|| (!is_up).then_some(Err(())))
@@ -393,7 +397,7 @@ impl Connection {
         granted.ok_or(LeaseError::Closed(None))
     }
 
-    /// Sends a request to the peer when one more may be outstanding, and waits for the answer.
+    /// Sends a request to the peer once it is within the limit of outstanding requests, and waits for the answer.
     async fn ask_next(
         &self,
         next: impl FnOnce() -> Option<Ask>,
@@ -402,7 +406,7 @@ impl Connection {
         let (number, limit) = (member.number, member.shared.limit);
         let closed = || LeaseError::Closed(self.closed());
         let asked = async {
-            // The end of the connection notifies this wait.
+            // The end of the connection also notifies this wait.
             let is_down = || leases.lender().epoch_of(number).is_none() || self.closed().is_some();
             let permit = tokio::select! {
                 biased;
@@ -438,7 +442,7 @@ impl QueuePairEpoch {
     }
 }
 
-/// The rights that a queue pair grants in addition to those of the memory.
+/// Returns the rights that a queue pair controls in addition to those of the memory.
 const fn remote() -> AccessFlags {
     AccessFlags::new().with_remote_read().with_remote_write().with_remote_atomic()
 }

@@ -11,21 +11,21 @@ use crate::region::memory::Region;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
-    /// This connection has no control connection, or the other end of it is a channel.
+    /// This connection has no control connection, or the other end is a channel.
     #[error(
         "leases need a control connection to a peer of this crate, and this connection has none: make it with \
         `Driver::connect` and `Driver::listen`"
     )]
     NoControl,
-    /// The connection has ended, with the reason if this end knows it. From `receive_lease` and `receive_region` it
-    /// means that nothing else will arrive, most often because the peer has disconnected.
+    /// The connection has ended; the reason is known unless it is `None`. From `receive_lease` and `receive_region`
+    /// this means that nothing more will arrive, usually because the peer has disconnected.
     #[error("the connection has ended{}", since(*.0))]
     Closed(Option<CloseReason>),
     /// The peer does not lend the requested memory.
     #[error("the peer does not lend the memory: {0}")]
     Denied(LeaseDenial),
-    /// The peer has not answered in time, or earlier requests of this end still wait for their answers. Memory that is
-    /// granted later returns to the peer by itself: request again.
+    /// The peer did not answer in time, or earlier requests of this end still wait for answers. Memory that the peer
+    /// grants later returns to the peer automatically, so the request can be repeated.
     #[error("the peer has not answered within {limit:?}: does its program run?")]
     Timeout {
         /// The time that this end waited.
@@ -46,12 +46,13 @@ pub enum LeaseError {
     #[error("the memory was not opened to the peer: {0}")]
     NotOpened(Box<Error>),
     /// The connection ended before the lease was made, and the provider refuses to close the memory, which is never
-    /// used again. Peers may still reach it through the connections of its protection domain, until these are closed.
+    /// used again. Peers may still reach the memory through the connections of its protection domain, until these are
+    /// closed.
     #[error(
         "the memory could not be closed ({0}): close the connections of its domain, by which peers may still reach it"
     )]
     NotRevoked(Box<Error>),
-    /// The runtime has ended, and with it the threads that call the provider: the memory is closed and freed.
+    /// The runtime has shut down, and with it the threads that call the provider. The memory is closed and freed.
     #[error("the runtime has ended before the memory was opened: keep it running until then")]
     RuntimeEnded,
 }
@@ -62,8 +63,8 @@ rdma_types::debug_messages!(enum LeaseError {
 });
 
 impl LeaseError {
-    /// Returns what a program can do about the error. After [`NotRevoked`](Self::NotRevoked), close *all* connections
-    /// of the protection domain, because peers can reach the memory through them.
+    /// Returns how a program can recover from the error. After [`NotRevoked`](Self::NotRevoked), close *all*
+    /// connections of the protection domain, because peers can reach the memory through them.
     ///
     /// ```
     /// use rdma_async::{LeaseDenial, LeaseError};
@@ -89,11 +90,11 @@ fn since(reason: Option<CloseReason>) -> String {
     reason.map_or_else(String::new, |reason| format!(", since {reason}"))
 }
 
-/// The reason why a peer does not lend memory. [`LeaseLimits`](crate::LeaseLimits) documents the limits.
+/// The reason why a peer does not lend memory. The limits are documented at [`LeaseLimits`](crate::LeaseLimits).
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseDenial {
-    /// The peer lends nothing on request.
+    /// The peer lends no memory on request.
     #[error("it lends nothing on request (`ConnectionOptions::lease_limits` there)")]
     NotOffered,
     /// The peer does not lend with these rights: its limits or its queue pair do not allow them, or none were
@@ -103,49 +104,49 @@ pub enum LeaseDenial {
         (`LeaseLimits::new`, and the `access` of the queue pair)"
     )]
     Access {
-        /// The rights that it allows.
+        /// The rights that the peer allows.
         allowed: AccessFlags,
     },
-    /// The peer never lends that much with that alignment.
+    /// The peer never lends this much memory with this alignment.
     #[error(
         "it lends {most} bytes at most: ask for less, or raise `per_peer` and `in_total` there"
     )]
     TooLong {
-        /// The most bytes that it lends with the requested alignment.
+        /// The most bytes that the peer lends with the requested alignment.
         most: u64,
     },
-    /// The peer has lent as much as it may, to this end or to all: request what is left, or try later.
+    /// The peer has reached its limit of lent memory, for this end or in total: request what is left, or try later.
     #[error("{left} bytes are left of what it may lend: return some memory, or ask again later")]
     Full {
-        /// The bytes that are left, in whole pages.
+        /// The number of bytes left, in whole pages.
         left: u64,
     },
-    /// The peer has lent as many regions to this end as it may.
+    /// The peer has reached its limit of regions lent to this end.
     #[error("it lends {most} regions at a time: return one, or ask again later")]
     TooMany {
-        /// The most regions at a time.
+        /// The maximum number of regions at a time.
         most: u64,
     },
-    /// The peer does not lend for that long.
+    /// The peer does not lend memory for this long.
     #[error("it lends for {longest:?} at most: ask for less, or raise `longest` there")]
     Time {
-        /// The longest time.
+        /// The longest time that the peer allows.
         longest: Duration,
     },
-    /// The peer does not support that alignment.
+    /// The peer does not support this alignment.
     #[error("an alignment is a power of two, and {most} at most")]
     Alignment {
-        /// The largest one.
+        /// The largest supported alignment.
         most: u64,
     },
-    /// The peer has no memory left, or its device refuses to open it: its machine, `ulimit -l` or the device is at its
-    /// limit.
+    /// The peer has no memory left, or its device refuses to open it. The limit reached may be the machine's memory,
+    /// `ulimit -l`, or the device's.
     #[error("it could not allocate or register the memory: ask again later, or for less")]
     Failed,
-    /// The queue pair has ended at the peer; this end is about to learn that. Connect again.
+    /// The queue pair has ended at the peer, and this end will soon be notified. Connect again.
     #[error("the queue pair that the memory was for has ended there: connect again")]
     Ended,
-    /// A reason that only another release defines, with its number: use the same release at both ends.
+    /// The number of a reason that this release does not know: use the same release at both ends.
     #[error("for reason {0} of another release: use the same release at both ends")]
     Other(u32),
 }
@@ -156,8 +157,8 @@ rdma_types::debug_messages!(enum LeaseDenial {
 });
 
 impl LeaseDenial {
-    /// Returns what the requesting program can do about it. For a limit that the peer has used up, that is
-    /// [`Retry`](Recovery::Retry), since some of it becomes free again.
+    /// Returns how the requesting program can recover. For a limit that the peer has used up, this is
+    /// [`Retry`](Recovery::Retry), because some of it will become free.
     ///
     /// ```
     /// use rdma_async::LeaseDenial;
@@ -179,7 +180,7 @@ impl LeaseDenial {
         }
     }
 
-    /// The denial as numbers: the reason and the limit.
+    /// Returns the denial as numbers: the reason and the limit.
     pub(crate) fn to_numbers(self) -> (u32, u64) {
         match self {
             Self::NotOffered => (1, 0),
@@ -212,11 +213,11 @@ impl LeaseDenial {
     }
 }
 
-/// The error of lending, with the memory. It is an [`Error`](std::error::Error), and `?` converts it to a
+/// The error of lending, with the memory. It implements [`Error`](std::error::Error), and `?` converts it to a
 /// [`LeaseError`].
 #[non_exhaustive]
 pub struct LendError {
-    /// The memory; `None` if it was freed with the runtime, or was not closed ([`LeaseError::NotRevoked`]).
+    /// The memory, or `None` if it was freed with the runtime or could not be closed ([`LeaseError::NotRevoked`]).
     pub region: Option<Region>,
     /// The error.
     pub error: LeaseError,

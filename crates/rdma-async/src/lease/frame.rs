@@ -1,16 +1,16 @@
 //! Frames about lent memory on a control connection, and their encoding.
 //!
-//! Each follows the head of a [frame](crate::control), which names the connection and the epoch. Numbers are in network
-//! byte order, times in microseconds.
+//! Each frame follows the [head of a frame](crate::control), which identifies the connection and the epoch. Numbers are
+//! in network byte order, times in microseconds.
 //!
 //! | | kind | from | when | bytes |
 //! |---|---|---|---|---|
 //! | 8 | LEND | lender | memory waits for the borrower | lease (4) |
-//! | 9 | ASK | borrower | requests the memory of a waiting lease or, with lease 0, new memory | ask (4), lease (4), access (4), length (8), alignment (8), time (8) |
+//! | 9 | ASK | borrower | requests the memory of a waiting lease, or new memory if the lease is 0 | ask (4), lease (4), access (4), length (8), alignment (8), time (8) |
 //! | 10 | GRANT | lender | the memory is open | ask (4), lease (4), access (4), descriptor (28) |
 //! | 11 | DENY | lender | the request is denied | ask (4), why (4), limit (8) |
-//! | 12 | BACK | borrower | returns the memory: 0; 1, hands it over to the lender's program; 2, an operation on it has failed | lease (4), 0 to 2 (4) |
-//! | 13 | OVER | lender | the memory was closed, at its time or before; it may still wait for the borrower | lease (4) |
+//! | 12 | BACK | borrower | returns the memory: 0, dropped; 1, handed over to the lender's program; 2, an operation on it has failed | lease (4), 0 to 2 (4) |
+//! | 13 | OVER | lender | the memory was closed, at the end of its time or earlier; the lease may still wait for the borrower's program | lease (4) |
 
 use std::time::Duration;
 
@@ -30,19 +30,19 @@ pub(crate) enum LeaseFrame {
     Over { lease: u32 },
 }
 
-/// The state in which a borrower returns memory.
+/// The reason why a borrower returns memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Return {
     Dropped = 0,
     /// The memory goes to the lender's program.
     HandedOver = 1,
-    /// An operation on it has failed.
+    /// An operation on the memory has failed.
     Failed = 2,
 }
 
 impl Return {
-    /// `None` if this version does not know the number.
+    /// Returns `None` if this version does not know the number.
     const fn of(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::Dropped,
@@ -53,11 +53,11 @@ impl Return {
     }
 }
 
-/// A request of a borrower.
+/// A request from a borrower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     pub(crate) ask: u32,
-    /// 0 for new memory.
+    /// The lease, or 0 for new memory.
     pub(crate) lease: u32,
     pub(crate) access: AccessFlags,
     pub(crate) length: u64,
@@ -72,7 +72,7 @@ const DENY: u16 = 11;
 const BACK: u16 = 12;
 const OVER: u16 = 13;
 
-/// The number of bytes after the head of a frame of this kind; `None` if it is not about a lease.
+/// Returns the number of bytes after the head of a frame of this kind, or `None` if the kind is not about a lease.
 #[allow(clippy::cast_possible_truncation)] // a small number
 pub(crate) const fn length_of(kind: u16) -> Option<u16> {
     Some(match kind {
@@ -129,7 +129,7 @@ impl LeaseFrame {
         }
     }
 
-    /// Decodes a frame of that kind from the bytes after the head. Returns `None` if their number is wrong, or a value
+    /// Decodes a frame of this kind from the bytes after the head. Returns `None` if their number is wrong, or a value
     /// is unknown to this version.
     pub(crate) fn read(kind: u16, bytes: &[u8]) -> Option<Self> {
         let mut rest = Rest(bytes);
@@ -161,7 +161,7 @@ impl LeaseFrame {
     }
 }
 
-/// Times that do not fit are infinite.
+/// A time too long for a `u64` becomes the maximum, which is infinite.
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
@@ -173,7 +173,7 @@ const fn time(micros: u64) -> Duration {
     }
 }
 
-/// The bytes that were not read yet.
+/// The bytes that have not been read yet.
 struct Rest<'b>(&'b [u8]);
 
 impl Rest<'_> {
@@ -225,7 +225,7 @@ mod tests {
             let bytes = written(&frame);
             assert_eq!(Some(bytes.len()), length_of(frame.kind()).map(usize::from));
             let back = LeaseFrame::read(frame.kind(), &bytes).unwrap();
-            // A descriptor contains the time at which it was written.
+            // A descriptor contains the time at which it was written, so it changes.
             if let (
                 LeaseFrame::Grant { descriptor: before, .. },
                 LeaseFrame::Grant { descriptor: after, .. },

@@ -1,4 +1,4 @@
-//! The lender's part: the memory that it has lent, until it is closed.
+//! The lender's side: the memory that it has lent, until it is closed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use crate::region::memory::Region;
 use crate::region::reserve::ReserveError;
 use crate::sync::LONGEST;
 
-/// The time by the clock of the runtime.
+/// Returns the current time by the runtime's clock.
 pub(super) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// The time at which the duration has passed; `None` if it is infinite.
+/// Returns the instant after this duration, or `None` if the duration is infinite.
 pub(super) fn behind(time: Duration) -> Option<Instant> {
     (time <= LONGEST).then(|| now() + time)
 }
@@ -30,7 +30,7 @@ pub(super) fn behind(time: Duration) -> Option<Instant> {
 pub(super) struct Current {
     pub(super) epoch: u32,
     pub(super) pd: ProtectionDomain,
-    /// The rights of its peer.
+    /// The rights that it gives its peer.
     pub(super) access: AccessFlags,
 }
 
@@ -39,24 +39,24 @@ pub(super) struct Current {
 pub(super) struct Open {
     pub(super) number: u32,
     pub(super) epoch: u32,
-    /// `None` if its time is infinite.
+    /// The deadline, or `None` if the lease has no time limit.
     pub(super) until: Option<Instant>,
     pub(super) access: AccessFlags,
     pub(super) opened: Opened,
 }
 
-/// A registration, and its owner after the lease.
+/// A registration, with what happens to its memory after the lease.
 #[derive(Debug)]
 pub(super) enum Opened {
-    /// Lent by the program, with a region of that domain.
+    /// Lent by the program, in a region of this domain.
     Lent(SharedRegion, ProtectionDomain, Back<Region>),
     /// A part of memory whose other parts may also be lent.
     Part(CommonRegion, Back<CommonMemory>),
-    /// Borrowed by the peer. It is freed, unless the peer hands it over to this end's program.
+    /// Borrowed by the peer. Freed unless the peer hands it over to this end's program.
     Asked(SharedRegion, Counted),
 }
 
-/// Returns the memory to the program that has lent it.
+/// Returns the memory to the program that lent it.
 pub(super) type Back<M> = oneshot::Sender<Result<EndedLease<M>, ReserveError>>;
 
 impl Open {
@@ -68,7 +68,7 @@ impl Open {
         }
     }
 
-    /// Returns true if the program of this end has lent it.
+    /// Returns true if this end's program lent it.
     pub(super) const fn is_lent(&self) -> bool {
         !matches!(self.opened, Opened::Asked(..))
     }
@@ -87,11 +87,11 @@ impl Open {
 #[derive(Debug)]
 pub(super) struct Given {
     pub(super) region: Region,
-    /// Counted until the program receives it.
+    /// Keeps the memory counted until the program receives it.
     _counted: Counted,
 }
 
-/// The reason for the end of a lease, and whether borrowed memory is handed over to the program.
+/// The reason why a lease ends, and whether borrowed memory is handed over to the program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Why {
     pub(super) end: LeaseEnd,
@@ -107,22 +107,22 @@ pub(super) struct Lender {
     ends: BTreeSet<(Instant, u32)>,
     /// Leases to be closed.
     due: VecDeque<(Open, Why)>,
-    /// Leases to be closed by another thread. It removes them from here when it starts on them.
+    /// Leases to be closed by other threads. A thread removes a lease from here when it starts to close it.
     pub(super) closing: BTreeMap<u64, (Open, Why)>,
     newest_closing: u64,
-    /// The number of regions of each connection that the peer has handed over and that are being closed.
+    /// For each connection, how many regions the peer has handed over that are still being closed.
     giving: BTreeMap<u32, usize>,
-    /// For each connection: its first epoch, and the memory in the order of the handovers.
+    /// For each connection, its first epoch, and the memory that was handed over, in order.
     pub(super) given: BTreeMap<u32, (u32, VecDeque<Given>)>,
     newest: u32,
     pub(super) is_over: bool,
 }
 
 impl Lender {
-    /// Adds memory that was opened. Returns the number of the lease.
+    /// Adds opened memory. Returns the number of its lease.
     ///
     /// # Errors
-    /// The memory, if the queue pair that it was opened for has ended.
+    /// Returns the memory if its queue pair has ended.
     #[allow(clippy::result_large_err)] // it is the memory
     pub(super) fn insert(&mut self, open: Open) -> Result<u32, Open> {
         if self.is_over || self.epoch_of(open.number) != Some(open.epoch) {
@@ -162,12 +162,12 @@ impl Lender {
         self.due.extend(open.map(|open| (open, Why { end, lease, gives: false })));
     }
 
-    /// Returns true if a connection has lent memory with a queue pair of that epoch or an earlier one.
+    /// Returns true if a connection has lent memory on a queue pair of this epoch or an earlier one.
     pub(super) fn has_of(&self, number: u32, epoch: u32) -> bool {
         self.leases.values().any(|open| open.number == number && open.epoch <= epoch)
     }
 
-    /// Ends the leases of a connection whose queue pair is of that epoch or an earlier one.
+    /// Ends a connection's leases on queue pairs of this epoch and earlier ones.
     pub(super) fn end_of(&mut self, number: u32, epoch: u32) {
         let is_of = |open: &Open| open.number == number && open.epoch <= epoch;
         let ended = self.leases.iter().filter(|(_, open)| is_of(open));
@@ -176,10 +176,10 @@ impl Lender {
         }
     }
 
-    /// Keeps a lease for another thread to close. Returns its number there.
+    /// Keeps a lease for another thread to close. Returns its number in `closing`.
     ///
     /// # Errors
-    /// The lease, if all leases have ended: if that thread never ran, the lease would stay open.
+    /// Returns the lease if all leases have ended, because that thread may never run and the lease would stay open.
     #[allow(clippy::result_large_err)] // it is the memory
     pub(super) fn leave_to_close(&mut self, due: (Open, Why)) -> Result<u64, (Open, Why)> {
         if self.is_over {
@@ -190,7 +190,7 @@ impl Lender {
         Ok(self.newest_closing)
     }
 
-    /// Counts memory that the peer has handed over while it is being closed.
+    /// Counts memory that the peer has handed over while the memory is being closed.
     pub(super) fn note_giving(&mut self, number: u32, begins: bool) {
         let count = self.giving.entry(number).or_default();
         debug_assert!(begins || *count > 0, "a close that ends has begun");
@@ -204,10 +204,11 @@ impl Lender {
         self.giving.contains_key(&number)
     }
 
-    /// Keeps memory that the peer has handed over, for the program to receive.
+    /// Keeps memory that the peer has handed over until the program receives it.
     ///
     /// # Errors
-    /// The memory, if the connection of that epoch was dropped: its number may belong to another connection.
+    /// Returns the memory if the connection of this epoch was dropped, because another connection may have its number
+    /// now.
     pub(super) fn keep_given(
         &mut self,
         number: u32,
@@ -223,10 +224,10 @@ impl Lender {
         }
     }
 
-    /// Ends all leases, and returns them for closing.
+    /// Ends all leases, and returns them to be closed.
     pub(super) fn end_all(&mut self) -> VecDeque<(Open, Why)> {
         self.is_over = true;
-        // Threads may start on these much later, or never.
+        // The threads may start much later, or never.
         self.due.extend(std::mem::take(&mut self.closing).into_values());
         for number in std::mem::take(&mut self.current).into_keys() {
             self.end_of(number, u32::MAX);
@@ -238,7 +239,7 @@ impl Lender {
         std::mem::take(&mut self.due)
     }
 
-    /// Returns the next lease to close now. Otherwise returns when the next one is due.
+    /// Returns the next lease to close now, or else the time when the next one is due.
     pub(super) fn next_due(&mut self, now: Instant) -> Result<(Open, Why), Option<Instant>> {
         while let Some(&(until, lease)) = self.ends.first().filter(|(until, _)| *until <= now) {
             self.ends.remove(&(until, lease));
@@ -248,12 +249,12 @@ impl Lender {
     }
 }
 
-/// Closes the memory and returns it to its owner. Memory that the peer has handed over to the program of this end is
-/// returned to the caller.
+/// Closes the memory and returns it to its owner. Returns to the caller any memory that the peer handed over to this
+/// end's program.
 #[allow(clippy::mem_forget, clippy::result_large_err)] // the memory may be leaked; it is the error
 pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
-    // If the provider refuses, it is tried again. Memory that is still registered then is deregistered on drop, or
-    // never freed.
+    // If the provider refuses, this tries again. Memory that is still registered after that is deregistered on drop, or
+    // leaked.
     match open.opened {
         Opened::Lent(region, pd, who) => {
             let closed = region.close().or_else(|(region, _)| region.close());
@@ -283,7 +284,7 @@ pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
     }
 }
 
-/// Closes memory of a lease that was not made, because its queue pair has ended meanwhile.
+/// Closes the memory of a lease that was not made because its queue pair ended in the meantime.
 pub(super) fn close_refused(open: Open) {
     let given = close((open, Why { end: LeaseEnd::Disconnected, lease: 0, gives: false }));
     debug_assert!(given.is_none(), "the peer does not know this lease");

@@ -9,17 +9,17 @@ use rdma_mem::AccessFlags;
 use super::error::LeaseDenial;
 use super::frame::Ask;
 
-/// The unit of lent memory, in bytes.
+/// The unit in which lent memory is counted, in bytes.
 const PAGE: usize = 4096;
-/// The largest alignment, in bytes: that of a huge page.
+/// The largest supported alignment, in bytes: the size of a huge page.
 const LARGEST_ALIGNMENT: u64 = 2 << 20;
 
-/// Limits of the memory that peers may [borrow](crate::Connection::borrow). Without limits in the
-/// [options](crate::ConnectionOptions::lease_limits) of a connection, its peer may borrow nothing.
+/// Limits of the memory that peers may [borrow](crate::Connection::borrow). If the
+/// [options](crate::ConnectionOptions::lease_limits) of a connection have no limits, its peer may borrow nothing.
 ///
 /// Borrowed memory counts until it is freed or the program has [received](crate::Connection::receive_region) it. All
-/// connections of one control connection count as one peer. Clones share the limit for all peers: so do the connections
-/// of one listener, and several listeners with the same limits.
+/// connections of one control connection count as one peer. Clones share the total limit for all peers, so it covers
+/// all connections of a listener, and of several listeners with the same limits.
 ///
 /// # Examples
 /// ```
@@ -52,42 +52,42 @@ struct Total {
 }
 
 impl LeaseLimits {
-    /// Allows peers to borrow with these rights, for at most a minute. Each peer may borrow 64 regions at a time, 16 MiB
-    /// together; all peers may borrow 1 GiB.
+    /// Allows peers to borrow memory with these rights for at most a minute. Each peer may borrow 64 regions at a time,
+    /// with a total of 16 MiB; all peers together may borrow 1 GiB.
     pub fn new(access: AccessFlags) -> Self {
         let total = Total { most: 1 << 30, used: AtomicUsize::new(0) };
         let (longest, per_peer, regions) = (Duration::from_secs(60), 16 << 20, 64);
         Self { access, longest, per_peer, regions, total: Arc::new(total) }
     }
 
-    /// Sets the number of bytes that a peer may have at a time, in whole pages of 4 KiB. A larger alignment counts,
-    /// too.
+    /// Sets how many bytes a peer may borrow at a time, in whole pages of 4 KiB. The padding for a larger alignment
+    /// counts, too.
     pub const fn per_peer(mut self, bytes: usize) -> Self {
         self.per_peer = bytes;
         self
     }
 
-    /// Sets the number of regions that a peer may have at a time: each is a registration of the device.
+    /// Sets how many regions a peer may borrow at a time. Each one is a registration of the device.
     pub const fn regions_per_peer(mut self, regions: usize) -> Self {
         self.regions = regions;
         self
     }
 
-    /// Sets the number of bytes that all peers together may have at a time, in whole pages. It starts a new count,
-    /// which later clones share: call this before cloning.
+    /// Sets how many bytes all peers together may borrow at a time, in whole pages. This starts a new count, which
+    /// later clones share, so call it before cloning.
     pub fn in_total(mut self, bytes: usize) -> Self {
         self.total = Arc::new(Total { most: bytes, used: AtomicUsize::new(0) });
         self
     }
 
-    /// Sets the longest time that a peer may borrow for.
+    /// Sets the longest time that a peer may borrow memory.
     pub const fn longest(mut self, longest: Duration) -> Self {
         self.longest = longest;
         self
     }
 }
 
-/// The bytes that memory of this alignment may waste.
+/// Returns how many bytes memory with this alignment may waste.
 fn beside(alignment: u64) -> usize {
     usize::try_from(alignment).ok().filter(|&alignment| alignment > PAGE).unwrap_or(0)
 }
@@ -96,7 +96,7 @@ fn beside(alignment: u64) -> usize {
 #[derive(Debug, Default)]
 pub(crate) struct Account(Mutex<(usize, usize)>);
 
-/// A share of the limits, returned when it is dropped.
+/// A share of the limits, released on drop.
 #[derive(Debug)]
 pub(crate) struct Counted {
     bytes: usize,
@@ -105,10 +105,10 @@ pub(crate) struct Counted {
 }
 
 impl LeaseLimits {
-    /// Counts a request of a peer, whose queue pair grants the rights `granted`.
+    /// Counts a request of a peer, to which the queue pair gives the rights `granted`.
     ///
     /// # Errors
-    /// The limit that it exceeds.
+    /// The limit that the request exceeds.
     pub(crate) fn count(
         &self,
         account: &Arc<Account>,
@@ -192,7 +192,7 @@ mod tests {
         drop(count(ask(8192)).unwrap());
         assert_eq!(count(ask(8193)).unwrap_err(), LeaseDenial::TooLong { most: 8192 });
         assert_eq!(count(ask(u64::MAX)).unwrap_err(), LeaseDenial::TooLong { most: 8192 });
-        // The alignment may waste memory beyond the limit, whatever is borrowed.
+        // Because of the alignment, the memory may exceed the limit even if nothing else is borrowed.
         let aligned = |length| Ask { alignment: 8192, ..ask(length) };
         assert_eq!(count(aligned(1)).unwrap_err(), LeaseDenial::TooLong { most: 0 });
         let larger = LeaseLimits::new(READ).per_peer(5 * 4096);

@@ -6,31 +6,31 @@ use tokio::sync::Notify;
 
 use super::frame::LeaseFrame;
 
-/// Requests of the other end that may wait for their answers to be written.
+/// The maximum number of the peer's requests whose answers have not been written yet.
 const MOST_ASKS: usize = 64;
-/// Bytes of answers to the other end that may wait to be written.
+/// The maximum number of bytes of answers to the peer that have not been written yet.
 const MOST_ANSWERS: usize = 1 << 20;
-/// Bytes of any kind that may wait after those that are being written.
+/// The maximum number of queued bytes of any kind, in addition to the bytes that are being written.
 pub(crate) const MOST: usize = 4 << 20;
 
-/// Encoded frames in order, until the task that owns the stream writes them.
+/// Encoded frames, in order, that wait for the task that owns the stream to write them.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     inside: Mutex<Inside>,
     /// Notified when there are bytes to write.
     pub(crate) to_send: Arc<Notify>,
-    /// Writes the head of a frame of a lease.
+    /// Writes the head of a frame about a lease.
     head: fn(u16, u32, u32, &mut Vec<u8>),
 }
 
 #[derive(Debug, Default)]
 struct Inside {
     bytes: Vec<u8>,
-    /// The number of those bytes that answer the other end.
+    /// The number of these bytes that are answers to the other end.
     answers: usize,
-    /// Requests received from the other end.
+    /// The number of requests from the other end that are not fully answered.
     asks: usize,
-    /// Requests with answers among the bytes.
+    /// The number of requests whose answers are among the bytes.
     answered: usize,
     is_over: bool,
 }
@@ -59,10 +59,10 @@ impl Outbox {
         frame.write(bytes);
     }
 
-    /// Same as [`send`](Self::send), for an answer to a frame of the other end.
+    /// Same as [`send`](Self::send), for an answer to a frame from the other end.
     ///
     /// # Errors
-    /// If the other end sends frames without reading the answers.
+    /// If the other end keeps sending frames without reading the answers.
     pub(crate) fn reply(
         &self,
         number: u32,
@@ -84,10 +84,10 @@ impl Outbox {
         self.put(write, |inside, _| inside.answered += 1);
     }
 
-    /// Counts a request of the other end.
+    /// Counts a request from the other end.
     ///
     /// # Errors
-    /// If the other end sends requests without reading the answers.
+    /// If the other end keeps sending requests without reading the answers.
     pub(crate) fn note_ask(&self) -> Result<(), &'static str> {
         self.with(|inside| {
             inside.asks += 1;
@@ -111,7 +111,7 @@ impl Outbox {
         self.to_send.notify_one();
     }
 
-    /// Returns true if too many bytes wait. If earlier bytes wait, too, the other end does not read.
+    /// Returns true if too many bytes wait. If earlier bytes also wait, the other end does not read.
     pub(crate) fn is_full(&self) -> bool {
         self.with(|inside| inside.bytes.len() > MOST)
     }
@@ -126,7 +126,7 @@ impl Outbox {
         })
     }
 
-    /// Ends the queue: later frames are discarded.
+    /// Ends the queue. Later frames are discarded.
     pub(crate) fn end(&self) {
         self.with(|inside| *inside = Inside { is_over: true, ..Inside::default() });
     }

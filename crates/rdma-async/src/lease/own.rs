@@ -13,11 +13,11 @@ use super::table::Leases;
 use crate::region::memory::Region;
 use crate::region::reserve::ReserveError;
 
-/// Memory that is [lent](crate::Connection::lend) to the peer. Awaiting it returns the memory when the peer has
-/// returned it, its time is over, or its queue pair has ended. `&mut lease` can be awaited in `select!`, and again.
+/// Memory that is [lent](crate::Connection::lend) to the peer. Awaiting this returns the memory when the peer has
+/// returned it, its time is up, or its queue pair has ended. `&mut lease` can be awaited in `select!` and then again.
 ///
-/// A dropped lease continues until then; then the memory is freed. The lease of a [part](crate::Connection::lend_part)
-/// returns the common memory.
+/// If this is dropped, the lease continues until one of these events, and the memory is then freed. A lease of a
+/// [part](crate::Connection::lend_part) returns the common memory.
 #[must_use = "awaiting it returns the memory"]
 pub struct Lease<M = Region> {
     pub(super) leases: Arc<Leases>,
@@ -30,30 +30,30 @@ pub struct Lease<M = Region> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct EndedLease<M = Region> {
-    /// The memory, with the bytes that the peer has written. It is exclusive again, unless it is common memory.
+    /// The memory, with what the peer wrote into it. It is exclusive again, unless it is common memory.
     pub region: M,
-    /// The reason for the end of the lease.
+    /// The reason why the lease ended.
     pub end: LeaseEnd,
-    /// Whether the peer has called [`hand_over`](crate::RemoteRegion::hand_over). Otherwise it has dropped the memory,
-    /// perhaps after a failure, or the lease has ended before.
+    /// Whether the peer called [`hand_over`](crate::RemoteRegion::hand_over). Otherwise it dropped the memory, perhaps
+    /// after a failure, or the lease ended first.
     pub is_handed_over: bool,
 }
 
 impl<M> Lease<M> {
-    /// Ends the lease now: await it for the memory. The peer is notified. A request that the peer posts before the
-    /// notification arrives fails, and ends the connection.
+    /// Ends the lease now and notifies the peer. Await the lease to get the memory. A request that the peer posts
+    /// before it is notified fails, and ends the connection.
     pub fn revoke(&self) {
         self.leases.revoke(self.number, self.lease);
     }
 }
 
-/// Returns the memory. [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`] do not.
+/// Returns the memory, except with [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`].
 impl<M> Future for Lease<M> {
     type Output = Result<EndedLease<M>, ReserveError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let ended = ready!(Pin::new(&mut self.ended).poll(cx));
-        // The sender was dropped with the runtime, and the memory with it.
+        // The sender, and the memory with it, was dropped with the runtime.
         Poll::Ready(ended.unwrap_or(Err(ReserveError::RuntimeEnded)))
     }
 }

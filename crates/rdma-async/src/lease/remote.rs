@@ -18,20 +18,21 @@ use crate::operation::kinds::{Atomic, Kind, Read, Write};
 /// [lent](crate::Connection::receive_lease).
 ///
 /// Its operations are posted on its connection, which it keeps alive. An operation fails with
-/// [`TransportError::LeaseOver`](crate::TransportError::LeaseOver) if less than [a
-/// margin](crate::ConnectionOptions::lease_margin) of the time is left, or if the connection has another queue pair.
-/// Then nothing was posted, and the connection continues. The time counts from this end's request, by this end's clock.
+/// [`TransportError::LeaseOver`](crate::TransportError::LeaseOver) if less time is left than the
+/// [margin](crate::ConnectionOptions::lease_margin), or if the connection has a new queue pair. In that case nothing
+/// was posted, and the connection continues. The time starts with this end's request, and is measured by this end's
+/// clock.
 ///
-/// Clones and slices share the lease. After the last of them and the last operation are dropped, the peer is notified,
-/// and the memory returns to it. If a dropped operation may not have completed, the memory returns to the peer when its
-/// time is over.
+/// Clones and slices share the lease. Once the last of them and the last operation are dropped, the peer is notified,
+/// and the memory returns to the peer. If a dropped operation may not have completed, the memory returns only when its
+/// time is up.
 ///
 /// # Examples
 /// See [`borrow`](crate::Connection::borrow).
 #[derive(Clone)]
 #[must_use = "dropping it returns the memory: borrowed memory is freed with the bytes that were written"]
 pub struct RemoteRegion {
-    /// The connection with its lease.
+    /// The connection, together with the lease.
     leased: Arc<Inner>,
     part: RemoteMemoryRegion,
 }
@@ -43,34 +44,34 @@ impl RemoteRegion {
         Self { leased: Arc::new(inner.leased(granted)), part }
     }
 
-    /// The length, in bytes.
+    /// Returns the length, in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // only slices can be empty
     pub const fn len(&self) -> usize {
         self.part.length()
     }
 
-    /// The rights of this end.
+    /// Returns the rights of this end.
     #[must_use]
     pub fn access(&self) -> AccessFlags {
         self.granted().access
     }
 
-    /// The time that is left.
+    /// Returns how much time is left.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.granted().remaining()
     }
 
-    /// A part of the memory, in bytes from its beginning; `None` if the range is not within it.
+    /// Returns a part of the memory, or `None` if the range is not within it. `range` is in bytes from the start.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         let part = self.part.slice(range)?;
         Some(Self { part, ..self.clone() })
     }
 
-    /// The memory without its time limit, for [`Connection::write`](crate::Connection::write) and similar operations.
-    /// These do not check the time before they post; the peer's device refuses late requests.
+    /// Returns the memory without its time limit, for [`Connection::write`](crate::Connection::write) and similar
+    /// operations. These do not check the time before they post; the peer's device refuses late requests.
     #[must_use]
     pub const fn remote(&self) -> RemoteMemoryRegion {
         self.part
@@ -85,44 +86,44 @@ impl RemoteRegion {
         Op::new(Link::Owned(Arc::clone(&self.leased)), memory, request)
     }
 
-    /// Writes into the memory, from its first byte, like [`Connection::write`](crate::Connection::write). A longer
-    /// buffer is refused, and nothing is posted. To write elsewhere, write into a [`slice`](Self::slice).
+    /// Writes into the memory, starting at its first byte, like [`Connection::write`](crate::Connection::write). A
+    /// longer buffer is refused, and nothing is posted. To write elsewhere, write into a [`slice`](Self::slice).
     pub fn write<B: Source>(&self, from: B) -> Op<'static, Write<B>> {
         self.op(from, RequestSpec::Write(self.part, None))
     }
 
-    /// Writes into it and sends a number as immediate data, like
+    /// Writes into the memory with immediate data, like
     /// [`Connection::write_with_imm`](crate::Connection::write_with_imm).
     pub fn write_with_imm<B: Source>(&self, from: B, immediate: u32) -> Op<'static, Write<B>> {
         self.op(from, RequestSpec::Write(self.part, Some(immediate)))
     }
 
-    /// Reads as many bytes as the buffer has, from the first byte of the memory, like
+    /// Reads from the memory into the whole buffer, starting at the first byte of the memory, like
     /// [`Connection::read`](crate::Connection::read). A longer buffer is refused, and nothing is posted. To read
     /// elsewhere, read from a [`slice`](Self::slice).
     pub fn read<B: Target>(&self, into: B) -> Op<'static, Read<B>> {
         self.op(into, RequestSpec::Read(self.part))
     }
 
-    /// Compares its first 8 bytes with `compare`, and sets them to `swap` if they are equal. Returns the old value.
+    /// Compares the first 8 bytes with `compare`, and sets them to `swap` if they are equal. Returns the old value.
     pub fn compare_and_swap(&self, compare: u64, swap: u64) -> Op<'static, Atomic> {
         self.op((), RequestSpec::CompareAndSwap(self.part, compare, swap))
     }
 
-    /// Adds to its first 8 bytes, wrapping, and returns the old value.
+    /// Adds to the first 8 bytes, wrapping, and returns the old value.
     pub fn fetch_add(&self, add: u64) -> Op<'static, Atomic> {
         self.op((), RequestSpec::FetchAdd(self.part, add))
     }
 
-    /// Hands the memory, with the bytes that this end has written, to the program of the peer.
-    /// [`receive_region`](crate::Connection::receive_region) returns it there. If that program had lent it, its
-    /// [`Lease`](crate::Lease) returns it, with [`is_handed_over`](crate::EndedLease::is_handed_over). This end does
-    /// not learn whether it has arrived. The peer is notified when the last clone and the last operation are dropped;
-    /// no operation on it is posted from now on.
+    /// Hands the memory, with what this end wrote into it, over to the peer's program. If the peer's program lent the
+    /// memory, its [`Lease`](crate::Lease) returns it, with [`is_handed_over`](crate::EndedLease::is_handed_over). If
+    /// this end borrowed the memory, the peer's [`receive_region`](crate::Connection::receive_region) returns it. No
+    /// operation on the memory is posted from now on. The peer is notified when the last clone and the last operation
+    /// are dropped. This end does not learn whether the notification arrived.
     ///
-    /// Memory that arrives there after its time is over, or after the queue pair has ended, is not received. So call
-    /// [`disconnect`](crate::Connection::disconnect) after this, rather than only dropping the connection. If an
-    /// operation was dropped that may not have completed, the peer's program does not receive borrowed memory.
+    /// The memory is not received if the notification arrives after its time is up or its queue pair has ended. So call
+    /// [`disconnect`](crate::Connection::disconnect) afterwards instead of only dropping the connection. The peer's
+    /// program also does not receive borrowed memory if an operation was dropped that may not have completed.
     #[doc(alias = "send_remote_mr")]
     pub fn hand_over(self) {
         self.granted().hand_over();

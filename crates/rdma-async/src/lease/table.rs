@@ -1,4 +1,4 @@
-//! The memory that one control connection lends and borrows.
+//! The memory that the two ends of a control connection lend to and borrow from each other.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,19 +21,19 @@ use crate::ledger::after::apart;
 use crate::region::descriptor::Descriptor;
 use crate::region::reserve::{AT_ONCE, local_too};
 
-/// The most outstanding requests of this end. The other end accepts twice as many, and ends the connection if there are
-/// more.
+/// The maximum number of outstanding requests of this end. The other end accepts twice as many, and ends the connection
+/// if it receives more.
 const MOST_OUTSTANDING: usize = 32;
 
 /// Memory that another thread closes.
 #[derive(Debug)]
 pub(crate) struct Closing {
-    /// Its number among the leases that no thread has started to close.
+    /// The number of the lease in `Lender::closing`.
     pub(crate) number: u64,
     pub(crate) thread: JoinHandle<()>,
 }
 
-/// Counts memory that the peer has handed over while it is being closed, even if the provider's call panics.
+/// Counts memory that the peer has handed over while the memory is being closed, even if the provider's call panics.
 struct Giving<'a> {
     leases: &'a Leases,
     number: u32,
@@ -46,12 +46,12 @@ impl Drop for Giving<'_> {
     }
 }
 
-/// The state that the lender's and the borrower's part share. Their locks are never held at the same time.
+/// The state shared by the lender's and the borrower's side. Their locks are never held at the same time.
 pub(crate) struct Leases {
     lender: Mutex<Lender>,
     borrower: Mutex<Borrower>,
     pub(super) out: Arc<Outbox>,
-    /// Notified when a lease is to be closed, or the earliest deadline changes.
+    /// Notified when a lease has to be closed, or the earliest deadline changes.
     to_close: Notify,
     /// Notifies all waiters when a frame arrives or a connection ends.
     changed: Notify,
@@ -59,10 +59,10 @@ pub(crate) struct Leases {
     ended: Notify,
     /// One permit for each request that may be outstanding.
     pub(super) outstanding: Arc<Semaphore>,
-    /// The limits of the peer's requests; without limits, all are denied.
+    /// The limits for the peer's requests. If `None`, all requests are denied.
     limits: Option<LeaseLimits>,
     account: Arc<Account>,
-    /// The time that a lease must have left when a request is posted.
+    /// The time that a lease must have left for a request to be posted.
     pub(super) margin: Duration,
     process: u32,
 }
@@ -96,18 +96,18 @@ impl Leases {
         self.borrower.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes all waiters, which check their condition again.
+    /// Wakes all waiters, which recheck their conditions.
     fn notify_waiters(&self) {
         apart(|| self.changed.notify_waiters());
     }
 
-    /// Same as [`notify_waiters`](Self::notify_waiters), and also wakes waiters for the end of a connection.
+    /// Same as [`notify_waiters`](Self::notify_waiters), but also wakes tasks that wait for the end of a connection.
     pub(crate) fn notify_all(&self) {
         apart(|| self.ended.notify_waiters());
         self.notify_waiters();
     }
 
-    /// Adds a connection, or its next queue pair: leases of the previous queue pair have ended.
+    /// Adds a connection, or its next queue pair. Leases of the previous queue pair have ended.
     pub(crate) fn enter(
         &self,
         number: u32,
@@ -124,7 +124,7 @@ impl Leases {
         lender.given.entry(number).or_insert_with(|| (epoch, VecDeque::new()));
     }
 
-    /// Ends all leases of a connection up to that epoch, with their queue pairs.
+    /// Ends all leases of a connection's queue pairs up to this epoch.
     pub(crate) fn end_of(&self, number: u32, epoch: u32) {
         let mut lender = self.lender();
         if lender.epoch_of(number).is_none_or(|current| current > epoch)
@@ -137,21 +137,21 @@ impl Leases {
         }
         lender.end_of(number, epoch);
         drop(lender);
-        // Dropped without the lock: dropping them notifies the waiting tasks.
+        // Dropped after the lock is released, because dropping them notifies the waiting tasks.
         let ended = self.borrower().end_of(number, epoch);
         ended.into_iter().for_each(|answer| apart(|| drop(answer)));
         self.to_close.notify_one();
         self.notify_all();
     }
 
-    /// Removes the connection: no program receives the memory that the peer has handed over.
+    /// Removes the connection. Frees memory that the peer has handed over and the program has not received.
     pub(crate) fn leave(&self, number: u32) {
         self.end_of(number, u32::MAX);
         let given = self.lender().given.remove(&number);
         drop(given);
     }
 
-    /// Closes all lent memory and ends all borrowing after the stream was closed.
+    /// Closes all lent memory and ends all borrowing after the stream has closed.
     pub(crate) fn end(&self) {
         self.out.end();
         let due = self.lender().end_all();
@@ -161,11 +161,12 @@ impl Leases {
         self.notify_all();
     }
 
-    /// Closes a lease that is due. Returns the thread to wait for if another thread closes it.
+    /// Closes a lease that is due. If another thread closes it, returns that thread, so that the caller can wait for
+    /// it.
     fn begin_close(self: &Arc<Self>, due: (Open, Why)) -> Option<Closing> {
         let (open, why) = &due;
         if why.end == LeaseEnd::TimeOver && open.is_lent() {
-            // The lease may still wait for the program of the other end.
+            // The lease may still wait for the other end's program.
             let over = LeaseFrame::Over { lease: why.lease };
             self.out.send(open.number, open.epoch, &over);
         }
@@ -182,14 +183,14 @@ impl Leases {
             }
         };
         let leases = Arc::clone(self);
-        // If no thread has started before the stream ends, the memory is closed then.
+        // If the thread has not started when the stream ends, the memory is closed at that point.
         let thread = tokio::task::spawn_blocking(move || {
             leases.close_left(number);
         });
         Some(Closing { number, thread })
     }
 
-    /// Closes a lease that no thread has started to close. Returns true if it was such a lease.
+    /// Closes a lease if no thread has started to close it. Returns true if it did so.
     pub(crate) fn close_left(&self, number: u64) -> bool {
         let due = self.lender().closing.remove(&number);
         let is_left = due.is_some();
@@ -204,7 +205,7 @@ impl Leases {
         let _giving = gives.then(|| Giving { leases: self, number });
         if let Some(given) = close(due) {
             let kept = self.lender().keep_given(number, epoch, given);
-            // If the connection has left, the memory is freed.
+            // If the connection is gone, this frees the memory.
             drop(kept);
         }
     }
@@ -220,17 +221,17 @@ impl Leases {
                 }
                 Err(None) => self.to_close.notified().await,
             }
-            // When many leases end at once, other tasks still run.
+            // Lets other tasks run when many leases end at once.
             tokio::task::coop::consume_budget().await;
         }
     }
 
-    /// Waits until `look` finds a value. It looks when a frame has arrived or a connection has ended.
+    /// Waits until `look` returns a value. Calls it whenever a frame arrives or a connection ends.
     pub(super) async fn until<R>(&self, look: impl FnMut() -> Option<R>) -> R {
         crate::sync::until(&self.changed, look).await
     }
 
-    /// Waits until `look` finds a value. It looks when a connection has ended.
+    /// Waits until `look` returns a value. Calls it whenever a connection ends.
     pub(super) async fn until_end<R>(&self, look: impl FnMut() -> Option<R>) -> R {
         crate::sync::until(&self.ended, look).await
     }
@@ -238,20 +239,20 @@ impl Leases {
     /// Adds open memory and notifies the peer. Returns the number of the lease.
     ///
     /// # Errors
-    /// The memory, if the connection has ended.
+    /// Returns the memory if the connection has ended.
     #[allow(clippy::result_large_err)] // it is the memory
     pub(super) fn lend(&self, open: Open) -> Result<u32, Open> {
         let (number, epoch) = (open.number, open.epoch);
         let mut lender = self.lender();
         let lease = lender.insert(open)?;
-        // Sent under the lock: the lease may end at once, and no frame about it may precede this one.
+        // Sent under the lock, because the lease may end at once, and this frame must be the first one about it.
         self.out.send(number, epoch, &LeaseFrame::Lend { lease });
         drop(lender);
         self.to_close.notify_one();
         Ok(lease)
     }
 
-    /// Ends a lease before its time.
+    /// Ends a lease before its time is up.
     pub(super) fn revoke(&self, number: u32, lease: u32) {
         let mut lender = self.lender();
         let Some(epoch) = lender.lease(number, lease).map(|open| open.epoch) else { return };
@@ -261,10 +262,10 @@ impl Leases {
         self.to_close.notify_one();
     }
 
-    /// Handles a frame of the other end. Returns the close that must finish before the next frame is handled.
+    /// Handles a frame from the other end. Returns a close that must finish before the next frame is handled, if any.
     ///
     /// # Errors
-    /// The reason, as text, if the other end must not send that frame.
+    /// A description of the violation, if the other end must not send this frame.
     pub(crate) fn receive(
         self: &Arc<Self>,
         number: u32,
@@ -283,7 +284,7 @@ impl Leases {
                     lender.note_giving(number, true);
                 }
                 drop(lender);
-                // The next frame may be a request for more, or the end.
+                // The next frame may request more memory or end the connection.
                 let end = match how {
                     Return::Failed => LeaseEnd::BorrowerFailed,
                     Return::Dropped | Return::HandedOver => LeaseEnd::Returned,
@@ -313,7 +314,7 @@ impl Leases {
             }
             LeaseFrame::Grant { ask, lease, access, descriptor } => {
                 let Some(asked) = self.asked(number, ask) else {
-                    // The queue pair of the request has ended.
+                    // The queue pair that requested the memory has ended.
                     let back = LeaseFrame::Back { lease, how: Return::Dropped };
                     self.out.reply(number, epoch, &back)?;
                     return Ok(None);
@@ -325,7 +326,7 @@ impl Leases {
         Ok(closing)
     }
 
-    /// Sends a request to the peer. Returns the receiver of the answer; `None` if the connection has ended.
+    /// Sends a request to the peer. Returns the receiver of the answer, or `None` if the connection has ended.
     pub(super) fn ask(
         &self,
         number: u32,
@@ -351,7 +352,7 @@ impl Leases {
         answered
     }
 
-    /// The answered request, if its queue pair has not ended.
+    /// Returns the answered request, unless its queue pair has ended.
     fn asked(&self, number: u32, ask: u32) -> Option<Asked> {
         self.borrower().answered(number, ask)
     }
@@ -381,7 +382,7 @@ impl Leases {
             has_failed: false.into(),
             is_forsaken: false.into(),
         };
-        // If the task no longer waits, the memory is returned, or the lease waits for the program again.
+        // If the task no longer waits, the memory returns to the peer, or the lease waits for the program again.
         let answer = asked.answer.take();
         apart(move || match answer {
             Some(answer) => drop(answer.send(Ok(granted))),
@@ -395,7 +396,7 @@ impl Leases {
         self.borrower().forget_borrowed(lease, is_over);
     }
 
-    /// Adds a lease back that was granted but not received: it waits for the program again.
+    /// Puts back a lease that was granted but not received, so that it waits for the program again.
     pub(super) fn await_again(&self, number: u32, epoch: u32, lease: u32) {
         if self.lender().epoch_of(number) == Some(epoch) {
             self.borrower().announce_again(number, epoch, lease);
@@ -404,7 +405,7 @@ impl Leases {
         }
     }
 
-    /// If the connection has just ended, that end has missed what was noted since.
+    /// Cleans up if the connection has just ended: entries added since then would stay forever.
     fn forget_ended(&self, number: u32, epoch: u32) {
         if self.lender().epoch_of(number) != Some(epoch) {
             let ended = self.borrower().end_of(number, epoch);
@@ -422,7 +423,7 @@ impl Leases {
                 let leases = Arc::clone(self);
                 let serve = move || leases.serve(number, epoch, &ask, counted, &pd);
                 if is_large {
-                    // If the runtime ends first, so does the stream.
+                    // If the runtime shuts down first, the stream ends, too.
                     drop(tokio::task::spawn_blocking(serve));
                 } else {
                     serve();
@@ -436,8 +437,8 @@ impl Leases {
         self.out.answer(number, epoch, &LeaseFrame::Deny { ask, denial });
     }
 
-    /// Checks a request. Returns the memory to open for the peer, and its domain; nothing if it was for lent memory,
-    /// which is granted.
+    /// Checks a request. Returns the memory to open for the peer, with its domain. Returns nothing for a request for
+    /// memory that is already lent, which is granted here.
     fn admit(
         &self,
         number: u32,
@@ -466,7 +467,7 @@ impl Leases {
     /// Opens new memory for the peer.
     fn serve(&self, number: u32, epoch: u32, ask: &Ask, counted: Counted, pd: &ProtectionDomain) {
         let Some(memory) = allocate(ask, pd) else {
-            // Its share of the limits is free before the peer learns of the denial.
+            // Frees its share of the limits before the peer is notified of the denial.
             drop(counted);
             return self.deny(number, epoch, ask.ask, LeaseDenial::Failed);
         };
@@ -491,7 +492,7 @@ impl Leases {
     }
 }
 
-/// Allocates memory that is open to the borrower.
+/// Allocates memory and opens it to the borrower.
 fn allocate(ask: &Ask, pd: &ProtectionDomain) -> Option<SharedRegion> {
     let length = usize::try_from(ask.length).ok()?;
     let alignment = usize::try_from(ask.alignment).ok()?;
