@@ -1,9 +1,9 @@
-//! The requests that a device holds, and their memory. Each completion queue has one lock, which covers polling it and
-//! posting to its queue pairs.
+//! The requests that a device holds, and their memory. Each completion queue has one lock, which covers polling the
+//! queue and posting to its queue pairs.
 //!
-//! A slot holds the memory of a request from before the post until its completion was polled or its queue pair was
-//! destroyed. The waker of the task that awaits the request is stored next to it. Wakers run, and memory that no task
-//! awaits is released, after the lock is released ([`Afters`]).
+//! A slot holds a request's memory from before the post until its completion has been polled or its queue pair has been
+//! destroyed. The slot also has the waker of the task that awaits the request. Wakers run after the lock is released;
+//! memory that no task awaits is also freed then ([`Afters`]).
 
 pub(crate) mod after;
 pub(crate) mod entry;
@@ -25,19 +25,19 @@ use self::slots::{Id, MOST, Side};
 use crate::buffer::held::Held;
 use crate::sync::{Mutex, MutexGuard};
 
-/// Completions polled per call. Models use one, so that others often remain in the queue.
+/// Completions polled per call. Loom models use 1, so that completions often remain in the queue.
 pub(crate) const BATCH: usize = if cfg!(loom) { 1 } else { 8 };
 
-/// A completion queue, and the queue pairs that complete there.
+/// A completion queue and the queue pairs that complete in it.
 pub(crate) struct Ledger {
-    // First: its queue pairs are destroyed before the completion queue.
+    // Declared first, because the queue pairs must be destroyed before the completion queue.
     table: Mutex<Table>,
     cq: CompletionQueue,
     /// The number of requests that fit into the completion queue.
     capacity: u32,
 }
 
-/// The state under the lock.
+/// The state protected by the lock.
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: Vec<ConnectionEntry>,
@@ -45,31 +45,31 @@ pub(crate) struct Table {
     taken: u32,
     /// The number of queue pairs, including reserved ones.
     connections: u32,
-    /// The number of connections that have ever entered.
+    /// The number of connections that have entered so far.
     entered: u64,
     polled: [PollSlot; BATCH],
     /// Work to do after the lock is released.
     afters: Afters,
-    /// The number of operations of all entries that wait for a slot.
+    /// The number of operations, over all entries, that wait for a slot.
     queued: usize,
-    /// Whether the completion queue is armed and its event was not received yet.
+    /// Whether the completion queue is armed and its event has not been received yet.
     is_armed: bool,
     /// The number of completions that match no request.
     unmatched: u64,
-    /// Whether the completion queue has failed: then no queue pair enters any more.
+    /// Whether the completion queue has failed, so that no queue pair may enter.
     has_failed: bool,
 }
 
-/// The outcome of a request that has ended, after its memory was returned.
+/// The outcome of a request that has ended, after its memory has been returned.
 pub(crate) struct Ended {
     pub(crate) operation: Operation,
-    /// The result in the completion; `None` if the queue pair was destroyed before it completed.
+    /// The result from the completion, or `None` if the queue pair was destroyed before the request completed.
     pub(crate) result: Option<WorkResult>,
     /// The result of an atomic operation.
     pub(crate) word: u64,
 }
 
-/// Prints no state that is under the lock.
+/// Prints no state that the lock protects.
 impl fmt::Debug for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ledger").field("cq", &self.cq.id()).finish_non_exhaustive()
@@ -103,7 +103,7 @@ impl Ledger {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the lock, then does the work that is due.
+    /// Releases the lock, then does the work that was deferred.
     #[inline]
     pub(crate) fn unlock(&self, table: MutexGuard<'_, Table>) {
         if !table.afters.due.is_empty() {
@@ -124,7 +124,7 @@ impl Ledger {
         }
     }
 
-    /// Reserves room for a queue pair with `requests` requests. Returns true if there was room.
+    /// Reserves room for a queue pair with `requests` requests. Returns true if there was enough.
     pub(crate) fn reserve(&self, requests: u32) -> bool {
         let mut table = self.lock();
         let has_room = requests <= self.capacity - table.taken && table.connections < MOST;
@@ -143,10 +143,10 @@ impl Ledger {
         table.connections -= 1;
     }
 
-    /// Creates an entry for a queue pair that completes here and has room [reserved](Self::reserve). Returns its index
-    /// and a serial number that no other connection in this entry has.
+    /// Creates an entry for a queue pair that completes here, whose room was [reserved](Self::reserve). Returns the
+    /// entry's index, and a serial number that no other connection in this entry ever has.
     pub(crate) fn enter(&self, qp: QueuePair, depth: [u32; 2], rooms: Arc<Rooms>) -> (usize, u64) {
-        // Calls the device, so it does not hold the lock.
+        // This calls the device, so the lock is not held.
         let port = qp.query().ok().map(|attributes| attributes.port);
         let mut table = self.lock();
         let entry =
@@ -160,10 +160,10 @@ impl Ledger {
         (entry, serial)
     }
 
-    /// Puts a new queue pair into an entry that awaits one. Returns true if it did: it does not if the connection was
-    /// closed meanwhile or the completion queue has failed.
+    /// Puts a new queue pair into an entry that awaits one, and returns true. Returns false if the connection was
+    /// closed in the meantime, or the completion queue has failed.
     pub(crate) fn renew(&self, entry: usize, qp: QueuePair, epoch: u32) -> bool {
-        // Calls the device, so it does not hold the lock.
+        // This calls the device, so the lock is not held.
         let port = qp.query().ok().map(|attributes| attributes.port);
         let mut table = self.lock();
         let can = !table.has_failed && table.at(entry).takes_another();
@@ -176,8 +176,8 @@ impl Ledger {
         can
     }
 
-    /// If `is_so` returns true for the entry, stops posts of its connection and lets its send queue drain. Its
-    /// [`Rooms`] are notified when the outstanding requests have completed.
+    /// If `is_so` returns true for the entry, stops posts on its connection and lets its send queue drain. When the
+    /// outstanding requests have completed, its [`Rooms`] are notified.
     pub(crate) fn stop_if(
         &self,
         entry: usize,
@@ -198,8 +198,8 @@ impl Ledger {
         self.note_armed(armed);
     }
 
-    /// Handles the result of arming. Completions from before it cause no event, so it polls for them. If arming has
-    /// failed, no event ever arrives, so all connections end.
+    /// Handles the result of arming. Completions that arrived earlier cause no event, so this polls for them. If arming
+    /// failed, no event will ever arrive, so all connections end.
     pub(crate) fn note_armed(&self, armed: Result<bool, Error>) {
         match armed {
             Ok(true) => drop(self.progress()),
@@ -216,11 +216,11 @@ impl Ledger {
         self.drain().inspect_err(|_| self.fail())
     }
 
-    /// Polls all completions after the events of the completion queue were received. Arms it again if a task awaits a
-    /// completion, or if `always` is set. Returns the number of completions.
+    /// Polls all completions after the events of the completion queue have been received. Arms the queue again if a
+    /// task awaits a completion, or if `always` is set. Returns the number of completions.
     ///
     /// # Errors
-    /// If the completion queue cannot be armed. If it has failed, its operations have ended, and no error is returned.
+    /// If the completion queue cannot be armed. Its own failure is no error here: its operations have ended.
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
         self.lock().is_armed = false;
         let mut all = self.progress().unwrap_or(0);
@@ -229,13 +229,13 @@ impl Ledger {
         let is_newly = is_asked && table.arm(&self.cq)?;
         drop(table);
         if is_newly {
-            // Completions from before it was armed cause no event.
+            // Completions that arrived before the arming cause no event.
             all += self.progress().unwrap_or(0);
         }
         Ok(all)
     }
 
-    /// A completion queue that cannot be armed sends no events, so all connections end.
+    /// Ends all connections of a completion queue that cannot be armed, because it would send no events.
     #[cold]
     pub(crate) fn fail_to_arm(&self, error: &Error) {
         tracing::error!(%error, "a completion queue cannot be armed: its connections end");
@@ -288,28 +288,28 @@ impl Ledger {
         }
     }
 
-    /// Ends a connection: destroys its queue pair, which ends all its operations. Requests that have completed before
-    /// keep their result.
+    /// Ends a connection by destroying its queue pair, which ends all its operations. Requests that have already
+    /// completed keep their result.
     ///
     /// # Errors
-    /// If the provider refuses to destroy the queue pair: its operations end as they complete, or in a later call.
+    /// If the provider refuses to destroy the queue pair. Its operations then end as they complete, or in a later call.
     pub(crate) fn close(&self, entry: usize, reason: CloseReason) -> Result<(), Error> {
         self.lock().at(entry).await_no_other();
         self.close_if(entry, reason, |_| true)
     }
 
-    /// Like [`close`](Self::close), but only if `is_so` returns true for the entry under the lock that takes the queue
-    /// pair out of it.
+    /// Like [`close`](Self::close), but only if `is_so` returns true for the entry. The check is under the same lock
+    /// that takes the queue pair out of the entry.
     ///
     /// # Errors
-    /// If the provider refuses to destroy it.
+    /// If the provider refuses to destroy the queue pair.
     pub(crate) fn close_if(
         &self,
         entry: usize,
         reason: CloseReason,
         is_so: impl FnOnce(&ConnectionEntry) -> bool,
     ) -> Result<(), Error> {
-        // If the completion queue has failed, it has no further completions to read.
+        // A failed completion queue has no completions left to read.
         let _ = self.drain();
         let taken = {
             let mut table = self.lock();
@@ -319,14 +319,14 @@ impl Ledger {
         let Some(qp) = taken else { return Ok(()) };
         if reason.is_of_peer() {
             // Requests that the peer executed before it closed have succeeded, but their completions may not have been
-            // polled. If the transition fails, the queue pair is destroyed all the same.
+            // polled yet. If the transition fails, the queue pair is destroyed anyway.
             let _ = qp.to_error();
             let _ = self.drain();
         }
-        // Destroying takes time, so it does not hold the lock: other connections continue.
+        // Destroying takes time, so the lock is not held and other connections continue.
         let closed = qp.close();
-        // Polls completions of the destroyed queue pair that the provider left in the queue, and those that arrived
-        // meanwhile.
+        // Polls completions that the provider left in the queue for the destroyed queue pair, and any that arrived in
+        // the meantime.
         let _ = self.drain();
         let mut table = self.lock();
         let afters = match closed {
@@ -346,7 +346,7 @@ impl Ledger {
                 return Err(error);
             }
         };
-        // Its last owner has dropped it meanwhile.
+        // The last owner dropped it in the meantime.
         let left = table.at(entry).is_abandoned().then(|| table.vacate(entry));
         drop(table);
         afters.into_iter().for_each(After::run);
@@ -359,7 +359,7 @@ impl Ledger {
         let closed = self.close(entry, CloseReason::Destroyed);
         let mut table = self.lock();
         let count = std::mem::take(&mut table.unmatched);
-        // If another thread is about to destroy the queue pair, or a later call has to, that call frees the entry.
+        // If another thread is destroying the queue pair, or a later call has to, that call frees the entry.
         let left = (!table.at(entry).abandon()).then(|| table.vacate(entry));
         drop(table);
         drop(left);
@@ -377,23 +377,24 @@ impl Ledger {
 }
 
 impl Table {
-    /// Returns an entry in use: the caller holds its index, so it is not vacated.
+    /// Returns an entry that is in use. The entry cannot be vacated, because the caller holds its index.
     #[inline]
     pub(crate) fn at(&mut self, entry: usize) -> &mut ConnectionEntry {
         &mut self.entries[entry]
     }
 
-    /// Frees the entry of a destroyed queue pair. Returns its contents, for the caller to drop without the lock.
+    /// Frees the entry of a destroyed queue pair. Returns its contents, for the caller to drop after releasing the
+    /// lock.
     fn vacate(&mut self, entry: usize) -> Left {
         self.taken -= self.at(entry).depth();
-        // Futures that were forgotten are still counted.
+        // Futures that were forgotten are still counted as waiting.
         self.queued -= self.at(entry).waiting().min(self.queued);
         self.connections -= 1;
         self.at(entry).leave()
     }
 
-    /// Arms the completion queue. Returns true if it was not armed before: then a completion may have arrived just
-    /// before.
+    /// Arms the completion queue. Returns true if it was not already armed; the caller must then poll again, because a
+    /// completion may have arrived just before.
     #[inline]
     pub(crate) fn arm(&mut self, cq: &CompletionQueue) -> Result<bool, Error> {
         if self.is_armed {
@@ -420,13 +421,13 @@ impl Table {
         Ok(count)
     }
 
-    /// Returns the outcome of a request that has ended. Its slot is then free, and its memory is in `memory`.
+    /// Takes the outcome of a request that has ended. Frees its slot, and moves its memory to `memory`.
     #[inline]
     pub(crate) fn take(&mut self, id: Id, memory: &mut Held) -> Option<Ended> {
         self.entries[id.entry()].take_ended(id, memory, &mut self.afters)
     }
 
-    /// Returns true if a task, or memory to release, depends on a completion.
+    /// Returns true if a task is waiting for a completion, or memory is to be released by one.
     pub(crate) const fn has_awaited(&self) -> bool {
         self.afters.awaited + self.queued > 0
     }
@@ -442,13 +443,13 @@ impl Table {
         self.entries[id.entry()].await_end(id, waker, &mut self.afters)
     }
 
-    /// Ends the wait for a request. Returns its kind if the device still has it.
+    /// Stops waiting for a request. Returns the kind of operation if the device still holds the request.
     pub(crate) fn forsake(&mut self, id: Id) -> Option<Operation> {
         self.entries[id.entry()].forsake(id, &mut self.afters)
     }
 }
 
-/// Returns the error of a request that failed, or was not posted, because its connection is closed.
+/// Returns the error of a request that failed or was not posted because its connection is closed.
 pub(crate) fn closed(reason: CloseReason, peer: Option<PeerAddress>) -> TransportError {
     TransportError::Closed { reason, peer, event: None }
 }

@@ -1,4 +1,4 @@
-//! Work that is done after the lock is released: waking tasks, which runs foreign code, and releasing memory.
+//! Work deferred until the lock is released: waking tasks, which runs foreign code, and releasing memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use crate::buffer::held::Held;
 #[derive(Debug)]
 pub(crate) enum After {
     Wake(Waker),
-    /// Wakes a waiter for a slot: one is free.
+    /// Wakes a waiter, because a slot is free.
     Room(Arc<Rooms>, Side),
-    /// Wakes all waiters: no slot becomes free any more.
+    /// Wakes all waiters, because no slot will become free.
     Close(Arc<Rooms>),
     Drop(Held),
     DropWaker(Waker),
@@ -33,23 +33,23 @@ impl After {
     }
 }
 
-/// Runs a waker. A panic of the waker does not reach the caller; the panic hook has reported it.
+/// Runs a waker. A panic does not propagate to the caller; the panic hook has already reported it.
 pub(crate) fn apart(run: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(run)).is_err() {
         tracing::error!("a waker has panicked");
     }
 }
 
-/// The most work after one batch of completions: three items for each completion, and two when the connection ends.
+/// The maximum amount of work after one batch: three items for each completion, and two when the connection ends.
 pub(crate) const MOST: usize = 3 * BATCH + 2;
 
-/// Work to do after the lock is released, and the number of requests that need an event.
+/// Work deferred until the lock is released, and the number of requests that need an event.
 #[derive(Debug)]
 pub(crate) struct Afters {
     /// Empty whenever the lock is free.
     pub(crate) due: Vec<After>,
-    /// The number of requests in flight that a task awaits, or that were dropped and have memory to release. While it
-    /// is not zero, the completion queue is armed.
+    /// The number of requests in flight that a task awaits, or that were dropped and have memory to release. The
+    /// completion queue is armed while this is not zero.
     pub(crate) awaited: usize,
 }
 
@@ -58,7 +58,7 @@ impl Afters {
         self.due.push(after);
     }
 
-    /// Subtracts awaited requests that were reported.
+    /// Subtracts awaited requests whose completions have been reported.
     pub(crate) fn note_reported(&mut self, count: usize) {
         debug_assert!(self.awaited >= count, "they were awaited");
         self.awaited = self.awaited.saturating_sub(count);

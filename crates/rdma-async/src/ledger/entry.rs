@@ -1,4 +1,4 @@
-//! One connection in its ledger: its queue pair and the slots of its requests.
+//! One connection in its ledger, with its queue pair and the slots of its requests.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -22,15 +22,15 @@ use crate::buffer::held::sealed::Lease;
 use crate::buffer::view::BufferSlice;
 use crate::sync::Notify;
 
-/// The waiters for a free slot of a connection. They are woken one at a time, and pass on a wake-up that they do not
-/// need.
+/// The tasks that wait for a free slot of a connection. They are woken one at a time, and pass on a wake-up that they
+/// do not need.
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
     sends: Arc<Notify>,
     receives: Arc<Notify>,
-    /// Notified when the connection is closed, or its last request has completed.
+    /// Notified when the connection is closed or its last request has completed.
     ended: Notify,
-    /// The notification of the control connection's task, notified at the same time as `ended`.
+    /// A notification for the control connection's task, sent together with `ended`.
     control: OnceLock<Arc<Notify>>,
 }
 
@@ -42,7 +42,7 @@ impl Rooms {
         }
     }
 
-    /// Wakes all waiters: the connection is closed, or its last send has completed.
+    /// Wakes all waiters, because the connection is closed or its last send has completed.
     pub(crate) fn close(&self) {
         apart(|| self.sends.notify_waiters());
         apart(|| self.receives.notify_waiters());
@@ -52,12 +52,12 @@ impl Rooms {
         }
     }
 
-    /// Returns what is notified when the connection is closed, or its last request has completed.
+    /// Returns the notification that is sent when the connection is closed or its last request has completed.
     pub(crate) const fn ended(&self) -> &Notify {
         &self.ended
     }
 
-    /// Sets the notification that [`close`](Self::close) notifies in addition.
+    /// Sets the additional notification that [`close`](Self::close) sends.
     pub(crate) fn set_control(&self, control: &Arc<Notify>) {
         let _ = self.control.set(Arc::clone(control));
     }
@@ -73,45 +73,45 @@ pub(crate) struct Arrived {
 
 /// An entry of a ledger, with or without a connection.
 ///
-/// The device may use the contents of the slots until the queue pair is destroyed. So the queue pair is destroyed
+/// The device may use the contents of the slots until the queue pair is destroyed, so the queue pair is destroyed
 /// first. If it cannot be destroyed, the slots are never dropped (SAFETY.md F28).
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionEntry {
     qp: Option<QueuePair>,
     slots: Slots,
-    /// Receives the results of atomic operations, one word for each slot. Created with the first atomic operation.
+    /// One word per slot, which receives the result of an atomic operation. Created before the first atomic operation.
     words: Option<SharedRegion>,
-    /// The serial number of the connection in this ledger; 0 without a connection.
+    /// The serial number of the connection in this ledger, or 0 without a connection.
     pub(crate) serial: u64,
-    /// The number of its current or latest queue pair, counted from the first.
+    /// The epoch: the number of its current or latest queue pair, starting with the first.
     pub(crate) epoch: u32,
     pub(crate) qpn: Qpn,
     pub(crate) peer: Option<PeerAddress>,
-    /// The port that it uses; `None` if the device does not report it.
+    /// The port that it uses, or `None` if the device does not report it.
     port: Option<u8>,
     closed: Option<CloseReason>,
-    /// The reason for the end of the previous queue pair.
+    /// The reason why the previous queue pair ended.
     ended_before: Option<CloseReason>,
-    /// Set while it drains: it takes no further requests, and closes after its send queue has completed. The number of
-    /// requests of that queue that are still outstanding.
+    /// Set while the connection drains, which means that it accepts no requests and closes when its send queue has
+    /// completed. The value is the number of requests in that queue that are still outstanding.
     draining: Option<u32>,
-    /// Whether a request of the send queue has failed, or was outstanding when the queue pair was destroyed.
+    /// Whether a request of the send queue failed, or was outstanding when the queue pair was destroyed.
     has_lost: bool,
-    /// Whether the provider refuses to destroy the queue pair.
+    /// Whether the provider has refused to destroy the queue pair.
     has_refused: bool,
     /// Whether a new queue pair is about to enter. Reset when the connection is closed.
     awaits_another: bool,
     /// Messages that arrived for dropped receives, in order.
     arrived: VecDeque<Arrived>,
-    /// The number of operations that wait for a slot of each queue.
+    /// The number of operations that wait for a slot, per queue.
     waiting: [usize; 2],
     rooms: Arc<Rooms>,
     /// `completed` is only set in a snapshot.
     counters: ConnectionCounters,
     is_taken: bool,
-    /// Whether the queue pair was [taken out](Self::take) and is not destroyed yet.
+    /// Whether the queue pair was [taken out](Self::take) but has not been destroyed yet.
     is_ending: bool,
-    /// Whether the last owner was dropped: the thread that destroys the queue pair frees the entry.
+    /// Whether the last owner was dropped. The thread that destroys the queue pair then frees the entry.
     is_abandoned: bool,
 }
 
@@ -139,8 +139,8 @@ impl ConnectionEntry {
         self.renew(qp, 0);
     }
 
-    /// Puts a new queue pair into the entry after the old one was destroyed. The slots keep the outcomes of requests
-    /// that ended with the old one. Slots of forgotten futures stay occupied.
+    /// Puts a new queue pair into the entry after the old one has been destroyed. The slots keep the outcomes of
+    /// requests that ended with the old queue pair. Slots of forgotten futures stay occupied.
     pub(crate) fn renew(&mut self, (qp, port): (QueuePair, Option<u8>), epoch: u32) {
         debug_assert!(self.is_taken && self.is_gone());
         (self.ended_before, self.epoch) = (self.closed.take(), epoch);
@@ -149,12 +149,12 @@ impl ConnectionEntry {
         (self.has_lost, self.has_refused, self.awaits_another) = (false, false, false);
     }
 
-    /// Notes that a new queue pair is about to enter.
+    /// Records that a new queue pair is about to enter.
     pub(crate) const fn await_another(&mut self) {
         self.awaits_another = true;
     }
 
-    /// Notes that the connection was closed: a new queue pair must not enter.
+    /// Records that the connection was closed, so that no new queue pair may enter.
     pub(crate) const fn await_no_other(&mut self) {
         self.awaits_another = false;
     }
@@ -164,22 +164,22 @@ impl ConnectionEntry {
         self.is_gone() && self.awaits_another
     }
 
-    /// Returns true if the provider has refused to destroy the queue pair, and no later attempt was made.
+    /// Returns true if the provider refused to destroy the queue pair, and no attempt was made since.
     pub(crate) const fn has_refused(&self) -> bool {
         self.has_refused
     }
 
-    /// Returns true if a thread is about to destroy the queue pair.
+    /// Returns true if a thread is destroying the queue pair.
     pub(crate) const fn is_ending(&self) -> bool {
         self.is_ending
     }
 
-    /// Returns true if its queue pair was destroyed, so that the device holds no request.
+    /// Returns true if the queue pair has been destroyed, so that the device holds no request.
     pub(crate) const fn is_gone(&self) -> bool {
         self.qp.is_none() && !self.is_ending
     }
 
-    /// Removes the connection after its queue pair was destroyed. Returns its contents, for the caller to drop.
+    /// Removes the connection after its queue pair has been destroyed. Returns its contents, for the caller to drop.
     pub(crate) fn leave(&mut self) -> Left {
         debug_assert!(self.qp.is_none() && !self.is_ending, "the device may use the memory");
         let next = Slots::new([0, 0], self.slots.next_generation());
@@ -187,12 +187,12 @@ impl ConnectionEntry {
         (mem::replace(&mut self.slots, next), mem::take(&mut self.arrived), self.words.take())
     }
 
-    /// The port that it uses; `None` if the device does not report it.
+    /// Returns the port that it uses, or `None` if the device does not report it.
     pub(crate) const fn port(&self) -> Option<u8> {
         self.port
     }
 
-    /// Returns true if it may depend on that port; always true if either port is unknown.
+    /// Returns true if it may depend on this port. Always true if either port is unknown.
     pub(crate) fn is_of(&self, port: Option<u8>) -> bool {
         port.is_none() || self.port.is_none() || self.port == port
     }
@@ -211,23 +211,23 @@ impl ConnectionEntry {
         self.counters.slot_waits += 1;
     }
 
-    /// The number of requests that it can have outstanding.
+    /// Returns the number of requests that it can have outstanding.
     pub(crate) const fn depth(&self) -> u32 {
         self.slots.len()
     }
 
-    /// Returns true if a request may or may not have been posted, so that the queue pair has to be destroyed.
+    /// Returns true if the queue pair has to be destroyed, because a request may or may not have been posted.
     pub(crate) const fn is_in_doubt(&self) -> bool {
         matches!(self.closed, Some(CloseReason::Doubtful { .. })) && self.qp.is_some()
     }
 
-    /// The reason why it takes no further requests; `None` while it takes them.
+    /// Returns why it accepts no requests, or `None` while it accepts them.
     pub(crate) const fn closed(&self) -> Option<CloseReason> {
         self.closed
     }
 
-    /// Stops taking requests, keeping an earlier reason if there is one, and takes out the queue pair for the caller to
-    /// destroy.
+    /// Stops accepting requests, and takes out the queue pair for the caller to destroy. Keeps an earlier reason if
+    /// there is one.
     pub(crate) fn take(&mut self, reason: CloseReason) -> Option<QueuePair> {
         self.closed.get_or_insert(reason);
         self.is_ending |= self.qp.is_some();
@@ -235,8 +235,8 @@ impl ConnectionEntry {
         self.qp.take()
     }
 
-    /// Notes that the last owner was dropped. Returns true if another thread is about to destroy the queue pair, which
-    /// then frees the entry.
+    /// Records that the last owner was dropped. Returns true if another thread is to destroy the queue pair; that
+    /// thread then frees the entry.
     pub(crate) const fn abandon(&mut self) -> bool {
         self.is_abandoned = self.is_ending || self.qp.is_some();
         self.is_abandoned
@@ -246,19 +246,19 @@ impl ConnectionEntry {
         self.is_abandoned
     }
 
-    /// Stops taking requests, keeping an earlier reason if there is one. Operations that wait for a slot then fail.
+    /// Stops accepting requests. Keeps an earlier reason if there is one. Operations that wait for a slot then fail.
     pub(crate) fn stop(&mut self, reason: CloseReason) -> After {
         self.closed.get_or_insert(reason);
         self.draining.get_or_insert_with(|| self.slots.sending());
         After::Close(Arc::clone(&self.rooms))
     }
 
-    /// Returns true if the device holds a request of its send queue.
+    /// Returns true if the device holds a request of the send queue.
     pub(crate) fn is_sending(&self) -> bool {
         self.slots.is_sending()
     }
 
-    /// Returns true if it takes no further requests and its send queue is empty.
+    /// Returns true if it accepts no requests and its send queue is empty.
     pub(crate) const fn is_drained(&self) -> bool {
         matches!(self.draining, Some(0))
     }
@@ -268,7 +268,7 @@ impl ConnectionEntry {
         self.draining.is_some()
     }
 
-    /// Returns true if a request of the send queue has failed, or was outstanding when the queue pair was destroyed.
+    /// Returns true if a request of the send queue failed, or was outstanding when the queue pair was destroyed.
     pub(crate) const fn has_lost(&self) -> bool {
         self.has_lost
     }
@@ -279,8 +279,8 @@ impl ConnectionEntry {
         self.qp = Some(qp);
     }
 
-    /// Ends all requests after the queue pair was destroyed. Returns the work to do without the lock, and the number of
-    /// requests that were [awaited](Afters::awaited).
+    /// Ends all requests after the queue pair has been destroyed. Returns the work to do after the lock is released,
+    /// and how many of the requests were [awaited](Afters::awaited).
     pub(crate) fn end(&mut self) -> (Vec<After>, usize) {
         debug_assert!(self.qp.is_none());
         self.is_ending = false;
@@ -314,7 +314,7 @@ impl ConnectionEntry {
         self.arrived.pop_front()
     }
 
-    /// The number of operations that wait for a slot.
+    /// Returns the number of operations that wait for a slot.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.iter().sum()
     }
@@ -330,7 +330,7 @@ impl ConnectionEntry {
         self.words.is_some()
     }
 
-    /// Stores the words for its atomic operations, unless it has some.
+    /// Stores the words for its atomic operations, unless it already has some.
     pub(crate) fn give_words(&mut self, words: SharedRegion) {
         if self.words.is_none() {
             self.words = Some(words);
@@ -340,7 +340,7 @@ impl ConnectionEntry {
     /// Posts a request, after moving its memory into its slot.
     ///
     /// # Errors
-    /// [`TransportError::Closed`], or the reason why the post was refused, unless no slot is free. The memory is then
+    /// [`TransportError::Closed`] or the reason why the post was refused, unless no slot is free. The memory is then
     /// back in `memory`.
     #[inline]
     pub(crate) fn post(
@@ -355,10 +355,10 @@ impl ConnectionEntry {
             return Err(self.refusal(side));
         };
         let (id, held) = self.slots.fill(entry, index, operation, memory);
-        // SAFETY: SAFETY.md F28: the memory of the request is in its slot from before the post. It is taken out after
-        // the request has completed or the queue pair was destroyed. Until then no one else has it, or, if it is
-        // shared, no one writes it. The word of an atomic operation belongs to its slot. A window that was bound keeps
-        // its region, and gives out no reference to its bytes, until it is unbound.
+        // SAFETY: SAFETY.md F28: the memory of the request is in its slot from before the post. It is taken out only
+        // after the request has completed or the queue pair has been destroyed. Until then, no one else has the memory
+        // or, if it is shared, no one writes it. The word of an atomic operation belongs to its slot. A bound window
+        // keeps its region, and gives out no reference to its bytes, until it is unbound.
         match unsafe { post::post(qp, request, held, self.words.as_ref(), id) } {
             Ok(()) => {}
             // The provider refused without reporting whether it had posted the request. The slot keeps the memory until
@@ -376,7 +376,7 @@ impl ConnectionEntry {
         Ok(id)
     }
 
-    /// The reason why it takes no request now.
+    /// Returns why it accepts no request now.
     #[cold]
     fn refusal(&self, side: Side) -> PostFailure {
         match self.closed {
@@ -389,7 +389,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// Delivers a completion to its request. Returns true if it matches one.
+    /// Delivers a completion to its request. Returns true if there is such a request.
     #[inline]
     pub(crate) fn deliver(
         &mut self,
@@ -433,7 +433,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// Counts down for a request of the send queue that was outstanding when the connection was stopped.
+    /// Counts down by one for a request of the send queue that was outstanding when the connection was stopped.
     #[cold]
     fn note_sent(&mut self, sending: u32, afters: &mut Afters) {
         debug_assert!(sending > 0, "a counted request has completed");
@@ -443,13 +443,13 @@ impl ConnectionEntry {
         }
     }
 
-    /// Notes that a request has failed, and the queue pair with it.
+    /// Records that a request has failed, and the queue pair with it.
     #[cold]
     fn note_failed(&mut self, operation: Operation, error: WorkError, afters: &mut Afters) {
         self.has_lost |= operation != Operation::Receive;
         if self.closed.is_none() {
             self.closed = Some(CloseReason::Work { operation, error });
-            // An unreliable connection would continue to wait for messages.
+            // A UC queue pair would stay usable and keep waiting for messages.
             if let Some(qp) = self.qp.as_ref().filter(|qp| qp.qp_type() == QueuePairType::UC)
                 && let Err(error) = qp.to_error()
             {
@@ -460,7 +460,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// Handles a request that ended after its future was dropped: keeps a message, and releases other memory.
+    /// Handles a request that ended after its future was dropped. Keeps a message, and releases any other memory.
     fn keep(
         &mut self,
         id: Id,
@@ -478,7 +478,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// Frees the slot of a request that has ended, and moves its memory to `memory`, which is empty before.
+    /// Frees the slot of a request that has ended. Moves its memory to `memory`, which must be empty.
     #[inline]
     fn free(&mut self, id: Id, memory: &mut Held, afters: &mut Afters) {
         let side = self.slots.side(id.slot());
@@ -511,18 +511,19 @@ impl ConnectionEntry {
         Some(Ended { operation, result, word })
     }
 
-    /// Notes that the peer has closed, which is the reason for a failed request.
+    /// Records that the peer has closed the connection, which explains a failed request.
     pub(crate) fn note_gone(&mut self, reason: CloseReason) {
         if let Some(CloseReason::Work { .. }) = self.closed {
             self.closed = Some(reason);
         }
     }
 
-    /// The error of a request that failed, or ended with its queue pair.
+    /// Returns the error of a request that failed or ended with its queue pair.
     #[cold]
     pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
         match (error, self.closed.or(self.ended_before)) {
-            // A flushed request gets the reason of the flush. A peer that has closed does not acknowledge.
+            // A flushed request gets the reason of the flush. Exhausted retries get the reason why the peer closed,
+            // because a closed peer does not acknowledge.
             (Some(error), Some(reason))
                 if error.class() == WorkErrorClass::Flushed
                     || reason.is_of_peer() && error.code() == WorkErrorCode::RetryExceededError =>
@@ -586,10 +587,10 @@ impl Drop for ConnectionEntry {
     }
 }
 
-/// Registers words for that many slots.
+/// Registers words for this many slots.
 ///
 /// # Errors
-/// If they cannot be registered.
+/// If the words cannot be registered.
 pub(crate) fn words(
     pd: &rdma_mem::ProtectionDomain,
     slots: u32,

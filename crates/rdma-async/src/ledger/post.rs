@@ -17,10 +17,10 @@ use super::slots::{Id, Side};
 use crate::buffer::held::{Held, Rarer};
 use crate::buffer::window::Window;
 
-/// The number of bytes of an atomic operation.
+/// The size of an atomic operation, in bytes.
 pub(crate) const WORD: usize = size_of::<u64>();
 
-/// The reason for a request that was not posted.
+/// The reason why a request was not posted.
 #[derive(Debug)]
 pub(crate) enum PostFailure {
     /// No slot is free.
@@ -47,7 +47,7 @@ pub(crate) enum RequestSpec {
     Read(RemoteMemoryRegion),
     CompareAndSwap(RemoteMemoryRegion, u64, u64),
     FetchAdd(RemoteMemoryRegion, u64),
-    /// Binds the window to this range of bytes of its region.
+    /// Binds the window to this range of bytes in its region.
     Bind(usize, usize, AccessFlags),
     Invalidate(Rkey),
 }
@@ -83,8 +83,8 @@ impl RequestSpec {
 /// Posts a request with the memory of its slot.
 ///
 /// # Safety
-/// The contract of [`QueuePair::post`] for that memory, and for the word of the slot. Both stay where they are until
-/// the request has completed or the queue pair was destroyed. Until then they are used only as that contract allows.
+/// The contract of [`QueuePair::post`] applies to this memory and to the word of the slot. Neither moves until the
+/// request has completed or the queue pair has been destroyed. Until then, both are used only as that contract allows.
 #[inline]
 pub(crate) unsafe fn post(
     qp: &QueuePair,
@@ -174,21 +174,22 @@ unsafe fn bind(
     access: AccessFlags,
     id: Id,
 ) -> Result<(), PostError> {
-    // SAFETY: this function's contract, and SAFETY.md F28: the window has its region for itself. The peer may use all
-    // of that region, so it does not matter whether the device keeps to the range. A window is bound once at a time.
+    // SAFETY: this function's contract, and SAFETY.md F28: no one else uses the window's region. The peer may use all
+    // of that region, so it does not matter whether the device confines the peer to the range. A window is bound once
+    // at a time.
     unsafe { qp.bind(window.get_mut(), range, access, id.0) }
 }
 
 /// # Safety
-/// Same contract as [`post`]: the window with that key stays in its slot.
+/// Same contract as [`post`]: the window with this key stays in its slot.
 #[cold]
 #[inline(never)]
 unsafe fn invalidate(qp: &QueuePair, key: Rkey, id: Id) -> Result<(), PostError> {
-    // SAFETY: this function's contract, for a request without memory.
+    // SAFETY: this function's contract; the request has no memory.
     unsafe { qp.post(LocalInvalidate::new(key), id.0) }
 }
 
-/// The bytes to send or write, if there are any.
+/// Returns the bytes to send or write, if there are any.
 #[inline]
 fn source(held: &Held) -> Option<SliceRef<'_>> {
     match held {
@@ -204,7 +205,7 @@ fn element(words: &SharedRegion, id: Id) -> rdma_mem::SharedElement<'_> {
     words.element(at..at + WORD).expect("a word for each slot")
 }
 
-/// The result that an atomic operation wrote to the word of its slot.
+/// Returns the result that an atomic operation wrote to the word of its slot.
 #[allow(clippy::expect_used)] // there are as many words as slots
 pub(crate) fn word(words: &SharedRegion, id: Id) -> u64 {
     words.atomic_u64(id.slot() * WORD).expect("a word for each slot").load(Ordering::Acquire)

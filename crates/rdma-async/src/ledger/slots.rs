@@ -1,4 +1,4 @@
-//! Slots: one for each request that a queue can have outstanding.
+//! Slots, one for each request that a queue can have outstanding.
 
 use std::task::Waker;
 
@@ -7,7 +7,7 @@ use rdma_qp::WorkResult;
 
 use crate::buffer::held::Held;
 
-/// A queue of a queue pair.
+/// One of the two queues of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Send,
@@ -21,7 +21,7 @@ pub(crate) struct Id(pub(crate) u64);
 const SLOT_BITS: u32 = 16;
 const ENTRY_BITS: u32 = 16;
 
-/// The most slots of a queue pair, and the most queue pairs of a completion queue.
+/// The maximum number of slots of a queue pair, and of queue pairs of a completion queue.
 pub(crate) const MOST: u32 = 1 << SLOT_BITS;
 
 impl Id {
@@ -58,13 +58,13 @@ pub(crate) enum Phase {
     Free,
     /// The device holds the request.
     InFlight,
-    /// The device holds the request, and its future was dropped.
+    /// The device holds the request, but its future was dropped.
     Forsaken,
     /// The request has ended: it completed, or its queue pair was destroyed.
     Done,
 }
 
-/// A request and its memory. The memory's description stays in place through all phases.
+/// A request and its memory. The value that describes the memory does not move between phases.
 #[derive(Debug)]
 pub(crate) struct RequestSlot {
     generation: u32,
@@ -74,20 +74,20 @@ pub(crate) struct RequestSlot {
     next: Option<u32>,
     /// The memory of the request; nothing in a free slot.
     pub(crate) held: Held,
-    /// The waker of the task that awaits the request. Set only while it is in flight.
+    /// The waker of the task that awaits the request. Set only while the request is in flight.
     pub(crate) waker: Option<Waker>,
-    /// The result of a request that has ended; `None` if its queue pair was destroyed before it completed.
+    /// The result of a request that has ended, or `None` if its queue pair was destroyed before it completed.
     pub(crate) result: Option<WorkResult>,
 }
 
-/// The slots of a queue pair: first those of the send queue, then those of the receive queue.
+/// The slots of a queue pair: first the slots of the send queue, then those of the receive queue.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     slots: Box<[RequestSlot]>,
-    /// The number of slots of the send queue.
+    /// The number of send slots.
     sends: u32,
     free: [Option<u32>; 2],
-    /// The first generation of these slots: greater than all generations before.
+    /// The first generation of these slots, which is greater than all generations before.
     begins: u32,
 }
 
@@ -115,7 +115,7 @@ impl Slots {
         }
     }
 
-    /// The first generation for the slots of the next queue pair in this entry.
+    /// Returns the first generation for the slots of the next queue pair in this entry.
     pub(crate) fn next_generation(&self) -> u32 {
         let newest = self.slots.iter().map(|slot| slot.generation.wrapping_sub(self.begins)).max();
         self.begins.wrapping_add(newest.unwrap_or(0)).wrapping_add(1)
@@ -134,7 +134,7 @@ impl Slots {
         }
     }
 
-    /// The number of outstanding requests of the send queue.
+    /// Returns the number of outstanding requests of the send queue.
     #[allow(clippy::cast_possible_truncation)] // at most the number of slots
     pub(crate) fn sending(&self) -> u32 {
         let sends = self.slots.iter().take(self.sends as usize);
@@ -153,7 +153,7 @@ impl Slots {
         sends.any(|slot| matches!(slot.phase, Phase::InFlight | Phase::Forsaken))
     }
 
-    /// A free slot of a queue.
+    /// Returns a free slot of a queue, if there is one.
     #[inline]
     pub(crate) fn first_free(&self, side: Side) -> Option<u32> {
         self.free[side as usize]
@@ -177,7 +177,7 @@ impl Slots {
         (Id::new(slot.generation, entry, index), &mut slot.held)
     }
 
-    /// Frees a slot, and moves its memory to `memory`, which is empty before.
+    /// Frees a slot. Moves its memory to `memory`, which must be empty.
     #[inline]
     pub(crate) fn free(&mut self, index: usize, memory: &mut Held) {
         let side = self.side(index) as usize;
@@ -190,19 +190,19 @@ impl Slots {
         slot.held.move_to(memory);
     }
 
-    /// The slot of this request; `None` after it was freed.
+    /// Returns the slot of this request, or `None` after it was freed.
     #[inline]
     pub(crate) fn of(&mut self, id: Id) -> Option<&mut RequestSlot> {
         self.slots.get_mut(id.slot()).filter(|slot| slot.generation == id.generation())
     }
 
-    /// The number of slots: at most [`MOST`].
+    /// Returns the number of slots, which is at most [`MOST`].
     #[allow(clippy::cast_possible_truncation)]
     pub(crate) const fn len(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// The slot with that index.
+    /// Returns the slot with this index.
     #[inline]
     pub(crate) fn at(&mut self, index: usize) -> &mut RequestSlot {
         &mut self.slots[index]
