@@ -25,8 +25,8 @@ use crate::connection::Connection;
 use crate::ledger::post::RequestSpec;
 use crate::link::Link;
 
-/// An operation that is described, and not posted yet: nothing happens before it is awaited, or
-/// [posted](Self::post). It has its memory by value.
+/// An operation that has been described but not posted. Nothing happens until it is awaited or [posted](Self::post). It
+/// owns its memory.
 ///
 /// # Examples
 /// ```
@@ -66,16 +66,17 @@ impl<'c, K: Kind> Op<'c, K> {
     /// Awaits the operation for at most this time, starting with the first poll. [`Duration::MAX`] means no limit, even
     /// if the [connection has one](crate::ConnectionOptions::operation_timeout).
     ///
-    /// After that time the operation fails with [`TransportError::Timeout`](rdma_connect::TransportError::Timeout),
-    /// unless it has completed by then. The connection stays open, and the request stays with the device, which may
-    /// still execute it. [`Failed::memory`] is then `None`, and the memory is released when the request has completed.
-    /// A message that arrives for a receive after its time is kept for [`take_unclaimed`](Connection::take_unclaimed).
-    /// If the operation still waited for a slot, nothing was posted, and [`Failed`] has the memory.
+    /// If the operation has not completed by then, it fails with
+    /// [`TransportError::Timeout`](rdma_connect::TransportError::Timeout). The connection stays open, and the request
+    /// stays with the device, which may still execute it. [`Failed::memory`] is then `None`, and the memory is released
+    /// when the request completes. If a message arrives for a receive that has timed out, it is kept for
+    /// [`take_unclaimed`](Connection::take_unclaimed). If the operation was still waiting for a slot, nothing was
+    /// posted, and [`Failed`] has the memory.
     ///
-    /// To wait again instead, [post](Self::post) the operation and await `&mut posted` in a `timeout` of tokio.
+    /// To be able to wait again, [post](Self::post) the operation and await `&mut posted` in a tokio `timeout` instead.
     ///
     /// # Panics
-    /// If the operation waits outside of a runtime of tokio with time (`enable_time`), and the limit is not zero.
+    /// If the operation has to wait outside of a tokio runtime with time (`enable_time`), and the limit is not zero.
     ///
     /// # Examples
     /// ```
@@ -107,12 +108,12 @@ impl<'c, K: Kind> Op<'c, K> {
         Run::new(self.into_work(), Limit::new(limit))
     }
 
-    /// Posts the operation. The future is ready after the device has accepted the request, and returns a future for the
+    /// Posts the operation. The future is ready when the device has accepted the request, and returns a future for the
     /// outcome.
     ///
-    /// It waits while no slot is free. A slot becomes free when an outcome is taken. If the [`Posted`] was dropped, its
-    /// slot becomes free when the request completes. So a task that posts more than the queue holds, and takes no
-    /// outcome, waits for itself. If this future is dropped before it is ready, nothing was posted.
+    /// It waits while no slot is free. A slot becomes free when an outcome is taken, or, if the [`Posted`] was dropped,
+    /// when the request completes. So a task that posts more than the queue holds and takes no outcome waits for
+    /// itself. If this future is dropped early, nothing is posted.
     ///
     /// # Errors
     /// [`TransportError::Closed`](rdma_connect::TransportError::Closed) or
@@ -121,7 +122,7 @@ impl<'c, K: Kind> Op<'c, K> {
         Post::new(self.into_work())
     }
 
-    /// Posts the operation, and waits for the outcome like [`Posted::busy_poll`].
+    /// Posts the operation, and then polls for the outcome like [`Posted::busy_poll`].
     ///
     /// # Errors
     /// Same errors as awaiting the operation.
@@ -132,7 +133,7 @@ impl<'c, K: Kind> Op<'c, K> {
     /// Posts the operation now, without waiting for a slot.
     ///
     /// # Errors
-    /// [`TransportError::WouldBlock`](rdma_connect::TransportError::WouldBlock) if no slot is free; otherwise same
+    /// [`TransportError::WouldBlock`](rdma_connect::TransportError::WouldBlock) if no slot is free; otherwise the same
     /// errors as [`post`](Self::post). Each error returns the memory.
     pub fn try_post(self) -> Result<Posted<'c, K>, Failed<K::Memory>> {
         let Self { link, memory, request } = self;
@@ -150,8 +151,8 @@ impl<'c, K: Kind> Op<'c, K> {
         Work::new(link, memory.into_held(), request)
     }
 
-    /// Makes the operation own its connection: for `tokio::spawn`, and for fields of structs. It increments a reference
-    /// count.
+    /// Makes the operation own its connection, for `tokio::spawn` and for fields of structs. This increments a
+    /// reference count.
     ///
     /// # Panics
     /// If the operation borrows a connection other than `connection`.

@@ -8,14 +8,14 @@ use super::kinds::{Kind, memory};
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
 
-/// An operation that failed, with its memory unless the device still holds it. It is an [`Error`](std::error::Error),
-/// and `?` converts it to a [`TransportError`].
+/// An operation that failed, with its memory unless the device still holds it. It implements
+/// [`Error`](std::error::Error), and `?` converts it to a [`TransportError`].
 #[non_exhaustive]
 pub struct Failed<B> {
-    /// The memory of the operation. After a failed receive or read its content is undefined.
+    /// The memory of the operation. After a failed receive or read, its contents are undefined.
     ///
-    /// `None` only after a [`Timeout`](TransportError::Timeout) of a posted request: the device may still use the
-    /// memory, which is released when the request has completed.
+    /// `None` only after a [`Timeout`](TransportError::Timeout) of a posted request. The device may still use the
+    /// memory, which is released when the request completes.
     pub memory: Option<B>,
     /// The error.
     pub error: TransportError,
@@ -27,7 +27,7 @@ impl<B: Lease> Failed<B> {
         Self { memory: Some(memory::<K>(held)), error }
     }
 
-    /// The device still holds its request.
+    /// Creates the error of an operation whose request the device still holds.
     #[cold]
     pub(crate) const fn late(error: TransportError) -> Self {
         Self { memory: None, error }

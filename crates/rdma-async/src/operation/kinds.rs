@@ -1,4 +1,4 @@
-//! The kinds of operations: the memory and the output of each.
+//! The kinds of operations, with the memory and the output of each.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -50,7 +50,7 @@ impl Ended {
     }
 }
 
-/// The memory that a slot held for an operation of that kind.
+/// Returns the memory that a slot held for an operation of this kind.
 #[inline]
 pub(crate) fn memory<K: Kind>(held: Held) -> K::Memory {
     let Some(memory) = K::Memory::from_held(held) else {
@@ -59,18 +59,18 @@ pub(crate) fn memory<K: Kind>(held: Held) -> K::Memory {
     memory
 }
 
-/// A message that was received.
+/// A received message.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Received<B> {
-    /// The memory of the receive. The message starts at its beginning.
+    /// The memory of the receive. The message is at its beginning.
     pub memory: B,
-    /// The number of bytes of the message. For an RDMA write with immediate data, the number of bytes written
+    /// The number of bytes in the message. For an RDMA write with immediate data, the number of bytes that were written
     /// elsewhere.
     pub length: usize,
     /// The immediate data of the message.
     pub immediate: Option<u32>,
-    /// Whether it is an RDMA write.
+    /// Whether the message is an RDMA write.
     is_write: bool,
 }
 
@@ -83,7 +83,7 @@ impl<B> Received<B> {
 }
 
 impl<B: Deref<Target = [u8]>> Received<B> {
-    /// The bytes of the message; none for an RDMA write, whose bytes are elsewhere.
+    /// Returns the bytes of the message. Empty for an RDMA write, whose bytes are elsewhere.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         let length = if self.is_write { 0 } else { self.length.min(self.memory.len()) };
@@ -114,7 +114,7 @@ macro_rules! kinds {
 kinds! {
     /// A message to the peer. Returns its memory.
     SendOut<B: Source> => B, |memory, _success| memory;
-    /// Memory for a message of the peer.
+    /// Memory for a message from the peer.
     Receive<B: Target> => Received<B>, |memory, success| Received::new(memory, success);
     /// A write to the peer's memory. Returns its own memory.
     Write<B: Source> => B, |memory, _success| memory;

@@ -10,15 +10,15 @@ use tokio::time::{Sleep, sleep};
 use crate::link::Inner;
 use crate::sync::LONGEST;
 
-/// The time limit of an operation: its own, or `None` for the limit of the connection. It is boxed, so that an
-/// operation without its own limit grows by only 8 bytes.
+/// The time limit of an operation. `None` means the connection's limit. The limit is boxed, so that an operation
+/// without its own limit grows by only 8 bytes.
 #[derive(Debug)]
 pub(crate) struct Limit(Option<Box<Time>>);
 
 #[derive(Debug)]
 struct Time {
     limit: Duration,
-    /// `None` until the time starts.
+    /// `None` until the time starts to run.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
@@ -30,8 +30,8 @@ impl Limit {
         Self(Some(Box::new(Time { limit, sleep: None })))
     }
 
-    /// Ready with the limit when the time is over. The time starts with the first call. The limit of the connection
-    /// applies if `has_default` is set.
+    /// Ready with the limit when the time is up. The time starts with the first call. The connection's limit applies
+    /// only if `has_default` is set.
     #[cold]
     pub(crate) fn poll(
         &mut self,

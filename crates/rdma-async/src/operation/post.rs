@@ -35,7 +35,7 @@ impl<'c, K: Kind> Future for Post<'c, K> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // Uses tokio's budget like an awaited operation: a task that only posts lets other tasks run.
+        // Uses tokio's budget like an awaited operation, so a task that only posts lets other tasks run.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
         let posted = ready!(self.project().work.poll_post::<K>(cx));
         budget.made_progress();

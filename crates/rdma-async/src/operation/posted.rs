@@ -23,11 +23,11 @@ use crate::link::Link;
 /// The number of empty polls before other tasks may run.
 const POLLS: u32 = 64;
 
-/// An operation in flight: await it for the outcome. Dropped, it leaves its memory with the request, which releases
-/// the memory when it has completed.
+/// An operation in flight, to be awaited for the outcome. If this is dropped, the memory stays with the request and is
+/// released when the request completes.
 #[must_use = "awaiting it returns its memory"]
 pub struct Posted<'c, K: Kind> {
-    /// `None` after it has ended.
+    /// `None` once the operation has ended.
     link: Option<Link<'c>>,
     id: Id,
     kind: PhantomData<fn() -> K>,
@@ -43,18 +43,18 @@ impl<'c, K: Kind> Posted<'c, K> {
     /// other limit.
     ///
     /// # Panics
-    /// If the operation waits outside of a runtime of tokio with time (`enable_time`), and the limit is not zero.
+    /// If the operation has to wait outside of a tokio runtime with time (`enable_time`), and the limit is not zero.
     #[doc(alias("timeout", "deadline"))]
     pub fn within(mut self, limit: Duration) -> Run<'c, K> {
         let Some(link) = self.link.take() else { unreachable!("it is polled until it has ended") };
         Run::new(Work::posted(link, self.id), Limit::new(limit))
     }
 
-    /// Waits for the outcome, and polls for at most `limit` before it sleeps. A completion in that time costs no event
-    /// of the device and no wake-up. Polling occupies the processor, but lets other tasks run after every 64 polls.
+    /// Waits for the outcome, polling for at most `limit` before it sleeps. A completion within that time costs neither
+    /// a device event nor a wake-up. Polling occupies the processor, but lets other tasks run after every 64 polls.
     ///
-    /// This is for answers that arrive within microseconds; a receive that may wait for long is better awaited. If the
-    /// future is dropped while it waits, it leaves the memory with the request, like a dropped [`Posted`].
+    /// Use this for answers that arrive within microseconds, and await a receive that may wait for long. If the future
+    /// is dropped while it waits, the memory stays with the request, as with a dropped [`Posted`].
     ///
     /// # Errors
     /// Same errors as awaiting the operation.
@@ -80,7 +80,7 @@ impl<'c, K: Kind> Posted<'c, K> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn busy_poll(mut self, limit: Duration) -> Result<K::Output, Failed<K::Memory>> {
-        // Without a budget, a task whose operations complete at once would keep other tasks from running.
+        // Without a budget, a task whose operations complete at once would starve other tasks.
         consume_budget().await;
         let begin = Instant::now();
         loop {
@@ -113,7 +113,7 @@ impl<K: Kind> Future for Posted<'_, K> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // Without a budget, a task whose operations complete at once would keep other tasks from running.
+        // Without a budget, a task whose operations complete at once would starve other tasks.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
         let Some(link) = &self.link else { unreachable!("polled after it was ready") };
         let mut held = Held::Nothing;

@@ -1,4 +1,4 @@
-//! Receives that are posted ahead, in a ring of buffers.
+//! Receives that are posted in advance, in a ring of buffers.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,18 +14,18 @@ use super::posted::Posted;
 use crate::buffer::held::Target;
 use crate::connection::Connection;
 
-/// A ring of buffers that are posted as receives and return messages in the order of their arrival.
+/// A ring of buffers that are posted as receives and return messages in order of arrival.
 ///
-/// While fewer messages are in flight than buffers are posted, an arriving message finds a receive. So the peer's
-/// send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program chooses the number of buffers
-/// and their length: a message that is longer than its buffer fails the connection.
+/// While fewer messages are in flight than buffers are posted, an arriving message finds a receive, so the peer's send
+/// never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program chooses the number of buffers and
+/// their length. A message longer than its buffer fails the connection.
 ///
-/// [`next`](Self::next) returns the next message. Its buffer is posted again when the [`RingMessage`] is dropped, or
-/// was [taken](RingMessage::take) and is [returned](Self::give_back). Other receives that the program posts on the same
-/// connection are filled in turn with these. After [`reconnect`](Connection::reconnect), `next` posts all of them
-/// again.
+/// [`next`](Self::next) returns the next message. Its buffer is reposted when the [`RingMessage`] is dropped, or, if
+/// the message was [taken](RingMessage::take), when the buffer is [returned](Self::give_back). If the program posts
+/// other receives on the same connection, messages fill all receives in the order in which they were posted. After
+/// [`reconnect`](Connection::reconnect), `next` reposts all buffers.
 ///
-/// A dropped ring leaves its receives posted, like a dropped [`Posted`].
+/// Dropping the ring leaves its receives posted, as dropping a [`Posted`] does.
 ///
 /// # Examples
 /// ```
@@ -51,20 +51,20 @@ use crate::connection::Connection;
 /// ```
 pub struct ReceiveRing<'c, B: Target = Buffer> {
     connection: &'c Connection,
-    /// The receive posted first completes first.
+    /// The receives, in the order in which they were posted and complete.
     posted: VecDeque<Posted<'c, Receive<B>>>,
-    /// Buffers that could not be posted again.
+    /// Buffers that could not be reposted.
     idle: Vec<B>,
     refused: Option<TransportError>,
 }
 
 impl Connection {
-    /// Posts a receive for each of these buffers, in order, and hands out their messages.
+    /// Posts a receive for each of these buffers, in order. The ring then returns the messages.
     ///
     /// # Errors
     /// [`TransportError::WouldBlock`] if the queue has no room for all of them (see
-    /// [`max_recv_wr`](rdma_qp::QueuePairBuilder::max_recv_wr)); otherwise same errors as
-    /// [`Op::try_post`](crate::Op::try_post). Receives that were already posted stay posted, like those of a dropped
+    /// [`max_recv_wr`](rdma_qp::QueuePairBuilder::max_recv_wr)); otherwise the same errors as
+    /// [`Op::try_post`](crate::Op::try_post). Receives that have already been posted stay posted, as with a dropped
     /// ring.
     #[doc(alias = "ibv_post_recv")]
     pub fn receive_ring<B: Target>(
@@ -81,13 +81,13 @@ impl Connection {
 }
 
 impl<'c, B: Target> ReceiveRing<'c, B> {
-    /// Waits for the next message. If the future is dropped before it is ready, no message is lost: the next call waits
-    /// for the same one. So a `timeout` of tokio can limit the wait.
+    /// Waits for the next message. Dropping the future early loses no message, because the next call waits for the same
+    /// one. So a tokio `timeout` can limit the wait.
     ///
     /// # Errors
-    /// - the error of the receive, if it has failed: the connection has ended, and the ring keeps the buffer;
+    /// - the error of the receive, if it failed: the connection has ended, and the ring keeps the buffer;
     /// - if no receive is posted, the reason: [`TransportError::Closed`], or [`TransportError::WouldBlock`] if all
-    ///   buffers were [taken](RingMessage::take) or other receives have filled the queue.
+    ///   buffers were [taken](RingMessage::take) or other receives fill the queue.
     pub async fn next(&mut self) -> Result<RingMessage<'_, 'c, B>, TransportError> {
         if !self.idle.is_empty() {
             self.post_idle();
@@ -106,7 +106,8 @@ impl<'c, B: Target> ReceiveRing<'c, B> {
         }
     }
 
-    /// The number of posted receives: one less than the number of buffers while a message is read.
+    /// Returns the number of posted receives. While a message is being read, this is one less than the number of
+    /// buffers.
     #[must_use]
     pub fn posted(&self) -> usize {
         self.posted.len()
@@ -142,24 +143,24 @@ impl<B: Target> fmt::Debug for ReceiveRing<'_, B> {
     }
 }
 
-/// A message of a [`ReceiveRing`]. It derefs to the received bytes. Dropping it posts its buffer again.
+/// A message of a [`ReceiveRing`]. Dereferences to the received bytes. Dropping it reposts its buffer.
 ///
-/// It is empty for an RDMA write with immediate data, whose bytes are elsewhere.
+/// The bytes are empty for an RDMA write with immediate data, which writes elsewhere.
 pub struct RingMessage<'r, 'c, B: Target = Buffer> {
     ring: &'r mut ReceiveRing<'c, B>,
-    /// `None` after it was taken.
+    /// `None` once the message was taken.
     received: Option<Received<B>>,
 }
 
 impl<B: Target> RingMessage<'_, '_, B> {
-    /// The immediate data, if any.
+    /// Returns the immediate data, if any.
     #[must_use]
     pub fn immediate(&self) -> Option<u32> {
         self.received.as_ref().and_then(|received| received.immediate)
     }
 
-    /// Takes the message with its buffer out of the ring, for example to send it or to keep several. The ring has one
-    /// receive less until the buffer is [returned](ReceiveRing::give_back).
+    /// Takes the message with its buffer out of the ring, for example to send the buffer or to keep several. The ring
+    /// has one receive fewer until the buffer is [returned](ReceiveRing::give_back).
     ///
     /// # Panics
     /// Never: a message is taken once.

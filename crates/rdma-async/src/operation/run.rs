@@ -14,8 +14,8 @@ use super::limit::Limit;
 use super::work::Work;
 
 pin_project! {
-    /// An awaited [`Op`](super::Op): posts it and waits for the outcome, for at most its [limit](super::Op::within) if
-    /// it has one.
+    /// An awaited [`Op`](super::Op), which is posted and whose outcome is then awaited. If it has a
+    /// [limit](super::Op::within), it waits at most that long.
     #[must_use = "nothing is posted before it is awaited"]
     pub struct Run<'c, K: Kind> {
         #[pin]
@@ -37,7 +37,7 @@ impl<K: Kind> Future for Run<'_, K> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // Without a budget, a task whose operations complete at once would keep other tasks from running.
+        // Without a budget, a task whose operations complete at once would starve other tasks.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
         let this = self.project();
         let outcome = this.work.poll_end::<K>(this.limit, cx);

@@ -1,5 +1,5 @@
-//! An operation from its description to its outcome, whatever its kind: the wait for a free slot, the post, and the
-//! wait for its end.
+//! An operation of any kind from its description to its outcome: the wait for a free slot, the post, and the wait for
+//! the completion.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -29,14 +29,14 @@ use crate::sync::{MutexGuard, OwnedNotified};
 pin_project! {
     /// An operation from its description to its outcome.
     pub(crate) struct Work<'c> {
-        // `None` after it has ended or its link was moved elsewhere.
+        // `None` once the operation has ended or its link was moved elsewhere.
         link: Option<Link<'c>>,
         // `None` until it is posted.
         id: Option<Id>,
         // Its memory, until it is posted.
         held: Held,
         request: RequestSpec,
-        // Whether it is counted among the operations that wait for a slot.
+        // Whether the operation is counted as waiting for a slot.
         has_queued: bool,
         #[pin]
         waits: Option<OwnedNotified>,
@@ -62,15 +62,15 @@ impl<'c> Work<'c> {
         Self { link: Some(link), id: None, held, request, has_queued: false, waits: None }
     }
 
-    /// An operation that was posted.
+    /// Creates the value for an operation that has already been posted.
     pub(crate) const fn posted(link: Link<'c>, id: Id) -> Self {
-        // The memory is in the slot, and the request is not read.
+        // The slot has the memory, and the request is not read.
         let mut work = Self::new(link, Held::Nothing, RequestSpec::Receive);
         work.id = Some(id);
         work
     }
 
-    /// Ready when the request is posted, or the post has failed.
+    /// Ready when the request has been posted or the post has failed.
     #[inline]
     pub(crate) fn poll_post<K: Kind>(
         mut self: Pin<&mut Self>,
@@ -88,7 +88,7 @@ impl<'c> Work<'c> {
         })
     }
 
-    /// Ready when the request has ended, its post has failed, or its time is over.
+    /// Ready when the request has ended, its post has failed, or its time is up.
     #[inline]
     pub(crate) fn poll_end<K: Kind>(
         mut self: Pin<&mut Self>,
@@ -123,7 +123,7 @@ impl<'c> Work<'c> {
         Poll::Ready(outcome)
     }
 
-    /// Ready when its time is over: the operation has timed out unless it has completed by then.
+    /// Ready when its time is up. The operation has timed out unless it has completed by then.
     #[cold]
     fn poll_late<K: Kind>(
         self: Pin<&mut Self>,
@@ -137,7 +137,7 @@ impl<'c> Work<'c> {
         if let Some(id) = *this.id {
             return Poll::Ready(link.expire::<K>(id, timeout));
         }
-        // It still waits for a slot.
+        // The operation still waits for a slot.
         link.give_up(None, this.request, *this.has_queued);
         leave_row(this.waits);
         let (operation, peer) = (this.request.operation(), link.look(|entry| entry.peer));
@@ -156,7 +156,7 @@ impl<'c> Work<'c> {
         let Some(link) = &*this.link else { unreachable!("polled after it was ready") };
         match link.post(this.request, this.held, this.has_queued, this.id, looks) {
             Ok(ended) => {
-                // It leaves the queue of waiters. A wake-up that it has received is passed on.
+                // Leaves the queue of waiters. A wake-up that it has already received is passed on.
                 if this.waits.is_some() {
                     leave_row(this.waits);
                 }
@@ -178,7 +178,7 @@ impl<'c> Work<'c> {
         loop {
             let mut this = self.as_mut().project();
             let Some(link) = &*this.link else { unreachable!("it was not posted") };
-            // Polling may free a slot. If the completion queue has failed, the next attempt to post returns the error.
+            // Polling may free a slot. If the completion queue fails, the next attempt to post returns the error.
             if !mem::replace(&mut has_looked, true) {
                 let _ = link.ledger.progress();
             } else if let Some(waits) = this.waits.as_mut().as_pin_mut() {
@@ -191,7 +191,8 @@ impl<'c> Work<'c> {
                 }
                 this.waits.set(Some(Arc::clone(link.rooms.of(side)).notified_owned()));
                 if let Some(waits) = this.waits.as_mut().as_pin_mut() {
-                    // It is in the queue of waiters from now on. Another attempt finds a slot that was freed before.
+                    // From now on, this is in the queue of waiters. Another attempt finds any slot that was freed
+                    // before.
                     waits.enable();
                 }
             }
@@ -215,7 +216,7 @@ impl<'c> Work<'c> {
         {
             let side = this.request.side();
             link.ledger.lock().note_waiting(link.entry, side, false);
-            // Its wake-up was for a slot that it has not used.
+            // It was woken for a slot that it did not use, so it wakes the next waiter.
             After::Room(Arc::clone(&link.rooms), side).run();
         }
         leave_row(this.waits);
@@ -223,16 +224,16 @@ impl<'c> Work<'c> {
     }
 }
 
-/// Stops waiting. A wake-up that it has received is passed on, to a foreign waker.
+/// Stops waiting. A wake-up that it has already received is passed on, which runs a foreign waker.
 #[cold]
 fn leave_row(mut waits: Pin<&mut Option<OwnedNotified>>) {
     apart(|| waits.set(None));
 }
 
 impl Inner {
-    /// Posts a request if a slot is free. If `looks` is set, it checks once whether the request has already ended; if
-    /// it has, its memory is back in `held`. If `has_queued` is set, the operation no longer counts as waiting for a
-    /// slot, under the same lock.
+    /// Posts a request if a slot is free. If `looks` is set, this checks once whether the request has already ended; if
+    /// so, its memory is back in `held`. If `has_queued` is set, the operation stops counting as a waiter, under the
+    /// same lock.
     ///
     /// # Errors
     /// The memory stays in `held`.
@@ -255,8 +256,8 @@ impl Inner {
         self.post_under(table, request, held, has_queued, posted, looks)
     }
 
-    /// Like [`post`](Self::post), but only if the queue pair has that epoch and its send queue is empty: this request
-    /// must not wait for others. It checks once for the outcome, and has not queued.
+    /// Like [`post`](Self::post), but only if the queue pair has this epoch and its send queue is empty, because this
+    /// request must not wait for others. The operation must not count as a waiter. The outcome is checked once.
     ///
     /// # Errors
     /// The memory stays in `held`.
@@ -278,7 +279,7 @@ impl Inner {
             }
             drop(table);
             if !is_last {
-                // Polling removes completed requests from the count of outstanding ones.
+                // Polling lets requests that have completed no longer count as outstanding.
                 let _ = self.ledger.progress();
             }
         }
@@ -306,7 +307,7 @@ impl Inner {
             return Ok(None);
         }
         let mut ended = None;
-        // If the completion queue has failed, the wait for the end returns the error.
+        // If the completion queue fails, the wait for the outcome returns the error.
         if looks && table.poll(self.ledger.cq()).is_ok() {
             ended = table.take(id, held);
         }
@@ -314,8 +315,8 @@ impl Inner {
         Ok(ended)
     }
 
-    /// Counts an operation that starts to wait for a slot. It arms the completion queue, because the waiter must learn
-    /// of a failure even if no task awaits the requests in the slots.
+    /// Counts an operation that starts to wait for a slot. Arms the completion queue, because the waiter must be woken
+    /// on a failure even if no task awaits the requests in the slots.
     fn queue_up(&self, side: Side) {
         let mut table = self.ledger.lock();
         table.note_waiting(self.entry, side, true);
@@ -325,8 +326,8 @@ impl Inner {
         self.ledger.note_armed(armed);
     }
 
-    /// Ends the connection of a request that may or may not have been posted. If the queue pair cannot be destroyed,
-    /// its operations end with it later.
+    /// Ends the connection if a request may or may not have been posted. If the queue pair cannot be destroyed now, its
+    /// operations end when it is destroyed.
     #[cold]
     fn end_doubt(&self) {
         let closed = self.ledger.lock().at(self.entry).closed();
@@ -338,10 +339,10 @@ impl Inner {
         }
     }
 
-    /// Checks once whether the request has ended; if so, its memory is in `held`. It does not register a waker.
+    /// Checks once whether the request has ended; if so, its memory is in `held`. Does not register a waker.
     ///
     /// # Errors
-    /// If the completion queue has failed, and nothing is known of the request.
+    /// If the completion queue fails and the outcome is unknown.
     pub(crate) fn look_once(&self, id: Id, held: &mut Held) -> Result<Option<Ended>, PollError> {
         let mut table = self.ledger.lock();
         let mut ended = table.take(id, held);
@@ -354,9 +355,9 @@ impl Inner {
         if ended.is_none() { polled.map(|_| None) } else { Ok(ended) }
     }
 
-    /// Ready when the request has ended, with its memory in `held`. Otherwise the task is woken when it ends.
+    /// Ready when the request has ended, with its memory in `held`. Otherwise, the task is woken when it ends.
     pub(crate) fn poll_end(&self, id: Id, held: &mut Held, cx: &mut Context<'_>) -> Poll<Ended> {
-        // Clones the waker without the lock, because the clone runs foreign code.
+        // Cloned without the lock, because cloning a waker runs foreign code.
         let (mut waker, mut has_armed) = (None, false);
         loop {
             let mut table = self.ledger.lock();
@@ -366,7 +367,7 @@ impl Inner {
                 polled = table.poll(self.ledger.cq());
                 ended = table.take(id, held);
             }
-            // Checked under the same lock as the outcome: a thread that polls later wakes this task.
+            // Checked under the same lock as the outcome, so a thread that polls later wakes this task.
             let mut is_awaited =
                 ended.is_some() || table.at(self.entry).is_awaited_by(id, cx.waker());
             let mut before = waker.take();
@@ -374,7 +375,8 @@ impl Inner {
                 before = table.await_end(id, waker);
                 is_awaited = true;
             }
-            // A task that sleeps needs an event. Another check finds completions from before the queue was armed.
+            // A task that sleeps needs an event. Another check finds completions that arrived before the queue was
+            // armed.
             let is_pending = ended.is_none() && is_awaited && polled.is_ok();
             let armed = if is_pending { table.arm(self.ledger.cq()) } else { Ok(false) };
             self.ledger.unlock(table);
@@ -393,8 +395,8 @@ impl Inner {
             match (ended, polled) {
                 (Some(ended), _) => {
                     if has_armed {
-                        // Completions after its own may also be from before the queue was armed, and may belong to
-                        // other tasks.
+                        // Completions after this task's own may also have arrived before the queue was armed, and may
+                        // belong to other tasks.
                         let _ = self.ledger.progress();
                     }
                     return Poll::Ready(ended);
@@ -410,8 +412,8 @@ impl Inner {
         }
     }
 
-    /// Handles a failure of the completion queue. Usually the request has ended then. If another thread is still about
-    /// to destroy the queue pair, or the provider refuses to, the thread that ends it wakes this task.
+    /// Handles a failure of the completion queue. Usually the request has ended by now. If another thread is still
+    /// destroying the queue pair, or the provider refuses to, the thread that ends the request wakes this task.
     #[cold]
     fn look_after_failure(&self, id: Id, held: &mut Held, cx: &mut Context<'_>) -> Poll<Ended> {
         let waker = cx.waker().clone();
@@ -426,7 +428,7 @@ impl Inner {
         ended.map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// Ends the wait for a request.
+    /// Stops waiting for a request.
     pub(crate) fn forsake(&self, id: Id) {
         if self.pd.context().check_process().is_err() {
             return; // it belongs to the parent
@@ -434,20 +436,20 @@ impl Inner {
         self.forsake_under(self.ledger.lock(), id);
     }
 
-    /// Ends the wait for a request. Returns its kind if it is still outstanding.
+    /// Stops waiting for a request. Returns its kind if it is still outstanding.
     fn forsake_under(&self, mut table: MutexGuard<'_, Table>, id: Id) -> Option<Operation> {
         let goes_on = table.forsake(id);
         if let Some(lease) = self.lease.as_ref().filter(|_| goes_on.is_some()) {
             lease.note_forsaken();
         }
-        // Its memory is released when it completes.
+        // The memory is released when the request completes.
         let armed = if table.has_awaited() { table.arm(self.ledger.cq()) } else { Ok(false) };
         self.ledger.unlock(table);
         self.ledger.note_armed(armed);
         goes_on
     }
 
-    /// The error of a request that failed, or ended with its queue pair.
+    /// Returns the error of a request that failed or ended with its queue pair.
     #[cold]
     pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
         if let Some(lease) = &self.lease {
@@ -465,7 +467,7 @@ impl Inner {
         self.ledger.lock().at(self.entry).failure(operation, error)
     }
 
-    /// Ends the wait for an operation that has not ended.
+    /// Stops waiting for an operation that has not ended.
     #[cold]
     fn give_up(&self, id: Option<Id>, request: &RequestSpec, has_queued: bool) {
         if let Some(id) = id {
@@ -477,21 +479,21 @@ impl Inner {
 }
 
 impl Link<'_> {
-    /// Handles a request whose time is over: it has timed out unless it has completed by now.
+    /// Handles a request whose time is up. It has timed out unless it has completed by now.
     #[cold]
     pub(crate) fn expire<K: Kind>(
         &self,
         id: Id,
         timeout: Duration,
     ) -> Result<K::Output, Failed<K::Memory>> {
-        // The thread may not have run since the last check. A failure of the completion queue ends the request.
+        // Completions may have arrived since the last check. A failure of the completion queue ends the request.
         let _ = self.ledger.progress();
         let (mut table, mut held) = (self.ledger.lock(), Held::Nothing);
         if let Some(ended) = table.take(id, &mut held) {
             self.ledger.unlock(table);
             return ended.outcome::<K>(held, self);
         }
-        // Under the lock of `take`: a completion is either taken there, or arrives after the wait has ended.
+        // Under the same lock as `take`: a completion is either taken there, or arrives after the wait has ended.
         let peer = table.at(self.entry).peer;
         let Some(operation) = self.forsake_under(table, id) else {
             unreachable!("a request that has not ended is outstanding")
