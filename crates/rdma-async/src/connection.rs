@@ -1,4 +1,4 @@
-//! Connections, which make operations.
+//! Connections, on which operations are started.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::operation::kinds::{
 
 /// A connection to a peer. Clones are cheap and share the connection, which many tasks can use at once.
 ///
-/// Its operations are lazy ([`Op`]) and own their memory. Dropping the last clone destroys the queue pair, unless an
-/// operation [owns](Op::into_owned) the connection or uses [borrowed memory](crate::RemoteRegion). That ends all
-/// requests of the queue pair.
+/// Its operations are lazy ([`Op`]) and own their memory. Dropping the last clone destroys the queue pair and so ends
+/// all its requests, unless an operation [owns](Op::into_owned) the connection or uses [borrowed
+/// memory](crate::RemoteRegion).
 ///
 /// # Examples
 /// ```
@@ -63,8 +63,8 @@ impl Connection {
         Op::new(Link::Borrowed(&self.0), memory, request)
     }
 
-    /// Sends a message, which consumes a receive of the peer. The operation completes once the message is in that
-    /// receive. While the peer has posted none, the device retries up to
+    /// Sends a message, which consumes a receive of the peer. The operation completes once the message is in the memory
+    /// of that receive. While the peer has no receive posted, the device retries up to
     /// [`max_rnr_retries`](rdma_qp::QueuePairBuilder::max_rnr_retries) times.
     #[doc(alias = "message")]
     #[doc(alias = "IBV_WR_SEND")]
@@ -80,11 +80,11 @@ impl Connection {
         self.op(from, RequestSpec::Send(Some(immediate)))
     }
 
-    /// Receives a message into this memory, with its immediate data if it has some.
+    /// Receives a message into this memory, with its immediate data if it has any.
     ///
     /// If the operation is dropped after it was posted, a message may still arrive in its memory:
-    /// [`take_unclaimed`](Self::take_unclaimed) returns both. So a program that posts another receive after each
-    /// `timeout` misses messages: post it once, and await `&mut posted`.
+    /// [`take_unclaimed`](Self::take_unclaimed) returns both. So a program that drops a receive after a timeout and
+    /// posts another misses messages. Post the receive once and await `&mut posted` instead.
     #[doc(alias = "message")]
     #[doc(alias = "ibv_post_recv")]
     #[inline]
@@ -92,7 +92,7 @@ impl Connection {
         self.op(into, RequestSpec::Receive)
     }
 
-    /// Receives the immediate data of a send or a write without bytes for this end. Returns `None` if it has none.
+    /// Receives a send or a write that has no bytes for this end. Returns its immediate data, or `None` if it has none.
     #[inline]
     pub fn receive_imm(&self) -> Op<'_, ReceiveImmediate> {
         self.op((), RequestSpec::Receive)
@@ -105,7 +105,7 @@ impl Connection {
         self.op(from, RequestSpec::Write(to.into(), None))
     }
 
-    /// Writes into the peer's memory and sends a number as immediate data, which consumes a receive of the peer.
+    /// Writes into the peer's memory with immediate data, which consumes a receive of the peer.
     #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
     #[inline]
     pub fn write_with_imm<B: Source>(
@@ -144,8 +144,8 @@ impl Connection {
         self.op((), RequestSpec::FetchAdd(at.into(), add))
     }
 
-    /// The next message that has arrived for a dropped receive, with its memory if it had some. Messages for receives
-    /// that were dropped before they arrived are in order of arrival.
+    /// Returns the next message that arrived for a dropped receive, with the memory of the receive if it had any.
+    /// Messages that arrive after their receives were dropped are returned in order of arrival.
     #[must_use]
     pub fn take_unclaimed(&self) -> Option<Received<Option<BufferSlice>>> {
         let arrived = self.0.ledger.lock().at(self.0.entry).next_arrived()?;
@@ -161,16 +161,16 @@ impl Connection {
         Ok(self.0.close(CloseReason::Asked)?)
     }
 
-    /// The number of its current or last queue pair, which is the same at both ends. Each
-    /// [`reconnect`](Self::reconnect) increases it. A connection that was made by an address begins with 0. The
-    /// connections of one control connection share the count, so a connection may skip numbers.
+    /// Returns the epoch: the number of the current or last queue pair, which is the same at both ends. Each
+    /// [`reconnect`](Self::reconnect) increases it. A connection that was made by address starts at 0. All connections
+    /// that share one control connection share the count, so a single connection may skip numbers.
     #[must_use]
     pub fn epoch(&self) -> u32 {
         self.0.look(|entry| entry.epoch)
     }
 
-    /// The reason why the connection accepts no further operations; `None` while it does. The connection notices a
-    /// failed request when an operation waits for a completion.
+    /// Returns why the connection accepts no further operations, or `None` while it does. A failed request is noticed
+    /// only when an operation waits for a completion.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
         self.0.look(|entry| entry.closed())
@@ -203,20 +203,20 @@ impl Connection {
         self.0.look(|entry| entry.counters())
     }
 
-    /// The number of its queue pair.
+    /// Returns the number of the current queue pair.
     #[doc(alias = "qp_num")]
     #[must_use]
     pub fn qpn(&self) -> Qpn {
         self.0.look(|entry| entry.qpn)
     }
 
-    /// The address of the peer; `None` if it is unknown.
+    /// Returns the address of the peer, or `None` if it is unknown.
     #[must_use]
     pub fn peer(&self) -> Option<PeerAddress> {
         self.0.look(|entry| entry.peer)
     }
 
-    /// The protection domain of its memory.
+    /// Returns the protection domain of the connection's memory.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.0.pd

@@ -1,4 +1,4 @@
-//! The driver of completions: a task that sleeps on the completion channel, or the program itself.
+//! The driver of completions: either a task that sleeps on the completion channel, or the program itself.
 
 pub(crate) mod events;
 pub(crate) mod file;
@@ -22,13 +22,13 @@ use self::shared::{Handle, Shared};
 use crate::ledger::slots::MOST;
 use crate::prepared::PreparedConnection;
 
-/// Drives operations to their end: it owns the completion queues of connections, and wakes the tasks that wait for
+/// Drives operations to completion: owns the completion queues of connections, and wakes the tasks that wait for
 /// completions.
 ///
-/// A task that awaits an operation polls the completion queue itself; the driver only sleeps, and wakes tasks. Clones
-/// are cheap. The driver ends with the last clone and the last connection, or when its task is dropped, for example
-/// at the end of the runtime. Then it destroys its queue pairs, and operations in flight fail with
-/// [`TransportError::Closed`](rdma_connect::TransportError::Closed) and return their memory.
+/// A task that awaits an operation polls the completion queue itself, so the driver only sleeps and wakes tasks. Clones
+/// are cheap. The driver ends when the last clone and the last connection are dropped. It also ends when its task is
+/// dropped, for example because the runtime shuts down. It then destroys its queue pairs, and operations in flight fail
+/// with [`TransportError::Closed`](rdma_connect::TransportError::Closed) and return their memory.
 ///
 /// # Examples
 /// ```
@@ -60,20 +60,20 @@ use crate::prepared::PreparedConnection;
 pub struct Driver(pub(crate) Arc<Handle>);
 
 impl Driver {
-    /// Starts a driver with a task in the current runtime.
+    /// Starts a driver whose task runs in the current runtime.
     ///
     /// # Errors
     /// If the completion channel cannot be created.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio that has I/O (`enable_io`).
+    /// If this is not called within a tokio runtime that has I/O (`enable_io`).
     pub fn spawn(context: &Context) -> Result<Self, std::io::Error> {
         let shared = Shared::new(context, true).map_err(std::io::Error::other)?;
         task::spawn(&shared)?;
         Ok(Self(Arc::new(Handle(shared))))
     }
 
-    /// Creates a driver that the program polls itself, in any runtime or none.
+    /// Creates a driver that the program polls itself, in any runtime or without one.
     ///
     /// # Errors
     /// If the completion channel cannot be created.
@@ -84,13 +84,14 @@ impl Driver {
     }
 
     /// Prepares a connection, which then waits for the peer's endpoint. The program exchanges the endpoints by any
-    /// means. The builder has the options of the queue pair; its completion queues belong to the driver.
+    /// means. `builder` has the options of the queue pair, whose completion queues belong to the driver.
     ///
     /// # Errors
     /// Same errors as [`QueuePairBuilder::build`]; [`Error::TooLarge`] for a queue of more than 32,768 requests;
-    /// [`Error::SharedReceives`]; if a completion queue cannot be created.
+    /// [`Error::SharedReceives`] for a builder with a shared receive queue; or the error of creating a completion
+    /// queue.
     pub fn prepare(&self, builder: QueuePairBuilder<'_>) -> Result<PreparedConnection, Error> {
-        // Shared receives would complete here with WR IDs that the program has chosen.
+        // Receives of a shared queue would complete here with WR IDs that the program chose.
         if builder.has_srq() {
             return Err(Error::SharedReceives);
         }
@@ -105,13 +106,13 @@ impl Driver {
         PreparedConnection::new(builder, ledger, depth, Arc::clone(&self.0))
     }
 
-    /// Returns a stream of the asynchronous events of the context, starting now.
+    /// Returns a stream of the context's asynchronous events from now on.
     ///
     /// # Errors
     /// If the process cannot open three more files.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio that has I/O.
+    /// If this is not called within a tokio runtime that has I/O.
     pub fn events(&self) -> Result<Events, std::io::Error> {
         Events::of(self.context())
     }
@@ -120,7 +121,7 @@ impl Driver {
         self.0.0.channel.context()
     }
 
-    /// Checks that the driver can connect by address: it must not have ended.
+    /// Checks that the driver has not ended, so that it can connect by address.
     pub(crate) fn check(&self) -> Result<(), ConnectError> {
         if !self.0.is_over() {
             return Ok(());
@@ -129,7 +130,7 @@ impl Driver {
         Err(ConnectError::Io { tried: "using a driver".to_owned(), source })
     }
 
-    /// Ends the driver, and waits until its task has ended. All operations have then ended and returned their memory.
+    /// Ends the driver, and waits for its task to end. By then, all operations have ended and returned their memory.
     /// Connections stay closed.
     pub async fn shutdown(self) {
         let shared = Arc::clone(&self.0.0);

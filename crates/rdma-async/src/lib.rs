@@ -6,57 +6,57 @@
 //!
 //! The methods of a [`Connection`] create operations: [`send`](Connection::send), [`receive`](Connection::receive),
 //! [`write`](Connection::write), [`read`](Connection::read), and atomic operations. Each takes its memory by value: a
-//! [`Buffer`] of a pool, a [part](BufferSlice) of one, or, to send and write, a [shared](SharedBuffer) one. The outcome
-//! returns the memory; if the operation fails, [`Failed`] does.
+//! [`Buffer`] from a pool, a [part](BufferSlice) of one, or, for sends and writes, a [shared](SharedBuffer) buffer. The
+//! outcome returns the memory; if the operation fails, the memory is in [`Failed`].
 //!
-//! An operation ([`Op`]) is lazy: nothing is posted before it is awaited or [posted](Op::post). Operations that find
-//! the queue full wait for a free slot. Each slot that becomes free wakes the operation that has waited longest, but a
-//! new operation may still take the slot first. A slot becomes free when the outcome of its operation is taken. If the
-//! future was dropped, the slot becomes free when the request completes.
+//! An operation ([`Op`]) is lazy: nothing is posted until it is awaited or [posted](Op::post). If the queue is full, an
+//! operation waits for a free slot. Each slot that becomes free wakes the operation that has waited longest, but a new
+//! operation may take the slot first. A slot becomes free when the outcome of its operation is taken. If the future was
+//! dropped, the slot becomes free when the request completes.
 //!
 //! # Polling
 //!
-//! A task that awaits an operation polls the completion queue itself, so that an operation that completes soon costs no
-//! task switch. The [`Driver`] only sleeps on the completion channel and wakes tasks. A program with its own event loop
-//! [drives by hand](Driver::manual). The connections of a driver share completion queues. Each queue has one lock,
-//! which covers polling it and posting to its queue pairs.
+//! A task that awaits an operation polls the completion queue itself, so an operation that completes soon costs no task
+//! switch. The [`Driver`] only sleeps on the completion channel and wakes tasks. A program with its own event loop
+//! [polls the driver itself](Driver::manual). The connections of a driver share completion queues. Each queue has one
+//! lock, which covers polling the queue and posting to its queue pairs.
 //!
 //! # Dropping
 //!
-//! Memory is never released while the device may use it, whatever is dropped or forgotten, and in whatever order:
+//! Memory is never released while the device may use it, no matter what is dropped or forgotten, or in which order:
 //!
 //! | dropped | effect |
 //! |---|---|
 //! | an [`Op`], or a [`Post`] that is not ready | nothing was posted; its memory is released at once |
-//! | a [`Posted`] send, write, read or atomic operation | it continues; its memory is released after it has completed, and its outcome is lost |
-//! | a [`Posted`] receive | it stays posted; a message that arrives is kept with its memory: [`Connection::take_unclaimed`] |
-//! | an operation with a [limit](Op::within), before and after its time | the same |
-//! | a [`Lease`] | the lease continues until it ends; then the memory is freed |
+//! | a [`Posted`] send, write, read or atomic operation | it continues; its memory is released when it completes, and its outcome is lost |
+//! | a [`Posted`] receive | it stays posted; a message that arrives is kept, with its memory, for [`Connection::take_unclaimed`] |
+//! | an operation with a [limit](Op::within), before or after it expires | the same as without a limit |
+//! | a [`Lease`] | the lease continues until it ends, and then the memory is freed |
 //! | the last [`RemoteRegion`] of a lease, and its operations | the memory returns to the peer |
-//! | a future that was forgotten ([`std::mem::forget`]) | it keeps its slot and its memory until the connection ends; one that waits for a slot may keep a wake-up, which the next completion makes up for; one of [`reconnect`](Connection::reconnect) or [`connect_additional`](Connection::connect_additional) keeps its number |
-//! | the last [`Connection`], and [`RemoteRegion`] of it | the queue pair is destroyed, and then all memory of its requests is released |
+//! | a future that was forgotten ([`std::mem::forget`]) | it keeps its slot and its memory until the connection ends; if it waits for a slot, it may swallow a wake-up, which the next completion makes up for; if it belongs to [`reconnect`](Connection::reconnect) or [`connect_additional`](Connection::connect_additional), it keeps its number |
+//! | the last [`Connection`], and its last [`RemoteRegion`] | the queue pair is destroyed, and then all memory of its requests is released |
 //! | the last [`Driver`] and [`Connection`], the driver's task, the runtime | all queue pairs of the driver are destroyed; operations fail with `Closed` and return their memory |
 //!
 //! # Pools
 //!
-//! A [`Pool`] provides buffers. [`Pool::allocate`] takes one from the registered memory. If none is free, it registers
-//! more on another thread, so that only the tasks that need it wait for the provider. A buffer keeps its region
-//! registered, even after the pool was dropped.
+//! A [`Pool`] provides buffers. [`Pool::allocate`] takes a buffer from registered memory. If none is free, the pool
+//! registers more on another thread, so only the tasks that need the new memory wait for the provider. A buffer keeps
+//! its region registered, even after the pool is dropped.
 //!
 //! # Memory for peers
 //!
-//! [`Region::reserve`] opens memory to peers until a function has returned or a time is over; then the memory is
-//! exclusive again. [`Region::reserve_for`] does the same for the peer of one connection, faster if the device has
-//! memory windows. [`Connection::lend`] lends memory to the peer for a limited time, and [`Connection::borrow`] borrows
-//! memory from the peer.
+//! [`Region::reserve`] opens memory to peers until a function returns or a time limit expires; then the memory is
+//! exclusive again. [`Region::reserve_for`] does the same for the peer of one connection, and is faster if the device
+//! has memory windows. [`Connection::lend`] lends memory to the peer for a limited time, and [`Connection::borrow`]
+//! borrows memory from the peer.
 //!
 //! # Forking
 //!
 //! A forked child does not own its parent's connections, and must not use them. Dropping connections, drivers and
-//! listeners has no effect there. An operation that waits for a slot, an [`Incoming`], [`Events`], or another future of
-//! this crate must not be dropped there.
+//! listeners has no effect in the child. The child must not drop an operation that waits for a slot, an [`Incoming`],
+//! [`Events`], or any other future of this crate.
 
-// Models have no network, so the code that only the network uses is unused.
+// Loom models have no network, so the code for the network is unused there.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
 
 mod buffer;

@@ -1,4 +1,4 @@
-//! The state of a connection that its operations refer to.
+//! The part of a connection to which its operations refer.
 
 use std::fmt;
 use std::ops::Deref;
@@ -27,7 +27,7 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// Calls `look` with its entry; returns `None` if the connection has left it.
+    /// Calls `look` with its entry. Returns `None` if the connection has left the entry.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&ConnectionEntry) -> R) -> Option<R> {
         let mut table = self.ledger.lock();
         let entry = table.at(self.entry);
@@ -44,7 +44,7 @@ impl Seat {
         self.ledger.stop_if(self.entry, reason, is_so);
     }
 
-    /// If `is_so` returns true, destroys its queue pair. For ends that no caller of this process has requested.
+    /// If `is_so` returns true, destroys its queue pair. Used for ends that no caller in this process requested.
     pub(crate) fn end_if(&self, reason: CloseReason, is_so: impl FnOnce(&ConnectionEntry) -> bool) {
         let is_so = |entry: &ConnectionEntry| entry.serial == self.serial && is_so(entry);
         if let Err(error) = self.ledger.close_if(self.entry, reason, is_so) {
@@ -53,7 +53,7 @@ impl Seat {
     }
 }
 
-/// Models have no control connections.
+/// Loom models have no control connections.
 #[cfg(loom)]
 #[derive(Debug)]
 pub(crate) enum Member {}
@@ -65,7 +65,7 @@ impl Member {
     }
 }
 
-/// Models have no leases.
+/// Loom models have no leases.
 #[cfg(loom)]
 #[derive(Debug)]
 pub(crate) enum Lease {}
@@ -94,11 +94,11 @@ pub(crate) struct Inner {
     pub(crate) pd: ProtectionDomain,
     /// The number of its slots.
     pub(crate) depth: u32,
-    /// The control connection, if it has one. It ends after the queue pair.
+    /// The control connection, if there is one. It ends after the queue pair.
     member: OnceLock<Member>,
     /// Keeps the driver running while there are connections.
     pub(crate) driver: Arc<Handle>,
-    /// The lease, in operations on borrowed memory.
+    /// The lease, for operations on borrowed memory.
     pub(crate) lease: Option<Lease>,
 }
 
@@ -126,13 +126,13 @@ impl Lease {
         self.granted.check(entry.epoch).map_err(|reason| PostFailure::Failed(over(reason).into()))
     }
 
-    /// Notes that a request that used the memory has failed.
+    /// Records that a request that used the memory has failed.
     #[cold]
     pub(crate) fn note_failed(&self) {
         self.granted.note_failed();
     }
 
-    /// Notes that a request that uses the memory continues after its future was dropped.
+    /// Records that a request that uses the memory continues after its future was dropped.
     #[cold]
     pub(crate) fn note_forsaken(&self) {
         self.granted.note_forsaken();
@@ -164,7 +164,7 @@ impl Inner {
         inner
     }
 
-    /// The same connection, for operations on borrowed memory.
+    /// Returns the same connection, for operations on borrowed memory.
     #[cfg(not(loom))]
     pub(crate) fn leased(self: &Arc<Self>, granted: Granted) -> Self {
         Self {
@@ -180,7 +180,7 @@ impl Inner {
         }
     }
 
-    /// Closes the queue pair if the driver has ended: it may have ended before this queue pair entered the ledger.
+    /// Closes the queue pair if the driver has ended, possibly before this queue pair entered the ledger.
     pub(crate) fn check_driver(&self) {
         if self.driver.is_over() {
             self.ledger.close_all(CloseReason::Destroyed);
@@ -191,7 +191,7 @@ impl Inner {
         Seat { ledger: Arc::clone(&self.ledger), entry: self.entry, serial: self.serial }
     }
 
-    /// Keeps the control connection.
+    /// Stores the control connection.
     pub(crate) fn keep(&self, member: Member) {
         let _ = self.member.set(member);
     }
@@ -200,14 +200,14 @@ impl Inner {
         self.member.get()
     }
 
-    /// The time limit that the connection sets for awaited operations without their own.
+    /// Returns the connection's time limit for awaited operations without their own limit.
     #[cfg(not(loom))]
     pub(crate) fn operation_timeout(&self) -> Option<Duration> {
         let of = self.lease.as_ref().map_or(self, |lease| &lease.of);
         of.member().and_then(|member| member.shared.operation_timeout)
     }
 
-    /// Models have no options.
+    /// Loom models have no options.
     #[cfg(loom)]
     pub(crate) const fn operation_timeout(&self) -> Option<Duration> {
         None
@@ -220,15 +220,15 @@ impl Inner {
     /// Destroys the queue pair.
     ///
     /// # Errors
-    /// If the provider refuses to destroy it.
+    /// If the provider refuses to destroy the queue pair.
     pub(crate) fn close(&self, reason: CloseReason) -> Result<(), rdma_qp::Error> {
         self.ledger.close(self.entry, reason)
     }
 
-    /// Registers words for atomic operations, unless the connection has some.
+    /// Registers words for atomic operations, unless the connection already has some.
     ///
     /// # Errors
-    /// If they cannot be registered.
+    /// If the words cannot be registered.
     #[cold]
     pub(crate) fn prepare_words(&self) -> Result<(), TransportError> {
         if self.ledger.lock().at(self.entry).has_words() {
@@ -244,7 +244,7 @@ impl Inner {
         look(self.ledger.lock().at(self.entry))
     }
 
-    /// Waits until `find` returns a value for its entry. It looks when the connection is closed or drained.
+    /// Waits until `find` returns a value for its entry. Calls it whenever the connection is closed or drained.
     #[cfg(not(loom))]
     pub(crate) async fn until<R>(&self, find: impl Fn(&mut ConnectionEntry) -> Option<R>) -> R {
         crate::sync::until(self.rooms.ended(), || self.look(&find)).await
@@ -256,7 +256,7 @@ impl Drop for Inner {
         if self.lease.is_some() {
             return; // the connection belongs to `lease.of`
         }
-        // A forked child owns none of this, and the thread that would release a lock may not exist there.
+        // A forked child owns none of this, and the thread that holds a lock may not exist there.
         if self.is_of_this_process() {
             let (epoch, closed) = self.look(|entry| (entry.epoch, entry.closed()));
             self.ledger.leave(self.entry);
@@ -276,7 +276,7 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// The connection of an operation. It is borrowed by default, so that an operation changes no reference count.
+/// The connection of an operation, borrowed by default so that an operation changes no reference count.
 #[derive(Clone, Debug)]
 pub(crate) enum Link<'c> {
     Borrowed(&'c Inner),

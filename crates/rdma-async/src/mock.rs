@@ -1,6 +1,6 @@
-//! A device for tests. It does nothing by itself: a request stays posted until the test ends it. It is a provider of C
-//! functions below all crates, so all code above it is production code. It runs under loom and miri. When a request
-//! ends, it reads or writes bytes through the pointer that was registered, like a NIC.
+//! A device for tests. It does nothing on its own: a request stays posted until the test ends it. The device is a
+//! provider of C functions below all crates, so all code above it is production code. It runs under loom and Miri. When
+//! a request ends, the device reads or writes bytes through the pointer that was registered, as a NIC does.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // for tests
 
 mod provider;
@@ -23,7 +23,7 @@ pub(crate) struct Nic {
     /// Notified when a request is posted or an event occurs.
     changed: Condvar,
     regions: Regions,
-    /// The number of live objects, which C would have to destroy.
+    /// The number of live objects, which the caller in C would have to destroy.
     objects: AtomicU64,
 }
 
@@ -42,7 +42,7 @@ struct NicState {
     faults: Faults,
 }
 
-/// Faults of the device.
+/// The faults that the device simulates.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) polls: bool,
@@ -74,7 +74,7 @@ pub(crate) struct PostedRequest {
 /// The end of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NicOutcome<'a> {
-    /// Success: outgoing bytes are recorded, and incoming bytes are these.
+    /// Success. Outgoing bytes are recorded, and these are the incoming bytes.
     Done(&'a [u8]),
     Failed,
 }
@@ -88,17 +88,17 @@ impl Nic {
         self.state().faults = faults;
     }
 
-    /// The number of outstanding requests.
+    /// Returns the number of outstanding requests.
     pub(crate) fn posted(&self) -> usize {
         self.state().posted.len()
     }
 
-    /// The bytes that were sent and written, in order.
+    /// Returns the bytes that were sent and written, in order.
     pub(crate) fn take_sent(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.state().sent)
     }
 
-    /// The number of objects that are not destroyed.
+    /// Returns the number of live objects.
     pub(crate) fn objects(&self) -> u64 {
         self.objects.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -112,7 +112,7 @@ impl Nic {
         request.wr_id
     }
 
-    /// Ends that many requests, each as soon as it is posted.
+    /// Ends this many requests, each as soon as it is posted.
     pub(crate) fn serve(&self, count: usize) {
         self.serve_with(count, NicOutcome::Done(b"message"));
     }
@@ -130,8 +130,7 @@ impl Nic {
         }
     }
 
-    /// Ends the oldest request, if any. Each outstanding request has its own buffer, and `buffers` returns the number
-    /// of buffers.
+    /// Ends the oldest request, if any. `buffers` returns the number of buffers, one for each outstanding request.
     #[cfg(loom)]
     pub(crate) fn serve_what_is_there(&self, buffers: impl Fn() -> usize) {
         let mut state = self.state();
@@ -146,7 +145,7 @@ impl Nic {
         self.complete(&mut self.state(), ibv_wc { wr_id, ..ibv_wc::default() });
     }
 
-    /// Waits until the file of the channel is readable. Returns false if it is not and the test has stopped waiting.
+    /// Waits until the channel's file is readable. Returns false if it is not and the test has stopped waiting.
     pub(crate) fn wait_for_event(&self) -> bool {
         let mut state = self.state();
         while state.events == 0 && !state.is_over {
@@ -201,7 +200,7 @@ impl PostedRequest {
         matches!(self.opcode, ibv_wc_opcode::IBV_WC_SEND | ibv_wc_opcode::IBV_WC_RDMA_WRITE)
     }
 
-    /// Returns true if its result is a single number.
+    /// Returns true if the result is a single word.
     const fn is_atomic(&self) -> bool {
         matches!(self.opcode, ibv_wc_opcode::IBV_WC_COMP_SWAP | ibv_wc_opcode::IBV_WC_FETCH_ADD)
     }
@@ -215,7 +214,7 @@ impl Nic {
         state.newest_qp
     }
 
-    /// Posts a request. Returns an error if the post fails, with whether the request was posted all the same.
+    /// Posts a request. The error states whether the request was posted although the post failed.
     fn post(&self, request: PostedRequest) -> Result<(), PostFault> {
         let mut state = self.state();
         let refusal = state.faults.posts.take();
@@ -248,8 +247,8 @@ impl Nic {
         is_there
     }
 
-    /// Destroys the queue pair unless it is refused. The device then drops its requests and removes its completions
-    /// from the queue, like most devices. Returns true if it was destroyed.
+    /// Destroys the queue pair unless this is to fail. The device then drops its requests and removes its completions
+    /// from the queue, as most devices do. Returns true if it was destroyed.
     fn destroy_qp(&self, qpn: u32) -> bool {
         let mut state = self.state();
         let is_destroyed = !state.faults.destroys;

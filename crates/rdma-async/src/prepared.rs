@@ -37,7 +37,7 @@ impl Drop for Room {
     }
 }
 
-/// Prepares a queue pair whose requests complete in that ledger.
+/// Prepares a queue pair whose requests complete in this ledger.
 pub(crate) fn prepare(
     builder: QueuePairBuilder<'_>,
     ledger: &Ledger,
@@ -57,20 +57,20 @@ impl PreparedConnection {
         Ok(Self { qp: prepare(builder, &ledger)?, room })
     }
 
-    /// The endpoint of this end, which the peer needs to connect.
+    /// Returns the endpoint of this end, which the peer needs to connect.
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {
         self.qp.endpoint()
     }
 
-    /// Sets the addresses of the stream through which the ends find each other, like
+    /// Sets the addresses of the stream over which the two ends find each other, like
     /// [`PreparedQueuePair::set_stream_addresses`]. [`Driver::connect`](crate::Driver::connect) and its listener call
-    /// this themselves.
+    /// this automatically.
     pub fn set_stream_addresses(&mut self, own: IpAddr, peer: IpAddr) {
         self.qp.set_stream_addresses(own, peer);
     }
 
-    /// Connects to the peer, which does the same with the endpoint of this one.
+    /// Connects to the peer. The peer makes the same call with the endpoint of this end.
     ///
     /// # Errors
     /// Same errors as [`PreparedQueuePair::handshake`].
@@ -86,7 +86,7 @@ impl PreparedConnection {
         self.qp.connect_attributes(peer)
     }
 
-    /// Connects with these attributes, which the program may obtain by any means.
+    /// Connects with these attributes, which the program can obtain by any means.
     ///
     /// # Errors
     /// Same errors as [`PreparedQueuePair::connect`].

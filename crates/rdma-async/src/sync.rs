@@ -1,4 +1,4 @@
-//! The primitives that the model checker replaces. Under `cfg(loom)`, locks and atomics are those of loom, so its
+//! The primitives that the model checker replaces. Under `cfg(loom)`, locks and atomics are those of loom, so that its
 //! models run the production modules in every interleaving of threads.
 
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(crate) use self::model::{Notify, OwnedNotified};
 /// The longest time limit. Longer ones are treated as infinite; tokio's timers cannot represent them.
 pub(crate) const LONGEST: Duration = Duration::from_secs(1 << 40);
 
-/// Waits until `look` finds a value. Looks again each time `changed` notifies its waiters.
+/// Waits until `look` returns a value. Calls it again each time `changed` notifies its waiters.
 #[cfg(not(loom))]
 pub(crate) async fn until<R>(changed: &Notify, mut look: impl FnMut() -> Option<R>) -> R {
     let waits = changed.notified();
@@ -42,8 +42,8 @@ pub(crate) async fn until<R>(changed: &Notify, mut look: impl FnMut() -> Option<
     }
 }
 
-/// tokio's [`Notify`], with each call visible to loom as one step. Its internals are not modelled here; tokio has
-/// models of its own.
+/// tokio's [`Notify`], where loom sees each call as one step. Its internals are not modelled here; tokio has its own
+/// loom models.
 #[cfg(loom)]
 mod model {
     use std::future::Future;

@@ -9,11 +9,11 @@ use tokio::io::unix::AsyncFd;
 use super::file;
 
 /// A stream of the asynchronous events of a driver's context, from [`Driver::events`](crate::Driver::events). Each
-/// stream gets every event that occurs while it lives. Events that are not read stay in memory, so drop a stream that
-/// is no longer read.
+/// stream gets every event that occurs while the stream exists. Unread events stay in memory, so drop a stream that is
+/// no longer read.
 ///
-/// The driver's task has its own stream. When a port goes down or the device fails, the connections that depend on it
-/// end at once, with [`CloseReason::Port`](crate::CloseReason::Port) and
+/// The driver's task has its own stream. When a port goes down or the device fails, the driver at once ends the
+/// connections that depend on it, with [`CloseReason::Port`](crate::CloseReason::Port) or
 /// [`CloseReason::Device`](crate::CloseReason::Device).
 ///
 /// # Examples
@@ -45,10 +45,10 @@ impl Events {
         Ok(Self { file: file::readable(events.as_fd())?, events })
     }
 
-    /// Waits for the next event. If the future is dropped before it is ready, no event is lost.
+    /// Waits for the next event. Dropping the future early loses no event.
     ///
     /// # Errors
-    /// The provider's error, most often because the device was removed; or if the runtime has ended.
+    /// The provider's error, usually because the device was removed, or an error if the runtime has shut down.
     pub async fn next(&mut self) -> io::Result<AsyncEvent> {
         loop {
             if let Some(event) = self.try_next()? {
@@ -58,13 +58,13 @@ impl Events {
         }
     }
 
-    /// Waits until there may be an event. Events after this call are noticed by the next wait.
+    /// Waits until there may be an event. An event that occurs after this returns is noticed by the next wait.
     pub(super) async fn wait(&self) -> io::Result<()> {
         self.file.readable().await?.clear_ready();
         Ok(())
     }
 
-    /// The next event, if one has occurred.
+    /// Returns the next event, if there is one.
     pub(super) fn try_next(&self) -> io::Result<Option<AsyncEvent>> {
         self.events.try_get_event().map_err(io::Error::other)
     }

@@ -1,4 +1,4 @@
-//! A driver that the program polls.
+//! A driver that the program polls itself.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -7,18 +7,18 @@ use rdma_qp::Error;
 
 use super::shared::Shared;
 
-/// A driver without a task: the program polls it. It [has a file](AsFd) that is readable after a request has
-/// completed since the driver was [armed](Self::arm).
+/// A driver without a task, which the program polls. It [has a file](AsFd) that becomes readable when a request
+/// completes after the driver was [armed](Self::arm).
 ///
-/// It has no timers: no call is due at a certain time. A send to a peer that does not answer ends when the queue pair
-/// has used up its retries, if these are bounded. A receive waits until its message arrives or its connection ends. The
-/// times of [`Region::reserve`](crate::Region::reserve), leases and `timeout` are timers of the runtime that polls
-/// these.
+/// The driver has no timers, so no call is due at a certain time. A send to a peer that does not answer ends when the
+/// queue pair has used up its retries, if their number is limited. A receive waits until its message arrives or its
+/// connection ends. [`Region::reserve`](crate::Region::reserve), leases and `timeout` use timers of the runtime that
+/// polls them.
 ///
-/// The program also handles asynchronous events: a connection is not closed when its port or device fails. Read the
-/// events from [`Driver::events`](crate::Driver::events), or from the context, and close the affected connections.
+/// The program also handles asynchronous events: this driver closes no connection when its port or device fails. Read
+/// the events from [`Driver::events`](crate::Driver::events) or from the context, and close the affected connections.
 ///
-/// Dropping it ends the driver.
+/// Dropping this ends the driver.
 #[derive(Debug)]
 pub struct ManualDriver(Arc<Shared>);
 
@@ -27,7 +27,7 @@ impl ManualDriver {
         Self(shared)
     }
 
-    /// Polls all completion queues, and wakes the tasks that wait for the completions. Returns the number of
+    /// Polls all completion queues and wakes the tasks that wait for the completions. Returns the number of
     /// completions.
     #[doc(alias = "poll_cq")]
     pub fn poll(&mut self) -> usize {
@@ -35,7 +35,7 @@ impl ManualDriver {
     }
 
     /// Arms the completion queues, so that the next completion makes the file readable, and polls all completions that
-    /// have arrived. Returns their number; after 0 the program can sleep on the file.
+    /// have already arrived. Returns their number; after 0, the program can sleep on the file.
     ///
     /// # Errors
     /// If the completion channel has failed.

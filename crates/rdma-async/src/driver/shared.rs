@@ -1,4 +1,4 @@
-//! The state that a driver, its task and its connections share.
+//! The state shared by a driver, its task and its connections.
 
 use std::sync::{Arc, PoisonError};
 
@@ -15,23 +15,23 @@ use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 /// The capacity of a completion queue, in completions, unless a connection needs more.
 const COMPLETIONS: u32 = 4096;
 
-/// The state of a driver, which lives as long as its task or a connection.
+/// The state of a driver, kept alive by its task and its connections.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    // First: their completion queues refer to the channel.
+    // Declared first, because their completion queues refer to the channel.
     ledgers: Mutex<Vec<Arc<Ledger>>>,
     pub(crate) channel: CompletionChannel,
-    /// Whether a task polls, and ends the driver.
+    /// Whether a task polls and ends the driver.
     pub(super) has_task: bool,
-    /// Whether the driver has ended: nothing polls any more.
+    /// Whether the driver has ended, so that nothing polls.
     pub(super) is_over: AtomicBool,
-    /// Whether all queue pairs were destroyed.
+    /// Whether all queue pairs have been destroyed.
     pub(super) is_done: AtomicBool,
-    /// Notified when the last handle is dropped, or the driver is to end.
+    /// Notified when the last handle is dropped or the driver has to end.
     pub(crate) ends: Notify,
     /// Notified when the driver has ended.
     pub(super) has_ended: Notify,
-    /// Whether the device keeps peers within the bounds of windows, once this was requested.
+    /// Whether the device confines peers to the range of a window, once this has been tested.
     #[cfg(not(loom))]
     pub(crate) windows: Windows,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Handle(pub(crate) Arc<Shared>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // A forked child wakes no task of its parent.
+        // A forked child does not wake its parent's tasks.
         if self.0.is_of_this_process() {
             self.0.ends.notify_one();
         }
@@ -64,7 +64,7 @@ impl Shared {
         }))
     }
 
-    /// Returns true unless this is a forked child, where the thread that would release a lock may not exist.
+    /// Returns true unless this is a forked child, where the thread that holds a lock may not exist.
     pub(super) fn is_of_this_process(&self) -> bool {
         self.channel.context().check_process().is_ok()
     }
@@ -73,7 +73,7 @@ impl Shared {
         self.ledgers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a completion queue in which room for that many requests was reserved.
+    /// Returns a completion queue after reserving room for this many requests in it.
     pub(crate) fn ledger_for(&self, requests: u32) -> Result<Arc<Ledger>, Error> {
         let mut ledgers = self.ledgers();
         if let Some(fits) = ledgers.iter().find(|ledger| ledger.reserve(requests)) {
@@ -87,18 +87,19 @@ impl Shared {
         Ok(ledger)
     }
 
-    /// Receives all events, polls all completions, and arms the queues with awaited requests, or all queues if `always`
-    /// is set. A caller that then sleeps on the file of the channel misses no event. Returns the number of completions.
+    /// Receives all events and polls all completions. Arms the queues that have awaited requests, or all queues if
+    /// `always` is set. A caller that then sleeps on the channel's file misses no event. Returns the number of
+    /// completions.
     ///
     /// # Errors
-    /// If the channel has failed, or a completion queue cannot be armed. If a completion queue has failed, its
-    /// operations have ended, and no error is returned.
+    /// If the channel fails, or a completion queue cannot be armed. The failure of a completion queue is no error: its
+    /// operations have ended.
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
         while self.channel.try_get_event()?.is_some() {}
         let ledgers = self.ledgers().clone();
         let (mut all, mut failure) = (0, None);
         for ledger in ledgers.iter().filter(|ledger| !ledger.is_failed()) {
-            // Sweeps every queue, because the events of all queues were received.
+            // Every queue is swept even after an error, because the events of all queues have been received.
             match ledger.sweep(always) {
                 Ok(count) => all += count,
                 Err(error) => drop(failure.get_or_insert(error)),

@@ -1,4 +1,4 @@
-//! The driver as a task of tokio.
+//! The driver as a tokio task.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +10,7 @@ use super::events::Events;
 use super::file;
 use super::shared::Shared;
 
-/// Destroys the queue pairs when the task ends, for whatever reason.
+/// Destroys the queue pairs when the task ends for any reason.
 struct Guard(Arc<Shared>);
 
 impl Drop for Guard {
@@ -36,13 +36,14 @@ async fn run(guard: Guard, file: AsyncFd<OwnedFd>, events: Events) {
     }
 }
 
-/// Runs until the driver is to end.
+/// Runs until the driver has to end.
 async fn serve(shared: &Shared, file: &AsyncFd<OwnedFd>, events: &Events) -> io::Result<()> {
     while let Some(event) = events.try_next()? {
         shared.note(&event);
     }
     loop {
-        // Events are received after the file is marked as not readable, and the queues are armed before the last poll.
+        // Events are received after the file is marked not readable, and queues are armed before the last poll, so none
+        // is missed.
         shared.sweep(false).map_err(io::Error::other)?;
         tokio::select! {
             ready = file.readable() => ready?.clear_ready(),

@@ -1,14 +1,14 @@
-//! The state of the test whether memory windows of a device can be used.
+//! The result of the test whether a device's memory windows can be used.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::watch;
 
-/// The driver's knowledge about the windows of its device.
+/// The result of the test for the device of a driver.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     pub(crate) known: OnceLock<bool>,
-    /// Receives the answer while a task determines it.
+    /// Receives the result while a task runs the test.
     asked: Mutex<Option<watch::Receiver<Option<bool>>>>,
 }
 

@@ -1,4 +1,4 @@
-//! The mock device as a provider: C functions on objects that also refer to the device.
+//! The mock device as a provider, with C functions on objects that also refer to the device.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -19,7 +19,7 @@ use rdma_sys::{
 
 use super::{Nic, PostFault, PostedRequest};
 
-/// An object as C sees it, which is the first field, and its device.
+/// An object and its device. C sees only the first field, which is the object.
 #[repr(C)]
 struct Object<T> {
     part: T,
@@ -29,7 +29,7 @@ struct Object<T> {
 /// The only device of the provider. It is never written.
 struct Listed(ibv_device);
 
-// SAFETY: SAFETY.md F4: it is all zeros, and is only read.
+// SAFETY: SAFETY.md F4: the device is all zeros and is only read.
 unsafe impl Sync for Listed {}
 
 // SAFETY: SAFETY.md F4: all-zero bytes are a valid device, with InfiniBand transport.
@@ -69,7 +69,7 @@ pub(super) fn open(nic: &Arc<Nic>) -> Context {
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
     let raw = NonNull::new(make(nic, context)).unwrap();
-    // SAFETY: SAFETY.md F2, F11: just created, by this table, and no one else has it.
+    // SAFETY: SAFETY.md F2, F11: the context was just created, by this table, and no one else has it.
     unsafe { Context::from_raw(raw, &VERBS, Ownership::Owned) }.unwrap()
 }
 
@@ -82,7 +82,7 @@ pub(super) fn queue_pair(nic: &Arc<Nic>, pd: &ProtectionDomain, cq: &CompletionQ
     qp.qp_type.0 = rdma_qp::QueuePairType::RC.raw();
     let raw = NonNull::new(make(nic, qp)).unwrap();
     let parents = QueuePair::builder(pd).send_cq(cq).recv_cq(cq);
-    // SAFETY: SAFETY.md F2, F11: just created, from these parents, and no one else has it.
+    // SAFETY: SAFETY.md F2, F11: the queue pair was just created from these parents, and no one else has it.
     unsafe { QueuePair::from_raw(raw, parents, Ownership::Owned) }.unwrap()
 }
 
@@ -94,25 +94,26 @@ fn make<T>(nic: &Arc<Nic>, part: T) -> *mut T {
 /// # Safety
 /// The object was created by [`make`], and is live.
 unsafe fn nic_of<T>(object: *mut T) -> &'static Arc<Nic> {
-    // SAFETY: SAFETY.md F5, F11: this function's contract; used within one call, during which the object lives.
+    // SAFETY: SAFETY.md F5, F11: this function's contract. The reference is used within one call, while the object is
+    // live.
     unsafe { &(*object.cast::<Object<T>>()).nic }
 }
 
 unsafe extern "C" fn destroy<T>(object: *mut T) -> c_int {
-    // SAFETY: SAFETY.md F2, F11: created by `make`, and destroyed once.
+    // SAFETY: SAFETY.md F2, F11: the object was created by `make`, and is destroyed once.
     let object = unsafe { Box::from_raw(object.cast::<Object<T>>()) };
     object.nic.objects.fetch_sub(1, Ordering::Relaxed);
     0
 }
 
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    // SAFETY: SAFETY.md F1: valid for writes.
+    // SAFETY: SAFETY.md F1: `count` is valid for writes.
     unsafe { count.write(1) };
     Box::into_raw(Box::new((&raw const DEVICE.0).cast_mut()))
 }
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: SAFETY.md F2: a list that the function above returned.
+    // SAFETY: SAFETY.md F2: the list was returned by the function above.
     drop(unsafe { Box::from_raw(list) });
 }
 
@@ -121,15 +122,15 @@ unsafe extern "C" fn get_device_name(_device: *mut ibv_device) -> *const c_char 
 }
 
 unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: SAFETY.md F2: a live context of this table.
+    // SAFETY: SAFETY.md F2: the context is live and belongs to this table.
     make(unsafe { nic_of(context) }, ibv_pd { context, handle: 0 })
 }
 
 unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    // One file for all channels: no thread waits for it, because the device itself reports events.
+    // All channels share one file. No thread waits for it, because the device itself reports events.
     static FILE: OnceLock<(PipeReader, PipeWriter)> = OnceLock::new();
     let fd = FILE.get_or_init(|| pipe().unwrap()).0.as_raw_fd();
-    // SAFETY: SAFETY.md F2: a live context of this table.
+    // SAFETY: SAFETY.md F2: the context is live and belongs to this table.
     make(unsafe { nic_of(context) }, ibv_comp_channel { context, fd, refcnt: 0 })
 }
 
@@ -141,7 +142,7 @@ unsafe extern "C" fn create_cq(
     _vector: c_int,
 ) -> *mut ibv_cq {
     let cq = ibv_cq { context, channel, cq_context, cqe, ..ibv_cq::default() };
-    // SAFETY: SAFETY.md F2: a live context of this table.
+    // SAFETY: SAFETY.md F2: the context is live and belongs to this table.
     make(unsafe { nic_of(context) }, cq)
 }
 
@@ -150,12 +151,12 @@ unsafe extern "C" fn get_cq_event(
     cq: *mut *mut ibv_cq,
     context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: SAFETY.md F2: a live channel of this table.
+    // SAFETY: SAFETY.md F2: the channel is live and belongs to this table.
     if !unsafe { nic_of(channel) }.take_event() {
         Errno::EAGAIN.set();
         return -1;
     }
-    // SAFETY: SAFETY.md F1: valid for writes. The caller does not use the queue.
+    // SAFETY: SAFETY.md F1: `cq` is valid for writes. The caller does not use the queue.
     unsafe { cq.write(null_mut()) };
     // SAFETY: SAFETY.md F1: as above.
     unsafe { context.write(null_mut()) };
@@ -178,7 +179,7 @@ unsafe extern "C" fn query_qp(
     (ready.qp_state, ready.port_num) = (ibv_qp_state::IBV_QPS_RTS, 1);
     (made.cap.max_send_wr, made.cap.max_recv_wr) = (16, 16);
     (made.cap.max_send_sge, made.cap.max_recv_sge) = (1, 1);
-    // SAFETY: SAFETY.md F1: valid for writes.
+    // SAFETY: SAFETY.md F1: `attributes` is valid for writes.
     unsafe { attributes.write(ready) };
     // SAFETY: SAFETY.md F1: as above.
     unsafe { init.write(made) };
@@ -186,21 +187,21 @@ unsafe extern "C" fn query_qp(
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: SAFETY.md F2: a live queue pair of this table.
+    // SAFETY: SAFETY.md F2: the queue pair is live and belongs to this table.
     let number = unsafe { (*qp).qp_num };
     // SAFETY: SAFETY.md F2: as above.
     match unsafe { nic_of(qp) }.destroy_qp(number) {
-        // SAFETY: SAFETY.md F2: as above, for the last time.
+        // SAFETY: SAFETY.md F2: as above; the queue pair is not used afterwards.
         true => unsafe { destroy(qp) },
         false => Errno::EBUSY.raw(),
     }
 }
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut ibv_wc) -> c_int {
-    // SAFETY: SAFETY.md F2: a live queue of this table.
+    // SAFETY: SAFETY.md F2: the queue is live and belongs to this table.
     let Some(found) = unsafe { nic_of(cq) }.poll(usize::try_from(most).unwrap()) else { return -1 };
     for (n, completion) in found.iter().enumerate() {
-        // SAFETY: SAFETY.md F12: at most as many as there is room for.
+        // SAFETY: SAFETY.md F12: `out` has room for all the completions found.
         let entry = unsafe { out.add(n) };
         // SAFETY: SAFETY.md F12: as above.
         unsafe { entry.write(*completion) };
@@ -209,7 +210,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut ibv_wc) -> 
 }
 
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited: c_int) -> c_int {
-    // SAFETY: SAFETY.md F2: a live queue of this table.
+    // SAFETY: SAFETY.md F2: the queue is live and belongs to this table.
     if unsafe { nic_of(cq) }.ask() { 0 } else { Errno::EIO.raw() }
 }
 
@@ -218,7 +219,7 @@ unsafe extern "C" fn post_send(
     request: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: SAFETY.md F12: one live request.
+    // SAFETY: SAFETY.md F12: `request` is one live request.
     let asked = unsafe { &*request };
     let opcode = match asked.opcode {
         ibv_wr_opcode::IBV_WR_SEND | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM => {
@@ -229,12 +230,12 @@ unsafe extern "C" fn post_send(
         ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => ibv_wc_opcode::IBV_WC_FETCH_ADD,
         _ => ibv_wc_opcode::IBV_WC_RDMA_WRITE,
     };
-    // SAFETY: SAFETY.md F12: the list has that many elements.
+    // SAFETY: SAFETY.md F12: the list has this many elements.
     let memory = unsafe { memory(asked.sg_list, asked.num_sge) };
-    // SAFETY: SAFETY.md F2: a live queue pair of this table.
+    // SAFETY: SAFETY.md F2: the queue pair is live and belongs to this table.
     let returned = unsafe { post(qp, asked.wr_id, opcode, memory) };
     if returned == Err(PostFault::Clear) {
-        // SAFETY: SAFETY.md F1: valid for writes.
+        // SAFETY: SAFETY.md F1: `bad` is valid for writes.
         unsafe { bad.write(request) };
     }
     returned.map_or(Errno::ENOMEM.raw(), |()| 0)
@@ -245,14 +246,14 @@ unsafe extern "C" fn post_recv(
     request: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: SAFETY.md F12: one live request.
+    // SAFETY: SAFETY.md F12: `request` is one live request.
     let asked = unsafe { &*request };
-    // SAFETY: SAFETY.md F12: the list has that many elements.
+    // SAFETY: SAFETY.md F12: the list has this many elements.
     let memory = unsafe { memory(asked.sg_list, asked.num_sge) };
-    // SAFETY: SAFETY.md F2: a live queue pair of this table.
+    // SAFETY: SAFETY.md F2: the queue pair is live and belongs to this table.
     let returned = unsafe { post(qp, asked.wr_id, ibv_wc_opcode::IBV_WC_RECV, memory) };
     if returned == Err(PostFault::Clear) {
-        // SAFETY: SAFETY.md F1: valid for writes.
+        // SAFETY: SAFETY.md F1: `bad` is valid for writes.
         unsafe { bad.write(request) };
     }
     returned.map_or(Errno::ENOMEM.raw(), |()| 0)
@@ -280,7 +281,7 @@ unsafe fn memory(list: *const ibv_sge, count: c_int) -> Option<(u64, u32)> {
     Some((element.addr, element.length))
 }
 
-/// The registered regions, with the pointers that they were registered with.
+/// The registered regions, each with the pointer passed at registration.
 #[derive(Debug, Default)]
 pub(crate) struct Regions(Mutex<Vec<Region>>);
 
@@ -291,7 +292,7 @@ struct Region {
     length: usize,
 }
 
-// SAFETY: SAFETY.md F8, F16: an address of memory that a device may use from any thread.
+// SAFETY: SAFETY.md F8, F16: the pointer refers to memory that a device may use from any thread.
 unsafe impl Send for Region {}
 
 unsafe extern "C" fn reg_mr(
@@ -302,7 +303,7 @@ unsafe extern "C" fn reg_mr(
 ) -> *mut ibv_mr {
     static NEWEST: AtomicU64 = AtomicU64::new(1);
     let key = u32::try_from(NEWEST.fetch_add(1, Ordering::Relaxed)).unwrap();
-    // SAFETY: SAFETY.md F2: a live domain of this table.
+    // SAFETY: SAFETY.md F2: the domain is live and belongs to this table.
     let nic = unsafe { nic_of(pd) };
     nic.regions.with(|all| all.push(Region { key, base: address.cast(), length }));
     let (mut mr, addr) = (ibv_mr::default(), address);
@@ -311,11 +312,11 @@ unsafe extern "C" fn reg_mr(
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: SAFETY.md F2: a live region of this table.
+    // SAFETY: SAFETY.md F2: the region is live and belongs to this table.
     let key = unsafe { (*mr).lkey };
     // SAFETY: SAFETY.md F2: as above.
     unsafe { nic_of(mr) }.regions.with(|all| all.retain(|region| region.key != key));
-    // SAFETY: SAFETY.md F2: as above, for the last time.
+    // SAFETY: SAFETY.md F2: as above; the region is not used afterwards.
     unsafe { destroy(mr) }
 }
 
@@ -324,8 +325,7 @@ impl Regions {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Executes a request: reads its memory, or writes the incoming bytes to it. Returns the bytes that were read or
-    /// written.
+    /// Executes a request: reads its memory, or writes the incoming bytes to it. Returns the bytes read or written.
     pub(super) fn execute(&self, request: &PostedRequest, message: &[u8]) -> Vec<u8> {
         let Some((address, length)) = request.memory else { return Vec::new() };
         let (address, length) = (usize::try_from(address).unwrap(), length as usize);
@@ -335,21 +335,22 @@ impl Regions {
                 start <= address && address + length <= start + region.length
             };
             let region = all.iter().find(within).expect("the memory of a request is registered");
-            // SAFETY: SAFETY.md F8: within the region, which lives until it is deregistered.
+            // SAFETY: SAFETY.md F8: the address is within the region, which is valid until it is deregistered.
             let at = unsafe { region.base.add(address - region.base.addr()) };
             if request.is_source() {
-                // SAFETY: SAFETY.md F8, F28: registered, and no one writes it while the request is outstanding.
+                // SAFETY: SAFETY.md F8, F28: the bytes are registered, and no one writes them while the request is
+                // outstanding.
                 return unsafe { slice::from_raw_parts(at, length) }.to_vec();
             }
             if request.is_atomic() {
-                // SAFETY: SAFETY.md F16, F28: a word of a shared region, which everyone accesses as an atomic.
+                // SAFETY: SAFETY.md F16, F28: this is a word of a shared region, which everyone accesses as an atomic.
                 let word = unsafe { AtomicU64::from_ptr(at.cast()) };
                 word.store(message.len() as u64, Ordering::Release);
                 return message.to_vec();
             }
             let count = message.len().min(length);
-            // SAFETY: SAFETY.md F8, F28: registered, at least `count` bytes, and no one else uses it while the request
-            // is outstanding.
+            // SAFETY: SAFETY.md F8, F28: at least `count` bytes are registered, and no one else uses them while the
+            // request is outstanding.
             unsafe { ptr::copy_nonoverlapping(message.as_ptr(), at, count) };
             message[..count].to_vec()
         })

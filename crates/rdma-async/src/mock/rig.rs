@@ -30,7 +30,7 @@ impl Rig {
         Self { nic, driver, pool: BufferPool::with_region_size(&pd, 4096), pd }
     }
 
-    /// Creates a connection with that many slots for sends and receives.
+    /// Creates a connection with these numbers of send and receive slots.
     pub(crate) fn connect(&self, depth: [u32; 2]) -> Connection {
         let ledger = self.driver.0.ledger_for(depth[0] + depth[1]).unwrap();
         let qp = provider::queue_pair(&self.nic, &self.pd, ledger.cq());
@@ -50,7 +50,7 @@ impl Rig {
     /// Does the work of the driver's task: sleeps on the file, and polls completions.
     pub(crate) fn drive(&self) {
         loop {
-            // The sweep itself has notified all waiters of a failure.
+            // The sweep has already notified all waiters of a failure.
             if self.driver.0.sweep(false).is_err() || !self.nic.wait_for_event() {
                 return;
             }
@@ -70,7 +70,7 @@ impl Sleeper {
         Waker::from(Arc::clone(self))
     }
 
-    /// The number of wake-ups since the last call.
+    /// Returns the number of wake-ups since the last call.
     pub(crate) fn take_wakes(&self) -> usize {
         std::mem::take(&mut *self.wakes.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -91,7 +91,7 @@ impl Wake for Sleeper {
     }
 }
 
-/// Runs a future. A lost wake-up is a deadlock.
+/// Runs a future. A lost wake-up shows as a deadlock.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let (mut future, sleeper) = (pin!(future), Arc::<Sleeper>::default());
     let waker = sleeper.waker();
