@@ -11,12 +11,12 @@ use crate::message::{
     CLIENT_DEVICE, Greeting, Message, PREFACE, Parsed, SERVER_DEVICE, UNFIT, Wrong, parse,
 };
 
-/// A client's conversation with its server.
+/// The client's side of the conversation with its server.
 ///
-/// A driver sends [`hello`](Self::hello) and passes received bytes to [`answer`](Self::answer). Then it connects its
+/// A driver sends [`hello`](Self::hello) and passes received bytes to [`answer`](Self::answer). It then connects its
 /// queue pair, sends [`ready`](Self::ready), and passes received bytes to [`verdict`](Self::verdict). It receives at
-/// most [`lacks`](Self::lacks) bytes at a time, so it never receives a byte after the verdict. After an error it sends
-/// the [`last_message`](Self::last_message), if there is one.
+/// most [`lacks`](Self::lacks) bytes at a time, so that it never receives a byte after the verdict. After an error it
+/// sends the [`last_message`](Self::last_message), if there is one.
 #[derive(Debug)]
 pub struct Client {
     address: SocketAddr,
@@ -31,8 +31,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts a conversation of a queue pair of this device with the server at this address. Errors name the limit, and
-    /// the device if it does not match the server's.
+    /// Starts a conversation with the server at this address, for a queue pair of this device. Error messages contain
+    /// the limit, and also the device if it does not match the server's.
     #[must_use]
     pub fn new(address: SocketAddr, limit: Duration, device: &str) -> Self {
         let (device, received, lacks) = (device.into(), Vec::new(), PREFACE);
@@ -45,30 +45,30 @@ impl Client {
         Message::Hello(Box::new(endpoint), greeting).to_bytes()
     }
 
-    /// Returns the message that this queue pair is connected to that of the answer.
+    /// Returns the message that reports this end's queue pair as connected to the server's.
     #[must_use]
     pub fn ready(&self) -> Vec<u8> {
         Message::Ready.to_bytes()
     }
 
-    /// Returns the message that names the device to a server whose device does not match; `None` after other errors.
+    /// Returns the message with this device's name for a server whose device does not match, or `None` after other
+    /// errors.
     #[must_use]
     pub fn last_message(&self) -> Option<Vec<u8>> {
         self.is_unfit.then(|| Message::Device(self.device.clone()).to_bytes())
     }
 
-    /// Returns the least number of bytes that are still missing from the next message.
+    /// Returns the minimum number of bytes still missing from the next message.
     #[must_use]
     pub const fn lacks(&self) -> usize {
         self.lacks
     }
 
-    /// Accepts received bytes; an empty slice is the end of the stream. Returns the endpoint of the server once it is
+    /// Accepts received bytes; an empty slice means the end of the stream. Returns the server's endpoint once it is
     /// complete.
     ///
     /// # Errors
-    /// Returns an error if the server has refused this client, has closed the stream, or sends
-    /// another protocol.
+    /// Returns an error if the server refused this client, closed the stream, or uses another protocol.
     pub fn answer(&mut self, bytes: &[u8]) -> Result<Option<QueuePairEndpoint>, ConnectError> {
         match self.receive(bytes)? {
             None => Ok(None),
@@ -80,11 +80,11 @@ impl Client {
         }
     }
 
-    /// Accepts received bytes; an empty slice is the end of the stream. Returns the greeting of the server's program
+    /// Accepts received bytes; an empty slice means the end of the stream. Returns the greeting of the server's program
     /// once it has accepted this client.
     ///
     /// # Errors
-    /// The errors are those of [`answer`](Self::answer).
+    /// Same errors as [`answer`](Self::answer).
     pub fn verdict(&mut self, bytes: &[u8]) -> Result<Option<Greeting>, ConnectError> {
         match self.receive(bytes)? {
             None => Ok(None),
@@ -117,8 +117,8 @@ impl Client {
         }
     }
 
-    /// Returns the error of a rejection for a queue pair that does not match. A server of an earlier version names no
-    /// device.
+    /// Returns the error for a queue pair that the server rejected because it does not match. A server of an earlier
+    /// version does not name its device.
     fn unfit(&mut self, why: &str) -> ConnectError {
         self.is_unfit = true;
         let reason = why.strip_prefix(UNFIT).unwrap_or(why);
@@ -130,10 +130,10 @@ impl Client {
         ConnectError::Rejected(text.into())
     }
 
-    /// Returns the error of bytes that could not be sent.
+    /// Converts a failure to send bytes to an error.
     ///
     /// # Errors
-    /// Returns no error if the server has closed the stream: its reason may be received next.
+    /// Returns no error if the server closed the stream, because its reason may be received next.
     pub fn not_sent(&self, error: io::Error) -> Result<(), ConnectError> {
         match error.kind() {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(()),
@@ -141,7 +141,7 @@ impl Client {
         }
     }
 
-    /// Returns the error of a failed receive from the stream.
+    /// Converts a failure to receive from the stream to an error.
     #[must_use]
     pub fn not_received(&self, error: io::Error) -> ConnectError {
         match error.kind() {

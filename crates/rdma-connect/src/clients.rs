@@ -1,5 +1,4 @@
-//! The clients of a listener, from their first byte until the program has accepted or rejected
-//! them.
+//! The clients of a listener, from their first byte until the program has accepted or rejected them.
 
 #[cfg(test)]
 mod tests;
@@ -21,48 +20,49 @@ use crate::room::{
 };
 use crate::until::Until;
 
-/// The clients of a listener, which progress when their streams are ready.
+/// The clients of a listener. They make progress when their streams are ready.
 ///
-/// A client is half-open until both queue pairs are connected. A silent client costs a file and delays no other: if a
-/// newcomer needs its place, the listener drops one (`in_order_to_go`). No call here waits for a client.
+/// A client is half-open until both queue pairs are connected. A silent client costs one file and delays no other
+/// client: if a newcomer needs its place, the listener drops it (`in_order_to_go`). No call here waits for a client.
 ///
 /// A driver accepts streams while [`takes`](Self::takes) returns true, passes each to [`admit`](Self::admit), and calls
-/// [`step`](Self::step) when one is ready. For each [`Hello`] that `step` returns, it creates a queue pair with
-/// [`MakeEnds::make`](crate::MakeEnds::make) and [`make_room`](Self::make_room), and passes it to
+/// [`step`](Self::step) when one is ready. For each [`Hello`] that `step` returns, the driver creates a queue pair with
+/// [`MakeEnds::make`](crate::MakeEnds::make) and [`make_room`](Self::make_room), and passes the result to
 /// [`answer`](Self::answer).
 pub struct Clients<S: ClientStream, E> {
     address: SocketAddr,
     /// The time limit for a client's side of the rendezvous.
     limit: Duration,
     open_files: fn() -> Option<u64>,
-    /// The time at which the listener accepts clients again after a failure to accept one.
+    /// When the listener accepts clients again after a failure to accept one.
     resumes: Option<Until>,
-    /// The end of the time during which room counts as scarce, since a late client was dropped.
+    /// Until when room counts as scarce because a late client was dropped.
     scarce: Option<Until>,
     next_key: u64,
     half_open: BTreeMap<u64, HalfOpen<S, E>>,
     connected: VecDeque<Candidate<S, E>>,
     /// The number of clients that were refused.
     pub refused: u64,
-    /// The number of these that were dropped while half-open, to make room or after their time limit.
+    /// The number of refused clients that were dropped while half-open, to make room or because their time limit
+    /// expired.
     dropped_half_open: u64,
-    /// The client that was refused last, and the reason.
+    /// The last refused client, with the reason.
     last_refused: Option<String>,
     failure: Option<ConnectError>,
 }
 
-/// The key of the first client. Smaller ones, and [`u64::MAX`], are the driver's.
+/// The key of the first client. The driver may use smaller keys and [`u64::MAX`] itself.
 pub const FIRST_KEY: u64 = 1 << 63;
 
-/// The pause after a failure to accept a client: the same error would occur again at once.
+/// The pause after a failure to accept a client, because the same error would recur at once.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Room counts as scarce for this time after a late client was dropped.
+/// The time during which room counts as scarce after a late client was dropped.
 const SCARCE: Duration = Duration::from_secs(10);
 
 impl<S: ClientStream, E> Clients<S, E> {
-    /// Creates the clients of a listener at this address, each with this limit for its side. `open_files` returns the
-    /// limit of open files, which bounds the number of half-open clients.
+    /// Creates the clients of a listener at this address. `limit` is the time limit for each client's side.
+    /// `open_files` returns the limit of open files, which bounds the number of half-open clients.
     #[must_use]
     pub const fn new(
         address: SocketAddr,
@@ -91,13 +91,14 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.address
     }
 
-    /// Returns the number of clients that were dropped while half-open, to make room or after their time limit.
+    /// Returns the number of clients that were dropped while half-open, to make room or because their time limit
+    /// expired.
     #[must_use]
     pub const fn dropped_half_open(&self) -> u64 {
         self.dropped_half_open
     }
 
-    /// Returns the client that was refused last, with the reason.
+    /// Returns the last refused client, with the reason.
     #[must_use]
     pub fn last_refused(&self) -> Option<&str> {
         self.last_refused.as_deref()
@@ -126,12 +127,12 @@ impl<S: ClientStream, E> Clients<S, E> {
         half_open.chain(connected).filter_map(|(key, stream)| Some((key, stream.get()?)))
     }
 
-    /// Returns the time until the limit of a client expires, or clients can be accepted again; [`Duration::MAX`] for
-    /// neither.
+    /// Returns the time until a client's limit expires or clients can be accepted again, or [`Duration::MAX`] if
+    /// neither will happen.
     #[must_use]
     pub fn next_end(&self, now: Instant) -> Duration {
         let ends = self.half_open.values().map(|client| client.until).chain(self.resumes);
-        // If there is no room and no client can be dropped, one can be once it is late.
+        // If there is no room and no client can be dropped now, one can be dropped once it is late.
         let is_full = self.is_full();
         let waited = self.half_open.values().map(|client| client.occupant().waited(now));
         let in_time = waited.filter(|waited| is_full && *waited < FIRST_BYTE);
@@ -139,12 +140,12 @@ impl<S: ClientStream, E> Clients<S, E> {
         ends.map(|until| until.left(now)).chain(late).min().unwrap_or(Duration::MAX)
     }
 
-    /// Accepts no clients for a while.
+    /// Stops accepting clients for a while.
     pub fn pause(&mut self, now: Instant) {
         self.resumes = Some(Until::after(now, PAUSE));
     }
 
-    /// Accepts clients again, since a file may be free.
+    /// Accepts clients again, because a file may be free.
     pub const fn resume(&mut self) {
         self.resumes = None;
     }
@@ -165,7 +166,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         !self.is_full() || self.victim(now).is_some()
     }
 
-    /// Drops connected clients with these keys if they have gone, or have sent data.
+    /// Drops connected clients with these keys if they are gone or have sent data.
     pub fn check(&mut self, ready: &[u64]) {
         let before = self.connected.len();
         self.connected.retain_mut(|client| !ready.contains(&client.key) || client.check().is_ok());
@@ -191,7 +192,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.first_to_go(&order).inspect(|&key| self.evict(key, now)).is_some()
     }
 
-    /// Sends a client the endpoint of its queue pair, or the reason for having none.
+    /// Sends a client the endpoint of its queue pair, or the reason why there is none.
     pub fn answer(
         &mut self,
         hello: Hello<S, E>,
@@ -220,8 +221,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         }
     }
 
-    /// Ends the clients whose time has expired. Data that a client has sent in time is received
-    /// first.
+    /// Ends the clients whose time limit has expired. Data that a client sent in time is received first.
     pub fn expire(&mut self, now: Instant) {
         let is_over = |client: &HalfOpen<_, _>| client.until.is_over(now) && !client.has_unread();
         let over = self.half_open.values().filter(|client| is_over(client));
@@ -257,7 +257,7 @@ impl<S: ClientStream, E> Clients<S, E> {
     }
 
     fn is_full(&self) -> bool {
-        // An idle listener does not query the limit of files.
+        // An idle listener does not query the limit of open files.
         !self.half_open.is_empty() && self.half_open.len() >= most_half_open((self.open_files)())
     }
 
@@ -275,8 +275,8 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.next_key
     }
 
-    /// Adds a client that was accepted from this address, with these addresses of its stream. If there is no room for
-    /// it, drops another one.
+    /// Adds a client accepted from this address, whose stream has these addresses. If there is no room for it, drops
+    /// another client.
     pub fn admit(&mut self, stream: S, from: (SocketAddr, StreamAddresses), now: Instant) {
         if self.is_full()
             && let Some(victim) = self.victim(now)
@@ -296,7 +296,7 @@ impl<S: ClientStream, E> Clients<S, E> {
     pub fn not_admitted(&mut self, error: io::Error, admitted: usize, now: Instant) {
         match Errno::from_io_error(&error) {
             Some(Errno::MFILE | Errno::NFILE) if admitted > 0 => {
-                // Without a waiting client, `accept` needs a free file too. If there is a client, the socket is
+                // Without a waiting client, `accept` still needs a free file. If there is a client, the socket will be
                 // readable again.
             }
             Some(Errno::MFILE | Errno::NFILE) if self.make_file(now) => {}
@@ -317,13 +317,13 @@ impl<S: ClientStream, E> Clients<S, E> {
                 self.fail(failure);
                 self.pause(now);
             }
-            // There is no client, or it has gone, or cannot be reached; see `man 2 accept`.
+            // No client is waiting, or the client is gone or unreachable; see `man 2 accept`.
             Some(_) => {}
         }
     }
 
-    /// Drops a client that has held its file long enough, so that another one can have it. Returns true if it has
-    /// dropped one.
+    /// Drops a client that has held its file long enough, to free the file for another client. Returns true if a client
+    /// was dropped.
     fn make_file(&mut self, now: Instant) -> bool {
         let occupants = self.half_open.values().map(HalfOpen::occupant).collect();
         let victim = self.first_to_go(&late(occupants, now));

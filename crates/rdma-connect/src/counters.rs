@@ -2,7 +2,7 @@
 
 /// The counters of a connection or a channel: a snapshot of all of them at one moment.
 ///
-/// They count from the moment the connection is made, and go on after a reconnection. None ever decreases.
+/// The counters start when the connection is made and continue across reconnections. None ever decreases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionCounters {

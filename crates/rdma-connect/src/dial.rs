@@ -1,4 +1,4 @@
-//! The addresses of a server that a client tries.
+//! The server addresses that a client tries.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -8,10 +8,10 @@ use std::vec;
 use crate::error::connect_error::ConnectError;
 use crate::until::Until;
 
-/// The addresses of a stream, this end's and the peer's, if they are known.
+/// The addresses of a stream, this end's first and then the peer's, if both are known.
 pub type StreamAddresses = Option<(IpAddr, IpAddr)>;
 
-/// Returns the addresses of a stream to this peer, if those of this end are known.
+/// Returns the addresses of a stream to this peer, if this end's address is known.
 #[must_use]
 pub fn stream_addresses(own: io::Result<SocketAddr>, peer: SocketAddr) -> StreamAddresses {
     Some((own.ok()?.ip(), peer.ip()))
@@ -28,10 +28,10 @@ pub struct Dial {
 }
 
 impl Dial {
-    /// Starts to try these addresses, with a total time `limit` for connecting.
+    /// Starts to try these addresses. `limit` is the total time for connecting.
     ///
     /// # Errors
-    /// [`ConnectError::NoAddress`] if there are none.
+    /// [`ConnectError::NoAddress`] if `addresses` is empty.
     pub fn new(
         addresses: Vec<SocketAddr>,
         limit: Duration,
@@ -44,7 +44,7 @@ impl Dial {
         Ok(Self { untried: addresses.into_iter(), tried: Vec::new(), failure: None, limit, until })
     }
 
-    /// Returns the end of the total time for connecting.
+    /// Returns the deadline for connecting.
     #[must_use]
     pub const fn until(&self) -> Until {
         self.until
@@ -53,8 +53,7 @@ impl Dial {
     /// Returns the next address to try, and its share of the time.
     ///
     /// # Errors
-    /// Returns the first failure, or [`ConnectError::NobodyListens`], after all addresses were
-    /// tried.
+    /// After all addresses have been tried, returns the first failure or [`ConnectError::NobodyListens`].
     pub fn next(&mut self, now: Instant) -> Result<(SocketAddr, Duration), ConnectError> {
         let mut shares = self.untried.len();
         while let Some(address) = self.untried.next() {
@@ -70,7 +69,7 @@ impl Dial {
         Err(self.failure.take().unwrap_or(ConnectError::NobodyListens { tried }))
     }
 
-    /// Checks a stream to the server: if no program listens, TCP may connect a socket to itself.
+    /// Checks a stream to the server, because TCP may connect a socket to itself if no program listens.
     ///
     /// # Errors
     /// [`ErrorKind::ConnectionRefused`] if both ends have the same address.
@@ -78,7 +77,7 @@ impl Dial {
         if own == peer { Err(ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
     }
 
-    /// Records a failure to connect to the last address.
+    /// Records a failure to connect to the most recent address.
     pub fn failed(&mut self, source: io::Error) {
         let Some(&address) = self.tried.last() else { return };
         let failure = match source.kind() {

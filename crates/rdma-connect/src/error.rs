@@ -1,4 +1,4 @@
-//! Errors of connecting, and of the operations of a connection.
+//! Errors of connecting, and errors of operations on a connection.
 
 pub(crate) mod close_reason;
 pub(crate) mod connect_error;

@@ -4,25 +4,25 @@ use std::fmt;
 
 use crate::error::connect_error::ConnectError;
 
-/// The message that a program has ended its end of a connection, with up to 64 bytes for the program of the peer.
+/// The message that a program has ended its end of a connection, with up to 64 bytes for the peer's program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Farewell {
     length: u8,
     reason: [u8; Self::MOST],
 }
 
-/// The head of the message on a stream that belongs to one connection. It has the kind, length, connection and epoch of
-/// other frames of a control connection.
+/// The head of the message on a stream that serves a single connection. As in other frames of a control connection, it
+/// contains kind, length, connection and epoch.
 const HEAD: [u8; 12] = [0, 14, 0, 65, 0, 0, 0, 0, 0, 0, 0, 0];
 
 impl Farewell {
     /// The maximum length of a reason, in bytes.
     pub const MOST: usize = 64;
-    /// The kind of its frame on a control connection.
+    /// The kind of a farewell's frame on a control connection.
     pub const KIND: u16 = 14;
-    /// The number of its bytes on a control connection.
+    /// The size of a farewell on a control connection, without the head of its frame.
     pub const BYTES: usize = 1 + Self::MOST;
-    /// The number of its bytes on a stream that belongs to one connection.
+    /// The size of a farewell on a stream that serves a single connection.
     pub const FRAME: usize = HEAD.len() + Self::BYTES;
     /// A farewell without a reason.
     pub const PLAIN: Self = Self { length: 0, reason: [0; Self::MOST] };
@@ -40,13 +40,13 @@ impl Farewell {
         Ok(farewell)
     }
 
-    /// Returns the reason; empty if there is none.
+    /// Returns the reason, or an empty slice if there is none.
     #[must_use]
     pub fn reason(&self) -> &[u8] {
         self.reason.get(..self.length.into()).unwrap_or_default()
     }
 
-    /// Returns its bytes on a control connection, after the head of its frame.
+    /// Returns the encoding on a control connection, without the head of its frame.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -55,7 +55,7 @@ impl Farewell {
         bytes
     }
 
-    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). `None` if they are not a farewell.
+    /// Decodes the result of [`to_bytes`](Self::to_bytes). Returns `None` if the bytes are not a farewell.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (&length, reason) = bytes.split_first()?;
@@ -63,7 +63,7 @@ impl Farewell {
         (usize::from(length) <= Self::MOST).then_some(Self { length, reason })
     }
 
-    /// Returns its bytes on a stream that belongs to one connection.
+    /// Returns the encoding on a stream that serves a single connection.
     #[must_use]
     pub fn to_frame(&self) -> [u8; Self::FRAME] {
         let mut bytes = [0; Self::FRAME];
@@ -73,14 +73,14 @@ impl Farewell {
         bytes
     }
 
-    /// Decodes all bytes of such a stream. `None` if they are not exactly one farewell.
+    /// Decodes all bytes of such a stream. Returns `None` if they are not exactly one farewell.
     #[must_use]
     pub fn from_frame(bytes: &[u8]) -> Option<Self> {
         Self::from_bytes(bytes.strip_prefix(&HEAD)?)
     }
 }
 
-/// Prints only the length: the reason may be a secret.
+/// Prints only the length, because the reason may be secret.
 impl fmt::Debug for Farewell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Farewell({} bytes)", self.length)
@@ -103,7 +103,7 @@ mod tests {
         assert!(matches!(refused, Err(ConnectError::ReasonTooLong { length: 65 })));
     }
 
-    /// The format of every release.
+    /// This format is the same in every release.
     #[test]
     fn the_format() {
         let frame = Farewell::new(b"bye").unwrap().to_frame();

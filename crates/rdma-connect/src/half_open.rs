@@ -16,35 +16,35 @@ use crate::message::{
 use crate::room::{FIRST_BYTE, Network, Occupant};
 use crate::until::Until;
 
-/// The stream of a client, which a driver implements. No call blocks.
+/// The stream of a client, implemented by drivers. No call blocks.
 pub trait ClientStream {
-    /// Receives available bytes into the buffer; returns 0 if the client has ended the stream.
+    /// Receives the available bytes into the buffer. Returns 0 if the client has ended the stream.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] or [`ErrorKind::Interrupted`] if no byte is available; others if the stream has
+    /// [`ErrorKind::WouldBlock`] or [`ErrorKind::Interrupted`] if no byte is available; other errors if the stream
     /// failed.
     fn receive(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
     /// Peeks at one byte, which stays in the stream.
     ///
     /// # Errors
-    /// The errors are those of [`receive`](Self::receive).
+    /// Same errors as [`receive`](Self::receive).
     fn peek(&self) -> io::Result<usize>;
 
-    /// Sends as many bytes as the stream has space for.
+    /// Sends as many bytes as fit into the stream's buffer.
     ///
     /// # Errors
-    /// Returns an error if none can be sent.
+    /// Returns an error if no byte can be sent.
     fn send(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Ends this end's direction of the stream after the sent bytes.
+    /// Ends this end's direction of the stream, after the bytes already sent.
     ///
     /// # Errors
-    /// Returns an error if the stream has failed.
+    /// Returns an error if the stream failed.
     fn end_sending(&self) -> io::Result<()>;
 }
 
-/// The name in an error for a device that the client did not name.
+/// The placeholder in error messages for a device that the client did not name.
 const UNNAMED: &str = "unknown";
 
 /// Creates this end's queue pair for each client.
@@ -57,16 +57,16 @@ pub trait MakeEnds {
     /// Creates a queue pair for the next client, whose stream has these addresses. Returns it with its endpoint.
     ///
     /// # Errors
-    /// Returns the reason for having no queue pair.
+    /// Returns the reason why there is no queue pair.
     fn prepare(
         &self,
         stream: StreamAddresses,
     ) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd>;
 
-    /// Returns the name of the device of the queue pairs.
+    /// Returns the name of the device on which the queue pairs are created.
     fn device(&self) -> String;
 
-    /// Connects the queue pair to that of the client.
+    /// Connects the queue pair to the client's.
     ///
     /// # Errors
     /// Returns an error if the two queue pairs cannot be connected.
@@ -76,11 +76,11 @@ pub trait MakeEnds {
         peer: QueuePairEndpoint,
     ) -> Result<Self::End, rdma_qp::Error>;
 
-    /// Creates and connects a queue pair for a client, and returns it with its endpoint. If it cannot be created and
-    /// `make_room` returns true, tries again.
+    /// Creates a queue pair for a client and connects it. Returns it with its endpoint. If the queue pair cannot be
+    /// created but `make_room` returns true, tries again.
     ///
     /// # Errors
-    /// Returns the reason for having no queue pair.
+    /// Returns the reason why there is no queue pair.
     fn make(
         &self,
         stream: StreamAddresses,
@@ -106,7 +106,7 @@ pub enum NoEnd {
     Full(String),
     /// The queue pair cannot be created.
     Failed(rdma_qp::Error),
-    /// The queue pair, of the device with this name, cannot be connected to that of the client.
+    /// The queue pair, on the device with this name, cannot be connected to the client's.
     Unfit(rdma_qp::Error, String),
 }
 
@@ -119,20 +119,20 @@ pub struct Hello<S: ClientStream, E> {
 
 /// A client that is not connected yet.
 pub(crate) struct HalfOpen<S: ClientStream, E> {
-    /// The driver's key of the client.
+    /// The driver's key for the client.
     pub(crate) key: u64,
     pub(crate) stream: Undecided<S>,
     address: SocketAddr,
     stream_addresses: StreamAddresses,
-    /// The time limit for its side of the rendezvous.
+    /// The time limit for the client's side of the rendezvous.
     limit: Duration,
     pub(crate) until: Until,
-    /// The time at which the listener started to wait for its next message.
+    /// When the listener started to wait for the client's next message.
     since: Instant,
     received: Vec<u8>,
-    /// The end with the endpoint that was sent to it, and its own greeting.
+    /// This end of the connection, once its endpoint was sent to the client, with the client's greeting.
     answered: Option<(E, Greeting)>,
-    /// The reason for its rejection. The listener still waits for the name of its device.
+    /// The reason why the client is rejected. The listener still waits for the name of the client's device.
     unfit: Option<String>,
 }
 
@@ -141,7 +141,7 @@ pub(crate) enum Step<S: ClientStream, E> {
     Open(HalfOpen<S, E>),
     Hello(Hello<S, E>),
     Connected(Candidate<S, E>),
-    /// The client made a mistake, or has gone. The reason was sent to it.
+    /// The client made a mistake and was sent the reason, or it is gone.
     Refused(String),
     /// The server could not create a queue pair. The client was notified.
     Failed(rdma_qp::Error),
@@ -150,27 +150,26 @@ pub(crate) enum Step<S: ClientStream, E> {
 /// A connected client that waits for the program to accept or reject it.
 pub struct Candidate<S: ClientStream, E> {
     pub(crate) key: u64,
-    // Dropped, which notifies the client, before the queue pair is destroyed.
+    // Dropped first, which notifies the client before the queue pair is destroyed.
     pub(crate) stream: Undecided<S>,
-    /// The address that it connected from.
+    /// The address from which the client connected.
     pub address: SocketAddr,
-    /// The greeting that it has sent.
+    /// The client's greeting.
     pub greeting: Greeting,
-    /// This end.
+    /// This end of the connection.
     pub end: E,
 }
 
-/// A stream to a client. If it is dropped before the program has decided, it sends the client a
-/// rejection.
+/// A stream to a client. If it is dropped before the program has decided, it sends a rejection to the client.
 #[derive(Debug)]
 pub(crate) struct Undecided<S: ClientStream> {
     /// `None` after the decision.
     stream: Option<S>,
-    /// A forked child has the same stream, and must not use it.
+    /// The process that created this. A forked child shares the stream and must not use it.
     process: u32,
 }
 
-/// Prints only the number of user bytes: they may be a secret.
+/// Prints only the number of user bytes, because they may be secret.
 impl<S: ClientStream, E: fmt::Debug> fmt::Debug for Candidate<S, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, greeting, end, .. } = self;
@@ -202,7 +201,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         }
     }
 
-    /// Returns the facts that determine whether it is dropped when there is no room.
+    /// Returns the facts that determine whether this client is dropped when there is no room.
     pub(crate) fn occupant(&self) -> Occupant {
         let is_mute = self.received.is_empty() && self.answered.is_none();
         Occupant { key: self.key, network: self.network(), since: self.since, is_mute }
@@ -216,8 +215,8 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         self.answered.is_some()
     }
 
-    /// Returns true if it has sent data, or ended, and the listener has not read this yet. Then the listener is late,
-    /// not the client.
+    /// Returns true if the client has sent data or ended the stream, and the listener has not read this yet. In that
+    /// case the listener is late, not the client.
     pub(crate) fn has_unread(&self) -> bool {
         !self.stream.is_quiet()
     }
@@ -246,7 +245,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         }
     }
 
-    /// Ends it, since its time has expired.
+    /// Ends the client because its time limit has expired.
     pub(crate) fn expire(mut self) -> String {
         if let Some(why) = self.unfit.take() {
             return self.end_unfit(&why, UNNAMED);
@@ -257,7 +256,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         self.about(&why)
     }
 
-    /// Ends it to make room for another client.
+    /// Ends the client to make room for another one.
     pub(crate) fn evict(mut self, now: Instant) -> String {
         if let Some(why) = self.unfit.take() {
             return self.end_unfit(&why, UNNAMED);
@@ -275,7 +274,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         self.about(&why)
     }
 
-    /// Ends it after its rejection was sent.
+    /// Ends the client after its rejection was sent.
     fn end_unfit(mut self, why: &str, device: &str) -> String {
         drop(self.stream.stream.take());
         self.about(&format!("{why}{CLIENT_DEVICE}{device}"))
@@ -285,10 +284,9 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         format!("{}: {why}", self.address)
     }
 
-    /// Returns a message once it is complete. The error is the reason to send to the client, if
-    /// any.
+    /// Returns a message once it is complete. The error contains the reason to send to the client, if any.
     fn read(&mut self) -> Result<Option<Message>, Option<String>> {
-        // One more byte than a message, to detect excess bytes.
+        // Room for one more byte than a message, to detect excess bytes.
         let mut block = [0; LONGEST + 1];
         let room = block.get_mut(self.received.len()..).unwrap_or_default();
         match self.stream.stream.as_ref().ok_or(None)?.receive(room) {
@@ -303,7 +301,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
                 self.received.clear();
                 Ok(Some(message))
             }
-            // A client with another protocol would not understand the reason either.
+            // A client that uses another protocol would not understand the reason either.
             Err(Wrong::Foreign(_)) => Err(None),
             Err(Wrong::Version(found)) => Err(Some(format!(
                 "the client has version {found} of the rendezvous, the server {VERSION}: run the same version at \
@@ -330,7 +328,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         }
     }
 
-    /// Ends it, since it gets no queue pair.
+    /// Ends the client because it gets no queue pair.
     fn turn_away(mut self, no_end: NoEnd) -> Step<S, E> {
         match no_end {
             NoEnd::Full(why) => {
@@ -354,23 +352,22 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
 }
 
 impl<S: ClientStream, E> Hello<S, E> {
-    /// Returns the addresses of its stream.
+    /// Returns the addresses of the client's stream.
     pub const fn stream_addresses(&self) -> StreamAddresses {
         self.client.stream_addresses
     }
 
-    /// Returns its endpoint.
+    /// Returns the client's endpoint.
     pub fn endpoint(&self) -> QueuePairEndpoint {
         *self.endpoint
     }
 
-    /// Returns the span of the work for it: `answer`, with its address.
+    /// Returns the tracing span for serving the client: `answer`, with the client's address.
     pub fn span(&self) -> tracing::Span {
         tracing::debug_span!("answer", client = %self.client.address)
     }
 
-    /// Sends the endpoint of the queue pair that was created for the client, or the reason for
-    /// having none.
+    /// Sends the client the endpoint of its queue pair, or the reason why there is none.
     pub(crate) fn answer(
         self,
         made: Result<(E, QueuePairEndpoint), NoEnd>,
@@ -382,7 +379,7 @@ impl<S: ClientStream, E> Hello<S, E> {
             Err(no_end) => return client.turn_away(no_end),
         };
         client.answered = Some((end, greeting));
-        // The driver may have processed the client's message late.
+        // The driver may have been late to process the client's message, so the client's time restarts here.
         (client.since, client.until) = (now, Until::after(now, client.limit));
         match client.stream.send(&Message::Endpoint(Box::new(endpoint))) {
             Ok(()) => Step::Open(client),
@@ -409,11 +406,11 @@ impl<S: ClientStream, E> Candidate<S, E> {
         self.stream.reject(why);
     }
 
-    /// Checks that it still waits for the program's decision, and accepts it. Returns its stream: if either end watches
-    /// it, both keep it.
+    /// Checks that the client still waits for the decision, and accepts it. Returns its stream, which both ends keep if
+    /// either of them watches it.
     ///
     /// # Errors
-    /// [`ConnectError::Closed`] if it has gone, [`ConnectError::Garbled`] if it has sent data.
+    /// [`ConnectError::Closed`] if the client is gone, [`ConnectError::Garbled`] if it has sent data.
     pub fn accept(&mut self, greeting: Greeting) -> Result<S, ConnectError> {
         self.check()?;
         let sent = self.stream.send(&Message::Accept(greeting));
@@ -421,7 +418,7 @@ impl<S: ClientStream, E> Candidate<S, E> {
         sent.ok().and(stream).ok_or_else(|| self.closed())
     }
 
-    /// Checks that it still waits for the program's decision.
+    /// Checks that the client still waits for the program's decision.
     pub(crate) fn check(&mut self) -> Result<(), ConnectError> {
         match self.stream.stream.as_ref().map(ClientStream::peek) {
             Some(Err(error)) if is_nothing(&error) => Ok(()),
@@ -448,7 +445,7 @@ impl<S: ClientStream> Undecided<S> {
         self.stream.as_ref()
     }
 
-    /// Returns true if it has not ended, and no byte is available.
+    /// Returns true if the stream has not ended and no byte is available.
     fn is_quiet(&self) -> bool {
         let peeked = self.stream.as_ref().map(ClientStream::peek);
         matches!(peeked, Some(Err(error)) if is_nothing(&error))
@@ -458,24 +455,22 @@ impl<S: ClientStream> Undecided<S> {
         self.refuse(&Message::Reject(why.into()));
     }
 
-    /// Sends this as the last message. A client that has gone does not get it, which is not an
-    /// error.
+    /// Sends this as the last message. If the client is gone and cannot receive it, that is not an error.
     fn refuse(&mut self, message: &Message) {
         let _ = self.send(message);
         if let Some(stream) = self.stream.take() {
-            // Unread bytes would reset the stream when it is closed, possibly before the reason is
-            // read.
+            // Closing a socket with unread bytes resets the stream, possibly before the client has read the reason.
             let _ = stream.receive(&mut [0; LONGEST]);
         }
     }
 
-    /// Sends this as the last message, and keeps the stream to receive from it.
+    /// Sends this as the last message, but keeps the stream to receive from it.
     fn send_last(&self, message: &Message) -> io::Result<()> {
         self.send(message)?;
         self.stream.as_ref().map_or(Ok(()), ClientStream::end_sending)
     }
 
-    /// Never blocks: a socket has space for the few bytes of its two messages.
+    /// Sends a message. Never blocks, because a socket has space for the few bytes of its two messages.
     fn send(&self, message: &Message) -> io::Result<()> {
         let bytes = message.to_bytes();
         match self.stream.as_ref().map_or(Ok(0), |stream| stream.send(&bytes))? {

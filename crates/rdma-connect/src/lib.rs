@@ -1,17 +1,17 @@
 //! The rendezvous of two ends of an RDMA connection, and the errors of connections.
 //!
-//! Programs use `rdma-channel` or `rdma-async`, which re-export the errors. This crate has the parts that both need to
-//! connect:
+//! Programs use `rdma-channel` or `rdma-async`, which re-export the errors. This crate contains the parts that both
+//! need to connect:
 //!
 //! | | |
 //! |---|---|
 //! | errors | [`TransportError`], [`ConnectError`], [`CloseReason`] and their parts |
 //! | the client | [`Dial`], the addresses to try, and [`Client`], its side of the conversation |
-//! | the server | [`Clients`], each from its first byte until the program takes it as a [`Candidate`] |
-//! | both | [`Greeting`], the data that an end sends for its program; [`KeepAlive`], which detects a silent peer |
+//! | the server | [`Clients`], which tracks each client from its first byte until the program takes it as a [`Candidate`] |
+//! | both | [`Greeting`], the data that an end sends to the other end's program; [`KeepAlive`], which detects a silent peer |
 //!
-//! No type here has a socket, a clock or a thread. A driver passes in bytes and the time, and sends the bytes that it
-//! gets.
+//! No type here has a socket, a clock or a thread. A driver passes in the time and the received bytes, and sends the
+//! bytes that it gets back.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // tests start at some time

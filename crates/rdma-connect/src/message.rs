@@ -1,37 +1,37 @@
-//! The messages of the rendezvous as bytes.
+//! The encoding of the messages of the rendezvous.
 //!
-//! A message consists of this preface, an endpoint if its kind has one, and the number of bytes given in the preface.
-//! Numbers are in network order.
+//! A message consists of this preface, an endpoint for some kinds, and as many bytes as the preface specifies. Numbers
+//! are in network byte order.
 //!
 //! | at | bytes | content |
 //! |---|---|---|
 //! | 0 | 4 | `RDRV` |
 //! | 4 | 2 | version, 2 |
 //! | 6 | 2 | kind |
-//! | 8 | 2 | number of bytes at the end, at most 1,024 |
+//! | 8 | 2 | number of bytes in the last part, at most 1,024 |
 //! | 10 | 344 | for HELLO and ENDPOINT: [`QueuePairEndpoint::to_bytes`] |
-//! | 10 or 354 | | for HELLO and ACCEPT the user bytes, for REJECT and BUSY the reason in UTF-8, for DEVICE the name of a device, for others none |
+//! | 10 or 354 | | for HELLO and ACCEPT, the user bytes; for REJECT and BUSY, the reason in UTF-8; for DEVICE, the name of a device; otherwise none |
 //!
 //! | | kind | from | when |
 //! |---|---|---|---|
 //! | 1 | HELLO | client | first |
 //! | 2 | ENDPOINT | server | its queue pair is connected |
 //! | 3 | READY | client | the client's is connected too |
-//! | 4 | ACCEPT | server | the program has accepted; the end |
-//! | 5 | REJECT | server | at any time instead; the end |
+//! | 4 | ACCEPT | server | the program has accepted the client; last message |
+//! | 5 | REJECT | server | at any time instead; last message |
 //! | 6 | BUSY | server | instead of REJECT, if a later attempt may succeed |
 //! | 7 | DEVICE | client | after a REJECT whose reason begins with [`UNFIT`]; optional |
 //!
-//! An end that watches the stream adds 256 to the kind of its HELLO or ACCEPT. Then both ends keep the stream until the
-//! channel ends; otherwise both close it after ACCEPT. An end that adds 512 sends and receives further data on the
-//! stream if the other end also adds it.
+//! An end that watches the stream adds 256 to the kind of its HELLO or ACCEPT. In that case both ends keep the stream
+//! until the channel ends; otherwise, both close it after ACCEPT. An end can also add 512 to send and receive further
+//! data on the stream, which requires the other end to add it, too.
 //!
-//! If two queue pairs cannot be connected, each end names its device. The server does so in the reason, and the client
-//! by DEVICE. The server waits for DEVICE until the client closes the stream. A client of an earlier version sends
-//! none.
+//! If two queue pairs cannot be connected, each end names its device: the server in the reason, and the client with
+//! DEVICE. The server waits for DEVICE until the client closes the stream. A client of an earlier version does not send
+//! it.
 //!
-//! The client sends nothing before its turn, so early bytes are a mistake. REJECT and BUSY are the same in all
-//! versions, so a client of any version gets the reason.
+//! The client sends nothing before its turn, so any early bytes are a mistake. REJECT and BUSY are the same in all
+//! versions, so that a client of any version gets the reason.
 
 use rdma_qp::{EndpointError, QueuePairEndpoint};
 
@@ -41,12 +41,12 @@ pub(crate) const MOST: usize = 1024;
 pub(crate) const LONGEST: usize = PREFACE + QueuePairEndpoint::BYTES + MOST;
 /// The version of the messages.
 pub(crate) const VERSION: u16 = 2;
-/// The prefix of the reason of a server whose queue pair cannot be connected to the client's.
+/// The prefix of the reason from a server whose queue pair cannot be connected to the client's.
 pub(crate) const UNFIT: &str = "the server's queue pair cannot connect to the client's: ";
-/// The prefix of the name of the server's device in such a reason. The name comes first, since a long reason is
+/// The prefix of the name of the server's device in such a reason. The name comes first, because a long reason is
 /// truncated.
 pub(crate) const SERVER_DEVICE: &str = "the server's device is ";
-/// The prefix of the name of the client's device, which each end adds to the reason.
+/// The prefix of the name of the client's device, which each end appends to the reason.
 pub(crate) const CLIENT_DEVICE: &str = "; the client's device is ";
 /// The longest name of a device, in bytes: the limit of the kernel (`IB_DEVICE_NAME_MAX`).
 const LONGEST_NAME: usize = 64;
@@ -81,14 +81,14 @@ pub(crate) enum Message {
     Device(Box<str>),
 }
 
-/// The data that an end sends for its program in the rendezvous.
+/// The data that an end sends to the other end's program during the rendezvous.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Greeting {
     /// The program's own bytes, at most 1,024.
     pub user_bytes: Box<[u8]>,
-    /// Whether the end watches the stream, which makes the other end keep it too.
+    /// Whether the end watches the stream, which also makes the other end keep it.
     pub watches: bool,
-    /// Whether the end sends and receives further data on the stream once both are connected.
+    /// Whether the end sends and receives more data on the stream once the queue pairs are connected.
     pub talks: bool,
 }
 
@@ -96,7 +96,7 @@ pub struct Greeting {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Parsed {
     Whole(Message),
-    /// The beginning of a message, which lacks at least this number of bytes. The message may end after them.
+    /// The beginning of a message, with the minimum number of missing bytes. Even more may be missing.
     Lacks(usize),
 }
 
@@ -117,7 +117,7 @@ pub(crate) enum Wrong {
     Endpoint(#[from] EndpointError),
 }
 
-/// The number of bytes of a foreign protocol that an error shows.
+/// The number of bytes of a foreign protocol shown in an error message.
 const SHOWN: usize = 32;
 
 impl Message {
@@ -142,7 +142,7 @@ impl Message {
         bytes
     }
 
-    /// Returns the number of its kind.
+    /// Returns the number of this message's kind.
     pub(crate) const fn kind(&self) -> u16 {
         match self {
             Self::Hello(..) => HELLO,
@@ -166,13 +166,13 @@ impl Message {
     }
 }
 
-/// Returns the beginning of a text, at most `most` bytes.
+/// Returns the beginning of a text, at most `most` bytes long.
 fn cut(why: &str, most: usize) -> &str {
     let end = (0..=most.min(why.len())).rev().find(|&end| why.is_char_boundary(end));
     why.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
-/// Parses the bytes received so far. Fails as soon as they cannot become a message.
+/// Parses the bytes received so far. Fails as soon as no message can start with them.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
     let magic = bytes.get(..MAGIC.len()).unwrap_or(bytes);
     if !MAGIC.starts_with(magic) {
@@ -237,7 +237,7 @@ fn device_name(name: &[u8]) -> Box<str> {
     name.iter().map(|&byte| if byte.is_ascii_graphic() { char::from(byte) } else { '?' }).collect()
 }
 
-/// Returns a reason as text without control characters for a terminal.
+/// Returns a reason as text that is safe to print on a terminal, without control characters.
 fn printable(reason: &[u8]) -> Box<str> {
     let text = String::from_utf8_lossy(reason);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -277,7 +277,7 @@ mod tests {
         ]
     }
 
-    /// The format of every release.
+    /// This format is the same in every release.
     #[test]
     fn the_format_of_version_2() {
         assert_eq!(Message::Ready.to_bytes(), b"RDRV\0\x02\0\x03\0\0");

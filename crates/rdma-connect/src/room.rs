@@ -1,35 +1,36 @@
-//! The room for half-open clients: their maximum number, and the order in which they are dropped.
+//! The room for half-open clients: how many there may be, and in which order they are dropped.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// The maximum number of half-open clients, if the limit of open files allows it. Each costs a file, and the queue pair
-/// of a channel costs another one.
+/// The maximum number of half-open clients, if the limit of open files allows it. Each client uses one file, and the
+/// queue pair of a channel uses another.
 const MOST: u64 = 256;
 
-/// The part of the limit of open files that half-open clients may use: one quarter, or two with their queue pairs. The
-/// rest is for the program.
+/// Half-open clients use one file in this many: a quarter of the limit, or half of it including the files of their
+/// queue pairs. The rest is left to the program.
 const PART_OF_FILES: u64 = 4;
 
 /// The time within which a client normally sends its next message. A client that takes longer is late, and is dropped
-/// when there is no room. While there is room, it has the whole time of the rendezvous, since its machine may be busy.
+/// when room is needed. Otherwise it has the whole time of the rendezvous, because its machine may be busy.
 pub(crate) const FIRST_BYTE: Duration = Duration::from_secs(1);
 
-/// Returns the maximum number of half-open clients, by the limit of open files.
+/// Returns the maximum number of half-open clients under this limit of open files.
 pub(crate) fn most_half_open(files: Option<u64>) -> usize {
     let most = files.map_or(MOST, |files| (files / PART_OF_FILES).clamp(1, MOST));
     usize::try_from(most).unwrap_or(usize::MAX)
 }
 
-/// Returns the maximum number of connected clients that wait for the program. Further clients wait in the socket's
+/// Returns the maximum number of connected clients that wait for the program. Other clients wait in the socket's
 /// backlog.
 pub(crate) fn most_connected(files: Option<u64>) -> usize {
     (most_half_open(files) / 4).max(1)
 }
 
-/// The addresses that share their room: one IPv4 address, or an IPv6 network of 64 bits, which a single host may own.
+/// The addresses that share one allotment of room: an IPv4 address, or an IPv6 /64 network, which a single host may
+/// own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Network(IpAddr);
 
@@ -45,14 +46,14 @@ impl Network {
     }
 }
 
-/// The properties of a half-open client that determine its order.
+/// The properties of a half-open client that determine when it is dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Occupant {
     pub(crate) key: u64,
     pub(crate) network: Network,
-    /// The time at which the listener started to wait for its next message.
+    /// When the listener started to wait for the client's next message.
     pub(crate) since: Instant,
-    /// Whether it has sent nothing at all.
+    /// Whether the client has sent nothing at all.
     pub(crate) is_mute: bool,
 }
 
@@ -61,17 +62,18 @@ impl Occupant {
         now.saturating_duration_since(self.since)
     }
 
-    /// Returns true if the listener has waited for its next message for [`FIRST_BYTE`].
+    /// Returns true if the listener has waited at least [`FIRST_BYTE`] for the client's next message.
     pub(crate) fn is_late(&self, now: Instant) -> bool {
         self.waited(now) >= FIRST_BYTE
     }
 }
 
-/// Returns the clients that may be dropped when there is no room, in order.
+/// Returns the clients that may be dropped when room is needed, in order.
 ///
-/// They belong to the network with the most clients, so no network can exclude others. First are late clients that have
-/// sent nothing, then other late ones, the longest wait first. Room is `scarce` if late clients were dropped recently.
-/// Then further clients follow: those that have sent nothing, and those of a network with more than half of the room.
+/// All of them belong to the network with the most clients, so no network can shut out others. Late clients that have
+/// sent nothing come first, then the others; in each group, the longest wait comes first. If room is `scarce` because
+/// late clients were dropped recently, clients that are not late are included. They are those that have sent nothing,
+/// or all of them if the network uses more than half of the room.
 pub(crate) fn in_order_to_go(
     mut clients: Vec<Occupant>,
     room: usize,
@@ -89,8 +91,8 @@ pub(crate) fn in_order_to_go(
     clients
 }
 
-/// Returns the clients whose queue pair may go to a newcomer, in order. These are the late ones, and those of a network
-/// that has more queue pairs than the newcomer's will have.
+/// Returns the clients whose queue pairs may go to a newcomer, in order. These are late clients, and clients of a
+/// network that has more queue pairs than the newcomer's network will have.
 pub(crate) fn in_order_to_yield(
     mut clients: Vec<Occupant>,
     newcomer: Network,

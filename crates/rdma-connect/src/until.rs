@@ -2,18 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-/// A deadline; none if the clock cannot represent it.
+/// A deadline, or none if the clock cannot represent it.
 #[derive(Clone, Copy, Debug)]
 pub struct Until(Option<Instant>);
 
 impl Until {
-    /// Returns the deadline after this time.
+    /// Returns the deadline this long after `now`.
     #[must_use]
     pub fn after(now: Instant, limit: Duration) -> Self {
         Self(now.checked_add(limit))
     }
 
-    /// Returns the remaining time; [`Duration::MAX`] if there is no deadline.
+    /// Returns the time left, or [`Duration::MAX`] if there is no deadline.
     #[must_use]
     pub fn left(self, now: Instant) -> Duration {
         self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(now))

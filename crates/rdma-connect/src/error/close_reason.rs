@@ -1,4 +1,4 @@
-//! Reasons for closing a connection.
+//! Reasons why a connection closed.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rdma_qp::WorkError;
 
 use crate::error::operation::Operation;
 
-/// The reason for closing a channel or connection.
+/// The reason why a channel or connection closed.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseReason {
@@ -17,13 +17,13 @@ pub enum CloseReason {
         /// The kind of the operation.
         operation: Operation,
     },
-    /// The peer's program has ended its side: it has disconnected, or has closed or dropped its connection.
+    /// The peer's program ended its side: it disconnected, or it closed or dropped its connection.
     #[error("the peer has disconnected")]
     Disconnected,
-    /// The stream to the peer has ended without a farewell: the peer's process has ended, or has closed its stream.
+    /// The stream to the peer ended without a farewell: the peer's process ended or closed its stream.
     #[error("the peer's process has ended without disconnecting: check its output")]
     Died,
-    /// No data arrived from the peer's machine, or from its program if that is checked, within the limit.
+    /// No data arrived within the limit from the peer's machine, or from its program if the program is checked.
     #[error(
         "nothing came from the peer for {} s: is its machine up, and does its program run?",
         f64::from(*.limit_ms) / 1e3
@@ -32,13 +32,13 @@ pub enum CloseReason {
         /// The limit.
         limit_ms: u32,
     },
-    /// The network reports that the peer's machine can no longer be reached.
+    /// The network reports that the peer's machine is unreachable.
     #[error("the peer's machine cannot be reached any more: is its network up?")]
     Unreachable,
-    /// The peer's end has failed, or has broken the protocol of the control connection.
+    /// The peer's end failed, or violated the protocol of the control connection.
     #[error("the peer's end has failed: check its program's output")]
     PeerFailed,
-    /// The device has failed.
+    /// The device failed.
     #[error("the device has failed")]
     Device,
     /// The port went down.
@@ -67,14 +67,14 @@ pub enum CloseReason {
         /// The kind of the operation.
         operation: Operation,
     },
-    /// The device refused a request after the receive of its answer had been posted, as in an
-    /// exchange of a request and its answer. Closing has ended the receive.
+    /// The device refused a request after the receive for its answer had been posted, as in an exchange of a request
+    /// and its answer. Closing the connection ended the receive.
     #[error("{} was refused when the receive of its answer had been posted", .operation.with_article())]
     Refused {
         /// The kind of the operation.
         operation: Operation,
     },
-    /// The last request of a scope was unsignaled, so no completion reports it.
+    /// The last request of a scope was unsignaled, so no completion reports whether it succeeded.
     #[error(
         "a scope ended with an unsignaled {operation}, which only a later signaled request would have \
          shown to be done: have the last request of a scope signaled"
@@ -86,11 +86,11 @@ pub enum CloseReason {
     /// The program closed this end, for example by closing a scope.
     #[error("this end has closed it")]
     Asked,
-    /// The program destroyed the channel, and one of several queue pairs could not be destroyed. Or it removed the
+    /// The program destroyed the channel, and one of several queue pairs could not be destroyed; or it removed the
     /// peer, and the peer's queue pair could not be destroyed.
     #[error("the program destroyed it")]
     Destroyed,
-    /// The peer with that index was removed, or was not added yet.
+    /// The peer with this index was removed, or has not been added yet.
     #[error("no peer has that index: it was removed, or none was added yet")]
     Absent,
     /// This is a forked child, and the channel belongs to its parent.
@@ -105,8 +105,8 @@ rdma_types::debug_messages!(enum CloseReason {
 });
 
 impl CloseReason {
-    /// Returns the reason after the stream to the peer has ended without a farewell, or has failed with this error. A
-    /// stream that times out was silent for the limit.
+    /// Returns the reason for the end of a stream to the peer without a farewell, or for its failure with this error.
+    /// If the stream timed out, it was silent for the limit.
     #[must_use]
     pub fn of_stream(error: Option<&io::Error>, limit: Duration) -> Self {
         match error.map(io::Error::kind) {
@@ -119,13 +119,13 @@ impl CloseReason {
         }
     }
 
-    /// Returns the reason after no data has arrived from the peer within this limit.
+    /// Returns the reason when no data has arrived from the peer within this limit.
     #[must_use]
     pub fn silent(limit: Duration) -> Self {
         Self::Silent { limit_ms: u32::try_from(limit.as_millis()).unwrap_or(u32::MAX) }
     }
 
-    /// Returns true if the peer, or the network to it, has ended the connection.
+    /// Returns true if the connection was ended by the peer, or by the network to it.
     #[must_use]
     pub const fn is_of_peer(self) -> bool {
         matches!(

@@ -1,4 +1,4 @@
-//! Errors of connecting two ends.
+//! Errors of connecting the two ends.
 
 use std::io;
 use std::net::SocketAddr;
@@ -44,17 +44,17 @@ pub enum ConnectError {
         /// The addresses that were tried, in order.
         tried: Vec<SocketAddr>,
     },
-    /// The user bytes are longer than a rendezvous carries.
+    /// The user bytes are too long for the rendezvous.
     #[error(
         "{length} user bytes are too many for the rendezvous, which takes at most {most}: send more by the channel"
     )]
     UserBytesTooLong {
         /// The length of the user bytes.
         length: usize,
-        /// The greatest length of user bytes.
+        /// The maximum length of user bytes.
         most: usize,
     },
-    /// The reason of a disconnection is longer than 64 bytes.
+    /// The reason for a disconnection is longer than 64 bytes.
     #[error(
         "a reason of {length} bytes is too long, at most 64 are sent: send more by the connection itself"
     )]
@@ -67,22 +67,21 @@ pub enum ConnectError {
     Io {
         /// The action that failed, with the address.
         tried: String,
-        /// The error of the kernel.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The server rejected the client. The text is the server's.
+    /// The server rejected the client, with this text.
     #[error("the server did not take this client: {}", reason(.0))]
     Rejected(Box<str>),
-    /// The server has its maximum number of clients, or could not create a queue pair for this one. The text is the
-    /// server's.
+    /// The server has its maximum number of clients, or could not create a queue pair for this one. It sent this text.
     #[error("the server cannot take this client now: {}", reason(.0))]
     Busy(Box<str>),
-    /// The time limit has expired.
+    /// The time limit expired.
     #[error("within {limit:?} there was no {awaited}")]
     Timeout {
         /// The limit.
         limit: Duration,
-        /// The event that did not happen, with its likely causes.
+        /// The event that did not happen, with likely causes.
         awaited: String,
     },
     /// The other end closed the stream early.
@@ -92,10 +91,10 @@ pub enum ConnectError {
     Closed {
         /// The other end.
         address: SocketAddr,
-        /// The expected event, in words.
+        /// A description of the expected event.
         awaited: &'static str,
     },
-    /// The program that listens there uses another protocol.
+    /// The program that listens there uses a different protocol.
     #[error(
         "what listens at {address} speaks something else: it began with \"{}\"; is this the port of a \
          ChannelListener?",
@@ -107,7 +106,7 @@ pub enum ConnectError {
         /// The first bytes that it sent.
         received: Vec<u8>,
     },
-    /// The server has another version of the rendezvous.
+    /// The server uses another version of the rendezvous.
     #[error(
         "the server at {address} has version {found} of the rendezvous, this program has {VERSION}: run the \
          same version at both ends"
@@ -115,34 +114,34 @@ pub enum ConnectError {
     Version {
         /// The address.
         address: SocketAddr,
-        /// The version of the server.
+        /// The server's version.
         found: u16,
     },
-    /// The other end sent a message that is not allowed at that step.
+    /// The other end sent a message that is not allowed at this step.
     #[error(
         "the server at {address} does not keep to the rendezvous: {what}; run the same version at both ends"
     )]
     Garbled {
         /// The other end.
         address: SocketAddr,
-        /// The mistake, in words.
+        /// A description of the violation.
         what: String,
     },
-    /// The connection cannot negotiate another queue pair with its peer: it was created without a control connection,
-    /// or with a channel.
+    /// The connection cannot negotiate another queue pair with its peer, because it was made without a control
+    /// connection or the peer is a channel.
     #[error(
         "the connection was made without a control connection, or with a channel, so that it cannot be renewed: connect again"
     )]
     NoControl,
-    /// A connection with that number exists already, or is being created.
+    /// A connection with this number already exists or is being made.
     #[error(
         "connection {number} exists already, or is being made: use another number, or drop that one first"
     )]
     NumberTaken {
-        /// Its number. Connection 0 is the one that was created by an address.
+        /// The number. Connection 0 is the one that was made by address.
         number: u32,
     },
-    /// The queues of the channel could not be created, or not connected to the peer's.
+    /// The queues of the channel could not be created or connected to the peer's.
     #[error(transparent)]
     Verbs(Box<rdma_qp::Error>),
 }
@@ -171,7 +170,7 @@ impl ConnectError {
 impl ConnectError {
     /// Returns the action that may help after this error.
     ///
-    /// It is [`Retry`](Recovery::Retry) for a server that is not running, or not yet.
+    /// If no server is running yet, this is [`Retry`](Recovery::Retry).
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         match self {

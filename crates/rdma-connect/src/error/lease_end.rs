@@ -1,23 +1,23 @@
-//! The reason for the end of a lease.
+//! Reasons why a lease ended.
 
-/// The reason for the end of a lease.
+/// The reason why a lease ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseEnd {
-    /// The borrower has returned it.
+    /// The borrower returned the memory.
     #[error("it was returned")]
     Returned,
-    /// The borrower has returned it after one of its operations on the memory failed. If the device refused that
-    /// operation, the connection ends too, and the lender may see [`Disconnected`](Self::Disconnected) instead.
+    /// The borrower returned the memory after one of its operations on the memory failed. If the device refused that
+    /// operation, the connection ends too, and the lender may get [`Disconnected`](Self::Disconnected) instead.
     #[error("it was returned after an operation of the borrower on it failed")]
     BorrowerFailed,
-    /// Its time has expired, or nearly so.
+    /// The time of the lease is up, or nearly so.
     #[error("its time is over")]
     TimeOver,
-    /// The lender has revoked it before its time.
+    /// The lender revoked the lease before its time was up.
     #[error("the lender has taken it back")]
     Revoked,
-    /// The queue pair that it was lent to has ended.
+    /// The queue pair to which the memory was lent has ended.
     #[error("the queue pair that it was lent to has ended")]
     Disconnected,
 }

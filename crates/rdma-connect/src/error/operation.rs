@@ -11,7 +11,7 @@ use rdma_types::WcOpcode;
 pub enum Operation {
     /// A message to the peer.
     Send,
-    /// Memory for a message of the peer.
+    /// Memory for a message from the peer.
     Receive,
     /// A WRITE to the peer's memory.
     Write,
@@ -21,7 +21,7 @@ pub enum Operation {
     Atomic,
     /// The bind of a memory window of type 2. No channel binds one.
     Bind,
-    /// The invalidation of such a window's key, by the end that has bound it.
+    /// The invalidation of such a window's key by the end that bound the window.
     Invalidation,
 }
 
@@ -50,14 +50,14 @@ impl Operation {
         }
     }
 
-    /// Returns true if its requests go to the send queue, which executes them in order.
+    /// Returns true if its requests are posted to the send queue, which executes them in order.
     #[inline]
     #[must_use]
     pub const fn is_of_send_queue(self) -> bool {
         !matches!(self, Self::Receive)
     }
 
-    /// Returns the opcode of its completion; for atomic operations, that of fetch-and-add.
+    /// Returns the opcode of its completion. For all atomic operations, this is the opcode of fetch-and-add.
     #[inline]
     #[must_use]
     pub const fn opcode(self) -> WcOpcode {

@@ -11,9 +11,9 @@ use rdma_types::{Gid, Lid};
 pub struct PeerAddress {
     /// The peer's queue pair.
     pub qpn: Qpn,
-    /// The GID of the peer's port; `None` within an InfiniBand subnet.
+    /// The GID of the peer's port, or `None` within an InfiniBand subnet.
     pub gid: Option<Gid>,
-    /// The LID of the peer's port; none on Ethernet.
+    /// The LID of the peer's port, or none on Ethernet.
     pub lid: Lid,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for PeerAddress {
     }
 }
 
-/// A suffix after the name of an operation: its peer, if known.
+/// A suffix for the name of an operation, which names the peer if it is known.
 pub(crate) struct With(pub(crate) Option<PeerAddress>);
 
 impl fmt::Display for With {
@@ -43,7 +43,7 @@ impl fmt::Display for With {
     }
 }
 
-/// The suffix of a message that names the peer, if known.
+/// A suffix for a message, which names the peer if it is known.
 pub(crate) struct To(pub(crate) Option<PeerAddress>);
 
 impl fmt::Display for To {
@@ -52,10 +52,10 @@ impl fmt::Display for To {
     }
 }
 
-/// A client of a server, between the events of its joining and its leaving.
+/// A client of a server, valid from the event that it joined until the event that it left.
 ///
 /// An id belongs to one server. A client that joins later may have the same [index](Self::index), but never the same
-/// `PeerId`. Thus a message to a client that has left reaches no other client.
+/// `PeerId`. So a message to a client that has left cannot reach another client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId {
     index: usize,
@@ -69,8 +69,8 @@ impl PeerId {
         Self { index, generation }
     }
 
-    /// Returns the index of this client, less than the server's limit of clients. No two current clients have the same
-    /// index, so a program can keep the state of its clients in an array.
+    /// Returns the index of this client, which is less than the server's maximum number of clients. No two current
+    /// clients have the same index, so a program can keep the state of its clients in an array.
     #[must_use]
     pub const fn index(self) -> usize {
         self.index

@@ -2,8 +2,8 @@
 
 use crate::error::transport_error::TransportError;
 
-/// A value that was not accepted, unchanged, with the reason. It is an [`Error`](std::error::Error) if the value
-/// borrows nothing.
+/// A value that was not accepted, returned unchanged with the reason. It implements [`Error`](std::error::Error) if the
+/// value borrows nothing.
 #[non_exhaustive]
 pub struct Rejected<T> {
     /// The unchanged value.

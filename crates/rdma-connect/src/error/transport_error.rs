@@ -11,7 +11,7 @@ use crate::error::operation::Operation;
 use crate::error::peer::{PeerAddress, PeerId, To, With};
 use crate::error::work::{FailedWork, RefusedWork, Reported, WorkId};
 
-/// The error of an operation of a channel, or of a connection of rdma-async.
+/// The error of an operation on a channel, or on a connection of `rdma-async`.
 ///
 /// # Examples
 /// ```
@@ -43,18 +43,18 @@ pub enum TransportError {
     /// The request was not posted. The channel is unchanged.
     #[error(transparent)]
     PostError(Box<RefusedWork>),
-    /// Inline data is longer than the limit of an element, so there was no request to post. The channel is unchanged.
+    /// Inline data is longer than the limit of an element, so no request was posted. The channel is unchanged.
     #[error(transparent)]
     ElementError(#[from] ScatterGatherElementError),
-    /// The operation completed with a failure, which has closed the channel.
+    /// The operation completed with an error, which closed the channel.
     #[error(transparent)]
     WorkError(FailedWork),
     /// The completion queue failed, so the outcome of operations in flight is unknown. The channel is closed.
     #[error(transparent)]
     PollError(#[from] PollError),
-    /// The operation did not complete in time. A blocking call has closed the channel. The `wait` of a handle, and a
-    /// post that waited for a free slot, have changed nothing. An operation of rdma-async leaves its request with the
-    /// device, which may still execute it, and the connection open.
+    /// The operation did not complete in time. A blocking call has closed the channel. The `wait` of a handle, or a
+    /// post that waited for a free slot, has changed nothing. An operation of `rdma-async` has left the connection
+    /// open, and its request stays with the device, which may still execute it.
     #[error(
         "the {operation}{} was not done within {timeout:?}: is the peer there, and does it do its part?",
         With(*.peer)
@@ -62,24 +62,24 @@ pub enum TransportError {
     Timeout {
         /// The kind of the operation.
         operation: Operation,
-        /// The time that the call has waited.
+        /// The time that the call waited.
         timeout: Duration,
-        /// The peer of the operation. `None` if the program's own queue pair does not know it.
+        /// The peer of the operation, or `None` if the program supplied the queue pair and its peer is unknown.
         peer: Option<PeerAddress>,
     },
-    /// The watched stream shows that the peer has gone before the operation completed. The channel is closed:
-    /// operations in flight end with the call, or with the scope.
+    /// The watched stream shows that the peer was gone before the operation completed. The channel is closed.
+    /// Operations in flight end with the call or with the scope.
     #[error("the {operation}{} was not done: {reason}", With(*.peer))]
     PeerGone {
         /// The kind of the operation.
         operation: Operation,
-        /// The reason for the peer's absence.
+        /// The reason why the peer is gone.
         reason: CloseReason,
-        /// The peer of the operation. `None` if the program's own queue pair does not know it.
+        /// The peer of the operation, or `None` if the program supplied the queue pair and its peer is unknown.
         peer: Option<PeerAddress>,
     },
-    /// The queue has no free slot for the request now; nothing has changed. Poll for completions first: an operation
-    /// keeps its slot until its handle has reported it, or is dropped.
+    /// The queue has no free slot for the request now; nothing has changed. Poll for completions first, because an
+    /// operation keeps its slot until its handle has reported it or is dropped.
     #[error(
         "the queue is full: wait for earlier operations, and drop the handles of what is done (of a server: \
         wait for `Sent` or `Room`); or build the channel with a larger `max_send_wr` or `max_recv_wr`"
@@ -96,20 +96,19 @@ pub enum TransportError {
         /// The number of requests that the queue holds.
         capacity: u32,
     },
-    /// An earlier operation has closed the channel.
+    /// An earlier operation closed the channel.
     #[error("the channel{} is closed, since {reason}{}: connect a new one", To(*.peer), Reported::from(*.event))]
     Closed {
         /// The reason.
         reason: CloseReason,
-        /// The peer of the channel. `None` if the program's own queue pair does not know it, and in a forked child for
-        /// channels to several peers.
+        /// The peer of the channel. `None` if the program supplied the queue pair and its peer is unknown, and in a
+        /// forked child for channels to several peers.
         peer: Option<PeerAddress>,
-        /// The asynchronous event of the queue pair that names the cause. It is present if the request that has closed
-        /// the channel was flushed and the device has reported an event. See [`FailedWork::event`].
+        /// The asynchronous event of the queue pair that explains the cause. Present if the request that closed the
+        /// channel was flushed and the device reported an event. See [`FailedWork::event`].
         event: Option<AsyncEventKind>,
     },
-    /// The operation never completed: the queue pair was destroyed meanwhile. It may have been
-    /// executed.
+    /// The operation never completed, because the queue pair was destroyed in the meantime. It may have been executed.
     #[error(
         "the {operation}{} never completed, and the queue pair was destroyed: it may have been done or not",
         With(*.peer)
@@ -117,11 +116,11 @@ pub enum TransportError {
     Lost {
         /// The kind of the operation.
         operation: Operation,
-        /// The peer of the operation. `None` if the program's own queue pair does not know it.
+        /// The peer of the operation, or `None` if the program supplied the queue pair and its peer is unknown.
         peer: Option<PeerAddress>,
     },
-    /// The index is out of range. For an index in range without a peer, the error is [`Closed`](Self::Closed), with
-    /// [`CloseReason::Absent`].
+    /// The index is out of range. If the index is in range but there is no peer, the error is [`Closed`](Self::Closed)
+    /// with [`CloseReason::Absent`].
     #[error("there is no peer {peer}: the channels go to {count} peers, counted from 0")]
     NoSuchPeer {
         /// The index.
@@ -129,7 +128,7 @@ pub enum TransportError {
         /// The maximum number of peers.
         count: usize,
     },
-    /// The channels already have the maximum number of peers, including the prepared ones.
+    /// The channels already have the maximum number of peers, including prepared ones.
     #[error(
         "there are {most} peers, with those that are prepared: remove one, or build the channels with a larger \
         `max_channels`"
@@ -152,10 +151,10 @@ pub enum TransportError {
         /// The length of the buffer.
         most: usize,
     },
-    /// Some operations of a collective failed, or did not complete in time. The connections to their peers are closed.
+    /// Some operations of a collective failed or did not complete in time. The connections to their peers are closed.
     #[error("{} of the operations failed; first: {}", .0.len(), first(.0))]
     Collective(Vec<OperationError>),
-    /// The lease of the peer's memory has ended. The request was not posted, and the connection continues: request
+    /// The lease of the peer's memory has ended. The request was not posted, and the connection continues. Request
     /// memory again.
     #[error(
         "the {operation} was not posted, since the peer's memory is not open to it any more: {reason}"
@@ -174,7 +173,7 @@ pub enum TransportError {
     EndpointCount {
         /// The number of channels.
         channels: usize,
-        /// The number of endpoints; one too many stands for any larger number.
+        /// The number of endpoints. One more than the number of channels means any larger number.
         endpoints: usize,
     },
 }
@@ -191,11 +190,11 @@ rdma_types::debug_messages!(enum TransportError {
 impl TransportError {
     /// Returns the action that may help after this error.
     ///
-    /// After a [`LeaseOver`](Self::LeaseOver) the connection continues, and the program requests another lease.
+    /// After [`LeaseOver`](Self::LeaseOver), the connection continues and the program can request another lease.
     ///
-    /// After a [`Timeout`](Self::Timeout) of a handle, or of a post, the program may retry. A blocking call that has
-    /// timed out has closed the channel, and the next call fails with [`Closed`](Self::Closed). An operation of
-    /// rdma-async that has timed out may still be executed, so a retry may execute it twice.
+    /// After a [`Timeout`](Self::Timeout) of a handle or a post, the program may retry. After a timeout of a blocking
+    /// call, the channel is closed, and the next call fails with [`Closed`](Self::Closed). After a timeout of an
+    /// operation of `rdma-async`, the device may still execute the operation, so a retry may execute it twice.
     ///
     /// ```
     /// use rdma_channel::{CloseReason, Recovery, TransportError};
@@ -224,7 +223,7 @@ impl TransportError {
             | Self::PeerLeft(_)
             | Self::TooLong { .. }
             | Self::EndpointCount { .. } => Recovery::Programming,
-            // The first one may be the cause of the others.
+            // The first error may be the cause of the others.
             Self::Collective(errors) => {
                 errors.first().map_or(Recovery::Reconnect, |first| first.error.recovery())
             }
@@ -270,12 +269,12 @@ impl From<RefusedWork> for TransportError {
     }
 }
 
-/// An operation that failed, or was lost, and whose handle was not used to wait for it.
+/// An operation that failed or was lost, and whose handle was not waited on.
 #[derive(Clone, thiserror::Error)]
 #[error("{error} ({operation}, {id}{})", of_peer(*peer))]
 #[non_exhaustive]
 pub struct OperationError {
-    /// The kind of the operation.
+    /// The kind of operation.
     pub operation: Operation,
     /// The id of its handle.
     pub id: WorkId,

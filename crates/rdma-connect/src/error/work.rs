@@ -1,4 +1,4 @@
-//! Failed and refused operations, for error messages.
+//! Failed and refused operations, as they appear in error messages.
 
 use std::fmt;
 use std::ops::Deref;
@@ -8,21 +8,21 @@ use rdma_qp::{AsyncEventKind, PostError, QueuePair, WorkError, WorkErrorClass};
 use crate::error::operation::Operation;
 use crate::error::peer::{PeerAddress, With};
 
-/// An operation that completed with an error, to which it derefs.
+/// An operation that completed with an error. Dereferences to that error.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FailedWork {
     /// The kind of the operation.
     pub operation: Operation,
-    /// The peer of the operation. `None` if the program's own queue pair does not know it.
+    /// The peer of the operation, or `None` if the program supplied the queue pair and its peer is unknown.
     pub peer: Option<PeerAddress>,
-    /// The error of the completion, with a hint about the first things to check.
+    /// The error of the completion, with a hint about what to check first.
     pub error: WorkError,
-    /// The asynchronous event of the queue pair that names the cause, for example
-    /// [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR), if the request was flushed and the device has reported one.
-    /// SoftRoCE reports none when it refuses a request of the peer.
+    /// The asynchronous event of the queue pair that explains the cause, for example
+    /// [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR). Present if the request was flushed and the device reported an
+    /// event. SoftRoCE reports none when it refuses a request of the peer.
     ///
-    /// To find it, the error reads the asynchronous events of the context. That makes the context's `async_fd`
+    /// To find the event, the library reads the asynchronous events of the context. This makes the context's `async_fd`
     /// non-blocking, and a program that calls `ibv_get_async_event` itself misses these events. A program that uses
     /// [`Context::async_events`](rdma_mem::Context::async_events) still gets all of them.
     pub event: Option<AsyncEventKind>,
@@ -42,8 +42,8 @@ impl FailedWork {
         Self { operation, peer, error, event }
     }
 
-    /// Creates a failure of this queue pair. If the request was flushed, the queue pair's asynchronous events are
-    /// searched for the cause.
+    /// Creates a failure on this queue pair. If the request was flushed, looks for the cause in the queue pair's
+    /// asynchronous events.
     #[must_use]
     pub fn of_qp(
         operation: Operation,
@@ -73,15 +73,15 @@ impl fmt::Display for FailedWork {
 
 impl std::error::Error for FailedWork {}
 
-/// An operation that was not posted. It derefs to the reason.
+/// An operation that was not posted. Dereferences to the reason.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RefusedWork {
     /// The kind of the operation.
     pub operation: Operation,
-    /// The peer of the operation. `None` if the program's own queue pair does not know it.
+    /// The peer of the operation, or `None` if the program supplied the queue pair and its peer is unknown.
     pub peer: Option<PeerAddress>,
-    /// The reason; for a batch, it also has the index of the refused request.
+    /// The reason. For a batch, it also contains the index of the refused request.
     pub error: PostError,
 }
 
@@ -112,8 +112,8 @@ impl fmt::Display for RefusedWork {
 
 impl std::error::Error for RefusedWork {}
 
-/// Returns the first asynchronous event of a queue pair that explains why its requests are flushed; `None` if the
-/// device reported none.
+/// Returns the first asynchronous event that explains why a queue pair's requests are flushed, or `None` if the device
+/// reported none.
 #[cold]
 #[must_use]
 pub fn cause_of(qp: &QueuePair) -> Option<AsyncEventKind> {
@@ -121,7 +121,7 @@ pub fn cause_of(qp: &QueuePair) -> Option<AsyncEventKind> {
     said.into_iter().find(|&kind| hint(kind).is_some())
 }
 
-/// Returns the hint for an event that names the cause of a queue pair's failure.
+/// Returns a hint for an event that explains why a queue pair failed.
 const fn hint(kind: AsyncEventKind) -> Option<&'static str> {
     Some(match kind {
         AsyncEventKind::QP_ACCESS_ERR => {
@@ -137,7 +137,7 @@ const fn hint(kind: AsyncEventKind) -> Option<&'static str> {
     })
 }
 
-/// The asynchronous event that explains a failure, as a suffix of an error message; empty if there is none.
+/// The asynchronous event that explains a failure, as a suffix of an error message. Empty if there is no event.
 #[derive(Clone, Copy, Debug)]
 pub struct Reported(Option<AsyncEventKind>);
 
@@ -155,13 +155,13 @@ impl fmt::Display for Reported {
     }
 }
 
-/// The id of an operation in error messages.
+/// The id of an operation, as shown in error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkId(u64);
 
 impl WorkId {
-    /// The number of low bits of a WR ID that are the index of a slot. The higher bits count the earlier uses of the
-    /// slot.
+    /// The number of low bits of a WR ID that contain the index of a slot. The higher bits count how often the slot was
+    /// used before.
     pub const INDEX_BITS: u32 = 30;
 
     /// Returns the id of the operation with this WR ID.
