@@ -1,4 +1,4 @@
-//! `rdmatool doctor`: finds what keeps RDMA from working or makes it slow.
+//! `rdmatool doctor`: finds what prevents RDMA from working or makes it slow.
 
 mod choice;
 mod dcb;
@@ -118,7 +118,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(report.worst().exit_status()))
 }
 
-/// Returns the devices of a copy.
+/// Returns the devices of a copied `/sys` and `/proc`.
 fn of_files(root: &Root, only: Option<&str>) -> anyhow::Result<Vec<Device>> {
     let mut names = root.names(device::CLASS);
     if let Some(only) = only {
@@ -130,7 +130,7 @@ fn of_files(root: &Root, only: Option<&str>) -> anyhow::Result<Vec<Device>> {
     Ok(names.iter().map(|name| device::of_kernel(root, name)).collect())
 }
 
-/// Returns the devices of this machine, and the errors of providers.
+/// Returns this machine's devices, and the errors of providers.
 fn of_this_machine(root: &Root, only: Option<&str>) -> anyhow::Result<(Vec<Device>, Vec<Finding>)> {
     let list = list_devices();
     let of_kernel = root.names(device::CLASS);
@@ -140,7 +140,7 @@ fn of_this_machine(root: &Root, only: Option<&str>) -> anyhow::Result<(Vec<Devic
     match only {
         Some(only) if names.iter().any(|name| name == only) => names.retain(|name| name == only),
         Some(only) => bail!("no device `{only}`; there are: {}", names.join(", ")),
-        // Software devices are examined only on a machine without others.
+        // Software devices are examined only on a machine without other devices.
         None if !of_kernel.is_empty() => names.retain(|name| of_kernel.contains(name)),
         None => {}
     }
@@ -170,7 +170,7 @@ fn provider(error: &ListError, is_needless: bool) -> Finding {
     Finding::new("provider", severity, error.to_string())
 }
 
-/// If no device was named, a machine without RDMA hardware gets a warning.
+/// Warns about a machine without RDMA hardware, if no device was named.
 fn no_devices(facts: &Facts, is_meant: bool) -> Option<Finding> {
     let has = facts.devices.iter().any(|device| device.kind == facts::Kind::Kernel);
     (is_meant && !has).then(|| {
@@ -218,7 +218,7 @@ fn towards(facts: &Facts, peer: &str, device: Option<&str>) -> anyhow::Result<Ve
     }
 }
 
-/// Finds the GIDs that lead to a host, from its address alone.
+/// Finds the GIDs used towards a host, when only its address is known.
 fn assumed(facts: &Facts, own: Option<IpAddr>, peer: IpAddr) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in &facts.devices {
@@ -232,7 +232,7 @@ fn assumed(facts: &Facts, own: Option<IpAddr>, peer: IpAddr) -> Vec<Finding> {
     findings
 }
 
-/// Returns the address of a host, which may be written with a port.
+/// Returns the address of a host, which may include a port.
 fn address_of(peer: &str) -> anyhow::Result<SocketAddr> {
     // Only an IPv6 address without a port has several colons and no bracket.
     let has_port = match peer.rsplit_once(':') {
@@ -249,7 +249,7 @@ fn address_of(peer: &str) -> anyhow::Result<SocketAddr> {
     Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
-/// Returns the address from which this machine sends to a peer. No packet is sent.
+/// Returns the address from which this machine sends to a peer. Sends no packet.
 fn source_of(address: IpAddr) -> Option<IpAddr> {
     let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).ok()?;

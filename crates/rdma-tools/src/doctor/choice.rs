@@ -9,10 +9,10 @@ use rdma::qp::{EndpointGid, GidNetwork, GidRule, Psn, Qpn, QueuePairEndpoint};
 use super::facts::{Port, PortGid};
 use super::finding::{Finding, Severity};
 
-/// Returns the endpoint of a port towards a peer at this address. `own` is this end's address of a stream to it.
+/// Returns a port's endpoint for a peer at this address. `own` is this end's address in a stream to the peer.
 pub(crate) fn own_end(port: &Port, own: Option<IpAddr>, peer: IpAddr) -> QueuePairEndpoint {
     let mut gids: Vec<_> = port.gids.iter().filter(|gid| is_allowed(gid)).collect();
-    // An endpoint has room for the likely GIDs only.
+    // An endpoint has room only for the most likely GIDs.
     let of_peer = |gid: &PortGid| {
         let address = IpAddr::from(gid.gid.to_ipv6()).to_canonical();
         let length = gid
@@ -29,14 +29,13 @@ pub(crate) fn own_end(port: &Port, own: Option<IpAddr>, peer: IpAddr) -> QueuePa
     own.map_or(end, |own| end.with_stream_addresses(own, peer))
 }
 
-/// Returns the end of a peer with a known address, which is assumed to be one of its GIDs.
+/// Returns the endpoint of a peer if only its address is known, assuming that the address is one of its GIDs.
 pub(crate) fn assumed_end(own: Option<IpAddr>, peer: IpAddr) -> QueuePairEndpoint {
     let end = end().with_gid(gid_of(peer), GidType::ROCE_V2);
     own.map_or(end, |own| end.with_stream_addresses(peer, own))
 }
 
-/// Returns the finding about the GIDs that the two ends use. `how` is the source of the peer's
-/// GIDs.
+/// Returns the finding about the GIDs that the two ends use. `how` describes where the peer's GIDs come from.
 pub(crate) fn finding(
     port: &Port,
     (own, peer): (&QueuePairEndpoint, &QueuePairEndpoint),

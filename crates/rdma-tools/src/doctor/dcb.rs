@@ -1,4 +1,4 @@
-//! Lossless traffic of an interface: PFC, and the priorities of packets (`dcb(8)`), by rtnetlink.
+//! Lossless traffic of an interface: PFC and packet priorities (`dcb(8)`), queried with rtnetlink.
 
 use std::io;
 
@@ -20,18 +20,18 @@ const DCB_ATTR_IEEE: u16 = 13;
 const DCB_ATTR_IEEE_PFC: u16 = 2;
 const DCB_ATTR_IEEE_APP_TABLE: u16 = 3;
 const IEEE_8021QAZ_APP_SEL_DSCP: u8 = 5;
-/// The bits of an attribute's type that are flags.
+/// The bits of an attribute's type, without its flags.
 const NLA_TYPE: u16 = 0x3fff;
 /// `struct nlmsghdr` and `struct dcbmsg`.
 const HEADER: usize = 16;
 const DCBMSG: usize = 4;
 
-/// The priorities of an interface.
+/// The priority settings of an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Dcb {
-    /// The priorities that PFC protects from loss, a bit for each; `None` if the driver does not report them.
+    /// The priorities that PFC protects from loss, as a bit mask, or `None` if the driver does not report them.
     pub(crate) pfc: Option<u8>,
-    /// The priorities of DSCP values, as pairs. The interface trusts the DSCP of packets if there are any.
+    /// Pairs of a DSCP value and its priority. If there are any, the interface trusts the DSCP of packets.
     pub(crate) dscp: Vec<(u8, u8)>,
 }
 
@@ -42,14 +42,14 @@ impl Dcb {
         (0..8).filter(|priority| enabled & (1 << priority) != 0).collect()
     }
 
-    /// Returns the priority of a DSCP. Without an entry of its own, it is the upper three bits.
+    /// Returns the priority of a DSCP. If the DSCP has no entry, its upper three bits are the priority.
     pub(crate) fn priority_of(&self, dscp: u8) -> u8 {
         let entry = self.dscp.iter().find(|(of, _)| *of == dscp);
         entry.map_or(dscp >> 3, |(_, priority)| *priority)
     }
 }
 
-/// Requests the priorities of an interface from the kernel.
+/// Queries an interface's priority settings from the kernel.
 pub(crate) fn query(interface: &str) -> Fact<Dcb> {
     let reason = match exchange(interface) {
         Ok(answer) => match parse(&answer) {
@@ -67,14 +67,14 @@ fn exchange(interface: &str) -> io::Result<Vec<u8>> {
     let kernel = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
     let request = request(interface).ok_or(io::ErrorKind::InvalidInput)?;
     sendto(&kernel, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
-    // The kernel queues its answer before `sendto` returns.
+    // The kernel has queued its answer before `sendto` returns.
     let mut answer = vec![0; 32 << 10];
     let (length, _) = recv(&kernel, &mut answer[..], RecvFlags::empty())?;
     answer.truncate(length);
     Ok(answer)
 }
 
-/// Returns the request, or `None` for a name that is not one of an interface.
+/// Returns the request, or `None` if the name cannot be an interface name.
 fn request(interface: &str) -> Option<Vec<u8>> {
     let mut name = [interface.as_bytes(), &[0]].concat();
     if name.len() > 16 {
@@ -92,7 +92,7 @@ fn request(interface: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Reads the kernel's answer.
+/// Parses the kernel's answer.
 fn parse(answer: &[u8]) -> Result<Dcb, String> {
     let cut = || "the kernel's answer is cut off".to_owned();
     let (length, payload) = (number(answer, 0).ok_or_else(cut)?, answer.get(HEADER..));
@@ -132,7 +132,7 @@ fn attribute(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes_of(attributes).find(|(of, _)| *of == kind).map(|(_, value)| value)
 }
 
-/// Returns the types and values of attributes, up to the first truncated one.
+/// Returns the types and values of attributes, stopping at the first truncated one.
 fn attributes_of(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let &[a, b, c, d] = rest.first_chunk()?;

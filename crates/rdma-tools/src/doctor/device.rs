@@ -1,4 +1,4 @@
-//! The facts of a device, from sysfs and, if it can be opened, from its attributes.
+//! The facts of a device, read from sysfs and, if the device can be opened, from its attributes.
 
 use std::collections::BTreeSet;
 
@@ -11,13 +11,13 @@ use super::networks::Networks;
 use super::root::Root;
 use crate::devices::interface_name;
 
-/// The folder of the kernel's devices.
+/// The folder with the kernel's RDMA devices.
 pub(crate) const CLASS: &str = "sys/class/infiniband";
 
-/// The maximum number of entries read of a GID table.
+/// The maximum number of GID table entries that are read.
 const MAX_GIDS: u32 = 1024;
 
-/// Returns a device of the kernel, with the facts in its files.
+/// Returns a device of the kernel, with the facts from its files.
 pub(crate) fn of_kernel(root: &Root, name: &str) -> Device {
     let folder = format!("{CLASS}/{name}");
     let at = |file: &str| format!("{folder}/{file}");
@@ -56,7 +56,7 @@ pub(crate) fn of_kernel(root: &Root, name: &str) -> Device {
     }
 }
 
-/// Returns a software device, which has no files. [`add_attributes`] adds the ports.
+/// Returns a software device, which has no files. [`add_attributes`] adds its ports.
 pub(crate) fn of_software(name: &str) -> Device {
     fn none<T>() -> Fact<T> {
         Fact::Unknown("a software device has none".to_owned())
@@ -86,7 +86,7 @@ pub(crate) fn of_software(name: &str) -> Device {
     }
 }
 
-/// Adds the attributes of an open device, which replace the facts of its files.
+/// Adds the attributes of an open device, which take precedence over the facts from its files.
 pub(crate) fn add_attributes(
     root: &Root,
     device: &mut Device,
@@ -176,7 +176,7 @@ fn gids(root: &Root, networks: &Networks, gids: &str, attributes: &str) -> Vec<P
             return None;
         }
         let text = |of: &str| root.text(&format!("{attributes}/{of}/{index}"));
-        // The type of an empty entry, and of an interface of another namespace, cannot be read.
+        // The type cannot be read for an empty entry, or for an interface in another namespace.
         let gid_type = match text("types").value()?.as_str() {
             "RoCE v2" => GidType::ROCE_V2,
             _ if text("ndevs").value().is_some() => GidType::ROCE_V1,
@@ -189,7 +189,7 @@ fn gids(root: &Root, networks: &Networks, gids: &str, attributes: &str) -> Vec<P
     indices.into_iter().filter_map(entry).collect()
 }
 
-/// Returns the interfaces that GIDs belong to.
+/// Returns the interfaces to which the GIDs belong.
 fn interfaces(root: &Root, gids: &[PortGid]) -> Vec<Interface> {
     let names: BTreeSet<_> = gids.iter().filter_map(|gid| gid.interface.as_deref()).collect();
     let interface = |name: &str| Interface {
@@ -223,8 +223,8 @@ fn pci(root: &Root, device: &str) -> Pci {
     }
 }
 
-/// Reads whether a PCI device may use relaxed ordering: the bit "Enable Relaxed Ordering" of its PCI Express capability
-/// (PCI Express Base Specification, section 7.5.3.4).
+/// Reads whether a PCI device may use relaxed ordering. This is the bit "Enable Relaxed Ordering" in its PCI Express
+/// capability (PCI Express Base Specification, section 7.5.3.4).
 fn relaxed_ordering(config: &[u8]) -> Fact<bool> {
     const CAPABILITIES: usize = 0x34;
     const PCI_EXPRESS: u8 = 0x10;
@@ -234,7 +234,7 @@ fn relaxed_ordering(config: &[u8]) -> Fact<bool> {
     }
     let byte = |place: usize| config.get(place).copied();
     let mut place = byte(CAPABILITIES).map_or(0, usize::from);
-    // A list with more entries is circular.
+    // A list with more entries than this is circular.
     for _ in 0..48 {
         match (byte(place), byte(place + 1)) {
             (Some(PCI_EXPRESS), _) if place >= 0x40 => {

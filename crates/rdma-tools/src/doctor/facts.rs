@@ -1,4 +1,4 @@
-//! The facts of a machine and its devices, on which `rdmatool doctor` bases its findings.
+//! The facts about a machine and its devices on which `rdmatool doctor` bases its findings.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use super::dcb::Dcb;
 
-/// A value, or the reason why it is not known.
+/// A value, or the reason why it is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Fact<T> {
@@ -55,7 +55,7 @@ pub(crate) struct Machine {
     pub(crate) kernel: Fact<String>,
     /// The version of the installed rdma-core.
     pub(crate) rdma_core: Fact<String>,
-    /// The folder of the copy that was read instead of this machine's files.
+    /// The folder of the copied files that were read instead of this machine's.
     pub(crate) sysroot: Option<String>,
     pub(crate) memlock: Fact<Memlock>,
     pub(crate) huge_pages: Fact<HugePages>,
@@ -67,7 +67,7 @@ pub(crate) struct Machine {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Memlock {
-    /// The soft limit in bytes; `None` without a limit.
+    /// The soft limit in bytes, or `None` if there is no limit.
     pub(crate) limit: Option<u64>,
     /// Whether the process has `CAP_IPC_LOCK`, which lifts the limit.
     pub(crate) is_lifted: bool,
@@ -77,25 +77,25 @@ pub(crate) struct Memlock {
 pub(crate) struct HugePages {
     pub(crate) total: u64,
     pub(crate) free: u64,
-    /// The size of one in KiB.
+    /// The size of one huge page, in KiB.
     pub(crate) size_kib: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Cores {
-    /// The core on which the process ran when it was read.
+    /// The core on which the process was running when this was read.
     pub(crate) current: u32,
-    /// The cores that the process may use, in the format of the kernel.
+    /// The cores that the process may use, in the kernel's format.
     pub(crate) allowed: String,
-    /// The nodes of the machine with their cores.
+    /// The machine's NUMA nodes, each with its cores.
     pub(crate) nodes: Vec<(u32, String)>,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Iommu {
-    /// The units in `/sys/class/iommu`.
+    /// The IOMMU units in `/sys/class/iommu`.
     pub(crate) units: Vec<String>,
-    /// The words of the kernel's command line about it.
+    /// The options on the kernel's command line that concern the IOMMU.
     pub(crate) options: Fact<Vec<String>>,
 }
 
@@ -112,18 +112,18 @@ pub(crate) enum Kind {
 pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) kind: Kind,
-    /// The name of its file in `/dev/infiniband`.
+    /// The name of the device's file in `/dev/infiniband`.
     pub(crate) file: Fact<String>,
     /// The reason why the device could not be opened.
     pub(crate) open_error: Option<String>,
-    /// The reason why a queue pair of a reliable connection could not be created.
+    /// The reason why a queue pair for a reliable connection could not be created.
     pub(crate) queue_pair_error: Option<String>,
     pub(crate) driver: Fact<String>,
     pub(crate) driver_version: Fact<String>,
     pub(crate) firmware: Fact<String>,
     pub(crate) hardware: Fact<String>,
     pub(crate) board: Fact<String>,
-    /// Negative if the device belongs to no node.
+    /// The NUMA node, or a negative number if the device belongs to none.
     pub(crate) numa_node: Fact<i64>,
     /// The type of the device's IOMMU group: `identity`, `DMA`, `DMA-FQ`.
     pub(crate) iommu_type: Fact<String>,
@@ -146,14 +146,14 @@ pub(crate) struct Pci {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Missing {
     pub(crate) feature: &'static str,
-    /// The replacement for it.
+    /// The feature that this stack uses instead.
     pub(crate) instead: &'static str,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Port {
     pub(crate) number: u8,
-    /// `active` if it passes data.
+    /// The state; `active` means that the port passes data.
     pub(crate) state: Fact<String>,
     pub(crate) physical_state: Fact<String>,
     /// `Ethernet` or `InfiniBand`.
@@ -186,7 +186,7 @@ pub(crate) struct PortGid {
     pub(crate) gid: Gid,
     #[serde(serialize_with = "as_text", rename = "type")]
     pub(crate) gid_type: GidType,
-    /// The network interface that has this address.
+    /// The network interface that has the GID's address.
     pub(crate) interface: Option<String>,
     /// The number of leading bits of the GID that identify its network.
     pub(crate) prefix_length: Option<u8>,
@@ -205,7 +205,7 @@ impl PortGid {
     }
 }
 
-/// A network interface with addresses that are GIDs of a port.
+/// A network interface whose addresses are GIDs of a port.
 #[derive(Debug, Serialize)]
 pub(crate) struct Interface {
     pub(crate) name: String,

@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-/// The weight of a finding, mildest first.
+/// The severity of a finding, mildest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
     Ok,
-    /// A matter of speed or taste.
+    /// Concerns only speed or taste.
     Note,
-    /// The check lacks the facts for a decision.
+    /// Not enough facts are known to decide.
     Unknown,
     /// Some programs will fail or be slow.
     Warning,
@@ -28,7 +28,7 @@ impl Severity {
         }
     }
 
-    /// Returns the exit status of a run with this as its worst finding.
+    /// Returns the exit status of a run whose worst finding has this severity.
     pub(crate) const fn exit_status(self) -> u8 {
         match self {
             Self::Ok | Self::Note | Self::Unknown => 0,
@@ -44,9 +44,9 @@ pub(crate) struct Finding {
     /// A stable name, such as `memlock`.
     pub(crate) check: &'static str,
     pub(crate) severity: Severity,
-    /// The device, or device and port (`mlx5_0/1`), of the finding.
+    /// The device that the finding is about, or the device and port (`mlx5_0/1`).
     pub(crate) subject: Option<String>,
-    /// The result, with values.
+    /// The result, including values.
     pub(crate) text: String,
     /// The remedy.
     pub(crate) cure: Option<String>,

@@ -1,4 +1,4 @@
-//! Findings about a device: permission, versions, NUMA node, IOMMU, PCI, features.
+//! Findings about a device: permissions, versions, NUMA node, IOMMU, PCI, features.
 
 use super::facts::{Device, Fact, Iommu, Kind, Machine, Pci};
 use super::finding::{Finding, Severity};
@@ -48,7 +48,7 @@ fn access(machine: &Machine, device: &Device) -> Option<Finding> {
 
 fn driver(device: &Device) -> Finding {
     let Device { driver, driver_version, firmware, hardware, board, .. } = device;
-    // The facts contain the reasons for unknown values.
+    // The facts themselves contain the reasons for unknown values.
     let or_unknown = |fact: &Fact<String>| fact.value().cloned().unwrap_or("unknown".to_owned());
     let version = driver_version.value().map_or(String::new(), |version| format!(" {version}"));
     let [driver, hardware, board] = [driver, hardware, board].map(or_unknown);

@@ -1,4 +1,4 @@
-//! The networks of a machine's interfaces, from the files of a copy, to which `getifaddrs(3)` does not apply.
+//! The networks of a machine's interfaces, read from copied files, because `getifaddrs(3)` only covers this machine.
 
 use std::net::Ipv4Addr;
 
@@ -6,7 +6,8 @@ use rdma::device::Gid;
 
 use super::root::Root;
 
-/// An interface's network: its name, the network's address as a GID, and the number of leading bits that count.
+/// The networks of interfaces: for each, the interface's name, the network's address as a GID, and its prefix length in
+/// bits.
 #[derive(Debug, Default)]
 pub(crate) struct Networks(Vec<(String, Gid, u8)>);
 
@@ -22,7 +23,7 @@ impl Networks {
         Self(networks)
     }
 
-    /// Returns the prefix length of a GID, if it belongs to a network of its interface.
+    /// Returns the prefix length of a GID if the GID belongs to a network of its interface.
     pub(crate) fn prefix_length(&self, gid: Gid, interface: Option<&str>) -> Option<u8> {
         let shares = |network: &Gid, length: u8| {
             let bits = |gid: &Gid| u128::from_be_bytes(gid.to_bytes());
@@ -35,8 +36,8 @@ impl Networks {
     }
 }
 
-/// Parses a line of `/proc/net/route`: interface, destination, gateway, flags, three numbers, mask. Addresses are those
-/// of a little-endian machine. Only networks without a gateway are the interface's own.
+/// Parses a line of `/proc/net/route`: interface, destination, gateway, flags, three numbers, mask. Addresses have the
+/// byte order of a little-endian machine. Only networks without a gateway belong to the interface itself.
 fn ipv4(line: &str) -> Option<(String, Gid, u8)> {
     let words: Vec<_> = line.split_whitespace().collect();
     let &[name, destination, gateway, _, _, _, _, mask, ..] = words.as_slice() else { return None };

@@ -19,7 +19,7 @@ use wire::{Answer, Offer, Outcome, Sent, Try, Wire};
 /// The TCP port of `doctor --listen`.
 pub(crate) const PORT: u16 = 18514;
 
-/// The maximum number of probed pairs of GIDs.
+/// The maximum number of GID pairs to probe.
 const MAX_PAIRS: usize = 16;
 
 /// The maximum number of probes that a listener answers on one connection.
@@ -27,18 +27,18 @@ const MAX_TRIES: usize = 64;
 
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Two ends with each other's GIDs, and the findings about them.
+/// Two ends that have exchanged their GIDs, with the findings about them.
 #[derive(Debug)]
 pub(crate) struct Met {
     pub(crate) own: QueuePairEndpoint,
     pub(crate) peer: QueuePairEndpoint,
     pub(crate) port: u8,
-    /// Whether the GIDs that programs choose reach each other.
+    /// Whether the GIDs that programs would choose reach each other.
     pub(crate) is_reached: bool,
     pub(crate) findings: Vec<Finding>,
 }
 
-/// A pair of GIDs, by their positions in the two offers. `None` on InfiniBand, where LIDs are used.
+/// A pair of GIDs, given by their positions in the two offers. `None` on InfiniBand, where LIDs are used.
 type Pair = Option<(usize, usize)>;
 
 /// Probes the path to a listener with each pair of GIDs.
@@ -121,7 +121,7 @@ fn mtus(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Finding {
         .cure("set the same MTU on the interfaces of both hosts and on the switches")
 }
 
-/// Returns the pairs that can connect, the chosen one first.
+/// Returns the pairs that can connect, starting with the chosen one.
 fn pairs(own: &QueuePairEndpoint, peer: &QueuePairEndpoint, chosen: Pair) -> Vec<Pair> {
     let is_routed =
         own.link_layer() == LinkLayer::ETHERNET || own.grh_required() || peer.grh_required();
@@ -131,7 +131,7 @@ fn pairs(own: &QueuePairEndpoint, peer: &QueuePairEndpoint, chosen: Pair) -> Vec
     if !is_routed {
         return vec![None];
     }
-    // An address that both hosts have leads to its own host, unless both ends use one port.
+    // If both hosts have an address, it leads to the host itself, unless both ends use the same port.
     let is_one_port = own.gids() == peer.gids();
     let fits = |a: usize, b: usize| {
         let (a, b) = (*own.gids().get(a)?, *peer.gids().get(b)?);
@@ -145,7 +145,7 @@ fn pairs(own: &QueuePairEndpoint, peer: &QueuePairEndpoint, chosen: Pair) -> Vec
     chosen.into_iter().chain(others).map(Some).take(MAX_PAIRS).collect()
 }
 
-/// Probes one pair. Returns a text with the addresses and counters, and the reason if it was not reached.
+/// Probes one pair. Returns a description with the addresses and counters, and the reason if the peer was not reached.
 fn one(
     wire: &mut Wire,
     prober: &Prober,
@@ -181,7 +181,7 @@ fn one(
     Ok((text, sent.err().map(|error| format!("here: {error:#}")).or(there)))
 }
 
-/// Serves peers one after another, until the program is ended.
+/// Serves peers one after another, until the program is killed.
 pub(crate) fn listen(address: Option<SocketAddr>, context: Context) -> anyhow::Result<()> {
     let prober = Prober::new(context)?;
     let listener = bind(address)?;
@@ -190,13 +190,13 @@ pub(crate) fn listen(address: Option<SocketAddr>, context: Context) -> anyhow::R
     loop {
         let (stream, peer) = match listener.accept() {
             Ok(accepted) => accepted,
-            // The client has given up.
+            // The client gave up.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) => return Err(error).context("accepting a peer"),
         };
         match serve(stream, &prober) {
             Ok((reached, tried)) => {
-                // A closed standard output does not end the service.
+                // The service continues even if standard output is closed.
                 let _ = print(format_args!("{peer}: reached by {reached} of {tried} pairs"));
             }
             Err(error) => warn(format_args!("{peer}: {error:#}")),
@@ -211,7 +211,7 @@ fn bind(address: Option<SocketAddr>) -> anyhow::Result<TcpListener> {
             let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT));
             let bound = TcpListener::bind(any).or_else(|error| match error.kind() {
                 io::ErrorKind::AddrInUse => Err(error),
-                // A host without IPv6.
+                // This host has no IPv6.
                 _ => TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)),
             });
             (any, bound)

@@ -8,12 +8,12 @@ use super::finding::{Finding, Severity};
 /// The size of the RoCE headers in an Ethernet frame, according to the kernel (`iboe_get_mtu` in rdma/ib_addr.h).
 const ROCE_HEADERS: u32 = 96;
 
-/// Returns findings about the ports of a device. `has_active` means that any examined device has an active port.
+/// Returns findings about the ports of a device. `has_active` is true if any examined device has an active port.
 pub(crate) fn findings(device: &Device, has_active: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     for port in &device.ports {
         let mut of_port = vec![state(port, has_active)];
-        // A card with two ports often has a port without a cable.
+        // On a card with two ports, one is often left without a cable.
         let is_unused = has_active && port.is_active() == Some(false);
         if port.is_ethernet() && !is_unused {
             of_port.push(gids(port));
@@ -81,7 +81,7 @@ fn interface(interface: &Interface) -> Option<Finding> {
     })
 }
 
-/// Returns the largest RDMA MTU that fits into frames of an interface.
+/// Returns the largest RDMA MTU that fits into the interface's frames.
 fn fitting(mtu: u32) -> Option<u32> {
     let room = mtu.saturating_sub(ROCE_HEADERS);
     [4096, 2048, 1024, 512, 256]
@@ -103,8 +103,7 @@ fn mtu(port: &Port) -> Finding {
     let found = |severity, text| Finding::new("mtu", severity, text);
     let fits = mtus.iter().map(|(_, mtu)| fitting(*mtu));
     let least = fits.clone().min();
-    // The MTU in use: the port's attribute, or otherwise the highest MTU that one of its interfaces
-    // allows.
+    // The MTU in use is the port's attribute, or otherwise the highest MTU that one of its interfaces allows.
     let used = port.active_mtu.value().copied().or(fits.max().flatten());
     match (used, least) {
         (Some(used), Some(least)) if least.is_none_or(|least| least < used) => {
@@ -158,7 +157,7 @@ fn lossless(interface: &Interface) -> Finding {
     }
 }
 
-/// Compares the priority of this stack's packets with those that PFC protects.
+/// Compares the priority of this stack's packets with the priorities that PFC protects.
 fn traffic_class(port: &Port) -> Finding {
     let of_system = port.traffic_class.value().and_then(|text| tclass(text));
     let of_environment =
@@ -174,7 +173,7 @@ fn traffic_class(port: &Port) -> Finding {
     let found = |severity, text| Finding::new("traffic-class", severity, text);
     let lossy = port.interfaces.iter().find_map(|interface| {
         let dcb = interface.dcb.value().filter(|dcb| !dcb.dscp.is_empty())?;
-        // A class set in the driver replaces that of the queue pair.
+        // A traffic class set in the driver overrides the queue pair's.
         let (dscp, lossless) = (of_system.unwrap_or(class) >> 2, dcb.lossless());
         let priority = dcb.priority_of(dscp);
         (!lossless.is_empty() && !lossless.contains(&priority)).then_some((dcb, priority, lossless))

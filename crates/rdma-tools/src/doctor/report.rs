@@ -1,4 +1,4 @@
-//! A report: facts and findings, as text or JSON.
+//! A report with facts and findings, as text or JSON.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::facts::{Device, Facts, PortGid};
 use super::finding::{Finding, Severity};
 use crate::output::printable;
 
-/// The version of the JSON form. It changes if a field changes its meaning or is removed.
+/// The version of the JSON format. It changes when a field is removed or changes its meaning.
 const VERSION: u32 = 1;
 
 /// The results of one run of `rdmatool doctor`.
@@ -42,7 +42,7 @@ impl Report {
                 let _ = writeln!(text, "{:26} cure: {cure}", "");
             }
         }
-        // Texts of peers and of copied files must not control a terminal.
+        // Texts from peers or copied files must not be able to control a terminal.
         printable(&(text + &self.summary()))
     }
 

@@ -1,4 +1,4 @@
-//! The files of `/sys` and `/proc`, of this machine or of a copy.
+//! The files in `/sys` and `/proc` of this machine, or of a copy.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -11,14 +11,13 @@ use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 use super::facts::Fact;
 use crate::output::printable;
 
-/// The maximum number of bytes read of a file. The kernel's files about a device have at most one
-/// page.
+/// The maximum number of bytes read from a file. The kernel's files about a device have at most one page.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// The maximum number of names read of a folder.
+/// The maximum number of names read from a folder.
 const MAX_NAMES: usize = 4096;
 
-/// A folder with `sys` and `proc`. Links within a copy cannot lead out of it.
+/// A folder that contains `sys` and `proc`. Links in a copy cannot lead out of it.
 #[derive(Debug)]
 pub(crate) struct Root {
     folder: OwnedFd,
@@ -34,12 +33,12 @@ impl Root {
         Ok(Self { folder: folder(path)?, is_copy: true })
     }
 
-    /// Returns true for a copy: then no device may be opened.
+    /// Returns true if this is a copy, so no device may be opened.
     pub(crate) fn is_copy(&self) -> bool {
         self.is_copy
     }
 
-    /// Returns the text of a file without surrounding space, with `?` for control characters.
+    /// Returns the text of a file, trimmed, with `?` in place of control characters.
     pub(crate) fn text(&self, path: &str) -> Fact<String> {
         match self.bytes(path) {
             Ok(bytes) => Fact::Value(printable(String::from_utf8_lossy(&bytes).trim())),
@@ -47,9 +46,9 @@ impl Root {
         }
     }
 
-    /// Returns the bytes of a file, at most the first 64 KiB.
+    /// Returns the first 64 KiB of a file.
     pub(crate) fn bytes(&self, path: &str) -> io::Result<Vec<u8>> {
-        // A pipe or a terminal in a copy must not block the program.
+        // A pipe or terminal in a copy must not block the program.
         let file = File::from(self.open(path, OFlags::NONBLOCK | OFlags::NOCTTY)?);
         if FileType::from_raw_mode(fs::fstat(&file)?.st_mode) != FileType::RegularFile {
             return Err(io::Error::other("not a regular file"));
@@ -59,7 +58,7 @@ impl Root {
         Ok(bytes)
     }
 
-    /// Returns the value in a file.
+    /// Parses the text of a file as a value.
     pub(crate) fn value<T: FromStr>(&self, path: &str) -> Fact<T> {
         self.text(path).and_then(|text| match text.parse() {
             Ok(value) => Fact::Value(value),
@@ -67,7 +66,7 @@ impl Root {
         })
     }
 
-    /// Returns the names in a folder, sorted; none if it cannot be read.
+    /// Returns the sorted names in a folder, or none if it cannot be read.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let Ok(folder) = self.open(path, OFlags::DIRECTORY) else { return Vec::new() };
         let Ok(entries) = Dir::new(folder) else { return Vec::new() };
@@ -80,7 +79,7 @@ impl Root {
         names
     }
 
-    /// Returns the last name of the path that a link leads to.
+    /// Returns the last component of the path to which a link leads.
     pub(crate) fn link_name(&self, path: &str) -> Fact<String> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         let target = self
@@ -122,7 +121,7 @@ pub(crate) fn may_use(path: &str) -> io::Result<()> {
     Ok(fs::accessat(CWD, path, access, AtFlags::EACCESS)?)
 }
 
-/// Returns the beginning of a text that may be long.
+/// Returns the beginning of a text that may be long, on one line.
 fn beginning(text: &str) -> String {
     text.chars().take(40).map(|c| if c == '\n' { ' ' } else { c }).collect()
 }

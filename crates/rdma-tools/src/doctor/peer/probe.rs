@@ -1,4 +1,4 @@
-//! One end of a probe: a queue pair of a reliable connection, a small message and one that fills a packet.
+//! One end of a probe: a reliable queue pair, over which a small message and a message that fills a packet are sent.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -21,14 +21,14 @@ const PATTERN: u8 = 0x5a;
 /// The time limit for both messages.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// The time limit for receives without a message, and then for their flushes.
+/// The time limit for receives that have got no message, and then again for the receives to be flushed.
 const DRAIN: Duration = Duration::from_millis(200);
 
-/// The time after which a lost packet is retransmitted.
+/// The timeout after which a lost packet is retransmitted.
 const ACK_TIMEOUT: Duration = Duration::from_millis(60);
 const RETRIES: u8 = 3;
 
-/// A port that probes.
+/// A port used for probes.
 #[derive(Debug)]
 pub(crate) struct Prober {
     pub(crate) context: Context,
@@ -38,7 +38,7 @@ pub(crate) struct Prober {
 }
 
 impl Prober {
-    /// Creates a prober with the first active port of the device.
+    /// Creates a prober on the first active port of the device.
     pub(crate) fn new(context: Context) -> anyhow::Result<Self> {
         let ports = context.query_device()?.port_count;
         let port = (1..=ports).find(|&port| {
@@ -61,7 +61,7 @@ impl Prober {
         Ok(prepared.endpoint())
     }
 
-    /// Prepares a queue pair with one of the GIDs of the offer; with all of them for `None`, on InfiniBand.
+    /// Prepares a queue pair with one GID of the offer, or with all of them if `gid` is `None`, on InfiniBand.
     pub(crate) fn prepare(
         &self,
         offer: &QueuePairEndpoint,
@@ -96,8 +96,8 @@ impl Prober {
         sent.with_context(|| format!("a message of {mtu} bytes, the MTU"))
     }
 
-    /// Posts receives for both messages. After `exchange` has returned whether the peer has sent them, polls the
-    /// receives.
+    /// Posts receives for both messages and calls `exchange`, which returns whether the peer has sent them. Then polls
+    /// the receives.
     pub(crate) fn receive(
         &self,
         mut channel: Channel,
@@ -111,7 +111,7 @@ impl Prober {
             let first = scope.receive_into(small.as_slice_mut())?;
             let second = scope.receive_into(large.as_slice_mut())?;
             sent = exchange();
-            // An acknowledged message has arrived.
+            // A message that was acknowledged has arrived.
             if matches!(sent, Ok(true)) {
                 first.done(LIMIT)?;
                 second.done(LIMIT)?;
@@ -129,7 +129,7 @@ impl Prober {
         })
     }
 
-    /// Returns the counters of the port's hardware.
+    /// Returns the hardware counters of the port.
     pub(crate) fn counters(&self) -> Counters {
         let folder =
             format!("{CLASS}/{}/ports/{}/hw_counters", self.context.device().name(), self.port);
@@ -142,13 +142,12 @@ impl Prober {
     }
 }
 
-/// The values of `hw_counters`.
+/// The names and values in `hw_counters`.
 #[derive(Debug)]
 pub(crate) struct Counters(Vec<(String, u64)>);
 
 impl Counters {
-    /// Returns the counters that have changed since an earlier reading, such as
-    /// `out_of_sequence +3`.
+    /// Returns the counters that changed after an earlier reading, such as `out_of_sequence +3`.
     pub(crate) fn since(&self, before: &Self) -> String {
         if self.0.is_empty() {
             return "no hw_counters".to_owned();
@@ -163,7 +162,7 @@ impl Counters {
     }
 }
 
-/// Returns the MTU of a path between two ends, in bytes.
+/// Returns the MTU of the path between two ends, in bytes.
 pub(crate) fn path_mtu(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> anyhow::Result<usize> {
     usize::try_from(own.mtu().min(peer.mtu()).bytes()).map_err(|error| anyhow!(error))
 }

@@ -1,7 +1,7 @@
-//! The control connection between two doctors: a greeting, then messages with a length.
+//! The control connection between two doctors, which carries a greeting and then messages.
 //!
-//! Each end sends 12 bytes first, `rdmadoc` with a zero byte and the version, and reads those of the other end. A
-//! message is its length in four bytes, in network order, and JSON of at most 64 KiB.
+//! Each end first sends 12 bytes: `rdmadoc`, a zero byte, and the version. It then reads the other end's greeting. A
+//! message consists of its length in four bytes, in network byte order, and at most 64 KiB of JSON.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -17,13 +17,13 @@ pub(crate) const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"rdmadoc\0";
 
-/// The limit of a message's length.
+/// The maximum length of a message.
 const MAX_LENGTH: usize = 64 << 10;
 
-/// The time limit for the arrival of a whole message.
+/// The time limit for a whole message to arrive.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// An end of a pair, as bytes.
+/// The endpoint of a queue pair, encoded as bytes.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Endpoint(Vec<u8>);
@@ -40,20 +40,20 @@ impl Endpoint {
     }
 }
 
-/// The device and the GIDs of an end.
+/// The device and GIDs of one end.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Offer {
     pub(crate) device: String,
-    /// The endpoint with the GIDs of the port.
+    /// The endpoint with all GIDs of the port.
     pub(crate) endpoint: Endpoint,
 }
 
-/// The client's request for a queue pair that is its peer in a probe.
+/// The client's request for a queue pair with which to probe.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Try {
-    /// The position of the listener's GID in its offer; `None` on InfiniBand.
+    /// The position of the listener's GID in its offer, or `None` on InfiniBand.
     pub(crate) gid: Option<usize>,
     pub(crate) endpoint: Endpoint,
 }
@@ -62,13 +62,13 @@ pub(crate) struct Try {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub(crate) enum Answer {
-    /// Its queue pair is connected, and receives are posted.
+    /// The listener's queue pair is connected, and receives are posted.
     Ready(Endpoint),
     /// The listener cannot create a queue pair for the request.
     Refused(String),
 }
 
-/// The client's end of a probe, after [`Answer::Ready`].
+/// The client's result of a probe, sent after [`Answer::Ready`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Sent {
@@ -76,13 +76,13 @@ pub(crate) struct Sent {
     pub(crate) is_done: bool,
 }
 
-/// The listener's end of a probe.
+/// The listener's result of a probe.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Outcome {
     /// The reason why the two messages did not arrive.
     pub(crate) error: Option<String>,
-    /// The counters of its port that have changed, as text.
+    /// The port counters that changed, as text.
     pub(crate) counters: String,
 }
 
@@ -129,7 +129,7 @@ impl Wire {
         self.receive_or_end()?.context("the other end closed the connection")
     }
 
-    /// Receives a message; `None` if the other end has closed the connection before one.
+    /// Receives a message, or returns `None` if the other end closes the connection before one.
     pub(crate) fn receive_or_end<T: DeserializeOwned>(&mut self) -> anyhow::Result<Option<T>> {
         let mut length = [0; 4];
         match self.read(&mut length) {
@@ -145,7 +145,7 @@ impl Wire {
         Ok(Some(serde_json::from_slice(&bytes).context("the other end's message")?))
     }
 
-    /// Fills the buffer within the limit, however slowly its bytes arrive.
+    /// Fills the buffer within the time limit, however slowly its bytes arrive.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<()> {
         let end = Instant::now() + LIMIT;
         let mut filled = 0;
@@ -158,7 +158,7 @@ impl Wire {
             match self.stream.read(rest) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => filled += count,
-                // The timeout of the socket; the loop returns an error that names it.
+                // The socket timed out. The loop returns an error that states the limit.
                 Err(error)
                     if [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock]
                         .contains(&error.kind()) => {}
@@ -179,8 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the result of greeting and reading one message from an end that sends these bytes
-    /// and closes.
+    /// Greets an end that sends these bytes and then closes, and reads one message from it. Returns the result.
     fn after(bytes: &[u8]) -> String {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
