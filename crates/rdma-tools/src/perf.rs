@@ -39,7 +39,7 @@ use crate::perf::report::{Device, Machine, Report, VERSION};
 use crate::perf::watch::Stop;
 use crate::plot;
 
-/// The exit status after an interruption, the same as that of a program ended by SIGINT.
+/// The exit status after an interruption, the same as for a program killed by SIGINT.
 const INTERRUPTED: u8 = 130;
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -50,14 +50,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(address) = &arguments.serve {
-        // The parent process gets the interruption, and all errors.
+        // The parent process handles the interruption and gets all errors.
         signal_hook::flag::register(SIGINT, Arc::default())?;
         let _ = server::serve(TcpStream::connect(address)?, &local, |_| {});
         return Ok(ExitCode::SUCCESS);
     }
     let mut run = arguments.run().context("nothing to measure")?;
     run.settings.check(&local.context)?;
-    // A destination that cannot be written is refused before the measurement.
+    // Reports a destination that cannot be written before the measurement starts.
     let standard_output = Path::new("-");
     let json = arguments.json.as_deref();
     if json.is_some() && json == arguments.plot.as_deref() {
@@ -108,7 +108,7 @@ fn is_interruption(error: &anyhow::Error) -> bool {
     error.downcast_ref() == Some(&Stop::Interrupted)
 }
 
-/// Returns the connection to the other end, and the other end if this program has started it.
+/// Returns the connection to the other end, and the other end itself if this program started it.
 fn meet(arguments: &Arguments, local: &Local) -> anyhow::Result<(Option<SecondEnd>, TcpStream)> {
     if let Some(address) = &arguments.connect {
         let stream = TcpStream::connect(address).with_context(|| {
@@ -144,7 +144,7 @@ fn report(context: &Context, mtu: u32) -> anyhow::Result<Report> {
     Ok(Report { version: VERSION, rdmatool, time, machine, device, rows: Vec::new() })
 }
 
-/// Returns the model name of the processor, or its architecture if the kernel has no name.
+/// Returns the model name of the processor, or its architecture if the kernel reports no name.
 fn processor() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));

@@ -84,13 +84,13 @@ pub(crate) struct Arguments {
     verbose: bool,
 }
 
-/// The lengths of messages without `--size`, in bytes.
+/// The message lengths used without `--size`, in bytes.
 const SIZES: [u32; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
-/// The depth without `--depth`, except for latencies.
+/// The depth used without `--depth`, except for latencies.
 const DEPTH: u32 = 64;
 
 impl Arguments {
-    /// Returns the run of a client. `None` for an end that serves.
+    /// Returns the client's run, or `None` for an end that serves.
     pub(crate) fn run(&self) -> Option<Run> {
         let (measure, operation) = (self.measure?, self.operation?);
         let is_latency = measure == Measure::Lat;
@@ -138,13 +138,13 @@ impl Arguments {
     }
 }
 
-/// Returns each value once, in the given order: a report has one row for each combination.
+/// Removes duplicates but keeps the order, because a report has one row per combination.
 fn distinct(values: &[u32]) -> Vec<u32> {
     let mut seen = HashSet::new();
     values.iter().copied().filter(|value| seen.insert(*value)).collect()
 }
 
-/// Parses a number of bytes, with K, M or G for powers of 1024.
+/// Parses a number of bytes, where K, M or G multiply by a power of 1024.
 fn size(text: &str) -> Result<u32, String> {
     let wrong = || format!("not 1 to {} bytes, such as 8, 64K or 1M", u32::MAX);
     let (digits, shift) = match text.char_indices().last() {

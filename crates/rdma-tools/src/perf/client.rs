@@ -15,27 +15,27 @@ use crate::perf::scale;
 use crate::perf::settings::{Settings, name};
 use crate::perf::table;
 
-/// The number of blocks of each row. The first blocks of all rows are measured first, then the second ones, and so on.
-/// A disturbance of the machine thus affects all rows, and the blocks of a row show its size.
+/// The number of blocks per row. The first block of every row is measured, then the second of every row, and so on.
+/// This way a disturbance of the machine affects all rows, and the spread of a row's blocks shows how large it was.
 const BLOCKS: u64 = 10;
-/// The iterations of the first block, which determines the number of iterations of the others.
+/// The number of iterations of the first block, from which the iterations of the other blocks are derived.
 const FIRST: u64 = 16;
-/// The least part of a block's time that warming up takes.
+/// Warming up takes at least one part in this many of a block's time.
 const WARM_UP: u32 = 4;
 
-/// The rows to measure, and their settings.
+/// The rows to measure, with their settings.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) settings: Settings,
     pub(crate) lines: Vec<Line>,
     pub(crate) length: Length,
-    /// The program for rows of [`Work::Perftest`].
+    /// The program for rows with [`Work::Perftest`].
     pub(crate) perftest: Option<Perftest>,
     /// Whether to print each block.
     pub(crate) verbose: bool,
 }
 
-/// The length of the measurement of a row.
+/// The length of a row's measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Length {
     Iterations(u64),
@@ -51,7 +51,7 @@ pub(crate) struct Line {
     pub(crate) depth: u32,
 }
 
-/// The measured rows, and the error that ended the measurement early.
+/// The rows that were measured, and the error if the measurement ended early.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub(crate) rows: Vec<Row>,
@@ -60,10 +60,10 @@ pub(crate) struct Measured {
     pub(crate) error: Option<anyhow::Error>,
 }
 
-/// Measures with the peer that is connected.
+/// Measures with the connected peer.
 ///
 /// # Errors
-/// The ends cannot be connected. A later error is in [`Measured`].
+/// Returns an error if the ends cannot be connected. Later errors are in [`Measured`].
 pub(crate) fn measure(run: &Run, local: &Local, control: &mut Control) -> anyhow::Result<Measured> {
     let settings = &run.settings;
     control.send(&Request::Prepare(settings.clone()))?;
@@ -81,7 +81,7 @@ pub(crate) fn measure(run: &Run, local: &Local, control: &mut Control) -> anyhow
 }
 
 impl Run {
-    /// Adds a row of perftest after each row of the operation.
+    /// Adds a row for perftest after each row for the operation.
     pub(crate) fn add(&mut self, perftest: Perftest) {
         let with = |line: Line| {
             let other = Line { work: Work::Perftest, ..line };
@@ -125,7 +125,8 @@ impl Session<'_> {
         for line in lines {
             bar.set_message(format!("(warming up, {} bytes)", self.run.bytes(line)));
             iterations.push(match (line.work, iterations.last()) {
-                // The same number as in the row before it, since most of the time of a block is that of its start.
+                // The same number as in the preceding row, because most of a block's time is spent starting the
+                // programs.
                 (Work::Perftest, Some(&count)) => count,
                 _ => self.iterations(line)?,
             });
@@ -149,7 +150,7 @@ impl Session<'_> {
         self.control.send(&Request::End)
     }
 
-    /// Warms up, and returns the iterations of a block.
+    /// Warms up. Returns the number of iterations per block.
     fn iterations(&mut self, line: &Line) -> anyhow::Result<u64> {
         let time = match self.run.length {
             Length::Iterations(all) => {

@@ -1,4 +1,4 @@
-//! The ends of a measurement, one kind for each interface of the library.
+//! The ends of a measurement, one kind per interface of the library.
 
 mod blocking;
 mod futures;
@@ -22,12 +22,12 @@ use crate::perf::samples::Samples;
 use crate::perf::settings::{Api, Settings};
 use crate::perf::watch::{Watch, lost};
 
-/// One end of connected queue pairs.
+/// One end of a set of connected queue pairs.
 pub(crate) trait End {
     /// Runs the client's part of a block, and records it.
     ///
     /// # Errors
-    /// Returns an error if a request fails, or the watch ends the block.
+    /// Returns an error if a request fails or the watch ends the block.
     fn client(
         &mut self,
         plan: &Plan,
@@ -35,10 +35,10 @@ pub(crate) trait End {
         samples: &mut Samples,
     ) -> anyhow::Result<()>;
 
-    /// Runs the server's part of a block, if it has one. Calls `ready` when the client may start.
+    /// Runs the server's part of a block, if it has one. Calls `ready` once the client may start.
     ///
     /// # Errors
-    /// The errors are those of [`client`](Self::client) and of `ready`.
+    /// Returns the errors of [`client`](Self::client) and of `ready`.
     fn server(&mut self, plan: &Plan, watch: &mut Watch, ready: Ready<'_>) -> anyhow::Result<()>;
 }
 
@@ -51,29 +51,29 @@ pub(crate) struct Plan {
     pub(crate) role: Role,
     /// The length of a message, in bytes.
     pub(crate) bytes: usize,
-    /// The index of the length among those of the settings.
+    /// The index of this length in the settings.
     pub(crate) size: usize,
     pub(crate) queue_pairs: usize,
     pub(crate) depth: usize,
     pub(crate) iterations: u64,
 }
 
-/// The part of the server in a block.
+/// The role of the server in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Both ends post in turn.
+    /// Both ends post alternately.
     PingPong,
-    /// The client waits for each request; the server does nothing.
+    /// The client waits for each request, and the server does nothing.
     Requests,
-    /// The client has many requests outstanding; the server receives, if they are sends.
+    /// The client keeps many requests outstanding. If these are sends, the server receives them.
     Stream,
 }
 
 impl Plan {
-    /// Returns the plan of a block that fits the settings.
+    /// Returns the plan of a block, after checking it against the settings.
     ///
     /// # Errors
-    /// Returns an error if it does not fit.
+    /// Returns an error if the block does not match the settings.
     pub(crate) fn new(block: &Block, settings: &Settings) -> anyhow::Result<Self> {
         let bytes = settings.sizes.get(block.size).copied().context("no such length")?;
         ensure!(
@@ -101,12 +101,12 @@ impl Plan {
     }
 }
 
-/// Properties of the connection of both ends.
+/// Properties of the connection between the two ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Path {
     /// The path MTU, in bytes.
     pub(crate) mtu: u32,
-    /// Whether the last byte of a write arrives last, for ends that read the memory.
+    /// Whether the last byte of a write arrives last, which an end that reads the memory relies on.
     pub(crate) is_ordered: bool,
 }
 
@@ -114,15 +114,14 @@ pub(crate) struct Path {
 #[derive(Debug, Clone)]
 pub(crate) struct Local {
     pub(crate) context: Context,
-    /// The index of the GID to use, or `None` for the one that matches the peer's.
+    /// The index of the GID to use, or `None` to use the one that matches the peer's.
     pub(crate) gid_index: Option<u8>,
 }
 
-/// Creates this end, connects it with that of the peer, and passes it to `run`.
+/// Creates this end, connects it to the peer's, and passes it to `run`.
 ///
 /// # Errors
-/// Returns an error if the device refuses, the ends do not match, or the peer leaves; also the
-/// errors of `run`.
+/// Returns an error if the device refuses, the ends do not match, or the peer leaves, and the errors of `run`.
 pub(crate) fn connected<T>(
     local: &Local,
     settings: &Settings,
@@ -141,7 +140,7 @@ pub(crate) fn connected<T>(
     run(control, &mut *end, path)
 }
 
-/// The other end, and the parameters of this one for it.
+/// The other end, and the parameters with which this end connects to it.
 struct Peer<'a> {
     pd: &'a ProtectionDomain,
     gid_index: Option<u8>,
@@ -149,7 +148,7 @@ struct Peer<'a> {
     control: &'a mut Control,
 }
 
-/// A queue pair, channel or connection before it is connected.
+/// A queue pair, channel or connection that has not been connected yet.
 trait Prepared: Sized {
     type Connected;
     fn endpoint(&self) -> QueuePairEndpoint;
@@ -183,7 +182,7 @@ prepared! {
     rdma::aio::PreparedConnection => rdma::aio::Connection;
 }
 
-/// Connections, the peer's memory, and the path MTU.
+/// The connections, the peer's memory, and the path MTU.
 struct Met<C> {
     connections: Vec<C>,
     remote: RemoteMemoryRegion,
@@ -196,7 +195,7 @@ impl Peer<'_> {
         self.gid_index.map_or(GidChoice::ByPeer, GidChoice::Index)
     }
 
-    /// Connects with the same number of the peer, and exchanges the lent memory of both ends.
+    /// Connects to as many queue pairs of the peer, and exchanges the memory that each end lends.
     fn meet<P: Prepared>(
         &mut self,
         mut prepared: Vec<P>,

@@ -1,4 +1,4 @@
-//! A second end on this machine: another process of this program, or a thread.
+//! A second end on this machine, either another process of this program or a thread.
 
 use std::env;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -12,10 +12,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::perf::ends::Local;
 use crate::perf::server::serve;
 
-/// The time between two checks of the second process, which connects within milliseconds.
+/// The interval at which the second process is checked. It normally connects within milliseconds.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The second end, which is ended on drop.
+/// The second end. Dropping this ends it.
 #[derive(Debug)]
 pub(crate) enum SecondEnd {
     Process(Child),
@@ -23,10 +23,10 @@ pub(crate) enum SecondEnd {
 }
 
 impl SecondEnd {
-    /// Starts another process of this program, and returns the connection to it.
+    /// Starts another process of this program. Returns the connection to it.
     ///
     /// # Errors
-    /// Returns an error if it cannot be started, or ends early.
+    /// Returns an error if the process cannot be started, or ends early.
     pub(crate) fn process(local: &Local) -> anyhow::Result<(Self, TcpStream)> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?.to_string();
@@ -50,7 +50,7 @@ impl SecondEnd {
         Ok((Self::Process(child), stream))
     }
 
-    /// Starts a thread with the second end, and returns the connection to it.
+    /// Starts a thread for the second end. Returns the connection to it.
     ///
     /// # Errors
     /// Returns an error if no socket or no thread can be created.
@@ -59,7 +59,7 @@ impl SecondEnd {
         let stream = TcpStream::connect(listener.local_addr()?)?;
         let (other, local) = (listener.accept()?.0, local.clone());
         let work = move || {
-            // The client gets its error through the connection.
+            // The client receives the error over the connection.
             let _ = serve(other, &local, |_| {});
         };
         let thread = thread::Builder::new().spawn(work)?;
@@ -74,7 +74,7 @@ impl Drop for SecondEnd {
                 let _ = child.kill();
                 let _ = child.wait();
             }
-            // It ends with the connection, which was dropped before.
+            // The thread ends with the connection, which was dropped earlier.
             Self::Thread(thread) => {
                 let _ = thread.take().map(JoinHandle::join);
             }

@@ -1,4 +1,4 @@
-//! The programs of perftest, `ib_write_lat` and its kin, as references between two processes of this host.
+//! perftest's programs, such as `ib_write_lat`, as references: both ends run as processes on this host.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -13,24 +13,24 @@ use crate::perf::report::Measure;
 use crate::perf::settings::{Operation, Settings, name};
 use crate::perf::watch::Watch;
 
-/// The time between two attempts of the client to connect: nothing reports that the server listens.
+/// The interval at which the client tries to connect, because nothing reports that the server is listening.
 const RETRY: Duration = Duration::from_millis(100);
-/// The least number of iterations that the programs accept.
+/// The minimum number of iterations that the programs accept.
 const LEAST: u64 = 5;
 /// perftest's megabyte, in bytes.
 const MEGABYTE: f64 = 1_048_576.0;
 
-/// A program of perftest, with the arguments common to all blocks.
+/// A perftest program, with the arguments that all blocks share.
 #[derive(Debug)]
 pub(crate) struct Perftest {
     program: PathBuf,
     arguments: Vec<String>,
     measure: Measure,
-    /// Whether the length of messages differs from the program's own.
+    /// Whether the program takes the length of messages as an argument.
     has_size: bool,
 }
 
-/// A server that is ended on drop.
+/// A server process. Dropping this kills it.
 struct Server(Child);
 
 impl Drop for Server {
@@ -60,7 +60,7 @@ impl Perftest {
         let Some(program) = found.into_iter().find(|program| program.is_file()) else {
             return Err(format!("{program} is not installed (package perftest)"));
         };
-        // A warning about the frequency of the processor is not an error.
+        // `-F` keeps a warning about the processor's frequency from being an error.
         let mut arguments = vec!["-F".to_owned(), "-d".to_owned(), device];
         if let Some(index) = local.gid_index {
             arguments.extend(["-x".to_owned(), index.to_string()]);
@@ -69,10 +69,10 @@ impl Perftest {
         Ok(Self { program, arguments, measure: settings.measure, has_size })
     }
 
-    /// Runs both ends of one block, and returns its operations and its figure.
+    /// Runs both ends of one block. Returns the number of operations, and the figure that was measured.
     ///
     /// # Errors
-    /// Returns an error if the programs fail, or print something else, or the user has interrupted.
+    /// Returns an error if the programs fail or print unexpected output, or if the user interrupts.
     pub(crate) fn block(&self, plan: &Plan, watch: &mut Watch) -> anyhow::Result<(u64, f64)> {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         let queue_pairs = plan.queue_pairs as u64;
@@ -106,8 +106,8 @@ impl Perftest {
         }
     }
 
-    /// Returns the figure that the program has printed. It is in the last line that begins with two numbers, the bytes
-    /// and the iterations.
+    /// Returns the figure that the program printed. It is in the last line that begins with two numbers (bytes and
+    /// iterations).
     fn figure(&self, output: &Output) -> Option<f64> {
         let text = String::from_utf8_lossy(&output.stdout);
         let numbers = |line: &str| -> Option<Vec<f64>> {
@@ -124,7 +124,7 @@ impl Perftest {
     }
 }
 
-/// Returns the output of a program that failed.
+/// Formats the output of a program that failed.
 fn complaint(program: &Path, output: &Output) -> String {
     let text = [output.stdout.as_slice(), &output.stderr].concat();
     let text = String::from_utf8_lossy(&text).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(figure(Measure::Lat, "Unable to find device\n"), None);
     }
 
-    /// Runs a block of a shell script that replaces a program of perftest.
+    /// Runs a block with a shell script in place of a perftest program.
     fn block(script: &str) -> anyhow::Result<(u64, f64)> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_block_runs_a_server_and_a_client() -> anyhow::Result<()> {
-        // The client prints its iterations as the bandwidth.
+        // The client prints its number of iterations as the bandwidth.
         let script = "case \"$*\" in *' -n 10 -s 64 -q 2 -t 3 127.0.0.1') echo 64 10 0 $4 0;; *) exec sleep 600;; esac";
         assert_eq!(block(script)?, (20, 10.0 * MEGABYTE));
         Ok(())

@@ -1,7 +1,7 @@
-//! The conversation of the two ends: settings, then block by block.
+//! The conversation between the two ends: first the settings, then block by block.
 //!
-//! Both ends first send a greeting of fixed length with the version. After that the client sends a [`Request`] and the
-//! server answers with [`Reply`]s, each as JSON preceded by its length.
+//! Both ends first send a greeting of fixed length that contains the version. The client then sends [`Request`]s, and
+//! the server answers with [`Reply`]s. Each message is JSON, preceded by its length.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
@@ -16,45 +16,45 @@ use serde::{Deserialize, Serialize};
 use crate::perf::settings::Settings;
 use crate::perf::watch::{Stop, Watch, lost};
 
-/// The version of the conversation. It changes whenever a message changes.
+/// The protocol version. It changes whenever a message changes.
 const VERSION: u32 = 1;
 const NAME: &str = "rdmatool perf ";
-/// The length of the name and five digits.
+/// The length of the name and a five-digit version.
 const GREETING_BYTES: usize = NAME.len() + 5;
-/// The longest message, in bytes.
+/// The maximum length of a message, in bytes.
 const LONGEST: u32 = 1 << 20;
-/// The time limit for one answer of the peer, which may not be scheduled for seconds.
+/// The time limit for one answer of the peer, which may not be scheduled for several seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The time limit for the peer's reason for an error.
+/// The time limit for the peer to send the reason for its error.
 const SOON: Duration = Duration::from_millis(200);
 
-/// A message of the client.
+/// A message from the client.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     /// Create the queue pairs. After [`Reply::Ready`], both ends exchange their endpoints.
     Prepare(Settings),
-    /// Run the server's part of a block: [`Reply::Ready`] before it, [`Reply::Done`] after it.
+    /// Run the server's part of a block. The server replies [`Reply::Ready`] before it and [`Reply::Done`] after it.
     Run(Block),
     /// The measurement is complete.
     End,
 }
 
-/// A message of the server.
+/// A message from the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
     Ready,
     Done,
-    /// The error, after which the server closes the connection.
+    /// The error. The server then closes the connection.
     Failed(String),
 }
 
-/// Operations that are measured together.
+/// A number of operations that are measured together.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Block {
-    /// The work, an RDMA operation or a reference.
+    /// The work to measure: an RDMA operation or a reference.
     pub(crate) work: Work,
-    /// The index of the length in [`Settings::sizes`].
+    /// The index of the message length in [`Settings::sizes`].
     pub(crate) size: usize,
     pub(crate) queue_pairs: u32,
     pub(crate) depth: u32,
@@ -64,17 +64,17 @@ pub(crate) struct Block {
 /// The work of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Work {
-    /// The operation of the settings.
+    /// The operation in the settings.
     Rdma,
-    /// The same bytes over the TCP connection of the conversation.
+    /// The same bytes over the TCP connection that carries the conversation.
     Tcp,
-    /// The same bytes from memory to memory of the client.
+    /// The same bytes, copied within the client's memory.
     Memcpy,
-    /// The program of perftest for the same measure and operation, at both ends.
+    /// perftest's program for the same measure and operation, at both ends.
     Perftest,
 }
 
-/// The connection of the two ends.
+/// The connection between the two ends.
 #[derive(Debug)]
 pub(crate) struct Control {
     stream: TcpStream,
@@ -83,11 +83,10 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Exchanges the greetings.
+    /// Exchanges greetings.
     ///
     /// # Errors
-    /// Returns an error if the peer is another program or has another version, does not answer, or
-    /// leaves.
+    /// Returns an error if the peer is a different program, has another version, does not answer, or leaves.
     pub(crate) fn meet(
         mut stream: TcpStream,
         interrupted: Arc<AtomicBool>,
@@ -122,10 +121,10 @@ impl Control {
         &self.stream
     }
 
-    /// Returns when both ends have created their objects for the settings.
+    /// Waits until both ends have created their objects for the settings.
     ///
     /// # Errors
-    /// The errors are those of [`expect`](Self::expect).
+    /// Same errors as [`expect`](Self::expect).
     pub(crate) fn ready(&mut self) -> anyhow::Result<()> {
         match self.is_server {
             true => self.send(&Reply::Ready),
@@ -136,7 +135,7 @@ impl Control {
     /// Sends a message.
     ///
     /// # Errors
-    /// Returns an error if the peer has left, or does not read.
+    /// Returns an error if the peer has left or does not read.
     pub(crate) fn send(&self, message: &impl Serialize) -> anyhow::Result<()> {
         send(&self.stream, message)
     }
@@ -144,8 +143,8 @@ impl Control {
     /// Receives a message.
     ///
     /// # Errors
-    /// Returns an error if the peer has left, or sends something else, or nothing within [`PATIENCE`]. Also if the user
-    /// has interrupted.
+    /// Returns an error if the peer has left, sends something else, or sends nothing within [`PATIENCE`]. Also returns
+    /// an error if the user interrupts.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
         let mut length = [0; 4];
         self.read(&mut length)?;
@@ -160,10 +159,10 @@ impl Control {
             .context("the peer sent a message that this version does not know")
     }
 
-    /// Receives the reply `Ready` or `Done`.
+    /// Receives the expected reply, `Ready` or `Done`.
     ///
     /// # Errors
-    /// The errors are those of [`receive`](Self::receive), and the error of the server.
+    /// Same errors as [`receive`](Self::receive), and the server's own error.
     pub(crate) fn expect(&mut self, expected: &Reply) -> anyhow::Result<()> {
         match (self.receive()?, expected) {
             (Reply::Ready, Reply::Ready) | (Reply::Done, Reply::Done) => Ok(()),
@@ -172,13 +171,13 @@ impl Control {
         }
     }
 
-    /// Extends an error of this end with the peer's part: its own error, or that it has left.
+    /// Adds the peer's side to an error of this end: the peer's own error, or the fact that it has left.
     pub(crate) fn explained(&mut self, error: anyhow::Error) -> anyhow::Error {
         let stop = error.downcast_ref::<Stop>();
         if stop == Some(&Stop::Interrupted) {
             return error;
         }
-        // A request to a process that has ended may fail before the connection does.
+        // A request to a process that has ended may fail before the connection is seen to end.
         while Watch::has_input(&self.stream, SOON).unwrap_or(false) {
             match self.receive() {
                 Ok(Reply::Failed(reason)) => {
@@ -213,10 +212,10 @@ impl Control {
     }
 }
 
-/// Sends a message like [`Control::send`], for an end that uses the watch.
+/// Sends a message like [`Control::send`], for an end whose watch is borrowed.
 ///
 /// # Errors
-/// The errors are those of [`Control::send`].
+/// Same errors as [`Control::send`].
 pub(crate) fn send(mut stream: &TcpStream, message: &impl Serialize) -> anyhow::Result<()> {
     let json = serde_json::to_vec(message)?;
     let length = u32::try_from(json.len()).context("a message is too long")?;

@@ -1,38 +1,38 @@
-//! The result of `rdmatool perf`, as written by `--json` and read by `rdmatool compare`.
+//! The result of `rdmatool perf`, written by `--json` and read by `rdmatool compare`.
 
 use serde::{Deserialize, Serialize};
 
-/// The version of this format. It changes if a field changes its meaning or is removed.
+/// The version of this format. It changes when a field is removed or changes its meaning.
 pub(crate) const VERSION: u32 = 1;
 
 /// One run of `rdmatool perf`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Report {
-    /// [`VERSION`].
+    /// The version of the format, [`VERSION`].
     pub(crate) version: u32,
     /// The program's version.
     pub(crate) rdmatool: String,
-    /// Seconds since 1970, UTC.
+    /// The time of the run, in seconds since 1970 (UTC).
     pub(crate) time: u64,
     pub(crate) machine: Machine,
     pub(crate) device: Device,
     pub(crate) rows: Vec<Row>,
 }
 
-/// The machine of the measurement.
+/// The machine on which the measurement ran.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Machine {
     /// The processor's model name.
     pub(crate) processor: String,
-    /// Processors that the process may use.
+    /// The number of processors that the process may use.
     pub(crate) processors: u32,
     /// The kernel's release.
     pub(crate) kernel: String,
 }
 
-/// The RDMA device of the measurement.
+/// The RDMA device that was measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Device {
@@ -43,7 +43,7 @@ pub(crate) struct Device {
     pub(crate) mtu: u32,
 }
 
-/// One line of the table: an operation of one size.
+/// One row of the table: an operation with one message length.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
@@ -53,27 +53,27 @@ pub(crate) struct Row {
     /// The length of a message, in bytes.
     pub(crate) bytes: u64,
     pub(crate) queue_pairs: u32,
-    /// Requests outstanding for each queue pair.
+    /// The number of outstanding requests per queue pair.
     pub(crate) depth: u32,
-    /// The way of waiting, the memory and the interface, such as `polling` and `async`.
+    /// The wait mode, the memory and the interface, such as `polling` and `async`.
     pub(crate) mode: String,
-    /// Operations measured in all blocks.
+    /// The number of operations measured in all blocks.
     pub(crate) operations: u64,
-    /// Half round trips; for `lat` only.
+    /// Half round trips, only for `lat`.
     pub(crate) latency: Option<Latency>,
-    /// One value for each of the interleaved blocks. Depending on the measure, it is the median half round trip in
-    /// nanoseconds, bytes per second, or messages per second.
+    /// One value per block; blocks of different rows are interleaved. Depending on the measure, the value is the median
+    /// half round trip in nanoseconds, bytes per second, or messages per second.
     pub(crate) blocks: Vec<f64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Measure {
-    /// Half of the round trip time.
+    /// Half the round trip time.
     Lat,
-    /// Bytes per second, many requests outstanding.
+    /// Bytes per second, with many requests outstanding.
     Bw,
-    /// Messages per second, many requests outstanding.
+    /// Messages per second, with many requests outstanding.
     Rate,
 }
 

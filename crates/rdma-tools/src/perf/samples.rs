@@ -1,4 +1,4 @@
-//! The samples of blocks, and their totals.
+//! The samples of a block, and the totals of all blocks.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use crate::perf::protocol::PATIENCE;
 use crate::perf::report::{Latency, Measure};
 
-/// Returns a histogram of times up to a minute with three significant digits. No wait is longer.
+/// Returns a histogram for times up to a minute, the longest possible wait, with three significant digits.
 fn histogram() -> anyhow::Result<Histogram<u64>> {
     Ok(Histogram::new_with_max(nanoseconds(PATIENCE), 3)?)
 }
@@ -15,12 +15,12 @@ fn histogram() -> anyhow::Result<Histogram<u64>> {
 /// The samples of one block.
 #[derive(Debug)]
 pub(crate) struct Samples {
-    /// Nanoseconds; for latencies only.
+    /// Times in nanoseconds, only for latencies.
     times: Histogram<u64>,
     last: Instant,
     operations: u64,
     elapsed: Duration,
-    /// The figure, if another program has measured it.
+    /// The figure, if another program measured it.
     figure: Option<f64>,
 }
 
@@ -40,7 +40,7 @@ impl Samples {
         self.last = Instant::now();
     }
 
-    /// Records half of the time since the last operation.
+    /// Records half the time since the last operation.
     #[inline]
     pub(crate) fn round_trip(&mut self) {
         self.record(2);
@@ -61,20 +61,19 @@ impl Samples {
         self.operations += 1;
     }
 
-    /// Records operations that were outstanding together.
+    /// Records operations that were outstanding at the same time.
     pub(crate) fn stream(&mut self, operations: u64, elapsed: Duration) {
         self.operations += operations;
         self.elapsed += elapsed;
     }
 
-    /// Records the measurement of another program.
+    /// Records a figure measured by another program.
     pub(crate) fn foreign(&mut self, operations: u64, figure: f64) {
         self.operations += operations;
         self.figure = Some(figure);
     }
 
-    /// Returns the figure of the block, a value of
-    /// [`Row::blocks`](crate::perf::report::Row::blocks).
+    /// Returns the figure of the block, which becomes a value in [`Row::blocks`](crate::perf::report::Row::blocks).
     fn figure(&self, measure: Measure, bytes: u32) -> f64 {
         if let Some(figure) = self.figure {
             return figure;
@@ -92,7 +91,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The samples of all blocks of a row.
+/// The samples of all blocks in a row.
 #[derive(Debug)]
 pub(crate) struct Total {
     times: Histogram<u64>,
@@ -105,7 +104,7 @@ impl Total {
         Ok(Self { times: histogram()?, operations: 0, blocks: Vec::new() })
     }
 
-    /// Adds a block, and returns its figure.
+    /// Adds a block. Returns its figure.
     ///
     /// # Errors
     /// Returns an error if a counter overflows.

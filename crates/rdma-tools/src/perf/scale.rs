@@ -1,4 +1,4 @@
-//! References for the figures of RDMA: the memory and the TCP connection of the same ends.
+//! References with which to compare RDMA: copies in memory, and TCP between the same ends.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
@@ -11,15 +11,15 @@ use crate::perf::ends::{Plan, Role, zeros};
 use crate::perf::samples::Samples;
 use crate::perf::watch::{Watch, lost};
 
-/// The byte by which the server confirms a stream.
+/// The byte with which the server confirms a stream.
 const DONE: [u8; 1] = [1];
 
-/// Copies from memory to memory of this process.
+/// Copies between two buffers in this process.
 ///
 /// # Errors
-/// Returns an error if the user has interrupted.
+/// Returns an error if the user interrupts.
 pub(crate) fn memcpy(plan: &Plan, watch: &Watch, samples: &mut Samples) -> anyhow::Result<()> {
-    // Aligned like registered memory: some processors copy much slower between different offsets in a page.
+    // Aligned like registered memory, because some processors copy much more slowly between different page offsets.
     let (from, mut to) = (RegionMemory::allocate(plan.bytes)?, RegionMemory::allocate(plan.bytes)?);
     let is_stream = plan.role == Role::Stream;
     let begin = Instant::now();
@@ -37,10 +37,10 @@ pub(crate) fn memcpy(plan: &Plan, watch: &Watch, samples: &mut Samples) -> anyho
     Ok(())
 }
 
-/// Sends messages to the server, which sends each back, or confirms all of them.
+/// Sends messages to the server, which returns each one or, for a stream, confirms all of them at the end.
 ///
 /// # Errors
-/// Returns an error if the connection fails, or the user has interrupted.
+/// Returns an error if the connection fails or the user interrupts.
 pub(crate) fn tcp_client(
     mut stream: &TcpStream,
     plan: &Plan,

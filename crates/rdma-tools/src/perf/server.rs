@@ -1,4 +1,4 @@
-//! The end that serves: it runs its part of the client's measurement.
+//! The end that serves, which runs its part of the client's measurement.
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
@@ -12,10 +12,10 @@ use crate::perf::protocol::{Block, Control, Reply, Request, Work, send};
 use crate::perf::scale;
 use crate::perf::settings::{Settings, name};
 
-/// Serves clients one after another, or only one with `once`.
+/// Serves clients one after another, or only one if `once` is set.
 ///
 /// # Errors
-/// Returns an error if the address cannot be used; also the error of the one client.
+/// Returns an error if the address cannot be used. With `once`, also returns the error of the only client.
 pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result<()> {
     let hint =
         || format!("cannot listen on {address}: use another HOST:PORT; port 0 is any free one");
@@ -29,7 +29,7 @@ pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result
         };
         let announce = |settings: &Settings| {
             let (measure, operation) = (name(settings.measure), name(settings.operation));
-            // A closed standard output does not end the service.
+            // The service continues even if standard output is closed.
             let _ = print(format_args!("{client} measures {measure} {operation}"));
         };
         match serve(stream, local, announce) {
@@ -40,11 +40,10 @@ pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result
     }
 }
 
-/// Serves one client. The client gets the error too.
+/// Serves one client. Errors are also sent to the client.
 ///
 /// # Errors
-/// Returns an error if the client has another version, leaves early, or sends an impossible
-/// request.
+/// Returns an error if the client has another version, leaves early, or sends an impossible request.
 pub(crate) fn serve(
     stream: TcpStream,
     local: &Local,
@@ -54,7 +53,7 @@ pub(crate) fn serve(
     let outcome = run(&mut control, local, announce);
     let outcome = outcome.map_err(|error| control.explained(error));
     if let Err(error) = &outcome {
-        // It may have left already.
+        // The client may already have left.
         let _ = control.send(&Reply::Failed(format!("{error:#}")));
     }
     outcome

@@ -1,4 +1,4 @@
-//! The settings of a measurement, which both ends share.
+//! The settings of a measurement, shared by both ends.
 
 use anyhow::ensure;
 use clap::ValueEnum;
@@ -7,22 +7,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::perf::report::Measure;
 
-/// The settings of a run. The server gets them from the client.
+/// The settings of a run. The client sends them to the server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Settings {
     pub(crate) measure: Measure,
     pub(crate) operation: Operation,
     pub(crate) api: Api,
     pub(crate) wait: Wait,
-    /// The lengths of messages, in bytes.
+    /// The message lengths, in bytes.
     pub(crate) sizes: Vec<u32>,
     /// The number of queue pairs.
     pub(crate) queue_pairs: u32,
-    /// The most requests outstanding on a queue pair.
+    /// The maximum number of requests outstanding on a queue pair.
     pub(crate) depth: u32,
-    /// Messages of at most this length are posted inline.
+    /// The maximum length of messages that are posted inline.
     pub(crate) inline: u32,
-    /// Whether the memory is registered as memory that the library does not own.
+    /// Whether the program owns the registered memory, and not the library.
     pub(crate) foreign_memory: bool,
 }
 
@@ -62,34 +62,34 @@ pub(crate) enum Wait {
 }
 
 impl Operation {
-    /// Returns true if the server posts receives for it.
+    /// Returns true if the server posts receives for this operation.
     pub(crate) fn has_receives(self, wait: Wait, measure: Measure) -> bool {
         match self {
             Self::Send => true,
-            // The peer of a ping-pong detects a write by its immediate data, unless it reads the memory.
+            // In a ping-pong, the peer detects a write by its immediate data, unless it polls the memory.
             Self::Write => measure == Measure::Lat && wait != Wait::Memory,
             Self::Read | Self::Atomic => false,
         }
     }
 
-    /// Returns true if both ends post it in turn in a measurement of latency.
+    /// Returns true if both ends post this operation alternately when latency is measured.
     pub(crate) const fn is_halved(self) -> bool {
         matches!(self, Self::Send | Self::Write)
     }
 }
 
-/// Returns the name of a value on the command line.
+/// Returns the name of a value, as on the command line.
 pub(crate) fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// The length of a word of an atomic operation, in bytes.
+/// The size of a word for atomic operations, in bytes.
 pub(crate) const WORD: u32 = 8;
-/// The most queue pairs of a run.
+/// The maximum number of queue pairs in a run.
 pub(crate) const MOST_QUEUE_PAIRS: u32 = 4096;
-/// The most lengths of messages of a run.
+/// The maximum number of message lengths in a run.
 const MOST_SIZES: usize = 1024;
-/// The memory of one work request in a queue, in bytes, rounded up.
+/// The memory that one work request takes in a queue, in bytes, rounded up.
 const WORK_REQUEST: u64 = 256;
 
 impl Settings {
@@ -102,13 +102,13 @@ impl Settings {
         self.operation.has_receives(self.wait, self.measure)
     }
 
-    /// Returns the number of receives posted on a queue pair: enough for the peer's messages while
-    /// this end is busy.
+    /// Returns how many receives to post on a queue pair, which is enough for the peer's messages while this end is
+    /// busy.
     pub(crate) const fn receives(&self) -> u32 {
         self.depth.saturating_mul(2)
     }
 
-    /// Returns the memory that an end may need for its messages and queues, in bytes, rounded up.
+    /// Returns an upper bound of the memory that an end needs for its messages and queues, in bytes.
     fn memory(&self) -> u64 {
         let longest = u64::from(self.longest());
         let sinks: u64 = match self.operation {
@@ -126,8 +126,7 @@ impl Settings {
         messages.saturating_add(outstanding * WORK_REQUEST)
     }
 
-    /// Returns the mode of a row: the interface, the way of waiting, and other differences from the
-    /// default.
+    /// Returns the mode of a row: the interface, the wait mode, and any other settings that differ from the defaults.
     pub(crate) fn mode(&self, bytes: u32) -> String {
         let wait = match self.wait {
             Wait::Poll => "polling",
@@ -139,7 +138,7 @@ impl Settings {
         format!("{}, {wait}{inline}{foreign}", name(self.api))
     }
 
-    /// Checks that the settings fit each other, and the device.
+    /// Checks that the settings are consistent with each other and with the device.
     ///
     /// # Errors
     /// Returns the first mismatch, or the verb's error if the device cannot be queried.
@@ -203,7 +202,7 @@ impl Settings {
     }
 }
 
-/// Returns the memory of this machine, in bytes.
+/// Returns the size of this machine's memory, in bytes.
 fn machine_memory() -> u64 {
     let system = rustix::system::sysinfo();
     system.totalram.saturating_mul(system.mem_unit.into())

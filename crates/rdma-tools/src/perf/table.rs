@@ -7,7 +7,7 @@ use crate::perf::settings::Operation;
 use crate::reports::median;
 use crate::units::number;
 
-/// Returns the table of the rows, with the median of the blocks, and their minimum and maximum.
+/// Formats the rows as a table, with the median, minimum and maximum of the blocks.
 pub(crate) fn table(report: &Report, operation: Operation) -> String {
     let Some(first) = report.rows.first() else { return String::new() };
     let unit = match first.measure {
@@ -44,8 +44,8 @@ fn line(row: &Row) -> String {
     text + "  " + &row.mode
 }
 
-/// Returns the values of the columns, in the unit of the table. For latencies that another program has measured, it is
-/// only the median.
+/// Returns the values for the columns, in the table's unit. For latencies measured by another program, only the median
+/// is known.
 fn values(row: &Row) -> Vec<Option<f64>> {
     if let Some(all) = &row.latency {
         let times = [all.min, all.p50, all.p90, all.p99, all.p999, all.max];
@@ -64,7 +64,7 @@ fn values(row: &Row) -> Vec<Option<f64>> {
     values.into_iter().map(|value| value.map(|value| value / unit(row.measure))).collect()
 }
 
-/// Returns a unit of the table, in that of the report.
+/// Returns the size of the table's unit, in the report's unit.
 const fn unit(measure: Measure) -> f64 {
     match measure {
         Measure::Lat => 1e3,
@@ -72,7 +72,7 @@ const fn unit(measure: Measure) -> f64 {
     }
 }
 
-/// Returns the figure of a block, with its unit.
+/// Formats the figure of a block with its unit.
 pub(crate) fn figure(measure: Measure, value: f64) -> String {
     let name = match measure {
         Measure::Lat => "us",

@@ -1,4 +1,4 @@
-//! The reasons to end a wait: the user has interrupted, the peer has left, or there is no progress for too long.
+//! Reasons to end a wait: the user interrupts, the peer leaves, or nothing makes progress for too long.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::perf::protocol::PATIENCE;
 
-/// The reason to end a measurement early.
+/// The reason why a measurement ends early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Stop {
     #[error("interrupted")]
@@ -23,7 +23,7 @@ pub(crate) enum Stop {
     Late,
 }
 
-/// Returns the reason for a failure of the connection to the peer.
+/// Converts a failure of the connection to the peer to the reason for it.
 pub(crate) fn lost(error: io::Error) -> anyhow::Error {
     match error.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => {
@@ -35,29 +35,28 @@ pub(crate) fn lost(error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Ends waits that no completion ends.
+/// Ends waits when no completion does.
 #[derive(Debug)]
 pub(crate) struct Watch {
     stream: TcpStream,
     interrupted: Arc<AtomicBool>,
-    /// Empty polls since the last success.
+    /// The number of empty polls since the last successful one.
     empty: u32,
-    /// The start of the wait, once it was checked.
+    /// When the wait started, or `None` until the clock is first read.
     since: Option<Instant>,
     checked: Instant,
 }
 
 impl Watch {
-    /// The time between two checks.
+    /// The interval between two checks.
     pub(crate) const INTERVAL: Duration = Duration::from_millis(50);
-    /// The number of empty polls after which the clock is read, and the processor yielded to other
-    /// threads.
+    /// The number of empty polls before the clock is read, and the processor is yielded to other threads.
     const SPINS: u32 = 1024;
 
-    /// Watches the connection to the peer, and a flag that a signal sets.
+    /// Watches the connection to the peer, and a flag that a signal handler sets.
     ///
     /// # Errors
-    /// Returns an error if the process has too many files.
+    /// Returns an error if the process has too many open files.
     pub(crate) fn new(stream: &TcpStream, interrupted: Arc<AtomicBool>) -> io::Result<Self> {
         let (stream, checked) = (stream.try_clone()?, Instant::now());
         Ok(Self { stream, interrupted, empty: 0, since: None, checked })
@@ -81,7 +80,7 @@ impl Watch {
             std::hint::spin_loop();
             return Ok(());
         }
-        // The count stays here, so that each further poll yields.
+        // The count stays at this value, so that each further poll yields.
         self.empty = Self::SPINS;
         thread::yield_now();
         if self.checked.elapsed() < Self::INTERVAL {
@@ -102,7 +101,7 @@ impl Watch {
         }
     }
 
-    /// Like [`check`](Self::check), but for a peer that may have left after it has sent everything.
+    /// Like [`check`](Self::check), but accepts that the peer may have left after it sent everything.
     ///
     /// # Errors
     /// Returns a [`Stop`].
@@ -116,7 +115,7 @@ impl Watch {
         }
     }
 
-    /// Returns an error if the user has interrupted.
+    /// Returns an error if the user has interrupted the measurement.
     ///
     /// # Errors
     /// Returns [`Stop::Interrupted`].
@@ -128,7 +127,7 @@ impl Watch {
         }
     }
 
-    /// Returns true if the stream can be read within `time`.
+    /// Returns true if the stream becomes readable within `time`.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -137,7 +136,7 @@ impl Watch {
     }
 }
 
-/// Returns true if the event happens within `time`.
+/// Returns true if the event occurs within `time`.
 fn wait(stream: &TcpStream, event: PollFlags, time: Duration) -> io::Result<bool> {
     let timeout = Timespec::try_from(time).map_err(io::Error::other)?;
     match poll(&mut [PollFd::new(stream, event)], Some(&timeout)) {

@@ -1,4 +1,4 @@
-//! Blocking operations of channels. Each channel has a thread, since its operations block.
+//! Blocking operations on channels. Each channel has its own thread, because its operations block.
 
 use std::collections::VecDeque;
 use std::sync::mpsc;
@@ -28,7 +28,7 @@ struct Channels {
 /// The memory and the settings of a channel's operations.
 struct Messages {
     source: SharedRegion,
-    /// All receives and reads use the same bytes, which are never read.
+    /// All receives and reads write to the same bytes, which are never read.
     sink: SharedRegion,
     remote: RemoteMemoryRegion,
     operation: Operation,
@@ -119,8 +119,8 @@ impl End for Channels {
     }
 }
 
-/// Runs `work` for each channel in a thread, with its share of the operations. Calls `ready` when all threads have sent
-/// a word or have ended.
+/// Runs `work` for each channel in its own thread, with its share of the operations. Calls `ready` once every thread
+/// has sent its signal or ended.
 fn each(
     channels: &mut [Channel],
     plan: &Plan,
@@ -139,7 +139,7 @@ fn each(
         let running: Vec<_> =
             channels.iter_mut().take(plan.queue_pairs).enumerate().map(start).collect();
         drop(sender);
-        // There are fewer words if a thread failed; its error is returned below.
+        // If a thread failed, there are fewer signals. Its error is returned below.
         let words = posted.iter().take(running.len()).count();
         let began = if words > 0 { ready() } else { Ok(()) };
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
@@ -187,8 +187,8 @@ impl Messages {
         Ok(scope.post_receive(ReceiveWorkRequest::new(&mut [sink.into()]))?)
     }
 
-    /// Sends a message and waits for the peer's, or the other way round. The receive of the next message is posted
-    /// before the answer to the previous one.
+    /// Sends a message and then waits for the peer's, or the other way round. The receive for the next message is
+    /// posted before the previous message is answered.
     fn ping_pong(
         &self,
         channel: &mut Channel,
@@ -219,7 +219,7 @@ impl Messages {
         })
     }
 
-    /// Keeps requests outstanding.
+    /// Keeps `depth` requests outstanding.
     fn stream(
         &self,
         channel: &mut Channel,
@@ -243,7 +243,7 @@ impl Messages {
         })
     }
 
-    /// Receives messages, and sends a word when the first receives are posted.
+    /// Receives messages, and sends a signal once the first receives are posted.
     fn receive(
         &self,
         channel: &mut Channel,
@@ -273,7 +273,7 @@ impl Messages {
     }
 }
 
-/// Waits for the oldest operation.
+/// Waits for the oldest operation in flight.
 fn finish(flight: &mut VecDeque<PendingWork<'_>>) -> anyhow::Result<()> {
     if let Some(oldest) = flight.pop_front() {
         oldest.wait(PATIENCE)?;

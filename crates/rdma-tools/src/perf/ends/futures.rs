@@ -1,4 +1,4 @@
-//! Futures on connections, in one task.
+//! Futures on connections, all in one task.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,20 +16,20 @@ use crate::perf::samples::Samples;
 use crate::perf::settings::{Operation, Settings, Wait};
 use crate::perf::watch::Watch;
 
-/// The limit of polling: longer than any wait here.
+/// The time limit of polling, which is longer than any wait here.
 const POLLING: Duration = Duration::from_secs(3600);
 
-/// Connections of one driver. They are dropped before the runtime, which has the driver's task.
+/// The connections of one driver. They are dropped before the runtime, in which the driver's task runs.
 struct Connections {
     messages: Messages,
     runtime: Runtime,
 }
 
-/// The connections, the memory and the settings of the operations.
+/// The connections, and the memory and settings of their operations.
 struct Messages {
     connections: Vec<Connection>,
     pool: BufferPool,
-    /// Buffers that no operation uses.
+    /// Buffers that no operation is using.
     free: RefCell<Vec<Buffer>>,
     remote: RemoteMemoryRegion,
     operation: Operation,
@@ -113,7 +113,7 @@ impl End for Connections {
     }
 }
 
-/// Runs a block until the watch ends it.
+/// Runs a block, unless the watch ends it first.
 async fn watched(
     block: impl Future<Output = anyhow::Result<()>>,
     watch: &mut Watch,
@@ -139,7 +139,7 @@ async fn post<'c, K: Kind>(operation: Op<'c, K>) -> anyhow::Result<Posted<'c, K>
 }
 
 impl Messages {
-    /// Forgets buffers of another length.
+    /// Drops free buffers of a different length.
     fn trim(&self, plan: &Plan) {
         self.free.borrow_mut().retain(|buffer| buffer.len() == plan.bytes);
     }
@@ -168,8 +168,8 @@ impl Messages {
         outcome.map_err(|failed| failed.error.into())
     }
 
-    /// Sends a message and waits for the peer's, or the other way round. The receive of the next message is posted
-    /// before the answer to the previous one.
+    /// Sends a message and then waits for the peer's, or the other way round. The receive for the next message is
+    /// posted before the previous message is answered.
     async fn ping_pong(
         &self,
         plan: &Plan,
@@ -205,7 +205,7 @@ impl Messages {
         Ok(())
     }
 
-    /// Keeps requests outstanding.
+    /// Keeps many requests outstanding.
     async fn requests(
         &self,
         plan: &Plan,
@@ -245,12 +245,12 @@ impl Messages {
         let back = |received: rdma::aio::Received<Buffer>| {
             self.free.borrow_mut().push(received.memory);
         };
-        // Twice the depth: the client may be ahead.
+        // Twice the depth, because the client may be ahead.
         let outstanding = 2 * plan.depth * plan.queue_pairs;
         self.stream(plan, outstanding, receive, back, ready, || {}).await
     }
 
-    /// Posts operations in turn on the connections, and calls `full` when the maximum number is outstanding.
+    /// Posts operations on the connections in turn, and calls `full` once the maximum number is outstanding.
     async fn stream<'c, K: Kind>(
         &self,
         plan: &Plan,

@@ -1,4 +1,4 @@
-//! The memory of an end: for sending, for receiving and reading, and for the peer's access.
+//! The memory of an end: to send from, to receive and read into, and for the peer's access.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
@@ -12,7 +12,7 @@ use rdma::memory::{
 
 use crate::perf::settings::{Operation, Settings, WORD};
 
-/// The memory of the messages of one end.
+/// The memory for the messages of one end.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) source: Source,
@@ -20,11 +20,10 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Registers a source as long as the longest message, and a sink for receives or one for each length to read.
+    /// Registers a source as long as the longest message, and sinks: one for receives, or one for each length to read.
     ///
     /// # Errors
-    /// Returns an error if the machine has too little memory, or the limit of locked memory is too
-    /// low.
+    /// Returns an error if the machine has too little memory, or the limit of locked memory is too low.
     pub(super) fn allocate(pd: &ProtectionDomain, settings: &Settings) -> anyhow::Result<Self> {
         let foreign = settings.foreign_memory;
         let longest = settings.longest() as usize;
@@ -53,7 +52,7 @@ pub(crate) fn zeros(length: usize) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Memory that requests send from.
+/// Memory from which requests send.
 #[derive(Debug)]
 pub(super) enum Source {
     Owned(OwnedRegion),
@@ -69,7 +68,7 @@ impl Source {
         Ok(Self::Foreign { region: pd.register_local_mr_slice(&bytes)?, bytes })
     }
 
-    /// Returns the element for the first `length` bytes.
+    /// Returns an element for the first `length` bytes.
     #[inline]
     pub(super) fn element(&self, length: usize) -> Option<GatherElement<'_>> {
         match self {
@@ -80,7 +79,7 @@ impl Source {
         }
     }
 
-    /// Sets the byte at `index`. No request in flight uses the memory.
+    /// Sets the byte at `index`. The caller must ensure that no request in flight uses the memory.
     #[inline]
     pub(super) fn set(&mut self, index: usize, byte: u8) {
         let bytes: &mut [u8] = match self {
@@ -121,8 +120,7 @@ impl Sink {
         Ok(Self::Foreign { region: pd.register_local_mr_slice(&bytes)?, bytes })
     }
 
-    /// Returns the element for all of it. Several requests may use it at a time, since the bytes
-    /// are never read.
+    /// Returns an element for all of the memory. Several requests may use it at once, because the bytes are never read.
     pub(super) fn element(&mut self) -> anyhow::Result<ScatterElement<'_>> {
         Ok(match self {
             Self::Owned(region) => region.element(0..region.len())?.into(),
@@ -131,11 +129,11 @@ impl Sink {
     }
 }
 
-/// Memory for the peer's access.
+/// Memory that the peer accesses.
 #[derive(Debug)]
 pub(super) enum Target {
     Owned(SharedRegion),
-    /// The words are freed after the region.
+    /// The words are declared after the region, so that they are freed after it.
     Foreign {
         region: MemoryRegion,
         words: Vec<AtomicU64>,
@@ -143,10 +141,10 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// Registers whole words for the longest message, with the access that the operation needs.
+    /// Registers memory for the longest message, in whole words, with the access that the operation needs.
     ///
     /// # Errors
-    /// The errors are those of [`Memory::allocate`].
+    /// Same errors as [`Memory::allocate`].
     pub(super) fn allocate(pd: &ProtectionDomain, settings: &Settings) -> anyhow::Result<Self> {
         let length = settings.longest().next_multiple_of(WORD) as usize;
         let access = access(settings.operation);
@@ -162,13 +160,13 @@ impl Target {
         words.try_reserve_exact(length / WORD as usize)?;
         words.resize_with(length / WORD as usize, AtomicU64::default);
         let address = words.as_ptr().cast::<u8>().cast_mut();
-        // SAFETY: SAFETY.md F8: `words` is freed after the region is deregistered, and this process accesses it by
-        // atomics of eight bytes only.
+        // SAFETY: SAFETY.md F8: `words` is freed after the region is deregistered, and this process accesses it only
+        // with eight-byte atomics.
         let region = unsafe { pd.register_mr_with_access(address, length, access) }?;
         Ok(Self::Foreign { region, words })
     }
 
-    /// Returns the address and the key for the peer.
+    /// Returns the address and key for the peer.
     pub(super) fn remote(&self) -> RemoteMemoryRegion {
         match self {
             Self::Owned(region) => region.remote(),
@@ -186,14 +184,14 @@ impl Target {
     }
 }
 
-/// Reads the byte at `index` of the memory from its word.
+/// Reads the byte at `index` of the memory from the word that contains it.
 #[inline]
 pub(super) fn byte(word: &AtomicU64, index: usize) -> Option<u8> {
     let bytes = word.load(Ordering::Acquire).to_ne_bytes();
     bytes.get(index % WORD as usize).copied()
 }
 
-/// Returns the rights of the peer.
+/// Returns the rights that the peer needs.
 pub(super) const fn access(operation: Operation) -> AccessFlags {
     let access = AccessFlags::new().with_local_write();
     match operation {

@@ -21,12 +21,12 @@ use crate::perf::samples::Samples;
 use crate::perf::settings::{Operation, Settings, Wait};
 use crate::perf::watch::Watch;
 
-/// The number of completions polled at a time.
+/// The number of completions per poll.
 const POLLED: usize = 16;
-/// In a WR ID, the flag of a receive; the other bits are the index of the queue pair.
+/// The bit that marks a receive in a WR ID. The other bits are the index of the queue pair.
 const RECEIVE: u64 = 1 << 63;
 
-/// Connected queue pairs, whose memory outlives them.
+/// Connected queue pairs, with memory that outlives them.
 struct QueuePairs<'m> {
     queue_pairs: Vec<QueuePair>,
     cq: CompletionQueue,
@@ -39,13 +39,13 @@ struct QueuePairs<'m> {
     wait: Wait,
     has_receives: bool,
     inline: usize,
-    /// Requests of the send queues in flight.
+    /// The number of requests in flight on the send queues.
     sends: u64,
-    /// Messages that arrived, and are not counted yet.
+    /// The number of messages that have arrived but have not been counted yet.
     arrived: u64,
-    /// Queue pairs whose receive was used, and must be posted again.
+    /// Queue pairs whose receive was consumed and must be reposted.
     used: Vec<usize>,
-    /// Queue pairs whose request completed.
+    /// Queue pairs with a completed request.
     finished: Vec<usize>,
 }
 
@@ -160,14 +160,15 @@ impl End for QueuePairs<'_> {
 }
 
 impl QueuePairs<'_> {
-    /// Clears the memory for a ping-pong: otherwise a byte of an earlier block could be mistaken for the first message.
+    /// Clears the memory before a ping-pong, because a byte from an earlier block could be mistaken for the first
+    /// message.
     fn clear(&self, plan: &Plan) {
         if let (Wait::Memory, Some(word)) = (self.wait, self.target.word(plan.bytes - 1)) {
             word.store(0, Ordering::Release);
         }
     }
 
-    /// Sends a message and waits for the peer's, or the other way round.
+    /// Sends a message and then waits for the peer's, or the other way round.
     fn ping_pong(
         &mut self,
         plan: &Plan,
@@ -177,7 +178,7 @@ impl QueuePairs<'_> {
     ) -> anyhow::Result<()> {
         for n in 0..plan.iterations {
             watch.interruption()?;
-            // Never 0, the initial value of memory.
+            // Never 0, because the memory is initially 0.
             let mark = u8::try_from(n % 255 + 1)?;
             if begins {
                 self.send_marked(mark, plan, watch)?;
@@ -241,7 +242,7 @@ impl QueuePairs<'_> {
         Ok(())
     }
 
-    /// Waits until no request of the send queues is in flight.
+    /// Waits until no request is in flight on the send queues.
     fn complete(&mut self, watch: &mut Watch) -> anyhow::Result<()> {
         while self.sends > 0 {
             self.progress(watch)?;
@@ -282,7 +283,7 @@ impl QueuePairs<'_> {
         Ok(())
     }
 
-    /// Posts the receives again that messages have used.
+    /// Reposts the receives that messages have consumed.
     #[inline]
     fn replenish(&mut self) -> anyhow::Result<()> {
         while let Some(index) = self.used.pop() {
@@ -297,7 +298,7 @@ impl QueuePairs<'_> {
         let qp = self.queue_pairs.get(index).context("no such queue pair")?;
         let request = ReceiveWorkRequest::new(slice::from_mut(element));
         // SAFETY: SAFETY.md F8: the memory of the sink outlives the queue pairs. Its element was created before any
-        // request was posted: no reference to its bytes is created after that. Other receives name the same bytes,
+        // request was posted, and no reference to its bytes is created after that. Other receives use the same bytes,
         // which are never read.
         Ok(unsafe { qp.post_receive(request, RECEIVE | index as u64) }?)
     }
@@ -318,7 +319,7 @@ impl QueuePairs<'_> {
                     false => SendWorkRequest::new(&data),
                 };
                 // SAFETY: SAFETY.md F8: the memory of the source outlives the queue pairs, and changes only while no
-                // request of the send queues is in flight. The sinks are as in `receive`.
+                // request of the send queues is in flight. The sinks are used as described in `receive`.
                 unsafe { qp.post(request, id) }
             }
             Operation::Write => {
