@@ -1,8 +1,8 @@
-//! `rdmatool perftest`: the other end of perftest's programs, `ib_send_lat`, `ib_write_bw` and their kin.
+//! `rdmatool perftest`: the other end for perftest's programs, such as `ib_send_lat` and `ib_write_bw`.
 //!
-//! Two ends negotiate over TCP ([`talk`], [`keys`]), and then send ([`End`]), or access each other's memory
-//! ([`requests`]). The exchange does not carry the program, the service, the length of a message and the number of
-//! messages: both command lines have them.
+//! The two ends negotiate over TCP ([`talk`], [`keys`]). They then send messages ([`End`]), or access each other's
+//! memory ([`requests`]). The negotiation does not include the program, the service, the message length or the number
+//! of messages, so both command lines must specify them.
 
 mod figures;
 mod keys;
@@ -74,13 +74,13 @@ fn service(text: &str) -> Result<QueuePairType, &'static str> {
     }
 }
 
-/// Runs this end, and prints a line with the result.
+/// Runs this end. Prints a line with the result.
 ///
 /// # Errors
-/// Returns an error if no program of perftest has these settings. Also if the peer uses another protocol, has other
-/// settings, stalls or ends, if the data are wrong, or if the device refuses.
+/// Returns an error if no perftest program has these settings, or the peer uses another protocol or other settings.
+/// Also returns an error if the peer stalls or ends, the data are wrong, or the device refuses.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    // All checks that need no peer are made before a peer waits for this process.
+    // Everything that needs no peer is checked before a peer waits for this process.
     arguments.check()?;
     let _context = open_device(&arguments.device)?;
     let stream = Stream::meet(&arguments.peer, Duration::from_secs(arguments.wait))?;
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Bytes that no program of perftest sends at this step of the exchange.
+/// Bytes that no perftest program sends at this step of the exchange.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{}\" is not {what}: check that the peer is the same program of perftest, with the same options, and \
@@ -110,7 +110,7 @@ impl NotPerftest {
     }
 }
 
-/// A program of perftest.
+/// A perftest program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Program {
     /// `ib_send_lat`
@@ -131,7 +131,7 @@ enum Program {
     AtomicBw,
 }
 
-/// The operation of a program.
+/// The RDMA operation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verb {
     /// Sends messages.
@@ -154,19 +154,19 @@ impl Program {
         }
     }
 
-    /// Returns true if it measures latency, false if bandwidth.
+    /// Returns true if it measures latency, and false if it measures bandwidth.
     const fn is_latency(self) -> bool {
         matches!(self, Self::SendLat | Self::WriteLat | Self::ReadLat | Self::AtomicLat)
     }
 }
 
-/// The number of requests that a program of C has outstanding.
+/// The number of requests that perftest keeps outstanding.
 const DEPTH: u32 = 128;
-/// The number of receives that a program of C posts on RC, where the peer waits for more.
+/// The number of receives that perftest posts on RC, where a sender waits for more.
 const ROOM: u32 = 512;
-/// The maximum number of receives that it posts on other services.
+/// The maximum number of receives that perftest posts on other services.
 const ROOM_WITHOUT_WAIT: u32 = 16000;
-/// The longest message of the verbs.
+/// The longest message that verbs support.
 const LONGEST: usize = 1 << 30;
 
 impl Arguments {
@@ -193,10 +193,10 @@ impl Arguments {
         if self.program.is_latency() { 1 } else { most.min(self.iterations()) }
     }
 
-    /// Refuses settings that no program of perftest has, or that this end does not support.
+    /// Refuses settings that no perftest program has, or that this end does not support.
     ///
     /// # Errors
-    /// Returns the possible settings.
+    /// Returns the settings that are possible.
     fn check(&self) -> Result<()> {
         let (verb, size, iterations) = (self.program.verb(), self.size(), self.iterations());
         match (verb, self.service) {
@@ -243,7 +243,7 @@ impl Arguments {
     }
 }
 
-/// Exchanges keys, and returns those of the peer with its endpoint, which has the smaller MTU of both.
+/// Exchanges keys. Returns the peer's keys, and its endpoint with the smaller of the two MTUs.
 fn meet(
     arguments: &Arguments,
     talk: &mut Talk,
@@ -264,7 +264,7 @@ fn own_mtu(arguments: &Arguments, own: &QueuePairEndpoint) -> Mtu {
     arguments.mtu.map_or(own.mtu(), |mtu| mtu.min(own.mtu()))
 }
 
-/// Runs the programs that send.
+/// Runs a program that sends messages.
 fn send(arguments: &Arguments, mut talk: Talk) -> Result<String> {
     let (n, depth) = (arguments.iterations(), arguments.depth());
     let prepared = prepare(arguments)?;
@@ -315,7 +315,7 @@ fn prepare(arguments: &Arguments) -> Result<PreparedQueuePair> {
     let mut builder =
         builder.max_send_wr(sends).max_recv_wr(receives).max_send_sge(1).max_recv_sge(1);
     match arguments.service {
-        // A peer without a posted receive is slower than this end. Like in C, the wait for it is unlimited.
+        // A peer that has no receive posted is only slower than this end. As in perftest, the wait for it is unlimited.
         QueuePairType::RC => builder = builder.max_rnr_retries(MaxRnrRetries::unlimited()),
         QueuePairType::UD => builder = builder.qkey(QKEY),
         _ => {}
@@ -326,7 +326,7 @@ fn prepare(arguments: &Arguments) -> Result<PreparedQueuePair> {
     Ok(builder.build()?)
 }
 
-/// Runs the programs that access the peer's memory.
+/// Runs a program that accesses the peer's memory.
 fn reach(arguments: &Arguments, mut talk: Talk, verb: Verb) -> Result<String> {
     let (n, size, program) = (arguments.iterations(), arguments.size(), arguments.program);
     let access = requests::access(verb);
@@ -339,7 +339,7 @@ fn reach(arguments: &Arguments, mut talk: Talk, verb: Verb) -> Result<String> {
     let prepared = builder.build()?;
     let end = prepared.endpoint();
     let (cycle, mtu) = talk.begin(own_mtu(arguments, &end))?;
-    // The peer of a WRITE looks for its bytes in memory that was zero.
+    // The peer of a WRITE waits for its bytes to appear in memory that was zero.
     let filled = program != Program::WriteLat;
     let memory = Memory::allocate(&pd, verb, size, cycle, filled)?;
     let reads =
@@ -358,7 +358,7 @@ fn reach(arguments: &Arguments, mut talk: Talk, verb: Verb) -> Result<String> {
     let figures = match (program.is_latency(), serves) {
         (true, _) if verb == Verb::Write => {
             let figures = requests.write_to_and_fro(n, serves)?;
-            // The programs of C send nothing more, and end.
+            // perftest's program sends nothing more and ends.
             talk.finish()?;
             return Ok(line(arguments, &figures));
         }
@@ -376,7 +376,7 @@ fn reach(arguments: &Arguments, mut talk: Talk, verb: Verb) -> Result<String> {
     Ok(line(arguments, &figures))
 }
 
-/// Serves memory until the client has finished, and returns a line with the client's report.
+/// Serves memory until the client has finished. Returns a line with the client's report.
 fn serve(
     arguments: &Arguments,
     mut talk: Talk,

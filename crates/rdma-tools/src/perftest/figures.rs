@@ -1,22 +1,23 @@
-//! Results of a test, in the units of perftest.
+//! Results of a test, in perftest's units.
 
 use std::time::{Duration, Instant};
 
 use super::talk::Report;
 
-/// perftest's megabyte.
+/// perftest's megabyte, in bytes.
 const MEGABYTE: f64 = 1_048_576.0;
 
-/// The times at which requests were posted, and at which the last one completed.
+/// The times at which requests were posted, and the time at which the last one completed.
 #[derive(Clone, Debug)]
 pub(super) struct Figures {
-    /// For a test of bandwidth, only the first one.
+    /// In a bandwidth test, only the first post.
     pub(super) posts: Vec<Instant>,
     pub(super) end: Instant,
 }
 
 impl Figures {
-    /// Returns the time in microseconds from one post to the next, or half of it if the peer also posts in between.
+    /// Returns the latency in microseconds: the time from one post to the next, or half of it if the peer also posts in
+    /// between.
     pub(super) fn latency(&self, halved: bool) -> String {
         let pairs = self.posts.iter().zip(self.posts.iter().skip(1));
         let factor = if halved { 2.0 } else { 1.0 };
@@ -36,7 +37,7 @@ impl Figures {
         self.end.duration_since(*begin).as_secs_f64().max(1e-9)
     }
 
-    /// Returns the report that perftest sends to the peer. It has no peak.
+    /// Returns the report to send to the peer, without a peak.
     pub(super) fn report(&self, size: usize, iterations: u32) -> Report {
         let rate = f64::from(iterations) / self.seconds();
         let average = rate * size as f64 / MEGABYTE;

@@ -1,4 +1,4 @@
-//! The text that describes the queue pair and the memory of a program of perftest to the peer.
+//! The text in which a perftest program describes its queue pair and memory to the peer.
 
 use std::fmt::Write as _;
 
@@ -7,45 +7,44 @@ use rdma::qp::{Psn, Qpn, QueuePairEndpoint, QueuePairType};
 
 use super::NotPerftest;
 
-/// The Q_Key of all datagrams of perftest.
+/// The Q_Key that perftest uses for all datagrams.
 pub(super) const QKEY: u32 = 0x1111_1111;
 
 /// The queue pair and the memory of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Keys {
-    /// The address of an InfiniBand port.
+    /// The LID of an InfiniBand port.
     pub(super) lid: Lid,
-    /// The number of RDMA reads and atomics of the peer that it serves at a time.
+    /// The number of the peer's RDMA reads and atomics that this end serves at a time.
     pub(super) reads: u8,
     pub(super) qpn: Qpn,
-    /// The PSN of the first packet that it sends.
+    /// The PSN of the first packet that this end sends.
     pub(super) psn: Psn,
     /// The key of the memory that the peer may use.
     pub(super) rkey: u32,
     /// The first address of that memory.
     pub(super) address: u64,
-    /// The address of the port, which Ethernet requires. A program that sends none expects none.
+    /// The GID of the port, which Ethernet requires. A program that sends none expects none.
     pub(super) gid: Option<Gid>,
 }
 
 impl Keys {
-    /// The length with a GID, and with the NUL at the end.
+    /// The length with a GID, including the final NUL.
     pub(super) const BYTES: usize = 108;
     /// The length without a GID.
     pub(super) const BYTES_WITHOUT_GID: usize = 59;
 
-    /// Describes an endpoint, and the memory that its peer may use.
+    /// Describes an endpoint and the memory that its peer may use.
     pub(super) fn of(own: &QueuePairEndpoint, reads: u8, rkey: u32, address: u64) -> Self {
         let routed = own.link_layer() == LinkLayer::ETHERNET || own.grh_required();
         let gid = own.gids().first().filter(|_| routed).map(|best| best.gid);
         Self { lid: own.lid(), reads, qpn: own.qpn(), psn: own.psn(), rkey, address, gid }
     }
 
-    /// Returns the peer's endpoint. The types of the queue pair and the GID are not sent, so they are those of this
-    /// end.
+    /// Returns the peer's endpoint. The types of queue pair and GID are not sent, so this end's are assumed.
     pub(super) fn endpoint(&self, own: &QueuePairEndpoint) -> QueuePairEndpoint {
         let mut peer = QueuePairEndpoint::new(self.qpn, self.psn).with_mtu(own.mtu());
-        // The peer starts as many reads as this end serves.
+        // The peer is assumed to start as many reads as this end serves.
         peer = peer.with_rd_atomic(own.max_dest_rd_atomic(), self.reads);
         peer = match own.qp_type() {
             QueuePairType::UC => peer.with_unreliable_connection(),
@@ -60,7 +59,7 @@ impl Keys {
     }
 
     /// Returns the bytes to send: [`BYTES`](Self::BYTES) with a GID, otherwise
-    /// [`BYTES_WITHOUT_GID`](Self::BYTES_WITHOUT_GID). The last one is NUL.
+    /// [`BYTES_WITHOUT_GID`](Self::BYTES_WITHOUT_GID). The last byte is NUL.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let Self { lid, reads, qpn, psn, rkey, address, gid } = self;
         let (lid, qpn, psn) = (lid.get(), qpn.get(), psn.get());
@@ -74,7 +73,7 @@ impl Keys {
         text.into_bytes()
     }
 
-    /// Parses the bytes of [`to_bytes`](Self::to_bytes), of either length.
+    /// Parses the result of [`to_bytes`](Self::to_bytes), with or without a GID.
     ///
     /// # Errors
     /// Returns the first invalid field.

@@ -17,16 +17,16 @@ use super::keys::Keys;
 use super::talk::Cycle;
 use anyhow::{Context as _, Result, bail};
 
-/// The time limit for one request, or for one step of the peer.
+/// The time limit for one request or one step of the peer.
 const LIMIT: Duration = Duration::from_secs(10);
 /// The length of an atomic operation, in bytes.
 const WORD: usize = 8;
-/// The value of the bytes that fill memory.
+/// The value of the bytes with which memory is filled.
 const FILLED: u8 = 0xa5;
-/// The length above which random bytes of a program of C are never all zero.
+/// The length from which on perftest's random bytes are never all zero.
 const RANDOM: usize = 16;
 
-/// Returns the access that the peer needs.
+/// Returns the access rights that the peer needs.
 pub(super) const fn access(verb: Verb) -> AccessFlags {
     let access = AccessFlags::new().with_local_write();
     match verb {
@@ -37,7 +37,7 @@ pub(super) const fn access(verb: Verb) -> AccessFlags {
     }
 }
 
-/// The memory of an end. The first half is for its own requests, the second half for those of the peer.
+/// The memory of an end. The first half is for its own requests, and the second half for the peer's.
 #[derive(Debug)]
 pub(super) struct Memory {
     region: SharedRegion,
@@ -48,8 +48,8 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Allocates memory for messages of `size` bytes. With `filled`, the first half contains nonzero bytes; the second
-    /// half contains them only if the peer reads it.
+    /// Allocates memory for messages of `size` bytes. If `filled` is set, the first half contains nonzero bytes. The
+    /// second half contains them only if the peer also reads it.
     ///
     /// # Errors
     /// Returns an error if the memory cannot be registered.
@@ -75,24 +75,24 @@ impl Memory {
         all.slice(self.half..2 * self.half).unwrap_or(all)
     }
 
-    /// Returns the peer's memory, which has the same length.
+    /// Returns the peer's memory, which has the same length as the half that this end lends.
     pub(super) fn of_peer(&self, peer: &Keys) -> RemoteMemoryRegion {
         RemoteMemoryRegion::new(peer.address, self.half, peer.rkey)
     }
 
-    /// Returns the number of places for a message, and their distance.
+    /// Returns the number of slots for a message, and the distance between them.
     fn places(&self) -> (usize, usize) {
         let Self { size, cycle, .. } = self;
         let step = (*size).max(cycle.line).next_multiple_of(cycle.line);
         if *size <= cycle.buffer / 2 { ((cycle.buffer / step).max(1), step) } else { (1, 0) }
     }
 
-    /// Returns the message at this offset of the first half.
+    /// Returns the message at this offset in the first half.
     fn own(&self, offset: usize) -> Result<SharedElement<'_>> {
         Ok(self.region.element(offset..offset + self.size)?)
     }
 
-    /// Checks that the peer has executed its requests, as far as memory shows that.
+    /// Checks that the peer has executed its requests, as far as the memory can show it.
     ///
     /// # Errors
     /// Returns an error if the memory has other contents.
@@ -110,7 +110,7 @@ impl Memory {
                     );
                 }
             }
-            // A WRITE without acknowledgement may arrive after the peer's report that it has finished.
+            // A WRITE without an acknowledgement may arrive after the peer reports that it has finished.
             Verb::Write if self.size >= RANDOM => {
                 let mut lent = vec![0; self.half];
                 let written = until(|| {
@@ -137,11 +137,11 @@ pub(super) struct Requests<'a> {
     pub(super) verb: Verb,
 }
 
-/// The contents of each place of the peer when it was last read.
+/// For each place in the peer's memory, its contents when it was last read.
 type Seen = Vec<Option<Vec<u8>>>;
 
 impl Requests<'_> {
-    /// Executes `times` requests, `at_a_time` outstanding, at one place or around all of them.
+    /// Executes `times` requests, with `at_a_time` outstanding, at one place or cycling through all of them.
     ///
     /// # Errors
     /// Returns an error if a request fails, takes longer than ten seconds, or returns wrong bytes.
@@ -168,11 +168,11 @@ impl Requests<'_> {
         Ok(Figures { posts, end: Instant::now() })
     }
 
-    /// Writes the number of each message to its last byte at the peer, and waits for that of the peer. The server
+    /// Writes the number of each message to its last byte in the peer's memory, and waits for the peer's. The server
     /// starts.
     ///
     /// # Errors
-    /// Returns an error if a WRITE fails, or that of the peer does not arrive within ten seconds.
+    /// Returns an error if a WRITE fails, or the peer's WRITE does not arrive within ten seconds.
     pub(super) fn write_to_and_fro(&mut self, times: u32, begins: bool) -> Result<Figures> {
         let Self { channel, memory, peer, verb } = self;
         let one = One { memory, peer: *peer, verb: *verb, around: false, at_a_time: 1 };
@@ -193,7 +193,7 @@ impl Requests<'_> {
             }
             anyhow::Ok(())
         })?;
-        // The earlier bytes are zero at both ends.
+        // The bytes before the last one are zero at both ends.
         let mut rest = vec![0; last];
         memory.region.read(memory.half, &mut rest)?;
         if rest.iter().any(|&byte| byte != 0) {
@@ -204,7 +204,7 @@ impl Requests<'_> {
 }
 
 impl Memory {
-    /// Reads a byte until the peer has written it.
+    /// Polls a byte until the peer has written it.
     fn wait_for(&self, offset: usize, byte: u8, n: u32) -> Result<()> {
         let mut found = [0];
         let written = until(|| {
@@ -218,7 +218,7 @@ impl Memory {
     }
 }
 
-/// Calls `look` until it returns true, or returns false after ten seconds. Only memory shows the arrival of a WRITE.
+/// Calls `look` until it returns true; returns false after ten seconds. The arrival of a WRITE shows only in memory.
 fn until(mut look: impl FnMut() -> Result<bool>) -> Result<bool> {
     let begin = Instant::now();
     while !look()? {
@@ -230,12 +230,12 @@ fn until(mut look: impl FnMut() -> Result<bool>) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns the lowest byte of a message's number.
+/// Returns the low byte of a message's number.
 const fn low(n: u32) -> u8 {
     n.to_le_bytes()[0]
 }
 
-/// The parameters of each request.
+/// The parameters common to all requests.
 #[derive(Clone, Copy)]
 struct One<'a> {
     memory: &'a Memory,
@@ -246,11 +246,11 @@ struct One<'a> {
 }
 
 impl<'a> One<'a> {
-    /// Returns the index of the place, its offset at the peer, and the offset of this end's bytes.
+    /// Returns the index of the place, its offset in the peer's memory, and the offset of this end's bytes.
     fn place(&self, n: usize) -> (usize, usize, usize) {
         let (places, step) = self.memory.places();
         let place = if self.around { n % places } else { 0 };
-        // Each outstanding atomic has a word of its own, since each returns another number.
+        // Each outstanding atomic needs its own word, because each returns a different number.
         let own =
             if self.verb == Verb::FetchAdd { n % self.at_a_time * WORD } else { place * step };
         (place, place * step, own)

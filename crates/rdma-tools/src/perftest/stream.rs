@@ -1,4 +1,4 @@
-//! The TCP connection to the other process. Each wait has the limit that the user gave.
+//! The TCP connection to the other process. Each wait has the time limit that the user set.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -29,7 +29,7 @@ pub(super) struct Stream {
     runtime: Runtime,
     tcp: TcpStream,
     listens: bool,
-    /// The time limit for the next bytes of the peer.
+    /// The time limit for the peer to send more bytes.
     wait: Duration,
 }
 
@@ -60,7 +60,8 @@ pub(super) enum StreamError {
 }
 
 impl Stream {
-    /// Meets the other process within `wait`. A listener prints its address, since port 0 is any free port.
+    /// Connects with the other process within `wait`. A listener prints its address, because port 0 can become any
+    /// port.
     pub(super) fn meet(peer: &Peer, wait: Duration) -> Result<Self, StreamError> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let listens = peer.listen.is_some();
@@ -118,8 +119,8 @@ impl Stream {
         Err(StreamError::Short { got, expected: N, then })
     }
 
-    /// Closes this direction, and waits until the peer closes its own. A process that ends first would not acknowledge
-    /// the peer's last message.
+    /// Closes this direction, and waits until the peer closes the other. If this process ended first, its device could
+    /// not acknowledge the peer's last message.
     pub(super) fn finish(mut self) -> Result<(), StreamError> {
         let wait = self.wait;
         let read = self.runtime.block_on(async {
@@ -143,15 +144,15 @@ impl Stream {
     }
 }
 
-/// Retries until a process listens.
+/// Retries until a process is listening.
 async fn connect(places: &[SocketAddr]) -> io::Result<TcpStream> {
     loop {
         match TcpStream::connect(places).await {
-            // If no process listens, TCP may connect a port with itself.
+            // If no process is listening, TCP may connect a port to itself.
             Ok(tcp) if tcp.local_addr()? == tcp.peer_addr()? => {}
             Ok(tcp) => return Ok(tcp),
             Err(error) => match error.kind() {
-                // A listener that ends before it accepts resets the connection.
+                // A listener that ends before it accepts the connection resets it.
                 ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::TimedOut => {
                 }
                 _ => return Err(error),
@@ -164,7 +165,7 @@ async fn connect(places: &[SocketAddr]) -> io::Result<TcpStream> {
 
 #[cfg(test)]
 impl Stream {
-    /// Returns both ends of a connection: the one that listened, and the one that connected.
+    /// Returns both ends of a connection: first the one that listened, then the one that connected.
     pub(super) fn pair(wait: Duration) -> [Self; 2] {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

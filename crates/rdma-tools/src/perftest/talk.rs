@@ -1,7 +1,7 @@
-//! The exchange of perftest by TCP, before, between and after the data.
+//! perftest's exchange over TCP, before, between and after the data.
 //!
-//! In each step the client sends first, and the server answers. A program of C reads each message with one call, so
-//! each is sent with one call.
+//! In each step, the client sends first and the server answers. perftest reads each message with one call, so each is
+//! sent with one call.
 
 use rdma::device::Mtu;
 
@@ -10,31 +10,31 @@ use super::keys::Keys;
 use super::stream::{Stream, StreamError};
 use anyhow::{Result, bail};
 
-/// The version of perftest that has this exchange.
+/// The perftest version that this end announces.
 const OWN_VERSION: &[u8] = b"6.06";
-/// The first and the last version with the same exchange. Later ones omit its last word.
+/// The first and the last version that have this exchange. Later versions omit its last word.
 const VERSIONS: [(u32, u32); 2] = [(5, 96), (6, 10)];
-/// The length of a page, and of a cache line.
+/// The sizes of a page and of a cache line.
 const OWN_CYCLE: [u32; 2] = [4096, 64];
-/// The length of a version with its NULs.
+/// The length of a version, padded with NULs.
 const VERSION_BYTES: usize = 16;
-/// The last message of both.
+/// The last message from each end.
 const DONE: &[u8; 5] = b"done\0";
 
-/// The memory that small messages cycle through, and the steps of this cycle, in bytes. Both ends use the larger values
-/// of both.
+/// The buffer that small messages cycle through, and the distance between them, in bytes. Both ends use the larger of
+/// their values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cycle {
     pub(super) buffer: usize,
-    /// The least distance between messages.
+    /// The minimum distance between messages.
     pub(super) line: usize,
 }
 
 impl Cycle {
-    /// A page and a cache line, the values of a program of C on this processor.
+    /// A page and a cache line, the values that perftest has on this processor.
     pub(super) const OWN: Self =
         Self { buffer: OWN_CYCLE[0] as usize, line: OWN_CYCLE[1] as usize };
-    /// The longest page that is accepted.
+    /// The largest page size that is accepted.
     const LONGEST: usize = 1 << 24;
 
     fn of(buffer: [u8; 4], line: [u8; 4]) -> Result<Self, NotPerftest> {
@@ -46,13 +46,13 @@ impl Cycle {
         Ok(Self { buffer: number(buffer)?, line: number(line)? })
     }
 
-    /// Returns the larger lengths of both.
+    /// Returns the larger of each pair of values.
     fn with(self, other: Self) -> Self {
         Self { buffer: self.buffer.max(other.buffer), line: self.line.max(other.line) }
     }
 }
 
-/// The result of a test of bandwidth.
+/// The result of a bandwidth test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Report {
     /// The length of a message, in bytes.
@@ -60,13 +60,13 @@ pub(super) struct Report {
     pub(super) iterations: u64,
     /// The peak, in MiB per second.
     pub(super) peak: f64,
-    /// MiB per second, on average.
+    /// The average, in MiB per second.
     pub(super) average: f64,
-    /// Millions of messages per second, on average.
+    /// The average, in millions of messages per second.
     pub(super) rate: f64,
 }
 
-/// A connection to a program of perftest.
+/// A connection to a perftest program.
 #[derive(Debug)]
 pub(super) struct Talk {
     stream: Stream,
@@ -93,11 +93,10 @@ impl Talk {
         }
     }
 
-    /// Makes the first step: exchanges the versions, the cycle of both, and the smaller MTU of
-    /// both.
+    /// Performs the first step: exchanges versions, and agrees on the cycle and on the smaller of the two MTUs.
     ///
     /// # Errors
-    /// Returns an error if the peer is another program, has another version, or stalls.
+    /// Returns an error if the peer is a different program, has another version, or stalls.
     pub(super) fn begin(&mut self, mtu: Mtu) -> Result<(Cycle, Mtu)> {
         let mut own = [0; VERSION_BYTES];
         own.iter_mut().zip(OWN_VERSION).for_each(|(to, from)| *to = *from);
@@ -108,7 +107,7 @@ impl Talk {
         Ok((Cycle::OWN.with(other), mtu.min(theirs)))
     }
 
-    /// Sends the keys, and returns those of the peer. This also synchronizes both ends.
+    /// Sends this end's keys. Returns the peer's. This also synchronizes both ends.
     ///
     /// # Errors
     /// Returns an error if the peer sends something else, or stalls.
@@ -124,11 +123,10 @@ impl Talk {
         Ok(other?)
     }
 
-    /// Exchanges the same keys again. No program of perftest changes its keys.
+    /// Exchanges the same keys again. No perftest program changes its keys.
     ///
     /// # Errors
-    /// The errors are those of [`keys`](Self::keys). Also an error if the peer sends other keys
-    /// than before.
+    /// Same errors as [`keys`](Self::keys). Also returns an error if the peer's keys have changed.
     pub(super) fn again(&mut self, own: &Keys, before: &Keys) -> Result<()> {
         let now = self.keys(own)?;
         if now != *before {
@@ -141,7 +139,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Sends the report, and returns that of the peer. The report of a server is empty, and clients ignore it.
+    /// Sends the report. Returns the peer's. The report of a server is empty, and clients ignore it.
     ///
     /// # Errors
     /// Returns an error if the peer stalls.
@@ -157,7 +155,7 @@ impl Talk {
         Ok(Report { size, iterations, peak, average, rate })
     }
 
-    /// Reports that this end has finished, and waits until the peer has.
+    /// Reports that this end has finished, and waits until the peer has finished, too.
     ///
     /// # Errors
     /// Returns an error if the peer sends something else, or stalls.
@@ -171,7 +169,7 @@ impl Talk {
         self.finish()
     }
 
-    /// Waits until the peer has ended. Until then it may need an acknowledgement of this end's device.
+    /// Waits until the peer has ended. Until then, it may need an acknowledgement from this end's device.
     ///
     /// # Errors
     /// Returns an error if the peer sends more, or does not end.
