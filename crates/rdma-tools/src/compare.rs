@@ -1,4 +1,4 @@
-//! `rdmatool compare`: compares two reports row by row, and finds the faster one.
+//! `rdmatool compare`: compares two reports row by row, and shows which one is faster.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -30,12 +30,12 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// The exit status if a row is slower by more than `--fail-above`.
+/// The exit status when a row is slower by more than `--fail-above`.
 const SLOWER: u8 = 3;
 const RESAMPLES: usize = 10_000;
-/// A fixed seed, so that a comparison of the same reports always has the same result.
+/// A fixed seed, so that comparing the same reports always gives the same result.
 const SEED: u64 = 1;
-/// With fewer blocks, the interval is narrower than the blocks justify.
+/// With fewer blocks, the interval would be narrower than the data justify.
 const LEAST_BLOCKS: usize = 5;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -99,7 +99,7 @@ enum Verdict {
     NoDifferenceShown,
 }
 
-/// A median, with the interval that contains the true one with a confidence of 95 %.
+/// A median, with an interval that contains the true median with 95 % confidence.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Estimate {
     median: f64,
@@ -145,7 +145,7 @@ fn compare(base: &Report, new: &Report) -> Result<Comparison> {
     Ok(Comparison { rows, only_base, only_new })
 }
 
-/// Differences of the machines and devices, which may explain a change.
+/// Returns differences between the machines or devices that may explain a change.
 fn differences(base: &Report, new: &Report) -> Vec<String> {
     let [(a, b), (c, d)] = [(&base.machine, &base.device), (&new.machine, &new.device)];
     let pairs = [

@@ -27,26 +27,26 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Names and values, in order.
+/// Pairs of names and values, in order.
 type Rows = Vec<(&'static str, Value)>;
 
-/// A device, its ports, and a line of the table for each port.
+/// A device and its ports, with one table line per port.
 struct Description {
     device: Rows,
     ports: Vec<Rows>,
     lines: Vec<Line>,
 }
 
-/// The cells of a line, by column of [`HEAD`].
+/// The cells of a table line, one per column of [`HEAD`].
 type Line = [String; 9];
 
 const HEAD: [&str; 9] =
     ["device", "port", "provider", "link layer", "state", "Gb/s", "MTU", "NUMA", "GID"];
 
-/// Opens the device with this name, or the default device of programs.
+/// Opens the device with this name, or the default device for programs.
 ///
 /// # Errors
-/// Returns an error if no device has the name, or it cannot be opened.
+/// Returns an error if no device has this name, or it cannot be opened.
 pub(crate) fn open(name: Option<&str>) -> Result<Context, Error> {
     name.map_or_else(open_default_device, open_device)
 }
@@ -70,7 +70,7 @@ pub(crate) fn all_as_json() -> Value {
     into_json(describe_all())
 }
 
-/// Returns the devices that can be opened. Errors of the others go to standard error.
+/// Returns the devices that can be opened. Prints the errors of the others to standard error.
 fn describe_all() -> Vec<Description> {
     let list = list_devices();
     for error in list.errors() {
@@ -125,13 +125,13 @@ fn describe(context: &Context) -> Result<Description, Error> {
     Ok(Description { device, ports, lines })
 }
 
-/// Returns the GID to show: for RoCE v2 with an IP address, or otherwise the first one.
+/// Returns the GID to show: the first for RoCE v2 with an IP address, or else the first of all.
 fn best<'a>(gids: &[&'a GidEntry]) -> Option<&'a GidEntry> {
     let is_usual = |gid: &&&GidEntry| gid.gid_type == GidType::ROCE_V2 && !gid.gid.is_link_local();
     gids.iter().find(is_usual).or(gids.first()).copied()
 }
 
-/// Returns a GID with its interface: `::ffff:10.0.0.1 (eth0)`.
+/// Returns a GID with its interface, such as `::ffff:10.0.0.1 (eth0)`.
 fn cell(entry: &GidEntry) -> String {
     let name = entry.netdev_index.and_then(interface_name);
     name.map_or_else(|| entry.gid.to_string(), |name| format!("{} ({name})", entry.gid))
@@ -143,7 +143,7 @@ pub(crate) fn interface_name(index: u32) -> Option<String> {
     index_to_name(socket, index).ok()
 }
 
-/// Returns values as JSON: numbers stay numbers, except versions.
+/// Returns values as JSON. Numbers stay numbers, except for versions.
 fn values(fields: impl Iterator<Item = (&'static str, String)>) -> Rows {
     let value = |name, text: String| match (text.parse::<u64>(), text.parse::<bool>()) {
         (Ok(number), _) if name != "firmware_version" => json!(number),
@@ -167,7 +167,7 @@ fn into_json(devices: Vec<Description>) -> Value {
     Value::Array(devices.into_iter().map(device).collect())
 }
 
-/// Returns one line for each port.
+/// Returns the table, with one line per port.
 fn table(devices: &[Description]) -> String {
     let head = HEAD.map(str::to_owned);
     let lines: Vec<_> =
@@ -183,7 +183,7 @@ fn table(devices: &[Description]) -> String {
     lines.iter().map(line).collect()
 }
 
-/// Returns all attributes, one on each line.
+/// Returns all attributes, one per line.
 fn attributes(devices: &[Description]) -> String {
     let mut text = String::new();
     for Description { device, ports, .. } in devices {

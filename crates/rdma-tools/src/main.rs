@@ -26,7 +26,7 @@ enum Command {
     Plot(plot::Arguments),
 }
 
-/// The exit status if a command fails; clap exits with 2 if its arguments are wrong.
+/// The exit status if a command fails; clap exits with 2 if the arguments are wrong.
 const FAILURE: u8 = 1;
 
 fn main() -> ExitCode {

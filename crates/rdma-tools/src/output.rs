@@ -1,4 +1,4 @@
-//! Standard output and standard error, which may be closed, and files.
+//! Output to files, and to standard output and standard error, which may be closed.
 
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-/// Standard output cannot be written.
+/// The error of writing to standard output.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to standard output: {0}")]
 pub(crate) struct NotWritten(io::Error);
@@ -25,30 +25,30 @@ pub(crate) fn print(line: impl Display) -> Result<(), NotWritten> {
     }
 }
 
-/// Prints a line to standard error. A failure is ignored: there is no other place to report it.
+/// Prints a line to standard error. A failure is ignored, because there is nowhere else to report it.
 ///
-/// The line may quote a peer or a file, so its control characters are replaced.
+/// The line may quote a peer or a file, so control characters are replaced.
 pub(crate) fn warn(line: impl Display) {
     let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
 }
 
-/// Replaces the control characters of a text by `?`, except line ends and tabs.
+/// Replaces the control characters in a text with `?`, except line feeds and tabs.
 pub(crate) fn printable(text: &str) -> String {
     let plain = |c: char| if c.is_control() && c != '\n' && c != '\t' { '?' } else { c };
     text.chars().map(plain).collect()
 }
 
-/// A file for a result that takes a long time, opened before the work begins.
+/// A file for the result of a long operation, opened before the operation starts.
 #[derive(Debug)]
 pub(crate) struct Destination {
     file: File,
     path: PathBuf,
-    /// Whether [`open`](Self::open) has created the file, and nothing was written.
+    /// Whether [`open`](Self::open) created the file and nothing has been written to it.
     is_new: bool,
 }
 
 impl Destination {
-    /// Opens the file, and creates it if it is missing. Its old contents stay until [`write`](Self::write).
+    /// Opens the file, and creates it if it does not exist. The old contents stay until [`write`](Self::write).
     ///
     /// # Errors
     /// The file cannot be opened for writing.
@@ -70,7 +70,7 @@ impl Destination {
     /// The disk is full, or the reader of a pipe has closed it.
     pub(crate) fn write(mut self, bytes: &[u8]) -> anyhow::Result<()> {
         self.is_new = false;
-        // A pipe has no length.
+        // A pipe has no length to set.
         let is_regular = self.file.metadata().is_ok_and(|metadata| metadata.is_file());
         let emptied = if is_regular { self.file.set_len(0) } else { Ok(()) };
         let written = emptied.and_then(|()| self.file.write_all(bytes));
@@ -79,7 +79,7 @@ impl Destination {
 }
 
 impl Drop for Destination {
-    /// Removes a file that was created for a result if there is no result.
+    /// Removes a file that was created for a result if no result was written.
     fn drop(&mut self) {
         if self.is_new {
             let _ = fs::remove_file(&self.path);

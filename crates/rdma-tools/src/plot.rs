@@ -1,4 +1,4 @@
-//! `rdmatool plot`: charts of reports, as SVG or PNG.
+//! `rdmatool plot`: draws reports as charts, in SVG or PNG.
 
 mod canvas;
 mod chart;
@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The file for a picture.
+/// The file to which a picture is written.
 #[derive(Debug)]
 pub(crate) struct Picture {
     file: Destination,
@@ -42,10 +42,10 @@ pub(crate) struct Picture {
 }
 
 impl Picture {
-    /// Opens the file for the format of its name: `.svg` or `.png`.
+    /// Opens the file. The format follows from the extension, `.svg` or `.png`.
     ///
     /// # Errors
-    /// Returns an error if the name ends otherwise, or the file cannot be opened for writing.
+    /// Returns an error if the extension is different, or the file cannot be opened for writing.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
         let is_png = match extension.as_ref().and_then(|extension| extension.to_str()) {
@@ -62,7 +62,7 @@ impl Picture {
     /// Draws charts of all reports.
     ///
     /// # Errors
-    /// Returns an error if the reports have nothing to draw, or the file cannot be written.
+    /// Returns an error if the reports contain nothing to draw, or the file cannot be written.
     pub(crate) fn draw(self, reports: &[Report]) -> Result<()> {
         let figure = Figure::of(reports)?;
         let size = figure.size();

@@ -13,26 +13,24 @@ use serde::{Deserialize, Serialize};
 use crate::perf::report::{Measure, Report, Row, VERSION};
 use crate::units;
 
-/// The maximum length of a file, in bytes. A report of a thousand rows has about 500 KiB.
+/// The maximum length of a report file, in bytes. A report of a thousand rows has about 500 KiB.
 const LONGEST: u64 = 16 << 20;
-/// The maximum number of rows of a report.
+/// The maximum number of rows in a report.
 const MOST_ROWS: usize = 10_000;
-/// The maximum number of blocks of a row; `rdmatool perf` writes ten.
+/// The maximum number of blocks in a row; `rdmatool perf` writes ten.
 const MOST_BLOCKS: usize = 1000;
-/// The range of block figures with finite sums and ratios: nanoseconds, bytes or messages per
-/// second.
+/// The accepted range of block figures (nanoseconds, bytes or messages per second). Their sums and ratios are finite.
 const BLOCKS: RangeInclusive<f64> = 1e-9..=1e18;
 
 /// Reads a report, and checks everything that its users rely on.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, is not a report of this version, or has rows with
-/// absurd values.
+/// Returns an error if the file cannot be read, is not a report of this version, or has rows with absurd values.
 pub(crate) fn read(path: &Path) -> Result<Report> {
     parse(path).with_context(|| format!("cannot use {} as a report", path.display()))
 }
 
-/// The subject of a row. A report has one row for each.
+/// The identity of a row. A report has one row per key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub(crate) struct Key {
     pub(crate) measure: Measure,
@@ -64,7 +62,7 @@ impl Display for Key {
     }
 }
 
-/// Returns the name of the measure in reports and on the command line.
+/// Returns the name of the measure, as in reports and on the command line.
 pub(crate) const fn name(measure: Measure) -> &'static str {
     match measure {
         Measure::Lat => "lat",
@@ -73,7 +71,8 @@ pub(crate) const fn name(measure: Measure) -> &'static str {
     }
 }
 
-/// Returns the middle value, or the mean of the middle two. Sorts the values. Zero if empty.
+/// Returns the median: the middle value, or the mean of the middle two. Returns zero if there are none. Sorts the
+/// values.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let at = |index: usize| values.get(index).copied().unwrap_or_default();
@@ -85,7 +84,7 @@ pub(crate) fn median(values: &mut [f64]) -> f64 {
     }
 }
 
-/// Any version of the format has this field.
+/// The field that every version of the format has.
 #[derive(Deserialize)]
 struct Version {
     version: u32,
@@ -135,7 +134,7 @@ fn check(report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// Checks text that is printed, so it must not control a terminal.
+/// Checks text that will be printed, because it must not be able to control a terminal.
 fn check_text(text: &str) -> Result<()> {
     ensure!(!text.chars().any(char::is_control), "it has a control character in {text:?}");
     Ok(())

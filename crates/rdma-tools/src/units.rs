@@ -1,4 +1,4 @@
-//! Values with their units, for tables and plots.
+//! Formats values with their units, for tables and plots.
 
 use crate::perf::report::Measure;
 
@@ -9,13 +9,13 @@ const BANDWIDTH: Units = &[(1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B
 const RATE: Units = &[(1e6, "M/s"), (1e3, "k/s"), (1.0, "/s")];
 const BYTES: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
 
-/// Returns a value of the measure with four significant digits, such as `1.204 us`.
+/// Formats a value of the measure with four significant digits, such as `1.204 us`.
 pub(crate) fn value(measure: Measure, value: f64) -> String {
     let (value, unit) = scaled(measure, value);
     format!("{} {unit}", number(value))
 }
 
-/// Returns a number with about four significant digits.
+/// Formats a number with about four significant digits.
 pub(crate) fn number(value: f64) -> String {
     let decimals = match value {
         _ if value >= 1000.0 => 0,
@@ -26,14 +26,14 @@ pub(crate) fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// Returns a round value of the measure as short as possible, such as `20 GB/s`.
+/// Formats a round value of the measure as briefly as possible, such as `20 GB/s`.
 pub(crate) fn round(measure: Measure, value: f64) -> String {
     let (number, unit) = scaled(measure, value);
     let text = format!("{number:.3}");
     format!("{} {unit}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// Returns a length in bytes, such as `64 KiB`.
+/// Formats a length in bytes, such as `64 KiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     let unit = BYTES.iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit));
     unit.map_or_else(|| format!("{bytes} B"), |(unit, name)| format!("{} {name}", bytes / unit))

@@ -1,16 +1,16 @@
-//! The charts for a set of reports, and their points.
+//! The charts for a set of reports, with their points.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::perf::report::{Latency, Measure, Report, Row};
 use crate::{reports, units};
 
-/// Returns true for reference rows: those of TCP, of a copy, and of programs such as `ib_write_lat`.
+/// Returns true for rows of a reference: TCP, a copy, or a program such as `ib_write_lat`.
 fn is_reference(operation: &str) -> bool {
     ["tcp", "memcpy"].contains(&operation) || operation.starts_with("ib_")
 }
 
-/// Names of the percentiles, and functions that read them.
+/// The name of a percentile, and the function that reads it.
 type Percentile = (&'static str, fn(&Latency) -> u64);
 pub(super) const PERCENTILES: [Percentile; 6] = [
     ("min", |latency| latency.min),
@@ -30,27 +30,27 @@ pub(super) struct Chart {
     pub(super) series: Vec<Series>,
 }
 
-/// The quantity of the horizontal axis.
+/// The quantity on the horizontal axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum X {
-    /// The length of a message, as a logarithm to the base of 2.
+    /// The base-2 logarithm of the message length.
     Bytes,
-    /// An index of [`PERCENTILES`].
+    /// An index into [`PERCENTILES`].
     Percentiles,
 }
 
-/// One line of a chart. Series with the same label look the same in all charts of a figure.
+/// One line in a chart. Series with the same label look the same in all charts of a figure.
 #[derive(Debug)]
 pub(super) struct Series {
     pub(super) label: String,
-    /// Whether it is drawn dashed, as a reference.
+    /// Whether the line is dashed because it is a reference.
     pub(super) reference: bool,
     pub(super) points: Vec<(f64, f64)>,
-    /// The upper edge of a band above the points; empty without one.
+    /// The upper edge of a band above the points. Empty if there is no band.
     pub(super) upper: Vec<(f64, f64)>,
 }
 
-/// Returns the charts that the reports have rows for, with their points sorted.
+/// Returns the charts that have rows in the reports, with their points sorted.
 pub(super) fn charts(reports: &[Report]) -> Vec<Chart> {
     let by_size = [
         (Measure::Lat, "Latency: median, band to p99"),
@@ -66,7 +66,7 @@ pub(super) fn charts(reports: &[Report]) -> Vec<Chart> {
     all.into_iter().flatten().filter(|chart| !chart.series.is_empty()).collect()
 }
 
-/// Returns the percentiles at the size that most series have, the smallest of these.
+/// Returns the chart of percentiles at the message length that most series have, or at the smallest of several.
 fn distribution(reports: &[Report]) -> Option<Chart> {
     let mut sizes: BTreeMap<u64, usize> = BTreeMap::new();
     let rows = reports.iter().flat_map(|report| &report.rows);
@@ -79,10 +79,10 @@ fn distribution(reports: &[Report]) -> Option<Chart> {
     Some(Chart { title, x: X::Percentiles, measure: Measure::Lat, series })
 }
 
-/// Points, and the upper edge of their band.
+/// The points, and the upper edge of their band.
 type Points = (Vec<(f64, f64)>, Vec<(f64, f64)>);
 
-/// Returns a series for each label among the rows of the measure that `chosen` accepts.
+/// Returns one series per label for the rows of this measure that `chosen` accepts.
 fn all(
     reports: &[Report],
     measure: Measure,
@@ -112,7 +112,7 @@ fn all(
     series.filter(|series| !series.points.is_empty()).collect()
 }
 
-/// Returns the name of a report among others: that of its device, if no other has the same.
+/// Returns the name of a report: its device, or its number if several reports have the same device.
 pub(super) fn name(reports: &[Report], index: usize) -> String {
     let names: Vec<_> = reports.iter().map(|report| &report.device.name).collect();
     let distinct = names.iter().collect::<BTreeSet<_>>().len() == names.len();
@@ -122,9 +122,9 @@ pub(super) fn name(reports: &[Report], index: usize) -> String {
     }
 }
 
-/// Returns the operation, and the properties that distinguish the row from others of its operation. The mode is
-/// compared with all rows of the report, since a line has the same label in each chart. Other properties are compared
-/// with the rows of its measure.
+/// Returns the operation, with the properties that distinguish this row from others of the same operation. The mode is
+/// compared with all rows of the report, because a line has the same label in every chart. Other properties are
+/// compared only with rows of the same measure.
 fn label(row: &Row, measure: &[&Row], all: &[Row]) -> String {
     let mut label = row.operation.clone();
     if all.iter().any(|other| other.operation == row.operation && !mode(other).eq(mode(row))) {
@@ -141,7 +141,7 @@ fn label(row: &Row, measure: &[&Row], all: &[Row]) -> String {
     label
 }
 
-/// Returns the parts of a mode, except those that only the shorter messages of a line have.
+/// Returns the parts of a mode, without those that only the shorter messages of a line have.
 fn mode(row: &Row) -> impl Iterator<Item = &str> {
     row.mode.split(", ").filter(|part| *part != "inline")
 }
@@ -157,7 +157,7 @@ fn by_size_points(rows: &[&Row]) -> Points {
     (points, upper.collect())
 }
 
-/// Returns nanoseconds, at least one, since the axis is logarithmic.
+/// Returns a time of at least one nanosecond, because the axis is logarithmic.
 fn time(nanoseconds: u64) -> f64 {
     nanoseconds.max(1) as f64
 }

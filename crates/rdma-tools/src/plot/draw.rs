@@ -15,7 +15,7 @@ use super::chart::{self, Chart, PERCENTILES, Series, X};
 use crate::perf::report::{Measure, Report};
 use crate::units;
 
-/// The maximum number of lines of a figure. Colors and dots repeat long before.
+/// The maximum number of lines in a figure. Colors and markers repeat long before that.
 const MOST_LINES: usize = 50;
 /// Sizes in pixels.
 const WIDTH: u32 = 900;
@@ -23,13 +23,13 @@ const CHART_HEIGHT: u32 = 300;
 const LINE_HEIGHT: u32 = 20;
 const MARGIN: u32 = 12;
 const SAMPLE: i32 = 30;
-/// Sizes of text; the em is 1.24 times smaller.
+/// Font sizes. The em is smaller by a factor of 1.24.
 const TITLE: i32 = 18;
 const TEXT: i32 = 15;
 
 const INK: RGBColor = RGBColor(60, 60, 60);
 const GRID: RGBColor = RGBColor(228, 228, 228);
-/// Colors that can be distinguished with any kind of color vision (Okabe and Ito), without yellow.
+/// Colors that people with any kind of color vision can distinguish (Okabe and Ito), without yellow.
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -40,12 +40,12 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(60, 60, 60),
 ];
 
-/// A title, the charts, and their common legend.
+/// The titles, the charts, and the legend that they share.
 #[derive(Debug)]
 pub(super) struct Figure {
     titles: Vec<String>,
     charts: Vec<Chart>,
-    /// Labels, and whether they are references. Each has the color of its index.
+    /// The labels, each with whether it is a reference. The color of a label follows from its index.
     legend: Vec<(String, bool)>,
 }
 
@@ -98,7 +98,7 @@ impl Figure {
         count(self.legend.len().div_ceil(self.columns())) * LINE_HEIGHT + MARGIN
     }
 
-    /// Returns the number of columns of the legend that leaves room for the longest label.
+    /// Returns how many columns the legend can have with enough room for the longest label.
     fn columns(&self) -> usize {
         let longest = self.legend.iter().map(|(label, _)| label.chars().count()).max();
         let width = SAMPLE.unsigned_abs() + MARGIN + 8 * count(longest.unwrap_or_default());
@@ -118,7 +118,7 @@ impl Figure {
         }
         for (index, chart) in self.charts.iter().enumerate() {
             let (column, row) = (count(index % 2), count(index / 2));
-            // The last chart of an odd number has the whole width.
+            // If the number of charts is odd, the last one has the full width.
             let alone = column == 0 && index + 1 == self.charts.len();
             let (at, width) = if alone { (0, WIDTH) } else { (column * WIDTH / 2, WIDTH / 2) };
             let top = self.head() + row * CHART_HEIGHT;
@@ -172,8 +172,7 @@ impl Figure {
     }
 }
 
-/// A range with labeled ticks, in the scale of the chart: logarithms, except for bandwidth and
-/// rate.
+/// A range with labeled ticks, in the scale of the chart: logarithmic, except for bandwidth and rate.
 #[derive(Debug, PartialEq)]
 struct Axis {
     range: Range<f64>,
@@ -253,7 +252,7 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// Returns the least of 1, 2 and 5 times a power of ten that is at least `value`.
+/// Returns the smallest of 1, 2 and 5 times a power of ten that is at least `value`.
 fn round_up(value: f64) -> f64 {
     let power = 10_f64.powf(value.log10().floor());
     let factors = [1.0, 2.0, 5.0].map(|factor| factor * power);
@@ -270,7 +269,7 @@ fn scale(measure: Measure, value: f64) -> f64 {
     if measure == Measure::Lat { value.log10() } else { value }
 }
 
-/// Returns an exponent of two.
+/// Converts an exponent of two to an integer.
 fn integer(value: f64) -> u32 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 64")]
     {
@@ -282,8 +281,7 @@ fn color(index: usize) -> RGBColor {
     COLORS.get(index % COLORS.len()).copied().unwrap_or(INK)
 }
 
-/// Returns a path, dashed for a reference. A dash that is longer than the picture makes a solid
-/// line.
+/// Returns a path, dashed for a reference. A dash longer than the picture makes a solid line.
 fn path<P>(points: Vec<P>, reference: bool, index: usize) -> DashedPathElement<IntoIter<P>, i32>
 where
     P: Clone,
@@ -292,7 +290,7 @@ where
     DashedPathElement::new(points, dash, 4, color(index).stroke_width(2))
 }
 
-/// Returns a dot; hollow if its color is used again.
+/// Returns a dot, which is hollow if its color is already in use.
 fn marker<P>(at: P, index: usize) -> Circle<P, i32> {
     let style =
         if index < COLORS.len() { color(index).filled() } else { color(index).stroke_width(1) };
@@ -303,7 +301,7 @@ fn style(size: i32) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&INK)
 }
 
-/// Returns the middle of a line of text.
+/// Returns the vertical center of a line of text.
 fn line(top: u32, index: u32) -> i32 {
     pixels(top + index * LINE_HEIGHT + LINE_HEIGHT / 2)
 }
