@@ -1,6 +1,6 @@
-//! Operations as futures that own their memory, on tokio. [`rdma_async::guide`] explains all of it in order.
+//! Operations as futures that own their memory, on tokio. [`rdma_async::guide`] explains them step by step.
 //!
-//! Two processes. The server answers one message:
+//! An example with two processes. The server answers one message:
 //!
 //! ```no_run
 //! use rdma::aio::BufferExt as _;
@@ -13,7 +13,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The client posts the receive of the answer before it sends its question:
+//! The client posts the receive for the answer before it sends its question:
 //!
 //! ```no_run
 //! # async fn client() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,8 +24,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Both use the device named by the environment variable `RDMA_DEVICE`, or the first NIC with an active port, or a
-//! software device. [`Endpoint::new`] uses any other device.
+//! Both use the device named by the environment variable `RDMA_DEVICE`, or else the first NIC with an active port, or
+//! else a software device. To use another device, call [`Endpoint::new`].
 
 use rdma_channel::ConnectError;
 use tokio::net::ToSocketAddrs;
@@ -44,7 +44,7 @@ pub use rdma_async::{ValueError, ValueExt};
 /// Creates an [`Endpoint`] on the [default device](crate::device::open_default_device).
 ///
 /// # Errors
-/// The errors of [`Endpoint::new`]; [`ConnectError::Verbs`] with those of
+/// Same errors as [`Endpoint::new`], and [`ConnectError::Verbs`] with an error of
 /// [`open_default_device`](crate::device::open_default_device).
 ///
 /// # Panics
@@ -53,10 +53,10 @@ pub fn open_endpoint() -> Result<Endpoint, ConnectError> {
     Endpoint::new(&crate::device::open_default_device()?)
 }
 
-/// Creates an [`Endpoint`] on the [default device](crate::device::open_default_device), and connects it to a listener.
+/// Creates an [`Endpoint`] on the [default device](crate::device::open_default_device) and connects it to a listener.
 ///
 /// # Errors
-/// The errors of [`open_endpoint`] and [`Endpoint::connect`].
+/// Same errors as [`open_endpoint`] and [`Endpoint::connect`].
 ///
 /// # Panics
 /// Panics outside of a tokio runtime with I/O and time.
@@ -69,10 +69,10 @@ pub async fn connect(addr: impl ToSocketAddrs) -> Result<(Endpoint, Connection),
     Ok((endpoint, connection))
 }
 
-/// Creates an [`Endpoint`] on the [default device](crate::device::open_default_device), and listens with it.
+/// Creates an [`Endpoint`] on the [default device](crate::device::open_default_device) and listens on it.
 ///
 /// # Errors
-/// The errors of [`open_endpoint`] and [`Endpoint::listen`].
+/// Same errors as [`open_endpoint`] and [`Endpoint::listen`].
 ///
 /// # Panics
 /// Panics outside of a tokio runtime with I/O and time.

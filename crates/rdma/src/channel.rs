@@ -1,5 +1,5 @@
-//! Channels: connected endpoints whose operations keep their memory alive and always end, and the
-//! exchange of endpoints between two ends. [`rdma_channel::guide`] explains all of it in order.
+//! Channels, which are connected endpoints, and the exchange of endpoints between the two ends. The operations of a
+//! channel keep their memory alive and always end. [`rdma_channel::guide`] explains channels step by step.
 //!
 //! ```
 //! # if cfg!(feature = "soft") {

@@ -1,7 +1,7 @@
-//! Devices: those of the machine, followed by the software devices with the feature `soft`.
+//! The devices of the machine and, with the feature `soft`, the software devices.
 //!
-//! [`open_device`] opens the named device, and never a software device in place of a missing one.
-//! [`open_default_device`] opens a NIC if there is one, and a software device otherwise.
+//! [`open_device`] opens the device with a given name, and never opens a software device in place of a missing one.
+//! [`open_default_device`] opens a NIC if there is one, and otherwise a software device.
 
 pub use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, Context, Device, DeviceAttributes, DeviceList,
@@ -16,14 +16,15 @@ pub use rdma_types::{
     RawPacketCapabilities, TransportType,
 };
 
-/// Lists the devices: first those of the installed libibverbs, then the software devices.
+/// Lists the devices: first the devices of the installed libibverbs, then the software devices.
 ///
-/// With the feature `soft` it installs the software devices first, like `rdma::soft::install`; without this feature, it
-/// is [`rdma_mem::list_devices`]. The environment variable `RDMA_PROVIDERS` selects and orders the providers instead
-/// (`system`, `soft,system` …). A provider that fails does not hide the others; its error is in [`DeviceList::errors`].
+/// With the feature `soft`, this installs the software devices first, like `rdma::soft::install`. Without the feature,
+/// it is the same as [`rdma_mem::list_devices`]. The environment variable `RDMA_PROVIDERS` overrides which providers
+/// are listed and in which order (`system`, `soft,system` …). A provider that fails does not hide the others; its error
+/// is in [`DeviceList::errors`].
 ///
 /// # Examples
-/// The first device of libibverbs, a NIC or SoftRoCE:
+/// Finds the first device of libibverbs, which is a NIC or SoftRoCE:
 /// ```
 /// let devices = rdma::device::list_devices();
 /// let found = devices.iter().find(|device| device.verbs().name == "system");
@@ -41,12 +42,12 @@ pub fn list_devices() -> DeviceList {
 
 /// Opens the first device with this name, in the order of [`list_devices`].
 ///
-/// With the feature `soft` it installs the software devices first, for any name. Therefore the
-/// error for an unknown name lists them too.
+/// With the feature `soft`, this installs the software devices first, whatever the name is. So the error for an unknown
+/// name also lists them.
 ///
 /// # Errors
-/// [`Error::UnknownDevice`], with the known names, if no device has this name; [`Error::Verb`] if
-/// it cannot be opened.
+/// [`Error::UnknownDevice`], with the known names, if no device has this name; [`Error::Verb`] if the device cannot be
+/// opened.
 ///
 /// # Examples
 /// ```
@@ -63,13 +64,13 @@ pub fn open_device(name: impl AsRef<str>) -> Result<Context, Error> {
     rdma_mem::open_device(name)
 }
 
-/// Opens the device named by `RDMA_DEVICE`, or the first NIC with an active port, or a software device.
+/// Opens the device named by `RDMA_DEVICE`, or else the first NIC with an active port, or else a software device.
 ///
-/// With the feature `soft` it installs the software devices first. See [`rdma_mem::open_default_device`], whose
-/// `tracing` event names the device.
+/// With the feature `soft`, this installs the software devices first. See [`rdma_mem::open_default_device`], whose
+/// `tracing` event contains the name of the device.
 ///
 /// # Errors
-/// The errors of [`rdma_mem::open_default_device`].
+/// Same errors as [`rdma_mem::open_default_device`].
 ///
 /// # Examples
 /// ```

@@ -1,7 +1,7 @@
 //! RDMA in one dependency: devices, memory, queue pairs, channels, and software devices.
 //!
-//! A program that uses this crate runs on RDMA NICs, on the kernel's SoftRoCE, and on software
-//! devices, without a change of its source. Software devices need neither hardware nor privileges.
+//! A program that uses this crate runs on RDMA NICs, on the kernel's SoftRoCE, and on software devices without changes
+//! to its source. Software devices need neither hardware nor privileges.
 //!
 #![cfg_attr(feature = "soft", doc = "```")]
 #![cfg_attr(not(feature = "soft"), doc = "```no_run")]
@@ -35,7 +35,7 @@
 //! | module | contents | crate |
 //! |---|---|---|
 //! | [`device`] | devices, contexts, ports, addresses, asynchronous events | `rdma-mem` |
-//! | [`memory`] | protection domains, regions, elements, memory of a peer, windows | `rdma-mem` |
+//! | [`memory`] | protection domains, regions, elements, a peer's memory, windows | `rdma-mem` |
 //! | [`qp`] | queue pairs, completion queues, work requests, completions | `rdma-qp` |
 //! | [`channel`] | connected endpoints whose operations keep their memory alive and always end | `rdma-channel` |
 #![cfg_attr(
@@ -48,8 +48,9 @@
 )]
 //! | [`prelude`] | the names that a program with channels uses | |
 //!
-//! Each item is re-exported from the crate in the last column, which can be used alone. Two functions are this crate's
-//! own: [`device::open_device`] and [`device::list_devices`]. Raw bindings of libibverbs are in `rdma-sys`.
+//! Each item is re-exported from the crate in the last column, which can also be used alone. Two functions belong to
+//! this crate itself: [`device::open_device`] and [`device::list_devices`]. Raw bindings of libibverbs are in
+//! `rdma-sys`.
 //!
 //! # Where to begin
 //!
@@ -58,10 +59,10 @@
 //! | connect two processes | [`Channel::connect`], and [`listen`] of [`create_channel`] |
 //! | run one operation at a time | [`Channel::send_from`], [`receive_into`], [`write_from`], [`read_into`], [`fetch_add`] |
 //! | limit how long one call takes | [`Channel::within`] |
-//! | have many operations outstanding | [`Channel::scope`], [`Channel::scope_deadline`] |
+//! | keep many operations outstanding | [`Channel::scope`], [`Channel::scope_deadline`] |
 //! | detect a peer that is gone | [`watch`], whose waits fail with [`PeerGone`] |
 //! | serve clients that come and go | [`Server`] |
-//! | choose the action after an error | [`Recovery`], by `recovery()` of each error |
+//! | choose what to do after an error | [`Recovery`], returned by `recovery()` of each error |
 //!
 //! [`Channel::connect`]: channel::Channel::connect
 //! [`listen`]: channel::ChannelBuilder::listen
@@ -82,8 +83,8 @@
 //! # Features
 //!
 //! - `async`: operations as futures that own their memory, on tokio (`rdma-async`, as the module `aio`).
-//! - `soft` (on by default): the software devices. Without it `rdma-soft` is not built.
-//! - `serde`: serialisation of endpoints, remote regions and the numbers of RDMA.
+//! - `soft` (on by default): the software devices. Without this feature, `rdma-soft` is not built.
+//! - `serde`: serialisation of endpoints, remote regions and the numeric types of RDMA.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Protection domains, registered memory, its elements, and memory of a peer.
+//! Protection domains, registered memory and its elements, and a peer's memory.
 //!
 //! ```
 //! # if cfg!(feature = "soft") {

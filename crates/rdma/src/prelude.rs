@@ -1,5 +1,5 @@
-//! The names that a program with channels needs, and the traits that let a protection domain create channels and queue
-//! pairs.
+//! The names that a program with channels needs, including the traits with which a protection domain creates channels
+//! and queue pairs.
 //!
 //! ```
 //! use rdma::prelude::*;

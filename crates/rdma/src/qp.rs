@@ -1,5 +1,5 @@
-//! Queue pairs, completion queues, work requests and completions: the level below channels, whose
-//! posts are `unsafe`.
+//! Queue pairs, completion queues, work requests and completions. This is the level below channels, and its posts are
+//! `unsafe`.
 //!
 //! ```
 //! # if cfg!(feature = "soft") {
@@ -13,7 +13,7 @@
 //! let endpoint = here.endpoint();
 //! let mut here = here.handshake(there.endpoint())?;
 //! let mut there = there.handshake(endpoint)?;
-//! // SAFETY: requests without memory.
+//! // SAFETY: the request has no memory.
 //! unsafe { there.post_receive(ReceiveWorkRequest::only_immediate(), 1) }?;
 //! // SAFETY: as above.
 //! unsafe { here.post_send(SendWorkRequest::only_immediate(42), 2) }?;

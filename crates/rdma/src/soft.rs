@@ -1,9 +1,9 @@
-//! The software devices, and devices that a program configures itself: names, schedules and limits.
+//! The software devices, and devices that a program configures itself with names, schedules and limits.
 //!
-//! `soft0` and `softib0` need no call here: [`open_device`](crate::device::open_device) and
+//! The devices `soft0` and `softib0` need no call here, because [`open_device`](crate::device::open_device) and
 //! [`list_devices`](crate::device::list_devices) install them.
 //!
-//! A device that delays its packets, by a seed:
+//! Creates a device that delays its packets, reproducibly for a given seed:
 //! ```
 //! use rdma::soft::{Builder, Schedule};
 //!
