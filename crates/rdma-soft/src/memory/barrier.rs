@@ -1,8 +1,8 @@
-//! A barrier with two sides. The frequently passed side costs nothing, where the kernel supports it.
+//! A barrier with two sides. The side that is passed often costs nothing where the kernel supports it.
 //!
 //! `membarrier(2)` makes every running thread of the process execute a full barrier. So the light side only has to keep
-//! the compiler from moving its store after its load. The heavy side does the rest, for both. Where the kernel has no
-//! such call, or a filter forbids it, both sides are full barriers.
+//! the compiler from moving its store after its load; the heavy side's system call provides the barrier for both. Where
+//! the kernel does not have this call, or a seccomp filter forbids it, both sides are full barriers.
 #![allow(unsafe_code)]
 
 use crate::sync::{Ordering, fence};
@@ -15,7 +15,7 @@ mod kernel {
 
     use crate::sync::assert_nothing_held;
 
-    /// `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration, of `linux/membarrier.h`.
+    /// `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration, from `linux/membarrier.h`.
     const EXPEDITED: libc::c_int = 1 << 3;
     const REGISTER: libc::c_int = 1 << 4;
 
@@ -29,7 +29,7 @@ mod kernel {
     pub(super) static KERNEL: Kernel = Kernel::new();
 
     fn membarrier(command: libc::c_int) -> bool {
-        // SAFETY: the commands above take no memory of the caller's (membarrier(2), SAFETY.md F15).
+        // SAFETY: the commands above do not access the caller's memory (membarrier(2), SAFETY.md F15).
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 
@@ -38,8 +38,8 @@ mod kernel {
             Self { asked: Once::new(), available: AtomicBool::new(false) }
         }
 
-        /// In a process of several threads the kernel answers after a grace period of its own. A lock held meanwhile
-        /// would make other threads spin on it.
+        /// Registers with the kernel. In a process with several threads, the kernel waits for its own grace period
+        /// before it answers. If a lock were held meanwhile, other threads would spin on it.
         pub(super) fn prepare(&self) {
             self.asked.call_once(|| {
                 assert_nothing_held();
@@ -53,8 +53,8 @@ mod kernel {
             self.available.load(Ordering::Relaxed)
         }
 
-        /// Aborts if a call fails after the registration: a later filter has forbidden it. Visits that have begun have
-        /// no barrier then, and memory that they use would be freed.
+        /// Aborts if a call fails after the registration succeeded: a seccomp filter installed later forbids it. Visits
+        /// that have begun would then have no barrier, and memory that they use would be freed.
         pub(super) fn heavy(&self) -> bool {
             self.prepare();
             let available = self.available.load(Ordering::Relaxed);
@@ -94,7 +94,7 @@ mod kernel {
         }
     }
 }
-/// The model checker and the interpreter know no system calls.
+/// The model checker and Miri do not support this system call.
 #[cfg(any(loom, miri))]
 mod kernel {
     pub(super) struct Kernel;
@@ -114,14 +114,15 @@ mod kernel {
     }
 }
 
-/// Asks the kernel whether it has the call. Call it before the first light side of a thread. The caller holds no lock
-/// if it may be the first to ask.
+/// Asks the kernel whether it has the call. A thread calls this before its first light side. If it may be the first
+/// thread to ask, it holds no lock.
 pub(super) fn prepare() {
     KERNEL.prepare();
 }
 
-/// The light side, which orders accesses before it and after it. Either a thread that passes the [heavy] side later
-/// sees the stores before this call. Or the loads after this call see what that thread stored before its heavy side.
+/// The light side. For any thread that passes the [heavy] side, one of two things holds. Either that thread, after its
+/// heavy side, sees the stores before this call. Or the loads after this call see what that thread stored before its
+/// heavy side.
 #[inline(always)]
 pub(super) fn light() {
     if !KERNEL.light() {

@@ -1,4 +1,4 @@
-//! The memory budget of a device, which its protection domains share: a table of regions, and the limits on it.
+//! The memory budget of a device, which its protection domains share: a region table, and the limits on it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,7 +32,7 @@ impl Budget {
         }
     }
 
-    /// Counts pinned memory against the limit that the device was built with.
+    /// Counts pinned memory against the device's configured limit.
     pub(super) fn lock_memory(&self, bytes: u64) -> Result<(), Refusal> {
         let limit = self.limits.memlock;
         let add = |locked: u64| locked.checked_add(bytes).filter(|&locked| locked <= limit);

@@ -1,9 +1,10 @@
-//! The only module in which the device touches user memory.
+//! The only module in which the device accesses user memory.
 //!
-//! Two sides may touch the same bytes at once, as with DMA. So no reference to them is ever formed, and the copy is
-//! assembly, which the compiler treats as opaque. It runs upwards. The last eight bytes are one store after all others,
-//! for programs that poll the end of a message. An aligned word of eight bytes is a single store.
-//! `--cfg rdma_visible_copies` replaces it by the copy that AddressSanitizer intercepts.
+//! Two sides may access the same bytes at once, as with DMA. So no reference to these bytes is ever formed, and the
+//! copy is written in assembly, which the compiler treats as opaque. The copy runs from low to high addresses. The last
+//! eight bytes are written by one store after all others, for programs that poll the end of a message. An aligned word
+//! of eight bytes is a single store. `--cfg rdma_visible_copies` replaces the assembly with a copy that
+//! AddressSanitizer intercepts.
 #![allow(unsafe_code)]
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
@@ -29,7 +30,7 @@ pub(crate) use reach::{Fault, Reach};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A range of process memory that the device may touch while its owner's locks are held.
+/// A range of process memory that the device may access while its owner's locks are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
     address: u64,
@@ -43,7 +44,7 @@ impl Segment {
     ///
     /// # Safety
     ///
-    /// The range must be valid for the access that the segment is used for, until its last use, and its
+    /// The range must be valid until the segment's last use, for the access that the segment is used for. Its
     /// provenance must have been exposed.
     #[inline]
     pub(crate) unsafe fn new(address: u64, length: u64) -> Self {
@@ -54,8 +55,9 @@ impl Segment {
     ///
     /// # Safety
     ///
-    /// If `mapped` is set, and for uses with [`Reach::Mapped`]: the contract of [`new`](Self::new). Uses with
-    /// [`Reach::MayBeGone`] require less: what is mapped there must be valid, and it need not be mapped (SAFETY.md F8).
+    /// If `mapped` is set, or the segment is used with [`Reach::Mapped`], the contract of [`new`](Self::new) applies.
+    /// Uses with [`Reach::MayBeGone`] require less: the range need not be mapped, but any memory mapped there must be
+    /// valid (SAFETY.md F8).
     #[inline]
     pub(crate) unsafe fn of_region(address: u64, length: u64, mapped: bool) -> Self {
         Self { address, length, mapped }
@@ -70,19 +72,19 @@ impl Segment {
 /// The data of a message, or of a part of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Data<'a> {
-    /// The memory of the whole message, at its sender in this process.
+    /// The memory of the whole message, as the sender in this process holds it.
     Segments(&'a [Segment]),
     /// The bytes of one part, in the form that packets carry.
     Bytes(&'a [u8]),
 }
 
-/// Eight aligned bytes of process memory, for the device's atomics. These are the processor's: atomic with each other,
-/// and with those of the program.
+/// Eight aligned bytes of process memory, for the device's atomics. The device uses the processor's atomic
+/// instructions, so its atomics are atomic with each other and with the program's.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AtomicWord(Segment);
 
 impl AtomicWord {
-    /// Returns `None` unless the segment is eight bytes long and aligned here.
+    /// Returns `None` unless the segment is eight bytes long and aligned in this process.
     pub(crate) fn at(segment: Segment) -> Option<Self> {
         let fits = segment.length == 8 && segment.address.is_multiple_of(8);
         fits.then_some(Self(segment))
@@ -92,12 +94,12 @@ impl AtomicWord {
         // The device is 64-bit only (rdma-sys refuses other targets), so addresses fit.
         #[allow(clippy::cast_possible_truncation)]
         let place = with_exposed_provenance_mut::<u64>(self.0.address as usize);
-        // SAFETY: aligned (`at`), and with the provenance that was exposed (SAFETY.md F7). Valid for reads and writes:
-        // for a mapped segment, and with `Reach::Mapped`, by the contracts of `Segment`. Otherwise the word is mapped,
-        // with both rights, since `Reach::finds` has checked, or where it cannot check, by a promise of the program
-        // (F8). It stays so while the word is used: neither mapping nor right goes meanwhile (F8), and it is registered
-        // (F14). Other copies of the device are no Rust accesses, and the program's own at the same time are atomics of
-        // this width (F10).
+        // SAFETY: the word is aligned (`at`), and its provenance was exposed (SAFETY.md F7). It is valid for reads and
+        // writes: for a mapped segment, and with `Reach::Mapped`, by the contracts of `Segment`. Otherwise
+        // `Reach::finds` has checked that the word is mapped, readable and writable; where it cannot check, the program
+        // promises this (F8). The word stays so while it is used: it is not unmapped and keeps both rights (F8), and it
+        // stays registered (F14). The device's other copies are not Rust accesses. The program's own concurrent
+        // accesses are atomics of this width (F10).
         unsafe { AtomicU64::from_ptr(place) }
     }
 
@@ -113,7 +115,7 @@ impl AtomicWord {
     }
 }
 
-/// Copies the bytes `from..to` of the concatenation of `source` to the same places in `sink`.
+/// Copies the bytes `from..to` of the concatenated `source` to the same positions in `sink`.
 ///
 /// The copy ends where the shorter of the two lists ends.
 #[inline(always)]
@@ -148,7 +150,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Takes the next bytes of both lists, at most `most`; `None` where one of them ends.
+    /// Takes up to `most` bytes from both lists. Returns `None` when one of them is exhausted.
     fn next(sources: &mut Cursor<'_>, sinks: &mut Cursor<'_>, most: u64) -> Option<Self> {
         if most == 0 {
             return None;
@@ -176,12 +178,12 @@ impl<'a> Cursor<'a> {
         cursor
     }
 
-    /// Returns `first`, and `segments` after it.
+    /// Returns a cursor over `first` and then `segments`.
     fn chain(first: Segment, segments: &'a [Segment]) -> Self {
         Self { segments: segments.iter(), rest: Some(first) }
     }
 
-    /// The number of bytes left.
+    /// Returns the number of bytes left.
     fn length(&self) -> u64 {
         let behind = self.segments.as_slice().iter().map(|segment| segment.length).sum::<u64>();
         self.rest.map_or(0, |rest| rest.length) + behind
@@ -193,7 +195,7 @@ impl<'a> Cursor<'a> {
             && self.segments.as_slice().iter().all(|s| s.mapped)
     }
 
-    /// The rest of the current segment; never empty.
+    /// Returns the rest of the current segment, which is never empty.
     fn rest(&mut self) -> Option<Segment> {
         while self.rest.is_some_and(|rest| rest.length == 0) {
             self.rest = self.segments.next().copied();
@@ -217,9 +219,9 @@ impl<'a> Cursor<'a> {
 #[inline(always)]
 fn copy_segment(source: u64, sink: u64, length: u64) {
     let (source, sink, length) = pointers(source, sink, length);
-    // SAFETY: callers are in this module and pass parts of segments, or scratch of their own. Both ranges are valid by
-    // the contracts of `Segment`: where they may be gone, this runs only if the kernel does not copy for us
-    // (SAFETY.md F7, F8). No Rust reference to them is formed here (F10). Any range of no bytes is valid.
+    // SAFETY: callers are in this module, and pass parts of segments or their own scratch memory. Both ranges are valid
+    // by the contracts of `Segment`. Where memory may be gone, this runs only if the kernel does not copy for us
+    // (SAFETY.md F7, F8). No Rust reference to the ranges is formed here (F10). An empty range is always valid.
     unsafe { device_copy(source, sink, length) }
 }
 
@@ -237,8 +239,8 @@ fn pointers(source: u64, sink: u64, length: u64) -> (*const u8, *mut u8, usize) 
 #[inline(always)]
 unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
     if cfg!(rdma_visible_copies) {
-        // SAFETY: by this function's contract; `copy` allows overlap. It is for AddressSanitizer to see
-        // (SAFETY.md F10).
+        // SAFETY: by this function's contract; `copy` allows overlap. A plain copy is used here because
+        // AddressSanitizer can see it (SAFETY.md F10).
         unsafe { std::ptr::copy(source, sink, length) }
     } else {
         // SAFETY: by this function's contract (SAFETY.md F10).

@@ -1,12 +1,13 @@
-//! Grace periods. Before memory is freed, a thread waits until no other thread uses memory that it found by a key
-//! before.
+//! Grace periods. Before memory is freed, a thread waits until no other thread uses memory that it has found by its
+//! key.
 //!
-//! A thread looks keys up within a [`Visit`], and marks it in a word of its own: two plain stores. A thread that makes
-//! a key unknown then checks the words of all threads, and waits for those that are within a visit. So the cost of the
-//! wait depends on the number of threads, not on that of queue pairs. The side that deregisters pays it.
+//! A thread looks keys up within a [`Visit`], and marks the visit in its own word with two plain stores. A thread that
+//! makes a key unknown then checks the words of all threads, and waits for those that are within a visit. So the cost
+//! of the wait depends on the number of threads, not of queue pairs, and the thread that deregisters memory pays it.
 //!
-//! The two sides are Dekker's: each writes, then reads what the other wrote. A barrier on each side keeps the write
-//! before the read. The waiting side's `membarrier` provides the visitor's barrier, where the kernel has it.
+//! This is Dekker's algorithm: each side writes, then reads what the other wrote. A barrier on each side keeps the
+//! write before the read. Where the kernel has `membarrier`, the waiting side's call provides the visitor's barrier
+//! too.
 
 use crate::memory::barrier;
 use crate::sync::backoff::Backoff;
@@ -19,14 +20,14 @@ mod loom_tests;
 #[cfg(not(loom))]
 mod tests;
 
-/// One thread's word: odd within a visit, and different in each visit.
+/// One thread's word: odd during a visit, and different for each visit.
 #[derive(Debug, Default)]
 struct Visitor {
     visits: Line<AtomicU64>,
 }
 
-/// The visitors of living threads. Those of threads that ended are used again. They belong to the process and not to a
-/// fabric, because they belong to threads, which may use devices of any fabric.
+/// The visitors of running threads, and those of threads that have ended, which are reused. They belong to the process,
+/// not to a fabric, because a thread may use devices of any fabric.
 #[derive(Debug, Default)]
 struct Visitors {
     active: Vec<&'static Visitor>,
@@ -46,7 +47,7 @@ impl Visitors {
         let mut visitors = VISITORS.lock();
         let visitor = visitors.free.pop().unwrap_or_else(|| Box::leak(Box::default()));
         visitors.active.push(visitor);
-        // This way leaving never allocates.
+        // So leaving never allocates.
         let threads = visitors.active.len();
         visitors.free.reserve(threads);
         visitor
@@ -61,12 +62,12 @@ impl Visitors {
     }
 }
 
-/// Leaves the list when its thread ends.
+/// Removes its thread from the list when the thread ends.
 struct Membership(&'static Visitor);
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        // A model's statics are gone when the locals of its first thread are dropped.
+        // In a loom model, the statics are gone when the locals of its first thread are dropped.
         if cfg!(not(loom)) {
             let _ = WORD.try_with(|word| word.set(None));
             Visitors::leave(self.0);
@@ -76,7 +77,7 @@ impl Drop for Membership {
 
 #[cfg(not(loom))]
 thread_local! {
-    /// Without a destructor, so that it can be read until the very end of a thread.
+    /// Has no destructor, so that it can be read until the very end of a thread.
     static WORD: std::cell::Cell<Option<&'static Visitor>> = const { std::cell::Cell::new(None) };
     static MEMBERSHIP: Membership = Membership(Visitors::join());
 }
@@ -86,13 +87,13 @@ loom::thread_local! {
     static MEMBERSHIP: Membership = Membership(Visitors::join());
 }
 
-/// A visit. While it lives, memory that this thread finds by a key stays registered. A thread has at most one at a
-/// time.
+/// A visit. While it lasts, memory that this thread finds by a key stays registered. A thread has at most one visit at
+/// a time.
 #[derive(Debug)]
 pub(crate) struct Visit {
     visitor: &'static Visitor,
     number: u64,
-    /// Whether the thread's destructors have run: the visitor then belongs to this visit alone.
+    /// Whether the thread's destructors have run. The visitor then belongs to this visit alone.
     thread_ends: bool,
 }
 
@@ -104,17 +105,17 @@ impl Visit {
             Some(visitor) => (visitor, false),
             None => Self::join(),
         };
-        // Only this thread writes it.
+        // Only this thread writes the word.
         let number = visitor.visits.load(Ordering::Relaxed) + 1;
         debug_assert!(number % 2 == 1, "a visit within a visit");
-        // Released, since a thread that waits for the previous visit may see this store instead of the end of that
+        // Release, because a thread that waits for the previous visit may see this store instead of the end of that
         // visit.
         visitor.visits.store(number, Ordering::Release);
         barrier::light();
         Self { visitor, number, thread_ends }
     }
 
-    /// Starts the first visit of a thread.
+    /// Returns the visitor for the first visit of a thread.
     #[cold]
     fn join() -> (&'static Visitor, bool) {
         match MEMBERSHIP.try_with(|membership| membership.0) {
@@ -130,7 +131,7 @@ impl Visit {
 impl Drop for Visit {
     #[inline(always)]
     fn drop(&mut self) {
-        // Released, so that a thread that sees it sees everything this visit did.
+        // Release, so that a thread that sees this store sees everything that this visit did.
         self.visitor.visits.store(self.number + 1, Ordering::Release);
         if self.thread_ends {
             Visitors::leave(self.visitor);
@@ -138,17 +139,17 @@ impl Drop for Visit {
     }
 }
 
-/// Asks the kernel in advance, so that no visit has to: the answer may take long. The caller holds no lock.
+/// Asks the kernel in advance, so that no visit has to, because the answer may take long. The caller holds no lock.
 pub(crate) fn prepare() {
     barrier::prepare();
 }
 
-/// Waits until each visit that had begun when this was called is over. The caller has made the key unknown, and is in
-/// no visit itself.
+/// Waits until every visit that has begun before this call ends. The caller has made the key unknown, and is not in a
+/// visit itself.
 pub(crate) fn wait() {
     barrier::heavy();
-    // The list is not locked while this waits. It is traversed from its end: an entry that leaves is replaced by the
-    // last one, which was seen. A thread that joins after its length was read finds the key unknown.
+    // The list is not locked while this thread waits. It is traversed from its end: an entry that leaves is replaced by
+    // the last entry, which was checked already. A thread that joins after the length was read finds the key unknown.
     let mut left = VISITORS.lock().active.len();
     while let Some(n) = left.checked_sub(1) {
         let visitor = VISITORS.lock().active.get(n).copied();

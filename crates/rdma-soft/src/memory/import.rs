@@ -1,4 +1,4 @@
-//! Memory given as a file: where hardware imports a dma-buf, this device maps it.
+//! Memory passed as a file. Hardware imports a dma-buf; this device maps it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -11,11 +11,11 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::engine::Refusal;
 
-/// `DMA_BUF_MAGIC` and `TMPFS_MAGIC` of `linux/magic.h`.
+/// `DMA_BUF_MAGIC` and `TMPFS_MAGIC` from `linux/magic.h`.
 const DMA_BUF: i64 = 0x444d_4142;
 const MEMFD: i64 = 0x0102_1994;
 
-/// A part of a file in this process's memory, unmapped when dropped (SAFETY.md F18).
+/// A part of a file, mapped into this process and unmapped when dropped (SAFETY.md F18).
 #[derive(Debug)]
 pub(crate) struct Imported {
     base: *mut c_void,
@@ -24,9 +24,9 @@ pub(crate) struct Imported {
     skip: usize,
 }
 
-// SAFETY: a mapping belongs to the process, and this is the one owner of it (SAFETY.md F18).
+// SAFETY: a mapping belongs to the process, and this is its only owner (SAFETY.md F18).
 unsafe impl Send for Imported {}
-// SAFETY: as above; a shared reference only gives its address.
+// SAFETY: as above; a shared reference only returns the mapping's address.
 unsafe impl Sync for Imported {}
 
 impl Imported {
@@ -44,19 +44,19 @@ impl Imported {
         }
         let page = rustix::param::page_size();
         let skip = offset % page as u64;
-        // The rest is less than a page.
+        // The remainder is smaller than a page.
         let skip_bytes = usize::try_from(skip).map_err(|_| Refusal::Invalid)?;
         let mapped = length.checked_add(skip_bytes).and_then(|n| n.checked_next_multiple_of(page));
         let mapped = mapped.ok_or(Refusal::Invalid)?;
         let mut access = ProtFlags::READ;
         access.set(ProtFlags::WRITE, writable);
         let (anywhere, shared) = (ptr::null_mut(), MapFlags::SHARED);
-        // SAFETY: a new mapping, anywhere (SAFETY.md F15).
+        // SAFETY: this creates a new mapping at an address that the kernel chooses (SAFETY.md F15).
         let base = unsafe { mmap(anywhere, mapped, access, shared, file, offset - skip) };
         Ok(Self { base: base.map_err(refusal)?, mapped, skip: skip_bytes })
     }
 
-    /// The address of the part. The device finds it later by this address alone (SAFETY.md F7).
+    /// Returns the address of the part. Later, the device finds the memory only by this address (SAFETY.md F7).
     pub(crate) fn address(&self) -> u64 {
         (self.base.expose_provenance() + self.skip) as u64
     }
@@ -64,13 +64,13 @@ impl Imported {
 
 impl Drop for Imported {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `map` made, whose registration has ended (SAFETY.md F18).
+        // SAFETY: `map` made this mapping, and its registration has ended (SAFETY.md F18).
         let unmapped = unsafe { munmap(self.base, self.mapped) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
 
-/// Returns the size of a file that cannot shrink: a process that accesses a mapping beyond the end of its file is
+/// Returns the size of a file, if it cannot shrink: a process that accesses a mapping beyond the end of its file is
 /// killed. A dma-buf never changes its size, and a file in memory can be sealed.
 fn lasting_size(file: BorrowedFd<'_>) -> Result<u64, Refusal> {
     let lasting = match fstatfs(file).map_err(refusal)?.f_type {
@@ -82,12 +82,13 @@ fn lasting_size(file: BorrowedFd<'_>) -> Result<u64, Refusal> {
     u64::try_from(size).ok().filter(|_| lasting).ok_or(Refusal::Invalid)
 }
 
-/// The file that a C program passes, if it is open.
+/// Borrows the file that a C program passes, if it is open.
 pub(crate) fn open_file<'a>(fd: i32) -> Result<BorrowedFd<'a>, Refusal> {
     if fd < 0 {
         return Err(Refusal::NoFile);
     }
-    // SAFETY: checked below, before it is used, and not closed during the call (SAFETY.md F1).
+    // SAFETY: the descriptor is checked below before it is used, and the program does not close it during the call
+    // (SAFETY.md F1).
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
     rustix::io::fcntl_getfd(file.as_fd()).map(|_| file).map_err(refusal)
 }

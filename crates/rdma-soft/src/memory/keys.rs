@@ -8,11 +8,11 @@ use crate::memory::grace_period::Visit;
 use crate::memory::region::RegionTable;
 use crate::memory::sge::Sge;
 
-/// The keys that are valid for a queue pair while a visit lasts: those of regions of a protection domain, and of its
-/// own windows.
+/// The keys that are valid for a queue pair during a visit: those of a protection domain's regions, and of the queue
+/// pair's own windows.
 ///
 /// The domain is the queue pair's, or that of its shared receive queue. The holder of this value holds the queue pair's
-/// send lock or its responder lock, and uses no segment after releasing it.
+/// send lock or its responder lock, and uses no segment after it releases that lock.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys<'a> {
     pub(crate) regions: &'a RegionTable,
@@ -22,8 +22,8 @@ pub(crate) struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// The memory that `key` names at `iova`, if the key gives all of `access`, and the whole range lies inside. A
-    /// range of no bytes needs no key (IBTA volume 1, 10.6.3.2 and 9.7.4.1.4).
+    /// Returns the memory that `key` names at `iova`, if the key grants all of `access` and the whole range lies
+    /// inside. An empty range needs no key (IBTA volume 1, 10.6.3.2 and 9.7.4.1.4).
     #[inline(always)]
     pub(crate) fn find(&self, key: u32, iova: u64, length: u64, access: u32) -> Option<Segment> {
         let (address, mapped) = match length {
@@ -38,16 +38,17 @@ impl Keys<'_> {
                 (region.locate(iova, length)?, region.is_mapped())
             }
         };
-        // SAFETY: the region was found within a visit, so it stays registered while the visit lasts (SAFETY.md F14).
-        // Until then its memory is exposed (F7), and valid for the accesses that its rights allow: always if that was
-        // noted (F29), otherwise unless it is gone (F8). The range lies inside. Any range of no bytes is valid. A
-        // window of one queue pair stays while the queue pair's responder is locked. A thread that finds one holds that
-        // lock: a window gives only peers' rights, and under the send lock only local ones are requested.
+        // SAFETY: the region was found within a visit, so it stays registered during the visit (SAFETY.md F14). Until
+        // then its memory is exposed (F7), and valid for the accesses that its rights allow: always if it was noted as
+        // mapped (F29), otherwise unless it is gone (F8). The range lies inside the region. An empty range is always
+        // valid. A window of one queue pair stays bound while that queue pair's responder is locked. A thread that
+        // finds such a window holds that lock: a window grants only peers' rights, and under the send lock only local
+        // rights are requested.
         Some(unsafe { Segment::of_region(address, length, mapped) })
     }
 
-    /// Turns elements into segments and returns their total length. The keys must be known, and give `access` to the
-    /// whole range.
+    /// Converts elements to segments and returns their total length. Returns `None` unless all keys are known and grant
+    /// `access` to the whole of their ranges.
     #[inline(always)]
     pub(crate) fn find_all(
         &self,
@@ -65,7 +66,8 @@ impl Keys<'_> {
     }
 }
 
-/// Returns true if a key belongs to a window of this queue pair. Out of line, so that regions do not pay for it.
+/// Returns true if a key belongs to a window of this queue pair. Not inlined, so that lookups of regions do not pay for
+/// it.
 #[cold]
 fn is_scope(queue_pair: u64, scope: u64) -> bool {
     queue_pair == scope

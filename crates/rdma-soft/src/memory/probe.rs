@@ -1,5 +1,5 @@
-//! Registration checks memory like the kernel when it pins pages. Memory that is not mapped, or not writable for a
-//! region that is written, is refused then, instead of causing a crash later.
+//! Registration checks memory as the kernel does when it pins pages. It refuses memory that is not mapped, or not
+//! writable although the device may write it, because such memory would cause a crash later.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -12,9 +12,10 @@ use crate::engine::Refusal;
 use crate::memory::region::{LOCAL_READ, MAPPED};
 
 const WRITES_FROM_PEERS: u32 = AccessFlags::REMOTE_WRITE.bits() | AccessFlags::REMOTE_ATOMIC.bits();
-/// All rights that a peer can have here.
+/// All rights that a peer can have on this device.
 pub(crate) const FROM_PEERS: u32 = WRITES_FROM_PEERS | AccessFlags::REMOTE_READ.bits();
-/// The rights that this device accepts and checks or may ignore (`IBV_ACCESS_OPTIONAL_RANGE`: the top bits).
+/// The rights that this device accepts: those that it checks, and those that it may ignore
+/// (`IBV_ACCESS_OPTIONAL_RANGE`: the top bits).
 const KNOWN: u32 = FROM_PEERS
     | AccessFlags::LOCAL_WRITE.bits()
     | AccessFlags::MW_BIND.bits()
@@ -44,7 +45,7 @@ impl Access {
     }
 }
 
-/// Whole pages, by address; never empty.
+/// A non-empty range of whole pages, as addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pages {
     start: u64,
@@ -57,7 +58,7 @@ impl Pages {
     }
 }
 
-/// The pages that a range touches; `None` if it is empty or leaves the address space.
+/// Returns the pages that a range touches, or `None` if the range is empty or exceeds the address space.
 pub(crate) fn pages(address: u64, length: u64) -> Option<Pages> {
     let page = rustix::param::page_size() as u64;
     let end = address.checked_add(length)?.checked_next_multiple_of(page)?;
@@ -65,43 +66,42 @@ pub(crate) fn pages(address: u64, length: u64) -> Option<Pages> {
     end_fits.then_some(Pages { start: address - address % page, end })
 }
 
-/// Faults the pages in, for writing if the device may write there.
+/// Faults the pages in, for writing if the device may write to them.
 pub(crate) fn populate(pages: Pages, writable: bool) -> Result<(), Refusal> {
     match advise(pages, writable) {
         Ok(()) if advice_is_followed() => Ok(()),
         Ok(()) => (1..EMULATORS_TRIES)
             .find_map(|_| maps::covers(pages, writable).ok())
             .map_or_else(|| maps::covers(pages, writable), Ok),
-        // A kernel before 5.14 does not know the advice; later ones differ in the error for memory without the
-        // permission.
+        // Kernels before 5.14 do not know the advice. Later ones differ in the error for memory without the permission.
         Err(Errno::INVAL | Errno::AGAIN | Errno::NOMEM) => maps::covers(pages, writable),
         Err(_) => Err(Refusal::Fault),
     }
 }
 
-/// The number of tries under an emulator. It builds `/proc/self/maps` from two lists, and a range that another thread
-/// maps meanwhile next to this one can hide it. A range that is really unmapped is missing each time.
+/// The number of tries under an emulator. The emulator builds `/proc/self/maps` from two lists, so a range may be
+/// missing while another thread maps memory next to it. A range that is really unmapped is missing each time.
 const EMULATORS_TRIES: u32 = 8;
 
 fn advise(pages: Pages, writable: bool) -> Result<(), Errno> {
-    // `pages` checked that the end fits into a pointer.
+    // `pages` checked that the end fits in a pointer.
     #[allow(clippy::cast_possible_truncation)]
     let (start, length) = (pages.start as usize, pages.length() as usize);
     let start = std::ptr::with_exposed_provenance_mut(start);
     let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
-    // SAFETY: populating changes no contents and unmaps nothing; a range that is not mapped is reported (madvise(2),
+    // SAFETY: populating changes no contents and unmaps nothing. A range that is not mapped is reported (madvise(2),
     // SAFETY.md F15).
     unsafe { madvise(start, length, advice) }
 }
 
-/// Returns true if success means anything. An emulator of another processor (qemu-user) ignores advice and reports
-/// success, even for the page at address 0, which is never mapped.
+/// Returns true if the system really follows the advice. An emulator of another processor (qemu-user) ignores it and
+/// reports success, even for the page at address 0, which is never mapped.
 fn advice_is_followed() -> bool {
     static FOLLOWED: OnceLock<bool> = OnceLock::new();
     *FOLLOWED.get_or_init(|| pages(1, 1).is_none_or(|nobodys| advise(nobodys, false).is_err()))
 }
 
-/// The same check by `/proc/self/maps` (proc_pid_maps(5)), which faults no page in.
+/// The same check based on `/proc/self/maps` (proc_pid_maps(5)), which does not fault pages in.
 mod maps {
     use super::{Pages, Refusal};
 

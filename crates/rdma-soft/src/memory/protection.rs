@@ -1,4 +1,4 @@
-//! Protection domains, which decide the regions that queue pairs may use.
+//! Protection domains, which determine the regions that queue pairs may use.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use crate::sync::Lock;
 
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
-    /// Unique in the fabric, also among the numbers of queue pairs.
+    /// Unique in the fabric, also among the IDs of queue pairs.
     pub(crate) number: u64,
-    /// The memory budget of its device.
+    /// The memory budget of the domain's device.
     pub(crate) memory: &'static Budget,
     pub(crate) windows: Lock<Windows>,
 }
@@ -31,7 +31,7 @@ impl ProtectionDomain {
         Arc::new(Self { number: memory.ids.unique(), memory, windows: Lock::default() })
     }
 
-    /// Registers `length` bytes at `address`, which requests name from `iova` on.
+    /// Registers `length` bytes at `address`. In requests, they begin at `iova`.
     pub(crate) fn register(
         &self,
         address: u64,
@@ -66,11 +66,11 @@ impl ProtectionDomain {
         self.memory.regions.note_mapped(registration.key);
     }
 
-    /// Ends a registration: when this returns no request touches its memory, and later ones find the key unknown.
+    /// Ends a registration. When this returns, no request accesses its memory, and later requests find the key unknown.
     /// Refused while a window is bound to the region.
     ///
-    /// A thread finds the region within a visit, which lasts while the memory is used. So it is enough to make the key
-    /// unknown and wait for a [grace period](grace_period).
+    /// A thread finds the region within a visit, and the visit lasts while the thread uses the memory. So it is enough
+    /// to make the key unknown and wait for a [grace period](grace_period).
     pub(crate) fn deregister(&self, registration: Registration) -> Result<(), Refusal> {
         self.unpublish_unbound(registration.key)?;
         grace_period::wait();

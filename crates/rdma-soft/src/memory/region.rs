@@ -1,9 +1,9 @@
-//! The region table: the lookup of memory by key, without a lock. It contains memory windows too: for a lookup, a
-//! window is a region.
+//! The region table: the lock-free lookup of memory by key. It also contains memory windows, because a lookup treats a
+//! window as a region.
 //!
-//! A slot is written under the lock of the places. Any thread reads it with a sequence check: the version (key and
-//! incarnation) is read before and after the fields. A torn read is a miss. This table does not ensure that a region
-//! found here *stays*: `ProtectionDomain::deregister` unpublishes first and then waits for a
+//! Slots are written under the lock of `Places`. Any thread reads a slot with a sequence check: the version (key and
+//! incarnation) is read before and after the fields. A torn read counts as a miss. This table does not ensure that a
+//! region found here *stays* registered: `ProtectionDomain::deregister` unpublishes the key first and then waits for a
 //! [grace period](crate::memory::grace_period).
 
 use std::sync::{Arc, OnceLock};
@@ -15,26 +15,26 @@ use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering, fence, locked};
 
 mod places;
 
-/// The memory that a key names. Addresses are the process's own.
+/// The memory that a key names. `address` is an address in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
     /// The start of the memory in this process.
     pub(crate) address: u64,
-    /// The start of the memory in the addresses that requests use.
+    /// The start of the memory, as an address in requests.
     pub(crate) iova: u64,
     pub(crate) length: u64,
     /// `IBV_ACCESS_*`, [`LOCAL_READ`], and [`MAPPED`].
     pub(crate) access: u32,
-    /// The number of the protection domain whose queue pairs may use it, or of the only queue pair that may.
+    /// The number of the protection domain whose queue pairs may use the memory, or of the only queue pair that may.
     pub(crate) scope: u64,
 }
 
-/// The right of this machine's own requests, which every region gives and no window. A bit that `IBV_ACCESS_*` does not
-/// use.
+/// The right that this machine's own requests need. Every region grants it, and no window does. `IBV_ACCESS_*` does not
+/// use this bit.
 pub(crate) const LOCAL_READ: u32 = 1 << 31;
 
-/// The memory is mapped, with the rights that `access` needs, whenever a request can use it. This is not a right, and
-/// requests never need it. Another bit that `IBV_ACCESS_*` does not use.
+/// The memory is mapped, with the permissions that `access` needs, whenever a request can use it. This is not a right,
+/// and requests never need it. `IBV_ACCESS_*` does not use this bit either.
 pub(crate) const MAPPED: u32 = 1 << 30;
 
 impl Region {
@@ -44,7 +44,7 @@ impl Region {
         self.access & MAPPED != 0
     }
 
-    /// The process address of `length` bytes at `iova`, if all of them lie inside.
+    /// Returns the process address of `length` bytes at `iova`, if all of them lie inside.
     #[inline]
     pub(crate) fn locate(&self, iova: u64, length: u64) -> Option<u64> {
         let offset = iova.checked_sub(self.iova)?;
@@ -84,20 +84,22 @@ impl RegionSlot {
         (self.version.load(Ordering::Relaxed) == before).then_some(region)
     }
 
-    /// Increments the incarnation; writers are serialised by the table's lock. It is never 0, so no version is.
+    /// Increments the incarnation. Writers are serialised by the table's lock. The incarnation is never 0, so no
+    /// version is 0.
     fn renew(&self) {
         let incarnation = self.incarnation.load(Ordering::Relaxed).wrapping_add(1).max(1);
         self.incarnation.store(incarnation, Ordering::Relaxed);
     }
 
-    /// The version of this incarnation, under that key.
+    /// Returns the version of this incarnation with this key.
     fn version(&self, key: u32) -> u64 {
         u64::from(self.incarnation.load(Ordering::Relaxed)) << 32 | u64::from(key)
     }
 
-    /// Fills a free slot; writers are serialised by the table's lock.
+    /// Fills a free slot. Writers are serialised by the table's lock.
     fn publish(&self, version: u64, region: &Region) {
-        // Orders the version's earlier clearing before the fields, for a reader that sees a field.
+        // Orders the clearing of the version before the writes of the fields, for a reader that sees one of these
+        // fields.
         fence(Ordering::Release);
         self.address.store(region.address, Ordering::Relaxed);
         self.iova.store(region.iova, Ordering::Relaxed);
@@ -108,26 +110,26 @@ impl RegionSlot {
     }
 }
 
-/// Slots are allocated in chunks, when the first of them is used, and stay.
+/// Slots are allocated in chunks. A chunk is allocated when one of its slots is first used, and is never freed.
 const CHUNK: usize = if cfg!(loom) { 1 } else { 1024 };
-/// Keys hold 24 bits of slot number and 8 bits that change each time the slot is used.
+/// A key holds 24 bits of slot number and 8 bits that change each time the slot is used.
 const INDEX_MASK: u32 = 0x00ff_ffff;
 
 type Chunks = Arc<[OnceLock<Box<[RegionSlot; CHUNK]>>]>;
 
-/// Slots of retired tables. They are for the next table of the same size.
+/// The slots of retired tables, kept for later tables of the same size.
 static UNUSED: std::sync::Mutex<Vec<Chunks>> = std::sync::Mutex::new(Vec::new());
 
 #[derive(Debug)]
 pub(crate) struct RegionTable {
     chunks: Chunks,
-    /// Random, so that the keys of two devices or processes differ. A known key reveals the upper bits of nearby keys.
-    /// It does not reveal the numbers of its chunk that are in use.
+    /// Random, so that the keys of two devices or processes differ. A known key reveals the upper bits of nearby keys,
+    /// but not which slots of its chunk are in use.
     mask: u32,
     places: Lock<Places>,
 }
 
-/// Returns that many chunks of a retired table.
+/// Returns the chunks of a retired table that had `count` of them.
 fn unused(count: usize) -> Option<Chunks> {
     let mut unused = locked(&UNUSED);
     let found = unused.iter().position(|chunks| chunks.len() == count)?;
@@ -135,8 +137,8 @@ fn unused(count: usize) -> Option<Chunks> {
 }
 
 impl RegionTable {
-    /// A table for at most `limit` regions and windows. It has more slots than that, since used ones have to rest:
-    /// [`REST`], or in a smaller table half of them.
+    /// Creates a table for at most `limit` regions and windows. The table has more slots than that, since released
+    /// slots have to rest: [`REST`] of them, or half of the slots in a smaller table.
     pub(crate) fn new(limit: u32, random: Random) -> Self {
         let rest = limit.min(REST);
         Self::with_slots(limit.saturating_add(rest), rest, random)
@@ -153,13 +155,13 @@ impl RegionTable {
         }
     }
 
-    /// Retires the table. None of its keys is known, or will be, and no thread will look one up: its memory goes to
-    /// other tables.
+    /// Retires the table: its memory is reused for other tables. None of its keys is valid or will be, and no thread
+    /// looks one up.
     pub(crate) fn retire(&self) {
         self.places.lock().retire();
         let is_free = |slot: &RegionSlot| slot.version.load(Ordering::Acquire) == 0;
         let mut slots = self.chunks.iter().filter_map(OnceLock::get).flat_map(|chunk| chunk.iter());
-        // A table with a key that is still known stays as it is (SAFETY.md F14).
+        // A table with a key that is still valid is not reused (SAFETY.md F14).
         if slots.all(is_free) {
             locked(&UNUSED).push(Arc::clone(&self.chunks));
         }
@@ -171,13 +173,13 @@ impl RegionTable {
         Some(&self.chunks.get(index / CHUNK)?.get()?[index % CHUNK])
     }
 
-    /// The region of `key`, if it is registered now.
+    /// Returns the region with this key, if it is registered now.
     #[inline(always)]
     pub(crate) fn find(&self, key: u32) -> Option<Region> {
         self.slot((key >> 8) ^ self.mask)?.read(key)
     }
 
-    /// Registers `region` and returns its key, or `None` when the table is full.
+    /// Registers `region` and returns its key, or `None` if the table is full.
     pub(crate) fn insert(&self, region: &Region) -> Option<u32> {
         let mut places = self.places.lock();
         let (slot, key) = self.take(&mut places)?;
@@ -185,8 +187,8 @@ impl RegionTable {
         Some(key)
     }
 
-    /// Notes that the memory of a registered region is [mapped](MAPPED). A thread that reads the slot meanwhile may or
-    /// may not see this.
+    /// Notes that the memory of a registered region is [mapped](MAPPED). A thread that reads the slot concurrently may
+    /// or may not see this.
     pub(crate) fn note_mapped(&self, key: u32) {
         let _writers = self.places.lock();
         if let Some(slot) = self.slot((key >> 8) ^ self.mask)
@@ -196,7 +198,7 @@ impl RegionTable {
         }
     }
 
-    /// Takes a place for a window, and returns a key that names nothing yet.
+    /// Reserves a slot for a window. Returns a key that does not name any memory yet.
     pub(crate) fn reserve(&self) -> Option<u32> {
         Some(self.take(&mut self.places.lock())?.1)
     }
@@ -205,12 +207,12 @@ impl RegionTable {
     fn take(&self, places: &mut Places) -> Option<(&RegionSlot, u32)> {
         let (index, low) = places.take()?;
         let Some(slot) = self.slot(index).or_else(|| self.make(index)) else {
-            // There is no memory for it; as it was never used, it need not rest.
+            // The chunk could not be allocated. The slot was never used, so it need not rest.
             places.release(index, 0);
             return None;
         };
         slot.renew();
-        // The low byte is never 0, so that no key of a region is.
+        // The low byte is never 0, so no region's key is 0.
         Some((slot, ((index ^ self.mask) & INDEX_MASK) << 8 | low))
     }
 
@@ -225,8 +227,8 @@ impl RegionTable {
         self.slot(index)
     }
 
-    /// Makes a window in a [reserved](Self::reserve) place name `region` under this key, and no longer its former
-    /// memory. The window's owner chooses the low byte of the key.
+    /// Makes this key of a [reserved](Self::reserve) window name `region`, and its previous key unknown. The window's
+    /// owner chooses the low byte of the key.
     pub(crate) fn publish(&self, key: u32, region: &Region) {
         let _writers = self.places.lock();
         if let Some(slot) = self.slot((key >> 8) ^ self.mask) {
@@ -236,8 +238,8 @@ impl RegionTable {
         }
     }
 
-    /// Makes `key` unknown to every reader that starts from now on. The slot is not reused before
-    /// [`release`](Self::release).
+    /// Makes `key` unknown to every lookup that starts from now on. The slot is not reused until it is
+    /// [released](Self::release).
     #[inline]
     pub(crate) fn unpublish(&self, key: u32) -> bool {
         let _writers = self.places.lock();
@@ -250,7 +252,7 @@ impl RegionTable {
         }
     }
 
-    /// Lets the slot of an unpublished key rest, and then be used again.
+    /// Releases the slot of an unpublished key. The slot rests before it is reused.
     pub(crate) fn release(&self, key: u32) {
         self.places.lock().release((key >> 8) ^ self.mask, (key & 0xff) as u8);
     }

@@ -1,11 +1,12 @@
-//! Allocations with a size that a program chooses: refused where there is not enough memory.
+//! Allocations whose size a program chooses. They are refused if there is not enough memory.
 
 use crate::engine::Refusal;
 
-/// A larger allocation is made only if the machine has enough memory.
+/// An allocation larger than this is made only if the machine has enough memory.
 const MUCH: usize = 64 << 20;
 
-/// Memory for a number of values, not touched yet. So all memory that an object needs can be reserved first.
+/// Reserved memory for a number of values, not touched yet. This lets an object reserve all of its memory before it
+/// uses any.
 #[derive(Debug)]
 pub(crate) struct Room<T> {
     list: Vec<T>,
@@ -23,7 +24,7 @@ impl<T> Room<T> {
         Ok(Self { list, count })
     }
 
-    /// Reserves memory for `count` times `each` values.
+    /// Reserves memory for `count * each` values.
     pub(crate) fn each(count: usize, each: usize) -> Result<Self, Refusal> {
         Self::new(count.checked_mul(each).ok_or(Refusal::NoRoom)?)
     }
@@ -34,14 +35,14 @@ impl<T> Room<T> {
         self.list.into_boxed_slice()
     }
 
-    /// Returns a list that accepts the values without allocating.
+    /// Returns an empty list with enough capacity for the values.
     pub(crate) fn list(self) -> Vec<T> {
         self.list
     }
 }
 
-/// Half of the machine's memory, in bytes. The system promises more memory than it has, and kills a process that then
-/// uses it. A queue is filled when it is created, so that posting never waits for memory.
+/// Returns half of the machine's memory, in bytes. The system overcommits memory, and kills a process that then uses
+/// it. A queue is filled when it is created, so that posting never waits for memory.
 fn half_of_memory() -> u64 {
     let system = rustix::system::sysinfo();
     (system.totalram as u64).saturating_mul(system.mem_unit.into()) / 2

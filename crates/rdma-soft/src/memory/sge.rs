@@ -1,7 +1,6 @@
 //! Elements of requests (`struct ibv_sge`).
 
-/// A range of memory and its key, with the layout of the program's (`struct ibv_sge`), so that a program's list is read
-/// in place.
+/// A range of memory and its key. The layout is that of `struct ibv_sge`, so a program's list is read in place.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Sge {

@@ -1,9 +1,9 @@
 //! Memory windows: keys that let peers use a part of a region until the keys are invalidated (IBTA volume 1, 10.6.7).
 //!
-//! A bound window is a region of the [table](crate::memory::region), so requests find it like any other. Its binding,
-//! and the program's rights to it, are kept here, by protection domain. A key is invalidated like a region's: it is
-//! made unknown, and a [grace period](grace_period) passes. Peers use a window of type 2 under one lock, that of its
-//! queue pair's responder. So it is enough to pass through that lock.
+//! A bound window is a region of the [table](crate::memory::region), so requests find it like any other. Its binding
+//! and the program's rights to it are kept here, per protection domain. A key is invalidated like a region's: it is
+//! made unknown, and then a [grace period](grace_period) passes. Peers use a type 2 window only under the lock of its
+//! queue pair's responder. So for such a window it is enough to acquire and release that lock.
 
 use std::collections::BTreeMap;
 
@@ -16,23 +16,23 @@ use crate::memory::probe::FROM_PEERS;
 use crate::memory::protection::ProtectionDomain;
 use crate::memory::region::{LOCAL_READ, MAPPED, Region};
 
-/// The rights that a bind may request. Local write has no effect, since a window has remote rights only. Programs that
-/// pass the flags of the region include it, and providers accept it.
+/// The rights that a bind may request. Local write has no effect because a window only has remote rights. It is
+/// accepted nevertheless, as other providers do, because programs pass the flags of the region.
 const OF_BINDS: u32 = FROM_PEERS | AccessFlags::ZERO_BASED.bits() | AccessFlags::LOCAL_WRITE.bits();
 
-// A bound window has only rights of peers, so no local element finds one (SAFETY.md F14).
+// A bound window has only rights of peers, so no local element matches it (SAFETY.md F14).
 const _: () = assert!(FROM_PEERS & (LOCAL_READ | AccessFlags::LOCAL_WRITE.bits()) == 0);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WindowKind {
     /// Type 1: its key is valid for all queue pairs of the protection domain.
     One,
-    /// Type 2B: while it is bound, its key is valid only for the queue pair that bound it.
+    /// Type 2B: while the window is bound, its key is valid only for the queue pair that bound it.
     Two,
 }
 
 impl Limits {
-    /// Returns true if the device has windows of this kind.
+    /// Returns true if the device supports windows of this kind.
     pub(crate) fn has_windows(&self, kind: WindowKind) -> bool {
         let there = match kind {
             WindowKind::One => self.features.window_type_1,
@@ -42,13 +42,13 @@ impl Limits {
     }
 }
 
-/// The windows of a protection domain, by the part of their keys that the device chooses.
+/// The windows of a protection domain, indexed by the part of their keys that the device chooses.
 #[derive(Debug, Default)]
 pub(crate) struct Windows(BTreeMap<u32, Window>);
 
 #[derive(Debug)]
 struct Window {
-    /// Unique: no other window has it, not even one that gets the same place later.
+    /// Unique: no other window has this number, not even one that gets the same slot later.
     number: u32,
     kind: WindowKind,
     key: u32,
@@ -57,9 +57,9 @@ struct Window {
 
 #[derive(Debug)]
 struct Bound {
-    /// The key of the region that it is a part of.
+    /// The key of the region that the window is a part of.
     region: u32,
-    /// The queue pair that a window of type 2 belongs to.
+    /// The queue pair that a type 2 window belongs to.
     queue_pair: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ struct Bound {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Name {
     pub(crate) number: u32,
-    /// Names no memory before the window is bound.
+    /// Names no memory until the window is bound.
     pub(crate) key: u32,
 }
 
@@ -102,23 +102,24 @@ impl ProtectionDomain {
         Ok(Name { number, key })
     }
 
-    /// Ends a window: when this returns no peer uses memory through it, bound or not.
+    /// Deallocates a window. When this returns, no peer uses memory through the window, whether or not it was bound.
     pub(crate) fn deallocate_window(&self, name: Name) {
         let window = {
             let mut windows = self.windows.lock();
             let Some(window) = windows.0.remove(&(name.key >> 8)) else { return };
-            // Under the lock: from here on the region that it was bound to can be deregistered.
+            // Done under the lock: after this, the region that the window was bound to can be deregistered.
             self.memory.regions.unpublish(window.key);
             window
         };
-        // Needed even if it was unbound: the request that unbound it may still wait.
+        // Needed even if the window was unbound: the request that unbound it may still be waiting for its own grace
+        // period.
         grace_period::wait();
         self.memory.regions.release(window.key);
         self.memory.memory_windows.give();
     }
 
-    /// Binds a window for the queue pair with this id, and returns its kind. Returns `None`, and changes nothing, if
-    /// the request is wrong. Peers that found the window's previous memory may still use it.
+    /// Binds a window for the queue pair with this ID, and returns the window's kind. Returns `None` and changes
+    /// nothing if the request is invalid. Peers that have found the window's previous memory may still use it.
     pub(crate) fn bind(&self, bind: &Bind, queue_pair: u64) -> Option<WindowKind> {
         let mut windows = self.windows.lock();
         let window = windows.0.get_mut(&(bind.key >> 8))?;
@@ -129,7 +130,7 @@ impl ProtectionDomain {
         let region = match (window.kind, bind.length) {
             (WindowKind::One, 0) => None,
             (WindowKind::One, _) => Some(self.part(bind, window.kind, self.number)?),
-            // Length 0 does not unbind it (o10-37.2.40), nor does another bind (o10-37.2.30).
+            // A length of 0 does not unbind a type 2 window (o10-37.2.40), nor does another bind (o10-37.2.30).
             (WindowKind::Two, 0) => return None,
             (WindowKind::Two, _) if window.bound.is_some() => return None,
             (WindowKind::Two, _) => Some(self.part(bind, window.kind, queue_pair)?),
@@ -146,8 +147,8 @@ impl ProtectionDomain {
         Some(window.kind)
     }
 
-    /// The part of a region for a window. It is of this domain, bindable (C10-73), with local write if peers are to
-    /// change it (C10-74), and entirely inside (C10-75).
+    /// Returns the part of a region that a window covers. The region must be in this domain and bindable (C10-73). It
+    /// must have local write if peers are to change it (C10-74), and contain the whole part (C10-75).
     fn part(&self, bind: &Bind, kind: WindowKind, scope: u64) -> Option<Region> {
         let region = self.memory.regions.find(bind.region)?;
         let zero_based = bind.access & AccessFlags::ZERO_BASED.bits() != 0;
@@ -171,9 +172,9 @@ impl ProtectionDomain {
         })
     }
 
-    /// Invalidates this key, if it belongs to a window of type 2 that this queue pair has bound; no other key can be
-    /// invalidated (o10-37.2.26). The locks that the caller holds or passes through determine whether peers may still
-    /// use it.
+    /// Invalidates this key if it belongs to a type 2 window that this queue pair has bound. No other key can be
+    /// invalidated (o10-37.2.26). Whether peers may still use the key depends on the locks that the caller holds or
+    /// acquires afterwards.
     pub(crate) fn invalidate(&self, key: u32, queue_pair: u64) -> bool {
         let mut windows = self.windows.lock();
         let window = windows.0.get_mut(&(key >> 8)).filter(|window| {

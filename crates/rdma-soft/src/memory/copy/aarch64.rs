@@ -8,11 +8,11 @@ use super::moves::Moves;
 #[derive(Debug)]
 pub(super) struct Native;
 
-/// Moves one word through a register of its size.
+/// Moves one word through a register of the same size.
 macro_rules! move_word {
     ($source:ident, $sink:ident, $load:literal, $store:literal, $class:ident, $register:literal) => {
-        // SAFETY: reads and writes the word at the two places, which are valid by the contract of the surrounding
-        // function, and touches nothing else (SAFETY.md F10).
+        // SAFETY: this reads and writes only the words at the two addresses, which are valid by the contract of the
+        // surrounding function (SAFETY.md F10).
         unsafe {
             asm!(
                 concat!($load, " {word:", $register, "}, [{from}]"),
@@ -24,7 +24,7 @@ macro_rules! move_word {
     };
 }
 
-// SAFETY: each instruction reads and writes as many bytes as its name states; aligned words of up to eight bytes are
+// SAFETY: each instruction reads and writes as many bytes as its name states. Aligned words of up to eight bytes are
 // single-copy atomic (Arm ARM, B2.2.1; SAFETY.md F10).
 unsafe impl Moves for Native {
     #[inline]
@@ -54,7 +54,7 @@ unsafe impl Moves for Native {
 
     #[inline]
     unsafe fn move_64(source: *const u8, sink: *mut u8) {
-        // SAFETY: 64 bytes of both, which the contract guarantees (SAFETY.md F10).
+        // SAFETY: this accesses 64 bytes on each side, which the contract guarantees (SAFETY.md F10).
         unsafe {
             asm!(
                 "ldp {a:q}, {b:q}, [{from}]", "ldp {c:q}, {d:q}, [{from}, #32]",

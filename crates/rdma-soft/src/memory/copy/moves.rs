@@ -1,19 +1,20 @@
-//! The order in which a copy moves its bytes, the same on each architecture.
+//! The order in which a copy moves its bytes, which is the same on each architecture.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{Ordering, fence};
 
-/// The instructions of an architecture, each opaque to the compiler: it assumes neither what they read nor that they
-/// write once.
+/// The instructions of an architecture. Each is opaque to the compiler, which assumes neither what the instruction
+/// reads nor that it writes only once.
 ///
 /// # Safety
 ///
-/// A move of `n` bytes reads only the `n` at its source, and writes only the `n` at its sink. Neither place has to be
-/// aligned; one of 1, 2, 4 or 8 bytes with a sink aligned to its size is a single store.
+/// A move of `n` bytes reads only the `n` bytes at its source, and writes only the `n` bytes at its sink. Neither
+/// address has to be aligned. A move of 1, 2, 4 or 8 bytes is a single store if its sink is aligned to its size.
 pub(super) unsafe trait Moves {
     /// # Safety
     ///
-    /// `source` must be valid for reads and `sink` for writes of 1 byte, and so on for the others.
+    /// `source` must be valid for reads and `sink` for writes of 1 byte; the other moves require as many bytes as their
+    /// names state.
     unsafe fn move_1(source: *const u8, sink: *mut u8);
     /// # Safety
     ///
@@ -36,7 +37,7 @@ pub(super) unsafe trait Moves {
     /// See [`Moves::move_1`].
     unsafe fn move_64(source: *const u8, sink: *mut u8);
 
-    /// Moves 64 bytes or more, upwards; some of them twice.
+    /// Moves 64 bytes or more, from low to high addresses. Some bytes are moved twice.
     ///
     /// # Safety
     ///
@@ -48,21 +49,21 @@ pub(super) unsafe trait Moves {
     }
 }
 
-/// Moves several pieces of the two ranges that are in scope, in this order.
+/// Moves several pieces of the ranges `$source` and `$sink`, in this order.
 macro_rules! pieces {
     ($source:ident, $sink:ident: $($move:ident at $offset:expr),+) => {{$(
         let (from, to) = ($source.wrapping_add($offset), $sink.wrapping_add($offset));
-        // SAFETY: the piece lies inside both ranges: its offset and its size together are no more than the
-        // length (SAFETY.md F10).
+        // SAFETY: the piece lies inside both ranges because its offset plus its size is at most the length
+        // (SAFETY.md F10).
         unsafe { M::$move(from, to) };
     )+}};
 }
 
-/// Copies upwards. The end is one store after all others, of the longest word of 1, 2, 4 or 8 bytes that the range
-/// holds. No earlier store touches any of it.
+/// Copies from low to high addresses. The end is the longest word of 1, 2, 4 or 8 bytes that fits in the range. It is
+/// written by a single store after all others, and no earlier store touches it.
 ///
-/// A program that polls the end of a message therefore finds the rest there, if it reads the end with acquire ordering.
-/// Hardware requires this, too.
+/// So a program that polls the end of a message with acquire ordering also sees the rest of the message. Programs need
+/// this ordering on hardware, too.
 ///
 /// # Safety
 ///
@@ -73,7 +74,7 @@ pub(super) unsafe fn copy<M: Moves>(source: *const u8, sink: *mut u8, length: us
         // SAFETY: the beginning of both ranges (SAFETY.md F10).
         unsafe { copy_body::<M>(source, sink, length - 8) };
     }
-    // Everything written before, by this copy and by earlier ones, becomes visible before the end does.
+    // Everything written earlier, by this copy and by previous ones, becomes visible before the end does.
     fence(Ordering::Release);
     if length >= 8 {
         pieces!(source, sink: move_8 at length - 8);
@@ -108,8 +109,8 @@ unsafe fn copy_few<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
     }
 }
 
-/// Copies the bytes before the end, and no others. The rest after whole pieces is moved by a piece that overlaps the
-/// one before it.
+/// Copies all bytes before the end, and no others. A remainder smaller than a piece is moved by a piece that overlaps
+/// the previous one.
 ///
 /// # Safety
 ///
@@ -125,12 +126,12 @@ unsafe fn copy_body<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
         17..=32 => pieces!(source, sink: move_16 at 0, move_16 at length - 16),
         33..64 => pieces!(source, sink: move_16 at 0, move_16 at 16,
             move_16 at length - 32, move_16 at length - 16),
-        // SAFETY: this function's contract, and there are at least 64 (SAFETY.md F10).
+        // SAFETY: by this function's contract; the length is at least 64 (SAFETY.md F10).
         _ => unsafe { M::move_many(source, sink, length) },
     }
 }
 
-/// Moves lines of 64 bytes; the last one ends where the range does.
+/// Moves lines of 64 bytes. The last line ends where the range does, so it may overlap the previous one.
 ///
 /// # Safety
 ///

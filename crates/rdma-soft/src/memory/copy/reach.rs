@@ -1,11 +1,11 @@
-//! Copies of memory that may be gone.
+//! Copies of memory that may have been unmapped.
 //!
-//! A program can unmap memory while it is registered. Hardware tolerates that, since it has pinned the pages. Within a
-//! post the program is responsible for what it does. Later copies run on the device's thread or on another queue
-//! pair's. By then a library may have unmapped the memory without the program's knowledge. The kernel makes such a copy
-//! (`process_vm_readv(2)` on this process). It reports unmapped memory, where an instruction of ours would end the
-//! process. It takes about a microsecond longer. Memory that a program has
-//! [noted as mapped](crate::memory::region::MAPPED) needs none of this.
+//! A program can unmap memory while it is registered. Hardware tolerates that because it has pinned the pages. During a
+//! post, the program is responsible for its own memory. Later copies run on the device's thread or in another queue
+//! pair's call. By then a library may have unmapped the memory without the program's knowledge. So the kernel makes
+//! such a copy (`process_vm_readv(2)` on this process): it reports unmapped memory, where our own instruction would
+//! crash the process. A copy by the kernel takes about a microsecond longer. Memory that a program has
+//! [noted as mapped](crate::memory::region::MAPPED) is copied without the kernel.
 #![allow(unsafe_code)]
 
 use std::ffi::c_ulong;
@@ -27,10 +27,10 @@ use crate::memory::probe;
 pub(crate) enum Reach {
     /// All memory is mapped: the copy cannot fail.
     Mapped,
-    /// Memory that is not certainly mapped may have been unmapped, or have lost its rights to be read or written. The
-    /// kernel copies it, and the calls are counted here.
+    /// Memory that is not certainly mapped may have been unmapped or made inaccessible. The kernel copies it, and its
+    /// calls are counted here.
     ///
-    /// In some cases the kernel does not copy for us: if a filter of system calls forbids it, under valgrind, and with
+    /// The kernel does not copy for us if a seccomp filter forbids it, under valgrind, or with
     /// `--cfg rdma_visible_copies`. Then such copies are made as if the memory were mapped.
     MayBeGone(&'static Rare),
 }
@@ -76,7 +76,7 @@ impl Reach {
         self.deliver_bytes(&number.to_ne_bytes(), sink, 0)
     }
 
-    /// Copies the device's own bytes to a list of segments, after the first `lead` bytes there.
+    /// Copies the device's own bytes to a list of segments, skipping the first `lead` bytes of the list.
     pub(crate) fn deliver_bytes(
         self,
         bytes: &[u8],
@@ -88,7 +88,7 @@ impl Reach {
         self.copy(sources, Cursor::at(sink, lead), source.length)
     }
 
-    /// Copies the first `length` bytes of a message to a list of segments, after a header, or the space for one.
+    /// Copies the first `length` bytes of a message to a list of segments, after a header or the space for one.
     pub(crate) fn deliver_behind<const N: usize>(
         self,
         header: Option<&[u8; N]>,
@@ -113,7 +113,7 @@ impl Reach {
         }
     }
 
-    /// Copies from a list of segments, after the first `lead` bytes there, to the device's own bytes.
+    /// Copies from a list of segments to the device's own bytes, skipping the first `lead` bytes of the list.
     pub(crate) fn collect_bytes(
         self,
         source: &[Segment],
@@ -121,7 +121,7 @@ impl Reach {
         bytes: &mut [u8],
     ) -> Result<(), Fault> {
         let (address, length) = (bytes.as_mut_ptr().expose_provenance() as u64, bytes.len() as u64);
-        // SAFETY: borrowed for this call alone until the copy is done, and exposed here (SAFETY.md F7).
+        // SAFETY: the bytes are borrowed exclusively until the copy is done, and they are exposed here (SAFETY.md F7).
         let sink = unsafe { Segment::new(address, length) };
         self.copy(Cursor::at(source, lead), Cursor::at(slice::from_ref(&sink), 0), length)
     }
@@ -140,7 +140,7 @@ impl Reach {
         }
     }
 
-    /// Writes data to the destination of the bytes `from..to` of a message.
+    /// Writes the bytes `from..to` of a message to their destination.
     #[inline(always)]
     pub(crate) fn put(
         self,
@@ -157,8 +157,8 @@ impl Reach {
 
     /// Returns true if a word can be read and written.
     ///
-    /// The kernel offers no atomic operations for this, so the word is checked before it is used. If it is unmapped in
-    /// the nanoseconds between, or loses its right to be written, the process ends.
+    /// The kernel offers no atomic operations for this, so the word is checked before it is used. If the word is
+    /// unmapped or made read-only in the nanoseconds in between, the process crashes.
     #[inline]
     pub(crate) fn finds(self, word: AtomicWord) -> bool {
         match self {
@@ -171,14 +171,14 @@ impl Reach {
 /// Returns a segment of the device's own bytes.
 fn own(bytes: &[u8]) -> Segment {
     let (address, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
-    // SAFETY: the callers are in this module. They have borrowed the bytes until their copy is done, which only reads
-    // them, and which is the segment's last use. They are exposed here (SAFETY.md F7).
+    // SAFETY: the callers are in this module. They borrow the bytes until their copy is done. The copy only reads the
+    // bytes, and is the segment's last use. The bytes are exposed here (SAFETY.md F7).
     unsafe { Segment::new(address, length) }
 }
 
-/// Returns true if a word can be changed. Its page is made ready for writes as at a registration, since no copy can
-/// show that. A copy of the word onto itself would undo a concurrent change by another thread. A truncated file's page
-/// is found by the read, even where the kernel cannot make pages ready.
+/// Returns true if a word can be changed. Its page is faulted in for writing, as registration does. No copy can show
+/// that the page is writable, because copying the word onto itself would undo another thread's concurrent change. The
+/// read detects a page beyond the end of a truncated file, even where the kernel cannot fault pages in.
 #[inline(never)]
 fn can_be_changed(calls: &Rare, word: u64) -> bool {
     if !kernel_copies() {
@@ -191,7 +191,8 @@ fn can_be_changed(calls: &Rare, word: u64) -> bool {
     copy_piece(calls, piece).is_ok() && page.is_some_and(|page| probe::populate(page, true).is_ok())
 }
 
-/// Copies upwards. The last eight bytes, or all if they are fewer, are written after all others.
+/// Copies from low to high addresses. The last eight bytes are written after all others; fewer than eight are written
+/// together.
 #[inline(never)]
 fn transfer_by_kernel(
     calls: &Rare,
@@ -204,7 +205,7 @@ fn transfer_by_kernel(
     let body = length - end;
     let mut pieces = Pieces::new(calls);
     pieces.add(&mut sources, &mut sinks, body)?;
-    // "Buffers are processed in array order", and stores of x86-64 become visible in program order.
+    // "Buffers are processed in array order", and on x86-64, stores become visible in program order.
     if cfg!(not(target_arch = "x86_64")) {
         pieces.copy()?;
         fence(Ordering::Release);
@@ -213,8 +214,8 @@ fn transfer_by_kernel(
     pieces.copy()
 }
 
-/// The number of pieces that one call copies: a list as long as queues accept by default, with its last element split
-/// in two.
+/// The maximum number of pieces that one call copies: one for each element that queues accept by default. One more is
+/// needed because the last element is split in two.
 const MOST_PIECES: usize = 33;
 
 /// The pieces that the next call copies.
@@ -238,7 +239,7 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Adds the next bytes of two lists. Copies the pieces so far when there is no space left.
+    /// Adds the next bytes of two lists. Copies the pieces added so far when there is no space left.
     fn add(
         &mut self,
         sources: &mut Cursor<'_>,
@@ -258,7 +259,7 @@ impl<'a> Pieces<'a> {
         Ok(())
     }
 
-    /// Copies the added pieces: by one call if all of the memory is mapped.
+    /// Copies the added pieces, in one call if all of the memory is mapped.
     fn copy(&mut self) -> Result<(), Fault> {
         let (count, length) = (std::mem::take(&mut self.count), std::mem::take(&mut self.length));
         let (sources, sinks) = (&self.sources[..count], &self.sinks[..count]);
@@ -269,7 +270,7 @@ impl<'a> Pieces<'a> {
         if moved == length {
             return Ok(());
         }
-        // The kernel copies some kinds of memory only by another call. For the others, that call shows which side is
+        // Some kinds of memory can only be copied by the other kernel call. For the rest, that call shows which side is
         // not mapped.
         for (source, sink) in sources.iter().zip(sinks) {
             let length = source.iov_len as u64;
@@ -282,8 +283,9 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// Returns true if the system has the two calls and allows them. Emulators and filters of system calls may not. Tools
-/// that look for wrong accesses see those of our instructions better, so under them this is false.
+/// Returns true if the system has the two calls and permits them; under an emulator or a seccomp filter it may not.
+/// Also returns false under memory checkers (valgrind, Miri, AddressSanitizer), which check our own loads and stores
+/// better than copies made by the kernel.
 pub(super) fn kernel_copies() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| !is_watched() && kernel_copies_between_places())
@@ -294,14 +296,14 @@ fn is_watched() -> bool {
     cfg!(any(miri, rdma_visible_copies))
 }
 
-/// Returns true if valgrind runs this program. This makes its request `RUNNING_ON_VALGRIND` of `valgrind.h`, by
-/// instructions that do nothing on a processor.
+/// Returns true if valgrind runs this program. Makes the request `RUNNING_ON_VALGRIND` of `valgrind.h`, with
+/// instructions that have no effect on a real processor.
 #[cfg(all(target_arch = "x86_64", not(any(miri, rdma_visible_copies))))]
 fn is_watched() -> bool {
     let request: [u64; 6] = [0x1001, 0, 0, 0, 0, 0];
     let depth: u64;
-    // SAFETY: four rotations, by 128 bits together, and an exchange of a register with itself change nothing but flags;
-    // valgrind reads the request and writes `rdx` (SAFETY.md F15).
+    // SAFETY: the four rotations add up to 128 bits, so they and the exchange of a register with itself change only
+    // flags. Valgrind reads the request and writes `rdx` (SAFETY.md F15).
     unsafe {
         std::arch::asm!(
             "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",
@@ -321,7 +323,7 @@ fn kernel_copies_between_places() -> bool {
     move_by(&none, Call::ToHere, &from, &to) == 8 && move_by(&none, Call::FromHere, &from, &to) == 8
 }
 
-/// Copies one piece by as many calls as necessary.
+/// Copies one piece with as many calls as necessary.
 fn copy_piece(calls: &Rare, mut piece: Piece) -> Result<(), Fault> {
     while piece.length > 0 {
         let Piece { source, sink, length } = piece;
@@ -335,19 +337,19 @@ fn copy_piece(calls: &Rare, mut piece: Piece) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Copies some of a piece through memory of our own, and so finds out which side is not mapped.
+/// Copies part of a piece through memory of our own, which shows which side is not mapped.
 ///
-/// Both places are then accessed as this thread would. The usual call looks up the pages of the source, which some
-/// kinds of memory do not have, such as a device's file.
+/// The kernel then accesses both places as this thread would. The usual call looks up the pages of the source, and some
+/// kinds of memory, such as a mapped device file, do not have any.
 #[cold]
 fn move_by_way_of_here(calls: &Rare, piece: Piece) -> Result<u64, Fault> {
     let Piece { source, sink, length: left } = piece;
     let mut bytes = [0_u8; 4096];
     let length = left.min(bytes.len() as u64);
     let here = bytes.as_mut_ptr().expose_provenance() as u64;
-    // This copies the bytes that are mapped. The next round tries the rest, and finds none.
+    // This copies the bytes that are mapped. The next round tries the rest, and copies none.
     match move_by(calls, Call::FromHere, &[place(source, length)], &[place(here, length)]) {
-        // A filter of system calls was installed later.
+        // A seccomp filter was installed after the check.
         0 if !is_fault() => {
             copy_segment(source, sink, left);
             Ok(left)
@@ -360,12 +362,12 @@ fn move_by_way_of_here(calls: &Rare, piece: Piece) -> Result<u64, Fault> {
     }
 }
 
-/// Returns true if the last call failed because of the memory, and not because it is forbidden.
+/// Returns true if the last call failed because of the memory, not because a filter forbids the call.
 fn is_fault() -> bool {
     std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT)
 }
 
-/// The side that the kernel accesses as this thread would; it looks up the pages of the other.
+/// The side that the kernel accesses as this thread would. For the other side, it looks up the pages.
 #[derive(Debug, Clone, Copy)]
 enum Call {
     /// The sink: `process_vm_readv`.
@@ -379,22 +381,22 @@ fn place(address: u64, length: u64) -> iovec {
     iovec { iov_base: base.cast(), iov_len }
 }
 
-/// Returns the number of bytes copied, fewer or none if memory is not mapped.
+/// Returns the number of bytes copied: fewer than requested, or none, if memory is not mapped.
 fn move_by(calls: &Rare, call: Call, source: &[iovec], sink: &[iovec]) -> u64 {
     calls.count();
     let (sources, sinks) = (source.len() as c_ulong, sink.len() as c_ulong);
     let (source, sink) = (source.as_ptr(), sink.as_ptr());
-    // In a child of fork, the parent's number would name other memory.
+    // In a forked child, the parent's process ID would name other memory.
     let this = Process::current().id().cast_signed();
     let moved = match call {
-        // SAFETY: two arrays of these lengths, borrowed during the call, which only reads them. Each place is one of
-        // two kinds. The first is bytes of the device's own. They are an array of a function of this module, or a slice
-        // that its caller has borrowed for the copy: shared for the source, exclusively for the sink. The call uses the
-        // pointer that was made from these bytes and exposed (F7); nothing else uses them until it returns. The second
-        // kind is a part of a program's segment, which may be gone. The kernel checks each page, and touches none that
-        // is not mapped, or not for this access (process_vm_readv(2), SAFETY.md F15). Mapped memory is valid by the
-        // contracts of `Segment` (F8), its provenance is exposed (F7), and the device has no Rust reference to it
-        // (F10).
+        // SAFETY: the two arrays have these lengths, and are borrowed during the call, which only reads them. Each
+        // place is one of two kinds. The first kind is the device's own bytes: an array in a function of this module,
+        // or a slice that the caller borrows for the copy. The source is borrowed shared, the sink exclusively. The
+        // call uses the pointer that was made from these bytes and exposed (F7); nothing else uses the bytes until the
+        // call returns. The second kind is a part of a program's segment, which may be gone. The kernel checks each
+        // page, and does not touch a page that is unmapped or does not permit this access (process_vm_readv(2),
+        // SAFETY.md F15). Mapped memory is valid by the contracts of `Segment` (F8), its provenance is exposed (F7),
+        // and the device has no Rust reference to it (F10).
         Call::ToHere => unsafe { libc::process_vm_readv(this, sink, sinks, source, sources, 0) },
         // SAFETY: likewise (SAFETY.md F7, F8, F10, F15).
         Call::FromHere => unsafe { libc::process_vm_writev(this, source, sources, sink, sinks, 0) },

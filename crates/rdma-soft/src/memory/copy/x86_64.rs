@@ -1,4 +1,4 @@
-//! The instructions of x86-64: SSE2, which each such processor has, AVX where available, and the string instruction.
+//! The instructions of x86-64: SSE2, which every such processor has, AVX where available, and `rep movsb`.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
@@ -6,22 +6,22 @@ use std::arch::is_x86_feature_detected as detected;
 
 use super::moves::{Moves, move_lines};
 
-/// From this length on, the string instruction is faster than vectors of 16 bytes.
+/// From this length on, `rep movsb` is faster than 16-byte vectors.
 const STRING_BESIDE_SSE: usize = 2048;
-/// From this length on, it is faster than vectors of 32 bytes.
+/// From this length on, `rep movsb` is faster than 32-byte vectors.
 const STRING_BESIDE_AVX: usize = 32 << 10;
-/// From this length on, vectors of 32 bytes are faster than those of 16.
+/// From this length on, 32-byte vectors are faster than 16-byte ones.
 const AVX: usize = 128;
 
-/// Moves by the best instructions that this processor has.
+/// Moves bytes with the best instructions that this processor has.
 #[derive(Debug)]
 pub(super) struct Native;
 
-/// Moves one word through a register of its size.
+/// Moves one word through a register of the same size.
 macro_rules! move_word {
     ($source:ident, $sink:ident, $class:ident, $register:literal) => {
-        // SAFETY: reads and writes the word at the two places, which are valid by the contract of the surrounding
-        // function, and touches nothing else (SAFETY.md F10).
+        // SAFETY: this reads and writes only the words at the two addresses, which are valid by the contract of the
+        // surrounding function (SAFETY.md F10).
         unsafe {
             asm!(
                 concat!("mov {word", $register, "}, [{from}]"),
@@ -33,7 +33,7 @@ macro_rules! move_word {
     };
 }
 
-// SAFETY: each instruction reads and writes as many bytes as its name states; aligned words of up to eight bytes are
+// SAFETY: each instruction reads and writes as many bytes as its name states. Aligned words of up to eight bytes are
 // single stores (Intel SDM volume 3, 9.1.1; AMD APM volume 2, 7.3.2; SAFETY.md F10).
 unsafe impl Moves for Native {
     #[inline]
@@ -58,7 +58,7 @@ unsafe impl Moves for Native {
 
     #[inline]
     unsafe fn move_16(source: *const u8, sink: *mut u8) {
-        // SAFETY: 16 bytes of both, which the contract guarantees (SAFETY.md F10).
+        // SAFETY: this accesses 16 bytes on each side, which the contract guarantees (SAFETY.md F10).
         unsafe {
             asm!(
                 "movups {word}, [{from}]", "movups [{to}], {word}",
@@ -70,7 +70,7 @@ unsafe impl Moves for Native {
 
     #[inline]
     unsafe fn move_64(source: *const u8, sink: *mut u8) {
-        // SAFETY: 64 bytes of both, which the contract guarantees (SAFETY.md F10).
+        // SAFETY: this accesses 64 bytes on each side, which the contract guarantees (SAFETY.md F10).
         unsafe {
             asm!(
                 "movups {a}, [{from}]", "movups {b}, [{from} + 16]",
@@ -90,7 +90,8 @@ unsafe impl Moves for Native {
             // SAFETY: this function's contract.
             unsafe { move_many_by_sse(source, sink, length) }
         } else if length < STRING_BESIDE_AVX {
-            // SAFETY: this function's contract; there are at least 128, and the processor has AVX (SAFETY.md F10).
+            // SAFETY: by this function's contract; the length is at least 128, and the processor has AVX
+            // (SAFETY.md F10).
             unsafe { move_many_by_avx(source, sink, length) }
         } else {
             // SAFETY: this function's contract.
@@ -114,21 +115,21 @@ pub(super) unsafe fn move_many_by_sse(source: *const u8, sink: *mut u8, length: 
     }
 }
 
-/// The distance from the beginning of a range to its next line, 1 to 64 bytes.
+/// Returns the distance from the beginning of a range to its next cache line, 1 to 64 bytes.
 fn next_line(sink: *const u8) -> usize {
     64 - sink.addr() % 64
 }
 
-/// Moves 128 bytes or more, by lines that are aligned in the sink, except those at both ends.
+/// Moves 128 bytes or more, in 64-byte lines that are aligned in the sink, except at both ends.
 ///
 /// # Safety
 ///
-/// See [`Moves::move_many`]; in addition, there must be 128 bytes and AVX.
+/// See [`Moves::move_many`]. In addition, `length` must be at least 128, and the processor must have AVX.
 unsafe fn move_many_by_avx(source: *const u8, sink: *mut u8, length: usize) {
     let skip = next_line(sink);
-    // SAFETY: the first 64 of at least 128 bytes; then whole pairs of lines from the next line on, as long as they end
-    // before the ranges do; then the last 128 bytes of both ranges (SAFETY.md F10). All vector registers are declared
-    // as clobbered, since `vzeroupper` changes them.
+    // SAFETY: this moves the first 64 of at least 128 bytes, then pairs of whole lines from the next line on. Each pair
+    // ends within the ranges. The last move is of the last 128 bytes of both ranges (SAFETY.md F10). All vector
+    // registers are declared as clobbered because `vzeroupper` changes them.
     unsafe {
         asm!(
             "vmovups ymm0, [{from}]", "vmovups ymm1, [{from} + 32]",
@@ -159,18 +160,19 @@ unsafe fn move_many_by_avx(source: *const u8, sink: *mut u8, length: usize) {
     }
 }
 
-/// Moves the whole range by one instruction, from the sink's first line on.
+/// Moves the first 64 bytes, then everything from the sink's next cache line on with a single instruction.
 ///
 /// # Safety
 ///
 /// See [`Moves::move_many`].
 unsafe fn move_string(source: *const u8, sink: *mut u8, length: usize) {
-    // With an unaligned sink the instruction takes twice as long.
-    // SAFETY: the first 64 bytes, which there are (SAFETY.md F10).
+    // With an unaligned sink, the instruction takes twice as long.
+    // SAFETY: by this function's contract, there are at least 64 bytes (SAFETY.md F10).
     unsafe { Native::move_64(source, sink) };
     let skip = next_line(sink);
     let (source, sink) = (source.wrapping_add(skip), sink.wrapping_add(skip));
-    // SAFETY: exactly the rest of both ranges; the direction flag is clear by the ABI (SAFETY.md F10).
+    // SAFETY: this moves exactly the rest of both ranges. The ABI guarantees that the direction flag is clear
+    // (SAFETY.md F10).
     unsafe {
         asm!(
             "rep movsb",

@@ -1,25 +1,26 @@
-//! The choice of the table's next place, and of the low byte of its key.
+//! The choice of the table's next slot (place), and of the low byte of its key.
 //!
-//! Peers keep keys, and may use one that was invalidated. So a key stays unknown as long as possible. A place rests
-//! until many others are free, and those that have rested longest are used first. Each time a place is used its keys
-//! have another low byte, in an unpredictable order. Nor does a key reveal the keys of regions registered just before
-//! and after. Places are allocated in chunks, and first used in such an order, too.
+//! Peers keep keys, and may use one after it was invalidated. So a key stays unknown as long as possible. A released
+//! place is not reused until many others are free, and the place that was released first is reused first. Each time a
+//! place is used, its key has another low byte, in an unpredictable order. Nor does a key reveal the keys of regions
+//! registered just before and after. Places are allocated in chunks, and the places of a chunk are first used in random
+//! order.
 
 use crate::fabric::random::Random;
 use crate::memory::region::CHUNK;
 use crate::memory::room::Room;
 
-/// A place is used again only when this number of others are free.
+/// A place is reused only when this many others are free.
 pub(super) const REST: u32 = 16_384;
 
 /// The state of a place, apart from its region.
 #[derive(Debug, Default)]
 struct Place {
-    /// Decides the order of its low bytes.
+    /// Determines the order of the place's low bytes.
     secret: [u8; 8],
-    /// The place that began to rest just after this one.
+    /// The place that was released just after this one.
     next: u32,
-    /// The number of its low bytes that were used, in turns of 255.
+    /// The position in the order of low bytes, from 1 to 255; 0 before the first use.
     turn: u8,
     /// The low byte that was used last.
     last: u8,
@@ -27,24 +28,24 @@ struct Place {
 
 #[derive(Debug)]
 pub(super) struct Places {
-    /// [`CHUNK`] places in each, as in the table.
+    /// Chunks of [`CHUNK`] places, as in the table.
     chunks: Vec<Box<[Place]>>,
     made: u32,
-    /// The places of the last chunk that were never used, in random order.
+    /// The places of the newest chunk that were never used, in random order.
     fresh: Vec<u32>,
     most: u32,
     rest: u32,
     resting: u32,
-    /// The places that have rested longest, and shortest; without meaning if none rests.
+    /// The places released first and last; meaningless if none rests.
     oldest: u32,
     newest: u32,
-    /// The numbers 0 to 255 in this table's own order.
+    /// The numbers 0 to 255 in an order specific to this table.
     mixed: Box<[u8]>,
     random: Random,
 }
 
 impl Places {
-    /// Makes at most `most` places; `rest` of them stay free.
+    /// Creates at most `most` places; `rest` of them always stay free.
     pub(super) fn new(most: u32, rest: u32, mut random: Random) -> Self {
         let mut mixed: Box<[u8]> = (0..=255).collect();
         random.shuffle(&mut mixed);
@@ -53,22 +54,22 @@ impl Places {
         Self { chunks, made, fresh, most, rest, resting, oldest, newest, mixed, random }
     }
 
-    /// Drops all places, for good.
+    /// Drops all places for good.
     pub(super) fn retire(&mut self) {
         (self.chunks, self.fresh, self.mixed) = Default::default();
         (self.made, self.most, self.resting) = (0, 0, 0);
     }
 
-    /// Takes a free slot, and the low byte of its next key, which is not 0. Returns `None` if all have to rest, or
-    /// there is no memory for more.
+    /// Takes a free place. Returns its index and the low byte of its next key, which is not 0. Returns `None` if all
+    /// places have to rest, or if there is no memory for more.
     pub(super) fn take(&mut self) -> Option<(u32, u32)> {
         let index = if self.resting > self.rest { self.wake()? } else { self.grow()? };
         let place = self.place(index)?;
-        // There are as many turns as low bytes, and each low byte is used once in them.
+        // There are 255 turns and 255 low bytes, and each turn has its own low byte.
         place.turn = place.turn % 255 + 1;
         let (turn, secret, last) = (place.turn, place.secret, place.last);
         let low = match self.low(turn, secret) {
-            // The owner of a window has chosen this one.
+            // The owner of a window has chosen this low byte.
             low if low == last => {
                 let turn = turn % 255 + 1;
                 self.place(index)?.turn = turn;
@@ -79,7 +80,7 @@ impl Places {
         Some((index, low.into()))
     }
 
-    /// Releases a place; `low` is the low byte of its last key.
+    /// Releases a place whose last key had the low byte `low`.
     pub(super) fn release(&mut self, index: u32, low: u8) {
         let Some(place) = self.place(index) else { return };
         place.last = low;
@@ -92,7 +93,7 @@ impl Places {
         self.resting += 1;
     }
 
-    /// Takes the place that has rested longest.
+    /// Takes the place that was released first.
     fn wake(&mut self) -> Option<u32> {
         let index = self.oldest;
         self.oldest = self.place(index)?.next;
@@ -111,7 +112,7 @@ impl Places {
         Some(index)
     }
 
-    /// Allocates as many places as the limit allows, at most a chunk, and shuffles them.
+    /// Allocates a chunk of places, or fewer if the limit does not allow a whole chunk, and shuffles them.
     #[cold]
     fn make_chunk(&mut self) -> Option<()> {
         let end = self.most.min(self.made.saturating_add(u32::try_from(CHUNK).ok()?));
@@ -133,9 +134,9 @@ impl Places {
         self.chunks.get_mut(index / CHUNK)?.get_mut(index % CHUNK)
     }
 
-    /// Returns the low byte for a turn, from 1 to 255, in the order of this secret. It is a cipher of one byte; its
-    /// rounds use this table's order. 0 is neither a turn nor a low byte, so the turn that maps to 0 gets the value
-    /// that 0 maps to.
+    /// Returns the low byte for a turn, from 1 to 255, in the order that this secret determines. This is a cipher of
+    /// one byte whose rounds use this table's order. Neither a turn nor a low byte can be 0, so the turn that maps to 0
+    /// gets the value that 0 maps to.
     fn low(&self, turn: u8, secret: [u8; 8]) -> u8 {
         let cipher =
             |byte: u8| secret.iter().fold(byte, |byte, key| self.mixed[usize::from(byte ^ key)]);
