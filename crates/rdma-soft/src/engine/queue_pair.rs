@@ -1,4 +1,4 @@
-//! Queue pairs: their parts, their creation, their error state and their destruction.
+//! Queue pairs: their parts, creation, error state and destruction.
 
 pub(crate) mod capacity;
 pub(crate) mod membership;
@@ -60,7 +60,7 @@ impl Deref for QueuePair {
 }
 
 impl QueuePair {
-    /// Creates a queue pair in RESET and registers it with its peers, timers and completion queues.
+    /// Creates a queue pair in RESET, and registers it with its completion queues, timers and peers.
     pub(crate) fn create(
         device: &'static Device,
         pd: &Arc<ProtectionDomain>,
@@ -73,7 +73,7 @@ impl QueuePair {
         grace_period::prepare();
         let Init { service, capacity, signal_all } = init;
         let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);
-        // Allocated first, since there may not be enough memory.
+        // Allocated first, because there may not be enough memory.
         let mut send = SendSide::new(&device.fabric.ids, &init)?;
         let responder = Responder::new(receive_sge)?;
         let receives = ReceiveSlots::new(capacity.receive_wr, capacity.receive_sge)?;
@@ -126,8 +126,8 @@ impl QueuePair {
         Ok(queue_pair)
     }
 
-    /// Destroys the queue pair. When this returns, no peer and no device thread touches the queue pair, its memory or
-    /// its completions. Everything held or queued is cancelled.
+    /// Destroys the queue pair. When this returns, no peer and no device thread accesses the queue pair, its memory or
+    /// its completions. All held or queued work is cancelled.
     pub(crate) fn destroy(self: Arc<Self>) {
         self.device.retire_queue_pair(self.qpn);
         self.pass_inbox();
@@ -147,8 +147,8 @@ impl QueuePair {
         self.reporter.withdraw();
     }
 
-    /// Makes the requester at the far end of a former connection forget this queue pair, so that it does not keep it
-    /// alive. The caller holds no lock except that of the attributes.
+    /// Makes the requester at the far end of a former connection forget this queue pair, so that the requester does not
+    /// keep it alive. The caller holds no lock except that of the attributes.
     fn leave(&self, connection: Option<(Path, u32)>) {
         let Some((path, number)) = connection else { return };
         let Some(requester) = self.device.at_far_end(&path, number) else { return };
@@ -160,7 +160,7 @@ impl QueuePair {
         }
     }
 
-    /// Drops packets that have arrived for this queue pair, once no thread executes one.
+    /// Drops packets that have arrived for this queue pair, once no thread is executing any of them.
     fn pass_inbox(&self) {
         if let Some(inbox) = self.device.inbox_if_any() {
             inbox.pass(self.qpn);
@@ -175,12 +175,13 @@ impl QueuePair {
             let mut send = self.send.lock();
             (send.state, send.incarnation) = (QpState::RESET, incarnation);
             send.clear();
-            // Purged before the counter is set, so that no polled completion sets it back.
+            // Purged before the counter is set, so that polling an old completion cannot move the counter back.
             self.send_cq.purge(self.send_seat);
             self.reclaimed.of(Side::Send).store(send.posted, Ordering::Release);
             send.reclaimed = send.posted;
         }
-        // Nothing binds windows any longer. A peer that found one is done once the lock below was taken.
+        // Nothing binds windows any longer. A peer that found one of these windows is done with it once the lock below
+        // is acquired.
         self.pd.unbind_windows_of(self.id);
         let mut responder = self.responder.lock();
         let connection = responder.connection();
@@ -190,7 +191,7 @@ impl QueuePair {
         receive.state = QpState::RESET;
         self.dismiss_waiter(&mut receive);
         if self.shared.is_none() {
-            // Skips dropped requests, and requests flushed without having been in the queue.
+            // Skips dropped requests, and requests that were flushed without entering the queue.
             responder.next_receive = receive.next;
         }
         self.receive_cq.purge(self.receive_seat);
@@ -199,7 +200,7 @@ impl QueuePair {
         self.leave(connection);
     }
 
-    /// Moves each part of the queue pair to the error state. The caller holds the attributes' lock.
+    /// Moves each part of the queue pair to error. The caller holds the attributes' lock.
     pub(crate) fn flush(&self) {
         {
             let mut send = self.send.lock();
@@ -208,7 +209,8 @@ impl QueuePair {
         }
         let mut responder = self.responder.lock();
         if responder.state != QpState::ERR {
-            // A responder that has failed itself is in error already: after what it owes, it still sends the reason.
+            // A responder that has failed on its own is in error already. After its pending answers, it still sends the
+            // reason.
             responder.owe_nothing();
         }
         responder.state = QpState::ERR;
@@ -225,13 +227,12 @@ impl QueuePair {
             next = self.receives.take(next_receive, sges);
         }
         if entered && self.shared.is_some() {
-            // Completions for all requests that it took are in the queue, and it takes no others.
+            // All requests that this queue pair took have completions in the queue, and it takes no others.
             self.reporter.report(AsyncEventKind::QP_LAST_WQE_REACHED);
         }
     }
 
-    /// Posts one receive request. A requester that waits for it goes on before this returns, as long as the call's turn
-    /// lasts.
+    /// Posts one receive request. A requester that waits for one resumes before this returns, within the call's turn.
     #[inline]
     pub(crate) fn post_receive(
         &self,
@@ -269,14 +270,14 @@ impl QueuePair {
         Ok(())
     }
 
-    /// `ibv_modify_qp`.
+    /// Implements `ibv_modify_qp`.
     pub(crate) fn modify(
         self: &Arc<Self>,
         new: &Settings,
         mask: QpAttributes,
     ) -> Result<(), Refusal> {
-        // Messages sent before a queue pair is ready do not belong to it, and requests executed before it is in error
-        // have succeeded. A program may move it to error because it found that the peer's process has ended.
+        // Messages sent before a queue pair is ready do not belong to it. Requests executed before it moves to error
+        // have succeeded: a program may move it to error because it found that the peer's process has ended.
         if mask.intersects(QpAttributes::STATE)
             && matches!(new.state, QpState::RTR | QpState::RTS | QpState::ERR)
             && let Some(link) = self.device.fabric.polled.get()
@@ -287,7 +288,7 @@ impl QueuePair {
         self.answer_now();
         let to = self.modify_locked(new, mask);
         self.hear_of_end();
-        // Runs even if the change was refused: it may have found that the queue pair had failed.
+        // Runs even if the change was refused, because it may have found that the queue pair has failed.
         self.device.fabric.run_queue.run();
         let to = to?;
         if mask.intersects(QpAttributes::TIMEOUT) {
@@ -299,7 +300,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Requests a turn for when the process at the far end of the connection has executed requests, and when it ends.
+    /// Requests a turn whenever the process at the far end of the connection has executed requests, and when it ends.
     fn hear_of_end(self: &Arc<Self>) {
         let carrier = self.send.lock().wire.as_mut().and_then(|wire| wire.claim_word(self));
         if let Some(carrier) = carrier {
@@ -324,14 +325,14 @@ impl QueuePair {
         };
         let peer_qpn =
             if has(QpAttributes::DEST_QPN) { new.peer_qpn } else { attributes.settings.peer_qpn };
-        // Keeps the outlet until the route below has it.
+        // Keeps the outlet alive until the route below holds it.
         let _outlet = path.map(|path| self.reach(&path, peer_qpn)).transpose()?;
         match to {
             QpState::RESET => self.reset(&mut attributes),
             QpState::ERR => {
                 attributes.settings.state = to;
                 self.flush();
-                // The caller may reuse its memory now, also that of requests received before a refusal.
+                // The caller may reuse its memory now, including the memory of requests received before a refusal.
                 self.responder.lock().owe_nothing();
             }
             _ => {
@@ -345,8 +346,8 @@ impl QueuePair {
         Ok(to)
     }
 
-    /// Connects this process to that of the peer queue pair, if it is another process. Lookups under the locks then
-    /// find it.
+    /// Connects this process to the process of the peer queue pair, if they differ. Lookups under the locks then find
+    /// the connection.
     fn reach(&self, path: &Path, number: u32) -> Result<Outlet, Refusal> {
         if self.service == Service::UnreliableDatagram {
             return Ok(Outlet::Nowhere);
@@ -354,8 +355,8 @@ impl QueuePair {
         self.device.reach(path, number)
     }
 
-    /// Locks the attributes and updates the state in them: a failed request posts its completion before it has locked
-    /// the attributes.
+    /// Locks the attributes and updates the state in them, because a failed request posts its completion before it
+    /// locks the attributes.
     fn attributes(&self) -> ControlGuard<'_, Attributes> {
         let mut attributes = locked(&self.attributes);
         let send = self.send.lock().state;
@@ -369,8 +370,8 @@ impl QueuePair {
         attributes
     }
 
-    /// Sets the given attributes, and returns the previous connection. A half that failed since the check of the
-    /// transition stays in error. The code that made it fail moves the rest of the queue pair to error.
+    /// Sets the given attributes, and returns the previous connection. A side that has failed since the check of the
+    /// transition stays in error. The thread that made it fail moves the rest of the queue pair to error.
     fn apply(
         &self,
         new: &Settings,
@@ -406,13 +407,13 @@ impl QueuePair {
         let mut receive = self.receive.lock();
         receive.state = to;
         if path.is_some() {
-            // The waiter may no longer be a peer.
+            // The waiter may belong to the previous peer.
             self.dismiss_waiter(&mut receive);
         }
         before
     }
 
-    /// The route of messages to the far end of a connection.
+    /// Returns the route of messages to the far end of a connection.
     fn route(&self, path: Option<Path>, number: u32) -> Option<Route> {
         let path = path.filter(|_| self.service != Service::UnreliableDatagram)?;
         match self.device.way(&path, number) {
@@ -465,10 +466,10 @@ impl QueuePair {
         }
     }
 
-    /// Implements `ibv_query_qp`: returns all attributes, whatever was requested, like other providers.
+    /// Implements `ibv_query_qp`. Like other providers, returns all attributes, whatever the mask requests.
     pub(crate) fn query(&self) -> Found {
         let mut settings = self.attributes().settings;
-        // `attributes` may have found that the queue pair had failed.
+        // `attributes` may have found that the queue pair has failed.
         self.device.fabric.run_queue.run();
         settings.current_state = settings.state;
         let draining = {

@@ -1,4 +1,4 @@
-//! The header of a queue pair, which its sides, its queues and its events use by reference.
+//! The header of a queue pair, which its sides, queues and events use by reference.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
@@ -23,9 +23,9 @@ use crate::sync::{Line, Lock};
 
 /// A queue pair, as seen by code that has only its header.
 pub(crate) trait Owner: Task + Waiter + Postponed {
-    /// Moves the queue pair to the error state and flushes both queues, oldest request first. With an incarnation, does
-    /// so only if the queue pair was not reset since. Reports the event unless one was reported since. The caller holds
-    /// no lock except the receive side of a device.
+    /// Moves the queue pair to error and flushes both queues, oldest request first. Given an incarnation, does so only
+    /// if the queue pair was not reset since. Reports the event unless one was reported since the last reset. The
+    /// caller holds no lock except the receive side of a device.
     fn enter_error(&self, incarnation: Option<u32>, event: Option<AsyncEventKind>);
 
     /// Completes the requests that the peer is known to have executed: they have succeeded, whatever happens next. The
@@ -36,8 +36,8 @@ pub(crate) trait Owner: Task + Waiter + Postponed {
 /// The header of a queue pair. Only its receive queue and its counts change while the queue pair lives.
 #[derive(Debug)]
 pub(crate) struct Station {
-    /// Unique in the fabric, also among the numbers of domains, and never 0: the scope of the windows that are bound to
-    /// the queue pair.
+    /// Unique in the fabric, also among the numbers of domains, and never 0. Windows that are bound to the queue pair
+    /// use it as their scope.
     pub(crate) id: u64,
     pub(crate) qpn: u32,
     pub(crate) service: Service,
@@ -45,7 +45,7 @@ pub(crate) struct Station {
     pub(crate) pd: Arc<ProtectionDomain>,
     /// The number of `pd`, kept here because every request needs it.
     pub(crate) pd_number: u64,
-    /// Whether requests are executed within their post.
+    /// Whether a post executes its requests before it returns.
     pub(crate) immediate: bool,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) receive_cq: Arc<CompletionQueue>,
@@ -59,19 +59,19 @@ pub(crate) struct Station {
     pub(crate) reporter: Reporter,
     pub(crate) counts: Line<SendCounts>,
     pub(crate) receive: Line<Lock<ReceiveQueue>>,
-    /// The requests of `receive`, outside its lock.
+    /// The slots of the requests of `receive`, which are used without its lock.
     pub(crate) receives: ReceiveSlots,
-    /// The queue that receive requests are taken from instead.
+    /// The queue from which receive requests are taken, if it is not the queue pair's own.
     pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
-    /// The domain of the elements of receive requests.
+    /// The number of the domain that the elements of receive requests are checked against.
     pub(crate) receive_pd_number: u64,
     /// The queue pair itself.
     pub(crate) owner: Weak<dyn Owner>,
 }
 
 impl Station {
-    /// Builds a failed send completion. Polling it releases the slots of all requests before `upto`; this request is
-    /// the last of them.
+    /// Builds a failed send completion. Polling it releases the slots of all requests before `upto`, up to and
+    /// including this request.
     pub(crate) fn failed_send(&self, wr_id: u64, upto: u32, status: WcStatus) -> Completion {
         Completion {
             wr_id,
@@ -96,14 +96,14 @@ impl Station {
         }
     }
 
-    /// The keys of the queue pair's own domain.
+    /// Returns the keys of the queue pair's own domain.
     #[inline(always)]
     pub(crate) fn keys<'a>(&'a self, _visit: &'a Visit) -> Keys<'a> {
         let (regions, pd) = (&self.adapter.memory.regions, self.pd_number);
         Keys { regions, visit: PhantomData, pd, queue_pair: self.id }
     }
 
-    /// The keys of the elements of receive requests.
+    /// Returns the keys for the elements of receive requests.
     #[inline(always)]
     pub(crate) fn receive_keys<'a>(&'a self, visit: &'a Visit) -> Keys<'a> {
         Keys { pd: self.receive_pd_number, ..self.keys(visit) }
@@ -119,7 +119,7 @@ impl Station {
         self.receive_cq.push(self.receive_seat, completion);
     }
 
-    /// Wakes a requester that waits for a receive request here; it will find that the responder is gone.
+    /// Wakes a requester that waits for a receive request here. It then finds that the responder is gone.
     pub(crate) fn dismiss_waiter(&self, receive: &mut ReceiveQueue) {
         let of_shared = || self.shared.as_ref()?.dismiss_waiter(self.id);
         let waiter = receive.waiter.take().or_else(of_shared);

@@ -1,4 +1,4 @@
-//! The groups of a queue pair.
+//! The multicast groups that a queue pair joins and leaves.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
 use crate::link::Link;
 
-/// The group that a program means by this address.
+/// Returns the group that a program means by this address.
 fn meant(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
     let device = queue_pair.device;
     if device.limits.max_mcast_grp == 0 {
@@ -26,8 +26,8 @@ fn meant(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
     if gid.is_multicast() && on_link { Ok(Group { gid, lid }) } else { Err(Refusal::Invalid) }
 }
 
-/// Implements `ibv_attach_mcast`. A queue pair is a member in every state, and receives datagrams while it is ready to
-/// receive.
+/// Implements `ibv_attach_mcast`. A queue pair can be a member in any state, but receives datagrams only while it is
+/// ready to receive.
 pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<(), Refusal> {
     let group = meant(queue_pair, gid, lid)?;
     let device = queue_pair.device;
@@ -36,13 +36,13 @@ pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<()
     device.see_to_groups(Some(gid)).inspect_err(|_| {
         if is_new {
             device.groups.leave(&group, queue_pair.id);
-            // No group is opened; opening is all that can fail.
+            // This opens no group, and only opening can fail.
             let _ = device.see_to_groups(None);
         }
     })
 }
 
-/// Implements `ibv_detach_mcast`. Packets in flight are no longer for the queue pair; a datagram that another thread is
+/// Implements `ibv_detach_mcast`. The queue pair does not receive packets in flight. A datagram that another thread is
 /// about to copy may still arrive.
 pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Refusal> {
     let group = meant(queue_pair, gid, lid)?;
@@ -55,11 +55,11 @@ pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Re
 /// Ends all memberships of a queue pair, when the context that it was created from is closed.
 pub(crate) fn leave_all(queue_pair: &QueuePair) {
     queue_pair.device.groups.leave_all(queue_pair.id);
-    // No group is opened; opening is all that can fail.
+    // This opens no group, and only opening can fail.
     let _ = queue_pair.device.see_to_groups(None);
 }
 
-/// Refuses to destroy a queue pair while it is a member (IBTA volume 1, o10-2.2.3).
+/// Returns `Busy` if the queue pair is a member of a group: it must not be destroyed then (IBTA volume 1, o10-2.2.3).
 pub(crate) fn is_in_none(queue_pair: &QueuePair) -> Result<(), Refusal> {
     let datagrams = queue_pair.service == Service::UnreliableDatagram;
     if datagrams && queue_pair.device.groups.is_in_any(queue_pair.id) {

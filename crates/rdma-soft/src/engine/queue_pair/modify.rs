@@ -1,4 +1,4 @@
-//! A queue pair's attributes, and the checks of new values. `queue_pair` applies them: every attribute is checked
+//! A queue pair's attributes, and the checks of new values. `queue_pair` applies them. All attributes are checked
 //! before any is changed.
 
 use rdma_types::{AccessFlags, Mtu, QpAttributes};
@@ -9,14 +9,14 @@ use crate::memory::probe;
 
 const LARGEST_24_BITS: u32 = 0x00ff_ffff;
 
-/// A queue pair's attributes as they were last set, and its incarnation. This lock comes before all others of the queue
-/// pair, and transitions start from its state.
+/// A queue pair's attributes as they were last set, and its incarnation. Their lock comes before all other locks of the
+/// queue pair. Transitions start from the state stored here.
 #[derive(Default)]
 pub(crate) struct Attributes {
     pub(crate) settings: Settings,
     /// The number of resets.
     pub(crate) incarnation: u32,
-    /// Whether an event has reported its failure.
+    /// Whether an event has reported the queue pair's failure.
     pub(crate) reported: bool,
 }
 

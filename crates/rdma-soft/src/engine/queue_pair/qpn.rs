@@ -1,17 +1,18 @@
 //! The choice of queue pair numbers.
 //!
 //! A peer that knows some numbers cannot predict the lower 12 bits of others. A released number stays unused as long as
-//! possible, since peers may still send to it. Numbers are drawn in slots: the upper 12 of their 24 bits are random,
-//! and the lower ones follow in a random order. Another slot is drawn when too few of the other numbers rest.
+//! possible, because peers may still send to it. Numbers are drawn in slots: a slot is a random value of the upper 12
+//! of the 24 bits. The numbers of a slot are used in random order. Another slot is drawn when too few released numbers
+//! rest.
 
 use std::collections::VecDeque;
 
 use crate::engine::Refusal;
 use crate::fabric::random::Random;
 
-/// The count of numbers in a slot, and of slots.
+/// The number of queue pair numbers in a slot, and also the number of slots.
 const SLOT: u32 = 1 << 12;
-/// The count of numbers that must rest before one is used again, as long as there is a slot to draw.
+/// The number of released numbers that must rest before one is reused, while there are slots left to draw.
 const REST: usize = 16_384;
 
 /// Returns the slot of a number.
@@ -39,7 +40,7 @@ impl Numbers {
         Self { fresh: Vec::new(), resting: VecDeque::new(), slots, own: Vec::new(), random }
     }
 
-    /// Takes a free number. `claim` returns true if a slot may be used: it may belong to another process.
+    /// Takes a free number. `claim` returns true if a slot may be used; a slot may belong to another process.
     pub(crate) fn take(&mut self, claim: impl FnMut(u16) -> bool) -> Result<u32, Refusal> {
         if self.fresh.is_empty() && self.resting.len() <= REST {
             self.draw_slot(claim)?;
@@ -52,7 +53,7 @@ impl Numbers {
         self.own.contains(&slot)
     }
 
-    /// Drops all numbers, for good.
+    /// Drops all numbers for good.
     pub(crate) fn retire(&mut self) {
         (self.fresh, self.resting, self.slots, self.own) = Default::default();
     }
@@ -62,7 +63,7 @@ impl Numbers {
         self.resting.push_back(number);
     }
 
-    /// Draws a slot, if there is one, and shuffles its numbers.
+    /// Draws a slot, if any are left, and shuffles its numbers.
     fn draw_slot(&mut self, mut claim: impl FnMut(u16) -> bool) -> Result<(), Refusal> {
         if self.slots.is_empty() {
             return Ok(());
@@ -89,13 +90,13 @@ impl Numbers {
         Ok(())
     }
 
-    /// Returns the count of numbers in all slots that were drawn.
+    /// Returns the total of numbers in all slots that were drawn.
     fn drawn(&self) -> usize {
         self.own.len() * SLOT as usize
     }
 }
 
-/// Returns false for 0 and 1, which are the management queue pairs, and for all ones, the multicast number.
+/// Returns false for 0 and 1, which are the management queue pairs, and for all ones, which is the multicast number.
 fn is_usable(number: u32) -> bool {
     (2..0x00ff_ffff).contains(&number)
 }

@@ -1,4 +1,4 @@
-//! The traits by which lower modules use a queue pair.
+//! A queue pair's implementations of the traits through which lower modules use it.
 
 use std::sync::Arc;
 
@@ -35,7 +35,8 @@ impl Counting for QueuePair {
     }
 }
 
-/// The most turns of answers sent before a completion that waits for them: as many as a ring between processes holds.
+/// The maximum number of turns in which answers are sent before a completion that waits for them: as many as a ring
+/// between processes holds.
 const ANSWERS: u32 = 4;
 
 impl Task for QueuePair {
@@ -43,7 +44,7 @@ impl Task for QueuePair {
         &self.entry
     }
 
-    /// Sends some of this queue pair's packets, answers to its peer first.
+    /// Sends some of this queue pair's packets, starting with answers to its peer.
     fn run(self: Arc<Self>) -> bool {
         let mut aftermath = Aftermath::default();
         let answers = self.responder.lock().transmit(&self, &mut aftermath);
@@ -66,7 +67,7 @@ impl Task for QueuePair {
 }
 
 impl QueuePair {
-    /// Sends the answers owed to the peer, or most of them. The caller holds no lock except the receive side of the
+    /// Sends most or all of the answers owed to the peer. The caller holds no lock except the receive side of the
     /// device.
     pub(crate) fn answer(self: &Arc<Self>) {
         let mut aftermath = Aftermath::default();
@@ -77,7 +78,7 @@ impl QueuePair {
         }
     }
 
-    /// Acknowledges received requests, unless that was done. The caller holds no lock.
+    /// Acknowledges received requests that are not acknowledged yet. The caller holds no lock.
     pub(crate) fn answer_now(self: &Arc<Self>) {
         if self.responder.lock().owes_acknowledgement() {
             self.answer();
@@ -190,12 +191,12 @@ impl Waiter for QueuePair {
         let mut aftermath = Aftermath::default();
         {
             let mut send = self.send.lock();
-            // A requester that no longer waits was reset, or gave up.
+            // A requester that no longer waits was reset, or has given up.
             if let Blocked::NotReady { .. } = send.blocked {
                 send.take_part(&self, turn, &mut aftermath);
             }
         }
-        // A requester in another process is informed in a turn of this queue pair.
+        // A requester in another process is notified in a turn of this queue pair.
         if self.responder.lock().receive_is_there() {
             self.entry.queue();
         }

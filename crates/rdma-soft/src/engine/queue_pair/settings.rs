@@ -1,17 +1,17 @@
-//! The attributes that a program sets on a queue pair and queries.
+//! The queue pair attributes that a program sets and queries.
 
 use rdma_types::{QpAttributes, QpState};
 
 use crate::address::AddressAttributes;
 
-/// The attributes of a queue pair (`struct ibv_qp_attr`) in the form in which a program sets and queries them. A
-/// modification uses only those named by its mask. The default is that of a new queue pair.
+/// The attributes of a queue pair (`struct ibv_qp_attr`), in the form in which a program sets and queries them. A
+/// modification uses only the attributes in its mask. The default is the attributes of a new queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) state: QpState,
     /// The state that the program believes the queue pair to be in.
     pub(crate) current_state: QpState,
-    /// If not 0, an event reports that the send queue is drained. Kept as given.
+    /// If not 0, an event reports that the send queue is drained. Stored unchanged.
     pub(crate) notify_drained: u8,
     /// `IBV_ACCESS_*`.
     pub(crate) access: u32,
@@ -38,7 +38,7 @@ pub(crate) struct Settings {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     pub(crate) settings: Settings,
-    /// Whether the queue pair is in SQD with a request that was begun but is not finished.
+    /// Whether the queue pair is in SQD with a request that has begun but is not finished.
     pub(crate) draining: bool,
 }
 
@@ -68,8 +68,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Copies the attributes named by a modification, except the packet sequence numbers. Those change with every
-    /// message, so the send side and the responder keep them.
+    /// Copies the attributes that a modification names, except the packet sequence numbers. These change with every
+    /// message, so the send side and the responder store them.
     pub(crate) fn record(&mut self, new: &Self, mask: QpAttributes) {
         macro_rules! record {
             ($($attribute:ident: $field:ident;)+) => {

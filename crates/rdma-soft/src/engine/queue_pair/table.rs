@@ -1,4 +1,4 @@
-//! The queue pairs of a device by their numbers.
+//! A device's queue pairs, by number.
 #![expect(clippy::disallowed_types, reason = "a map whose hasher is the same each time")]
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::qpn::Numbers;
 use crate::fabric::random::Random;
 
-/// The map from numbers to queue pairs. Its size follows the queue pairs that exist, not all that ever existed.
+/// The map from numbers to queue pairs. Its size depends on the queue pairs that exist, not on all that ever existed.
 #[derive(Debug)]
 pub(crate) struct QueuePairTable {
     /// The queue pairs; reserved numbers have none yet.
@@ -27,7 +27,7 @@ impl QueuePairTable {
         self.by_number.len()
     }
 
-    /// Takes a number for a queue pair that is being created. `claim` returns true if a slot of numbers may be used.
+    /// Reserves a number for a queue pair that is being created. `claim` returns true if a slot of numbers may be used.
     pub(crate) fn reserve(&mut self, claim: impl FnMut(u16) -> bool) -> Result<u32, Refusal> {
         self.by_number.try_reserve(1).map_err(|_| Refusal::NoRoom)?;
         let number = self.numbers.take(claim)?;
@@ -35,7 +35,7 @@ impl QueuePairTable {
         Ok(number)
     }
 
-    /// Returns true if this device hands out the numbers of that slot.
+    /// Returns true if this device hands out the numbers of this slot.
     pub(crate) fn has_slot(&self, slot: u16) -> bool {
         self.numbers.has_slot(slot)
     }
@@ -57,7 +57,7 @@ impl QueuePairTable {
         }
     }
 
-    /// Ends the table: no queue pairs are created after this.
+    /// Closes the table: no queue pairs are created after this.
     pub(crate) fn end(&mut self) {
         self.by_number = HashMap::default();
         self.numbers.retire();
@@ -87,7 +87,7 @@ impl Hasher for Spread {
         self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 
-    /// The table uses the lowest and the highest bits; the lowest bits of a product are poor.
+    /// The table uses the lowest and the highest bits, but the lowest bits of a product are poor.
     fn finish(&self) -> u64 {
         self.0.rotate_left(32)
     }
