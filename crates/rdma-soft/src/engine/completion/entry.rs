@@ -6,22 +6,22 @@ use crate::engine::completion::work_completion::{Completion, Side, Source};
 use crate::fabric::clock::{Clock, Time};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A queue pair's place in a completion queue, fixed while it is attached.
+/// A queue pair's place in a completion queue, fixed while the queue pair is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seat(pub(super) u32);
 
-/// The bit next to the flags of a completion, which are the four bits below it.
+/// The bit after the flags of a completion, which use the lowest four bits.
 const OF_RECEIVE: u32 = 0x10;
 
-/// A slot for one completion that itself shows whether it is filled, like the entries of hardware. So only one cache
-/// line goes from the producer's core to the poller's.
+/// A slot for one completion that itself shows whether it is filled, as on hardware. So only one cache line moves from
+/// the producer's core to the poller's.
 ///
-/// The fields are atomics, since a poller may read them while they are written. After an acquiring load that found the
-/// entry filled, the poller owns it until the next write. The writes are relaxed and cost nothing.
+/// The fields are atomics, because a poller may read them while they are written. Once an acquire load shows that the
+/// entry is filled, the poller owns the entry until the next write. The writes are relaxed, so they cost nothing extra.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct CompletionEntry {
-    /// One more than the number of the completion held here; the number itself once that completion was dropped. So
+    /// One more than the number of the completion held here, or that number itself once the completion was dropped. So
     /// while the queue's head is at this entry and the entry is empty, this is at most the head.
     filled: AtomicU64,
     wr_id: AtomicU64,
@@ -35,14 +35,14 @@ pub(super) struct CompletionEntry {
 }
 
 impl CompletionEntry {
-    /// Returns true if completion `number` is here.
+    /// Returns true if the entry holds completion `number`.
     #[inline(always)]
     pub(super) fn holds(&self, number: u64) -> bool {
         self.filled.load(Ordering::Acquire) == number + 1
     }
 
-    /// Returns true if this entry was empty when the queue's head was, or is, `number`. If the head has advanced since,
-    /// the entry may be filled, and the answer is false.
+    /// Returns true if this entry was empty while the queue's head is or was `number`. If the head has advanced since,
+    /// the entry may be filled again, and this returns false.
     #[inline(always)]
     pub(super) fn is_behind(&self, number: u64) -> bool {
         self.filled.load(Ordering::Acquire) <= number
@@ -67,7 +67,7 @@ impl CompletionEntry {
         self.filled.store(number + 1, Ordering::Release);
     }
 
-    /// Returns the completion. The caller has seen that the entry [holds](Self::holds) it.
+    /// Returns the completion. The caller has checked that the entry [holds](Self::holds) it.
     #[inline(always)]
     pub(super) fn read(&self) -> (Seat, Completion) {
         let (status, opcode) = halves(&self.status_opcode);
@@ -93,7 +93,7 @@ impl CompletionEntry {
         (Seat(seat), completion)
     }
 
-    /// Records the time, before the completion is written.
+    /// Records the time, before the completion is published.
     #[cold]
     pub(super) fn stamp(&self, clock: &Clock) {
         self.timestamp.store(clock.now().nanoseconds(), Ordering::Relaxed);
@@ -103,25 +103,25 @@ impl CompletionEntry {
         self.timestamp.store(from.timestamp.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Drops completion `number`, or whichever completion is here. A lookup of this number or a later one then finds
-    /// the entry empty; a lookup of an earlier one takes the lock.
+    /// Drops completion `number`, or whichever completion is in this entry. Then a lookup of this or a later number
+    /// finds the entry empty, and a lookup of an earlier number takes the lock.
     pub(super) fn drop_number(&self, number: u64) {
         self.filled.store(number, Ordering::Relaxed);
     }
 }
 
-/// The arrival time of a completion, readable as long as its entry is.
+/// The arrival time of a completion, readable while the entry is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timestamp<'a>(pub(super) &'a CompletionEntry);
 
 impl Timestamp<'_> {
-    /// Returns a meaningless value unless the queue records the time.
+    /// Returns the arrival time, which is meaningless unless the queue records it.
     pub(crate) fn time(self) -> Time {
         Time::from_nanoseconds(self.0.timestamp.load(Ordering::Relaxed))
     }
 }
 
-/// Packs the source into all bits except the lowest five.
+/// Packs the source into a word, leaving the lowest five bits free.
 #[inline(always)]
 fn pack(source: Source) -> u64 {
     u64::from(source.qpn & 0x07ff_ffff) << 5

@@ -1,8 +1,8 @@
 //! The completion queue: a ring whose entries themselves show whether they are filled.
 //!
-//! Producers and pollers have a lock each, and neither touches the cache lines of the other. A poller learns of a
-//! completion from its entry. A producer reads the pollers' head only when the queue looks full. An empty poll takes no
-//! lock.
+//! Producers and pollers have separate locks, and neither side touches the other's cache lines. A poller finds a
+//! completion by looking at its entry. A producer reads the pollers' head only when the queue looks full. An empty poll
+//! takes no lock.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -26,33 +26,33 @@ use crate::sync::{
     AtomicU32, AtomicU64, Guard, Line, Lock, Mutex, Ordering, locked, locked_for_calls,
 };
 
-/// A queue pair that completes here.
+/// A queue pair whose requests complete in this queue.
 pub(crate) trait User: Send + Sync + std::fmt::Debug {
-    /// Moves this queue pair to the error state: the queue has lost a completion, of this queue pair or another one.
+    /// Moves this queue pair to error, because the queue has lost a completion of this or another queue pair.
     fn completion_is_lost(&self);
 }
 
-/// The completion queue overflowed: a completion was lost, and the queue is in error for good.
+/// The completion queue overflowed: a completion was lost, and the queue is in error permanently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Overflowed;
 
-/// The producers' state. Completions are numbered from 0 as they arrive; dropped ones release their numbers.
+/// The producers' state. Completions are numbered from 0 as they arrive. Dropped completions release their numbers.
 #[derive(Debug, Default)]
 pub(super) struct Producers {
-    /// The most completions that the queue may hold.
+    /// The maximum number of completions in the queue.
     pub(super) capacity: u64,
     /// The number of the next completion.
     pub(super) tail: u64,
-    /// The pollers' head when it was last read.
+    /// The pollers' head when a producer last read it.
     pub(super) head: u64,
     armed: Armed,
-    /// Whether a completion was lost since the queue was last [settled](Settle).
+    /// Whether a completion was lost since the queue last [settled](Settle).
     lost: bool,
     /// Whether the queue is in the run queue.
     left: bool,
 }
 
-/// The completion that the next event is for.
+/// Which completion the next event is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Armed {
     #[default]
@@ -61,7 +61,7 @@ enum Armed {
     Any,
 }
 
-/// A completion queue's events: the channel that they go to, and the name of the queue there.
+/// The destination of a completion queue's events: their channel, and the name of the queue there.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     pub(crate) channel: Arc<EventQueue<Handle>>,
@@ -70,7 +70,7 @@ pub(crate) struct Notifier {
 
 #[derive(Debug, Default)]
 pub(super) struct Pollers {
-    /// The number of the oldest completion, changed under the lock.
+    /// The number of the oldest completion, changed only under the lock.
     pub(super) head: AtomicU64,
     pub(super) seats: Lock<Seats>,
     /// The number of consecutive empty polls while a timer was set.
@@ -82,30 +82,30 @@ pub(super) struct Pollers {
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub(crate) fabric: &'static Fabric,
-    /// The process whose polls drive the fabric. When a child was forked, threads of the parent may have held any lock.
+    /// The process whose polls drive the fabric. In a forked child, threads of the parent may have held any lock.
     made_by: Process,
     deferred: Option<&'static Deferred>,
-    /// The rings, with at least as many entries as the capacity, which is checked separately.
+    /// The current ring has at least as many entries as the capacity, which is checked separately.
     pub(super) rings: Rings,
     overflowed: AtomicU32,
-    /// Held by the thread that moves users to error; others wait until it is done. It comes before all locks of the
-    /// engine.
+    /// Held by the thread that moves users to error; other threads wait until it is done. This lock comes before all
+    /// locks of the engine.
     settling: Mutex<()>,
     pub(super) producers: Line<Lock<Producers>>,
-    /// A thread that takes this lock and that of the producers takes this one first.
+    /// A thread that takes this lock and the producers' lock takes this one first.
     pub(super) pollers: Line<Pollers>,
-    /// The queue pairs that go to error if this queue overflows.
+    /// The queue pairs that move to error if this queue overflows.
     users: std::sync::Mutex<BTreeMap<u64, Weak<dyn User>>>,
     /// Whether each completion is stamped with its time of arrival.
     timestamps: bool,
-    /// Without a completion channel there are no notifications.
+    /// `None` without a completion channel, in which case there are no notifications.
     notifier: Option<Notifier>,
-    /// Reports the overflow.
+    /// Reports an overflow.
     reporter: Reporter,
 }
 
 impl CompletionQueue {
-    /// Creates a queue for `capacity` completions; polling it drives the deferred work of its device.
+    /// Creates a queue for `capacity` completions. Polling it drives the deferred work of its device.
     pub(crate) fn new(
         fabric: &'static Fabric,
         capacity: u32,
@@ -130,7 +130,7 @@ impl CompletionQueue {
         })
     }
 
-    /// Adds the receivers of the queue's events.
+    /// Sets where the queue's events go.
     pub(crate) fn with_events(mut self, notifier: Option<Notifier>, reporter: Reporter) -> Self {
         (self.notifier, self.reporter) = (notifier, reporter);
         self
@@ -142,7 +142,7 @@ impl CompletionQueue {
         self
     }
 
-    /// Lets a deferred schedule execute something; polls call this.
+    /// Lets a deferred schedule execute some requests. Called by polls.
     #[inline]
     pub(crate) fn step_deferred(&self) {
         if let Some(deferred) = self.deferred
@@ -152,12 +152,12 @@ impl CompletionQueue {
         }
     }
 
-    /// Attaches the queue pair of `counters`, so that its completions are accepted.
+    /// Attaches the queue pair of `counters`, so that the queue accepts its completions.
     pub(crate) fn attach(&self, counters: &Arc<Reclaimed>) -> Seat {
         self.pollers.seats.lock().take(counters)
     }
 
-    /// Removes the queue pair and the completions it still has here.
+    /// Removes a queue pair and its remaining completions.
     pub(crate) fn detach(&self, seat: Seat) {
         let mut seats = self.pollers.seats.lock();
         self.drop_completions(seat);
@@ -170,7 +170,7 @@ impl CompletionQueue {
         self.drop_completions(seat);
     }
 
-    /// Drops one queue pair's completions and closes the gaps, under both locks. The caller holds that of the pollers.
+    /// Drops one queue pair's completions and closes the gaps, under both locks. The caller holds the pollers' lock.
     fn drop_completions(&self, seat: Seat) {
         let mut producers = self.producers.lock();
         let head = self.pollers.head.load(Ordering::Relaxed);
@@ -185,15 +185,15 @@ impl CompletionQueue {
                 kept += 1;
             }
         }
-        // The tail is cleared last: the kept completions must never look absent to a poll without the lock.
+        // The tail is cleared last, because the kept completions must never look absent to a lock-free poll.
         for number in kept..producers.tail {
             ring.entry(number).drop_number(number);
         }
         producers.tail = kept;
     }
 
-    /// Adds a completion. On overflow it is lost and the queue is in error: the caller, once it holds no lock,
-    /// [settles](Fabric::run_queue).
+    /// Adds a completion. If the queue overflows, the completion is lost and the queue is in error. The caller then
+    /// [settles](Fabric::run_queue) once it holds no lock.
     #[inline(always)]
     pub(crate) fn push(self: &Arc<Self>, seat: Seat, completion: Completion) {
         let mut producers = self.producers.lock();
@@ -235,8 +235,8 @@ impl CompletionQueue {
         Some((notifier, *notifier.handle.get()?))
     }
 
-    /// Requests one event: for the next completion, or the next solicited one. Completions that are already in the
-    /// queue do not count. The wider of two requests holds (man ibv_req_notify_cq).
+    /// Requests one event, for the next completion or the next solicited one. Completions that are already in the queue
+    /// do not count. Of two requests, the wider one applies (man ibv_req_notify_cq).
     pub(crate) fn request_event(&self, solicited_only: bool) {
         let mut producers = self.producers.lock();
         producers.armed = match (solicited_only, producers.armed) {
@@ -247,13 +247,13 @@ impl CompletionQueue {
         if self.fabric.simulation.is_some() {
             self.let_time_pass();
         } else if self.fabric.timers.is_set() {
-            // The program is most likely about to sleep.
+            // The program is probably about to sleep.
             self.fabric.poller_sleeps();
         }
     }
 
-    /// Advances virtual time, since the program is most likely about to sleep and nothing would arrive meanwhile. The
-    /// next event that is due happens now; if there was one, the program does not sleep.
+    /// Advances virtual time, because the program is probably about to sleep, and nothing would arrive meanwhile. The
+    /// next scheduled event happens now. If there was one, the program does not sleep.
     #[cold]
     fn let_time_pass(&self) {
         if self.fabric.step()
@@ -263,16 +263,16 @@ impl CompletionQueue {
         }
     }
 
-    /// Names the queue in its events.
+    /// Sets the name of the queue in its events.
     pub(crate) fn name(&self, handle: Handle) {
         if let Some(notifier) = &self.notifier {
-            // This happens once, when the queue's block is made.
+            // This happens only once, when the queue's block is made.
             let _ = notifier.handle.set(handle);
         }
         self.reporter.name(handle);
     }
 
-    /// Removes the events that were not taken yet: the queue is being destroyed, and nothing completes here any longer.
+    /// Removes the events that were not taken yet. The queue is being destroyed, so nothing completes here any longer.
     pub(crate) fn withdraw_events(&self) {
         if let Some((notifier, handle)) = self.named_notifier() {
             notifier.channel.discard(|event| event == handle);
@@ -285,7 +285,7 @@ impl CompletionQueue {
         if producers.tail - producers.head < producers.capacity {
             return true;
         }
-        // Acquired, so that the entry was read before it is written again.
+        // Acquire, so that the poller has read the entry before it is written again.
         producers.head = self.pollers.head.load(Ordering::Acquire);
         producers.tail - producers.head < producers.capacity
     }
@@ -294,25 +294,25 @@ impl CompletionQueue {
     fn overflow(self: &Arc<Self>, producers: &mut Producers) {
         // The value is 2 once the overflow was reported.
         self.overflowed.fetch_max(1, Ordering::AcqRel);
-        // Set each time: the queue pair may have been attached, or returned from a reset, after the first overflow.
+        // Set on each overflow, because the queue pair may have been attached or reset after the first one.
         producers.lost = true;
         if !std::mem::replace(&mut producers.left, true) {
             self.fabric.run_queue.leave(Arc::<Self>::clone(self));
         }
     }
 
-    /// Polls up to `most` completions, oldest first, passes each to `take`, which may read its time of arrival, and
-    /// releases their slots. After an overflow the error is returned once the kept completions are polled.
+    /// Polls up to `most` completions, oldest first, and releases their slots. Passes each completion to `take`, which
+    /// may read its time of arrival. After an overflow, returns the error once all kept completions are polled.
     #[inline]
     pub(crate) fn poll(
         &self,
         most: u32,
         mut take: impl FnMut(u32, &Completion, Timestamp<'_>),
     ) -> Result<u32, Overflowed> {
-        // Loaded before the ring: a head from after a resize implies a ring from after it.
+        // Loaded before the ring: a head from after a resize implies a ring from after the resize.
         let head = self.pollers.head.load(Ordering::Acquire);
         if self.rings.current().entry(head).is_behind(head) && !self.is_overflowed() {
-            // Completions that arrived meanwhile are for this poll.
+            // Completions that have arrived meanwhile belong to this poll.
             if !self.see_to_timers() || self.rings.current().entry(head).is_behind(head) {
                 return Ok(0);
             }
@@ -337,28 +337,28 @@ impl CompletionQueue {
             let (seat, completion) = entry.read();
             take(taken, &completion, Timestamp(entry));
             head += 1;
-            // Stored before the slot is released: a thread that sees the release must find room here.
+            // Stored before the slot is released, because a thread that sees the release must find space here.
             self.pollers.head.store(head, Ordering::Release);
             if let Some(counters) = seats.of(seat) {
                 counters.give_back(completion.side, completion.upto);
             }
             taken += 1;
         }
-        // Checked in this order, since completions are pushed before an overflow, but never after it.
+        // Checked in this order, because completions are pushed before an overflow, but never after it.
         if taken == 0 && self.is_overflowed() && !ring.entry(head).holds(head) {
             return Err(Overflowed);
         }
         Ok(taken)
     }
 
-    /// Waits for the pollers' lock, unless a thread of the parent process may hold it.
+    /// Waits for the pollers' lock. Returns `None` in a forked child, where a thread of the parent may hold it.
     #[cold]
     #[inline(never)]
     fn wait_for_seats(&self) -> Option<Guard<'_, Seats>> {
         self.made_by.is_current().then(|| self.pollers.seats.lock())
     }
 
-    /// Runs the timers that are due, and receives arrived packets, after an empty poll. Returns true if the queue may
+    /// After an empty poll, runs the timers that are due, and receives arrived packets. Returns true if the queue may
     /// have completions now.
     #[inline(always)]
     fn see_to_timers(&self) -> bool {
@@ -369,8 +369,8 @@ impl CompletionQueue {
         looks
     }
 
-    /// Looks at the clock on the first such poll, and then on each [`LOOKS_APART`]th until another timer is the first.
-    /// A look takes as long as some polls.
+    /// Looks at the clock on the first empty poll, and then on every [`LOOKS_APART`]th until another timer is the first
+    /// to expire. A look takes as long as a few polls.
     #[cold]
     fn look_at_clock(&self) {
         if !self.made_by.is_current() {
@@ -407,17 +407,17 @@ impl CompletionQueue {
 }
 
 impl Settle for CompletionQueue {
-    /// Handles a lost completion: reports it, the first time, and moves the queue pairs that complete here to error.
-    /// They move one after the other, so that no lock is held across them.
+    /// Handles a lost completion: reports the first one, and moves the queue pairs that complete here to error. The
+    /// queue pairs move one after another, so that no lock is held across them.
     fn settle(&self) {
-        // Nothing done under this lock runs the queue.
+        // Nothing that is done under this lock runs the run queue.
         let _settling = locked_for_calls(&self.settling);
         while self.has_lost() {
             self.fail_users();
         }
     }
 
-    /// The work consists of events, and of what flushed queue pairs have to send.
+    /// The work consists of events, and of packets that flushed queue pairs have to send.
     fn leaves_work(&self) -> bool {
         true
     }
@@ -430,7 +430,7 @@ impl Drop for CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Returns true if a completion was lost since the last call; if none was, the queue leaves the run queue.
+    /// Returns true if a completion was lost since the last call. Otherwise removes the queue from the run queue.
     fn has_lost(&self) -> bool {
         let mut producers = self.producers.lock();
         let lost = std::mem::take(&mut producers.lost);
@@ -440,7 +440,7 @@ impl CompletionQueue {
         lost
     }
 
-    /// Reports the overflow, the first time, and moves all users to error.
+    /// Reports the first overflow, and moves all users to error.
     fn fail_users(&self) {
         if self.overflowed.swap(2, Ordering::AcqRel) == 1 {
             self.reporter.report(AsyncEventKind::CQ_ERR);
@@ -460,5 +460,5 @@ impl CompletionQueue {
     }
 }
 
-/// Every poll counts in models.
+/// In models, every poll looks at the clock.
 const LOOKS_APART: u32 = if cfg!(loom) { 1 } else { 64 };

@@ -1,4 +1,4 @@
-//! The counts of slots that polling releases.
+//! The numbers of slots that polling has released.
 
 use std::sync::Arc;
 
@@ -6,15 +6,16 @@ use crate::engine::completion::work_completion::Side;
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
 use crate::sync::{AtomicU32, Line, Ordering};
 
-/// The number of requests of each queue whose slots were released by polled completions (free-running).
+/// For each of a queue pair's queues, the number of requests whose slots were released by polling completions
+/// (free-running).
 ///
-/// Like on hardware, a slot is free again when its completion, or a later one of the same queue, was polled. The
-/// execution of the request does not free it.
+/// As on hardware, a slot is free again when its completion, or a later one of the same queue, was polled. Executing
+/// the request does not free the slot.
 #[derive(Debug, Default)]
 pub(crate) struct Reclaimed {
     send: Line<AtomicU32>,
     receive: Line<AtomicU32>,
-    /// The source of receive requests, if it is not the queue pair's own queue.
+    /// The queue that receive requests are taken from, if it is not the queue pair's own.
     shared: Option<Arc<SharedReceiveQueue>>,
 }
 
@@ -23,8 +24,8 @@ impl Reclaimed {
         Self { shared: shared.map(Arc::clone), ..Self::default() }
     }
 
-    /// Releases the slots of the requests before `upto`. The caller holds the pollers' lock of the queue where they
-    /// complete, or the queue holds no completion of them.
+    /// Releases the slots of the requests before `upto`. Either the caller holds the pollers' lock of the queue in
+    /// which the requests complete, or that queue holds none of their completions.
     #[inline(always)]
     pub(crate) fn give_back(&self, side: Side, upto: u32) {
         match (side, &self.shared) {

@@ -1,16 +1,16 @@
-//! Resizing a completion queue while it is pushed to and polled.
+//! Resizing a completion queue while other threads push to it and poll it.
 
 use crate::engine::Refusal;
 use crate::engine::completion::queue::CompletionQueue;
 use crate::sync::Ordering;
 
 impl CompletionQueue {
-    /// Makes space for `capacity` completions. Refuses, and changes nothing, if the queue holds more than that. Calls
+    /// Makes space for `capacity` completions. Fails and changes nothing if the queue holds more than that. Calls
     /// `done` after the resize, before another thread resizes the queue again.
     ///
-    /// The completions in the queue get new numbers, from that of the next completion on. No entry of the new ring
-    /// looks empty to a lookup of an earlier number. So a poll without the lock that has the old head and the new ring
-    /// takes the lock, unless the queue was empty. A poll that has the new head has the new ring.
+    /// The completions in the queue get new numbers, starting with the number of the next completion. In the new ring,
+    /// no entry looks empty to a lookup of an earlier number. So a lock-free poll with the old head and the new ring
+    /// takes the lock, unless the queue was empty. A poll with the new head also has the new ring.
     pub(crate) fn resize(&self, capacity: u32, done: impl FnOnce()) -> Result<(), Refusal> {
         let ring = self.rings.of(capacity)?;
         let _pollers = self.pollers.seats.lock();

@@ -1,7 +1,7 @@
-//! The memory of a completion queue: one ring at a time, which a resize exchanges for another.
+//! The memory of a completion queue: one ring at a time, which a resize replaces.
 //!
-//! A poll of an empty queue looks at its ring without a lock, so a ring lives as long as its queue. There is one ring
-//! of each size, which is used again, so all together take at most twice the memory of the largest.
+//! A poll of an empty queue looks at the ring without a lock, so each ring lives as long as its queue. There is one
+//! ring of each size, which is reused, so all rings together take at most twice the memory of the largest.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::engine::completion::entry::CompletionEntry;
 use crate::memory::room::Room;
 use crate::sync::{AtomicPtr, Ordering, locked};
 
-/// Slots for completions, by their numbers.
+/// Slots for completions, indexed by number.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// One less than the number of entries, which is a power of two, so that a number's slot is a mask away.
+    /// One less than the number of entries. That number is a power of two, so a mask selects a completion's slot.
     mask: u64,
     entries: Box<[CompletionEntry]>,
 }
@@ -28,7 +28,7 @@ impl Ring {
 
     #[inline(always)]
     pub(super) fn entry(&self, number: u64) -> &CompletionEntry {
-        // The mask belongs to a ring in memory, so the number fits.
+        // The mask is that of a ring in memory, so the result fits.
         &self.entries[usize::try_from(number & self.mask).unwrap_or(0)]
     }
 
@@ -42,27 +42,27 @@ impl Ring {
 pub(super) struct Rings {
     /// The current ring, one of `all`.
     current: AtomicPtr<Ring>,
-    /// One of each size, never removed.
+    /// One ring of each size; none is ever removed.
     all: std::sync::Mutex<Vec<Arc<Ring>>>,
 }
 
 impl Rings {
-    /// Makes one ring of at least that many entries.
+    /// Creates the first ring, with at least `capacity` entries.
     pub(super) fn new(capacity: u32) -> Result<Self, Refusal> {
         let ring = Ring::new(u64::from(capacity).next_power_of_two())?;
         let current = AtomicPtr::new(Arc::as_ptr(&ring).cast_mut());
         Ok(Self { current, all: std::sync::Mutex::new(vec![ring]) })
     }
 
-    /// Returns the ring that completions go to now, or went to a moment ago; under a lock of the queue, now.
+    /// Returns the current ring, or, to a caller without a lock of the queue, one that was current a moment ago.
     #[inline(always)]
     pub(super) fn current(&self) -> &Ring {
         let ring = self.current.load(Ordering::Acquire);
-        // SAFETY: SAFETY.md F24: one of `all`, which keeps it as long as `self` lives.
+        // SAFETY: SAFETY.md F24: the ring is one of `all`, and `all` keeps it while `self` lives.
         unsafe { &*ring }
     }
 
-    /// Returns the ring for that many completions. Makes one if none has its size.
+    /// Returns the ring for `capacity` completions. Creates it if no ring has this size.
     pub(super) fn of(&self, capacity: u32) -> Result<Arc<Ring>, Refusal> {
         let size = u64::from(capacity).next_power_of_two();
         let mut all = locked(&self.all);
@@ -75,12 +75,12 @@ impl Rings {
         Ok(ring)
     }
 
-    /// Returns true if completions go to this ring now. The caller holds both locks of the queue.
+    /// Returns true if this ring is current. The caller holds both locks of the queue.
     pub(super) fn is_current(&self, ring: &Arc<Ring>) -> bool {
         std::ptr::eq(self.current(), &raw const **ring)
     }
 
-    /// Directs completions to a ring that [`of`](Self::of) returned. The caller holds both locks of the queue.
+    /// Makes a ring that [`of`](Self::of) returned the current one. The caller holds both locks of the queue.
     pub(super) fn exchange(&self, ring: &Arc<Ring>) {
         self.current.store(Arc::as_ptr(ring).cast_mut(), Ordering::Release);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::engine::completion::entry::Seat;
 use crate::engine::completion::reclaimed::Reclaimed;
 
-/// The attached queue pairs' counters; a queue pair that uses the queue for both sides sits twice.
+/// The counters of the attached queue pairs. A queue pair that uses the queue for both sides has two seats.
 #[derive(Debug, Default)]
 pub(super) struct Seats {
     counters: Vec<Option<Arc<Reclaimed>>>,
@@ -20,7 +20,7 @@ impl Seats {
             return Seat(seat);
         }
         self.counters.push(counters);
-        // This way detaching never allocates.
+        // So detaching never allocates.
         let count = self.counters.len();
         self.free.reserve(count);
         Seat(u32::try_from(count - 1).unwrap_or(u32::MAX))

@@ -1,27 +1,27 @@
-//! Work completions: the device's reports of requests that have ended.
+//! Work completions: the device's reports of completed requests.
 
 use rdma_types::{WcOpcode, WcStatus};
 
-/// The content of fields that the specification leaves undefined: it looks like no valid value.
+/// The content of fields that the specification leaves undefined. It does not look like any valid value.
 pub(crate) const JUNK: u32 = 0xdead_c0de;
 
-/// A global route header is in front of the data (`IBV_WC_GRH`).
+/// A global route header precedes the data (`IBV_WC_GRH`).
 pub(crate) const GRH: u32 = 1;
-/// The number that arrived with the message is immediate data (`IBV_WC_WITH_IMM`).
+/// The number that the message carried is immediate data (`IBV_WC_WITH_IMM`).
 pub(crate) const WITH_IMM: u32 = 1 << 1;
-/// The number that arrived with the message is a key that was invalidated (`IBV_WC_WITH_INV`).
+/// The number that the message carried is a key that was invalidated (`IBV_WC_WITH_INV`).
 pub(crate) const WITH_INV: u32 = 1 << 3;
 
-/// One completion as the device writes it. The opcode and the flags of a failed one are undefined; the conversion to an
-/// `ibv_wc` fills them with junk.
+/// One completion as the device writes it. In a failed completion, the opcode and the flags are undefined; the
+/// conversion to an `ibv_wc` fills them with junk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) wr_id: u64,
     pub(crate) status: WcStatus,
     pub(crate) opcode: WcOpcode,
-    /// Junk for sends of the requester, and for failures.
+    /// Junk for completions of send requests, and for failures.
     pub(crate) byte_len: u32,
-    /// An immediate in network order, or the key that was invalidated; junk without the flag for it.
+    /// Immediate data in network order, or the key that was invalidated; junk without the corresponding flag.
     pub(crate) imm: u32,
     /// Any of [`GRH`], [`WITH_IMM`] and [`WITH_INV`].
     pub(crate) flags: u32,
@@ -29,9 +29,9 @@ pub(crate) struct Completion {
     pub(crate) vendor_err: u32,
     /// Valid only for a received datagram.
     pub(crate) source: Source,
-    /// Whether the sender requested an event at the receiver; a failure always requests one.
+    /// Whether the sender requested an event at the receiver. A failed completion always requests one.
     pub(crate) solicited: bool,
-    /// The queue whose slots this completion releases, up to which of its requests.
+    /// The queue whose slots this completion releases. It releases the slots of all requests before `upto`.
     pub(crate) side: Side,
     pub(crate) upto: u32,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// For completions without a datagram: values that cannot be mistaken for a real source.
+    /// The source in completions that are not for a datagram. Its values cannot be mistaken for a real source.
     pub(crate) const UNDEFINED: Self =
         Self { qpn: 0x06ad_c0de, lid: 0xdead, service_level: 0xde, path_bits: 0xad };
 }
