@@ -1,8 +1,8 @@
 //! The receive queue: requests that wait for a message.
 //!
-//! Requests are posted under the lock of the [`ReceiveQueue`] and taken under the responder's. A slot itself shows
-//! whether it holds a request, so a message takes one without the cache line of the posting thread's lock. Only a
-//! message that finds no request locks the queue, to check again and to register as waiting.
+//! Requests are posted under the lock of the [`ReceiveQueue`] and taken under the responder's lock. A slot itself shows
+//! whether it holds a request, so a message takes one without touching the cache line of the posting thread's lock.
+//! Only a message that finds no request locks the queue, to check again and to register as waiting.
 
 use std::sync::{Arc, Weak};
 
@@ -22,13 +22,14 @@ pub(crate) mod shared;
 #[cfg(not(loom))]
 mod tests;
 
-/// A requester that found no receive request, and waits to be informed of one.
+/// A requester that found no receive request, and waits for one.
 pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
-    /// A request was posted: the requester goes on before this returns, as long as the turn lasts. It does any
-    /// remaining work soon afterwards. The caller holds no lock.
+    /// Notifies the requester that a receive request was posted. It resumes before this returns, within the turn, and
+    /// does any remaining work soon afterwards. The caller holds no lock.
     fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn);
 
-    /// The receiver is gone, perhaps to return later: the requester soon checks. The queue may be locked.
+    /// Notifies the requester that the receiver is gone, perhaps to return later. The requester checks soon. The caller
+    /// may hold the queue's lock.
     fn receiver_has_gone(&self);
 }
 
@@ -36,8 +37,8 @@ pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
 #[derive(Debug)]
 pub(crate) struct Waits {
     pub(crate) waiter: Weak<dyn Waiter>,
-    /// Whether the requester is in another process. It then takes the request some time after it was informed, unless
-    /// another one takes it first.
+    /// Whether the requester is in another process. Then it takes the request some time after it is notified, unless
+    /// another requester takes the request first.
     pub(crate) is_far: bool,
 }
 
@@ -45,18 +46,18 @@ pub(crate) struct Waits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
-    /// Its number in the queue (free-running), whose slot its completion releases.
+    /// The request's free-running number in the queue. Its completion releases the slot with this number.
     pub(crate) index: u32,
 }
 
 /// The number of elements that fit on the slot's cache line.
 const NEAR: usize = 2;
 
-/// One cache line: the posting thread and the peer's thread that takes run on different cores.
+/// One cache line, because the posting thread and the peer's thread, which takes the request, run on different cores.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct ReceiveSlot {
-    /// One more than the number of the request that was last posted here.
+    /// One more than the number of the request that was last posted in this slot.
     filled: AtomicU64,
     wr_id: AtomicU64,
     elements: AtomicU64,
@@ -86,14 +87,14 @@ impl Element {
     }
 }
 
-/// The requests. A slot is written by the holder of the queue's lock, after the completion of its last request was
-/// polled. It is read by the holder of the responder's lock, once the slot shows that it is filled. In a shared queue
-/// both hold the queue's lock.
+/// The slots of a receive queue. A slot is written by the holder of the queue's lock, after the completion of the
+/// slot's previous request was polled. It is read by the holder of the responder's lock, once the slot shows that it is
+/// filled. In a shared queue, both hold the queue's lock.
 #[derive(Debug)]
 pub(crate) struct ReceiveSlots {
-    /// The count is a power of two, so that a number's slot is a mask away.
+    /// Their count is a power of two, so a mask selects a request's slot.
     slots: Box<[ReceiveSlot]>,
-    /// The elements that do not fit on the slot's cache line.
+    /// The elements that do not fit on a slot's cache line.
     far: Box<[Element]>,
     far_per_slot: usize,
 }
@@ -102,7 +103,7 @@ impl ReceiveSlots {
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Result<Self, Refusal> {
         let slots = (max_wr as usize).next_power_of_two();
         let far_per_slot = (max_sge as usize).saturating_sub(NEAR);
-        // Reserve all memory before any is touched.
+        // Reserves all memory before it touches any.
         let (requests, far) = (Room::new(slots)?, Room::each(slots, far_per_slot)?);
         Ok(Self {
             slots: requests.filled(ReceiveSlot::default),
@@ -113,11 +114,11 @@ impl ReceiveSlots {
 
     #[inline(always)]
     fn place(&self, number: u64) -> usize {
-        // The mask is a `usize`.
+        // The mask fits in a `usize`, so the result does.
         usize::try_from(number & (self.slots.len() as u64 - 1)).unwrap_or(0)
     }
 
-    /// The elements of a request with `count` of them.
+    /// Returns the elements of a request that has `count` of them.
     #[inline(always)]
     fn elements(&self, place: usize, count: usize) -> impl Iterator<Item = &Element> {
         let far = match count.checked_sub(NEAR + 1) {
@@ -139,8 +140,8 @@ impl ReceiveSlots {
         slot.filled.store(number + 1, Ordering::Release);
     }
 
-    /// Takes request `head`, if it was posted, and advances to the next. Its elements go to `out`, which is emptied
-    /// first and has space. The caller holds the responder's lock.
+    /// Takes request `head`, if it was posted, and advances `head`. The request's elements go to `out`, which is
+    /// cleared first and has space. The caller holds the responder's lock.
     #[inline(always)]
     pub(crate) fn take(&self, head: &mut u64, out: &mut Vec<Sge>) -> Option<Receive> {
         let number = *head;
@@ -157,19 +158,19 @@ impl ReceiveSlots {
     }
 }
 
-/// The number in the form that completions carry.
+/// Returns a request number in the form that completions carry.
 #[inline(always)]
 pub(super) fn index(number: u64) -> u32 {
     (number & 0xffff_ffff) as u32
 }
 
-/// The posting half; small enough to share a cache line with its lock.
+/// The posting side, small enough to share a cache line with its lock.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
     pub(crate) state: QpState,
-    /// The number of the next request, which is the number of requests accepted since the queue was created.
+    /// The number of the next request, which is also the number of requests accepted since the queue was created.
     pub(crate) next: u64,
-    /// The requester that found no request and waits for the next.
+    /// The requester that found no request and waits for the next one.
     pub(crate) waiter: Option<Weak<dyn Waiter>>,
 }
 
@@ -178,21 +179,21 @@ impl ReceiveQueue {
         Self { state: QpState::RESET, next: 0, waiter: None }
     }
 
-    /// The number of accepted requests, in the form of [`Reclaimed`](crate::engine::completion::Reclaimed).
+    /// Returns the number of accepted requests, in the form of [`Reclaimed`](crate::engine::completion::Reclaimed).
     #[inline]
     pub(crate) fn posted(&self) -> u32 {
         index(self.next)
     }
 
-    /// Copies a request into the queue; the caller has checked that there is space.
+    /// Copies a request into the queue. The caller has checked that there is space.
     #[inline(always)]
     pub(crate) fn push(&mut self, slots: &ReceiveSlots, wr_id: u64, sges: &[Sge]) {
         slots.put(self.next, wr_id, sges);
         self.next += 1;
     }
 
-    /// Returns a request that is completed without entering the queue. No thread takes its number or any later one
-    /// before the next reset.
+    /// Returns a request that completes without entering the queue. No thread takes its number or a later one before
+    /// the next reset.
     #[inline]
     pub(crate) fn bypass(&mut self, wr_id: u64) -> Receive {
         let receive = Receive { wr_id, index: index(self.next) };

@@ -1,11 +1,10 @@
-//! The shared receive queue. When a message arrives for one of its queue pairs, that queue pair takes the oldest
-//! request.
+//! The shared receive queue. A message for one of its queue pairs takes the queue's oldest request.
 //!
-//! Requests are posted, taken, and waited for under one lock. Like on hardware, a slot is free again when the
-//! completion of its request was polled, by any of the queue pairs.
+//! Requests are posted, taken and waited for under one lock. As on hardware, a slot is free again when the completion
+//! of its request was polled, no matter which queue pair it belongs to.
 //!
-//! A posting thread serves the waiters, for one turn. If the turn ends before all are served, the queue has a timer
-//! that serves the rest. So waiters keep their order, and none is informed of a request that belongs to another.
+//! A posting thread serves the waiters for one turn. If the turn ends before all are served, the queue's timer serves
+//! the rest. So waiters keep their order, and none is notified of a request that belongs to another.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -24,8 +23,8 @@ use crate::sync::{AtomicU32, Line, Lock, Ordering};
 
 #[derive(Debug)]
 pub(crate) struct SharedReceiveQueue {
-    /// The domain that its elements are checked against, instead of the domain of the queue pair that takes them (IBTA
-    /// volume 1, 10.2.9).
+    /// The domain that the elements of this queue's requests are checked against (IBTA volume 1, 10.2.9). The domain of
+    /// the queue pair that takes a request does not matter.
     pub(crate) pd: Arc<ProtectionDomain>,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
@@ -41,16 +40,16 @@ pub(crate) struct SharedReceiveQueue {
 struct Requests {
     /// The number of the oldest request.
     head: u64,
-    /// The number of the next request, which is the number of accepted requests.
+    /// The number of the next request, which is also the number of accepted requests.
     next: u64,
-    /// An event is sent when fewer requests are left; 0 if none was requested.
+    /// An event is sent when fewer requests than this are left. 0 if no event was requested.
     limit: u32,
     waiters: VecDeque<Waiter>,
-    /// The number of queue pairs that take from here.
+    /// The number of queue pairs attached to this queue.
     users: usize,
 }
 
-/// A queue pair, by its id, that received a message while no request was posted, and the message's sender.
+/// A queue pair, by its ID, that received a message while no request was posted, and the message's sender.
 #[derive(Debug)]
 struct Waiter {
     receiver: u64,
@@ -58,18 +57,18 @@ struct Waiter {
 }
 
 impl Requests {
-    /// Returns true if there is a waiter, and a request to take.
+    /// Returns true if there is both a waiter and a request to take.
     fn has_work(&self) -> bool {
         self.head != self.next && !self.waiters.is_empty()
     }
 
-    /// Removes and returns the waiter that has waited longest, in this process or `anywhere`, and whether it is in
-    /// another process. Returns `None` without a request to take.
+    /// Removes and returns the waiter that has waited longest, and whether it is in another process. Waiters in other
+    /// processes count only if `anywhere` is set. Returns `None` if there is no request to take.
     fn take_waiter(&mut self, anywhere: bool) -> Option<(Arc<dyn receive_queue::Waiter>, bool)> {
         if !self.has_work() {
             return None;
         }
-        // This is the oldest waiter with a queue pair that still exists.
+        // This finds the oldest waiter whose queue pair still exists.
         let next = |waiters: &mut VecDeque<Waiter>| {
             let place = waiters.iter().position(|waiter| anywhere || !waiter.waits.is_far)?;
             waiters.remove(place)
@@ -80,7 +79,7 @@ impl Requests {
         })
     }
 
-    /// Registers a requester as waiting for a request; one that waits already keeps its place.
+    /// Registers a requester as waiting for a request. If it already waits, it keeps its place.
     fn wait(&mut self, waits: Waiter) {
         match self.waiters.iter_mut().find(|waiter| waiter.receiver == waits.receiver) {
             Some(waiter) => *waiter = waits,
@@ -110,7 +109,8 @@ impl SharedReceiveQueue {
         }))
     }
 
-    /// Counts a new queue pair that takes from here, and makes space, so that waiting does not allocate.
+    /// Counts another queue pair that takes requests from this queue, and reserves space, so that waiting does not
+    /// allocate.
     pub(crate) fn attach(&self) {
         let mut requests = self.requests.lock();
         requests.users += 1;
@@ -122,15 +122,15 @@ impl SharedReceiveQueue {
         self.requests.lock().users -= 1;
     }
 
-    /// Removes the waiter for this queue pair, which takes no requests any longer.
+    /// Removes the waiter for this queue pair, which takes no further requests.
     pub(crate) fn dismiss_waiter(&self, receiver: u64) -> Option<Weak<dyn receive_queue::Waiter>> {
         let mut requests = self.requests.lock();
         let place = requests.waiters.iter().position(|waiter| waiter.receiver == receiver)?;
         requests.waiters.remove(place).map(|waiter| waiter.waits.waiter)
     }
 
-    /// Posts a request. Waiters go on before this returns, in the order in which they arrived, as long as there are
-    /// requests and the call's turn lasts.
+    /// Posts a request. Waiters resume before this returns, in the order in which they arrived, until the requests or
+    /// the call's turn are used up.
     pub(crate) fn post(&self, wr_id: u64, sges: &[Sge], turn: &mut Turn) -> Result<(), Refusal> {
         if sges.len() > self.max_sge as usize {
             return Err(Refusal::Invalid);
@@ -151,12 +151,12 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Wakes the waiters, one after the other. Only one waiter in other processes is woken, for the request just
-    /// posted: the others would find no request.
+    /// Wakes the waiters, one after another. Only one waiter in another process is woken, for the request just posted,
+    /// because further ones would find no request.
     #[cold]
     fn serve(&self, turn: &mut Turn, mut anywhere: bool) {
         while !turn.is_over() {
-            // A woken waiter may have given up meanwhile, and leaves the request to the next.
+            // A woken waiter may have given up meanwhile. It leaves the request to the next one.
             let waiter = self.requests.lock().take_waiter(anywhere);
             let Some((waiter, is_far)) = waiter else { return };
             anywhere &= !is_far;
@@ -167,10 +167,10 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Takes the oldest request; its elements go to `out`, which is emptied first and has space. If there is none, the
-    /// `waiter`, if given, is informed of the next. The caller holds the responder's lock.
+    /// Takes the oldest request. Its elements go to `out`, which is cleared first and has space. If there is no
+    /// request, `waiter`, if given, is notified of the next one. The caller holds the responder's lock.
     ///
-    /// `taken` counts the requests that this responder takes, in the form in which completions release them.
+    /// `taken` counts the requests that this responder has taken, in the form in which completions release them.
     pub(crate) fn take(
         &self,
         taken: &mut u64,
@@ -200,7 +200,7 @@ impl SharedReceiveQueue {
         Some(Receive { index: index(number), ..receive })
     }
 
-    /// Releases the slots of that many requests.
+    /// Releases the slots of `count` requests.
     pub(crate) fn give_back(&self, count: u32) {
         self.reclaimed.fetch_add(count, Ordering::AcqRel);
     }
@@ -209,7 +209,7 @@ impl SharedReceiveQueue {
         self.requests.lock().limit
     }
 
-    /// Requests one event, for when a request is taken and fewer than `limit` are left; 0 for none.
+    /// Requests one event, for when a request is taken and fewer than `limit` are left. A limit of 0 requests none.
     pub(crate) fn set_limit(&self, limit: u32) -> Result<(), Refusal> {
         if limit > self.max_wr {
             return Err(Refusal::Invalid);
