@@ -18,7 +18,7 @@ use crate::memory::budget::Budget;
 use crate::memory::copy::Reach;
 use crate::schedule::Schedule;
 
-/// A device without its tables of objects, and without its routes to others.
+/// A device without its tables of objects and its routes to other devices.
 #[derive(Debug)]
 pub(crate) struct Adapter {
     pub(crate) fabric: &'static Fabric,
@@ -31,9 +31,9 @@ pub(crate) struct Adapter {
     pub(crate) memory: Budget,
     pub(crate) tally: Tally,
     pub(crate) notices: Notices,
-    /// The largest packet size of its port.
+    /// The largest packet size of the device's port.
     pub(crate) mtu: Mtu,
-    /// Records what the device sends and receives; present only if that goes as packets.
+    /// Records the packets that the device sends and receives. Absent if its messages do not go as packets.
     pub(crate) tap: Option<Arc<Tap>>,
     port_is_up: AtomicBool,
 }
@@ -76,13 +76,13 @@ impl Adapter {
         self.port_is_up.swap(up, Ordering::AcqRel)
     }
 
-    /// Returns the reach of copies that run later than their post or on another thread. The memory may have been
-    /// unmapped by a part of the program that knows nothing of the queue pair.
+    /// Returns the reach of copies that run after their post or on another thread. A part of the program that knows
+    /// nothing of the queue pair may have unmapped the memory.
     pub(crate) fn later(&'static self) -> Reach {
         Reach::MayBeGone(&self.tally.rare.guarded_copies)
     }
 
-    /// Counts a datagram with another Q_Key than its receiver's.
+    /// Counts a datagram whose Q_Key differs from its receiver's.
     pub(crate) fn count_wrong_qkey(&self) {
         self.tally.rare.qkey_viol_cntr.count();
     }

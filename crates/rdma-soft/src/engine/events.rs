@@ -1,11 +1,11 @@
-//! Events: a queue of them, and a file that is readable while the queue has any.
+//! Events: a queue of events, and a file that is readable while the queue is not empty.
 //!
-//! The content of events stays in the queue, from which the events of an object are removed when it is destroyed. The
-//! file holds one byte while there are events.
+//! The events themselves stay in the queue, so an object's events can be removed when the object is destroyed. The file
+//! holds one byte while there are events.
 //!
-//! Events arise while locks of the engine are held, and writing a byte costs a system call. So an event is only queued.
-//! The file becomes readable when the thread [settles](Fabric::run_queue), which it does with no lock held and before
-//! its verb returns.
+//! Events occur while locks of the engine are held, and writing a byte takes a system call. So an event is only queued
+//! at first. The file becomes readable when the thread [settles](Fabric::run_queue), which it does while it holds no
+//! lock and before its verb returns.
 
 #[cfg(not(all(test, loom)))]
 pub(crate) mod file;
@@ -31,32 +31,33 @@ pub(crate) struct EventQueue<E> {
     fabric: &'static Fabric,
     state: Lock<QueuedEvents<E>>,
     file: EventFile,
-    /// Held by the thread that writes to the file, by no lock of the engine. Another thread may be about to write for
-    /// the event of a thread that settles; the settling thread then waits here.
+    /// Held by the thread that writes to the file, which holds no lock of the engine meanwhile. If another thread is
+    /// about to write for an event of the settling thread, the settling thread waits here.
     writing: Mutex<()>,
 }
 
 #[derive(Debug)]
 struct QueuedEvents<E> {
     events: VecDeque<E>,
-    /// Whether the file has a byte, or is about to. A thread that clears this then takes any byte: its own may not be
-    /// written yet, but that of another thread may be there.
+    /// Whether the file has a byte, or is about to get one. A thread that clears this then takes any byte. The byte for
+    /// this flag may not be written yet, but another thread's byte may be in the file.
     readable: bool,
-    /// The number of bytes taken by waiters for an event although another thread cleared `readable` for each. That
-    /// thread takes a byte too: it finds none, or the next write adds one more. The number is negative while that
-    /// thread found none, and the waiter has yet to report its byte here.
+    /// The number of bytes taken by threads waiting for an event although another thread cleared `readable` for each.
+    /// That other thread takes a byte too: it finds none, or the next write adds one more. The number is negative while
+    /// the other thread found none, and the waiting thread has yet to report its byte here.
     missing: isize,
-    /// Whether a thread writes to the file. Afterwards it checks again, and removes the queue from the run queue.
+    /// Whether a thread is writing to the file. Afterwards that thread checks again, and removes the queue from the run
+    /// queue.
     writing: bool,
-    /// The number of different events there can be.
+    /// The maximum number of different events that can be queued.
     room: usize,
     /// Whether the queue is in the run queue.
     noted: bool,
 }
 
 impl<E> QueuedEvents<E> {
-    /// Call this when no event may be left. Returns true if there is a byte to be taken, which the caller then
-    /// [takes](EventQueue::clear) from the file.
+    /// Called when the queue may have become empty. Returns true if the caller must [take](EventQueue::clear) a byte
+    /// from the file.
     fn clear(&mut self) -> bool {
         self.events.is_empty() && std::mem::take(&mut self.readable)
     }
@@ -104,12 +105,12 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         self.file.fd()
     }
 
-    /// Queues an event. The caller [settles](Fabric::run_queue) when it holds no lock.
+    /// Queues an event. The caller [settles](Fabric::run_queue) once it holds no lock.
     pub(crate) fn push(self: &Arc<Self>, event: E) {
         self.push_if(event, |_| true);
     }
 
-    /// Like [`push`](Self::push), unless the same event is in the queue already.
+    /// Like [`push`](Self::push), unless the queue already contains the same event.
     pub(crate) fn push_new(self: &Arc<Self>, event: E)
     where
         E: PartialEq,
@@ -128,8 +129,8 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         }
     }
 
-    /// Registers one more object that reports up to `kinds` events here. Makes space, so that reporting does not
-    /// allocate.
+    /// Registers another object, which reports at most `kinds` events here. Reserves space for them, so that reporting
+    /// does not allocate.
     pub(crate) fn join(&self, kinds: usize) {
         let mut state = self.state.lock();
         state.room += kinds;
@@ -141,8 +142,8 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         self.state.lock().room -= kinds;
     }
 
-    /// Takes the oldest event, and passes it to `deliver` before it can be discarded. Waits for one, unless the program
-    /// made its end of the file non-blocking. In virtual time, waiting advances the clock.
+    /// Takes the oldest event, and passes it to `deliver` before it can be discarded. Waits for an event, unless the
+    /// program made its end of the file non-blocking. In virtual time, waiting advances the clock.
     pub(crate) fn take<R>(&self, deliver: impl Fn(E) -> R) -> Result<R, Errno> {
         let mut has_byte = false;
         loop {
@@ -161,7 +162,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         }
     }
 
-    /// Takes the oldest event, if there is one, for a thread that may have taken a byte from the file.
+    /// Takes the oldest event, if any. `has_byte` states whether the thread has taken a byte from the file.
     fn take_oldest<R>(&self, deliver: impl Fn(E) -> R, has_byte: bool) -> Option<R> {
         let (taken, clear, are_more) = {
             let mut state = self.state.lock();
@@ -183,7 +184,8 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         self.state.lock().events.is_empty()
     }
 
-    /// Takes a byte from the file: one that is there or about to be written, unless it is missing.
+    /// Takes a byte from the file, and waits for a thread that is about to write one. If there is still no byte,
+    /// records that it is missing.
     fn clear(&self) {
         if self.file.clear() {
             return;
@@ -218,8 +220,8 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> Settle for EventQueue<E> {
     /// Makes the file readable if there are events.
     fn settle(&self) {
         {
-            // A thread about to be woken may get here before the thread that wakes it has returned. If the event was
-            // taken, no thread waits for it.
+            // A thread that is about to be woken may get here before the thread that wakes it returns. If the event was
+            // already taken, no thread waits for it.
             let mut state = self.state.lock();
             if state.events.is_empty() || state.readable && !state.writing {
                 return self.is_settled(&mut state);
@@ -231,7 +233,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> Settle for EventQueue<E> {
 }
 
 impl<E> EventQueue<E> {
-    /// Writes to the file as often as it is due. The caller holds `writing`.
+    /// Writes to the file until `is_due` returns false. The caller holds `writing`.
     fn set_while(&self, is_due: impl Fn(&QueuedEvents<E>) -> bool) {
         loop {
             let bytes = {
@@ -250,8 +252,8 @@ impl<E> EventQueue<E> {
         }
     }
 
-    /// Removes the queue from the run queue, since there is no byte to write. If a thread is writing, it does this
-    /// itself.
+    /// Removes the queue from the run queue, because there is no byte to write. If a thread is writing, that thread
+    /// does this itself.
     fn is_settled(&self, state: &mut QueuedEvents<E>) {
         if !state.writing && std::mem::take(&mut state.noted) {
             self.fabric.run_queue.forget(std::ptr::from_ref(self).cast());
@@ -265,7 +267,7 @@ impl<E> Drop for EventQueue<E> {
     }
 }
 
-/// The number of an object's events that were delivered and not yet acknowledged. The object is not destroyed before
+/// The number of an object's events that were delivered but not yet acknowledged. The object is not destroyed until
 /// this is zero (man ibv_get_cq_event, ibv_get_async_event).
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledgements {

@@ -1,5 +1,5 @@
-//! Events that explain why a peer is connected but no data arrives. There is one [`tracing`] event for each reason to
-//! drop or refuse packets, at most one a minute.
+//! Events that explain why data does not arrive although a peer is connected. Each reason to drop or refuse packets has
+//! one [`tracing`] event, emitted at most once a minute.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::sync::locked;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-/// The least time between two events for the same reason.
+/// The minimum time between two events for the same reason.
 const APART: Duration = Duration::from_secs(60);
 
 /// The severity of a reason.
@@ -25,7 +25,7 @@ const APART: Duration = Duration::from_secs(60);
 enum Gravity {
     /// The traffic fails until a person changes something.
     Warns,
-    /// This may be normal: the protocol tries again, or the connection is ending.
+    /// This may be normal: the protocol retries, or the connection is ending.
     Informs,
 }
 
@@ -40,12 +40,12 @@ macro_rules! reasons {
         impl Reason {
             const ALL: [Self; [$(Self::$reason),+].len()] = [$(Self::$reason),+];
 
-            /// The name of the reason's counter.
+            /// Returns the name of the reason's counter.
             fn name(self) -> &'static str {
                 match self { $(Self::$reason => stringify!($counter),)+ }
             }
 
-            /// Adds to the reason's counter, for packets that are counted nowhere else.
+            /// Adds to the reason's counter, for packets that no other code counts.
             pub(crate) fn count(self, counters: &Rares, packets: u64) {
                 match self { $(Self::$reason => counters.$counter.add(packets),)+ }
             }
@@ -54,7 +54,7 @@ macro_rules! reasons {
                 match self { $(Self::$reason => Gravity::$gravity,)+ }
             }
 
-            /// The meaning of the reason, and what to check.
+            /// Returns the meaning of the reason, and what to check.
             fn advice(self) -> &'static str {
                 match self { $(Self::$reason => $advice,)+ }
             }
@@ -125,8 +125,8 @@ reasons! {
 }
 
 impl Reason {
-    /// The counts of one side of a connection that point to a mistake of the user. Excluded are events that the
-    /// protocol causes and repairs itself, and those after the end.
+    /// Returns the counts of one side of a connection that point to a user's mistake. Errors that the protocol causes
+    /// and repairs itself are excluded, as are packets that arrive after the connection has ended.
     fn of(packets: &Packets) -> [(Self, u64); 8] {
         [
             (Self::NoReceive, packets.out_of_buffer),
@@ -141,12 +141,12 @@ impl Reason {
     }
 }
 
-/// The two ends of dropped packets; for several packets, those of the last one.
+/// The two ends of dropped packets. For several packets, the ends of the last one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Whose {
-    /// The queue pair of this device, or the one that the packets were for.
+    /// The queue pair on this device, or the one that the packets were addressed to.
     pub(crate) qpn: u32,
-    /// The queue pair at the other end, where it is known.
+    /// The queue pair at the other end, if known.
     pub(crate) peer_qpn: Option<u32>,
     /// The address that the packets came from or were sent to.
     pub(crate) address: Option<Address>,
@@ -161,12 +161,12 @@ struct Notice {
     /// Packets since the last event.
     packets: u64,
     whose: Option<Whose>,
-    /// The time at which the last event was emitted, or became due.
+    /// The time at which the last event was emitted or became due.
     called_for: Option<Time>,
     due: bool,
 }
 
-/// An event.
+/// An event to emit.
 #[derive(Debug)]
 struct Told {
     device: &'static str,
@@ -176,7 +176,7 @@ struct Told {
 }
 
 impl Notices {
-    /// Adds packets; returns true if this makes an event due.
+    /// Adds packets. Returns true if this makes an event due.
     fn note(&self, reason: Reason, packets: u64, whose: Whose, now: Time) -> bool {
         let notice = &mut locked(&self.0)[reason as usize];
         notice.packets = notice.packets.saturating_add(packets);
@@ -205,7 +205,7 @@ impl Tells for Adapter {
         (!told.is_empty()).then(|| Box::new(move || told.iter().for_each(Told::tell)) as Tell)
     }
 
-    /// The next dropped packet makes the events due again.
+    /// Cancels the due events; the next dropped packet makes them due again.
     fn put_off(&self) {
         for notice in locked(&self.notices.0).iter_mut().filter(|notice| notice.due) {
             (notice.called_for, notice.due) = (None, false);
@@ -214,14 +214,14 @@ impl Tells for Adapter {
 }
 
 impl Adapter {
-    /// Counts packets that do not get through, and schedules an event. The caller may hold locks, but no leaf.
+    /// Counts packets that do not get through, and schedules an event. The caller may hold locks, except leaves.
     #[cold]
     pub(crate) fn drop_packets(&'static self, reason: Reason, packets: u16, whose: Whose) {
         reason.count(&self.tally.rare, packets.into());
         self.notice(reason, packets.into(), whose);
     }
 
-    /// Schedules an event about packets that do not get through and are already counted.
+    /// Schedules an event about packets that do not get through and were counted already.
     #[cold]
     pub(crate) fn notice(&'static self, reason: Reason, packets: u64, whose: Whose) {
         if self.notices.note(reason, packets, whose, self.fabric.clock.now()) {
@@ -229,7 +229,7 @@ impl Adapter {
         }
     }
 
-    /// Adds the counts of one side of a connection, and schedules the events that follow from them.
+    /// Adds the counts of one side of a connection, and schedules the events that follow from these counts.
     #[cold]
     pub(crate) fn count_packets(&'static self, packets: &Packets, whose: Whose) {
         self.tally.rare.add(packets);

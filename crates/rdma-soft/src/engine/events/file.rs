@@ -1,11 +1,11 @@
 //! A file that the device makes readable, and that programs poll like the kernel's files.
 //!
-//! It is a pipe with one byte or none. The program has the read end: it sets `O_NONBLOCK` as it likes, and may
-//! duplicate that end, and read. So the device opens the pipe again through `/proc`, with flags of its own. No action
-//! of the program can then block the device here. (An eventfd cannot be opened again. `preadv2` reads without waiting,
-//! but from a pipe only since Linux 6.4, and no such call writes to an eventfd.)
+//! It is a pipe that holds at most one byte. The program has the read end, and may set `O_NONBLOCK` on it, duplicate
+//! it, or read from it. So the device opens the pipe again through `/proc`, with its own flags. Then nothing that the
+//! program does can block the device here. (An eventfd cannot be opened again. `preadv2` can read without waiting, but
+//! from a pipe only since Linux 6.4, and no such call writes to an eventfd.)
 //!
-//! Without `/proc` it is a pair of connected sockets, where each call states whether it waits. Sockets are slower.
+//! Without `/proc`, it is a pair of connected sockets, where each call states whether it waits. Sockets are slower.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,7 +18,7 @@ use rustix::pipe::PipeFlags;
 
 use crate::sync::assert_nothing_held;
 
-/// The smallest size of a pipe. A user's pipes count against a limit by their size.
+/// The smallest size of a pipe. The sizes of a user's pipes count against a limit.
 const LEAST: usize = 4096;
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct EventFile {
 #[derive(Debug)]
 enum Own {
     Pipe(OwnedFd),
-    /// Written to; reads use the program's socket.
+    /// The device writes to this socket, and reads from the program's.
     Socket(OwnedFd),
 }
 
@@ -44,7 +44,7 @@ impl EventFile {
         let (program, _writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         // If this fails, the pipe is larger than needed.
         let _ = rustix::pipe::fcntl_setpipe_size(&program, LEAST);
-        // The link is of this thread, which may have unshared its files.
+        // The path names this thread, because it may have unshared its table of files.
         let path = format!("/proc/thread-self/fd/{}", program.as_raw_fd());
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let own = rustix::fs::open(path, flags, Mode::empty())?;
@@ -65,7 +65,7 @@ impl EventFile {
         self.program.as_raw_fd()
     }
 
-    /// Adds a byte. Does nothing if the file is full, or if the program has shut the socket down.
+    /// Adds a byte. Does nothing if the file is full, or if the program has shut down the socket.
     pub(crate) fn set(&self) {
         assert_nothing_held();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -75,14 +75,14 @@ impl EventFile {
                 Own::Socket(file) => rustix::net::send(file, &[0], flags),
             };
             match added {
-                // Memory may be available later.
+                // There may be memory later.
                 Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => std::thread::yield_now(),
                 _ => return,
             }
         }
     }
 
-    /// Takes a byte if there is one, without waiting. Returns true if there was one.
+    /// Takes a byte without waiting. Returns true if there was one.
     pub(crate) fn clear(&self) -> bool {
         assert_nothing_held();
         let mut byte = [0];
@@ -95,15 +95,15 @@ impl EventFile {
         }
     }
 
-    /// Returns true if reads from the program's end wait.
+    /// Returns true if reads from the program's end block.
     pub(crate) fn is_blocking(&self) -> bool {
         let flags = rustix::fs::fcntl_getfl(&self.program);
         flags.is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
     }
 
-    /// Takes a byte. Waits for it, unless the program made its end non-blocking.
+    /// Takes a byte. Waits for one, unless the program made its end non-blocking.
     pub(crate) fn take(&self) -> Result<(), Errno> {
-        // This calls the C library, where a waiting thread can be cancelled.
+        // This calls the C library, so that a waiting thread can be cancelled.
         match (&self.program).read(&mut [0]) {
             Ok(1) => Ok(()),
             Ok(_) => Err(Errno::IO),

@@ -9,11 +9,12 @@ use rdma_types::AsyncEventKind;
 use crate::engine::events::EventQueue;
 use crate::sync::locked;
 
-/// The name by which the program knows an object: the pointer to its C struct, which is only passed on here.
+/// The name by which the program knows an object: the pointer to its C struct. It is only passed on here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handle(pub(crate) *mut c_void);
 
-// SAFETY: it is only a name here; code that turns it back into an object proves that this is sound (SAFETY.md F11).
+// SAFETY: the pointer is only a name here. Code that converts it back to an object proves that this is sound
+// (SAFETY.md F11).
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
@@ -33,15 +34,15 @@ pub(crate) struct AsyncEvent {
     pub(crate) element: Element,
 }
 
-/// The most kinds of events that one object has: those of a queue pair, over several lives.
+/// The maximum number of event kinds that one object has. A queue pair has the most, over several lives.
 const KINDS: usize = 6;
 
-/// Reports the events of one object to the context that it was made from.
+/// Reports the events of one object to the context that the object was created from.
 #[derive(Debug)]
 pub(crate) struct Reporter {
-    /// `None` without a context to report to.
+    /// `None` if there is no context to report to.
     context: Option<Arc<EventQueue<AsyncEvent>>>,
-    /// Set while the program knows the object. The lock is held while an event is sent, so that none is sent for a
+    /// Set while the program knows the object. The lock is held while an event is sent, so that no event is sent for a
     /// destroyed object.
     handle: Mutex<Option<Handle>>,
     element: fn(Handle) -> Element,
@@ -71,7 +72,7 @@ impl Reporter {
         }
     }
 
-    /// Removes the events that were not taken yet, and sends no others: the object is being destroyed.
+    /// Removes the events that were not taken yet, and sends no others, because the object is being destroyed.
     pub(crate) fn withdraw(&self) {
         let handle = locked(&self.handle).take();
         if let (Some(context), Some(handle)) = (&self.context, handle) {
