@@ -1,6 +1,6 @@
-//! Packets: their arrival, and how a queue pair sends its own.
+//! Packets: how they arrive, and how a queue pair sends its own.
 //!
-//! `rdma_proto` decides what packets mean; the sides of a queue pair are its [`Work`](rdma_proto::Work) and its
+//! `rdma_proto` decides what packets mean. The two sides of a queue pair are its [`Work`](rdma_proto::Work) and its
 //! [`Host`](rdma_proto::Host).
 
 use std::sync::{Arc, Weak};
@@ -18,7 +18,8 @@ use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
 use crate::fabric::run_queue::Task;
 
-/// The number of packets after which the turn of a queue pair, or of a device, ends. The last run of packets is whole.
+/// The number of packets after which a queue pair's or a device's turn ends. A run of packets that has begun is never
+/// cut short, so a turn can exceed this.
 pub(crate) const TURN: u32 = 16;
 
 /// A carrier of packets out of this process: to another process of the host, or to other hosts.
@@ -26,22 +27,22 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     /// Returns true if the far end has ended, so that nothing arrives there any longer.
     fn has_ended(&self) -> bool;
 
-    /// Gives this task a turn when the far end ends; at once if it has ended.
+    /// Gives this task a turn when the far end ends, or immediately if it has already ended.
     fn add_user(&self, user: Weak<dyn Task>);
 
     /// Returns a buffer for the payload of one burst, to be [sent](Self::send) or [returned](Self::give_back). If there
-    /// is no space, the sender gets another turn when there is.
+    /// is no space, returns `None`, and the sender gets another turn when there is.
     fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>>;
 
-    /// Like [`buffer`](Self::buffer), for a datagram of that many bytes.
+    /// Like [`buffer`](Self::buffer), for a datagram of `_length` bytes.
     fn datagram_buffer(&self, sender: Weak<dyn Task>, _length: usize) -> Option<Box<[u8]>> {
         self.buffer(sender)
     }
 
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>);
 
-    /// Returns true if datagrams without space are lost. So a process that stops receiving does not delay datagrams to
-    /// others.
+    /// Returns true if datagrams are lost when there is no space for them. Then a process that stops receiving does not
+    /// delay datagrams to other processes.
     fn loses_datagrams(&self) -> bool;
 
     /// Returns true if everything sent arrives, unless the far end ends. Such a carrier can be [queried](Self::ask).
@@ -55,21 +56,21 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 
     fn has_answered(&self, question: u32) -> bool;
 
-    /// Returns true if the far end has received and answered nothing for as long as the device tolerates.
+    /// Returns true if the far end has neither received nor answered anything for longer than the device tolerates.
     fn is_silent(&self) -> bool;
 
     /// Returns true if the carrier supports [void refusals](Letter::void).
     fn carries_void(&self) -> bool;
 
-    /// Sends a letter with a payload in such a buffer.
+    /// Sends a letter whose payload is in a buffer of this carrier.
     fn send(self: Arc<Self>, letter: Letter);
 
     /// Sends waiting letters at once, as far as the link accepts them. The caller holds no lock except the receive side
     /// of a device.
     fn flush(self: Arc<Self>);
 
-    /// Claims a word that shows a connection how far its requests are executed, without an answer for each. The user
-    /// gets a turn when the word changes. Returns `None` if no word is available.
+    /// Claims a word that shows a connection how many of its requests are executed, so that they need no separate
+    /// answers. The user gets a turn when the word changes. Returns `None` if no word is available.
     fn claim_word(&self, user: Weak<dyn Task>) -> Option<WordKey> {
         let _ = user;
         None
@@ -80,33 +81,33 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
         let _ = word;
     }
 
-    /// Returns the packet that is expected next, according to the word; `None` if the word holds nothing.
+    /// Returns the packet that is expected next according to the word, or `None` if the word holds nothing.
     fn expected(&self, word: WordKey) -> Option<Psn> {
         let _ = word;
         None
     }
 }
 
-/// The inbox of a device of this process, as its senders use it.
+/// The inbox of a device in this process, as its senders use it.
 pub(crate) trait Mailbox: Send + Sync + std::fmt::Debug {
     /// Returns a buffer for the payload of one burst, to be [sent](Self::send) or [returned](Self::give_back). If there
-    /// is no space, the sender gets another turn when there is.
+    /// is no space, returns `None`, and the sender gets another turn when there is.
     fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>>;
 
     /// Returns true if there is space, for a sender that sends to several inboxes. If there is none, the sender gets
     /// another turn when there is.
     fn has_room(&self, sender: Weak<dyn Task>) -> bool;
 
-    /// Returns a buffer like [`buffer`](Self::buffer), for a sender that has [found space](Self::has_room). It succeeds
-    /// even if other senders took the space since, so that the letter reaches all inboxes or none.
+    /// Returns a buffer like [`buffer`](Self::buffer), for a sender that has [found space](Self::has_room). Succeeds
+    /// even if other senders have taken the space since, so that the letter reaches all inboxes or none.
     fn buffer_at_once(&self) -> Box<[u8]>;
 
     fn give_back(&self, buffer: Box<[u8]>);
 
-    /// Sends a letter with a payload in such a buffer, from a device.
+    /// Sends a letter from a device. Its payload is in a buffer of this inbox.
     fn send(&'static self, from: &'static Adapter, letter: Letter);
 
-    /// Receives a packet that was sent.
+    /// Receives a packet that was sent to this inbox.
     fn arrive(&self, letter: Letter);
 }
 
@@ -123,7 +124,7 @@ impl Word {
         Some(Self { carrier: Arc::clone(carrier), key })
     }
 
-    /// The packet that the peer expects next, if that is known by now.
+    /// Returns the packet that the peer expects next, if that is known yet.
     pub(crate) fn expected(&self) -> Option<Psn> {
         self.carrier.expected(self.key)
     }
@@ -138,7 +139,7 @@ impl Drop for Word {
 /// The destination of packets.
 #[derive(Debug, Clone)]
 pub(crate) enum Outlet {
-    /// Packets leave the device, and arrive nowhere.
+    /// Packets leave the device, but arrive nowhere.
     Nowhere,
     /// A device of this process.
     Inbox(&'static dyn Mailbox),
@@ -147,7 +148,7 @@ pub(crate) enum Outlet {
 }
 
 impl Outlet {
-    /// Returns true if nothing arrives.
+    /// Returns true if nothing sent here arrives.
     pub(crate) fn is_nowhere(&self) -> bool {
         matches!(self, Self::Nowhere) || self.has_ended()
     }
@@ -167,12 +168,12 @@ impl Outlet {
         matches!(self, Self::Carrier(carrier) if !carrier.loses_nothing())
     }
 
-    /// Returns true if datagrams without space are lost.
+    /// Returns true if datagrams are lost when there is no space for them.
     pub(crate) fn loses_datagrams(&self) -> bool {
         matches!(self, Self::Carrier(carrier) if carrier.loses_datagrams())
     }
 
-    /// The carrier that takes packets out of this process.
+    /// Returns the carrier that takes packets out of this process, if any.
     pub(crate) fn carrier(&self) -> Option<&Arc<dyn Carrier>> {
         match self {
             Self::Carrier(carrier) => Some(carrier),
@@ -180,13 +181,13 @@ impl Outlet {
         }
     }
 
-    /// Returns true if it supports [void refusals](Letter::void).
+    /// Returns true if the outlet supports [void refusals](Letter::void).
     pub(crate) fn carries_void(&self) -> bool {
         matches!(self, Self::Carrier(carrier) if carrier.carries_void())
     }
 
     /// Returns a buffer for the payload of one burst, to be [sent](Self::send) or [returned](Self::give_back). If there
-    /// is no space, the sender gets another turn when there is.
+    /// is no space, returns `None`, and the sender gets another turn when there is.
     pub(crate) fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>> {
         match self {
             Self::Nowhere => None,
@@ -195,7 +196,7 @@ impl Outlet {
         }
     }
 
-    /// Like [`buffer`](Self::buffer), for a datagram of that many bytes.
+    /// Like [`buffer`](Self::buffer), for a datagram of `length` bytes.
     pub(crate) fn datagram_buffer(&self, sender: Weak<dyn Task>, length: u64) -> Option<Box<[u8]>> {
         match self {
             Self::Carrier(carrier) => {
@@ -214,7 +215,7 @@ impl Outlet {
         }
     }
 
-    /// Sends a letter with a payload in such a buffer, from a device.
+    /// Sends a letter from a device. Its payload is in a buffer of this outlet.
     pub(crate) fn send(&self, from: &'static Adapter, letter: Letter) {
         match self {
             Self::Nowhere => drop(letter),
@@ -232,14 +233,14 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// The owner of packets, for events about a connection that uses this route.
+    /// Returns the ends of a connection's packets on this route, for events about them.
     pub(super) fn whose(&self, own: &Station, peer_qpn: u32) -> Whose {
         let peer_qpn = Some(peer_qpn);
         Whose { qpn: own.qpn, peer_qpn, address: Some(self.path.remote) }
     }
 }
 
-/// The connection as its packets describe it.
+/// Returns the connection as its packets describe it.
 pub(crate) fn connection(peer_qpn: u32, mtu_log2: u32) -> Connection {
     let code = u8::try_from(mtu_log2.saturating_sub(7)).unwrap_or(u8::MAX);
     // The MTU was checked when it was set.
@@ -247,13 +248,13 @@ pub(crate) fn connection(peer_qpn: u32, mtu_log2: u32) -> Connection {
     Connection::new(Qpn::masked(peer_qpn), mtu)
 }
 
-/// Converts the time of the fabric to that of the protocol.
+/// Converts a time of the fabric to a time of the protocol.
 pub(crate) fn time(now: Time) -> rdma_proto::Time {
     rdma_proto::Time::from_nanos(now.nanoseconds())
 }
 
-/// Sends the bursts that `next` puts into buffers, until there are none, the link has no space or the turn is over.
-/// `next` also returns whether it may have more. Returns true if there may be more.
+/// Sends the bursts that `next` writes to buffers, until none are left, the link has no space or the turn is over.
+/// `next` also returns whether it may have more bursts. Returns true if there may be more to send.
 pub(crate) fn transmit(
     own: &Station,
     (route, word): (&Route, Option<WordKey>),
@@ -261,7 +262,8 @@ pub(crate) fn transmit(
     mut next: impl FnMut(&mut [u8]) -> Option<(Burst, bool)>,
 ) -> bool {
     let mut left = TURN;
-    // No run of packets is longer than a turn, and none is cut off at its end: each costs a message or a system call.
+    // No run of packets is longer than a turn, and none is cut off at the end of a turn, because each run costs a
+    // message or a system call.
     let room = |buffer: &[u8]| buffer.len().min(TURN as usize * mtu.bytes() as usize);
     let up = own.adapter.port_is_up();
     let tap = own.adapter.tap.as_ref().filter(|_| up);
@@ -271,7 +273,7 @@ pub(crate) fn transmit(
     };
     let outlet = &route.outlet;
     if outlet.is_nowhere() {
-        // The packets leave this device and arrive nowhere.
+        // The packets leave this device but arrive nowhere.
         let mut nowhere = [0; 4096];
         while left > 0 {
             let room = room(&nowhere);
@@ -311,7 +313,7 @@ pub(crate) fn transmit(
     true
 }
 
-/// Notifies the requester that a refusal is void. Returns false if the link had no space; then there is another turn.
+/// Notifies the requester that a refusal is void. Returns false if the link had no space; there is another turn then.
 pub(super) fn send_void(own: &Station, route: &Route, refusal: Burst) -> bool {
     let Outlet::Carrier(carrier) = &route.outlet else { return true };
     if !own.adapter.port_is_up() || carrier.has_ended() {
@@ -322,17 +324,18 @@ pub(super) fn send_void(own: &Station, route: &Route, refusal: Burst) -> bool {
     true
 }
 
-/// The reason why one side of a queue pair, connected by that path, does not receive packets, if there is one.
+/// Returns the reason, if any, why one side of a queue pair does not receive a packet. `path` is the path of its
+/// connection.
 pub(super) fn why_not_taken(listens: bool, path: Option<Path>, letter: &Letter) -> Option<Reason> {
     match path {
         Some(path) if listens => (!letter.path.is_reverse_of(&path)).then_some(Reason::WrongSource),
-        // A queue pair that was connected before its peer's device was installed uses no packets.
+        // A queue pair that was connected before its peer's device was installed does not use packets.
         _ => Some(Reason::WrongState),
     }
 }
 
-/// Counts dropped packets, and schedules an event about them. Responses that arrive after their queue pair has ended
-/// are only counted, since connections usually end like that.
+/// Counts dropped packets, and schedules an event about them. Responses that arrive after their queue pair was
+/// destroyed are only counted, because connections usually end like that.
 pub(crate) fn drop_packets(
     adapter: &'static Adapter,
     letter: &Letter,

@@ -9,7 +9,7 @@ use crate::address::{Group, Path};
 use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::word::WordKey;
 
-/// The most bytes of payload in a burst: a packet of the largest MTU, or several of smaller ones.
+/// The maximum payload of a burst in bytes: one packet of the largest MTU, or several of smaller ones.
 pub(crate) const BURST_BYTES: usize = if cfg!(loom) { 16 << 10 } else { 64 << 10 };
 
 /// A burst in transit.
@@ -18,28 +18,28 @@ pub(crate) struct Letter {
     /// The path from its sender to its receiver.
     pub(crate) path: Path,
     pub(crate) burst: Burst,
-    /// Information about a datagram in addition to its headers.
+    /// The link's information about a datagram, in addition to its headers.
     pub(crate) datagram: Option<Datagram>,
-    /// Whether it is a refusal that is void: its receiver has a receive request now.
+    /// Whether this is a void refusal: an earlier refusal no longer applies, because there is a receive request now.
     pub(crate) is_void: bool,
     payload: Box<[u8]>,
-    /// The number of letters that had arrived at the inbox before this one.
+    /// The number of letters that arrived at the inbox before this one.
     pub(crate) number: u64,
-    /// Whether another process or another host has sent it.
+    /// Whether another process or another host sent it.
     pub(crate) from_outside: bool,
-    /// For requests to another process: the word that shows how far they are executed.
+    /// For requests to another process, the word that shows how many of them are executed.
     pub(crate) word: Option<WordKey>,
     /// The location of that word, if the letter came from another process.
     pub(crate) words: Option<Arc<dyn ExecutedWords>>,
 }
 
-/// The location where another process checks how far its requests are executed.
+/// The memory in which another process checks how many of its requests are executed.
 pub(crate) trait ExecutedWords: Send + Sync + std::fmt::Debug {
-    /// Records that all packets before this one were executed, for the connection with this word.
+    /// Records that all packets before `expected` have been executed, for the connection with this word.
     fn store(&self, key: WordKey, expected: Psn);
 
-    /// Makes the process check, if it does not poll the words itself. The caller holds no lock except the receive side
-    /// of a device.
+    /// Makes the process check its words, if it does not poll them itself. The caller holds no lock except the receive
+    /// side of a device.
     fn announce(&self);
 }
 
@@ -47,9 +47,9 @@ pub(crate) trait ExecutedWords: Send + Sync + std::fmt::Debug {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Datagram {
     pub(crate) source: Source,
-    /// The route header of its packet, if it has one.
+    /// The route header of the datagram's packet, if it has one.
     pub(crate) header: Option<[u8; 40]>,
-    /// The multicast group that it is for, if any.
+    /// The multicast group that the datagram is for, if any.
     pub(crate) group: Option<Group>,
 }
 
@@ -65,13 +65,13 @@ impl Letter {
         Self { path, burst, datagram, is_void, payload, number, from_outside, word, words }
     }
 
-    /// A void refusal: an RNR NAK, now that there is a receive request for its packet. Only links between processes
-    /// carry it.
+    /// Creates a void refusal: an RNR NAK that no longer applies, because there is a receive request for its packet
+    /// now. Only links between processes carry it.
     pub(crate) fn void(path: Path, refusal: Burst, payload: Box<[u8]>) -> Self {
         Self { is_void: true, ..Self::new(path, refusal, None, payload) }
     }
 
-    /// A letter that another process or another host has sent.
+    /// Creates a letter that another process or another host sent.
     #[cfg(not(loom))]
     pub(crate) fn from_outside(
         path: Path,
@@ -82,18 +82,18 @@ impl Letter {
         Self { from_outside: true, ..Self::new(path, burst, datagram, payload) }
     }
 
-    /// Adds the word that shows how far the letter is executed.
+    /// Adds the word that shows how many of the connection's requests are executed.
     pub(crate) fn with_word(self, word: Option<WordKey>) -> Self {
         Self { word, ..self }
     }
 
-    /// The same letter, with its number in the inbox at which it has arrived.
+    /// Adds the letter's number in the inbox at which it arrived.
     pub(crate) fn numbered(self, number: u64) -> Self {
         Self { number, ..self }
     }
 
-    /// Records that all packets before this one were executed, for the connection of this letter. Returns true if its
-    /// sender learns that.
+    /// Records that all packets before `expected` have been executed, for this letter's connection. Returns true if the
+    /// sender of the letter can see this.
     pub(crate) fn store(&self, expected: Psn) -> bool {
         let (Some(words), Some(word)) = (&self.words, self.word) else { return false };
         words.store(word, expected);
@@ -104,7 +104,7 @@ impl Letter {
         self.payload
     }
 
-    /// The same letter with a buffer as long as its payload, and the original buffer.
+    /// Moves the payload to a buffer of exactly its size. Returns the letter, and the original buffer.
     #[cfg(not(loom))]
     pub(crate) fn of_own_size(self) -> (Self, Box<[u8]>) {
         let payload = self.payload().into();

@@ -1,5 +1,5 @@
-//! The 40 bytes in front of a datagram: its global route header, or the IPv4 header in its place. Packets of
-//! connections have the same in front of them.
+//! The 40 bytes that precede a datagram: its global route header, or an IPv4 header in its place. The packets of
+//! connections have the same headers.
 
 use std::net::Ipv4Addr;
 
@@ -8,26 +8,26 @@ use rdma_types::GidType;
 use crate::address::Route;
 use crate::engine::operation::Opcode;
 
-/// The next header after IPv6 is UDP, followed by an InfiniBand packet.
+/// The value of the next header field of an IPv6 header for UDP, which carries an InfiniBand packet.
 pub(crate) const NEXT_UDP: u8 = 17;
-/// The next header after a global route header is an InfiniBand packet (IBTA volume 1, 8.3).
+/// The value of the next header field of a global route header for an InfiniBand packet (IBTA volume 1, 8.3).
 pub(crate) const NEXT_INFINIBAND: u8 = 0x1b;
-/// The start of the IPv4 header; the bytes before it are zero.
+/// The offset of the IPv4 header. The bytes before it are zero.
 pub(crate) const IPV4_AT: usize = 20;
-/// The length of the UDP header in front of an InfiniBand packet.
+/// The length of the UDP header that precedes an InfiniBand packet.
 const UDP_BYTES: u64 = 8;
-/// The base header, that of datagrams, and the checksum at the end.
+/// The lengths of the base header, the datagram header and the checksum at the end.
 const FRAME_BYTES: u64 = 12 + 8 + 4;
 const IMMEDIATE_BYTES: u64 = 4;
 const DO_NOT_FRAGMENT: u16 = 0x4000;
 
-/// The header of the packet for a message of that length.
+/// Returns the header of the packet for a message of `length` bytes.
 pub(crate) fn of(route: &Route, opcode: Opcode, length: u64) -> [u8; 40] {
     let immediate = if opcode == Opcode::SendWithImm { IMMEDIATE_BYTES } else { 0 };
     around(route, FRAME_BYTES + immediate + length.next_multiple_of(4))
 }
 
-/// The header of a packet with that many bytes from its base header to its checksum.
+/// Returns the header for `packet` bytes, counted from the base header to the checksum.
 pub(crate) fn around(route: &Route, packet: u64) -> [u8; 40] {
     match route.source.kind {
         GidType::ROCE_V2 => {
@@ -41,9 +41,9 @@ pub(crate) fn around(route: &Route, packet: u64) -> [u8; 40] {
     }
 }
 
-/// The service level in the completion of a RoCE datagram. It is the type of its packet, since Ethernet has no service
-/// levels. Bit 3 is set if the packet has a UDP header. Bits 0 to 2 are 0 for a global route header (RoCE v1), 1 for
-/// IPv6 and 2 for IPv4. mlx5 reports the same, and UCX reads it there.
+/// Returns the service level for the completion of a RoCE datagram. It encodes the packet type, because Ethernet has no
+/// service levels. Bit 3 is set if the packet has a UDP header. Bits 0 to 2 are 0 for a global route header (RoCE v1),
+/// 1 for IPv6 and 2 for IPv4. mlx5 reports the same values, and UCX reads them.
 pub(crate) fn packet_type(header: &[u8; 40]) -> u8 {
     const UDP: u8 = 1 << 3;
     match (header[0] >> 4, header[6]) {
@@ -53,7 +53,7 @@ pub(crate) fn packet_type(header: &[u8; 40]) -> u8 {
     }
 }
 
-/// A global route header, which is an IPv6 header (IBTA volume 1, 8.3; RFC 8200).
+/// Returns a global route header, which is an IPv6 header (IBTA volume 1, 8.3; RFC 8200).
 fn global(route: &Route, next: u8, behind: u64) -> [u8; 40] {
     let mut header = [0; 40];
     let class = u32::from(route.traffic_class) << 20;
@@ -66,7 +66,7 @@ fn global(route: &Route, next: u8, behind: u64) -> [u8; 40] {
     header
 }
 
-/// An IPv4 header without options in the last 20 bytes (RFC 791; RoCE v2, IBTA annex A17).
+/// Returns an IPv4 header without options in the last 20 bytes (RFC 791; RoCE v2, IBTA annex A17).
 fn ipv4(route: &Route, from: Ipv4Addr, to: Ipv4Addr, behind: u64) -> [u8; 40] {
     let mut header = [0; 40];
     let ip = &mut header[IPV4_AT..];
@@ -86,11 +86,12 @@ fn short(length: u64) -> u16 {
     u16::try_from(length).unwrap_or(u16::MAX)
 }
 
-/// The checksum of a header with a zero checksum field (RFC 1071); zero for a header that includes its checksum.
+/// Returns the checksum of a header whose checksum field is zero (RFC 1071). If the field holds the correct checksum,
+/// returns zero.
 pub(crate) fn checksum(header: &[u8]) -> u16 {
     let words =
         header.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-    // There are so few words that the second fold carries nothing.
+    // There are so few words that the second fold has no carry.
     let fold = |sum: u32| (sum & 0xffff) + (sum >> 16);
     !((fold(fold(words.sum())) & 0xffff) as u16)
 }

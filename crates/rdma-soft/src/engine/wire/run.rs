@@ -1,17 +1,17 @@
-//! Runs of packets. Copying to memory that may be gone takes a system call. So the payload of a run is copied by one
-//! call, not by one for each packet.
+//! Runs of packets. A copy to memory that may be gone takes a system call. So the payload of a whole run is copied with
+//! one call, not packet by packet.
 
 use rdma_proto::wire::Operation;
 use rdma_proto::{Burst, MAX_MESSAGE_BYTES};
 use rdma_types::Mtu;
 
-/// The packets of one burst, as a protocol receives them one after the other.
+/// The packets of one burst, which a protocol receives one after another.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Run<'a> {
-    /// The payload of those packets that belong to one message, if the protocol accepts them. All except the first and
-    /// the last one are full.
+    /// The payload of those packets that belong to one message and that the protocol may accept. All except the first
+    /// and the last are full.
     payload: &'a [u8],
-    /// Whether the message ends with the last of them.
+    /// Whether the message ends with the last of these packets.
     ends: bool,
     /// The end of the part that was copied, in bytes from the start of the message.
     upto: u32,
@@ -35,8 +35,9 @@ impl<'a> Run<'a> {
         Self { payload: if is_part { payload } else { most }, ends: is_part && ends, upto: 0 }
     }
 
-    /// Makes `copy` write the payload of a packet to its destination, `at` bytes after the start of a message of
-    /// `in_all` bytes, if known. Later packets of the run are copied with it, if all of them can be copied.
+    /// Makes `copy` write the payload of a packet to its destination, `at` bytes after the start of a message. `in_all`
+    /// is the length of the message, if known. Later packets of the run are copied at the same time, if all of them can
+    /// be.
     pub(crate) fn place<E>(
         &mut self,
         at: u32,
@@ -51,7 +52,8 @@ impl<'a> Run<'a> {
         if rest.len() >= payload.len() && end(payload).is_some_and(|end| end <= self.upto) {
             return Ok(());
         }
-        // The protocol refuses packets that go on where the message ends, and a last one that does not end it.
+        // The protocol refuses packets that continue after the end of the message, and a last packet that does not end
+        // it.
         let is_of_message = |&upto: &u32| match in_all {
             Some(in_all) if self.ends => upto == in_all,
             Some(in_all) => upto < in_all,
@@ -64,12 +66,12 @@ impl<'a> Run<'a> {
             self.upto = upto;
             return Ok(());
         }
-        // If the whole cannot be copied, a part may still be.
+        // If the whole run cannot be copied, this packet may still be.
         self.payload = &[];
         copy(payload)
     }
 
-    /// The payload of the run, from the packet with this payload on.
+    /// Returns the payload of the run, starting with the packet that has this payload.
     fn from(&self, payload: &[u8]) -> &'a [u8] {
         let begin = payload.as_ptr().addr().wrapping_sub(self.payload.as_ptr().addr());
         self.payload.get(begin..).unwrap_or_default()
