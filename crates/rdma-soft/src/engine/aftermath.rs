@@ -1,4 +1,4 @@
-//! Work that a request leaves until all locks are dropped.
+//! Work that a request postpones until all locks are released.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use rdma_types::AsyncEventKind;
 use crate::engine::station::{Owner, Station};
 use crate::fabric::stalls;
 
-/// Queue pairs that a request moved to the error state and that have yet to be flushed. They are the requester, by its
-/// incarnation, and one responder, since a requester in error executes no other.
+/// The queue pairs that a request moved to error and that have yet to be flushed. They are the requester, by its
+/// incarnation, and at most one responder, because a requester in error executes no further requests.
 #[derive(Debug, Default)]
 pub(crate) struct Aftermath {
     requester: Option<u32>,
@@ -31,19 +31,20 @@ impl Aftermath {
         self.responder = own.owner.upgrade().map(|owner| (owner, incarnation, event));
     }
 
-    /// Returns true if a responder has failed. No other may fail before this is settled, since there is space for one.
+    /// Returns true if a responder has failed. No other may fail until this one is settled, because there is space for
+    /// only one.
     pub(crate) fn is_full(&self) -> bool {
         self.responder.is_some()
     }
 
-    /// Flushes, then moves the users of completion queues that overflowed meanwhile to error.
+    /// Flushes the failed queue pairs, then moves the users of completion queues that overflowed meanwhile to error.
     #[inline]
     pub(crate) fn settle(&mut self, requester: &Station) {
         self.flush(requester);
         requester.adapter.fabric.run_queue.run();
     }
 
-    /// Flushes. The caller holds no lock except the receive side of a device.
+    /// Flushes the failed queue pairs. The caller holds no lock except the receive side of a device.
     #[inline]
     pub(crate) fn flush(&mut self, requester: &Station) {
         if self.requester.is_some() || self.responder.is_some() {
@@ -60,7 +61,7 @@ impl Aftermath {
             requester.enter_error(incarnation, None);
         }
         if let Some((responder, incarnation, event)) = self.responder.take() {
-            // The peer executed them before it sent the request that failed here.
+            // The peer executed these requests before it sent the request that failed here.
             Arc::clone(&responder).complete_what_is_executed();
             responder.enter_error(Some(incarnation), Some(event));
         }

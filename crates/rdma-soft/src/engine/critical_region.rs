@@ -1,5 +1,5 @@
-//! A region between two calls of a program that one thread at a time may enter. Inside, a thread builds requests, or
-//! reads completions.
+//! A region between two calls of a program, which only one thread at a time may enter. Inside, a thread builds requests
+//! or reads completions.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -7,28 +7,28 @@ use std::sync::PoisonError;
 
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, this_thread};
 
-/// The thread is inside already, and would wait for itself.
+/// The thread is already inside, so it would wait for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Nested;
 
-/// Set while a thread waits to enter; thread numbers are even.
+/// Set while a thread waits to enter. Thread numbers are even, so this bit is free.
 const AWAITED: u64 = 1;
 
-/// A value that belongs to the thread inside. Entering waits until no thread is inside.
+/// A value that belongs to the thread inside the region. Entering waits until no thread is inside.
 ///
-/// There is no guard, since the program has nothing that could hold one. The region knows the thread by its number, and
-/// a call out of turn finds that the thread is not inside.
+/// There is no guard, because the program has nothing that could hold one. The region knows the thread inside by its
+/// number, so a call out of turn finds that its thread is not inside.
 #[derive(Debug)]
 pub(crate) struct CriticalRegion<T> {
-    /// The thread that is inside, or 0; plus [`AWAITED`] if a thread waits.
+    /// The number of the thread inside, or 0; plus [`AWAITED`] if a thread waits.
     inside: AtomicU64,
     gate: Mutex<()>,
     left: Condvar,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: only the thread that is inside reaches the value (SAFETY.md F17), and entering synchronises
-// with the leaving before it.
+// SAFETY: only the thread that is inside accesses the value (SAFETY.md F17), and entering synchronises with the
+// previous thread's leaving.
 unsafe impl<T: Send> Sync for CriticalRegion<T> {}
 
 impl<T> CriticalRegion<T> {
@@ -57,7 +57,7 @@ impl<T> CriticalRegion<T> {
 
     #[cold]
     fn wait_and_enter(&self, this: u64) {
-        // Held from the check of `inside` until the wait begins, so that no wake-up is lost in between.
+        // Held from the check of `inside` until the wait begins, so that no wake-up in between is lost.
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let Err(inside) =
@@ -79,17 +79,17 @@ impl<T> CriticalRegion<T> {
         self.inside.load(Ordering::Relaxed) & !AWAITED == this_thread()
     }
 
-    /// Uses the value, if this thread is inside.
+    /// Passes the value to `use_it` if this thread is inside, and returns `None` otherwise.
     ///
     /// # Safety
     ///
-    /// `use_it` does not call this function of the same region.
+    /// `use_it` must not call this function on the same region.
     #[inline]
     pub(crate) unsafe fn with<R>(&self, use_it: impl FnOnce(&mut T) -> R) -> Option<R> {
         if !self.is_inside() {
             return None;
         }
-        // SAFETY: this thread is inside, so that no other reaches the value (SAFETY.md F17), and it is in
+        // SAFETY: this thread is inside, so no other thread accesses the value (SAFETY.md F17), and this thread is in
         // no other call of this function.
         Some(use_it(unsafe { &mut *self.value.get() }))
     }

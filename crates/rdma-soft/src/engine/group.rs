@@ -1,7 +1,8 @@
-//! Multicast groups: the queue pairs of a device that receive a datagram sent to a group.
+//! Multicast groups: the queue pairs of a device that receive datagrams sent to a group.
 //!
 //! Each device knows its own members, as a port does. The sender queries each device of the link, as a switch copies a
-//! packet to each port. No device joins a group at a subnet manager: the fabric delivers each group to every device.
+//! packet to each port. Devices do not join groups at a subnet manager, because the fabric delivers each group to every
+//! device.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -18,11 +19,11 @@ pub(crate) struct Groups<M>(Mutex<Members<M>>);
 
 #[derive(Debug)]
 struct Members<M> {
-    /// The members by the queue pairs' ids. A group without members is removed.
+    /// The members of each group, by the queue pairs' IDs. A group without members is removed.
     by_group: BTreeMap<Group, BTreeMap<u64, Weak<M>>>,
-    /// The number of groups of each queue pair, by its id; queue pairs without groups are absent.
+    /// The number of groups that each queue pair is in, by its ID. Queue pairs in no group are absent.
     joined: BTreeMap<u64, u32>,
-    /// The number of members of all groups together.
+    /// The total number of members of all groups.
     count: u32,
 }
 
@@ -34,8 +35,8 @@ impl<M> Default for Groups<M> {
 }
 
 impl<M> Groups<M> {
-    /// Makes a queue pair receive the datagrams sent to a group. A member stays one, and receives each datagram once
-    /// (man `ibv_attach_mcast`). Returns true if it was not a member.
+    /// Makes a queue pair receive the datagrams sent to a group. Joining again has no effect: a member receives each
+    /// datagram once (man `ibv_attach_mcast`). Returns true if the queue pair was not a member yet.
     pub(crate) fn join(
         &self,
         limits: &Limits,
@@ -99,13 +100,13 @@ impl<M> Groups<M> {
         locked(&self.0).joined.contains_key(&id)
     }
 
-    /// Returns true if a group has a member here.
+    /// Returns true if a group has a member on this device.
     pub(crate) fn has(&self, group: &Group) -> bool {
         locked(&self.0).by_group.contains_key(group)
     }
 
     /// Returns the members of a group, each once. A queue pair that joins or leaves meanwhile may or may not be among
-    /// them. No lock is held between two of them.
+    /// them. No lock is held between two members.
     pub(crate) fn members(&self, group: Group) -> impl Iterator<Item = Arc<M>> {
         let last = locked(&self.0).by_group.get(&group).and_then(last_id);
         let mut next = 0;

@@ -2,11 +2,11 @@
 //!
 //! # Lock order
 //!
-//! A thread that holds one of these locks takes only locks listed below it, and never two of one kind. So two queue
-//! pairs that talk to each other cannot deadlock.
+//! A thread that holds one of these locks takes only locks listed below it, and never two of the same kind. So two
+//! connected queue pairs cannot deadlock.
 //!
 //! 1. The lock with which a call of the program begins: its [critical region](critical_region), the contexts of a port,
-//!    or the list of blocks. Programs know devices by these blocks.
+//!    or the list of blocks. Blocks are the C structs by which programs know devices.
 //! 2. The receive side of a device: its holder executes packets that have arrived (`link/memory.rs`).
 //! 3. A queue pair's attributes.
 //! 4. A queue pair's send side.
@@ -14,23 +14,24 @@
 //! 6. A receive queue, then a shared receive queue.
 //! 7. The windows of a domain, then the places of the [region](crate::memory::region) table.
 //! 8. A completion queue's pollers, then its producers.
-//! 9. The list of devices, a device's table of queue pairs, its multicast [groups](group), or what has arrived at it.
+//! 9. The list of devices, a device's table of queue pairs, its multicast [groups](group), or its inbox of arrived
+//!    packets.
 //! 10. [Deferred](crate::fabric::deferred) work.
 //! 11. The handle of a [reporter](events::report), then one of these: the state of an [event queue](events), or the
-//!     buffered output of a capture (`link/pcap.rs`). Then the work left to do without locks (`fabric/run_queue.rs`), or
-//!     the acknowledgements of an object.
-//! 12. Leaves, under which no other lock is taken. Of the fabric: deadlines, and packets in flight in a simulated
-//!     network. Of a device: the tally of its queue pairs, and its notices about packets. Of a completion queue: its
-//!     users, and all its rings. Then the gate of a critical region, the domains of a context, and the list of threads
-//!     of [grace periods](crate::memory::grace_period).
+//!     buffered output of a capture (`link/pcap.rs`). Then the work left to do without locks (`fabric/run_queue.rs`),
+//!     or the acknowledgements of an object.
+//! 12. Leaves, under which no other lock is taken. In the fabric: deadlines, and packets in flight in a simulated
+//!     network. In a device: the tally of its queue pairs, and its notices about packets. In a completion queue: its
+//!     users, and the list of all its rings. Then the gate of a critical region, the domains of a context, and the list
+//!     of threads of [grace periods](crate::memory::grace_period).
 //!
-//! One further lock is held while a system call writes the file of an event queue or of a capture. A thread takes it
-//! only while it holds none of these locks. It comes before the queue's state, or the capture's.
+//! One further lock is held while a system call writes to the file of an event queue or a capture. A thread takes this
+//! lock only while it holds none of the above. It comes before the event queue's state, or the capture's.
 //!
-//! Some work touches another queue pair's send side: its error state, or a requester that waits for a receive. Such
-//! work is done [after](aftermath::Aftermath) all locks are dropped. There is one exception: a queue pair makes a
-//! peer's requester forget it. For this it locks that requester's send side under its own attributes, and under nothing
-//! else.
+//! Some work needs another queue pair's send side: moving that queue pair to error, or resuming a requester that waits
+//! for a receive. Such work is done [after](aftermath::Aftermath) all locks are released. There is one exception: a
+//! queue pair that makes a peer's requester forget it. It locks that requester's send side while it holds its own
+//! attributes, and no other lock.
 
 pub(crate) mod adapter;
 pub(crate) mod aftermath;
@@ -50,10 +51,10 @@ pub(crate) mod station;
 pub(crate) mod turn;
 pub(crate) mod wire;
 
-/// The reason why the device refuses a call; the shims turn it into an errno.
+/// The reason why the device refuses a call. The shims convert it to an errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// An argument, or a call in a state that does not allow it: `EINVAL`.
+    /// An invalid argument, or a call that the object's state does not allow: `EINVAL`.
     Invalid,
     /// An operation that the device does not support: `EOPNOTSUPP`.
     Unsupported,
@@ -69,7 +70,7 @@ pub(crate) enum Refusal {
     TooManyFiles,
     /// A file that may not be used in this way: `EACCES`.
     NotAllowed,
-    /// The device does not provide what it was installed for: `EIO`.
+    /// The device does not support what it was installed for: `EIO`.
     Unusable,
     /// The device no longer exists: `ENODEV`.
     Gone,
@@ -79,7 +80,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// The refusal for a call that could not open file descriptors.
+    /// Returns the refusal for a call that could not open file descriptors.
     pub(crate) fn without_files(errno: rustix::io::Errno) -> Self {
         if errno == rustix::io::Errno::MFILE { Self::TooManyFiles } else { Self::NoRoom }
     }

@@ -1,5 +1,5 @@
-//! The operation of a request, executed by the peer or by the requester's own queue pair: everything that a message
-//! carries besides data.
+//! The operation of a request: everything that a message carries besides data. It is executed by the peer, or by the
+//! requester's own queue pair.
 
 use rdma_types::{AccessFlags, WcOpcode};
 
@@ -21,7 +21,7 @@ pub(crate) enum Opcode {
 }
 
 impl Opcode {
-    /// The opcode of the requester's completion.
+    /// Returns the opcode of the requester's completion.
     #[inline]
     pub(crate) fn completion(self) -> WcOpcode {
         match self {
@@ -49,7 +49,7 @@ impl Opcode {
         )
     }
 
-    /// The flags in the receiver's completion for the number that the message carries.
+    /// Returns the flags of the receiver's completion that describe the number carried by the message.
     #[inline]
     pub(crate) fn receive_flags(self) -> u32 {
         match self {
@@ -59,7 +59,7 @@ impl Opcode {
         }
     }
 
-    /// The right that a one-sided request needs on the peer's queue pair and region; 0 for others.
+    /// Returns the right that a one-sided request needs on the peer's queue pair and region, or 0 for other requests.
     #[inline]
     pub(crate) fn remote_access(self) -> u32 {
         match self {
@@ -91,14 +91,14 @@ impl Opcode {
         self.is_atomic() || self.is_local() || self == Self::SendWithInvalidate
     }
 
-    /// Returns true if the operation is executed here, without a peer.
+    /// Returns true if the operation is executed locally, without a peer.
     #[inline]
     pub(crate) fn is_local(self) -> bool {
         matches!(self, Self::BindWindow | Self::LocalInvalidate)
     }
 
-    /// Returns true if the operation returns data. The data is written to the local elements, and uses one of the
-    /// responder's resources for reads and atomics.
+    /// Returns true if the operation returns data. The data is written to the local elements, and the operation uses
+    /// one of the responder's resources for reads and atomics.
     #[inline]
     pub(crate) fn fetches(self) -> bool {
         self == Self::Read || self.is_atomic()
@@ -110,11 +110,11 @@ impl Opcode {
 pub(crate) struct Operation {
     pub(crate) opcode: Opcode,
     pub(crate) solicited: bool,
-    /// An immediate in network order, passed through untouched; or a key to be invalidated, in host order.
+    /// Immediate data in network order, passed through unchanged, or a key to be invalidated, in host order.
     pub(crate) imm: u32,
     pub(crate) remote_address: u64,
     pub(crate) rkey: u32,
-    /// The value that an atomic compares with, or adds.
+    /// The value that an atomic compares with or adds.
     pub(crate) operand: u64,
     /// The value that a compare-and-swap stores.
     pub(crate) swap: u64,
