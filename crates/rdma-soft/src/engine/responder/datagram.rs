@@ -12,20 +12,20 @@ use crate::engine::wire::route_header;
 use crate::link::Link;
 use crate::memory::copy::Data;
 
-/// The length of the space before a datagram, for its route header.
+/// The length of the space that precedes a datagram, for its route header.
 pub(crate) const HEADER_BYTES: u64 = 40;
 
-/// A datagram, or the part of it that arrives now.
+/// A datagram, or the part of it that has arrived.
 pub(crate) struct Datagram<'a> {
     pub(crate) source: Source,
     /// The Q_Key that the datagram carries.
     pub(crate) qkey: u32,
-    /// The route header of its packet, if it has one.
+    /// The route header of the datagram's packet, if it has one.
     pub(crate) header: Option<[u8; 40]>,
     pub(crate) operation: &'a Operation,
     pub(crate) length: u64,
     pub(crate) data: Data<'a>,
-    /// The end of the part that arrives now, in bytes from the start.
+    /// The end of the part that has arrived, in bytes from the start.
     pub(crate) upto: u64,
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Arrived {
 }
 
 impl Inbound<'_> {
-    /// Returns true if this queue pair receives datagrams now.
+    /// Returns true if this queue pair can receive datagrams now.
     pub(crate) fn takes_datagrams(&self) -> bool {
         self.own.service == Service::UnreliableDatagram && self.side.is_ready()
     }

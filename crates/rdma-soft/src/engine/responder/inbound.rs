@@ -1,7 +1,7 @@
-//! The execution of a peer's requests: the only code that does so, however the request arrived.
+//! The execution of a peer's requests. However a request arrived, only this code executes it.
 //!
-//! Keys are looked up again at each call, so that no address outlives the visit in which it was found. The requester
-//! decides how much of a message arrives at a time. The calls are `begin`, then `place`, `fetch` or `atomic` until the
+//! Keys are looked up again in each call, so that no address outlives the visit in which it was found. The requester
+//! decides how much of a message arrives at a time. It calls `begin`, then `place`, `fetch` or `atomic` until the
 //! message is complete, then `finish`.
 
 use std::sync::Weak;
@@ -17,19 +17,19 @@ use crate::engine::station::Station;
 use crate::memory::copy::{AtomicWord, Data, Fault, Reach, Segment};
 use crate::memory::grace_period::Visit;
 
-/// The answer to a request that moves the responder to error. It holds the status of the request, and that of the
-/// receive request that it may have taken.
+/// The answer to a request that moves the responder to error. It holds the status of the request, and the status of the
+/// receive request that the request may have taken.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Refused {
     pub(crate) receive: Status,
     pub(crate) request: Status,
 }
 
-/// The refusal for a receive request with unusable memory.
+/// The refusal for a receive request whose memory cannot be used.
 pub(super) const BAD_RECEIVE: Refused =
     Refused { receive: Status::LOC_PROT_ERR, request: Status::REM_OP_ERR };
 
-/// The reason why a request ends after it has begun.
+/// The reason why a request that has begun cannot be completed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Stop {
     /// The responder refuses the request.
@@ -44,12 +44,12 @@ impl From<Refused> for Stop {
     }
 }
 
-/// A refusal that is the request's own fault: the receive request is flushed.
+/// Returns a refusal that is the request's own fault. The receive request is flushed.
 fn fault_of_request(request: Status) -> Refused {
     Refused { receive: Status::WR_FLUSH_ERR, request }
 }
 
-/// The reason why a copy to the responder's memory ended.
+/// Converts the fault of a copy to the responder's memory.
 pub(super) fn stop(fault: Fault, refused: Refused) -> Stop {
     match fault {
         Fault::Source => Stop::Local,
@@ -57,7 +57,7 @@ pub(super) fn stop(fault: Fault, refused: Refused) -> Stop {
     }
 }
 
-/// A responder that was found ready for the requester, with its lock held.
+/// A responder that is ready for the requester, with its lock held.
 pub(crate) struct Inbound<'a> {
     pub(crate) own: &'a Station,
     pub(crate) side: &'a mut Responder,
@@ -67,15 +67,15 @@ pub(crate) struct Inbound<'a> {
 }
 
 impl Inbound<'_> {
-    /// Begins or continues a message: takes its receive request, if it needs one and has none yet. Returns true if the
-    /// message can go on.
+    /// Begins or continues a message. Takes a receive request if the message needs one and has none yet. Returns true
+    /// if the message can continue.
     #[inline(always)]
     pub(crate) fn begin(&mut self, operation: &Operation) -> bool {
         !operation.opcode.takes_receive() || self.side.take_receive(self.own)
     }
 
-    /// Looks again for the receive request of a message that found none. If there is still none, the answer is that the
-    /// receiver is not ready. The requester is informed when it is, so it need not retry.
+    /// Looks again for a receive request, for a message that found none. If there is still none, the answer is that the
+    /// receiver is not ready. The requester is notified once the receiver is ready, so it need not retry.
     #[cold]
     pub(crate) fn begin_or_wait(&mut self, requester: Weak<dyn Waiter>) -> bool {
         let waits = Waits { waiter: requester, is_far: false };
@@ -86,8 +86,8 @@ impl Inbound<'_> {
         taken
     }
 
-    /// Returns the progress of a message, given the bytes that the requester copied before. Returns 0 if the responder
-    /// was reset since or received another message: the bytes it has then belong to another message.
+    /// Returns the progress of a message, given the number of bytes that the requester has copied. Returns 0 if the
+    /// responder was reset since or received another message, because its memory then holds another message's bytes.
     #[inline(always)]
     pub(crate) fn resume(&self, origin: u64, progress: u64) -> u64 {
         if progress > 0 && self.side.begun != origin { 0 } else { progress }
@@ -115,7 +115,7 @@ impl Inbound<'_> {
         moved.map_err(|fault| stop(fault, refused))
     }
 
-    /// Copies the bytes `from..to` requested by a READ of `length` bytes.
+    /// Copies the bytes `from..to` of the memory that a READ of `length` bytes requests.
     #[inline]
     pub(crate) fn fetch(
         &mut self,
@@ -131,7 +131,7 @@ impl Inbound<'_> {
         })
     }
 
-    /// Copies the data for one response packet of a READ of `length` bytes, from offset `at`.
+    /// Copies the data for one response packet of a READ of `length` bytes, starting at offset `at`.
     pub(crate) fn fetch_bytes(
         &mut self,
         operation: &Operation,
@@ -157,7 +157,8 @@ impl Inbound<'_> {
         {
             return Err(invalid());
         }
-        // The peer's address may be aligned and the local one not, if the region was registered under other addresses.
+        // The peer's address may be aligned although the local one is not, if the region was registered with a
+        // different `iova`.
         let word = AtomicWord::at(self.remote(operation, 8)?).ok_or_else(invalid)?;
         if !self.reach.finds(word) {
             return Err(fault_of_request(Status::REM_ACCESS_ERR));
@@ -168,13 +169,14 @@ impl Inbound<'_> {
         })
     }
 
-    /// Expects the next message after one of that many packets, the first with number `psn`.
+    /// Expects the message that follows a message of `packets` packets starting at number `psn`.
     #[inline(always)]
     pub(crate) fn expect_after(&mut self, psn: Psn, packets: u32) {
         self.side.psn = psn.wrapping_add(packets);
     }
 
-    /// Records that a part of a message was received; the rest follows from the same requester, or never.
+    /// Records that a part of a message was received. Only the same requester can send the rest, and it may never do
+    /// so.
     #[cold]
     pub(crate) fn pause(&mut self, origin: u64) {
         self.side.begun = origin;
@@ -202,7 +204,7 @@ impl Inbound<'_> {
         self.side.executed += 1;
     }
 
-    /// Refuses a request that cannot be executed: sends that answer, and the responder goes to error.
+    /// Refuses a request that cannot be executed: answers with the refusal, and moves the responder to error.
     #[cold]
     pub(crate) fn fail(&mut self, refused: Refused, aftermath: &mut Aftermath) {
         // IBTA volume 1, 11.6.3.3: local access violation, or invalid request.
@@ -214,10 +216,10 @@ impl Inbound<'_> {
         self.side.fail(self.own, refused.receive, event, aftermath);
     }
 
-    /// Drops a message without acknowledgements that cannot be received. A receive request that it would have used
-    /// stays for the next message (IBTA volume 1, 9.9.3, class D). One of a shared queue completes in error, since
-    /// other queue pairs would miss it (class E). If the receive request itself is bad, its queue pair fails (class A).
-    /// If another queue pair has failed in this call already, it fails with its next message.
+    /// Drops an unacknowledged message that cannot be received. The next message uses its receive request (IBTA volume
+    /// 1, 9.9.3, class D). A receive request from a shared queue completes in error instead, because other queue pairs
+    /// would miss it (class E). If the receive request itself is bad, its queue pair fails (class A). If another queue
+    /// pair has already failed in this call, this one fails with its next message.
     #[cold]
     pub(crate) fn abandon(&mut self, refused: Refused, aftermath: &mut Aftermath) {
         self.side.room.clear();
@@ -235,7 +237,7 @@ impl Inbound<'_> {
         }
     }
 
-    /// Finds the memory of the current receive request, for a message of that length.
+    /// Finds the memory of the current receive request, for a message of `length` bytes.
     #[inline(always)]
     pub(crate) fn find_room(&mut self, length: u64) -> Result<(), Refused> {
         let Responder { sges, room, .. } = &mut *self.side;
@@ -249,7 +251,7 @@ impl Inbound<'_> {
         Err(Refused { receive: Status::LOC_LEN_ERR, request: Status::REM_INV_REQ_ERR })
     }
 
-    /// The remote range of a one-sided request, if the request may access it.
+    /// Returns the remote range of a one-sided request, if the request may access it.
     #[inline(always)]
     fn remote(&self, operation: &Operation, length: u64) -> Result<Segment, Refused> {
         let Self { own, side, visit, .. } = self;
@@ -265,9 +267,8 @@ impl Inbound<'_> {
     }
 
     /// Invalidates the window that a send names, after its data has arrived and before its receive completes. The
-    /// caller holds the responder's lock; peers use such a window only under this lock. A key that cannot be
-    /// invalidated is the responder's error: the responder goes to error, but the send was delivered, as in
-    /// `rxe_resp.c`.
+    /// caller holds the responder's lock, and peers use such a window only under this lock. If the key cannot be
+    /// invalidated, the responder moves to error, but the send counts as delivered, as in `rxe_resp.c`.
     #[cold]
     fn invalidate(&self, key: u32) -> Result<(), Refused> {
         if self.own.pd.invalidate(key, self.own.id) {

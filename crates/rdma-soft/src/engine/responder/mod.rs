@@ -1,5 +1,5 @@
-//! The responder of a queue pair, which executes its peer's requests. The thread that delivers a request drives it,
-//! under the responder's lock. It knows its requester as an [`Origin`](origin::Origin).
+//! The responder of a queue pair, which executes its peer's requests. The thread that delivers a request drives the
+//! responder, under the responder's lock. The responder knows its requester as an [`Origin`](origin::Origin).
 
 pub(crate) mod datagram;
 pub(crate) mod inbound;

@@ -3,10 +3,10 @@
 use crate::address::Path;
 use crate::engine::queue_pair::service::Service;
 
-/// A requester, as known to its responder.
+/// A requester, as its responder knows it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
-    /// A number that changes with each address vector and each reset of the requester. So nothing of an earlier life,
+    /// A number that changes with each address vector and each reset of the requester. So nothing from an earlier life,
     /// and no packet from elsewhere, is mistaken for this requester's.
     pub(crate) number: u64,
     pub(crate) service: Service,
@@ -15,7 +15,8 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// Returns true if the requester is the peer that a responder was connected to.
+    /// Returns true if the requester is the peer that a responder is connected to. `qpn` and `path` are the
+    /// responder's.
     pub(crate) fn is(&self, qpn: u32, path: Option<&Path>) -> bool {
         let paths = self.path.as_ref().zip(path);
         self.qpn == qpn && paths.is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours))

@@ -1,4 +1,4 @@
-//! The responder's half of a queue pair, driven by the peer's thread under this lock.
+//! The responder's half of a queue pair, driven by the peer's thread under the responder's lock.
 
 use rdma_types::{AsyncEventKind, Psn, QpAttributes, QpState, WcOpcode, WcStatus};
 
@@ -30,29 +30,29 @@ pub(crate) struct Responder {
     pub(crate) max_rd_atomic: u8,
     /// The Q_Key that datagrams must carry.
     pub(crate) qkey: u32,
-    /// The number of the first packet that may be for this queue pair. Earlier packets arrived when it was not ready,
+    /// The number of the first letter that may be for this queue pair. Earlier letters arrived when it was not ready,
     /// or for an earlier life.
     pub(crate) hears_from: u64,
-    /// The state of the protocol, from RTR to RESET, if messages arrive as packets.
+    /// The protocol's state between RTR and RESET, if messages arrive as packets.
     pub(crate) wire: Option<Box<Wire>>,
-    /// The [origin](crate::engine::requester::side::Requester::origin) with a verified address; 0 for none.
+    /// The [origin](crate::engine::requester::side::Requester::origin) whose address was verified; 0 for none.
     pub(crate) verified: u64,
     /// The receive request of the current message.
     pub(crate) current: Option<Receive>,
-    /// The origin of a message that was copied in part, to the current receive request if it is a SEND; 0 for none.
+    /// The origin of a message that was copied in part; 0 for none. A SEND was copied to the current receive request.
     pub(crate) begun: u64,
-    /// The number of the next message's receive request, which is the number of requests taken. In a shared queue,
-    /// those taken by this queue pair.
+    /// The number of the next message's receive request, which is also the number of requests taken. In a shared queue,
+    /// only requests that this queue pair took count.
     pub(crate) next_receive: u64,
-    /// The elements of the current receive request, and their memory.
+    /// The elements of the current receive request, and the memory of these elements.
     pub(crate) sges: Vec<Sge>,
     pub(crate) room: Vec<Segment>,
-    /// Whether completions wait until their requests are acknowledged, and the completions that wait.
+    /// Whether completions are held back until their requests are acknowledged, and the completions held back.
     pub(super) holds: bool,
     held: Vec<Completion>,
-    /// Whether answers were passed to a carrier that a thread has yet to flush.
+    /// Whether answers were passed to a carrier, but no thread has flushed the carrier since.
     pub(super) unflushed: bool,
-    /// The number of executed requests, and of receive requests that they completed.
+    /// The number of executed requests, and the number of receive requests that these requests completed.
     pub(crate) executed: u64,
     pub(crate) receives: u64,
 }
@@ -116,21 +116,21 @@ impl Responder {
         }
     }
 
-    /// Returns true if the responder would accept a packet of this requester with this sequence number. Such a packet
-    /// is from the connected queue pair, along the connected path, and expected next. Any other packet is dropped
-    /// without an answer.
+    /// Returns true if the responder would accept a packet from this requester with this sequence number. The packet
+    /// must come from the connected queue pair, along the connected path, and be expected next. Any other packet is
+    /// dropped without an answer.
     #[inline]
     pub(crate) fn listens_to(&mut self, own: &Station, from: &Origin, psn: Psn) -> bool {
         self.psn == psn && self.knows(own, from)
     }
 
-    /// Returns true if the responder accepts packets at all.
+    /// Returns true if the responder is in a state in which it accepts packets.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
         matches!(self.state, QpState::RTS | QpState::RTR | QpState::SQD)
     }
 
-    /// Returns true if the responder accepts packets, and those of this requester.
+    /// Returns true if the responder accepts packets, and accepts them from this requester.
     #[inline]
     pub(crate) fn knows(&mut self, own: &Station, from: &Origin) -> bool {
         self.is_ready() && (self.verified == from.number || self.verify(own, from))
@@ -152,7 +152,7 @@ impl Responder {
         connected
     }
 
-    /// Takes the receive request for the arriving message, if there is one.
+    /// Takes the receive request for the arriving message, if one was posted.
     #[inline]
     pub(super) fn take_receive(&mut self, own: &Station) -> bool {
         if self.current.is_none() {
@@ -169,8 +169,8 @@ impl Responder {
         self.current.is_some()
     }
 
-    /// Looks for a receive request again, under the lock under which requests are posted. Takes one that was posted
-    /// meanwhile; otherwise a later post informs the requester.
+    /// Looks for a receive request again, under the lock under which requests are posted. Takes one if it was posted
+    /// meanwhile. Otherwise a later post notifies the requester.
     #[cold]
     pub(super) fn take_receive_or_wait(&mut self, own: &Station, waits: Waits) -> bool {
         let Self { next_receive, sges, .. } = self;
@@ -188,7 +188,7 @@ impl Responder {
         self.current.is_some()
     }
 
-    /// Completes the current receive request, with `flags` in addition to those of the request.
+    /// Completes the current receive request. `flags` are added to those of the operation.
     #[inline(always)]
     pub(crate) fn complete(
         &mut self,
@@ -228,12 +228,12 @@ impl Responder {
         self.held.push(completion);
     }
 
-    /// Shows the program the completions that were held back.
+    /// Adds the held-back completions to the completion queue.
     pub(crate) fn publish(&mut self, own: &Station) {
         self.held.drain(..).for_each(|completion| own.push_receive(completion));
     }
 
-    /// Shows the program the completions that were held back: the answers were sent.
+    /// Adds the held-back completions to the completion queue, because the answers were sent.
     pub(crate) fn has_answered(&mut self, own: &Station) {
         self.unflushed = false;
         self.publish(own);
@@ -245,7 +245,7 @@ impl Responder {
     }
 
     /// Answers with a negative acknowledgement that is fatal to both sides. The current receive request completes with
-    /// `status`, or is flushed, and the queue pair goes to error.
+    /// `status` or is flushed, and the queue pair moves to error.
     #[cold]
     pub(crate) fn fail(
         &mut self,
@@ -263,7 +263,7 @@ impl Responder {
         aftermath.responder_failed(own, self.incarnation, event);
     }
 
-    /// Counts a request that was dropped for its sequence number, if it is from the connected peer.
+    /// Counts a request that was dropped because of its sequence number, if it came from the connected peer.
     pub(crate) fn count_dropped(&self, own: &Station, from: &Origin, psn: Psn) {
         let tally = &own.adapter.tally;
         match psn.offset_from(self.psn) {
@@ -274,7 +274,7 @@ impl Responder {
         }
     }
 
-    /// The path to its requester, and the requester's number, once it is connected.
+    /// Returns the path to the requester and the requester's queue pair number, if the responder is connected.
     pub(crate) fn connection(&self) -> Option<(Path, u32)> {
         self.path.map(|path| (path, self.peer_qpn))
     }

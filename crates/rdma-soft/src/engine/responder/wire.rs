@@ -1,5 +1,5 @@
-//! Requests that arrive as packets. A responder of `rdma_proto` puts them in order, calls [`Inbound`] to execute them,
-//! and answers.
+//! Requests that arrive as packets. A responder of `rdma_proto` puts the requests in order, calls [`Inbound`] to
+//! execute them, and answers them.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::engine::wire::{self, Carrier, Route};
 use crate::memory::copy::Data;
 use crate::memory::grace_period::Visit;
 
-/// The longest datagram that the port accepts.
+/// The MTU of the port, which limits the length of the datagrams that it accepts.
 const PORT_MTU: Mtu = Mtu::MTU4096;
 
 /// The responder's state for packets.
@@ -35,11 +35,11 @@ pub(crate) struct Wire {
     mtu: Mtu,
     /// Whether a packet of the peer has arrived.
     heard: bool,
-    /// Whether the refusal is to be sent again as void.
+    /// Whether the refusal is yet to be sent again as a void refusal.
     ready: bool,
 }
 
-/// The time at which a responder is to answer.
+/// When a responder sends its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answers {
     Never,
@@ -56,7 +56,7 @@ enum Protocol {
 }
 
 impl Wire {
-    /// Creates the state for a queue pair that becomes ready to receive, at an MTU of two to the power of `mtu_log2`
+    /// Creates the state for a queue pair that becomes ready to receive. Its MTU is two to the power of `mtu_log2`
     /// bytes.
     pub(crate) fn new(service: Service, side: &Responder, mtu_log2: u32, route: Route) -> Self {
         let connection = wire::connection(side.peer_qpn, mtu_log2);
@@ -94,8 +94,8 @@ impl Wire {
         matches!(self.protocol, Protocol::Reliable(_)) && self.route.outlet.carrier().is_some()
     }
 
-    /// Reports the executed requests of this letter to the peer's process, if it has a word for that, before the
-    /// program can see them. A duplicate is acknowledged by a packet, since its word may not have reported it.
+    /// Reports the executed requests of this letter to the peer's process before the program can see them, if the
+    /// letter has a word for this. A duplicate is acknowledged by a packet, because the word may not have reported it.
     fn tell_executed(&mut self, own: &Station, expected_before: Psn, letter: &Letter) {
         if let Protocol::Reliable(protocol) = &mut self.protocol
             && protocol.expected() != expected_before
@@ -118,7 +118,7 @@ impl Wire {
         matches!(self.protocol, Protocol::Reliable(_))
     }
 
-    /// Returns the void refusal that is to be sent.
+    /// Returns the void refusal that is yet to be sent, if any.
     fn void(&self) -> Option<Burst> {
         match &self.protocol {
             Protocol::Reliable(protocol) if self.ready => protocol.refusal(),
@@ -144,7 +144,7 @@ fn timer(side: &Responder) -> MinRnrTimer {
 }
 
 impl Responder {
-    /// Receives packets with requests. Returns when to answer them.
+    /// Receives packets with requests. Returns when to answer these requests.
     pub(crate) fn receive_requests(
         &mut self,
         own: &Station,
@@ -180,7 +180,7 @@ impl Responder {
         let owes = wire.owes();
         self.wire = Some(wire);
         let owes = owes != Owes::Nothing;
-        // Answers of another thread may not have been sent yet.
+        // Another thread may not have sent its answers yet.
         if self.has_held() && (owes || self.unflushed) {
             return Answers::First;
         }
@@ -188,17 +188,17 @@ impl Responder {
         if owes { Answers::Now } else { Answers::Never }
     }
 
-    /// Returns true if received requests are not acknowledged yet.
+    /// Returns true if some received requests are not acknowledged yet.
     pub(crate) fn owes_acknowledgement(&self) -> bool {
         self.wire.as_deref().is_some_and(|wire| wire.owes() == Owes::Acknowledgement)
     }
 
-    /// The carrier that takes answers out of this process.
+    /// Returns the carrier that takes answers out of this process, if any.
     pub(crate) fn carrier(&self) -> Option<Arc<dyn Carrier>> {
         self.wire.as_ref()?.route.outlet.carrier().map(Arc::clone)
     }
 
-    /// Drops the peer's unanswered requests: no memory is read for them any longer. Received requests are still
+    /// Drops the peer's unanswered requests, so that no memory is read for them any longer. Received requests are still
     /// acknowledged.
     pub(crate) fn owe_nothing(&mut self) {
         if let Some(wire) = self.wire.take_if(|wire| wire.owes() != Owes::Acknowledgement) {
@@ -206,7 +206,7 @@ impl Responder {
         }
     }
 
-    /// Sends some answers. Returns true if there may be more.
+    /// Sends some answers. Returns true if there may be more to send.
     pub(crate) fn transmit(&mut self, own: &Station, aftermath: &mut Aftermath) -> bool {
         let owes = |wire: &mut Box<Wire>| wire.owes() != Owes::Nothing || wire.ready;
         let Some(mut wire) = self.wire.take_if(owes) else { return false };
@@ -232,8 +232,8 @@ impl Responder {
         more
     }
 
-    /// A receive request was posted. If a packet found none before, this queue pair's next turn sends a void refusal to
-    /// the peer, which waits. Returns true if it needs such a turn.
+    /// Handles a newly posted receive request. If a packet found no request earlier, this queue pair's next turn sends
+    /// a void refusal to the waiting peer. Returns true if such a turn is needed.
     pub(crate) fn receive_is_there(&mut self) -> bool {
         let Some(wire) = &mut self.wire else { return false };
         wire.ready = true;
@@ -253,7 +253,8 @@ impl Responder {
         if own.service != Service::UnreliableDatagram || !listens {
             return Some(Reason::WrongState);
         }
-        // The header is empty if the packet has none: the code that receives the datagram takes it from the link.
+        // The header is empty if the packet has none. The code that receives the datagram takes its header from the
+        // link.
         let (qkey, header) = (self.qkey, datagram.header.unwrap_or([0; 40]));
         let mut protocol = Datagrams::new(Qpn::masked(own.qpn), PORT_MTU, Psn::default());
         let mut arrival = Arrival::new(own, self, aftermath);
@@ -277,8 +278,8 @@ struct Arrival<'a> {
     aftermath: &'a mut Aftermath,
     /// The reason why the current request was refused.
     refused: Option<Refused>,
-    /// Whether the current request needs a receive request, and has taken it. If the current one is refused, a receive
-    /// request taken by another stays in place.
+    /// Whether the current request needs a receive request, and has taken one. If the current request is refused, a
+    /// receive request that another request took stays in place.
     uses_receive: bool,
     /// The link's information about a datagram.
     datagram: Option<letter::Datagram>,
@@ -286,7 +287,7 @@ struct Arrival<'a> {
     dropped: Option<Reason>,
     /// The received packets.
     run: Run<'a>,
-    /// Whether this queue pair is informed of the next receive request after a packet has found none.
+    /// Whether this queue pair is notified of the next receive request after a packet found none.
     waits: bool,
 }
 
@@ -297,7 +298,7 @@ impl<'a> Arrival<'a> {
         Self { own, side, aftermath, refused, uses_receive, datagram, dropped, run, waits }
     }
 
-    /// Lets the responder work within its own visit.
+    /// Runs `work` on the responder within its own visit.
     fn inbound<R>(&mut self, work: impl FnOnce(&mut Inbound<'_>, &mut Aftermath) -> R) -> R {
         let visit = Visit::begin();
         let (own, side, reach) = (self.own, &mut *self.side, self.own.adapter.later());
@@ -326,7 +327,7 @@ impl<'a> Arrival<'a> {
         let placed = self.inbound(|inbound, _| inbound.place(&operation, length, data, (from, to)));
         placed.map_err(|stop| match stop {
             inbound::Stop::Refused(refused) => self.refuse(refused),
-            // The bytes of a packet are always in memory.
+            // A packet's bytes are always mapped.
             inbound::Stop::Local => Stop::Drop,
         })
     }
@@ -340,7 +341,7 @@ impl<'a> Arrival<'a> {
         Err(Stop::NotReady)
     }
 
-    /// Looks for a receive request again. If there is none, this queue pair is informed of the next one.
+    /// Looks for a receive request again. If there is none, this queue pair is notified of the next one.
     #[cold]
     fn look_again(&mut self) -> bool {
         let waits = || Waits { waiter: self.own.waiter(), is_far: true };
@@ -348,7 +349,7 @@ impl<'a> Arrival<'a> {
     }
 }
 
-/// The operation of a message, given its first packet, and its last one if it has arrived.
+/// Returns the operation of a message, given the start of the message, and its end if that has arrived.
 fn operation(start: &Start, end: Option<&End>) -> Operation {
     let immediate = end.and_then(|end| end.immediate);
     let invalidate = end.and_then(|end| end.invalidate);
