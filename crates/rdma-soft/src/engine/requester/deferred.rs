@@ -10,7 +10,7 @@ use crate::engine::station::Station;
 use crate::fabric::deferred::{Deferred, PATIENCE, STEP};
 
 impl<P: Near> SendSide<P> {
-    /// Schedules a queued request, according to the device's schedule.
+    /// Schedules a queued request according to the device's schedule.
     pub(crate) fn defer(&mut self, own: &P) {
         if let Some(deferred) = &own.adapter.deferred {
             self.stay_pending(own, deferred);
@@ -29,7 +29,7 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// Makes the other thread check the queue soon, if there is something to execute.
+    /// Makes the device's thread check the queue soon, if there is something to execute.
     pub(crate) fn arm_if_deferred(&self, own: &Station) {
         let Some(deferred) = &own.adapter.deferred else { return };
         if !self.has_work() {
@@ -43,7 +43,7 @@ impl<P: Near> SendSide<P> {
             .set_timer(own.adapter.fabric.clock.now() + Duration::from_micros(u64::from(micros)));
     }
 
-    /// One step on the other thread.
+    /// Executes some requests on the device's thread.
     pub(crate) fn run_deferred(&mut self, own: &P, aftermath: &mut Aftermath) {
         let Some(deferred) = &own.adapter.deferred else { return };
         let requests = 1 + deferred.below(STEP);

@@ -1,5 +1,5 @@
-//! Direct execution on a peer in this process. One attempt at a request is a check on this side, then calls of the
-//! peer's [`Inbound`]. The peer's lock is held from the first check to the last byte.
+//! Direct execution on a peer in this process. One attempt at a request consists of a check on this side, and then of
+//! calls of the peer's [`Inbound`]. The peer's lock is held from the first check to the last byte.
 
 use rdma_types::{AccessFlags, WcStatus as Status};
 
@@ -17,19 +17,20 @@ use crate::memory::copy::{Data, Reach, Segment};
 use crate::memory::grace_period::Visit;
 use crate::memory::region::LOCAL_READ;
 
-/// The part of a request that one attempt may copy before it pauses.
+/// The amount of a request that one attempt may copy before it pauses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// At most this many bytes.
     Bytes(u64),
-    /// Half of it, or the rest if something was copied before.
+    /// Half of the request, or the rest if some of it was copied before.
     Half,
 }
 
 impl Extent {
     pub(crate) const WHOLE: Self = Self::Bytes(u64::MAX);
 
-    /// The end of an attempt to copy a message of `length` bytes, after `progress` bytes were copied before.
+    /// Returns the offset at which an attempt stops copying a message of `length` bytes, if `progress` bytes were
+    /// copied before.
     #[inline]
     pub(super) fn end(self, progress: u64, length: u64) -> u64 {
         match self {
@@ -41,11 +42,11 @@ impl Extent {
     }
 }
 
-/// The shortest part of a message, in bytes, unless the message is shorter.
+/// The minimum length of a part of a message in bytes, unless the message itself is shorter.
 const SHORTEST_PART: u64 = 4096;
 
-/// The end of a part of about `bytes` bytes: at a whole line, and not shortly before the end of the message. So no word
-/// is written in two parts, and the last word is written after all others.
+/// Returns the end of a part of about `bytes` bytes. It is the end of a 64-byte line, and not shortly before the end of
+/// the message. So no word is written in two parts, and the last word is written after all others.
 #[cold]
 fn part_end(progress: u64, length: u64, bytes: u64) -> u64 {
     let end = progress.saturating_add(bytes.max(SHORTEST_PART)) & !63;
@@ -88,7 +89,7 @@ impl<P: Near> Requester<P> {
         if !responder.listens_to(found, &self.origin, self.psn) {
             responder.count_dropped(found, &self.origin, self.psn);
             drop(responder);
-            // The peer may have been destroyed; another queue pair may have its number by the next attempt.
+            // The peer may have been destroyed. By the next attempt, another queue pair may have its number.
             self.peer = Peer::Unresolved;
             return Verdict::Unanswered;
         }
@@ -118,7 +119,7 @@ impl<P: Near> Requester<P> {
         }
     }
 
-    /// The queue pair at the far end of the connection, if it is in this process.
+    /// Returns the queue pair at the far end of the connection, if it is in this process.
     #[cold]
     pub(super) fn find_peer(&self, own: &P) -> Peer<P> {
         match own.find_peer(self.origin.path.as_ref(), self.peer_qpn) {
@@ -127,7 +128,8 @@ impl<P: Near> Requester<P> {
         }
     }
 
-    /// Checks the local elements and returns their total length. Errors on this side are found before anything is sent.
+    /// Checks the local elements and returns their total length, so that errors on this side are found before anything
+    /// is sent.
     #[inline]
     pub(super) fn locate_payload(
         &mut self,
@@ -152,7 +154,7 @@ impl<P: Near> Requester<P> {
     }
 }
 
-/// The progress of a message, at its requester.
+/// The progress of a message, as its requester knows it.
 pub(super) struct Progress<'a> {
     pub(super) origin: u64,
     pub(super) copied: &'a mut u64,
@@ -160,7 +162,7 @@ pub(super) struct Progress<'a> {
 }
 
 impl Progress<'_> {
-    /// Makes the responder execute a message that it has begun, or the next part of it.
+    /// Makes the responder execute a message that it has begun, or the next part of the message.
     #[inline(always)]
     pub(super) fn exchange(
         self,

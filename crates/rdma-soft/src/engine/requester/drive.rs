@@ -1,4 +1,4 @@
-//! Driving a send queue: executing its head, and the amount executed at a time.
+//! Driving a send queue: executing requests from its head, and limiting how many are executed at a time.
 
 use std::sync::Arc;
 
@@ -16,22 +16,22 @@ use crate::memory::copy::Reach;
 #[cfg(not(loom))]
 mod tests;
 
-/// The part of a queue that one drive may execute.
+/// The amount of work that one drive may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// The number of requests, up to [`STRETCH_BYTES`], by a thread that releases them.
+    /// This many requests, up to [`STRETCH_BYTES`], by a thread that releases them.
     Requests(u32),
     /// The whole head.
     Head,
-    /// The number of requests, but at most [`TURN_BYTES`], by a thread that serves more than this queue.
+    /// This many requests, up to [`TURN_BYTES`], by a thread that serves several queues.
     Turn(u32),
     /// Like [`Requests`](Self::Requests), by the thread that posts them.
     Stretch(u32),
-    /// The head, half-way through its copy.
+    /// The head, up to the middle of its copy.
     HalfOfHead,
 }
 
-/// The remaining budget of some work.
+/// The remaining budget of a drive.
 #[derive(Debug, Clone, Copy)]
 struct LeftOfTurn {
     requests: u32,
@@ -66,8 +66,8 @@ impl LeftOfTurn {
 }
 
 impl<P: Near> SendSide<P> {
-    /// Executes from the head of the queue; a blocked head is tried again first. Returns the number of requests that
-    /// ended. Requests that go as packets are only released here; they end later.
+    /// Executes requests from the head of the queue. A blocked head is retried first. Returns the number of requests
+    /// that ended. Requests that go as packets are only released here, and end later.
     pub(crate) fn drive(&mut self, own: &P, work: Work, aftermath: &mut Aftermath) -> u32 {
         self.drive_within(own, &mut LeftOfTurn::of(work), work.reach(own), aftermath)
     }
@@ -116,7 +116,7 @@ impl<P: Near> SendSide<P> {
         ended
     }
 
-    /// Returns true if there is something to execute that nothing holds back.
+    /// Returns true if there is something to execute, and nothing holds it back.
     pub(crate) fn has_work(&self) -> bool {
         self.may_run()
             && self.blocked == Blocked::No
@@ -124,18 +124,19 @@ impl<P: Near> SendSide<P> {
             && self.wire.as_ref().is_none_or(|wire| self.holds_back(wire))
     }
 
-    /// Executes a turn of this queue. The next thread to poll, or to post here, does the rest, or the device's thread.
+    /// Executes a turn of this queue. The rest is left to the next thread that polls or posts here, or to the device's
+    /// thread.
     pub(crate) fn take_turn(&mut self, own: &P, aftermath: &mut Aftermath) {
         self.take_part(own, &mut Turn::new(), aftermath);
     }
 
-    /// Executes the rest of a turn on this queue: nothing if the turn is over.
+    /// Executes requests of this queue within the rest of a turn: none if the turn is over.
     pub(crate) fn take_part(&mut self, own: &P, turn: &mut Turn, aftermath: &mut Aftermath) {
         let requests = match (own.immediate, &own.adapter.deferred) {
             (true, _) => turn.requests,
-            // Under a schedule that holds requests back, only the request that has begun goes on.
+            // With a schedule that holds requests back, only the request that has begun continues.
             (false, Some(_)) => turn.requests.min(1),
-            // On a held device the head goes on as instructed, whole.
+            // On a held device, the whole head continues as instructed.
             (false, None) => {
                 self.drive(own, Work::Head, aftermath);
                 return;
@@ -207,14 +208,14 @@ pub(crate) fn release_half<P: Near>(own: &Arc<P>) {
     aftermath.settle(own);
 }
 
-/// Executes requests up to number `upto` on the thread that posted them, and yields the locks between long copies.
+/// Executes requests before number `upto` on the thread that posted them, and yields the locks between long copies.
 #[cold]
 pub(crate) fn run_posted<P: Near>(own: &Arc<P>, upto: u32) {
     loop {
         let mut aftermath = Aftermath::default();
         let (more, peer) = {
             let mut send = own.send_side().lock();
-            // Other threads may have posted more requests after them meanwhile.
+            // Other threads may have posted more requests meanwhile.
             let left = |send: &SendSide<P>| upto.wrapping_sub(send.head_index()).cast_signed();
             let requests = u32::try_from(left(&send)).unwrap_or(0);
             send.drive(own, Work::Stretch(requests), &mut aftermath);
@@ -241,7 +242,7 @@ pub(super) fn let_others<P: Near>(own: &Arc<P>, peer: Option<Arc<P>>) {
     }
 }
 
-/// Applies a new timeout from now on, also to a request that has no answer yet.
+/// Applies a new timeout from now on, even to a request that already waits for an answer.
 pub(crate) fn wait_anew<P: Near>(own: &Arc<P>) {
     {
         let mut send = own.send_side().lock();
@@ -259,7 +260,8 @@ pub(crate) fn wait_anew<P: Near>(own: &Arc<P>) {
     own.adapter.fabric.run_queue.run();
 }
 
-/// Resumes after a drain: goes on with requests posted meanwhile, and checks whether waiting ones still have to wait.
+/// Resumes after a drain: continues with requests posted meanwhile, and checks whether waiting requests still have to
+/// wait.
 pub(crate) fn resume<P: Near>(own: &Arc<P>) {
     let mut aftermath = Aftermath::default();
     {
@@ -267,7 +269,7 @@ pub(crate) fn resume<P: Near>(own: &Arc<P>) {
         if own.immediate || send.blocked != Blocked::No {
             send.take_turn(own, &mut aftermath);
         } else {
-            // Requests released by the schedule while the queue was drained have not been sent.
+            // Requests that the schedule released while the queue was drained have not been sent.
             if send.wire.is_some() {
                 own.entry.queue();
             }

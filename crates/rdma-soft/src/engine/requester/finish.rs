@@ -1,4 +1,4 @@
-//! The completions of send requests, and the effect of a failed one on its queue.
+//! The completions of send requests, and the effect of a failed request on its queue.
 
 use rdma_types::{AsyncEventKind, QpState, WcStatus as Status};
 
@@ -11,7 +11,7 @@ use crate::engine::requester::side::{Blocked, Peer, SendSide};
 use crate::engine::station::Station;
 
 impl<P: Near> SendSide<P> {
-    /// Completes a request with a finished attempt; `upto` is one more than its number.
+    /// Completes a request after an attempt. `upto` is one more than its number.
     #[inline]
     pub(crate) fn finish(
         &mut self,
@@ -70,8 +70,8 @@ impl<P: Near> SendSide<P> {
         self.stop(own, aftermath);
     }
 
-    /// Stops the queue after a failed request. A reliable connection cannot go on without it; for the other services
-    /// only the send queue stops (IBTA volume 1, 10.3.1.6).
+    /// Stops the queue after a failed request. A reliable connection cannot continue after a failure. For the other
+    /// services, only the send queue stops (IBTA volume 1, 10.3.1.6).
     fn stop(&mut self, own: &Station, aftermath: &mut Aftermath) {
         let reliable = own.service == Service::ReliableConnection;
         if !reliable && self.state == QpState::RTS {
@@ -83,7 +83,7 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// Completes everything in the send queue as flushed, unsignaled requests too.
+    /// Completes everything in the send queue as flushed, including unsignaled requests.
     pub(crate) fn flush(&mut self, own: &Station) {
         self.blocked = Blocked::No;
         self.requester.progress = 0;
@@ -114,7 +114,7 @@ impl<P: Near> SendSide<P> {
         self.report_drained(own);
     }
 
-    /// Sends the event that was requested along with the drain, once the queue is drained.
+    /// Sends the event that was requested with the drain, once the queue is drained.
     pub(crate) fn report_drained(&self, own: &Station) {
         let drained = self.state == QpState::SQD && !self.may_run();
         if drained && self.notify_drained {

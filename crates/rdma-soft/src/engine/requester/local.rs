@@ -7,7 +7,7 @@ use crate::engine::requester::peer::Near;
 use crate::memory::grace_period;
 use crate::memory::window::{Bind, WindowKind};
 
-/// A bind uses fields of the [`Operation`] that have another meaning in other requests.
+/// A bind uses fields of the [`Operation`] that have other meanings in other requests.
 impl Bind {
     pub(crate) fn into_operation(self) -> Operation {
         Operation {
@@ -33,15 +33,16 @@ impl Bind {
     }
 }
 
-/// Executes a local request of this queue pair. When this returns, no peer can reach memory whose window was unbound or
-/// invalidated. The caller holds the send lock.
+/// Executes a local request of this queue pair. When this returns, no peer can access memory whose window was unbound
+/// or invalidated. The caller holds the send lock.
 ///
-/// All errors have one status, which the specification calls memory management operation error (IBTA volume 1, 11.6.2).
+/// All errors have the same status, which the specification calls "memory management operation error" (IBTA volume 1,
+/// 11.6.2).
 #[cold]
 pub(crate) fn execute(own: &impl Near, operation: &Operation) -> Result<(), WcStatus> {
     let done = match operation.opcode {
         Opcode::BindWindow => match own.pd.bind(&Bind::of(operation), own.id) {
-            // Any queue pair of the domain may be using the former binding.
+            // Any queue pair of the domain may be using the previous binding.
             Some(WindowKind::One) => {
                 grace_period::wait();
                 true

@@ -1,5 +1,5 @@
-//! The requester of a queue pair: its queue, its connection, the reason why it waits, and the completions of posted
-//! requests, in order. The posting thread drives it, or a thread that finds it able to go on, under the send lock.
+//! The requester of a queue pair: its queue, its connection, why it waits, and the completions of posted requests, in
+//! order. The posting thread drives it, or a thread that finds that it can continue, under the send lock.
 
 mod deferred;
 pub(crate) mod direct;

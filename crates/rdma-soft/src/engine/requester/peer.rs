@@ -1,4 +1,4 @@
-//! Queue pairs of this process, as requesters use them: their own, and their peers.
+//! Queue pairs of this process as requesters use them: their own, and their peers.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,35 +10,35 @@ use crate::engine::station::{Owner, Station};
 use crate::engine::wire::{Mailbox, Outlet};
 use crate::sync::Lock;
 
-/// A queue pair of this process: a requester's own, or its peer. There is one implementation, so all calls are static.
+/// A queue pair of this process: a requester's own, or its peer. There is only one implementation, so calls are static.
 pub(crate) trait Near: Owner + Deref<Target = Station> + Sized + 'static {
     fn send_side(&self) -> &Lock<SendSide<Self>>;
 
     fn responder(&self) -> &Lock<Responder>;
 
-    /// The number of packets, or runs of them, that have arrived at its device.
+    /// Returns the number of letters that have arrived at the queue pair's device.
     fn arrived(&self) -> u64;
 
-    /// The LID of its port.
+    /// Returns the LID of the queue pair's port.
     fn lid(&self) -> u16;
 
     /// Finds the queue pair at the far end of a path, if it is in this process.
     fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<Self>>;
 
-    /// Finds the destination of datagrams that take a path to a queue pair number.
+    /// Finds the receiver of datagrams that take this path to this queue pair number.
     fn receiver(&self, path: &Path, number: u32) -> DatagramReceiver<Self>;
 
-    /// The inboxes of devices that have members of a group, and to which this one sends packets.
+    /// Returns the inboxes of the devices that have members of a group and that this device sends packets to.
     fn inboxes_of(&self, group: Group) -> impl Iterator<Item = &'static dyn Mailbox>;
 
-    /// The members of a group on devices to which this one copies directly, if their port is up.
+    /// Returns the members of a group on devices whose port is up and that this device copies to directly.
     fn members_of(&self, group: Group) -> impl Iterator<Item = Arc<Self>>;
 
-    /// The outlet of packets to a group outside the devices of this process.
+    /// Returns the outlet for packets to a group outside the devices of this process.
     fn outlet_from(&self, path: &Path) -> Option<Outlet>;
 }
 
-/// The destination of a datagram.
+/// The receiver of a datagram.
 pub(crate) enum DatagramReceiver<P> {
     Direct(Arc<P>),
     Wire(Outlet),

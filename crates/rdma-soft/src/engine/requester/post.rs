@@ -19,14 +19,15 @@ use crate::engine::turn::STRETCH_BYTES;
 use crate::memory::copy::Reach;
 use crate::sync::Ordering;
 
-/// Posts requests until one is refused; those before it stay posted. `next` is called for each, under the send lock.
-/// The lock is yielded whenever [`STRETCH_BYTES`] were posted.
+/// Posts requests until one is refused; earlier requests stay posted. `next` is called for each request, under the send
+/// lock. The lock is yielded whenever [`STRETCH_BYTES`] bytes were posted.
 #[inline]
 pub(crate) fn post_each<'a, P: Near>(
     own: &Arc<P>,
     mut next: impl FnMut() -> Option<Result<(Request, Payload<'a>), Refusal>>,
 ) -> Result<(), Refusal> {
-    // Whether the queue holds earlier requests of others: then this thread executes a turn of it.
+    // Whether earlier requests were in the queue before this call. If so, this thread only executes a turn of the
+    // queue.
     let mut behind_others = None;
     loop {
         let mut aftermath = Aftermath::default();
@@ -65,7 +66,7 @@ pub(crate) fn post_each<'a, P: Near>(
     }
 }
 
-/// Posts all requests, or none if one is refused. For that it iterates twice.
+/// Posts all requests, or none if one is refused. To do so, iterates over `requests` twice.
 pub(crate) fn post_all<'a, P: Near>(
     own: &Arc<P>,
     requests: impl ExactSizeIterator<Item = Result<(Request, Payload<'a>), Refusal>> + Clone,
@@ -100,7 +101,7 @@ pub(crate) fn post_datagrams<'a, P: Near>(
     })
 }
 
-/// Queues requests first and then executes them. So the code that executes within a post exists once.
+/// Queues requests first, and then executes them. So the code that executes requests within a post exists only once.
 fn post_by_queue<P: Near>(
     own: &Arc<P>,
     queue: impl FnOnce(&mut SendSide<P>) -> Result<(), Refusal>,
@@ -143,8 +144,9 @@ fn check_destination(
 }
 
 impl<P: Near> SendSide<P> {
-    /// Returns one more than the number of the last request that a post leaves in the queue. `None` unless this thread
-    /// is to execute them before it returns. If requests of others come first, the thread only takes a turn.
+    /// Returns one more than the number of the last request that a post leaves in the queue. Returns `None` unless this
+    /// thread must execute the requests before it returns. If earlier requests are in the queue, the thread only takes
+    /// a turn.
     #[inline]
     fn rest(&mut self, own: &P, behind_others: bool, aftermath: &mut Aftermath) -> Option<u32> {
         if self.queue.is_empty() || !own.immediate || !self.has_work() {
@@ -183,10 +185,10 @@ impl<P: Near> SendSide<P> {
         Ok(())
     }
 
-    /// Queues a request that is not executed now; a queue in error flushes it.
+    /// Queues a request that is not executed now. A queue in error flushes it.
     fn post_later(&mut self, own: &P, request: &Request, payload: Payload<'_>) {
         if matches!(self.state, QpState::ERR | QpState::SQE) {
-            // The queued requests were posted before, and may not be flushed yet.
+            // The queued requests were posted earlier, and may not be flushed yet.
             self.flush(own);
             self.posted = self.posted.wrapping_add(1);
             let status = Status::WR_FLUSH_ERR;
@@ -200,7 +202,7 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// Refuses requests that this queue pair never accepts, with `EINVAL` and `ENOMEM` like other providers.
+    /// Refuses requests that this queue pair never accepts, with `EINVAL` or `ENOMEM` as other providers do.
     #[inline(always)]
     pub(super) fn check(
         &mut self,
@@ -222,7 +224,7 @@ impl<P: Near> SendSide<P> {
         self.check_room(own, 1)
     }
 
-    /// Checks that `count` more requests have space; `count` is at least one.
+    /// Checks that there is space for `count` more requests, at least one.
     #[inline]
     fn check_room(&mut self, own: &Station, count: u32) -> Result<(), Refusal> {
         let fits = |send: &Self| {

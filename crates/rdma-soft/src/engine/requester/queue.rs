@@ -1,4 +1,4 @@
-//! The send queue: requests that were accepted and are not finished.
+//! The send queue: requests that were accepted but are not finished.
 #![allow(unsafe_code)]
 
 use crate::address::AddressVector;
@@ -16,14 +16,14 @@ struct RequestSlot {
     inline: bool,
 }
 
-/// A ring of copies: nothing of the caller's request is used after its post returned. All memory is allocated when the
-/// queue pair is created.
+/// A ring of copies, so nothing of the caller's request is used after its post returns. All memory is allocated when
+/// the queue pair is created.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     slots: Box<[RequestSlot]>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
-    /// The destination of each request that names one: only datagrams do.
+    /// The destination of each request that names one. Only datagrams do.
     destinations: Box<[Option<AddressVector>]>,
     max_sge: usize,
     max_inline: usize,
@@ -36,7 +36,7 @@ impl SendQueue {
         let slots = capacity.send_wr.max(1) as usize;
         let max_sge = capacity.send_sge.max(1) as usize;
         let max_inline = capacity.inline as usize;
-        // Reserve all memory before any is touched.
+        // Reserve all memory before touching any.
         let requests = Room::new(slots)?;
         let sges = Room::each(slots, max_sge)?;
         let inline = Room::each(slots, max_inline)?;
@@ -67,7 +67,8 @@ impl SendQueue {
         (self.head + offset) % self.slots.len()
     }
 
-    /// Copies a request into the queue. The caller has checked it against the queue's limits, so the queue has space.
+    /// Copies a request into the queue. The caller has checked the request against the queue's limits, so there is
+    /// space.
     pub(crate) fn push(&mut self, request: &Request, payload: Payload<'_>) {
         debug_assert!(self.len < self.slots.len());
         let slot = self.slot_at(self.len);
@@ -92,7 +93,7 @@ impl SendQueue {
         self.at(0)
     }
 
-    /// The request `offset` places after the head.
+    /// Returns the request `offset` places after the head.
     #[inline]
     pub(crate) fn at(&self, offset: usize) -> Option<(Request, Payload<'_>)> {
         if offset >= self.len {
@@ -103,11 +104,11 @@ impl SendQueue {
         let first = place * self.max_sge;
         let sges = &self.sges[first..first + slot.sges];
         let payload = if slot.inline {
-            // Exposed again for reads from here on: `push` has borrowed all of it exclusively since.
+            // Exposed again for reads from here on, because `push` has exclusively borrowed all of the memory since.
             self.inline.as_ptr().expose_provenance();
-            // SAFETY: `take_inline` pointed the element at the slot's own bytes, which stay in place and are
-            // not written until the request is popped (SAFETY.md F12). They are exposed above, by a pointer
-            // from the borrow of this queue that the payload keeps (F7).
+            // SAFETY: `take_inline` pointed the element at the slot's own bytes. They stay in place, and are not
+            // written until the request is popped (SAFETY.md F12). They are exposed above, through a pointer from the
+            // borrow of this queue that the payload keeps (F7).
             unsafe { Payload::inline(sges) }
         } else {
             Payload::keyed(sges)
@@ -128,14 +129,14 @@ impl SendQueue {
     }
 }
 
-/// Gathers inline data into a queue's own memory, and returns the element for it.
+/// Copies inline data to a queue's own memory, and returns the element for it.
 pub(crate) fn take_inline(room: &mut [u8], payload: Payload<'_>) -> Sge {
     let address = room.as_mut_ptr().expose_provenance() as u64;
     let mut length = 0;
     for source in payload.inline_segments() {
         let left = room.len() as u64 - length;
-        // SAFETY: the rest of `room`, exclusively borrowed for the copy, and of the provenance that was
-        // exposed above: nothing else has touched `room` since (SAFETY.md F7).
+        // SAFETY: this is the rest of `room`, which is exclusively borrowed for the copy. Its provenance was exposed
+        // above, and nothing else has accessed `room` since (SAFETY.md F7).
         let sink = unsafe { Segment::new(address + length, left) };
         transfer(&[source], &[sink], 0, source.length());
         length += source.length().min(left);

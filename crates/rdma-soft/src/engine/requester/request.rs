@@ -11,8 +11,8 @@ use crate::memory::sge::Sge;
 pub(crate) struct Request {
     pub(crate) wr_id: u64,
     pub(crate) signaled: bool,
-    /// Whether the request waits for the READs and atomics before it. With direct execution each request waits for all
-    /// before it.
+    /// Whether the request waits for the READs and atomics before it. With direct execution, each request waits for all
+    /// earlier ones anyway.
     pub(crate) fence: bool,
     pub(crate) operation: Operation,
     /// The queue pair that a datagram is for.
@@ -33,8 +33,8 @@ impl Request {
     };
 }
 
-/// The memory that a request refers to. Its local data is ranges of registered memory, or plain memory for inline data.
-/// A datagram also has a destination.
+/// The memory that a request refers to. Its local data consists of ranges of registered memory, or of plain memory if
+/// it is inline. A datagram also has a destination.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Payload<'a> {
     sges: &'a [Sge],
@@ -43,23 +43,23 @@ pub(crate) struct Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// Ranges that are checked against their keys when the request is executed.
+    /// Creates a payload of ranges that are checked against their keys when the request is executed.
     #[inline]
     pub(crate) fn keyed(sges: &'a [Sge]) -> Self {
         Self { sges, inline: false, destination: None }
     }
 
-    /// Bytes that are read without a key.
+    /// Creates a payload of bytes that are read without a key.
     ///
     /// # Safety
     ///
-    /// Each range must be readable, with exposed provenance, while the payload is used.
+    /// Each range must be readable and have exposed provenance while the payload is used.
     #[inline]
     pub(crate) unsafe fn inline(sges: &'a [Sge]) -> Self {
         Self { sges, inline: true, destination: None }
     }
 
-    /// The same payload, to be sent to that address.
+    /// Returns the same payload with this destination.
     #[inline]
     pub(crate) fn to(self, destination: Option<&'a AddressVector>) -> Self {
         Self { destination, ..self }
@@ -85,11 +85,11 @@ impl<'a> Payload<'a> {
         self.sges.iter().map(|sge| u64::from(sge.length)).sum()
     }
 
-    /// The ranges of inline data; none if the payload is keyed.
+    /// Returns the ranges of inline data; none if the payload is keyed.
     #[inline]
     pub(crate) fn inline_segments(&self) -> impl Iterator<Item = Segment> + use<'a> {
         let sges = if self.inline { self.sges } else { &[] };
-        // SAFETY: readable by the contract of `inline`, the only maker of such a payload (F7, F12).
+        // SAFETY: the ranges are readable by the contract of `inline`, which alone creates such a payload (F7, F12).
         sges.iter().map(|sge| unsafe { Segment::new(sge.addr, u64::from(sge.length)) })
     }
 }

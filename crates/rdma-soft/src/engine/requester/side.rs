@@ -1,4 +1,4 @@
-//! The requester's half of a queue pair: its queue, its connection, and the reason why it waits.
+//! The requester's half of a queue pair: its queue, its connection, and why it waits.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,42 +20,42 @@ use crate::fabric::ids::Ids;
 use crate::memory::copy::Segment;
 use crate::memory::room::Room;
 
-/// The way to a connection's other end.
+/// The peer of a connection, as far as the requester knows it.
 #[derive(Debug)]
 pub(crate) enum Peer<P> {
-    /// The peer was not looked up, or not found, yet; or the one found does not listen any longer.
+    /// The peer was not looked up yet, or was not found, or does not listen any longer.
     Unresolved,
-    /// The peer is in this process; its responder, under the lock, shows whether it still listens.
+    /// The peer is in this process. Its responder, under the responder's lock, shows whether it still listens.
     Direct(Arc<P>),
 }
 
 /// The requester's state of its connection.
 #[derive(Debug)]
 pub(crate) struct Requester<P> {
-    /// The origin by which responders know this connection.
+    /// The origin that identifies this connection to responders.
     pub(crate) origin: Origin,
-    /// The source of the next origin's number.
+    /// The source of the number of the next origin.
     ids: &'static Ids,
     pub(crate) peer_qpn: u32,
     /// The next packet sequence number.
     pub(crate) psn: Psn,
-    /// The path MTU is two to the power of this, in bytes.
+    /// The base-2 logarithm of the path MTU in bytes.
     pub(crate) mtu_log2: u32,
     pub(crate) ack_timeout: u8,
     pub(crate) retries: u8,
     pub(crate) rnr_retries: u8,
     pub(crate) max_rd_atomic: u8,
-    /// The Q_Key of datagrams with requests that name none.
+    /// The Q_Key of datagrams whose requests name none.
     pub(crate) qkey: u32,
     /// The peer, found at the first request of a connection.
     pub(crate) peer: Peer<P>,
     /// The receiver of the last datagram.
     pub(super) last: Weak<P>,
-    /// Bytes of the head request that were copied. They do not count if the responder has
+    /// The number of bytes of the head request that were copied. They do not count if the responder has
     /// [begun](crate::engine::responder::side::Responder::begun) another message since.
     pub(crate) progress: u64,
-    /// Scratch of one attempt: the local memory of its request. What an attempt leaves is not used: the next one begins
-    /// by clearing it (SAFETY.md F14).
+    /// Scratch memory for one attempt: the local memory of its request. The next attempt clears it first, so nothing
+    /// that is left in it is used (SAFETY.md F14).
     pub(crate) local: Vec<Segment>,
 }
 
@@ -122,7 +122,7 @@ impl<P> Requester<P> {
         (self.peer, self.last) = (Peer::Unresolved, Weak::new());
     }
 
-    /// The queue pair that it was found to talk to.
+    /// Returns the peer, if it was found in this process.
     pub(crate) fn direct_peer(&self) -> Option<Arc<P>> {
         match &self.peer {
             Peer::Direct(peer) => Some(Arc::clone(peer)),
@@ -130,15 +130,15 @@ impl<P> Requester<P> {
         }
     }
 
-    /// The number of packets of a message, each with a sequence number: one for each MTU, at least one (IBTA volume 1,
-    /// 9.7.1).
+    /// Returns the number of packets of a message: one for each MTU, and at least one. Each has its own sequence number
+    /// (IBTA volume 1, 9.7.1).
     #[inline]
     pub(super) fn packets(&self, length: u64) -> u32 {
         packets(length, self.mtu_log2)
     }
 
-    /// The time that the requester waits for an answer: 4.096 us x 2^code, without a limit with code 0 (IBTA volume 1,
-    /// 9.7.6.1.3).
+    /// Returns how long the requester waits for an answer: 4.096 us x 2^code (IBTA volume 1, 9.7.6.1.3). Code 0 means
+    /// no limit.
     pub(crate) fn answer_timeout(&self) -> Option<Duration> {
         match self.ack_timeout {
             0 => None,
@@ -147,10 +147,10 @@ impl<P> Requester<P> {
     }
 }
 
-/// The longest message (IBTA volume 1, 9.7.1: 2^31 bytes).
+/// The maximum length of a message in bytes (IBTA volume 1, 9.7.1: 2^31 bytes).
 pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 
-/// The length of a message of that many bytes, if a request with that opcode may have it.
+/// Returns the length of a message of `length` bytes, if a request with this opcode may have it.
 #[inline]
 pub(super) fn local_length(opcode: Opcode, length: u64) -> Result<u32, WcStatus> {
     // The result of an atomic is eight bytes (IBTA volume 1, 9.4.5).
@@ -158,7 +158,7 @@ pub(super) fn local_length(opcode: Opcode, length: u64) -> Result<u32, WcStatus>
     u32::try_from(length).ok().filter(|_| !wrong_length).ok_or(WcStatus::LOC_LEN_ERR)
 }
 
-/// The number of packets of a message, at an MTU of two to the power of `mtu_log2` bytes.
+/// Returns the number of packets of a message, at an MTU of two to the power of `mtu_log2` bytes.
 #[inline]
 fn packets(length: u64, mtu_log2: u32) -> u32 {
     // There are at most 2^31 / 2^8 packets, so the mask removes nothing.
@@ -170,16 +170,17 @@ fn packets(length: u64, mtu_log2: u32) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blocked {
     No,
-    /// The receiver has no request. The request is given up at that time, or never without one.
+    /// The receiver has no receive request. The request is given up at time `until`, or never if that is `None`.
     NotReady {
         until: Option<Time>,
     },
-    /// The peer does not answer. The request is tried again at that time, `left` more times, or never without a time.
+    /// The peer does not answer. The request is retried at time `at` if any retries are `left`. If `at` is `None`, it
+    /// is never retried.
     Unanswered {
         at: Option<Time>,
         left: u8,
     },
-    /// The link has no space for its packet, and gives the queue pair a turn when it has.
+    /// The link has no space for the request's packet. It gives the queue pair a turn when it has space.
     NoRoom,
 }
 
@@ -189,7 +190,7 @@ pub(crate) enum Verdict {
     Done {
         bytes: u64,
     },
-    /// The receiver has no request and demands a pause of this timer code.
+    /// The receiver has no receive request, and demands a pause with this timer code.
     NotReady {
         timer: u8,
     },
@@ -197,7 +198,7 @@ pub(crate) enum Verdict {
     /// The link has no space for its packet.
     NoRoom,
     Failed(WcStatus),
-    /// Stopped half-way, as instructed on a held device.
+    /// Stopped half-way through, as instructed on a held device.
     Paused,
 }
 
@@ -208,18 +209,18 @@ pub(crate) struct SendSide<P> {
     pub(crate) incarnation: u32,
     pub(crate) queue: SendQueue,
     pub(crate) requester: Requester<P>,
-    /// The state of the protocol, from RTS to RESET, if messages go as packets.
+    /// The protocol's state between RTS and RESET, if messages go as packets.
     pub(crate) wire: Option<Box<Wire>>,
     /// The number of requests at the end of the queue that belong to the post in progress.
     pub(super) posts: Option<u32>,
     pub(crate) blocked: Blocked,
     /// The number of requests accepted since the queue pair was created (free-running).
     pub(crate) posted: u32,
-    /// The completion counter when it was last read.
+    /// The completion counter when the requester last read it.
     pub(crate) reclaimed: u32,
     /// The number of executed requests.
     pub(crate) executed: u64,
-    /// Whether to send an event when all begun requests are done.
+    /// Whether to send an event when all requests that have begun are done.
     pub(crate) notify_drained: bool,
     /// Whether the queue pair is in the list of a deferred schedule.
     pub(crate) pending: bool,
@@ -251,7 +252,7 @@ impl<P> SendSide<P> {
         self.posted.wrapping_sub(queued)
     }
 
-    /// Returns true if the head may be executed: a draining queue finishes only requests that have begun.
+    /// Returns true if the head may be executed. A draining queue only finishes requests that have begun.
     pub(crate) fn may_run(&self) -> bool {
         match self.state {
             QpState::RTS => true,
@@ -269,7 +270,7 @@ impl<P> SendSide<P> {
         self.posted = self.posted.wrapping_add(1);
     }
 
-    /// Drops the connection and everything that is queued.
+    /// Drops the connection and all queued requests.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
         self.wire = None;

@@ -1,7 +1,7 @@
-//! A post of one plain request with one element, the most frequent kind: executed with as few instructions as possible.
+//! A post of one plain request with one element, the most common kind, executed with as few instructions as possible.
 //!
-//! It has no rules of its own for what a request may do. Each check is that of the general code, with the opcode known
-//! to the compiler. Unusual requests are left to the general code, which starts from the beginning.
+//! This code has no rules of its own about what a request may do. Each check is one of the general code's, with the
+//! opcode known to the compiler. Unusual requests are left to the general code, which starts from the beginning.
 
 use std::slice;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::memory::copy::{Data, Reach};
 use crate::memory::grace_period::Visit;
 use crate::memory::region::LOCAL_READ;
 
-/// Posts a SEND or WRITE and executes it to its end. Returns `None` if nothing was posted; the caller then uses the
+/// Posts a SEND or WRITE and executes it completely. Returns `None` if nothing was posted; the caller then uses the
 /// general code.
 #[inline(always)]
 pub(crate) fn post_single<P: Near>(
@@ -45,9 +45,9 @@ impl<P: Near> SendSide<P> {
 }
 
 impl<P: Near> Requester<P> {
-    /// Like [`attempt`](Self::attempt), for a request with nothing copied yet; returns its length. The work done before
-    /// it gives up is also done by an attempt, which goes on from there. At that point the responder knows the
-    /// requester, or has taken the next receive request.
+    /// Like [`attempt`](Self::attempt), for a request that has not copied any bytes yet. Returns the request's length.
+    /// If this gives up, what it has done is also what an attempt does first, and an attempt continues from there. The
+    /// responder may then know the requester, or have taken the next receive request.
     #[inline(always)]
     fn execute_single(&mut self, own: &P, request: &Request, payload: Payload<'_>) -> Option<u64> {
         let [sge] = payload.sges() else { return None };

@@ -1,4 +1,4 @@
-//! Messages without acknowledgements, on unreliable connections. The sender of a lost message is not notified.
+//! Unacknowledged messages on unreliable connections. The sender of a lost message is not notified.
 
 mod datagram;
 mod group;
@@ -15,7 +15,7 @@ use crate::engine::responder::inbound::{Inbound, Stop};
 use crate::memory::copy::Reach;
 use crate::memory::grace_period::Visit;
 
-/// A request with its local data found.
+/// A request whose local data was found.
 pub(crate) struct Message<'a> {
     pub(crate) request: &'a Request,
     pub(crate) payload: Payload<'a>,
@@ -26,7 +26,7 @@ pub(crate) struct Message<'a> {
 }
 
 impl<P: Near> Requester<P> {
-    /// Sends a message with its local data found, on a queue pair without acknowledgements. Out of line, so that queue
+    /// Sends a message whose local data was found, on a queue pair without acknowledgements. Not inlined, so that queue
     /// pairs with acknowledgements do not pay for it.
     #[inline(never)]
     pub(super) fn send_unreliably(
@@ -71,7 +71,7 @@ impl<P: Near> Requester<P> {
             }
             drop(responder);
             if !knows {
-                // Another queue pair may have its number by the next message.
+                // By the next message, another queue pair may have its number.
                 self.peer = Peer::Unresolved;
             }
         }

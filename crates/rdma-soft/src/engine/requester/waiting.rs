@@ -1,4 +1,4 @@
-//! The reason why the head of a send queue waits, its deadline, and the steps afterwards.
+//! Waiting: why the head of a send queue waits, until when, and what follows.
 
 use rdma_types::{MinRnrTimer, WcStatus as Status};
 
@@ -7,8 +7,8 @@ use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 
 impl<P: Near> SendSide<P> {
-    /// Records why the head waits, and sets the timer. If it already waits for that reason, it keeps its deadline; if
-    /// it had none, it may get one now.
+    /// Records why the head waits, and sets the timer. If the head already waits for the same reason, it keeps its
+    /// deadline. If it had no deadline, it may get one now.
     #[cold]
     pub(super) fn block(&mut self, own: &P, verdict: Verdict) -> Result<(), Status> {
         if let Verdict::NotReady { .. } = verdict {
@@ -46,7 +46,7 @@ impl<P: Near> SendSide<P> {
         Ok(())
     }
 
-    /// Tries a blocked head again after its deadline, and gives it up after the last try.
+    /// Retries a blocked head after its deadline, or gives it up after the last try.
     fn retry(&mut self, own: &P, aftermath: &mut Aftermath) {
         let exhausted = match &mut self.blocked {
             Blocked::NotReady { .. } => Some(Status::RNR_RETRY_EXC_ERR),
@@ -89,7 +89,7 @@ impl<P: Near> SendSide<P> {
             {
                 self.retry(own, aftermath);
             }
-            // The receiver is gone, perhaps to return later.
+            // The receiver is gone, but may return later.
             Blocked::NotReady { until: Some(at) } => {
                 let before = self.blocked;
                 self.take_turn(own, aftermath);
@@ -97,7 +97,7 @@ impl<P: Near> SendSide<P> {
                     own.entry.set_timer(at);
                 }
             }
-            // The timer expired for an earlier deadline that no longer counts.
+            // The timer was set for an earlier deadline that no longer applies.
             Blocked::Unanswered { at: Some(at), .. } => own.entry.set_timer(at),
             // The receiver is gone.
             Blocked::NotReady { until: None } => self.take_turn(own, aftermath),

@@ -1,5 +1,5 @@
-//! Sending by packets to a peer. A requester of `rdma_proto` sends the requests of the send queue. It is given
-//! responses and the time, and completes requests.
+//! Sending to a peer with packets. A requester of `rdma_proto` sends the requests of the send queue. It receives the
+//! responses and the current time, and completes the requests.
 
 use std::ptr;
 use std::sync::{Arc, Weak};
@@ -35,18 +35,20 @@ use crate::memory::region::LOCAL_READ;
 pub(crate) struct Wire {
     protocol: Protocol,
     route: Route,
-    /// Shows what the peer has executed, if its process is another one of this host.
+    /// Shows which requests the peer has executed, if the peer is in another process on this host.
     word: Option<Word>,
     mtu: Mtu,
-    /// The number that the protocol has for the oldest request of the queue.
+    /// The protocol's number for the oldest request in the queue.
     head: u32,
-    /// One more than the number of the last request that a schedule has released, if it holds requests back.
+    /// One more than the number of the last request that the schedule has released, if the schedule holds requests
+    /// back.
     released: Option<u32>,
-    /// The time at which the timer of the queue pair expires.
+    /// The time at which the queue pair's timer expires.
     timer: Option<Time>,
-    /// The question that the peer's process answers to show that it had time, while the timer is held.
+    /// The number of the last question to the peer's process, while the timer is held. The answer shows that the
+    /// process had time to run.
     question: u32,
-    /// The number of the first packet that may be for it; earlier packets are for an earlier life.
+    /// The number of the first letter that may be for this queue pair. Earlier letters are for an earlier life.
     hears_from: u64,
 }
 
@@ -76,8 +78,8 @@ impl Wire {
         Self { protocol, route, word, mtu, head, released, timer, question, hears_from }
     }
 
-    /// Sends packets by another route from now on. The word stays if the same connection of processes carries them:
-    /// requests already sent are executed with that word.
+    /// Sends packets by another route from now on. The word stays if the same connection between processes carries
+    /// them, because requests already sent are executed with that word.
     pub(crate) fn go(&mut self, route: Route) {
         let carrier = |route: &Route| route.outlet.carrier().map(Arc::as_ptr);
         let is_same = match (carrier(&self.route), carrier(&route)) {
@@ -90,7 +92,7 @@ impl Wire {
         self.route = route;
     }
 
-    /// Claims a word that shows what is executed, if one is available. Returns the carrier of its packets.
+    /// Claims a word that shows which requests are executed, if one is available. Returns the carrier of the packets.
     pub(crate) fn claim_word(&mut self, own: &Station) -> Option<Arc<dyn Carrier>> {
         let carrier = self.route.outlet.carrier()?;
         // A capture must contain acknowledgements.
@@ -119,7 +121,7 @@ impl Wire {
         }
     }
 
-    /// Stops the protocol, as the queue pair is in error.
+    /// Stops the protocol, because the queue pair is in error.
     pub(crate) fn stop(&mut self) {
         match &mut self.protocol {
             Protocol::Reliable(protocol) => protocol.stop(),
@@ -127,7 +129,7 @@ impl Wire {
         }
     }
 
-    /// The next packet sequence number.
+    /// Returns the next packet sequence number.
     pub(crate) fn psn(&self) -> Psn {
         match &self.protocol {
             Protocol::Reliable(protocol) => protocol.psn(),
@@ -135,7 +137,7 @@ impl Wire {
         }
     }
 
-    /// One more than the number of the last request that has begun.
+    /// Returns one more than the number of the last request that has begun.
     fn begun(&self) -> u32 {
         match &self.protocol {
             Protocol::Reliable(protocol) => protocol.begun(),
@@ -143,7 +145,7 @@ impl Wire {
         }
     }
 
-    /// Returns true if a request has begun that is not done.
+    /// Returns true if a request has begun but is not done.
     pub(crate) fn has_begun(&self) -> bool {
         match &self.protocol {
             Protocol::Reliable(protocol) => !protocol.idle(),
@@ -192,13 +194,13 @@ fn settings<P>(
         timeout: patience::at_least(timeout, least / (u32::from(requester.retries) + 1)),
         retries: MaxAckRetries::from_code(requester.retries).unwrap_or_default(),
         rnr_retries: MaxRnrRetries::from_code(requester.rnr_retries).unwrap_or_default(),
-        // With none allowed none is posted; those that were posted before are sent all the same.
+        // If no READs or atomics are allowed, none are posted, but those posted before are still sent.
         max_rd_atomic: requester.max_rd_atomic.max(1),
     }
 }
 
 impl<P: Near> SendSide<P> {
-    /// Lets the protocol work on this queue.
+    /// Runs `work` on the protocol and this queue.
     fn with_wire<R>(
         &mut self,
         own: &P,
@@ -208,7 +210,7 @@ impl<P: Near> SendSide<P> {
         self.with_packets(own, None, aftermath, work)
     }
 
-    /// The same, with arrived packets.
+    /// Like [`with_wire`](Self::with_wire), with packets that have arrived.
     fn with_packets<R>(
         &mut self,
         own: &P,
@@ -237,7 +239,7 @@ impl<P: Near> SendSide<P> {
         Some(result)
     }
 
-    /// The number of requests that may have begun.
+    /// Returns the number of requests that may have begun.
     fn admitted(&self, wire: &Wire) -> u32 {
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         match self.state {
@@ -246,7 +248,7 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// Returns true if an answer is overdue, also while the peer's process is asked about it.
+    /// Returns true if an answer is overdue, even while the peer's process is being asked about it.
     pub(crate) fn has_expired(&self, own: &Station) -> bool {
         let Some(Wire { protocol: Protocol::Reliable(protocol), .. }) = self.wire.as_deref() else {
             return false;
@@ -257,17 +259,17 @@ impl<P: Near> SendSide<P> {
                 .is_some_and(|at| at <= wire::time(own.adapter.fabric.clock.now()))
     }
 
-    /// Sends some of the queue. Returns true if there may be more.
+    /// Sends some of the queue's requests. Returns true if there may be more to send.
     pub(crate) fn transmit(&mut self, own: &P, aftermath: &mut Aftermath) -> bool {
         if self.wire.is_none() {
-            // Datagrams are sent elsewhere, and wait here when the link has no space.
+            // Datagrams are sent elsewhere, but wait here while the link has no space.
             if self.blocked == Blocked::NoRoom {
                 self.take_turn(own, aftermath);
             }
             return false;
         }
         let has_ended = self.wire.as_ref().is_some_and(|wire| wire.route.outlet.has_ended());
-        // Requests that the peer executed before it ended count.
+        // Requests that the peer executed before it ended count as executed.
         self.look_what_is_executed(own, aftermath);
         if has_ended {
             self.peer_has_ended(own, aftermath);
@@ -303,7 +305,7 @@ impl<P: Near> SendSide<P> {
     }
 
     /// Sends some of the last `posts` requests, which this call has posted. While the call runs, their memory can be
-    /// copied like any other. The rest, and earlier requests, get turns.
+    /// copied like any other. The remaining and the earlier requests get turns.
     #[cold]
     pub(super) fn transmit_posted(&mut self, own: &P, posts: u32, aftermath: &mut Aftermath) {
         self.posts = Some(posts);
@@ -311,7 +313,7 @@ impl<P: Near> SendSide<P> {
         self.posts = None;
     }
 
-    /// Completes the requests that the peer has executed, according to the word of the connection.
+    /// Completes the requests that the peer has executed, according to the connection's word.
     pub(crate) fn look_what_is_executed(&mut self, own: &P, aftermath: &mut Aftermath) {
         let Some(Wire { protocol: Protocol::Reliable(protocol), word: Some(word), .. }) =
             self.wire.as_deref()
@@ -328,7 +330,7 @@ impl<P: Near> SendSide<P> {
         });
     }
 
-    /// Fails at once any request that waits for an answer, since the peer's process has ended.
+    /// Immediately fails every request that waits for an answer, because the peer's process has ended.
     #[cold]
     fn peer_has_ended(&mut self, own: &P, aftermath: &mut Aftermath) {
         self.with_wire(own, aftermath, |protocol, _, queue| {
@@ -368,7 +370,7 @@ impl<P: Near> SendSide<P> {
         !self.queue.is_empty()
     }
 
-    /// Handles the expiry of the timer: a deadline may have passed.
+    /// Handles the expiry of the timer. A deadline may have passed.
     pub(crate) fn expire_on_wire(&mut self, own: &P, aftermath: &mut Aftermath) {
         let now = own.adapter.fabric.clock.now();
         let Some(wire) = &mut self.wire else { return };
@@ -410,7 +412,7 @@ impl<P: Near> SendSide<P> {
         own.entry.queue();
     }
 
-    /// Returns true if the device's schedule holds back requests that are to go as packets.
+    /// Returns true if the device's schedule holds back requests that go as packets.
     pub(super) fn holds_back(&self, wire: &Wire) -> bool {
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         let all = wire.head.wrapping_add(queued);
@@ -418,9 +420,9 @@ impl<P: Near> SendSide<P> {
     }
 }
 
-/// Handles a timeout on a link that loses nothing. Silence is no loss there: the peer's process is stopped, or gets no
-/// processor time, unlike any adapter. So a timeout counts only if that process has executed everything sent and still
-/// has not answered. This function asks it, and returns the number of the question.
+/// Handles a timeout on a link that loses nothing. On such a link, silence does not mean loss: unlike an adapter, the
+/// peer's process may be stopped, or get no processor time. So a timeout counts only if that process has executed
+/// everything sent and still has not answered. This function asks the process, and returns the number of the question.
 fn expire_if_heard<P: Near>(
     protocol: &mut Reliable,
     carrier: &Arc<dyn Carrier>,
@@ -456,7 +458,7 @@ struct Queue<'a, P> {
     head: u32,
     begun: u32,
     admitted: u32,
-    /// The first request that this thread is posting, if it is.
+    /// The number of the first request that this thread is posting, if any.
     posted: Option<u32>,
     aftermath: &'a mut Aftermath,
     /// The packets that have arrived.
@@ -468,7 +470,7 @@ impl<P: Near> Queue<'_, P> {
         self.send.queue.at(n.wrapping_sub(self.head) as usize)
     }
 
-    /// Errors on this side are found before anything is sent.
+    /// Finds errors on this side before anything is sent.
     fn check(&self, request: &Request, payload: Payload<'_>) -> Result<u32, Status> {
         let opcode = request.operation.opcode;
         let length = local_length(opcode, payload.length())?;
@@ -484,7 +486,7 @@ impl<P: Near> Queue<'_, P> {
         Ok(length)
     }
 
-    /// Writes data that was read to its destination.
+    /// Writes the data of a READ response to its destination.
     fn deliver_bytes(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
         let SendSide { queue, requester, .. } = &mut *self.send;
         let found = queue.at(n.wrapping_sub(self.head) as usize);
@@ -497,7 +499,7 @@ impl<P: Near> Queue<'_, P> {
         delivered.map_err(|_| Status::LOC_PROT_ERR)
     }
 
-    /// Ends the oldest request.
+    /// Completes the oldest request.
     fn end(&mut self, n: u32, succeeded: Result<(), Status>) {
         debug_assert_eq!(n, self.head);
         let upto = self.send.head_index().wrapping_add(1);
@@ -572,7 +574,7 @@ impl<P: Near> Work for Queue<'_, P> {
     }
 
     fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
-        // A request longer than a message may be was not sent.
+        // A request longer than the longest message was not sent.
         let in_all =
             self.at(n).and_then(|(_, room)| u32::try_from(room.length()).ok()).unwrap_or(0);
         let mut run = std::mem::take(&mut self.run);

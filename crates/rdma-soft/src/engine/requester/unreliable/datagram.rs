@@ -1,4 +1,4 @@
-//! Unreliable datagrams as they are sent: each message is one packet, to any queue pair that has the same key.
+//! Unreliable datagrams as they are sent. Each message is one packet, to any queue pair that has the same Q_Key.
 
 use std::sync::Arc;
 
@@ -23,13 +23,13 @@ use crate::engine::wire::letter::{self, Letter};
 use crate::engine::wire::route_header;
 use crate::memory::copy::{Data, Fault};
 
-/// The longest datagram, in bytes: the largest MTU that a port has.
+/// The maximum length of a datagram in bytes: the largest MTU that a port has.
 pub(super) const PORT_MTU: u16 = 4096;
 /// The bit of a request's Q_Key that selects the queue pair's own key (IBTA volume 1, 10.2.5).
 const OWN_QKEY: u32 = 0x8000_0000;
 
 impl<P: Near> Requester<P> {
-    /// Sends a datagram. The requester is then done with it, whether or not it is received.
+    /// Sends a datagram. The requester is then done with it, whether or not the datagram is received.
     pub(super) fn send_datagram(
         &mut self,
         own: &P,
@@ -65,7 +65,7 @@ impl<P: Near> Requester<P> {
             );
         }
         if let DatagramReceiver::Direct(receiver) = found {
-            // A half-copied datagram begins again: it may be for another receive request.
+            // A half-copied datagram starts again, because it may take another receive request.
             let begun = std::mem::take(&mut self.progress) > 0;
             let half = message.extent == Extent::Half && !begun;
             let extent = if half { Extent::Half } else { Extent::WHOLE };
@@ -81,7 +81,7 @@ impl<P: Near> Requester<P> {
             };
             let mut responder = receiver.responder().lock();
             let mut inbound = Inbound { own: &receiver, side: &mut responder, visit, reach };
-            // If it does not receive datagrams, another queue pair may have its number by the next one.
+            // If the receiver does not accept datagrams, another queue pair may have its number by the next datagram.
             let ready = inbound.takes_datagrams();
             let arrived = match ready {
                 true => inbound.datagram(&datagram, aftermath),
@@ -104,7 +104,7 @@ impl<P: Near> Requester<P> {
         Verdict::Done { bytes: message.length }
     }
 
-    /// Sends a datagram as a packet, if there is a device at its address, and the link has space.
+    /// Sends a datagram as a packet, if there is a device at its address and the link has space.
     #[cold]
     fn send_packet(
         &mut self,
@@ -139,7 +139,7 @@ impl<P: Near> Requester<P> {
                     None => return Verdict::NoRoom,
                 }
             } else if let Some(tap) = tap {
-                // The packet leaves this device and arrives nowhere.
+                // The packet leaves this device but arrives nowhere.
                 let mut nowhere = [0; PORT_MTU as usize];
                 if let Ok(bytes) = self.gather(message, &mut nowhere) {
                     tap.sent(&path, &burst, Some(&datagram), bytes);
@@ -156,7 +156,7 @@ impl<P: Near> Requester<P> {
         Verdict::Done { bytes: message.length }
     }
 
-    /// The packet of a datagram, without its payload.
+    /// Returns the packet of a datagram, without its payload.
     pub(super) fn packet(&self, own: &Station, qkey: u32, message: &Message<'_>) -> Option<Burst> {
         let operation = &message.request.operation;
         let with_imm = operation.opcode == Opcode::SendWithImm;
@@ -178,14 +178,15 @@ impl<P: Near> Requester<P> {
         message: &Message<'_>,
         buffer: &'a mut [u8],
     ) -> Result<&'a [u8], Fault> {
-        // The length is at most the MTU, and each buffer is that large.
+        // The length is at most the MTU, and each buffer is at least that large.
         let length = usize::try_from(message.length).unwrap_or(usize::MAX).min(buffer.len());
         let bytes = &mut buffer[..length];
         message.reach.collect_bytes(&self.local, 0, bytes)?;
         Ok(bytes)
     }
 
-    /// Finds the receiver of a datagram. The fields for a connection's peer hold the destination of the last one.
+    /// Finds the receiver of a datagram. The fields for a connection's peer hold the destination of the previous
+    /// datagram.
     fn take_receiver(&mut self, own: &P, to: &AddressVector, qpn: u32) -> DatagramReceiver<P> {
         let same = self.peer_qpn == qpn && self.origin.path == Some(to.path);
         (self.origin.path, self.peer_qpn) = (Some(to.path), qpn);

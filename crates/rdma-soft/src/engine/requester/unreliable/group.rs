@@ -1,4 +1,4 @@
-//! Datagrams to a group, which reach each member of it on each device of the link.
+//! Datagrams to a group, which reach every member of the group on every device of the link.
 
 use rdma_types::WcStatus as Status;
 
@@ -16,8 +16,8 @@ use crate::engine::wire::{Mailbox, Outlet};
 use crate::memory::copy::{Data, Fault};
 
 impl<P: Near> Requester<P> {
-    /// Sends a datagram to all members of a group, including the sender if it is one of them. A member that does not
-    /// receive it loses only its own copy. There is no half of such a datagram: it goes to all members at once.
+    /// Sends a datagram to all members of a group, including the sender if it is a member. A member that cannot receive
+    /// the datagram loses only its own copy. Such a datagram is never sent in halves: it goes to all members at once.
     #[cold]
     pub(super) fn send_to_group(
         &mut self,
@@ -28,7 +28,7 @@ impl<P: Near> Requester<P> {
         aftermath: &mut Aftermath,
     ) -> Verdict {
         if let Some(group) = datagram.group.filter(|_| own.adapter.port_is_up()) {
-            // Checked first, so that it goes to no member as long as it cannot go to all.
+            // Checked first, so that the datagram goes to no member until it can go to all.
             if !own.inboxes_of(group).all(|inbox| inbox.has_room(own.driven())) {
                 return Verdict::NoRoom;
             }
@@ -59,8 +59,8 @@ impl<P: Near> Requester<P> {
         Verdict::Done { bytes: message.length }
     }
 
-    /// Writes the packet to the capture of its device, if there is one. Then sends it to each of these inboxes; their
-    /// devices copy it to their members.
+    /// Writes the packet to the capture of its device, if there is one. Then sends the packet to each of these inboxes,
+    /// whose devices copy it to their members.
     fn send_to_inboxes(
         &self,
         own: &Station,
