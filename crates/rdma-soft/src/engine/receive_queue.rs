@@ -103,7 +103,7 @@ impl ReceiveSlots {
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Result<Self, Refusal> {
         let slots = (max_wr as usize).next_power_of_two();
         let far_per_slot = (max_sge as usize).saturating_sub(NEAR);
-        // Reserves all memory before it touches any.
+        // Reserve all memory before touching any.
         let (requests, far) = (Room::new(slots)?, Room::each(slots, far_per_slot)?);
         Ok(Self {
             slots: requests.filled(ReceiveSlot::default),
