@@ -26,7 +26,7 @@ const OPTIONAL: u32 = 0x3ff0_0000;
 
 const _: () = assert!(KNOWN & (LOCAL_READ | MAPPED) == 0, "no program can set them");
 
-/// Access rights that were checked to be compatible.
+/// A combination of access rights that was checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Access(u32);
 

@@ -44,7 +44,7 @@ pub(super) unsafe trait Moves {
     /// `source` must be valid for reads and `sink` for writes of `length` bytes, at least 64.
     #[inline]
     unsafe fn move_many(source: *const u8, sink: *mut u8, length: usize) {
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         unsafe { move_lines::<Self>(source, sink, length) };
     }
 }
@@ -71,7 +71,7 @@ macro_rules! pieces {
 #[inline(always)]
 pub(super) unsafe fn copy<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
     if length > 8 {
-        // SAFETY: the beginning of both ranges (SAFETY.md F10).
+        // SAFETY: this is the beginning of both ranges (SAFETY.md F10).
         unsafe { copy_body::<M>(source, sink, length - 8) };
     }
     // Everything written earlier, by this copy and by previous ones, becomes visible before the end does.
@@ -79,7 +79,7 @@ pub(super) unsafe fn copy<M: Moves>(source: *const u8, sink: *mut u8, length: us
     if length >= 8 {
         pieces!(source, sink: move_8 at length - 8);
     } else {
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         unsafe { copy_few::<M>(source, sink, length) };
     }
 }
@@ -98,7 +98,7 @@ unsafe fn copy_few<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
         _ => 4,
     };
     if length > last {
-        // SAFETY: the beginning of both ranges (SAFETY.md F10).
+        // SAFETY: this is the beginning of both ranges (SAFETY.md F10).
         unsafe { copy_body::<M>(source, sink, length - last) };
         fence(Ordering::Release);
     }

@@ -43,7 +43,7 @@ pub(crate) enum Fault {
 }
 
 impl Reach {
-    /// Like [`transfer`](super::transfer), but stops where memory is not mapped.
+    /// Like [`transfer`](super::transfer), but fails where memory is not mapped.
     #[inline(always)]
     pub(crate) fn transfer(
         self,

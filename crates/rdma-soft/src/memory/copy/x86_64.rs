@@ -87,14 +87,14 @@ unsafe impl Moves for Native {
     #[inline]
     unsafe fn move_many(source: *const u8, sink: *mut u8, length: usize) {
         if length < AVX || !detected!("avx") {
-            // SAFETY: this function's contract.
+            // SAFETY: by this function's contract.
             unsafe { move_many_by_sse(source, sink, length) }
         } else if length < STRING_BESIDE_AVX {
             // SAFETY: by this function's contract; the length is at least 128, and the processor has AVX
             // (SAFETY.md F10).
             unsafe { move_many_by_avx(source, sink, length) }
         } else {
-            // SAFETY: this function's contract.
+            // SAFETY: by this function's contract.
             unsafe { move_string(source, sink, length) }
         }
     }
@@ -107,10 +107,10 @@ unsafe impl Moves for Native {
 /// See [`Moves::move_many`].
 pub(super) unsafe fn move_many_by_sse(source: *const u8, sink: *mut u8, length: usize) {
     if length < STRING_BESIDE_SSE {
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         unsafe { move_lines::<Native>(source, sink, length) }
     } else {
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         unsafe { move_string(source, sink, length) }
     }
 }

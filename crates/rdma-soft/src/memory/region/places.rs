@@ -13,7 +13,7 @@ use crate::memory::room::Room;
 /// A place is reused only when this many others are free.
 pub(super) const REST: u32 = 16_384;
 
-/// The state of a place, apart from its region.
+/// The state of a place, without its region.
 #[derive(Debug, Default)]
 struct Place {
     /// Determines the order of the place's low bytes.
