@@ -41,7 +41,7 @@ impl<T> CriticalRegion<T> {
         }
     }
 
-    /// Enters, once no other thread is inside.
+    /// Waits until no other thread is inside, and enters.
     #[inline]
     pub(crate) fn enter(&self) -> Result<(), Nested> {
         let this = this_thread();
@@ -94,7 +94,7 @@ impl<T> CriticalRegion<T> {
         Some(use_it(unsafe { &mut *self.value.get() }))
     }
 
-    /// Leaves, if this thread is inside. Waiting threads check again.
+    /// Leaves if this thread is inside, and wakes waiting threads.
     #[inline]
     pub(crate) fn leave(&self) {
         if self.is_inside() && self.inside.swap(0, Ordering::Release) & AWAITED != 0 {

@@ -62,13 +62,13 @@ pub(crate) enum Refusal {
     NoRoom,
     /// Memory that is not mapped, or not writable: `EFAULT`.
     Fault,
-    /// An object made from this one still exists: `EBUSY`.
+    /// An object created from this one still exists: `EBUSY`.
     Busy,
     /// A file descriptor that is not open: `EBADF`.
     NoFile,
     /// The process has reached its limit of open files: `EMFILE`.
     TooManyFiles,
-    /// A file that may not be used in this way: `EACCES`.
+    /// A file whose permissions do not allow this use: `EACCES`.
     NotAllowed,
     /// The device does not support what it was installed for: `EIO`.
     Unusable,

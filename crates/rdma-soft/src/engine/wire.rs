@@ -22,7 +22,7 @@ use crate::fabric::run_queue::Task;
 /// cut short, so a turn can exceed this.
 pub(crate) const TURN: u32 = 16;
 
-/// A carrier of packets out of this process: to another process of the host, or to other hosts.
+/// Carries packets out of this process, to another process on this host or to other hosts.
 pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     /// Returns true if the far end has ended, so that nothing arrives there any longer.
     fn has_ended(&self) -> bool;
@@ -143,7 +143,7 @@ pub(crate) enum Outlet {
     Nowhere,
     /// A device of this process.
     Inbox(&'static dyn Mailbox),
-    /// A carrier out of this process.
+    /// A carrier that takes packets out of this process.
     Carrier(Arc<dyn Carrier>),
 }
 

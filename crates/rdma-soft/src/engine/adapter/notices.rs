@@ -158,7 +158,7 @@ pub(crate) struct Notices(Mutex<[Notice; Reason::ALL.len()]>);
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Notice {
-    /// Packets since the last event.
+    /// The number of packets since the last event.
     packets: u64,
     whose: Option<Whose>,
     /// The time at which the last event was emitted or became due.

@@ -52,7 +52,7 @@ pub(super) struct Producers {
     left: bool,
 }
 
-/// Which completion the next event is for.
+/// The completion that the next event is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Armed {
     #[default]
@@ -75,7 +75,7 @@ pub(super) struct Pollers {
     pub(super) seats: Lock<Seats>,
     /// The number of consecutive empty polls while a timer was set.
     in_vain: AtomicU32,
-    /// The time of the first timer when the last of them looked at the clock.
+    /// The time of the first timer when an empty poll last looked at the clock.
     deadline_seen: AtomicU64,
 }
 
@@ -312,7 +312,7 @@ impl CompletionQueue {
         // Loaded before the ring: a head from after a resize implies a ring from after the resize.
         let head = self.pollers.head.load(Ordering::Acquire);
         if self.rings.current().entry(head).is_behind(head) && !self.is_overflowed() {
-            // Completions that have arrived meanwhile belong to this poll.
+            // This poll must return completions that have arrived meanwhile.
             if !self.see_to_timers() || self.rings.current().entry(head).is_behind(head) {
                 return Ok(0);
             }

@@ -1,4 +1,4 @@
-//! Asynchronous events: an object reports to its context what happens to it outside of calls.
+//! Asynchronous events, with which an object reports to its context what happens outside of calls.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

@@ -48,7 +48,7 @@ impl Numbers {
         self.fresh.pop().or_else(|| self.resting.pop_front()).ok_or(Refusal::NoRoom)
     }
 
-    /// Returns true if a slot was drawn.
+    /// Returns true if this slot was drawn.
     pub(crate) fn has_slot(&self, slot: u16) -> bool {
         self.own.contains(&slot)
     }

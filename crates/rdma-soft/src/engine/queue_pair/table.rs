@@ -13,7 +13,7 @@ use crate::fabric::random::Random;
 /// The map from numbers to queue pairs. Its size depends on the queue pairs that exist, not on all that ever existed.
 #[derive(Debug)]
 pub(crate) struct QueuePairTable {
-    /// The queue pairs; reserved numbers have none yet.
+    /// The queue pairs. A reserved number does not have one yet.
     by_number: HashMap<u32, Weak<QueuePair>, BuildHasherDefault<Spread>>,
     numbers: Numbers,
 }

@@ -5,7 +5,7 @@ use rdma_types::{QpAttributes, QpState, QpTransition, QpType};
 use crate::engine::Refusal;
 use crate::engine::queue_pair::service::Service;
 
-/// Checks a transition and its attributes.
+/// Checks whether a transition is allowed with the given attributes.
 pub(crate) fn check(
     service: Service,
     from: QpState,

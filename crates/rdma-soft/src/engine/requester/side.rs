@@ -47,7 +47,7 @@ pub(crate) struct Requester<P> {
     pub(crate) max_rd_atomic: u8,
     /// The Q_Key of datagrams whose requests name none.
     pub(crate) qkey: u32,
-    /// The peer, found at the first request of a connection.
+    /// The peer, which is looked up for the first request of a connection.
     pub(crate) peer: Peer<P>,
     /// The receiver of the last datagram.
     pub(super) last: Weak<P>,
@@ -116,7 +116,7 @@ impl<P> Requester<P> {
         }
     }
 
-    /// Uses another path from now on, to the queue pair found there.
+    /// From now on, uses another path, and the queue pair found there.
     pub(crate) fn go(&mut self, path: Option<Path>) {
         self.origin = Origin { number: self.ids.unique(), path, ..self.origin };
         (self.peer, self.last) = (Peer::Unresolved, Weak::new());
@@ -195,7 +195,7 @@ pub(crate) enum Verdict {
         timer: u8,
     },
     Unanswered,
-    /// The link has no space for its packet.
+    /// The link has no space for the request's packet.
     NoRoom,
     Failed(WcStatus),
     /// Stopped half-way through, as instructed on a held device.
@@ -246,7 +246,7 @@ impl<P> SendSide<P> {
         })
     }
 
-    /// The number of the oldest request in the queue.
+    /// Returns the number of the oldest request in the queue.
     pub(crate) fn head_index(&self) -> u32 {
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         self.posted.wrapping_sub(queued)

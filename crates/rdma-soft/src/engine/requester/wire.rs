@@ -95,7 +95,7 @@ impl Wire {
     /// Claims a word that shows which requests are executed, if one is available. Returns the carrier of the packets.
     pub(crate) fn claim_word(&mut self, own: &Station) -> Option<Arc<dyn Carrier>> {
         let carrier = self.route.outlet.carrier()?;
-        // A capture must contain acknowledgements.
+        // With a word, there would be no acknowledgements, and a capture must contain them.
         let wants_word = own.adapter.tap.is_none() && self.word.is_none();
         if wants_word && matches!(self.protocol, Protocol::Reliable(_)) {
             self.word = Word::claim(carrier, own.driven());
@@ -365,7 +365,7 @@ impl<P: Near> SendSide<P> {
                 }
             }
         });
-        // Requests after a READ had to wait for its response.
+        // The word may cover requests after a READ, which had to wait for the response that has arrived now.
         self.look_what_is_executed(own, aftermath);
         !self.queue.is_empty()
     }

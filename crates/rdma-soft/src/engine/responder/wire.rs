@@ -39,7 +39,7 @@ pub(crate) struct Wire {
     ready: bool,
 }
 
-/// When a responder sends its answers.
+/// The time at which a responder sends its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answers {
     Never,
