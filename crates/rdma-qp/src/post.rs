@@ -1,4 +1,4 @@
-//! Posting: passing requests to the device. `docs/how-a-post-works.md` explains how it stays cheap.
+//! Posting: passing requests to the device. `docs/how-a-post-works.md` explains why posting is cheap.
 #![allow(unsafe_code)]
 
 mod bind;
@@ -26,40 +26,39 @@ use crate::wr::write::WriteWorkRequest;
 
 /// # Posting
 ///
-/// All of these methods are `unsafe` for the same reason. The borrow of a request ends when the
-/// call returns, but the device uses the memory until the request has completed. Nothing here
-/// allocates, locks or counts. Requests of a queue start in the order in which they were posted,
-/// from any thread.
+/// All of these methods are `unsafe` for the same reason. The borrow of a request ends when the call returns, but the
+/// device uses the memory until the request completes. Posting does not allocate, lock or count. The requests of a
+/// queue start in the order in which they were posted, from any thread.
 ///
 /// Methods without `raw` in their name refuse mistakes that can be detected before the device sees
 /// the request; the [crate's page](crate#two-levels-of-posting) has the list.
-// Always inlined: if the caller knows the number and lengths of the elements, the compiler does most checks. Out of
-// line, the request goes through memory, which doubles the cost of a post.
+// Always inlined: if the caller knows the number and lengths of the elements, the compiler evaluates most checks. If
+// the call is not inlined, the request is passed in memory, which doubles the cost of a post.
 impl QueuePair {
-    /// Posts a request of any kind: a receive to the receive queue, the others to the send queue.
+    /// Posts a request of any kind. Receives go to the receive queue, all others to the send queue.
     ///
     /// # Errors
     /// See [`PostError`].
     ///
     /// # Safety
-    /// From a call that succeeds until the request has completed (or the queue pair was destroyed), the memory of its
-    /// elements stays allocated and registered. [Inline data](SendWorkRequest::inline) is an exception: the call copies
-    /// it before it returns, so its borrow is enough.
+    /// From a successful call until the request completes (or the queue pair is destroyed), the memory of its elements
+    /// stays allocated and registered. [Inline data](SendWorkRequest::inline) is an exception: the call copies it
+    /// before it returns, so it need only be borrowed during the call.
     ///
     /// - For a send or a write, no code writes that memory.
     /// - For a read, an atomic or a receive, the device writes that memory. No reference to it exists or is created
     ///   until all requests that name it have completed. If several of them write the same bytes, the final content is
     ///   undefined.
     /// - Neither condition applies to the memory of a [shared element](rdma_mem::SharedElement), to which no reference
-    ///   exists. Peers, copies and other requests may read and write it meanwhile, and the device sends the bytes that
-    ///   it finds.
+    ///   exists. Peers, copies and other requests may read and write it during the request, and the device sends the
+    ///   bytes that it finds.
     /// - For a [bind](crate::BindWindow), peers use the lent memory under the conditions of [`bind`](Self::bind). It is
-    ///   posted once: a second post would lend the memory again, after the window is believed to be
+    ///   posted only once: a second post would lend the memory again, after the window is believed to be
     ///   [unbound](rdma_mem::MemoryWindow::unbound).
-    /// - The [address handle](crate::AddressHandle) of a datagram lives until then.
+    /// - The [address handle](crate::AddressHandle) of a datagram stays alive until the request completes.
     ///
-    /// A request has completed when its own completion was polled. An unsignaled one has also completed when that of a
-    /// later request of this send queue was polled.
+    /// A request has completed when its own completion has been polled. An unsignaled request has also completed when
+    /// the completion of a later request of this send queue has been polled.
     ///
     /// # Examples
     /// ```
@@ -121,15 +120,15 @@ impl QueuePair {
     /// Posts a request of any kind without checks: the device detects mistakes.
     ///
     /// # Errors
-    /// See [`PostError`]. The only kinds ([`PostErrorKind`](crate::PostErrorKind)) are
-    /// [`WouldBlock`](crate::PostErrorKind::WouldBlock) and
-    /// [`Refused`](crate::PostErrorKind::Refused).
+    /// See [`PostError`]. The only possible kinds ([`PostErrorKind`](crate::PostErrorKind)) are
+    /// [`WouldBlock`](crate::PostErrorKind::WouldBlock) and [`Refused`](crate::PostErrorKind::Refused).
     ///
     /// # Safety
-    /// The contract of [`post`](Self::post) applies, with two more conditions. Elements that are longer than the remote
-    /// memory overwrite the memory after it, if the peer's region continues there. For a UD queue pair, a request of
-    /// the send queue is a send with [a destination](SendWorkRequest::to). For other queue pairs it has none: a
-    /// provider would use other contents of the request as a handle.
+    /// The contract of [`post`](Self::post) applies, with two more conditions. Elements are not longer than the remote
+    /// memory, unless the memory after it may be overwritten: the device writes there if the peer's region continues.
+    /// On a UD queue pair, every request of the send queue is a send with [a destination](SendWorkRequest::to). On
+    /// other queue pairs, requests have none. Otherwise, a provider would use other contents of the request as a
+    /// handle.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
@@ -144,7 +143,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// The contract is that of [`post`](Self::post).
+    /// The contract of [`post`](Self::post) applies.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_send(
@@ -162,7 +161,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// The contract is that of [`post`](Self::post).
+    /// The contract of [`post`](Self::post) applies.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_write(
@@ -180,7 +179,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// The contract is that of [`post`](Self::post).
+    /// The contract of [`post`](Self::post) applies.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_read(
@@ -198,7 +197,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// The contract is that of [`post`](Self::post).
+    /// The contract of [`post`](Self::post) applies.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_atomic(
@@ -216,7 +215,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// The contract is that of [`post`](Self::post).
+    /// The contract of [`post`](Self::post) applies.
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub unsafe fn post_receive(
@@ -228,15 +227,14 @@ impl QueuePair {
         unsafe { self.post(request, wr_id) }
     }
 
-    /// Posts requests of any kind to the send queue, in order, with one call of the provider (one
-    /// doorbell).
+    /// Posts requests of any kind to the send queue, in order, with one call to the provider (one doorbell).
     ///
     /// # Errors
-    /// See [`PostError`]. If a check here refuses one of the requests, none is posted.
+    /// See [`PostError`]. If a check here refuses one of the requests, none of them is posted.
     ///
     /// # Safety
-    /// The contract is that of [`post`](Self::post), for each request; after a failure, for the first
-    /// [`PostError::posted`] of them.
+    /// The contract of [`post`](Self::post) applies to each request. If this returns an error, it applies only to the
+    /// first [`PostError::posted`] requests.
     ///
     /// # Examples
     /// ```no_run
@@ -261,18 +259,18 @@ impl QueuePair {
         requests: &mut [QueuedRequest<'_, '_>],
     ) -> Result<(), PostError> {
         check_all(requests, |request| request.check_in_batch(self))?;
-        // SAFETY: the same contract; the further conditions of raw posts were checked.
+        // SAFETY: the same contract; the additional conditions of raw posts were checked.
         unsafe { self.post_batch_raw(requests) }
     }
 
     /// Posts a batch like [`post_batch`](Self::post_batch), without checks.
     ///
     /// # Errors
-    /// The errors are those of [`post_raw`](Self::post_raw).
+    /// Same errors as [`post_raw`](Self::post_raw).
     ///
     /// # Safety
-    /// The contract is that of [`post_raw`](Self::post_raw), for each request; after a failure, for the first
-    /// [`PostError::posted`] of them.
+    /// The contract of [`post_raw`](Self::post_raw) applies to each request. If this returns an error, it applies only
+    /// to the first [`PostError::posted`] requests.
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn post_batch_raw(
@@ -283,14 +281,14 @@ impl QueuePair {
         unsafe { Queued::post_batch(requests, self) }
     }
 
-    /// Posts receives, in order, with one call of the provider (one doorbell).
+    /// Posts receives, in order, with one call to the provider (one doorbell).
     ///
     /// # Errors
-    /// See [`PostError`]. If a check here refuses one of the receives, none is posted.
+    /// See [`PostError`]. If a check here refuses one of the receives, none of them is posted.
     ///
     /// # Safety
-    /// The contract is that of [`post`](Self::post), for each receive; after a failure, for the first
-    /// [`PostError::posted`] of them.
+    /// The contract of [`post`](Self::post) applies to each receive. If this returns an error, it applies only to the
+    /// first [`PostError::posted`] receives.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub unsafe fn post_receive_batch(
@@ -298,18 +296,18 @@ impl QueuePair {
         requests: &mut [QueuedReceive<'_, '_>],
     ) -> Result<(), PostError> {
         check_all(requests, |request| Queued::check(request, self))?;
-        // SAFETY: the same contract; the further conditions of raw posts were checked.
+        // SAFETY: the same contract; the additional conditions of raw posts were checked.
         unsafe { self.post_receive_batch_raw(requests) }
     }
 
     /// Posts receives like [`post_receive_batch`](Self::post_receive_batch), without checks.
     ///
     /// # Errors
-    /// The errors are those of [`post_raw`](Self::post_raw).
+    /// Same errors as [`post_raw`](Self::post_raw).
     ///
     /// # Safety
-    /// The contract is that of [`post_raw`](Self::post_raw), for each receive; after a failure, for the first
-    /// [`PostError::posted`] of them.
+    /// The contract of [`post_raw`](Self::post_raw) applies to each receive. If this returns an error, it applies only
+    /// to the first [`PostError::posted`] receives.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub unsafe fn post_receive_batch_raw(

@@ -15,27 +15,27 @@ use crate::wr::window::BindWindow;
 
 /// # Memory windows
 ///
-/// Bind and unbind requests go to the send queue, and keep their order in it.
+/// Bind and unbind requests go to the send queue, which keeps their order.
 impl QueuePair {
-    /// Binds a window of either type: opens `range` of its region, in bytes from the region's beginning, with these
-    /// rights. A window of type 2 opens it to the peer of this queue pair. A window of type 1 opens it to every peer
-    /// that has the key and is connected to a queue pair of the domain.
+    /// Binds a window of either type: grants these access rights to `range` of its region, in bytes from the region's
+    /// beginning. A window of type 2 grants them to the peer of this queue pair. A window of type 1 grants them to
+    /// every peer that has the key and is connected to a queue pair of the same domain.
     ///
-    /// [`MemoryWindow::rkey`] returns the key at once. The peer can use it after the request has completed, or after
-    /// a later send of this queue pair has arrived.
+    /// [`MemoryWindow::rkey`] returns the key at once. The peer can use the key after the request has completed, or
+    /// after a later send of this queue pair has arrived.
     ///
     /// # Errors
-    /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) for a window that does not allow this bind. The
-    /// window is then unchanged, unless the request may have been [posted](PostError::posted).
+    /// See [`PostError`]. [`Window`](crate::PostErrorKind::Window) if the window does not allow this bind. After an
+    /// error the window is unchanged, unless the request may have been [posted](PostError::posted).
     ///
     /// # Safety
-    /// While the window is bound, peers use the memory of the range as `access` allows. If its region is a
-    /// [`MemoryRegion`](rdma_mem::MemoryRegion), this must be permitted by the contract of [its
-    /// registration](rdma_mem::ProtectionDomain::register_mr_with_access).
+    /// While the window is bound, peers use the memory of the range as `access` allows. If the window's region is a
+    /// [`MemoryRegion`](rdma_mem::MemoryRegion), the contract of [its
+    /// registration](rdma_mem::ProtectionDomain::register_mr_with_access) must permit this.
     ///
-    /// For other regions the window ensures it, provided that the device keeps peers within the range, as the verbs
-    /// require. SoftRoCE of Linux 6.1 does not, and lets them access the whole region, which for a
-    /// [`Buffer`](rdma_mem::Buffer) is that of its pool (`docs/rxe-differences.md`, `window-bounds`).
+    /// For other regions, the window ensures that this is safe, provided that the device confines peers to the range,
+    /// as the verbs require. SoftRoCE of Linux 6.1 does not: it lets peers access the whole region, which for a
+    /// [`Buffer`](rdma_mem::Buffer) is the region of its pool (`docs/rxe-differences.md`, `window-bounds`).
     ///
     /// # Examples
     /// ```
@@ -87,13 +87,13 @@ impl QueuePair {
         let posted = match window.kind() {
             WindowType::Two => {
                 let request = BindWindow::new(window, range, access)?;
-                // SAFETY: SAFETY.md F1: the same contract; the request has no elements, and is posted once, here.
+                // SAFETY: SAFETY.md F1: the same contract. The request has no elements, and is posted only here.
                 unsafe { self.post(request, wr_id) }
             }
             _ => {
                 let prepared = window.prepare_bind(range, access)?;
-                // SAFETY: SAFETY.md F1: from this window, which is exclusive and has its region; the rest is the same
-                // contract.
+                // SAFETY: SAFETY.md F1: `prepared` comes from this window, which is borrowed exclusively and has its
+                // region. The rest is the same contract.
                 unsafe { self.post_bind(prepared, wr_id) }
             }
         };
@@ -106,7 +106,7 @@ impl QueuePair {
             }
             Err(error) => {
                 if error.posted() == 0 {
-                    // SAFETY: SAFETY.md F25: it was refused, by a check or by the post.
+                    // SAFETY: SAFETY.md F25: a check or the post has refused the request.
                     unsafe { window.never_bound() };
                 }
                 Err(error)
@@ -114,18 +114,18 @@ impl QueuePair {
         }
     }
 
-    /// Unbinds a window of type 1, through any queue pair of its domain. After the request has completed with success,
+    /// Unbinds a window of type 1, through any queue pair of its domain. Once the request has completed successfully,
     /// no peer has access through the window. For windows of type 2, use a [local invalidation](crate::LocalInvalidate)
     /// instead.
     ///
-    /// Queue pairs do not wait for each other: an unbind through another queue pair may be executed before the bind.
-    /// Therefore poll the completion of the bind first.
+    /// Queue pairs are not ordered with each other, so an unbind through another queue pair may be executed before the
+    /// bind. Poll the completion of the bind first.
     ///
     /// # Errors
-    /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) if it is not bound, or of type 2.
+    /// See [`PostError`]. [`Window`](crate::PostErrorKind::Window) if the window is not bound, or is of type 2.
     ///
     /// # Safety
-    /// The contract is that of [`post`](Self::post), for a request without memory.
+    /// The contract of [`post`](Self::post) applies, for a request without memory.
     #[doc(alias = "ibv_bind_mw")]
     pub unsafe fn unbind<R: BindableRegion>(
         &self,
@@ -134,7 +134,8 @@ impl QueuePair {
     ) -> Result<(), PostError> {
         self.check_domain(window)?;
         let prepared = window.prepare_unbind()?;
-        // SAFETY: SAFETY.md F1: from this window, which is exclusive and has its region; the request opens no memory.
+        // SAFETY: SAFETY.md F1: `prepared` comes from this window, which is borrowed exclusively and has its region.
+        // The request does not give access to memory.
         unsafe { self.post_bind(prepared, wr_id) }
     }
 
@@ -143,14 +144,13 @@ impl QueuePair {
     }
 
     /// # Safety
-    /// The window and its region are live, and the window is not used elsewhere: the contract of
-    /// [`Self::bind`].
+    /// The contract of [`Self::bind`]: the window and its region are live, and the window is not used elsewhere.
     unsafe fn post_bind(&self, prepared: PreparedBind, wr_id: u64) -> Result<(), PostError> {
         let PreparedBind { mw, info, .. } = prepared;
         let mut request = ibv_mw_bind { wr_id, send_flags: SIGNALED, bind_info: info };
-        // SAFETY: SAFETY.md F1: a live queue pair, and a live window by this function's contract.
+        // SAFETY: SAFETY.md F1: the queue pair is live, and by this function's contract so is the window.
         let returned = unsafe { ibv_bind_mw(self.as_raw(), mw, &raw mut request) };
-        // It is one request, so it was not posted if it was refused (SAFETY.md F25).
+        // This is a single request, so if it was refused, it was not posted (SAFETY.md F25).
         Errno::check(returned)
             .map_err(|errno| PostError::new(0, Reason::Verb { verb: "ibv_bind_mw", errno }))
     }

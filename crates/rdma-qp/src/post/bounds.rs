@@ -1,12 +1,12 @@
-//! The length of a request and its bound, which the check of each post compares first.
+//! The length of a request and its limit, which every post compares first.
 
 use rdma_mem::RemoteMemoryRegion;
 use rdma_types::QpType;
 
-/// The number of bytes of a request's elements, and of the peer's memory.
+/// The lengths of a request's elements and of the peer's memory, in bytes.
 ///
-/// The check of each post compares the two. A request that needs further checks is encoded to fail this comparison, so
-/// other requests do not pay for them.
+/// Every post compares the two. A request that needs further checks is encoded so that it fails this comparison. Other
+/// requests therefore do not pay for these checks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// The length, plus [`TO`] for a datagram.
@@ -14,7 +14,7 @@ pub(crate) struct Bounds {
     remote: u64,
 }
 
-/// Marks a send with a destination in the number of bytes, which never reaches this value.
+/// Marks a send with a destination. The bit is set in the length, which never reaches this value.
 const TO: u64 = 1 << 63;
 
 impl Bounds {
@@ -27,7 +27,7 @@ impl Bounds {
         Self { bytes, remote: u64::MAX }
     }
 
-    /// Returns the same bounds, for this memory of the peer.
+    /// Returns the same bounds with the length of this remote memory.
     #[inline]
     pub(crate) const fn within(self, remote: RemoteMemoryRegion) -> Self {
         Self { remote: remote.length() as u64, ..self }
@@ -39,33 +39,34 @@ impl Bounds {
         Self { bytes: self.bytes | TO, remote: 0 }
     }
 
-    /// Returns the bounds without the mark of [`with_destination`](Self::with_destination).
+    /// Returns the bounds without the mark set by [`with_destination`](Self::with_destination).
     pub(crate) const fn without_destination(self) -> Self {
         Self::of(self.bytes & !TO)
     }
 
-    /// Returns true for a send if it was made by [`with_destination`](Self::with_destination). Undefined for other
+    /// Returns true if a send was marked by [`with_destination`](Self::with_destination). Meaningless for other
     /// requests.
     #[inline]
     pub(crate) const fn has_destination(self) -> bool {
         self.bytes & TO != 0
     }
 
-    /// Returns the number of bytes of the elements.
+    /// Returns the length of the elements.
     pub(crate) const fn bytes(self) -> u64 {
         self.bytes & !TO
     }
 
-    /// Returns the encoded number of bytes, and that of the peer's memory. Unless the first is at most the second, the
-    /// request needs further checks.
+    /// Returns the encoded length of the elements, and the length of the peer's memory. If the first is greater than
+    /// the second, the request needs further checks.
     #[inline]
     pub(crate) const fn parts(self) -> (u64, u64) {
         (self.bytes, self.remote)
     }
 }
 
-/// Returns a limit that one comparison checks: a request with fewer elements does not have too many, and its queue pair
-/// supports all requests. It is 0, except for RC on a device with atomic operations.
+/// Returns a limit that checks two things in one comparison. If a request has fewer elements than this limit, it does
+/// not have too many, and its queue pair supports all kinds of requests. The limit is 0 except for RC on a device with
+/// atomic operations.
 pub(crate) const fn usual_sge(qp_type: QpType, has_atomics: bool, max_send_sge: u32) -> u32 {
     match qp_type {
         QpType::RC if has_atomics => max_send_sge.saturating_add(1),

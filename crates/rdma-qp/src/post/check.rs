@@ -1,6 +1,6 @@
 //! Checks that detect mistakes in a request before the device sees it.
 //!
-//! Most requests of most queue pairs pass a few comparisons. The others are checked out of line.
+//! Most requests pass a few inlined comparisons. The others are checked by functions that are not inlined.
 #![allow(unsafe_code)]
 
 use rdma_mem::{BindError, ProtectionDomain};
@@ -16,7 +16,7 @@ use crate::wr::queued::QueuedRequest;
 use crate::wr::queued_receive::QueuedReceive;
 
 impl QueuedRequest<'_, '_> {
-    /// Checks a request of a batch, which is in memory.
+    /// Checks a request of a batch. Unlike a single request, it is already in memory.
     #[inline(always)]
     pub(crate) fn check_in_batch(&self, qp: &QueuePair) -> Result<(), PostError> {
         if self.passes(qp) { Ok(()) } else { self.check_out_of_line(qp) }
@@ -28,8 +28,8 @@ impl QueuedRequest<'_, '_> {
         self.check(qp)
     }
 
-    /// Returns true if it passes the few comparisons that most requests pass. [`check`](Self::check) repeats them on
-    /// copies: a request whose address is taken would have to be in memory before.
+    /// Returns true if the request passes the few comparisons that suffice for most requests. [`check`](Self::check)
+    /// repeats them on copies, because taking the request's address would force it into memory first.
     #[inline(always)]
     fn passes(&self, qp: &QueuePair) -> bool {
         let inline = self.wr.send_flags & INLINE != 0;
@@ -38,8 +38,8 @@ impl QueuedRequest<'_, '_> {
             && fits(qp, bytes, remote, inline, self.domains)
     }
 
-    /// Checks that the queue pair can execute the request. Always inlined: as a call it takes twice the instructions of
-    /// a post, since the request would be in memory.
+    /// Checks that the queue pair can execute the request. Always inlined: as a call, it would take twice as many
+    /// instructions as a post, because the request would have to be in memory.
     #[inline(always)]
     pub(crate) fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
         let (bounds, domains) = (self.bounds, self.domains);
@@ -56,7 +56,7 @@ impl QueuedRequest<'_, '_> {
             // SAFETY: SAFETY.md F1: the request borrows its window.
             return unsafe { check_window(mw, qp) };
         }
-        // SAFETY: SAFETY.md F4: plain numbers; the variants with an address begin with it.
+        // SAFETY: SAFETY.md F4: the field is a plain integer. Each variant that has an address begins with it.
         let address = unsafe { self.wr.wr.rdma.remote_addr };
         let doubtful = Doubtful { opcode, bounds, address, elements, inline, domains };
         let send = matches!(
@@ -65,11 +65,12 @@ impl QueuedRequest<'_, '_> {
                 | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM
                 | ibv_wr_opcode::IBV_WR_SEND_WITH_INV
         );
-        // Other requests have no destination; an invalid one has more bytes than the memory.
+        // Other requests have no destination. If one seems to have a destination, it is invalid: its elements are
+        // longer than the remote memory.
         if !send || !bounds.has_destination() {
             return doubtful.check(qp, None);
         }
-        // SAFETY: SAFETY.md F4: `to` has set both.
+        // SAFETY: SAFETY.md F4: `to` has set both fields.
         let handle = unsafe { self.wr.wr.ud.ah };
         // SAFETY: SAFETY.md F1: the request borrows its handle.
         doubtful.check(qp, Some(unsafe { (*handle).pd }))
@@ -77,7 +78,7 @@ impl QueuedRequest<'_, '_> {
 }
 
 impl QueuedReceive<'_, '_> {
-    /// Finds mistakes of a request for a queue of this domain with at most `most` elements.
+    /// Checks a receive for a queue of this domain whose receives have at most `most` elements.
     #[inline]
     pub(crate) fn check(&self, pd: &ProtectionDomain, most: u32) -> Result<(), PostError> {
         let elements = self.wr.num_sge.cast_unsigned();
@@ -88,7 +89,8 @@ impl QueuedReceive<'_, '_> {
     }
 }
 
-/// Returns true if the elements fit into the peer's memory, or into an inline request, and all are of one domain.
+/// Returns true if the elements fit into the peer's memory, or into an inline request, and all belong to the queue
+/// pair's domain.
 // Takes numbers instead of `Bounds`, which would cost a checked post two more instructions.
 #[inline]
 fn fits(
@@ -107,7 +109,7 @@ fn fits(
         }
 }
 
-/// Checks that a window to be bound is of the queue pair's domain.
+/// Checks that a window to be bound belongs to the queue pair's domain.
 ///
 /// # Safety
 /// The window is live.
@@ -119,8 +121,8 @@ unsafe fn check_window(mw: *const ibv_mw, qp: &QueuePair) -> Result<(), PostErro
     if std::ptr::eq(pd, qp.pd().as_raw()) { Ok(()) } else { Err(BindError::WrongDomain.into()) }
 }
 
-/// The fields for the further checks of a request. It is a copy: if the address of the request itself were taken, the
-/// request would have to be in memory before it is checked.
+/// A copy of the fields that the further checks of a request need. If the address of the request itself were taken, the
+/// request would have to be in memory before the check.
 struct Doubtful<'wr, 'data> {
     opcode: ibv_wr_opcode,
     bounds: Bounds,
@@ -131,7 +133,7 @@ struct Doubtful<'wr, 'data> {
 }
 
 impl Doubtful<'_, '_> {
-    /// Checks a request with the domain of its address handle, if it has one.
+    /// Checks a request. `handle` is the domain of its address handle, if it has one.
     #[cold]
     #[inline(never)]
     fn check(self, qp: &QueuePair, handle: Option<*mut ibv_pd>) -> Result<(), PostError> {
@@ -165,13 +167,13 @@ impl Doubtful<'_, '_> {
     }
 }
 
-/// Returns true if all known domains are this one.
+/// Returns true if all known domains are `pd`.
 #[inline]
 fn are_of(domains: &[&ProtectionDomain], pd: &ProtectionDomain) -> bool {
     domains.iter().all(|domain| domain.is_same(pd))
 }
 
-/// Returns the error for elements of these domains.
+/// Returns the error for a request whose elements have these domains.
 #[cold]
 #[inline(never)]
 fn refusal(

@@ -7,10 +7,11 @@ use rdma_types::QpType;
 
 use crate::post::without_niche::WithoutNiche;
 
-/// A failed post: some or all of its requests were not posted.
+/// A failed post: some or all of the requests were not posted.
 ///
-/// Requests are posted in order. The first [`posted`](Self::posted) of a batch are with the device, which uses their
-/// memory until they complete; the others are not. The error owns no memory, so creating one is cheap.
+/// Requests are posted in order. The first [`posted`](Self::posted) requests of a batch were passed to the device,
+/// which uses their memory until they complete. The others were not. The error owns no memory, so creating one is
+/// cheap.
 ///
 /// ```
 /// # use rdma_mem::{AccessFlags, RemoteMemoryRegion};
@@ -71,23 +72,22 @@ pub enum PostErrorKind {
     TooManyElements,
     /// The inline request has more bytes than the queue pair's `max_inline_data`.
     TooMuchInline,
-    /// A registered slice of the request is of another protection domain than the queue pair, or the
-    /// shared receive queue.
+    /// A registered slice in the request belongs to another protection domain than the queue pair or the shared receive
+    /// queue.
     WrongDomain,
-    /// The peer's word of an atomic request is not aligned to 8 bytes.
+    /// The address of the peer's word in an atomic request is not a multiple of 8.
     Misaligned,
-    /// The result of an atomic request does not have 8 bytes.
+    /// The result of an atomic request is not exactly 8 bytes long.
     AtomicResult,
-    /// The state or the type of the memory window does not allow the request; the message has the
-    /// reason.
+    /// The state or the type of the memory window does not allow the request. The error message contains the reason.
     Window,
-    /// The queue pair uses a shared receive queue instead of receives of its own.
+    /// The queue pair has no receive queue, because it uses a shared one.
     SharedReceives,
-    /// A send of a UD queue pair has no destination.
+    /// A send on a UD queue pair has no destination.
     NoDestination,
-    /// A destination was given, but the queue pair is connected.
+    /// The request has a destination, but the queue pair is connected.
     Destination,
-    /// The address handle is of another protection domain than the queue pair.
+    /// The address handle belongs to another protection domain than the queue pair.
     ForeignHandle,
     /// A datagram is longer than the MTU.
     LongerThanMtu,
@@ -107,20 +107,20 @@ impl PostError {
         Self { posted, refused: posted, reason: WithoutNiche::new(reason) }
     }
 
-    /// Returns the same error, for the request at this index in a batch.
+    /// Returns the same error with the index of the refused request.
     #[cold]
     pub(crate) const fn at(self, refused: usize) -> Self {
         Self { refused, ..self }
     }
 
-    /// Returns the same error, with another reason.
+    /// Returns the same error with another reason.
     #[cold]
     pub(crate) const fn because(self, reason: Reason) -> Self {
         Self { reason: WithoutNiche::new(reason), ..self }
     }
 
-    /// Returns the number of requests that may be with the device. For a single request, 1 means that it may be. If a
-    /// provider does not report the request that it refused, all requests count as posted.
+    /// Returns the number of requests that the device may have accepted. For a single request, 1 means that it may have
+    /// accepted the request. If a provider does not report which request it refused, all requests count as posted.
     #[must_use]
     pub const fn posted(&self) -> usize {
         self.posted
@@ -155,7 +155,7 @@ impl PostError {
         }
     }
 
-    /// Returns the error number if the provider refused; `None` if a check here did.
+    /// Returns the error number if the provider refused the request; `None` if a check in this crate did.
     #[must_use]
     pub const fn errno(&self) -> Option<Errno> {
         match *self.reason.get() {
@@ -170,8 +170,7 @@ impl PostError {
     #[must_use]
     pub const fn recovery(&self) -> Recovery {
         match *self.reason.get() {
-            // The queue is full; or the provider has no memory, which verbs report with the same
-            // number.
+            // Either the queue is full, or the provider is out of memory: verbs report both with the same number.
             Reason::Verb { errno: Errno::ENOMEM, .. } => Recovery::Retry,
             Reason::Verb { errno, .. } => Recovery::of_errno(errno),
             _ => Recovery::Programming,

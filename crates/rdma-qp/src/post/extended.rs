@@ -1,4 +1,4 @@
-//! Posting by function calls (`ibv_wr_*`), for queue pairs with this option.
+//! Posting through the `ibv_wr_*` calls, for queue pairs with this option.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -20,7 +20,7 @@ use rdma_sys::{
 
 use crate::post::stand_in::{Called, real};
 
-/// The operations that every device with posting by calls supports: for datagrams, …
+/// The operations that every device with the `ibv_wr_*` calls supports: for datagrams, …
 const SENDS: u64 =
     (Operation::IBV_QP_EX_WITH_SEND.0 | Operation::IBV_QP_EX_WITH_SEND_WITH_IMM.0) as u64;
 /// … for an unreliable connection, …
@@ -35,17 +35,17 @@ const WINDOWS: u64 = (Operation::IBV_QP_EX_WITH_LOCAL_INV.0
     | Operation::IBV_QP_EX_WITH_BIND_MW.0
     | Operation::IBV_QP_EX_WITH_SEND_WITH_INV.0) as u64;
 
-/// A queue pair, and the object that its send queue is posted to.
+/// A queue pair, and the object that requests are posted to.
 type Created = (NonNull<ibv_qp>, Called<ibv_qp>);
 
-/// Creates a queue pair that posts by calls the operations that the device supports in this way;
+/// Creates a queue pair that posts through the `ibv_wr_*` calls those operations that the device supports in this way.
 /// `None` if it supports none.
 ///
 /// # Errors
-/// Returns an error if it fails for another reason.
+/// Returns an error if the creation fails for another reason.
 ///
 /// # Safety
-/// The contract is that of `ibv_create_qp`, for this domain.
+/// The contract of `ibv_create_qp` applies, for this domain.
 pub(crate) unsafe fn create(
     pd: &ProtectionDomain,
     attributes: &mut ibv_qp_init_attr,
@@ -63,9 +63,10 @@ pub(crate) unsafe fn create(
             Err(errno) => return Err(errno),
         };
         attributes.cap = extended.cap;
-        // SAFETY: SAFETY.md F1, F2: just created by this table.
+        // SAFETY: SAFETY.md F1, F2: the queue pair was just created by this table.
         let calls = unsafe { to_extended(raw.as_ptr()) };
-        // One struct has both parts. With a provider that has two, requests are posted by lists.
+        // Usually, one struct contains both parts. If a provider uses two structs, requests are posted through
+        // `ibv_post_send`.
         let called = if calls.cast() == raw.as_ptr() {
             let ops = ibv_context_ops { post_send: Some(post), ..Default::default() };
             Called::through(raw, operations, ops)
@@ -77,7 +78,7 @@ pub(crate) unsafe fn create(
     Ok(None)
 }
 
-/// Returns the sets of operations to request, the largest first.
+/// Returns the sets of operations to request, largest first.
 fn wishes(qp_type: ibv_qp_type) -> &'static [u64] {
     match qp_type {
         ibv_qp_type::IBV_QPT_UD => &[SENDS],
@@ -106,32 +107,33 @@ fn extend(
     }
 }
 
-/// Posts like `ibv_post_send`, but all requests of the list or none. If one request cannot be
-/// posted by calls, the whole list is posted as a list.
+/// Posts like `ibv_post_send`, but either all requests of the list or none. If one request cannot be posted through the
+/// `ibv_wr_*` calls, the whole list goes to the provider's `ibv_post_send`.
 unsafe extern "C" fn post(
     qp: *mut ibv_qp,
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: SAFETY.md F20: it is a stand-in for a queue pair.
+    // SAFETY: SAFETY.md F20: `qp` is a stand-in for a queue pair.
     let (qp, operations) = unsafe { real(qp) };
-    // SAFETY: SAFETY.md F12: the caller's list.
+    // SAFETY: SAFETY.md F12: the list is the caller's.
     let only = unsafe { list.as_ref() }.filter(|wr| wr.next.is_null());
     let Some(wr) = only.filter(|wr| can_be_called(wr, operations)) else {
         // SAFETY: SAFETY.md F1, F12: the caller's own contract.
         return unsafe { post_list(qp, operations, list, bad) };
     };
-    // Like a list, but without the loops over it.
+    // The same as for a list, without the loops over it.
     let qp = qp.cast::<ibv_qp_ex>();
-    // SAFETY: SAFETY.md F1: a live queue pair that posts by calls; this thread ends what it starts,
-    // below, and nothing between can panic.
+    // SAFETY: SAFETY.md F1: the queue pair is live and supports the calls. This thread completes below what it starts
+    // here, and nothing in between can panic.
     unsafe { ibv_wr_start(qp) };
-    // SAFETY: SAFETY.md F1, F12: started above, and it can be called; the caller's own contract.
+    // SAFETY: SAFETY.md F1, F12: the post was started above, and `wr` was checked by `can_be_called`. The rest is the
+    // caller's contract.
     unsafe { call(qp, wr) };
     // SAFETY: SAFETY.md F1: as above.
     let returned = unsafe { ibv_wr_complete(qp) };
     if returned != 0 {
-        // SAFETY: SAFETY.md F1: the caller's memory for the refused request.
+        // SAFETY: SAFETY.md F1: `bad` is the caller's memory for the refused request.
         unsafe { bad.write(list) };
     }
     returned
@@ -140,7 +142,7 @@ unsafe extern "C" fn post(
 /// Like [`post`], but for several requests.
 ///
 /// # Safety
-/// The contract is that of `ibv_post_send`; the queue pair posts these operations by calls.
+/// The contract of `ibv_post_send` applies. The queue pair supports these operations through the `ibv_wr_*` calls.
 #[inline(never)]
 unsafe fn post_list(
     qp: *mut ibv_qp,
@@ -148,31 +150,32 @@ unsafe fn post_list(
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: SAFETY.md F12: the caller's list.
+    // SAFETY: SAFETY.md F12: the list is the caller's.
     let requests = || unsafe { requests(list) };
     if !requests().all(|wr| can_be_called(wr, operations)) {
         // SAFETY: SAFETY.md F1, F12: the caller's own contract.
         return unsafe { ibv_post_send(qp, list, bad) };
     }
     let qp = qp.cast::<ibv_qp_ex>();
-    // SAFETY: SAFETY.md F1: a live queue pair that posts by calls; this thread ends what it starts,
-    // below, and nothing between can panic.
+    // SAFETY: SAFETY.md F1: the queue pair is live and supports the calls. This thread completes below what it starts
+    // here, and nothing in between can panic.
     unsafe { ibv_wr_start(qp) };
     for wr in requests() {
-        // SAFETY: SAFETY.md F1, F12: started above, and each can be called; the caller's own contract.
+        // SAFETY: SAFETY.md F1, F12: the post was started above, and each request was checked by `can_be_called`. The
+        // rest is the caller's contract.
         unsafe { call(qp, wr) };
     }
     // SAFETY: SAFETY.md F1: as above.
     let returned = unsafe { ibv_wr_complete(qp) };
     if returned != 0 {
-        // SAFETY: SAFETY.md F1: the caller's memory for the refused request.
+        // SAFETY: SAFETY.md F1: `bad` is the caller's memory for the refused request.
         unsafe { bad.write(list) };
     }
     returned
 }
 
 /// # Safety
-/// The list is valid while the result is used, and not written.
+/// The list stays valid while the result is used, and is not written during that time.
 unsafe fn requests<'a>(list: *const ibv_send_wr) -> impl Iterator<Item = &'a ibv_send_wr> {
     // SAFETY: SAFETY.md F12: this function's contract.
     let first = unsafe { list.as_ref() };
@@ -180,7 +183,7 @@ unsafe fn requests<'a>(list: *const ibv_send_wr) -> impl Iterator<Item = &'a ibv
     successors(first, |wr| unsafe { wr.next.as_ref() })
 }
 
-/// Checks that the operation was requested at the creation, and that its inline data fits.
+/// Returns true if the operation was requested when the queue pair was created, and its inline data fits.
 fn can_be_called(wr: &ibv_send_wr, operations: u64) -> bool {
     let operation = match wr.opcode {
         Opcode::IBV_WR_SEND => Operation::IBV_QP_EX_WITH_SEND,
@@ -199,7 +202,7 @@ fn can_be_called(wr: &ibv_send_wr, operations: u64) -> bool {
         && (!is_inline(wr) || usize::try_from(wr.num_sge).is_ok_and(|n| n <= MOST_INLINE))
 }
 
-/// The most parts of inline data that are posted by calls.
+/// The maximum number of inline data parts in a request that is posted through the `ibv_wr_*` calls.
 const MOST_INLINE: usize = 16;
 
 fn is_inline(wr: &ibv_send_wr) -> bool {
@@ -209,7 +212,7 @@ fn is_inline(wr: &ibv_send_wr) -> bool {
 /// Makes the calls for one request.
 ///
 /// # Safety
-/// The queue pair is being posted to by this thread, and the request can be called.
+/// This thread has started a post to the queue pair, and `can_be_called` is true for the request.
 #[inline(always)]
 unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     macro_rules! call {
@@ -220,16 +223,17 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     }
     macro_rules! field {
         ($($field:ident).+) => {
-            // SAFETY: SAFETY.md F4: numbers and pointers; any initialised bytes are a valid value of these. Immediate
-            // and rkey share four bytes, which `QueuedRequest::new` sets for each kind. Other fields are read only for
-            // the kinds that set them; `ud` on queue pairs of datagrams, whose requests have a destination (F1).
+            // SAFETY: SAFETY.md F4: these are numbers and pointers, and any initialised bytes are valid values of them.
+            // Immediate data and rkey share four bytes, which `QueuedRequest::new` sets for every kind. Other fields
+            // are read only for the kinds that set them, and `ud` only on UD queue pairs, whose requests have a
+            // destination (F1).
             unsafe { wr.$($field).+ }
         };
     }
-    // SAFETY: SAFETY.md F1: the fields are this thread's while it posts.
+    // SAFETY: SAFETY.md F1: the fields belong to this thread while it posts.
     unsafe { (*qp).wr_id = wr.wr_id };
-    // The function that sets the data determines whether it is inline. If the flags do not match, SoftRoCE reads the
-    // data as elements.
+    // The data is inline or not depending on the function that sets it. If the flags do not match, SoftRoCE reads the
+    // inline data as elements.
     // SAFETY: SAFETY.md F1: as above.
     unsafe { (*qp).wr_flags = wr.send_flags };
     let (immediate, rkey) =
@@ -262,25 +266,25 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
             }
         }
     }
-    // SAFETY: SAFETY.md F1: a live queue pair, whose type does not change.
+    // SAFETY: SAFETY.md F1: the queue pair is live, and its type does not change.
     if unsafe { (*qp).qp_base.qp_type } == ibv_qp_type::IBV_QPT_UD {
         let to = field!(wr.ud);
         call!(ibv_wr_set_ud_addr(to.ah, to.remote_qpn, to.remote_qkey));
     }
-    // SAFETY: this function's contract; the request was begun above.
+    // SAFETY: this function's contract. The request was begun above.
     unsafe { set_data(qp, wr) };
 }
 
 /// Sets the data of the current request.
 ///
 /// # Safety
-/// The contract is that of [`call`], after the function that begins this request.
+/// The contract of [`call`] applies, after the function that begins this request.
 #[inline(always)]
 unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     let count = usize::try_from(wr.num_sge).unwrap_or(0);
     let elements: &[ibv_sge] = match count {
         0 => &[],
-        // SAFETY: SAFETY.md F12: the caller's list.
+        // SAFETY: SAFETY.md F12: the elements are the caller's.
         _ => unsafe { slice::from_raw_parts(wr.sg_list, count) },
     };
     match (is_inline(wr), elements) {
@@ -302,24 +306,22 @@ unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     }
 }
 
-/// Sets the inline data of the current request, in several parts or none.
+/// Sets the inline data of the current request if it has several parts or none.
 ///
 /// # Safety
-/// The contract is that of [`call`], after the function that begins this request.
-// Out of line: otherwise its array would be in the frame of each post.
+/// The contract of [`call`] applies, after the function that begins this request.
+// Not inlined, because every post would otherwise have the array in its stack frame.
 #[inline(never)]
 unsafe fn set_inline_list(qp: *mut ibv_qp_ex, elements: &[ibv_sge]) {
     let mut buffers = [ibv_data_buf { addr: null_mut(), length: 0 }; MOST_INLINE];
     for (place, element) in buffers.iter_mut().zip(elements) {
         *place = buffer(element);
     }
-    // SAFETY: SAFETY.md F1, F12: this function's contract; the parts fit into the array, and the
-    // data is copied.
+    // SAFETY: SAFETY.md F1, F12: this function's contract. The parts fit into the array, and the data is copied.
     unsafe { ibv_wr_set_inline_data_list(qp, elements.len(), buffers.as_ptr()) }
 }
 
-/// Converts an element of inline data, whose address is the pointer that it was made of (SAFETY.md
-/// F7, F12).
+/// Converts an element of inline data. Its address is the pointer that it was created from (SAFETY.md F7, F12).
 fn buffer(element: &ibv_sge) -> ibv_data_buf {
     ibv_data_buf {
         addr: with_exposed_provenance_mut(usize::try_from(element.addr).unwrap_or(0)),

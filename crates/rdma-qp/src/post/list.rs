@@ -1,4 +1,4 @@
-//! One call of the provider, for one request or a list of them.
+//! Calls to the provider that post one request or a list of requests.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -17,8 +17,7 @@ use crate::wr::request::sealed::Queued;
 pub(crate) trait Linked {
     type Wr;
 
-    /// Makes `next` the request after this one in the list. Returns the address of this one, in the
-    /// form of C.
+    /// Makes `next` the request after this one in the list. Returns this request as a pointer to its C struct.
     fn link(&mut self, next: *mut Self::Wr) -> *mut Self::Wr;
 }
 
@@ -42,15 +41,15 @@ impl Linked for QueuedReceive<'_, '_> {
     }
 }
 
-/// Makes `call` post one request. `call` gets the request and a pointer for the refused one. After an error, `refused`
-/// gets the result of `call` and the number of posted requests.
+/// Posts one request through `call`, which gets the request and a pointer through which it returns the refused one.
+/// After an error, `refused` gets the result of `call` and the number of posted requests.
 #[inline(always)]
 pub(crate) fn post_one<W>(
     mut wr: W,
     call: impl FnOnce(*mut W, *mut *mut W) -> c_int,
     refused: impl FnOnce(c_int, usize) -> PostError,
 ) -> Result<(), PostError> {
-    // A provider that does not set it is assumed to have posted all.
+    // If a provider does not set it, all requests are assumed to be posted.
     let mut bad = null_mut();
     match call(&raw mut wr, &raw mut bad) {
         0 => Ok(()),
@@ -58,7 +57,7 @@ pub(crate) fn post_one<W>(
     }
 }
 
-/// Like [`post_one`], but for all requests of a slice, linked to a list.
+/// Like [`post_one`], but for all requests of a slice, linked into a list.
 #[inline]
 pub(crate) fn post_all<R: Linked>(
     requests: &mut [R],
@@ -79,16 +78,15 @@ pub(crate) fn post_all<R: Linked>(
     }
 }
 
-/// Creates the error of the function with this name.
+/// Creates the error for a failed call of this verb.
 #[cold]
 pub(crate) fn refused(verb: &'static str, returned: c_int, posted: usize) -> PostError {
     let errno = Errno::check(returned).err().unwrap_or(Errno::EIO);
     PostError::new(posted, Reason::Verb { verb, errno })
 }
 
-/// Returns the index of the request at `bad` among `count` requests that start at `first` and are
-/// `stride` bytes apart. It is the number of posted requests. If `bad` is none of them, all count
-/// as posted.
+/// Returns the index of the request at `bad`, which is also the number of posted requests. There are `count` requests
+/// from `first` on, `stride` bytes apart. If `bad` points to none of them, all count as posted.
 #[cold]
 fn place(first: usize, bad: usize, stride: usize, count: usize) -> usize {
     let place = bad.checked_sub(first).map(|distance| distance / stride);
@@ -103,15 +101,15 @@ impl Queued for QueuedRequest<'_, '_> {
 
     #[inline(always)]
     unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F1, F12: a live queue pair, and one request, which ends the list; the rest is
-        // this function's contract.
+        // SAFETY: SAFETY.md F1, F12: the queue pair is live, and the list ends after one request. The rest is this
+        // function's contract.
         let call = |wr, bad| unsafe { ibv_post_send(qp.posted(), wr, bad) };
         post_one(self.wr, call, |returned, posted| refused("ibv_post_send", returned, posted))
     }
 
     #[inline]
     unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F1, F12: a live queue pair, and a list of the whole slice; the rest is this
+        // SAFETY: SAFETY.md F1, F12: the queue pair is live, and the list contains the whole slice. The rest is this
         // function's contract.
         let call = |list, bad| unsafe { ibv_post_send(qp.posted(), list, bad) };
         post_all(batch, call, |returned, posted| refused("ibv_post_send", returned, posted))
@@ -144,8 +142,8 @@ fn refused_receive(qp: &QueuePair, returned: c_int, posted: usize) -> PostError 
     explain(refused("ibv_post_recv", returned, posted), qp)
 }
 
-/// Corrects the error of a receive for a queue pair with a shared receive queue. Providers report this mistake in
-/// unhelpful ways: some report that the queue pair's own queue, which holds no receives, is full.
+/// Corrects the error when a receive is posted to a queue pair that uses a shared receive queue. Providers report this
+/// mistake in unhelpful ways. Some report that the queue pair's own queue, which holds no receives, is full.
 #[cold]
 fn explain(error: PostError, qp: &QueuePair) -> PostError {
     match qp.srq() {

@@ -6,8 +6,8 @@ use rdma_types::QpType;
 use crate::post::error::{PostError, Reason};
 use crate::qp::queue_pair::QueuePair;
 
-/// Checks a request of a queue pair that is not RC or has no atomic operations, or a request with a destination.
-/// `handle` is the domain of the destination's handle.
+/// Checks a request with a destination, or for a queue pair that is not RC or has no atomic operations. `handle` is the
+/// domain of the destination's address handle.
 pub(crate) fn check_service(
     qp: &QueuePair,
     opcode: ibv_wr_opcode,
@@ -35,7 +35,7 @@ pub(crate) fn check_service(
     }
 }
 
-/// Returns true if this type supports the operation; IBTA vol 1, table 38.
+/// Returns true if this type of queue pair supports the operation; IBTA vol 1, table 38.
 fn carries(qp_type: QpType, opcode: ibv_wr_opcode) -> bool {
     match opcode {
         ibv_wr_opcode::IBV_WR_SEND | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM => true,
@@ -55,7 +55,7 @@ pub(crate) const fn is_atomic(opcode: ibv_wr_opcode) -> bool {
     )
 }
 
-/// Returns the name of an operation that some types do not support.
+/// Returns the name of an operation, for errors about types that do not support it.
 fn name(opcode: ibv_wr_opcode) -> &'static str {
     match opcode {
         ibv_wr_opcode::IBV_WR_RDMA_WRITE | ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM => {

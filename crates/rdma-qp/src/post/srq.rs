@@ -10,23 +10,22 @@ use crate::wr::queued_receive::QueuedReceive;
 use crate::wr::receive::ReceiveWorkRequest;
 use crate::wr::request::sealed::check_all;
 
-/// The function that posts.
+/// The verb that error messages name.
 const VERB: &str = "ibv_post_srq_recv";
 
 impl SharedReceiveQueue {
     /// Posts a receive.
     ///
     /// # Errors
-    /// See [`PostError`]. A full queue returns [`WouldBlock`](crate::PostErrorKind::WouldBlock), until completions of
-    /// its receives were polled.
+    /// See [`PostError`]. If the queue is full, [`WouldBlock`](crate::PostErrorKind::WouldBlock), until completions of
+    /// its receives have been polled.
     ///
     /// # Safety
-    /// From a call that succeeds until the receive has completed, or the queue was destroyed, the
-    /// memory of its elements stays allocated and registered. The device writes it, so no other
-    /// code uses it: no reference to it exists or is created. For several requests into the same
-    /// memory, and for [memory that is never a slice](rdma_mem::SharedElement), the rules of
-    /// [`QueuePair::post`](crate::QueuePair::post) apply. The end of a queue pair does not end
-    /// these conditions: another queue pair may use the receive by then.
+    /// From a successful call until the receive completes, or the queue is destroyed, the memory of its elements stays
+    /// allocated and registered. The device writes that memory, so no other code uses it: no reference to it exists or
+    /// is created. If several requests use the same memory, and for [memory that is never a
+    /// slice](rdma_mem::SharedElement), the rules of [`QueuePair::post`](crate::QueuePair::post) apply. These
+    /// conditions outlast a queue pair that is destroyed, because another queue pair may take the receive.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post_receive(
@@ -36,21 +35,21 @@ impl SharedReceiveQueue {
     ) -> Result<(), PostError> {
         let request = request.with_id(wr_id);
         request.check(self.pd(), self.max_sge())?;
-        // SAFETY: SAFETY.md F1, F12: a live queue, and one request, which ends the list; the rest is this
+        // SAFETY: SAFETY.md F1, F12: the queue is live, and the list ends after one request. The rest is this
         // function's contract.
         let call = |wr, bad| unsafe { ibv_post_srq_recv(self.as_raw(), wr, bad) };
         post_one(request.wr, call, |returned, posted| refused(VERB, returned, posted))
     }
 
-    /// Posts receives, in order, with one call of the provider (one doorbell).
+    /// Posts receives, in order, with one call to the provider (one doorbell).
     ///
     /// # Errors
-    /// The errors are those of [`post_receive`](Self::post_receive). If a check here refuses one of the receives, none
+    /// Same errors as [`post_receive`](Self::post_receive). If a check here refuses one of the receives, none of them
     /// is posted.
     ///
     /// # Safety
-    /// The contract is that of [`post_receive`](Self::post_receive), for each receive; after a
-    /// failure, for the first [`PostError::posted`] of them.
+    /// The contract of [`post_receive`](Self::post_receive) applies to each receive. If this returns an error, it
+    /// applies only to the first [`PostError::posted`] receives.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post_receive_batch(
@@ -58,7 +57,7 @@ impl SharedReceiveQueue {
         requests: &mut [QueuedReceive<'_, '_>],
     ) -> Result<(), PostError> {
         check_all(requests, |request| request.check(self.pd(), self.max_sge()))?;
-        // SAFETY: SAFETY.md F1, F12: a live queue, and a list of the whole slice; the rest is this
+        // SAFETY: SAFETY.md F1, F12: the queue is live, and the list contains the whole slice. The rest is this
         // function's contract.
         let call = |list, bad| unsafe { ibv_post_srq_recv(self.as_raw(), list, bad) };
         post_all(requests, call, |returned, posted| refused(VERB, returned, posted))

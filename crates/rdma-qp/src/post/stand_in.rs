@@ -1,8 +1,8 @@
-//! The object that functions of the data path are called on: the provider's own, or a stand-in.
+//! The object that data path functions are called on: the provider's own, or a stand-in.
 //!
-//! `ibv_post_send` and `ibv_poll_cq` use the function pointers of the object that they are called on. Therefore an
-//! extended queue gets a stand-in with functions of this crate. Posting to the other queues, and polling them, costs
-//! nothing more.
+//! `ibv_post_send` and `ibv_poll_cq` use the function pointers of the object that they are called on. So an extended
+//! queue pair or completion queue gets a stand-in whose pointers point to functions of this crate. Posting to ordinary
+//! queue pairs, and polling ordinary queues, costs nothing extra.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -10,20 +10,19 @@ use std::ptr::NonNull;
 
 use rdma_sys::{ibv_context, ibv_context_ops, ibv_cq, ibv_qp};
 
-/// An object whose first field points to its context.
+/// A C object whose first field points to its context.
 pub(crate) trait Object: Default {}
 
 impl Object for ibv_cq {}
 impl Object for ibv_qp {}
 
-/// The object that functions of the data path are called on.
+/// The object that data path functions are called on.
 pub(crate) struct Called<T: Object> {
     object: NonNull<T>,
     stands_in: bool,
 }
 
-/// The part of an object that functions of the data path read, and the data of the stand-in's
-/// functions.
+/// The part of an object that data path functions read, followed by the data for the stand-in's functions.
 #[repr(C)]
 struct StandIn<T> {
     object: T,
@@ -32,23 +31,23 @@ struct StandIn<T> {
     flags: u64,
 }
 
-// SAFETY: SAFETY.md F9: objects are for any thread, and a stand-in never changes.
+// SAFETY: SAFETY.md F9: any thread may use the objects, and a stand-in never changes.
 unsafe impl<T: Object> Send for Called<T> {}
 // SAFETY: SAFETY.md F9: as above.
 unsafe impl<T: Object> Sync for Called<T> {}
 
 impl<T: Object> Called<T> {
-    /// Uses the object itself.
+    /// Calls functions on the object itself.
     pub(crate) const fn itself(object: NonNull<T>) -> Self {
         Self { object, stands_in: false }
     }
 
-    /// Creates a stand-in with these functions, which get the real object from [`real`].
+    /// Creates a stand-in with these functions, which call [`real`] to get the real object.
     pub(crate) fn through(real: NonNull<T>, flags: u64, ops: ibv_context_ops) -> Self {
         let context = ibv_context { ops, ..ibv_context::default() };
         let stand_in = StandIn { object: T::default(), context, real, flags };
         let stand_in = NonNull::from(Box::leak(Box::new(stand_in)));
-        // SAFETY: SAFETY.md F20: just created.
+        // SAFETY: SAFETY.md F20: the stand-in was just created.
         let context = unsafe { &raw mut (*stand_in.as_ptr()).context };
         // SAFETY: SAFETY.md F5, F20: the first field of the first field points to the context.
         unsafe { stand_in.cast::<*mut ibv_context>().write(context) };
@@ -72,7 +71,7 @@ impl<T: Object> Called<T> {
 /// The address of a [`Called`]. Code that keeps it also keeps the owner of the `Called` alive.
 pub(crate) struct CalledAddress<T: Object>(NonNull<T>);
 
-// SAFETY: SAFETY.md F9: an address of an object for any thread.
+// SAFETY: SAFETY.md F9: this is an address of an object that any thread may use.
 unsafe impl<T: Object> Send for CalledAddress<T> {}
 // SAFETY: SAFETY.md F9: as above.
 unsafe impl<T: Object> Sync for CalledAddress<T> {}
@@ -99,7 +98,7 @@ impl<T: Object> fmt::Debug for CalledAddress<T> {
 /// Returns the real object of a stand-in, and its flags.
 ///
 /// # Safety
-/// It is a live [`Called::through`].
+/// `object` is the address of a live `Called` that was created by [`Called::through`].
 pub(crate) unsafe fn real<T: Object>(object: *mut T) -> (*mut T, u64) {
     let stand_in = object.cast::<StandIn<T>>();
     // SAFETY: SAFETY.md F20: this function's contract.
@@ -112,9 +111,9 @@ pub(crate) unsafe fn real<T: Object>(object: *mut T) -> (*mut T, u64) {
 impl<T: Object> Drop for Called<T> {
     fn drop(&mut self) {
         if self.stands_in {
-            // SAFETY: SAFETY.md F20: leaked when this was created, and freed only here. Each clone of a completion
-            // queue has its address (`CalledAddress`), and holds the `Inner` that this is a field of: the last of them
-            // is being dropped.
+            // SAFETY: SAFETY.md F20: the memory was leaked when this was created, and is freed only here. Each clone of
+            // a completion queue has its address (`CalledAddress`), and also holds the `Inner` that contains this
+            // field. So the last clone is being dropped now.
             drop(unsafe { Box::from_raw(self.object.as_ptr().cast::<StandIn<T>>()) });
         }
     }

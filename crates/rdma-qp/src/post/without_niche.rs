@@ -1,4 +1,4 @@
-//! Values whose unused bit patterns do not store anything else.
+//! Values whose unused bit patterns store nothing else.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -6,9 +6,9 @@ use std::mem::MaybeUninit;
 
 /// A `T` without its niches.
 ///
-/// If `E` has a niche, `Result<(), E>` stores success in it. The result is then in memory wherever a function out of
-/// line may have written the error. Each successful post stores the success there and loads it again. With a separate
-/// discriminant it stays in a register.
+/// If `E` has a niche, `Result<(), E>` encodes success in that niche. If a function that is not inlined may have
+/// written the error, the result is in memory. Every successful post then stores the success there and loads it again.
+/// With a separate discriminant, the success stays in a register.
 #[derive(Clone, Copy)]
 pub(crate) struct WithoutNiche<T: Copy>(MaybeUninit<T>);
 
