@@ -10,21 +10,21 @@ use crate::wr::elements::Elements;
 use crate::wr::flags::{FENCE, SIGNALED, flags};
 use crate::wr::queued::QueuedRequest;
 
-/// The number of bytes of an atomic operation.
+/// The length of an atomic operation in bytes.
 const WORD: u64 = 8;
 
 /// Changes eight bytes of the peer's memory, atomically with respect to all other atomic requests there, and returns
 /// their old value.
 ///
-/// Each word, the peer's and the result here, is in the byte order of its machine. The peer's word is at an address
-/// that is a multiple of 8, in a region with remote atomic access. The peer's queue pair needs that access too. Whether
-/// the operation is atomic with respect to loads and stores of the peer's own processor depends on the device
+/// Each word, the peer's and the result here, is in the byte order of its own machine. The address of the peer's word
+/// must be a multiple of 8, in a region with remote atomic access. The peer's queue pair must allow that access too.
+/// Whether the operation is atomic with respect to loads and stores of the peer's own processor depends on the device
 /// ([`AtomicCapability`](rdma_mem::AtomicCapability)).
 ///
 /// IBTA vol 1, section 9.4.5.
 ///
 /// # Examples
-/// The next value of a counter that many machines use.
+/// Getting the next value of a counter that many machines share.
 /// ```
 /// use rdma_mem::{AccessFlags, ScatterList};
 /// use rdma_qp::AtomicWorkRequest;
@@ -57,13 +57,13 @@ pub struct AtomicWorkRequest<'wr, 'data> {
     result: AtomicResult<'wr, 'data>,
     remote: RemoteMemoryRegion,
     opcode: ibv_wr_opcode,
-    /// The value to compare or to add.
+    /// The value to compare with or to add.
     compare_add: u64,
     swap: u64,
     flags: u32,
 }
 
-/// The memory for the old value of an [`AtomicWorkRequest`]: exactly eight bytes.
+/// Memory for the old value of an [`AtomicWorkRequest`], of exactly eight bytes.
 #[derive(Debug)]
 pub struct AtomicResult<'wr, 'data> {
     element: &'wr mut [ScatterElement<'data>],

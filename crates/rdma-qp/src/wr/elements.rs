@@ -1,4 +1,4 @@
-//! The elements of a request, in the form of C.
+//! The elements of a request as C structs.
 
 use std::ffi::c_int;
 
@@ -7,23 +7,23 @@ use rdma_sys::ibv_sge;
 
 use crate::wr::flags::INLINE;
 
-/// The data that a request sends or writes. The variant alone determines the inline flag of C. The address of an
-/// element with a key is therefore never read as a pointer.
+/// The data that a request sends or writes. Only the variant sets the inline flag of C. So the address of an element
+/// with a key is never read as a pointer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Data<'wr, 'data> {
     /// Registered memory, which the device reads until the request has completed.
     Keyed(&'wr [GatherElement<'data>]),
-    /// Any memory, which the processor reads before the post returns; its borrow is no longer than that of the request.
+    /// Any memory, which the processor reads before the post returns. Its borrow need not outlast the request.
     Inline(&'wr [InlineElement<'wr>]),
 }
 
-/// The elements of a request in the form of C, with their known properties.
+/// The elements of a request as C structs, with their known properties.
 pub(crate) struct Elements<'wr, 'data> {
     pub(crate) sg_list: *mut ibv_sge,
     pub(crate) num_sge: c_int,
     pub(crate) bytes: u64,
     pub(crate) domains: &'wr [&'data ProtectionDomain],
-    /// The flag of inline data, or 0.
+    /// The inline flag, or 0.
     pub(super) inline: u32,
 }
 
@@ -52,7 +52,7 @@ impl<'wr, 'data> Elements<'wr, 'data> {
         domains: &'wr [&'data ProtectionDomain],
     ) -> Self {
         let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
-        // C has no `const` here, but does not write.
+        // C has no `const` here, but does not write to the elements.
         let sg_list = elements.as_ptr().cast_mut().cast();
         Self { sg_list, num_sge: count(elements.len()), bytes, domains, inline: 0 }
     }
@@ -68,8 +68,7 @@ impl<'wr, 'data> Elements<'wr, 'data> {
     }
 }
 
-/// Returns the length in the form of C. A length that overflows it is above the limit of any
-/// device, which refuses it.
+/// Converts a length to C's type. If it overflows, it is above the limit of every device, so the device refuses it.
 #[inline]
 fn count(elements: usize) -> c_int {
     c_int::try_from(elements).unwrap_or(c_int::MAX)

@@ -11,9 +11,9 @@ pub(crate) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 macro_rules! flags {
     ($($request:ident)+) => {$(
         impl $request<'_, '_> {
-            /// Sets whether success creates a completion. Default: `true`; failure and flush always create one. The
-            /// completion of a later request of the same queue reports an unsignaled request as completed, and only
-            /// that frees its slot. Therefore every queue needs a signaled request now and then.
+            /// Sets whether a successful request creates a completion. Default: `true`. A failed or flushed request
+            /// always creates one. An unsignaled request counts as completed, and its slot becomes free, only when a
+            /// later request of the same queue completes. Therefore every queue needs a signaled request now and then.
             #[doc(alias = "IBV_SEND_SIGNALED")]
             #[inline]
             #[must_use]
@@ -22,7 +22,7 @@ macro_rules! flags {
                 self
             }
 
-            /// Returns true if success creates a completion; see [`signaled`](Self::signaled).
+            /// Returns true if a successful request creates a completion; see [`signaled`](Self::signaled).
             #[inline]
             #[must_use]
             pub const fn is_signaled(&self) -> bool {
@@ -46,8 +46,8 @@ macro_rules! flags {
 macro_rules! domains {
     ($($request:ident)+) => {$(
         impl<'wr, 'data> $request<'wr, 'data> {
-            /// Sets the domains of its elements, in order. The post then refuses the request if one is not the domain
-            /// of the queue pair. `from_list` does this. Inline data has no domain.
+            /// Sets the protection domains of the request's elements, in order. The post then refuses the request if
+            /// one of them is not the queue pair's domain. `from_list` calls this. Inline data has no domain.
             #[inline]
             #[must_use]
             pub const fn with_domains(mut self, domains: &'wr [&'data ProtectionDomain]) -> Self {
@@ -62,7 +62,7 @@ macro_rules! domains {
 macro_rules! data {
     ($($request:ident)+) => {$(
         impl $request<'_, '_> {
-            /// Adds immediate data, in host order at both ends. It uses a receive of the peer.
+            /// Adds immediate data, in host byte order at both ends. It consumes one of the peer's receives.
             #[inline]
             #[must_use]
             pub const fn with_immediate(mut self, immediate: u32) -> Self {
@@ -70,8 +70,8 @@ macro_rules! data {
                 self
             }
 
-            /// Makes the peer's completion solicited: it wakes the peer even if the peer waits only
-            /// for these. For writes, it requires immediate data.
+            /// Makes the peer's completion solicited: it wakes the peer even if the peer waits only for solicited
+            /// completions. On a write, this requires immediate data.
             #[doc(alias = "IBV_SEND_SOLICITED")]
             #[inline]
             #[must_use]

@@ -1,4 +1,4 @@
-//! Requests in the form of C, ready to be posted in a list.
+//! Requests as C structs, ready to be posted in a list.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -19,28 +19,28 @@ use crate::wr::elements::{Data, Elements};
 use crate::wr::flags::SIGNALED;
 
 /// A request of the send queue, of any kind, with its WR ID. [`QueuePair::post_batch`](crate::QueuePair::post_batch)
-/// posts a slice of them.
+/// posts a slice of such requests.
 ///
-/// The method `with_id` of each request creates it.
+/// Created by the `with_id` method of each kind of request.
 #[doc(alias = "ibv_send_wr")]
 #[repr(C)]
 pub struct QueuedRequest<'wr, 'data> {
     pub(crate) wr: ibv_send_wr,
-    /// The number of bytes of the elements and of the peer's memory.
+    /// The lengths of the elements and of the peer's memory.
     pub(crate) bounds: Bounds,
-    /// The known domains of its elements.
+    /// The protection domains of the elements, as far as they are known.
     pub(crate) domains: &'wr [&'data ProtectionDomain],
     borrow: PhantomData<(Data<'wr, 'data>, &'wr mut [ScatterElement<'data>])>,
 }
 
-// SAFETY: SAFETY.md F12: it consists of numbers and borrows of an array, of a handle or of a window, which are `Send`.
-// The pointers to other requests are set in one call and not used after it.
+// SAFETY: SAFETY.md F12: it consists of numbers and of borrows of an array, a handle or a window, which are all `Send`.
+// The pointers to other requests are set within one call and not used after it.
 unsafe impl Send for QueuedRequest<'_, '_> {}
 // SAFETY: SAFETY.md F12: nothing is done through `&self`.
 unsafe impl Sync for QueuedRequest<'_, '_> {}
 
 impl<'wr, 'data> QueuedRequest<'wr, 'data> {
-    /// Creates a request without immediate data and remote memory.
+    /// Creates a request without immediate data or remote memory.
     #[inline]
     pub(crate) fn new(
         wr_id: u64,
@@ -49,8 +49,8 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         elements: Elements<'wr, 'data>,
     ) -> Self {
         let Elements { sg_list, num_sge, bytes, domains, inline } = elements;
-        // Each part is set by itself, and only the used part of a union. Otherwise zeros for the
-        // whole would be built elsewhere first and copied, which takes longer than the post.
+        // The fields are set one by one, and in a union only the field that is used. Otherwise the compiler builds a
+        // zeroed struct elsewhere and copies it, which takes longer than the post.
         let wr = ibv_send_wr {
             wr_id,
             next: null_mut(),
@@ -86,14 +86,14 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         self
     }
 
-    /// Returns the WR ID of its completion.
+    /// Returns the WR ID of the request's completion.
     #[inline]
     #[must_use]
     pub const fn wr_id(&self) -> u64 {
         self.wr.wr_id
     }
 
-    /// Returns the opcode of its successful completion.
+    /// Returns the opcode of the completion if the request succeeds.
     #[inline]
     #[must_use]
     pub const fn opcode(&self) -> WcOpcode {
@@ -116,7 +116,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         self.wr.wr_id = wr_id;
     }
 
-    /// Sets whether success creates a completion; see
+    /// Sets whether a successful request creates a completion; see
     /// [`WriteWorkRequest::signaled`](crate::WriteWorkRequest::signaled).
     #[inline]
     pub const fn set_signaled(&mut self, signaled: bool) {
@@ -124,7 +124,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         self.wr.send_flags = if signaled { others | SIGNALED } else { others };
     }
 
-    /// Returns true if success creates a completion.
+    /// Returns true if a successful request creates a completion.
     #[inline]
     #[must_use]
     pub const fn is_signaled(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Receives in the form of C, ready to be posted in a list.
+//! Receives as C structs, ready to be posted in a list.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -8,9 +8,9 @@ use rdma_mem::{ProtectionDomain, ScatterElement};
 use rdma_sys::ibv_recv_wr;
 
 /// A receive with its WR ID. [`QueuePair::post_receive_batch`](crate::QueuePair::post_receive_batch) posts a slice of
-/// them.
+/// such receives.
 ///
-/// [`ReceiveWorkRequest::with_id`](crate::ReceiveWorkRequest::with_id) creates it.
+/// Created by [`ReceiveWorkRequest::with_id`](crate::ReceiveWorkRequest::with_id).
 #[doc(alias = "ibv_recv_wr")]
 #[repr(C)]
 pub struct QueuedReceive<'wr, 'data> {
@@ -19,14 +19,14 @@ pub struct QueuedReceive<'wr, 'data> {
     pub(super) borrow: PhantomData<&'wr mut [ScatterElement<'data>]>,
 }
 
-// SAFETY: SAFETY.md F12: it consists of numbers and the borrow of an array, which is `Send`. The
-// pointers to other receives are set in one call and not used after it.
+// SAFETY: SAFETY.md F12: it consists of numbers and the borrow of an array, which is `Send`. The pointers to other
+// receives are set within one call and not used after it.
 unsafe impl Send for QueuedReceive<'_, '_> {}
 // SAFETY: SAFETY.md F12: nothing is done through `&self`.
 unsafe impl Sync for QueuedReceive<'_, '_> {}
 
 impl QueuedReceive<'_, '_> {
-    /// Returns the WR ID of its completion.
+    /// Returns the WR ID of the receive's completion.
     #[inline]
     #[must_use]
     pub const fn wr_id(&self) -> u64 {

@@ -7,7 +7,7 @@ use crate::wr::elements::Elements;
 use crate::wr::flags::{FENCE, SIGNALED, domains, flags};
 use crate::wr::queued::QueuedRequest;
 
-/// Reads memory of the peer, whose processor is not involved.
+/// Reads memory of the peer without involving the peer's processor.
 ///
 /// # Examples
 /// ```
@@ -53,7 +53,7 @@ domains!(ReadWorkRequest);
 flags!(ReadWorkRequest);
 
 impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
-    /// Reads from the beginning of `remote` as many bytes as these elements have.
+    /// Fills these elements from the beginning of `remote`.
     #[inline]
     #[must_use]
     pub const fn new(
@@ -63,7 +63,7 @@ impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
         Self { elements, domains: &[], remote, flags: SIGNALED }
     }
 
-    /// Like [`new`](Self::new), but from registered slices, whose domain is checked at the post.
+    /// Like [`new`](Self::new), but from registered slices. The post checks their protection domain.
     #[inline]
     #[must_use]
     pub const fn from_list<const N: usize>(

@@ -10,7 +10,7 @@ use crate::wr::elements::Elements;
 use crate::wr::flags::domains;
 use crate::wr::queued_receive::QueuedReceive;
 
-/// Memory for one message of the peer. For datagrams it needs 40 more bytes before the message
+/// Memory for one message from the peer. A receive for a datagram needs 40 more bytes, which precede the message
 /// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)).
 ///
 /// # Examples
@@ -63,7 +63,7 @@ impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
         Self { elements, domains: &[] }
     }
 
-    /// Like [`new`](Self::new), but from registered slices, whose domain is checked at the post.
+    /// Like [`new`](Self::new), but from registered slices. The post checks their protection domain.
     #[inline]
     #[must_use]
     pub const fn from_list<const N: usize>(list: &'wr mut ScatterList<'data, N>) -> Self {
@@ -71,7 +71,7 @@ impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
         Self { elements, domains }
     }
 
-    /// Receives a message of 0 bytes, or the immediate data of an RDMA write.
+    /// Receives an empty message, or the immediate data of an RDMA write.
     #[inline]
     #[must_use]
     pub const fn only_immediate() -> Self {

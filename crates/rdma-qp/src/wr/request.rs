@@ -21,7 +21,7 @@ use crate::wr::write::WriteWorkRequest;
 /// | [`LocalInvalidate`], [`SendWithInvalidate`] | |
 /// | [`ReceiveWorkRequest`] | [`post_receive`](crate::QueuePair::post_receive) |
 ///
-/// The trait is sealed: the kinds of requests are those of the verbs.
+/// The trait is sealed, because verbs define a fixed set of requests.
 pub trait WorkRequest: sealed::IntoQueued {}
 
 impl<R: sealed::IntoQueued> WorkRequest for R {}
@@ -37,22 +37,22 @@ pub(crate) mod sealed {
         fn queue(self, wr_id: u64) -> Self::Queued;
     }
 
-    /// A request with its WR ID: one of the send queue, or a receive.
+    /// A request with its WR ID: a request of the send queue or a receive.
     #[allow(unsafe_code)]
     pub trait Queued: Sized {
-        /// Finds mistakes before the device sees the request.
+        /// Checks for mistakes that can be found before the device sees the request.
         fn check(&self, qp: &QueuePair) -> Result<(), PostError>;
 
         /// # Safety
-        /// The contract is that of [`QueuePair::post`].
+        /// The contract of [`QueuePair::post`] applies.
         unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError>;
 
         /// # Safety
-        /// The contract is that of [`QueuePair::post_batch`].
+        /// The contract of [`QueuePair::post_batch`] applies.
         unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
     }
 
-    /// Checks all requests; the error has the index of the invalid one.
+    /// Checks all requests. The error has the index of the first invalid one.
     #[inline]
     pub(crate) fn check_all<Q>(
         batch: &[Q],
@@ -65,7 +65,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// Implements the trait for requests that have a `with_id`.
+/// Implements the trait for requests that have a `with_id` method.
 macro_rules! requests {
     ($($request:ident => $queued:ident),+ $(,)?) => {$(
         impl<'wr, 'data> sealed::IntoQueued for $request<'wr, 'data> {

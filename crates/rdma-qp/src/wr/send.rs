@@ -9,7 +9,7 @@ use crate::wr::elements::{Data, Elements};
 use crate::wr::flags::{FENCE, SIGNALED, SOLICITED, data, domains, flags};
 use crate::wr::queued::QueuedRequest;
 
-/// Sends a message, which the peer's next receive gets.
+/// Sends a message, which arrives in the peer's next receive.
 ///
 /// # Examples
 /// ```
@@ -48,11 +48,11 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         Self::of(Data::Keyed(elements))
     }
 
-    /// Sends these bytes, which the processor copies during the post: they can be used again at
-    /// once, and need no registration. Their total is limited to the queue pair's
-    /// `max_inline_data`.
+    /// Sends these bytes, which the processor copies during the post. So they can be reused at once, and need not be
+    /// registered. Their total length is limited to the queue pair's `max_inline_data`.
     ///
-    /// Other kinds of elements cannot be sent inline: their addresses are those of the device, see [`InlineElement`].
+    /// Other kinds of elements cannot be sent inline, because their addresses are device addresses; see
+    /// [`InlineElement`].
     ///
     /// `man ibv_post_send`, `man ibv_wr_post`.
     ///
@@ -99,26 +99,26 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         Self { data, domains: &[], immediate: None, flags: SIGNALED, destination: None }
     }
 
-    /// Like [`new`](Self::new), but from registered slices, whose domain is checked at the post.
+    /// Like [`new`](Self::new), but from registered slices. The post checks their protection domain.
     #[inline]
     #[must_use]
     pub const fn from_list<const N: usize>(list: &'wr GatherList<'data, N>) -> Self {
         Self { domains: list.domains(), ..Self::new(list.elements()) }
     }
 
-    /// Sends a message of 0 bytes, with immediate data.
+    /// Sends an empty message with immediate data.
     #[inline]
     #[must_use]
     pub const fn only_immediate(immediate: u32) -> Self {
         Self { immediate: Some(immediate), ..Self::new(&[]) }
     }
 
-    /// Sends the message as a datagram through `handle`, to the queue pair with this QPN and Q_Key.
-    /// Only for UD queue pairs, which need it for each message. A message must not be longer than
-    /// the MTU.
+    /// Sends the message as a datagram through `handle`, to the queue pair with this QPN and Q_Key. Every send on a UD
+    /// queue pair needs a destination, and no other queue pair allows one. The message must not be longer than the MTU.
     ///
-    /// The handle is of the queue pair's domain, and lives until the request has completed. If the high bit of the key
-    /// is set, the key of the sending queue pair is used: IBTA vol 1, section 10.2.5; `man ibv_post_send`.
+    /// The handle belongs to the queue pair's protection domain, and must live until the request has completed. If the
+    /// high bit of the key is set, the Q_Key of the sending queue pair is used instead: IBTA vol 1, section 10.2.5;
+    /// `man ibv_post_send`.
     ///
     /// See [`QueuePair::address_handle`](crate::QueuePair::address_handle) for an example.
     #[doc(alias = "remote_qpn")]

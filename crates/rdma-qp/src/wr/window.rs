@@ -18,12 +18,11 @@ use crate::wr::flags::{FENCE, SIGNALED};
 use crate::wr::queued::QueuedRequest;
 use crate::wr::send::SendWorkRequest;
 
-/// Binds a window of type 2: opens a part of the window's region to the peer of this queue pair.
+/// Binds a window of type 2, which gives the peer of this queue pair access to a part of the window's region.
 ///
-/// Use it in a batch with the send that transfers the key to the peer. For a single bind,
-/// [`QueuePair::bind`] is shorter, and accepts windows of type 1 too. The window counts as bound
-/// once this request is created. If it is not posted, or the post fails, inform the window with
-/// [`never_bound`](MemoryWindow::never_bound).
+/// Use it in a batch with the send that transfers the key to the peer. For a single bind, [`QueuePair::bind`] is
+/// shorter, and also accepts windows of type 1. The window counts as bound once this request is created. If the request
+/// is not posted, or the post fails, report that to the window with [`never_bound`](MemoryWindow::never_bound).
 ///
 /// IBTA vol 1, section 10.6.7.2; `man ibv_post_send`.
 ///
@@ -65,10 +64,10 @@ pub struct BindWindow<'w> {
     window: PhantomData<&'w mut ()>,
 }
 
-/// Invalidates a window of type 2 that this queue pair has bound. After it has completed with success, the peer no
-/// longer has access through the window.
+/// Invalidates a window of type 2 that this queue pair has bound. Once the request has completed successfully, the peer
+/// no longer has access through the window.
 ///
-/// The key of a region, of a window of type 1, or of another queue pair's window cannot be invalidated. IBTA vol 1,
+/// Keys of regions, of windows of type 1, and of windows bound by other queue pairs cannot be invalidated. IBTA vol 1,
 /// section 10.6.7.3; `man ibv_post_send`.
 ///
 /// # Examples
@@ -93,12 +92,12 @@ pub struct LocalInvalidate {
     flags: u32,
 }
 
-/// Sends a message that invalidates a window of type 2 of the peer, before the peer's receive completes. It means that
+/// Sends a message that invalidates one of the peer's windows (type 2) before the peer's receive completes. Use it when
 /// this end no longer needs the peer's memory.
 ///
-/// The peer's receive reports [the key](crate::WorkSuccess::invalidated_rkey). The peer's queue pair of this
-/// connection must have bound it: any other key ends the connection at the peer, after the message was delivered.
-/// IBTA vol 1, section 9.4.1; `man ibv_post_send`.
+/// The peer's receive reports [the key](crate::WorkSuccess::invalidated_rkey). The window must have been bound by the
+/// peer's queue pair of this connection. Any other key ends the connection at the peer, after the message was
+/// delivered. IBTA vol 1, section 9.4.1; `man ibv_post_send`.
 ///
 /// # Examples
 /// ```no_run
@@ -118,11 +117,11 @@ pub struct SendWithInvalidate<'wr, 'data> {
     rkey: Rkey,
 }
 
-/// Defines the methods that requests without elements share with the others.
+/// Defines the methods that requests without elements share.
 macro_rules! flags {
     ($($request:ty),+) => {$(
         impl $request {
-            /// Sets whether success creates a completion, like [`SendWorkRequest::signaled`].
+            /// Sets whether a successful request creates a completion, like [`SendWorkRequest::signaled`].
             #[doc(alias = "IBV_SEND_SIGNALED")]
             pub const fn signaled(mut self, signaled: bool) -> Self {
                 self.flags = if signaled { self.flags | SIGNALED } else { self.flags & !SIGNALED };
@@ -143,13 +142,13 @@ macro_rules! flags {
 flags!(BindWindow<'_>, LocalInvalidate);
 
 impl<'w> BindWindow<'w> {
-    /// Binds `range` of the window's region, in bytes from the region's beginning, with these rights. Allowed rights
-    /// are remote read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if the peer's addresses start at
-    /// 0.
+    /// Binds `range` of the window's region (in bytes from the region's beginning) with these access rights. Allowed
+    /// are remote read, write and atomic. Add [`ZERO_BASED`](AccessFlags::ZERO_BASED) if the peer's addresses are to
+    /// start at 0.
     ///
     /// # Errors
-    /// Returns an error for a mistake that can be detected here; then nothing has changed. A bind that is not prepared
-    /// cannot be expressed in C, so it is refused here and not at its post.
+    /// Returns an error for a mistake that can be detected here. Nothing has changed then. An invalid bind cannot be
+    /// expressed in C, so it is refused when it is created, not when it is posted.
     pub fn new<R: BindableRegion>(
         window: &'w mut MemoryWindow<R>,
         range: Range<usize>,
@@ -163,7 +162,7 @@ impl<'w> BindWindow<'w> {
         Ok(Self { prepared, remote, flags: SIGNALED, window: PhantomData })
     }
 
-    /// Returns the memory for the peer: address, length and key.
+    /// Returns the memory that the peer can access: address, length and key.
     #[must_use]
     pub const fn remote(&self) -> RemoteMemoryRegion {
         self.remote
@@ -209,8 +208,7 @@ impl<'wr, 'data> SendWithInvalidate<'wr, 'data> {
         Self::from_send(SendWorkRequest::new(elements), rkey)
     }
 
-    /// Creates the request from a send, with its elements and flags. The key replaces immediate
-    /// data.
+    /// Creates the request from a send, with its elements and flags. The key takes the place of immediate data.
     #[must_use]
     pub fn from_send(send: SendWorkRequest<'wr, 'data>, rkey: impl Into<Rkey>) -> Self {
         Self { send, rkey: rkey.into() }

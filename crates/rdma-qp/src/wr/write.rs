@@ -65,7 +65,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
         Self::of(Data::Keyed(elements), remote)
     }
 
-    /// Writes these bytes to the beginning of `remote`. The processor copies them during the post, like those of
+    /// Writes these bytes to the beginning of `remote`. The processor copies them during the post, like the bytes of
     /// [`SendWorkRequest::inline`](crate::SendWorkRequest::inline).
     #[doc(alias = "IBV_SEND_INLINE")]
     #[doc(alias = "ibv_wr_set_inline_data")]
@@ -80,7 +80,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
         Self { data, domains: &[], remote, immediate: None, flags: SIGNALED }
     }
 
-    /// Like [`new`](Self::new), but from registered slices, whose domain is checked at the post.
+    /// Like [`new`](Self::new), but from registered slices. The post checks their protection domain.
     #[inline]
     #[must_use]
     pub const fn from_list<const N: usize>(
@@ -90,7 +90,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
         Self { domains: list.domains(), ..Self::new(list.elements(), remote) }
     }
 
-    /// Writes no bytes, and sends immediate data, which uses a receive of the peer.
+    /// Writes no bytes, and sends immediate data, which consumes one of the peer's receives.
     #[inline]
     #[must_use]
     pub fn only_immediate(immediate: u32) -> Self {
