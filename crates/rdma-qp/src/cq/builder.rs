@@ -13,7 +13,7 @@ use crate::cq::queue::CompletionQueue;
 use crate::error::{Error, create_hint};
 use crate::post::stand_in::Called;
 
-/// Creates a completion queue with further options than its size.
+/// A builder for completion queues with options other than the capacity.
 ///
 /// # Examples
 /// ```
@@ -40,33 +40,33 @@ impl<'a> CompletionQueueBuilder<'a> {
         Self { context, channel: None, vector: 0, timestamps: false }
     }
 
-    /// Sets the channel for its events, of the same context. Default: none.
+    /// Sets the channel for the queue's events, which must belong to the same context. Default: none.
     pub fn channel(mut self, channel: &'a CompletionChannel) -> Self {
         self.channel = Some(channel);
         self
     }
 
-    /// Sets the completion vector (interrupt) of the device, from 0: see [`Context::completion_vectors`]. Use
-    /// different ones for queues that different processors poll. Default: 0.
+    /// Sets the completion vector (interrupt) of the device, from 0; see [`Context::completion_vectors`]. Use different
+    /// vectors for queues that are polled on different processors. Default: 0.
     pub fn vector(mut self, vector: u32) -> Self {
         self.vector = vector;
         self
     }
 
     /// Sets whether each completion has a [timestamp](crate::WorkCompletion::timestamp), which only some devices
-    /// support. Polling costs more then, since it reads completions one by one. Default: no.
+    /// support. It makes polling more expensive, because completions are then read one by one. Default: no.
     #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP")]
     pub fn timestamps(mut self, timestamps: bool) -> Self {
         self.timestamps = timestamps;
         self
     }
 
-    /// Creates the queue, for at least `min_capacity` completions; see `man ibv_create_cq`, and with
-    /// timestamps `man ibv_create_cq_ex`.
+    /// Creates the queue for at least `min_capacity` completions; see `man ibv_create_cq`, or with timestamps,
+    /// `man ibv_create_cq_ex`.
     ///
     /// # Errors
-    /// [`Error::NoSuchVector`]; [`Error::ForeignChannel`]; [`Error::NoTimestamps`] from a device that
-    /// has no timestamps; or the provider's error, with the device's limits.
+    /// [`Error::NoSuchVector`]. [`Error::ForeignChannel`]. [`Error::NoTimestamps`] if the device does not support
+    /// timestamps. Or the provider's error, with the device's limits.
     #[doc(alias = "ibv_create_cq")]
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn build(self, min_capacity: u32) -> Result<CompletionQueue, Error> {
@@ -84,12 +84,12 @@ impl CompletionQueue {
         Self::builder(context).build(min_capacity)
     }
 
-    /// Creates a queue that can send events to a channel, from the channel's context. `vector` is the completion
-    /// vector (interrupt) of the device, from 0: see [`Context::completion_vectors`]. Use different ones for queues
-    /// that different processors poll.
+    /// Creates a queue that can send events to a channel, in the channel's context. `vector` is the completion vector
+    /// (interrupt) of the device, from 0; see [`Context::completion_vectors`]. Use different vectors for queues that
+    /// are polled on different processors.
     ///
     /// # Errors
-    /// [`Error::NoSuchVector`], and the errors of [`create`](Self::create).
+    /// Same errors as [`create`](Self::create), and [`Error::NoSuchVector`].
     #[doc(alias = "ibv_create_cq")]
     pub fn create_with_channel(
         channel: &CompletionChannel,
@@ -126,8 +126,8 @@ impl CompletionQueue {
         let asked = c_int::try_from(min_capacity).map_err(|_| fail(Errno::EINVAL))?;
         let raw = create(builder, asked).map_err(fail)?;
         let called = if timestamps { polled(raw) } else { Called::itself(raw) };
-        // SAFETY: SAFETY.md F2, F9, F20: just created by this table, from these objects, and not used elsewhere; it is
-        // polled itself, or through its stand-in.
+        // SAFETY: SAFETY.md F2, F9, F20: the queue was just created by this table, from these objects, and is not used
+        // elsewhere. It is polled itself or through its stand-in.
         let queue = unsafe { Self::of(raw, context, channel, called, Ownership::Owned) };
         if queue.min_capacity() < min_capacity {
             return Err(fail(Errno::EINVAL));
@@ -150,12 +150,13 @@ fn create(builder: &CompletionQueueBuilder<'_>, cqe: c_int) -> Result<NonNull<ib
             wc_flags: FIELDS,
             ..Default::default()
         };
-        // SAFETY: SAFETY.md F1: a live context, a channel of it or none.
+        // SAFETY: SAFETY.md F1: the context is live, and the channel is one of its channels or null.
         ibv_cq_ex_to_cq(unsafe { ibv_create_cq_ex(context.as_raw(), &raw mut attributes) })
     } else {
         let vector = c_int::try_from(vector).map_err(|_| Errno::EINVAL)?;
         let create = context.verbs().create_cq;
-        // SAFETY: SAFETY.md F1, F2: a live context of this table, a channel of it or none.
+        // SAFETY: SAFETY.md F1, F2: the context is live and belongs to this table, and the channel is one of its
+        // channels or null.
         unsafe { create(context.as_raw(), cqe, id.to_context(), channel, vector) }
     };
     Errno::check_null(raw)

@@ -13,23 +13,24 @@ use rdma_sys::{ibv_comp_channel, ibv_cq};
 
 use crate::error::Error;
 
-/// The number of events of a queue that are acknowledged together, since each acknowledgement takes
-/// a lock of the provider.
+/// The number of a queue's events that are acknowledged together, because each acknowledgement takes a lock of the
+/// provider.
 const BATCH: u32 = 256;
 
 /// A completion channel, on which a program sleeps until one of its completion queues has a completion.
 ///
-/// A queue that was [created with it](crate::CompletionQueue::create_with_channel) sends one event for each [request
-/// for one](crate::CompletionQueue::req_notify), at the next completion. Completions from before the request send
-/// none. So request the event, poll again, and sleep only if the queue is empty. After an event there may be
-/// completions: poll until there are none.
+/// A queue that was [created with the channel](crate::CompletionQueue::create_with_channel) sends one event per
+/// [request](crate::CompletionQueue::req_notify), at the next completion. Completions from before the request send no
+/// event. So request the event, poll again, and sleep only if the queue is empty. After an event, poll until the queue
+/// is empty.
 ///
-/// Any number of queues can share a channel; clones are cheap and share it. All methods take `&self`, from any
-/// thread; of several threads that wait, one gets the event. The channel [has a file](AsFd) that is readable while
-/// there are events, for `poll`, `epoll` and runtimes that use them; it never blocks. Read events by these methods
-/// only: an event that was read in another way is never acknowledged, and destroying its queue waits for it.
+/// Any number of queues can share a channel. Clones are cheap and refer to the same channel. All methods take `&self`,
+/// from any thread. If several threads wait, only one of them gets an event. The channel [has a file](AsFd) that is
+/// readable while there are events, for `poll`, `epoll` and runtimes that use them. The file never blocks. Read events
+/// only through these methods: an event read in another way is never acknowledged, and destroying its queue waits for
+/// the acknowledgement.
 ///
-/// An event is a value. The channel counts the events of each queue and acknowledges them before the queue is
+/// An event is a plain value. The channel counts the events of each queue and acknowledges them before the queue is
 /// destroyed, so events do not delay its destruction.
 ///
 /// # Examples
@@ -74,8 +75,8 @@ pub struct CompletionChannel(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// The number of unacknowledged events of each queue, by the address of its object: foreign queues of the channel
-    /// may have any user context.
+    /// The unacknowledged events of each queue, by the address of its C object. The user context is not used as the
+    /// key, because foreign queues of the channel may have any user context.
     taken: Mutex<HashMap<usize, u32>>,
     file: EventFile,
     handle: Handle<ibv_comp_channel, Context>,
@@ -90,7 +91,7 @@ impl CompletionChannel {
     pub fn create(context: &Context) -> Result<Self, Error> {
         context.check_process().map_err(rdma_mem::Error::from)?;
         let verbs = context.verbs();
-        // SAFETY: SAFETY.md F1, F2: a live context of this table.
+        // SAFETY: SAFETY.md F1, F2: the context is live and belongs to this table.
         let raw = unsafe { (verbs.create_comp_channel)(context.as_raw()) };
         let verb = "ibv_create_comp_channel";
         let raw = Errno::check_null(raw).map_err(|errno| {
@@ -98,27 +99,28 @@ impl CompletionChannel {
             let full = matches!(errno, Errno::EMFILE | Errno::ENFILE).then(|| hint.into());
             VerbError::new(verb, errno).with_hint(full)
         })?;
-        // SAFETY: SAFETY.md F2, F9: just created by this table, from this context, and not used elsewhere.
+        // SAFETY: SAFETY.md F2, F9: the channel was just created by this table, from this context, and is not used
+        // elsewhere.
         let channel = unsafe { Self::from_raw(raw, context, Ownership::Owned) };
         if channel.is_err() {
-            // SAFETY: SAFETY.md F2: `from_raw` failed, so it is still owned here.
+            // SAFETY: SAFETY.md F2: `from_raw` failed, so this function still owns the channel.
             unsafe { (verbs.destroy_comp_channel)(raw.as_ptr()) };
         }
         channel
     }
 
-    /// Wraps a completion channel that was created elsewhere, and makes its file non-blocking,
-    /// which also affects its other users.
+    /// Wraps a completion channel that was created elsewhere. Makes its file non-blocking, which also affects its other
+    /// users.
     ///
-    /// Its queues may belong to other libraries. The channel acknowledges an event of such a queue at once, and
-    /// identifies the queue by its user context ([`ObjectId::from_context`]). The first reader gets an event, through
-    /// this value or elsewhere.
+    /// The channel's queues may belong to other libraries. An event of such a queue is acknowledged at once, and
+    /// identifies the queue by its user context ([`ObjectId::from_context`]). Each event goes to its first reader,
+    /// through this value or elsewhere.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses to make the file non-blocking.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract; the channel is of this context.
+    /// [`Ownership`] states the contract. The channel belongs to this context.
     ///
     /// # Examples
     /// ```
@@ -143,14 +145,14 @@ impl CompletionChannel {
         context: &Context,
         ownership: Ownership,
     ) -> Result<Self, Error> {
-        // SAFETY: SAFETY.md F1: a live channel, whose file does not change.
+        // SAFETY: SAFETY.md F1: the channel is live, and its file does not change.
         let fd = unsafe { (*raw.as_ptr()).fd };
         // SAFETY: SAFETY.md F6: the channel closes its file, and is a field of the same struct.
         let file = unsafe { EventFile::new(fd) }?;
         let destroy = context.verbs().destroy_comp_channel;
         let (verb, needs) = ("ibv_destroy_comp_channel", context.clone());
-        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the context. Queues hold a clone of
-        // the channel (F6).
+        // SAFETY: SAFETY.md F2, F9: this function's contract. The handle keeps the context alive, and queues hold a
+        // clone of the channel (F6).
         let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
         Ok(Self(Arc::new(Inner { taken: Mutex::default(), file, handle })))
     }
@@ -169,24 +171,23 @@ impl CompletionChannel {
         }
     }
 
-    /// Like [`get_event`](Self::get_event), but with a time limit; returns `None` if there was no
-    /// event.
+    /// Like [`get_event`](Self::get_event), but with a time limit. Returns `None` if no event arrives in time.
     ///
     /// # Errors
-    /// The errors are those of [`get_event`](Self::get_event).
+    /// Same errors as [`get_event`](Self::get_event).
     pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<ObjectId>, Error> {
         self.0.file.wait(Some(timeout), || self.try_get_event())
     }
 
-    /// Returns an event if there is one already; does not block.
+    /// Returns an event if one is available. Does not block.
     ///
     /// # Errors
-    /// The errors are those of [`get_event`](Self::get_event).
+    /// Same errors as [`get_event`](Self::get_event).
     pub fn try_get_event(&self) -> Result<Option<ObjectId>, Error> {
         self.0.handle.check_process().map_err(rdma_mem::Error::from)?;
         let (mut cq, mut context) = (null_mut(), null_mut());
         let get = self.context().verbs().get_cq_event;
-        // SAFETY: SAFETY.md F1, F2: a live channel of this table, and memory to write to.
+        // SAFETY: SAFETY.md F1, F2: the channel is live and belongs to this table, and the pointers are writable.
         let returned = unsafe { get(self.as_raw(), &raw mut cq, &raw mut context) };
         match Errno::check_minus_one(returned) {
             Ok(_) => {}
@@ -200,12 +201,11 @@ impl CompletionChannel {
                 return Ok(Some(id));
             }
             Some(count) => mem::take(count) + 1,
-            // The queue is being destroyed and waits for this event; or it does not belong to these
-            // crates.
+            // The queue is being destroyed and waits for this event, or it does not belong to these crates.
             None => 1,
         };
-        // SAFETY: SAFETY.md F1: the event that was just taken is among the acknowledged ones, so
-        // the queue is live.
+        // SAFETY: SAFETY.md F1: the queue is live, because the event that was just read is one of those acknowledged
+        // here.
         unsafe { (self.context().verbs().ack_cq_events)(cq, due) };
         Ok(Some(id))
     }
@@ -216,7 +216,7 @@ impl CompletionChannel {
         self.0.handle.needs()
     }
 
-    /// Returns true if both are clones of one channel.
+    /// Returns true if both are clones of the same channel.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -225,8 +225,8 @@ impl CompletionChannel {
     /// Destroys the channel.
     ///
     /// # Errors
-    /// Returns the channel and an error: [`Error::StillUsed`] if a clone or a queue of it is alive,
-    /// or the provider's error.
+    /// Returns the channel and an error: [`Error::StillUsed`] if a clone, or a queue that uses it, is alive, or the
+    /// provider's error.
     #[doc(alias = "ibv_destroy_comp_channel")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         match Arc::try_unwrap(self.0) {
@@ -256,8 +256,8 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// A queue's registration with its channel. Dropping it acknowledges the queue's events. Drop it before the queue is
-/// destroyed, which waits for unacknowledged events.
+/// A queue's registration with its channel. Dropping it acknowledges the queue's events. Drop it before destroying the
+/// queue, which waits for unacknowledged events.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     pub(crate) channel: CompletionChannel,
@@ -273,7 +273,8 @@ impl Subscription {
     /// Starts to count the events of a queue.
     ///
     /// # Safety
-    /// The queue is of this channel, is in no other subscription, and is destroyed after this was dropped.
+    /// The queue belongs to this channel and is in no other subscription. It is destroyed only after this subscription
+    /// is dropped.
     pub(crate) unsafe fn new(channel: CompletionChannel, cq: NonNull<ibv_cq>) -> Self {
         channel.taken().insert(cq.addr().get(), 0);
         Self { channel, cq }
@@ -286,13 +287,11 @@ impl Drop for Subscription {
         if self.channel.0.handle.check_process().is_err() {
             return;
         }
-        // A thread that takes an event after this does not find the queue, and acknowledges the
-        // event at once.
+        // A thread that reads an event after this does not find the queue, and acknowledges the event at once.
         let count = self.channel.taken().remove(&self.cq.addr().get()).unwrap_or(0);
         if count > 0 {
             let acknowledge = self.channel.context().verbs().ack_cq_events;
-            // SAFETY: SAFETY.md F1, F2: live by the contract of `new`, and `count` events were
-            // taken.
+            // SAFETY: SAFETY.md F1, F2: the queue is live by the contract of `new`, and `count` events were read.
             unsafe { acknowledge(self.cq.as_ptr(), count) };
         }
     }

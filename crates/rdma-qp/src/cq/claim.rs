@@ -1,11 +1,11 @@
-//! The capacity that a queue pair may need in its completion queues.
+//! The completion queue capacity that a queue pair may need.
 
 use crate::cq::queue::CompletionQueue;
 use crate::error::Error;
 use crate::qp::capabilities::QueuePairCapabilities;
 use crate::srq::queue::SharedReceiveQueue;
 
-/// The capacity that one queue pair may need in one completion queue, until it is dropped.
+/// The capacity that one queue pair may need in one completion queue. Dropping the claim releases it.
 #[derive(Debug)]
 pub(crate) struct Claim {
     cq: CompletionQueue,
@@ -14,15 +14,13 @@ pub(crate) struct Claim {
     srq: Option<usize>,
 }
 
-/// The capacity that a queue pair may need in its completion queues: one, or two.
+/// The capacity that a queue pair may need in its one or two completion queues.
 pub(crate) type Claims = [Option<Claim>; 2];
 
-/// Reserves the capacity that a queue pair may need in its completion queues, or in one if both are
-/// the same.
+/// Reserves the capacity that a queue pair may need in its completion queues, which may be the same queue.
 ///
 /// # Errors
-/// [`Error::CompletionQueueTooSmall`] if it is strict, and the capacity does not suffice; then
-/// nothing is reserved.
+/// [`Error::CompletionQueueTooSmall`] if `strict` is set and the capacity does not suffice. Nothing is reserved then.
 pub(crate) fn claim(
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
     sizes: &QueuePairCapabilities,

@@ -14,15 +14,15 @@ use crate::cq::work_success::WorkSuccess;
 /// The outcome of a work request.
 pub type WorkResult = Result<WorkSuccess, WorkError>;
 
-/// A slot for one completion, which [`CompletionQueue::poll`](crate::CompletionQueue::poll) fills.
+/// A slot that [`CompletionQueue::poll`](crate::CompletionQueue::poll) fills with one completion.
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct PollSlot(pub(crate) ibv_wc);
 
 impl PollSlot {
-    /// Returns the completion that was last polled into the slot, or [stored](From) there. Before
-    /// the first one, this is the success of a send with WR ID 0.
+    /// Returns the completion that was last polled into the slot or [stored](From) there. Before that, returns a
+    /// successful send with WR ID 0.
     #[inline(always)]
     #[must_use]
     pub const fn last(self) -> WorkCompletion {
@@ -30,7 +30,7 @@ impl PollSlot {
     }
 }
 
-/// Stores a completion in a slot that can be reused for polling.
+/// Stores a completion in a slot, which can still be used for polling.
 impl From<WorkCompletion> for PollSlot {
     #[inline]
     fn from(completion: WorkCompletion) -> Self {
@@ -44,7 +44,7 @@ impl fmt::Debug for PollSlot {
     }
 }
 
-/// The completions of one poll: an iterator, in the order in which they happened.
+/// An iterator over the completions of one poll, in the order in which they happened.
 #[derive(Clone, Debug)]
 pub struct PolledCompletions<'s> {
     slots: slice::Iter<'s, PollSlot>,
@@ -63,7 +63,7 @@ impl<'s> PolledCompletions<'s> {
         self.slots.len()
     }
 
-    /// Returns true if no completion is left.
+    /// Returns true if no completions remain.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -90,8 +90,8 @@ impl FusedIterator for PolledCompletions<'_> {}
 
 /// The completion of one work request.
 ///
-/// Of a failed completion, the specification defines only the WR ID, the status, the QPN and the
-/// vendor's code. Nothing else can be read here. The program identifies the request by its WR ID.
+/// For a failed completion, the specification defines only the WR ID, the status, the QPN and the vendor's code.
+/// Nothing else can be read here. The program identifies the request by its WR ID.
 ///
 /// # Examples
 /// ```
@@ -152,7 +152,7 @@ impl WorkCompletion {
     /// Returns the time at which the request completed, in ticks of the device's clock, if the queue was created with
     /// [timestamps](crate::CompletionQueueBuilder::timestamps).
     ///
-    /// The clock has an arbitrary start and belongs to one device.
+    /// The clock belongs to one device and starts at an arbitrary time.
     /// [`Context::raw_clock`](rdma_mem::Context::raw_clock) returns its current time, and
     /// [`core_clock_khz`](rdma_mem::ExtendedAttributes::core_clock_khz) is its frequency.
     #[doc(alias = "ibv_wc_read_completion_ts")]
@@ -165,8 +165,8 @@ impl WorkCompletion {
     /// Returns the outcome of the request.
     ///
     /// # Errors
-    /// Returns an error if it failed: the connection has ended then, and its other requests are
-    /// flushed.
+    /// Returns an error if the request failed. On a reliable connection, that ends the connection, and other requests
+    /// are flushed.
     #[inline(always)]
     pub const fn result(&self) -> WorkResult {
         let status = WcStatus::from_raw(self.0.status.0);

@@ -1,4 +1,4 @@
-//! Polling queues with timestamps, which are extended ones.
+//! Polling of queues with timestamps, which are extended queues.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -16,7 +16,7 @@ use rdma_sys::{
 use crate::cq::timestamp;
 use crate::post::stand_in::{Called, real};
 
-/// The fields of such a queue: all fields of a classic completion, and the timestamp.
+/// The fields that a queue with timestamps has: all fields of a classic completion, and the timestamp.
 pub(crate) const FIELDS: u64 = {
     use rdma_sys::ibv_create_cq_wc_flags as Fields;
     (Fields::IBV_WC_EX_WITH_BYTE_LEN.0
@@ -29,24 +29,26 @@ pub(crate) const FIELDS: u64 = {
         | Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0) as u64
 };
 
-/// Returns the stand-in that such a queue is polled through.
+/// Returns the stand-in through which a queue with timestamps is polled.
 pub(crate) fn polled(queue: NonNull<ibv_cq>) -> Called<ibv_cq> {
     Called::through(queue, 0, ibv_context_ops { poll_cq: Some(poll), ..Default::default() })
 }
 
-/// Polls completions, with the signature of a provider's function.
+/// Polls completions, with the signature of the provider's `poll_cq`.
 unsafe extern "C" fn poll(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: SAFETY.md F20: it is a stand-in for a queue.
+    // SAFETY: SAFETY.md F20: `cq` is a stand-in for a queue.
     let (queue, _) = unsafe { real(cq) };
     for count in 0..entries {
-        // SAFETY: SAFETY.md F5, F20: a live queue with these fields; it begins with a classic one.
+        // SAFETY: SAFETY.md F5, F20: the queue is live and has these fields. An extended queue begins with a classic
+        // one.
         match unsafe { take(queue.cast()) } {
             Ok(Some(completion)) => {
                 let place = wc.wrapping_add(usize::try_from(count).unwrap_or(0));
                 // SAFETY: SAFETY.md F12: the caller's array has `entries` entries.
                 unsafe { place.write(completion) };
             }
-            // Completions that were taken before an error are not lost: the next poll fails again.
+            // Completions that were taken before an error are not lost: this poll returns them, and the next one fails
+            // again.
             Err(_) if count == 0 => return -1,
             Ok(None) | Err(_) => return count,
         }
@@ -56,31 +58,30 @@ unsafe extern "C" fn poll(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c
 
 /// Takes the next completion, including its timestamp; `None` if there is none.
 ///
-/// It starts and ends a poll for each completion. `ibv_next_poll` would be faster. But with
-/// rdma-core before 55, that of SoftRoCE reads past the end of the queue and returns an invalid
-/// completion.
+/// Starts and ends a poll for each completion. `ibv_next_poll` would be faster. But before rdma-core 55, SoftRoCE's
+/// version reads past the end of the queue and returns an invalid completion.
 ///
 /// # Safety
 /// The queue is live, and was created with [`FIELDS`].
 pub(crate) unsafe fn take(cq: *mut ibv_cq_ex) -> Result<Option<ibv_wc>, Errno> {
     let mut attributes = ibv_poll_cq_attr { comp_mask: 0 };
-    // SAFETY: SAFETY.md F1: a live queue; this thread ends every poll that it starts, below.
+    // SAFETY: SAFETY.md F1: the queue is live, and this thread ends every poll that it starts below.
     match Errno::check(unsafe { ibv_start_poll(cq, &raw mut attributes) }) {
         Ok(()) => {}
         Err(Errno::ENOENT) => return Ok(None),
         Err(errno) => return Err(errno),
     }
-    // SAFETY: this function's contract, and the poll is at a completion.
+    // SAFETY: this function's contract, and the poll has a current completion.
     let taken = unsafe { read(cq) };
-    // SAFETY: SAFETY.md F1: started above.
+    // SAFETY: SAFETY.md F1: the poll was started above.
     unsafe { ibv_end_poll(cq) };
     Ok(Some(taken))
 }
 
-/// Reads the current completion of the poll. Undefined fields are not read.
+/// Reads the current completion of the poll. Does not read undefined fields.
 ///
 /// # Safety
-/// The contract is that of [`take`], and this thread's poll is at a completion.
+/// The contract of [`take`] applies, and this thread's poll has a current completion.
 unsafe fn read(cq: *mut ibv_cq_ex) -> ibv_wc {
     macro_rules! read {
         ($field:ident) => {
@@ -88,7 +89,7 @@ unsafe fn read(cq: *mut ibv_cq_ex) -> ibv_wc {
             unsafe { $field(cq) }
         };
     }
-    // SAFETY: SAFETY.md F1: a live queue, whose fields belong to this thread during its poll.
+    // SAFETY: SAFETY.md F1: the queue is live, and its fields belong to this thread during the poll.
     let wr_id = unsafe { (*cq).wr_id };
     // SAFETY: SAFETY.md F1: as above.
     let status = unsafe { (*cq).status };
@@ -99,7 +100,7 @@ unsafe fn read(cq: *mut ibv_cq_ex) -> ibv_wc {
         wc.wc_flags = read!(ibv_wc_read_wc_flags);
         wc.byte_len = read!(ibv_wc_read_byte_len);
         if wc.wc_flags & (ibv_wc_flags::IBV_WC_WITH_IMM | ibv_wc_flags::IBV_WC_WITH_INV).0 != 0 {
-            // Both values share one field.
+            // Immediate data and the key share one field.
             wc.__bindgen_anon_1 = ibv_wc__bindgen_ty_1 { imm_data: read!(ibv_wc_read_imm_data) };
         }
         wc.src_qp = read!(ibv_wc_read_src_qp);

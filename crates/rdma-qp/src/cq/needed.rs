@@ -1,8 +1,8 @@
-//! The capacity of a completion queue that its queue pairs may need at the same time.
+//! The completion queue capacity that all its queue pairs may need at the same time.
 //!
-//! A queue pair may need an entry for each request of its queues. Unsignaled ones count too, since they complete when
-//! they are flushed. Queue pairs that use one shared receive queue, and complete in one completion queue, share the
-//! entries for its receives. Only `max_wr` of these can be outstanding.
+//! A queue pair may need an entry for each request in its queues. Unsignaled requests count too, because they create
+//! completions when they are flushed. Queue pairs that share both a receive queue and a completion queue share the
+//! entries for these receives. At most `max_wr` of these can be outstanding.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -16,10 +16,10 @@ pub(super) struct Needed {
     shared: Vec<Shared>,
 }
 
-/// A shared receive queue whose receives complete in the completion queue.
+/// A shared receive queue whose receives complete in this completion queue.
 #[derive(Debug)]
 struct Shared {
-    /// The address of the C object, which lives as long as the queue pairs.
+    /// The address of the C object, which lives at least as long as these queue pairs.
     address: usize,
     max_wr: u32,
     queue_pairs: usize,

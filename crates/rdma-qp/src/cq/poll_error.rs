@@ -2,7 +2,7 @@
 
 /// A completion queue failed.
 ///
-/// The error owns no memory, so the path of a completion does not have to free it.
+/// The error owns no memory, so the code that polls completions need not free it.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "ibv_poll_cq failed: the completion queue has failed, most often because it overflowed: make it \

@@ -22,10 +22,10 @@ use crate::post::stand_in::{Called, CalledAddress};
 
 /// A completion queue (CQ), in which the device reports completed work requests.
 ///
-/// Any number of queue pairs can share one. If more completions arrive than it holds, it and its queue pairs fail.
-/// That cannot happen to a queue as large as all their queues together, which
-/// [`strict_cq`](crate::QueuePairBuilder::strict_cq) enforces. A smaller one must be polled in time. Clones are
-/// cheap and share the queue.
+/// Any number of queue pairs can share a completion queue. If more completions arrive than it holds, it fails, and so
+/// do its queue pairs. That cannot happen if it is at least as large as all their queues together, which
+/// [`strict_cq`](crate::QueuePairBuilder::strict_cq) enforces. A smaller one must be polled in time. Clones are cheap
+/// and share the queue.
 ///
 /// # Examples
 /// ```
@@ -44,7 +44,7 @@ use crate::post::stand_in::{Called, CalledAddress};
 #[derive(Clone, Debug)]
 pub struct CompletionQueue {
     inner: Arc<Inner>,
-    /// The object that polls use, copied here to save them a dereference of `inner`.
+    /// The object that polls use, copied here so that a poll need not dereference `inner`.
     polled: CalledAddress<ibv_cq>,
 }
 
@@ -54,11 +54,11 @@ struct Inner {
     subscription: Option<Subscription>,
     handle: Handle<ibv_cq, Needs>,
     id: ObjectId,
-    /// The capacity that the device has set.
+    /// The capacity that the device has set, in completions.
     capacity: AtomicU32,
     /// Held during a resize of the queue.
     resizing: Mutex<()>,
-    /// The capacity that its queue pairs may need.
+    /// The capacity that the queue pairs of this queue may need.
     needed: NeededCapacity,
     polled: Called<ibv_cq>,
 }
@@ -72,8 +72,8 @@ struct Needs {
 
 impl Needs {
     /// # Safety
-    /// The queue is of this channel, if there is one, is in no other subscription, and is destroyed after the
-    /// subscription was dropped.
+    /// The queue belongs to this channel, if there is one. It is in no other subscription, and it is destroyed only
+    /// after the subscription is dropped.
     unsafe fn subscribe(&self, cq: NonNull<ibv_cq>) -> Option<Subscription> {
         let channel = self.channel.clone()?;
         // SAFETY: the same contract.
@@ -82,17 +82,17 @@ impl Needs {
 }
 
 impl CompletionQueue {
-    /// Wraps a queue that was created elsewhere, with its channel if this value may request events.
+    /// Wraps a queue that was created elsewhere. Pass its channel if this value is to request events.
     ///
-    /// It is polled by `ibv_poll_cq`, and has no timestamps. Its [`id`](Self::id) is the user context that it was
-    /// created with, which these crates only compare. Events that are read through this crate are counted and
-    /// acknowledged by it, and no others.
+    /// The queue is polled through `ibv_poll_cq`, and has no timestamps. Its [`id`](Self::id) is the user context that
+    /// it was created with, which these crates only compare. This crate counts and acknowledges only the events that
+    /// are read through it.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The queue is of this context, and `ibv_poll_cq` can be called on it.
-    /// `channel` is the one that it was created with, or `None`; with a channel, no other value has the queue. It is
-    /// resized only through one value and its clones, and not by C at the same time. If it is owned, events that other
-    /// code took are acknowledged when it is destroyed, which waits for them.
+    /// [`Ownership`] states the contract. The queue belongs to this context, and `ibv_poll_cq` can be called on it.
+    /// `channel` is the channel that it was created with, or `None`. If a channel is passed, no other value wraps the
+    /// queue. It is resized only through one value and its clones, and not by C at the same time. If the queue is
+    /// owned, events that other code has read must be acknowledged, because destroying the queue waits for them.
     ///
     /// # Examples
     /// ```
@@ -119,7 +119,7 @@ impl CompletionQueue {
         channel: Option<&CompletionChannel>,
         ownership: Ownership,
     ) -> Self {
-        // SAFETY: SAFETY.md F1: the same contract, by which the queue itself can be polled.
+        // SAFETY: SAFETY.md F1: this function's contract, which also allows the queue itself to be polled.
         unsafe { Self::of(raw, context, channel, Called::itself(raw), ownership) }
     }
 
@@ -128,8 +128,7 @@ impl CompletionQueue {
     }
 
     /// # Safety
-    /// The contract is that of [`from_raw`](Self::from_raw); the queue can be polled through
-    /// `polled`.
+    /// The contract of [`from_raw`](Self::from_raw) applies, and the queue can be polled through `polled`.
     pub(super) unsafe fn of(
         raw: NonNull<ibv_cq>,
         context: &Context,
@@ -139,15 +138,16 @@ impl CompletionQueue {
     ) -> Self {
         let needs = Needs { channel: channel.cloned(), context: context.clone() };
         let (destroy, verb) = (context.verbs().destroy_cq, "ibv_destroy_cq");
-        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the context and the channel. Queue
-        // pairs hold a clone of the queue (F6).
+        // SAFETY: SAFETY.md F2, F9: this function's contract. `needs` keeps the context and the channel alive, and
+        // queue pairs hold a clone of the queue (F6).
         let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
-        // SAFETY: SAFETY.md F6: of this channel, in no other value, and dropped before the handle, as a field.
+        // SAFETY: SAFETY.md F6: the queue belongs to this channel and is in no other value. The subscription is a field
+        // that is dropped before the handle.
         let subscription = unsafe { handle.needs().subscribe(raw) };
-        // SAFETY: SAFETY.md F1: live by `handle`; the field is set by the queue's creator, and does
-        // not change.
+        // SAFETY: SAFETY.md F1: `handle` keeps the queue alive. The field is set by the queue's creator, and does not
+        // change.
         let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).cq_context });
-        // SAFETY: SAFETY.md F6: live by `handle`.
+        // SAFETY: SAFETY.md F6: `handle` keeps the queue alive.
         let capacity = unsafe { size(raw.as_ptr()) }.into();
         let resizing = Mutex::new(());
         let needed = NeededCapacity::default();
@@ -162,20 +162,19 @@ impl CompletionQueue {
         }))
     }
 
-    /// Polls completions, as many as are available and `slots` can hold, without blocking; see
-    /// `man ibv_poll_cq`.
+    /// Polls as many completions as are available and fit into `slots`, without blocking; see `man ibv_poll_cq`.
     ///
     /// # Errors
-    /// Returns an error if the queue has failed, for example because it overflowed. That is not a
-    /// completion: no request is completed by it.
+    /// Returns an error if the queue has failed, for example because it overflowed. The error is not a completion: it
+    /// does not complete any request.
     #[doc(alias = "poll_cq")]
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll<'s>(&self, slots: &'s mut [PollSlot]) -> Result<PolledCompletions<'s>, PollError> {
         let most = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
         let queue = self.polled.as_ptr();
-        // SAFETY: SAFETY.md F1, F12: a live queue, and `most` completions to write to; a slot is
-        // laid out as one (F5).
+        // SAFETY: SAFETY.md F1, F12: the queue is live, and `slots` has room for `most` completions; a slot is laid out
+        // as a completion (F5).
         let returned = unsafe { ibv_poll_cq(queue, most, slots.as_mut_ptr().cast()) };
         match Errno::check_poll(returned) {
             Ok(count) => Ok(PolledCompletions::new(slots.get(..count).unwrap_or(slots))),
@@ -184,10 +183,10 @@ impl CompletionQueue {
     }
 
     /// Polls like [`poll`](Self::poll), into slots that are reused without being cleared for each poll. Returns the
-    /// number of filled slots, from the first on; [`PollSlot::last`] returns the completion of a slot.
+    /// number of slots that were filled, beginning with the first. [`PollSlot::last`] returns the completion in a slot.
     ///
     /// # Errors
-    /// The errors are those of [`poll`](Self::poll).
+    /// Same errors as [`poll`](Self::poll).
     ///
     /// # Examples
     /// ```
@@ -209,8 +208,8 @@ impl CompletionQueue {
     pub fn poll_into(&self, slots: &[Cell<PollSlot>]) -> Result<usize, PollError> {
         let most = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
         let queue = self.polled.as_ptr();
-        // SAFETY: SAFETY.md F1, F12: a live queue, and `most` completions to write to, to which there is no reference;
-        // a cell of a slot is laid out as one (F5).
+        // SAFETY: SAFETY.md F1, F12: the queue is live, and `slots` has room for `most` completions, to which no
+        // reference exists; a cell of a slot is laid out as a completion (F5).
         let returned = unsafe { ibv_poll_cq(queue, most, slots.as_ptr().cast_mut().cast()) };
         if returned > 0 {
             Ok((returned.cast_unsigned() as usize).min(slots.len()))
@@ -228,11 +227,11 @@ impl CompletionQueue {
         self.inner.polled.stands_in()
     }
 
-    /// Requests one event on the channel at the next completion. With `solicited_only`, only a completion that the peer
-    /// [solicited](crate::SendWorkRequest::solicited), or a failed one, sends it; see `man ibv_req_notify_cq`.
+    /// Requests one event on the channel, for the next completion. With `solicited_only`, only a failed completion or
+    /// one that the peer [solicited](crate::SendWorkRequest::solicited) sends it; see `man ibv_req_notify_cq`.
     ///
-    /// Completions that are in the queue already send no event: poll again after this call, before you sleep. If there
-    /// are two requests before an event, the wider one applies.
+    /// Completions that are already in the queue send no event, so poll again after this call, before you sleep. If an
+    /// event is requested twice before it arrives, the request that covers more completions applies.
     ///
     /// # Errors
     /// [`Error::NoCompletionChannel`] for a queue that was created without one, or the provider's
@@ -243,7 +242,7 @@ impl CompletionQueue {
         if self.inner.subscription.is_none() {
             return Err(Error::NoCompletionChannel);
         }
-        // SAFETY: SAFETY.md F1: a live queue.
+        // SAFETY: SAFETY.md F1: the queue is live.
         let returned = unsafe { ibv_req_notify_cq(self.as_raw(), c_int::from(solicited_only)) };
         Errno::check(returned).map_err(|errno| VerbError::new("ibv_req_notify_cq", errno).into())
     }
@@ -254,15 +253,16 @@ impl CompletionQueue {
         self.inner.handle.needs().channel.as_ref()
     }
 
-    /// Returns the id of the queue in events: those of its channel, and [asynchronous
-    /// ones](rdma_mem::AsyncEventSource::CompletionQueue).
+    /// Returns the ID that identifies the queue in events of its channel, and in [asynchronous
+    /// events](rdma_mem::AsyncEventSource::CompletionQueue).
     #[inline]
     #[must_use]
     pub fn id(&self) -> ObjectId {
         self.inner.id
     }
 
-    /// Returns the capacity of the queue in completions, as set by the device: never less than requested.
+    /// Returns the capacity of the queue in completions. The device may have set it higher than requested, but never
+    /// lower.
     #[inline]
     #[must_use]
     pub fn min_capacity(&self) -> u32 {
@@ -270,16 +270,16 @@ impl CompletionQueue {
     }
 
     /// Sets the capacity of the queue to at least `min_capacity` completions; see `man ibv_resize_cq`. Other threads
-    /// and the device can use the queue meanwhile. Completions in it stay there, in their order.
+    /// and the device can use the queue during this call. Completions in the queue are kept, in order.
     ///
-    /// The device may set a larger one, which [`min_capacity`](Self::min_capacity) returns. A queue that is smaller
-    /// than the queues of its queue pairs together overflows if it is not polled in time; creating a queue pair
-    /// checks that, but this call does not.
+    /// The device may set a larger capacity, which [`min_capacity`](Self::min_capacity) returns. If a queue is smaller
+    /// than the queues of its queue pairs together, it overflows unless it is polled in time. Creating a queue pair can
+    /// check this ([`strict_cq`](crate::QueuePairBuilder::strict_cq)); this call does not.
     ///
     /// # Errors
-    /// Returns an error, and leaves the queue unchanged, if it contains more completions than
-    /// `min_capacity`. The same holds if the device lacks the capacity (`EINVAL` or the provider's
-    /// error), or cannot resize queues (`EOPNOTSUPP`, `ENOSYS`).
+    /// Returns an error, and leaves the queue unchanged, if it contains more completions than `min_capacity`. The same
+    /// applies if the device does not support that capacity (`EINVAL` or the provider's error), or cannot resize queues
+    /// (`EOPNOTSUPP`, `ENOSYS`).
     ///
     /// # Examples
     /// ```
@@ -303,25 +303,26 @@ impl CompletionQueue {
         };
         let asked = c_int::try_from(min_capacity).map_err(|_| fail(Errno::EINVAL))?;
         let _alone = self.inner.resizing.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: SAFETY.md F2, F9: a live queue of this table, which others may use meanwhile.
+        // SAFETY: SAFETY.md F2, F9: the queue is live and belongs to this table. Other threads may use it during the
+        // call.
         let returned = unsafe { (context.verbs().resize_cq)(self.as_raw(), asked) };
         Errno::check(returned).map_err(fail)?;
-        // SAFETY: SAFETY.md F6: live by the handle.
+        // SAFETY: SAFETY.md F6: the handle keeps the queue alive.
         let given = unsafe { size(self.as_raw()) };
         self.inner.capacity.store(given, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Makes the device delay events on the channel: an event is sent after `max_count` completions, or `max_period_us`
-    /// microseconds after the first of them. See `man ibv_modify_cq`. Polls are not delayed.
+    /// Makes the device delay events on the channel. It sends an event after `max_count` completions, or
+    /// `max_period_us` microseconds after the first of them. See `man ibv_modify_cq`. Polls are not delayed.
     ///
-    /// [`ExtendedAttributes`](rdma_mem::ExtendedAttributes) has the largest values of the device
+    /// [`ExtendedAttributes`](rdma_mem::ExtendedAttributes) contains the device's maximum values
     /// (`cq_moderation_max_count`, `cq_moderation_max_us`), which are 0 if it does not moderate events. Software
     /// devices and SoftRoCE do not.
     ///
     /// # Errors
     /// Leaves the queue unchanged, and returns the provider's error and a hint. `EOPNOTSUPP` means that the device does
-    /// not moderate events, and `EINVAL` that a value is above its limits.
+    /// not moderate events, and `EINVAL` that a value is above the device's limits.
     ///
     /// # Examples
     /// ```
@@ -344,7 +345,7 @@ impl CompletionQueue {
             attr_mask: ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE.0,
             moderate: ibv_moderate_cq { cq_count: max_count, cq_period: max_period_us },
         };
-        // SAFETY: SAFETY.md F1: a live queue, and attributes that outlive the call.
+        // SAFETY: SAFETY.md F1: the queue is live, and the attributes outlive the call.
         let returned = unsafe { ibv_modify_cq(self.as_raw(), &raw mut attributes) };
         Errno::check(returned).map_err(|errno| {
             let hint = moderate_hint(errno, (max_count, max_period_us), self.context());
@@ -362,7 +363,7 @@ impl CompletionQueue {
         &self.inner.handle.needs().context
     }
 
-    /// Returns true if both are clones of one queue.
+    /// Returns true if both are clones of the same queue.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
@@ -371,11 +372,11 @@ impl CompletionQueue {
     /// Destroys the queue.
     ///
     /// # Errors
-    /// Returns the queue and an error: [`Error::StillUsed`] if a clone or a queue pair of it is
-    /// alive, or the provider's error.
+    /// Returns the queue and an error: [`Error::StillUsed`] if a clone, or a queue pair that uses it, is alive, or the
+    /// provider's error.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
-        // A forked child might wait without a limit for the lock of the channel.
+        // In a forked child, the channel's lock may never become free.
         if let Err(forked) = self.inner.handle.check_process() {
             return Err((self, rdma_mem::Error::from(forked).into()));
         }
@@ -384,8 +385,8 @@ impl CompletionQueue {
                 drop(subscription);
                 handle.close().map(drop).map_err(|(handle, error)| {
                     let cq = NonNull::new(handle.as_ptr());
-                    // SAFETY: SAFETY.md F6: the queue is unchanged, its subscription was dropped above, and its events
-                    // are counted again.
+                    // SAFETY: SAFETY.md F6: the queue is unchanged, and its subscription was dropped above, so a new
+                    // one counts its events.
                     let again = |cq| unsafe { handle.needs().subscribe(cq) };
                     let subscription = cq.and_then(again);
                     let inner =
@@ -414,8 +415,8 @@ impl CompletionQueue {
 unsafe fn size(cq: *mut ibv_cq) -> u32 {
     // SAFETY: SAFETY.md F1: a field of a live queue, by this function's contract.
     let size = unsafe { &raw mut (*cq).cqe };
-    // SAFETY: SAFETY.md F5, F9: as above, and aligned. A queue of these crates is not being resized now; the contract
-    // of `from_raw` covers a queue of C that C resizes.
+    // SAFETY: SAFETY.md F5, F9: the field is live and aligned. If this crate resizes the queue, it is not doing so now.
+    // If C may resize it, the contract of `from_raw` applies.
     let size = unsafe { AtomicI32::from_ptr(size) };
     u32::try_from(size.load(Ordering::Relaxed)).unwrap_or(0)
 }

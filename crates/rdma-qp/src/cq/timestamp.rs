@@ -1,21 +1,20 @@
-//! Storage of a completion's timestamp in unused bits of the `ibv_wc`.
+//! Storage of a completion's timestamp in unused bits of its `ibv_wc`.
 //!
-//! A slot therefore has the layout that the provider fills, with or without timestamps, and polling costs the same.
+//! So a slot has the layout that the provider fills, with or without timestamps, and polling costs the same.
 
 use rdma_sys::{ibv_wc, ibv_wc_status};
 
-/// The bit that marks a timestamp. It is in the QPN, which has 24 bits.
+/// Marks a completion that has a timestamp. This bit of the QPN field is free, because a QPN has only 24 bits.
 const STAMPED: u32 = 1 << 31;
 const QPN: u32 = 0x00ff_ffff;
-/// A bit that is not one of the defined flags.
+/// A bit that no defined flag uses.
 const FLAG: u32 = 1 << 31;
 
 /// Stores a timestamp in a completion.
 ///
-/// The lower half goes to a field that the status leaves undefined: the vendor's code of a success,
-/// or the length of a failure. The upper half goes to three other places. These are the index of
-/// the partition key, which only management packets have, the upper bits of both QPNs, and an
-/// undefined flag.
+/// The lower half goes into a field that the completion's status leaves undefined. This is the vendor's code of a
+/// success, or the length of a failure. The upper half is divided among three places. These are the index of the
+/// partition key, which only management packets use, the upper bits of both QPNs, and an undefined flag.
 pub(crate) fn stamp(wc: &mut ibv_wc, ticks: u64) {
     let (low, high) = ((ticks & 0xffff_ffff) as u32, (ticks >> 32) as u32);
     if wc.status == ibv_wc_status::IBV_WC_SUCCESS {

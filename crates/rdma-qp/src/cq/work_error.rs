@@ -7,8 +7,8 @@ use rdma_types::WcStatus;
 
 /// A work request that failed.
 ///
-/// The connection has ended: the queue pair is in the error state, and the later requests are flushed. The first
-/// failure names the cause, the flushed ones do not.
+/// The queue pair of a reliable connection is now in the error state, and later requests are flushed. The first failure
+/// names the cause; the flushed requests do not.
 ///
 /// ```
 /// use rdma_qp::{WorkErrorClass, WorkErrorCode};
@@ -43,10 +43,9 @@ impl WorkError {
         self.code().class()
     }
 
-    /// Returns the action that may help. After a failure of the peer or the network, it is to
-    /// reconnect.
+    /// Returns the action that may help. After a failure of the peer or the network, that is to reconnect.
     ///
-    /// A refusal by the peer is a programming error of either end: sizes, keys, access.
+    /// If the peer refuses a request, one of the ends has a programming error: in sizes, keys or access.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         match self.class() {
@@ -60,7 +59,7 @@ impl WorkError {
         }
     }
 
-    /// Returns the first things to check.
+    /// Returns what to check first.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         self.code().hint()
@@ -90,17 +89,17 @@ impl fmt::Display for WorkError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WorkErrorClass {
-    /// The request of this program is invalid: lengths, keys, access.
+    /// This program's request is invalid: its lengths, keys or access.
     LocalProgramming,
-    /// A resource of this machine's device was not available.
+    /// A resource of the local device was not available.
     LocalResource,
-    /// The peer refused.
+    /// The peer refused the request.
     Remote,
     /// The peer, or the path to it, did not respond correctly.
     Transport,
     /// A response did not arrive in time.
     Timeout,
-    /// The request was not executed, since the queue pair had already failed or was closed.
+    /// The request was not executed, because the queue pair had already failed or been closed.
     Flushed,
     /// The device failed.
     Fatal,
@@ -116,7 +115,7 @@ macro_rules! codes {
         #[non_exhaustive]
         pub enum WorkErrorCode {
             $($(#[$meta])* $name,)+
-            /// A status that is unknown to this crate; see [`WorkError::raw_status`].
+            /// A status that this crate does not know; see [`WorkError::raw_status`].
             UnknownError,
         }
 
@@ -139,7 +138,7 @@ macro_rules! codes {
                 }
             }
 
-            /// Returns the first things to check.
+            /// Returns what to check first.
             #[must_use]
             pub const fn hint(self) -> &'static str {
                 match self {
@@ -154,7 +153,7 @@ macro_rules! codes {
 const OF_NO_DEVICE: &str = "for a service that no device has; see the vendor code";
 
 codes! {
-    /// A message was too long for its buffer, or for the port.
+    /// A message was too long for its buffer or for the port.
     LocalLengthError = LOC_LEN_ERR, LocalProgramming,
         "a receive was smaller than the message for it, or a message longer than the port's \
          max_message_size";

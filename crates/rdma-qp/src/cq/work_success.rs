@@ -8,27 +8,25 @@ use rdma_types::{Rkey, WcOpcode};
 
 /// A work request that succeeded.
 ///
-/// It keeps the fields of the completion, and decodes them on access: most programs need none of
-/// them.
+/// It keeps the raw fields of the completion and decodes them on access, because most programs need none of them.
 #[derive(Clone, Copy)]
 pub struct WorkSuccess {
     opcode: WcOpcode,
-    /// The number of bytes, for receives, reads and atomics; or [`UNKNOWN`].
+    /// The byte count of a receive, read or atomic, or [`UNKNOWN`].
     bytes: u32,
     /// Immediate data or a key, depending on the flags; only for receives.
     number: u32,
     flags: u32,
 }
 
-/// A length above that of any message: the maximum is 2 GiB.
+/// A length that no message can have: the maximum is 2 GiB.
 const UNKNOWN: u32 = u32::MAX;
-/// The number of bytes that an atomic operation returns.
+/// The length in bytes of an atomic operation's result.
 const WORD: u32 = 8;
 
 impl WorkSuccess {
-    /// Returns the success of a request of the send queue that is known to be done. Its own
-    /// completion shows this, or that of a later request if it was
-    /// [unsignaled](crate::WriteWorkRequest::signaled).
+    /// Returns the success of a completed send-queue request. Use it when the request's own completion has been polled,
+    /// or, if it was [unsignaled](crate::WriteWorkRequest::signaled), the completion of a later request.
     #[inline]
     #[must_use]
     pub const fn of_send(opcode: WcOpcode) -> Self {
@@ -45,7 +43,7 @@ impl WorkSuccess {
         Self {
             opcode: WcOpcode::from_raw(completion.opcode.0),
             bytes: completion.byte_len,
-            // SAFETY: SAFETY.md F4: both variants of the union are plain numbers of the same size.
+            // SAFETY: SAFETY.md F4: both variants of the union are plain integers of the same size.
             number: unsafe { completion.__bindgen_anon_1.imm_data },
             flags: completion.wc_flags,
         }
@@ -58,7 +56,7 @@ impl WorkSuccess {
         self.opcode
     }
 
-    /// Returns true if it was a receive.
+    /// Returns true if the request was a receive.
     #[inline]
     #[must_use]
     pub const fn is_receive(&self) -> bool {
@@ -69,8 +67,8 @@ impl WorkSuccess {
         self.is_receive() && self.flags & flag.0 != 0
     }
 
-    /// Returns the immediate data that the peer sent, in host order. `None` if it sent none, and
-    /// for requests that are not receives.
+    /// Returns the immediate data that the peer sent, in host byte order. `None` if the peer sent none, and for
+    /// requests that are not receives.
     #[doc(alias = "imm_data")]
     #[inline]
     #[must_use]
@@ -78,24 +76,24 @@ impl WorkSuccess {
         if self.has(ibv_wc_flags::IBV_WC_WITH_IMM) { Some(u32::from_be(self.number)) } else { None }
     }
 
-    /// Returns the key of the window that the peer has invalidated with its send
-    /// ([`SendWithInvalidate`](crate::SendWithInvalidate)): the peer no longer has access through it. `None` for other
-    /// sends, and for requests that are not receives.
+    /// Returns the key of the window that the peer's send invalidated
+    /// ([`SendWithInvalidate`](crate::SendWithInvalidate)): the peer no longer has access through that window. `None`
+    /// for other sends, and for requests that are not receives.
     #[doc(alias = "IBV_WC_WITH_INV")]
     #[inline]
     #[must_use]
     pub const fn invalidated_rkey(&self) -> Option<Rkey> {
         if self.has(ibv_wc_flags::IBV_WC_WITH_INV) && !self.has(ibv_wc_flags::IBV_WC_WITH_IMM) {
-            // A key is in host order.
+            // The key is in host byte order.
             Some(Rkey::new(self.number))
         } else {
             None
         }
     }
 
-    /// Returns the number of bytes that arrived in the receive's own elements. For an RDMA write with immediate
-    /// ([`WcOpcode::RECV_RDMA_WITH_IMM`]), these bytes are in the memory that the peer named. `None` for requests that
-    /// are not receives; [`byte_len`](Self::byte_len) also covers reads and atomics.
+    /// Returns the number of bytes that a message wrote into the receive's own elements. For an RDMA write with
+    /// immediate data ([`WcOpcode::RECV_RDMA_WITH_IMM`]), it counts the bytes written to the memory that the peer
+    /// named. `None` for requests that are not receives; [`byte_len`](Self::byte_len) also covers reads and atomics.
     #[doc(alias = "byte_len")]
     #[inline]
     #[must_use]
@@ -103,11 +101,11 @@ impl WorkSuccess {
         if self.is_receive() { Some(self.bytes as usize) } else { None }
     }
 
-    /// Returns the number of bytes that arrived at this end. It is the length of the message for a receive or an RDMA
+    /// Returns the number of bytes that arrived at this end. This is the length of the message for a receive or an RDMA
     /// read, and 8 for an atomic operation. See `man ibv_poll_cq`.
     ///
-    /// `None` for requests that transfer no bytes to this end, such as sends and writes: the specification leaves the
-    /// length undefined for them. Also `None` for an unsignaled read, which no completion reports.
+    /// `None` for requests that transfer no bytes to this end, such as sends and writes, because the specification
+    /// leaves their length undefined. Also `None` for an unsignaled read, because no completion reports its length.
     ///
     /// # Examples
     /// ```
@@ -131,7 +129,7 @@ impl WorkSuccess {
         }
     }
 
-    /// Returns the defined values; other fields are undefined.
+    /// Returns the fields that are defined for this completion.
     const fn said(&self) -> (WcOpcode, Option<usize>, Option<u32>, Option<Rkey>) {
         (self.opcode, self.byte_len(), self.immediate_data(), self.invalidated_rkey())
     }
