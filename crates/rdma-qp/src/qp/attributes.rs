@@ -10,8 +10,8 @@ use crate::qp::capabilities::QueuePairCapabilities;
 
 /// The attributes of a queue pair, from [`QueuePair::query`](crate::QueuePair::query).
 ///
-/// Attributes that the type does not have are 0, or the default. Acknowledgements, retries, reads and atomics belong to
-/// RC, a peer to RC and UC, a Q_Key to UD.
+/// Attributes that do not apply to the queue pair's type are 0 or the default. Acknowledgements, retries, reads and
+/// atomics apply to RC; the peer applies to RC and UC; the Q_Key applies to UD.
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -20,11 +20,11 @@ pub struct QueuePairAttributes {
     pub state: QpState,
     /// The sizes of the queues.
     pub capabilities: QueuePairCapabilities,
-    /// The rights of the peer.
+    /// The peer's access rights.
     pub access: AccessFlags,
     /// The port.
     pub port: u8,
-    /// The index of its partition key in the port's table.
+    /// The index of the partition key in the port's table.
     pub pkey_index: u16,
     /// The key that datagrams must carry to be accepted.
     pub qkey: u32,
@@ -34,24 +34,24 @@ pub struct QueuePairAttributes {
     pub mtu: Option<Mtu>,
     /// The PSN of the next packet that this end sends.
     pub send_psn: Psn,
-    /// The PSN of the next packet that is expected.
+    /// The PSN of the next packet that this end expects.
     pub recv_psn: Psn,
-    /// The number of RDMA reads and atomics that this end may have in flight.
+    /// The maximum number of RDMA reads and atomics in flight from this end.
     pub max_rd_atomic: u8,
-    /// The number of RDMA reads and atomics of the peer that this end serves at a time.
+    /// The maximum number of RDMA reads and atomics from the peer that this end serves at a time.
     pub max_dest_rd_atomic: u8,
     /// The time to wait for an acknowledgement.
     pub ack_timeout: AckTimeout,
-    /// The number of retries without an acknowledgement.
+    /// The maximum number of retries without an acknowledgement.
     pub max_ack_retries: MaxAckRetries,
-    /// The number of retries while the peer has no receive posted.
+    /// The maximum number of retries while the peer has no receive posted.
     pub max_rnr_retries: MaxRnrRetries,
-    /// The time that the peer waits when no receive is posted here.
+    /// The time that the peer waits before it retries when no receive is posted here.
     pub min_rnr_timer: MinRnrTimer,
 }
 
 impl QueuePairAttributes {
-    /// Returns the mask of all attributes of that type.
+    /// Returns the mask of all attributes that queue pairs of this type have.
     pub(crate) fn mask(qp_type: QpType) -> ibv_qp_attr_mask {
         match qp_type {
             QpType::UD => Self::UD,
@@ -92,7 +92,7 @@ impl QueuePairAttributes {
     );
 
     pub(crate) fn from_raw(raw: &ibv_qp_attr, init: &ibv_qp_init_attr) -> Self {
-        // The codes have 5 and 3 bits, and each value of these bits is a valid code.
+        // The two codes have 5 and 3 bits. All values of these widths are valid.
         Self {
             state: QpState::from_raw(raw.qp_state.0),
             capabilities: QueuePairCapabilities::from_raw(&init.cap),

@@ -14,8 +14,8 @@ use crate::srq::queue::SharedReceiveQueue;
 
 /// A builder of queue pairs: for a reliable connection (RC), unless [`qp_type`](Self::qp_type) sets another type.
 ///
-/// Only `send_cq` and `recv_cq` have no default. Sizes are requests;
-/// [`QueuePair::capabilities`](crate::QueuePair::capabilities) returns the capacities that the device has set.
+/// Only `send_cq` and `recv_cq` have no default. The device may make the queues larger than requested;
+/// [`QueuePair::capabilities`](crate::QueuePair::capabilities) returns their actual capacities.
 ///
 /// # Examples
 /// ```
@@ -128,7 +128,7 @@ impl<'a> QueuePairBuilder<'a> {
         &self.pd
     }
 
-    /// Returns the rights of the peer; see [`access`](Self::access).
+    /// Returns the peer's access rights; see [`access`](Self::access).
     #[must_use]
     pub const fn granted(&self) -> AccessFlags {
         self.settings.access
@@ -140,9 +140,9 @@ impl<'a> QueuePairBuilder<'a> {
         QueuePairCapabilities { max_inline_data: self.inline.wish(), ..self.sizes }
     }
 
-    /// Sets the number of bytes that an inline request can have. Default: up to 64, as far as the device allows.
+    /// Sets the maximum number of bytes in an inline request. Default: up to 64, if the device allows that many.
     ///
-    /// A number is [`Inline::Exactly`] that many.
+    /// A plain number means [`Inline::Exactly`].
     pub fn max_inline_data(mut self, max_inline_data: impl Into<Inline>) -> Self {
         self.inline = max_inline_data.into();
         self
@@ -151,86 +151,85 @@ impl<'a> QueuePairBuilder<'a> {
     knobs! {
         /// The completion queue for requests of the send queue. No default.
         send_cq: &'a CompletionQueue => send_cq, Some;
-        /// The completion queue for receives; may be the same. No default.
+        /// The completion queue for receives, which may be the same. No default.
         recv_cq: &'a CompletionQueue => recv_cq, Some;
-        /// A shared receive queue, instead of a receive queue of its own: `max_recv_wr` and `max_recv_sge` are
-        /// ignored then. Default: none.
+        /// A shared receive queue, which replaces the queue pair's own receive queue. `max_recv_wr` and `max_recv_sge`
+        /// are then ignored. Default: none.
         srq: &'a SharedReceiveQueue => srq, Some;
-        /// The type: RC, UC or UD. The options below about acknowledgements, retries, RDMA reads
-        /// and atomics are for RC only. Those about a peer are not for UD, whose requests name
-        /// their peer. Default: RC.
+        /// The type: RC, UC or UD. The options below for acknowledgements, retries, RDMA reads and atomics apply only
+        /// to RC. Options for a peer do not apply to UD, whose requests name their peer. Default: RC.
         qp_type: QpType => qp_type;
-        /// The Q_Key that datagrams need, for UD. Keys whose high bit is set need a privilege on
-        /// hardware. Default: random, since the endpoint carries the Q_Key.
+        /// The Q_Key that datagrams must carry, for UD. On hardware, keys with the high bit set require a privilege.
+        /// Default: random, because the endpoint carries the Q_Key to the peer.
         qkey: u32 => qkey, Some;
-        /// The rights of the peer through this queue pair, for memory with the same rights: remote read, write,
-        /// atomic. Default: none, so that only sends arrive.
+        /// The peer's access rights through this queue pair, to memory that grants the same rights: remote read, write,
+        /// atomic. Default: none, so the peer can only send messages.
         access: AccessFlags => settings.access;
-        /// The number of requests that the send queue holds. Default: 16.
+        /// The maximum number of outstanding requests in the send queue. Default: 16.
         max_send_wr: u32 => sizes.max_send_wr;
-        /// The number of receives that the receive queue holds. Default: 16.
+        /// The maximum number of outstanding receives in the receive queue. Default: 16.
         max_recv_wr: u32 => sizes.max_recv_wr;
-        /// The greatest number of elements of a request of the send queue. Default: 4.
+        /// The maximum number of elements in a request of the send queue. Default: 4.
         max_send_sge: u32 => sizes.max_send_sge;
-        /// The greatest number of elements of a receive. Default: 4.
+        /// The maximum number of elements in a receive. Default: 4.
         max_recv_sge: u32 => sizes.max_recv_sge;
         /// Whether every request of the send queue creates a completion, signaled or not. Default:
         /// no.
         sq_sig_all: bool => sq_sig_all;
-        /// Whether to post by function calls (`ibv_wr_send` and its kin) if the device supports it, instead of lists
-        /// (`ibv_post_send`); [`is_extended`](crate::QueuePair::is_extended) returns the result. A batch is then
-        /// posted as a whole or not at all.
+        /// Whether to post through the `ibv_wr_*` calls instead of `ibv_post_send`, if the device supports them.
+        /// [`is_extended`](crate::QueuePair::is_extended) returns the result. A batch is then posted completely or not
+        /// at all.
         ///
-        /// Posting by calls costs more: requests are built as lists, and translated. On a device
-        /// that does nothing, a write and its poll take 116 instructions instead of 48, and 138
-        /// instead of 70 with checks; in C the same calls take 40. Therefore use it if a device
-        /// supports more by calls than by lists, or if a batch has to be posted as a whole.
-        /// Default: no.
+        /// The `ibv_wr_*` calls cost more here, because requests are built as lists and then translated. On a device
+        /// that does nothing, a write and the poll for it take 116 instructions instead of 48. With checks, they take
+        /// 138 instead of 70. In C the same calls take 40. So use this option only if a device supports more through
+        /// these calls, or if a batch must be posted completely or not at all. Default: no.
         extended: bool => extended;
-        /// Whether building fails if the completion queue holds fewer completions than all its queue pairs can have
-        /// outstanding at the same time. Unsignaled requests count, since they complete when they are flushed. The
-        /// requested sizes count until the queue pair is destroyed, and those of a shared receive queue count once.
+        /// Whether building fails if the completion queue is too small for all completions that its queue pairs can
+        /// have outstanding at the same time. Unsignaled requests count, because they create completions when they are
+        /// flushed. The requested sizes count until the queue pair is destroyed, and those of a shared receive queue
+        /// count only once.
         ///
-        /// Without this option such a queue is allowed. It must be polled in time, since a queue that overflows fails
-        /// with all its queue pairs. A `tracing` event reports when the completion queue becomes too small for them.
+        /// Without this option, a smaller queue is allowed, but must be polled in time: if it overflows, it fails
+        /// together with all its queue pairs. A `tracing` event reports when the completion queue becomes too small.
         /// Default: no.
         strict_cq: bool => strict_cq;
         /// The port, from 1. Default: the first active one.
         port: u8 => port, Some;
         /// The GIDs of the port that may be used. Default: those that match the peer's.
         gid_choice: GidChoice => gid_choice;
-        /// The path MTU, which the peer must support too; for UD the longest message. Default: the smaller one of the
-        /// two ports, and for UD that of this queue pair's port.
+        /// The path MTU, which the peer must also support. For UD, it limits the length of a message. Default: the
+        /// smaller of the two ports' MTUs; for UD, the MTU of this queue pair's port.
         mtu: Mtu => mtu, Some;
         /// The PSN of the first packet that this end sends. Default: random.
         send_psn: Psn => send_psn, Some;
-        /// The PSN of the peer's first packet. Default: that of its endpoint.
+        /// The PSN of the peer's first packet. Default: the one in the peer's endpoint.
         recv_psn: Psn => recv_psn, Some;
-        /// The number of RDMA reads and atomics that this end may have in flight; the peer's `max_dest_rd_atomic` can
+        /// The maximum number of RDMA reads and atomics in flight from this end. The peer's `max_dest_rd_atomic` can
         /// lower it. Default: the limit of the device, at most 16.
         max_rd_atomic: u8 => max_rd_atomic, Some;
-        /// The number of RDMA reads and atomics of the peer that this end serves at a time. Default: the limit of the
-        /// device, at most 16.
+        /// The maximum number of RDMA reads and atomics from the peer that this end serves at a time. Default: the
+        /// limit of the device, at most 16.
         max_dest_rd_atomic: u8 => max_dest_rd_atomic, Some;
         /// The time to wait for an acknowledgement before a retransmission.
         ack_timeout: AckTimeout => settings.ack_timeout;
-        /// The number of retries without an acknowledgement.
+        /// The maximum number of retries without an acknowledgement.
         max_ack_retries: MaxAckRetries => settings.max_ack_retries;
-        /// The number of retries when the peer has no receive posted. Default: no limit, as in most programs, so a peer
-        /// that is slow to post causes no failure. The program limits its wait for the completion.
+        /// The maximum number of retries when the peer has no receive posted. Default: no limit, as in most programs,
+        /// so a peer that posts slowly causes no failure. The program limits how long it waits for the completion.
         max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
         /// The minimum time that the peer waits before it resends a message that found no receive posted here. Default:
-        /// 0.64 ms. If receives are posted before messages arrive, no peer waits.
+        /// 0.64 ms. If receives are always posted before messages arrive, the peer never waits.
         min_rnr_timer: MinRnrTimer => settings.min_rnr_timer;
         /// The index of the partition key in the port's table. Default: 0.
         pkey_index: u16 => settings.pkey_index;
-        /// The service level, InfiniBand's and RoCE's priority, 0 to 15. Default: `RDMA_SERVICE_LEVEL` of the
-        /// environment, or 0.
+        /// The service level: the priority in InfiniBand and RoCE, 0 to 15. Default: the environment variable
+        /// `RDMA_SERVICE_LEVEL`, or 0.
         service_level: u8 => service_level, Some;
-        /// The traffic class of routed packets; for RoCE v2 the byte with DSCP and ECN, which marks the packets that a
-        /// lossless network must not drop. Default: `RDMA_TRAFFIC_CLASS` of the environment, or 0.
+        /// The traffic class of routed packets. For RoCE v2 it is the byte with DSCP and ECN, which marks the packets
+        /// that a lossless network must not drop. Default: the environment variable `RDMA_TRAFFIC_CLASS`, or 0.
         traffic_class: u8 => traffic_class, Some;
-        /// The number of routers that packets may pass. Default: 64.
+        /// The maximum number of routers that packets may pass. Default: 64.
         hop_limit: u8 => settings.hop_limit;
         /// The flow label of routed packets, 20 bits. Default: 0.
         flow_label: u32 => settings.flow_label;
@@ -243,8 +242,7 @@ impl QueuePairBuilder<'_> {
         self.gid_choice(GidChoice::Index(index))
     }
 
-    /// Returns the port set by [`port`](Self::port); `None` if building chooses the first active
-    /// one.
+    /// Returns the port set by [`port`](Self::port). `None` if the first active port is to be used.
     #[must_use]
     pub const fn fixed_port(&self) -> Option<u8> {
         self.port
@@ -253,7 +251,7 @@ impl QueuePairBuilder<'_> {
 
 impl QueuePair {
     /// Returns the options of a new queue pair, like `pd.create_qp()` of the [prelude](crate::prelude). They keep a
-    /// clone of the domain, and borrow only the queues.
+    /// clone of the protection domain and borrow only the queues.
     pub fn builder<'a>(pd: &ProtectionDomain) -> QueuePairBuilder<'a> {
         QueuePairBuilder::new(pd.clone())
     }

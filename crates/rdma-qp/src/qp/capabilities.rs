@@ -9,20 +9,20 @@ pub(crate) mod inline;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueuePairCapabilities {
-    /// The number of requests that the send queue holds.
+    /// The maximum number of outstanding requests in the send queue.
     pub max_send_wr: u32,
-    /// The number of receives that the receive queue holds.
+    /// The maximum number of outstanding receives in the receive queue.
     pub max_recv_wr: u32,
-    /// The greatest number of elements of a request of the send queue.
+    /// The maximum number of elements in a request of the send queue.
     pub max_send_sge: u32,
-    /// The greatest number of elements of a receive.
+    /// The maximum number of elements in a receive.
     pub max_recv_sge: u32,
-    /// The greatest number of bytes of an inline request.
+    /// The maximum number of bytes in an inline request.
     pub max_inline_data: u32,
 }
 
 impl QueuePairCapabilities {
-    /// The default request, without inline data, which [has an option of its own](crate::Inline).
+    /// The sizes requested by default. Inline data has its [own option](crate::Inline).
     pub(crate) const ASKED_BY_DEFAULT: Self =
         Self { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 4, max_recv_sge: 4, ..Self::NONE };
 

@@ -29,17 +29,17 @@ use crate::srq::queue::SharedReceiveQueue;
 
 mod sizing;
 
-/// The number of reads that costs a device little.
+/// A number of concurrent reads that costs a device little.
 const RD_ATOMIC: u32 = 16;
 
 impl QueuePairBuilder<'_> {
     /// Creates the queue pair; see `man ibv_create_qp`.
     ///
     /// # Errors
-    /// Returns an error for an unsupported type or device, and for a completion queue that is
-    /// missing, of another context, or too small for [`strict_cq`](Self::strict_cq). Also for a
-    /// shared receive queue of another context, an unknown port or GID, and an MTU above the
-    /// port's. Otherwise the provider's error, with the device's limits.
+    /// Returns an error if the type or device is not supported, the port or GID does not exist, or the MTU is above the
+    /// port's. Completion queues must be set and large enough for [`strict_cq`](Self::strict_cq). They, and the shared
+    /// receive queue, must belong to the same context as the protection domain. Otherwise, returns the provider's
+    /// error, with the device's limits.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair, Error> {
         let builder = &self;
@@ -49,7 +49,7 @@ impl QueuePairBuilder<'_> {
         let mut end = own_end(builder, &device)?;
         let queues = (send_cq, recv_cq);
         let claims = claim(queues, &builder.sizes, builder.srq, builder.strict_cq)?;
-        // Everything else that can fail is done before, so no object is created and discarded.
+        // Everything else that can fail has been done by now, so that no object is created only to be discarded.
         let object = create(builder, queues, claims, &device)?;
         end.endpoint.qpn = object.qpn;
         Ok(PreparedQueuePair {
@@ -62,7 +62,7 @@ impl QueuePairBuilder<'_> {
     }
 }
 
-/// Checks the type, and that all objects are of one context.
+/// Checks the type, and that all objects belong to the same context.
 pub(crate) fn check_parents<'a>(
     builder: &QueuePairBuilder<'a>,
 ) -> Result<(&'a CompletionQueue, &'a CompletionQueue), Error> {
@@ -76,7 +76,7 @@ pub(crate) fn check_parents<'a>(
     Ok((send_cq, recv_cq))
 }
 
-/// Returns the endpoint of a queue pair that has no QPN yet.
+/// Returns the endpoint of a queue pair that does not have a QPN yet.
 pub(crate) fn own_end(
     builder: &QueuePairBuilder<'_>,
     device: &DeviceAttributes,
@@ -119,7 +119,7 @@ pub(crate) fn own_end(
     Ok(OwnEnd { endpoint, table, port: port.number, settings })
 }
 
-/// Returns the builder's value, or that of the environment variable, or 0.
+/// Returns the builder's value, the environment variable's value, or 0.
 fn of_environment(
     given: Option<u8>,
     variable: &'static str,
@@ -131,10 +131,9 @@ fn of_environment(
     }
 }
 
-/// Checks numbers that fit into their Rust type but not into their field in a packet, or exceed the
-/// limit of the device.
+/// Checks numbers that fit into their Rust type, but may not fit into their packet field or within the device's limit.
 ///
-/// Providers truncate such values, or refuse them without a reason.
+/// Providers truncate such values, or refuse them without giving a reason.
 fn check_ranges(
     builder: &QueuePairBuilder<'_>,
     settings: &Settings,
@@ -156,7 +155,7 @@ fn check_ranges(
     }
 }
 
-/// Refuses an unsupported type by name, before a provider refuses it without a reason.
+/// Refuses an unsupported type by name, because a provider would refuse it without giving a reason.
 fn check_type(qp_type: QpType, context: &Context) -> Result<(), Error> {
     if !matches!(qp_type, QpType::RC | QpType::UC | QpType::UD) {
         return Err(Error::UnsupportedType { qp_type });
@@ -207,7 +206,7 @@ fn choose_port(
 }
 
 fn choose_mtu(port: &PortAttributes, asked: Option<Mtu>) -> Result<Mtu, Error> {
-    // An unknown code means an MTU above the largest of the specification.
+    // An unknown code (other than 0) means an MTU above the largest one in the specification.
     let unknown = if port.active_mtu_code == 0 { Mtu::MTU256 } else { Mtu::MTU4096 };
     let active = port.active_mtu.unwrap_or(unknown);
     match asked {
@@ -242,7 +241,7 @@ fn create(
             sq_sig_all: i32::from(builder.sq_sig_all),
         };
         let extended = match builder.extended {
-            // SAFETY: SAFETY.md F1, F2: a live domain and live queues of one context of this table.
+            // SAFETY: SAFETY.md F1, F2: the domain and the queues are live and belong to one context of this table.
             true => unsafe { extended::create(&builder.pd, &mut attributes) }?,
             false => None,
         };
@@ -258,7 +257,7 @@ fn create(
         Ok((created, attributes.cap))
     };
     let discard = |((raw, _), _): ((NonNull<ibv_qp>, _), _)| {
-        // SAFETY: SAFETY.md F1, F2: just created by this table, and not used elsewhere.
+        // SAFETY: SAFETY.md F1, F2: the queue pair was just created by this table, and is not used elsewhere.
         let returned = unsafe { (verbs.destroy_qp)(raw.as_ptr()) };
         if returned != 0 {
             tracing::error!(errno = returned, "a queue pair of a trial could not be destroyed");
@@ -275,20 +274,21 @@ fn create(
         VerbError::new("ibv_create_qp", errno).with_hint(hint)
     })?;
     let (queues, has_atomics) = ((send_cq, recv_cq), has_atomics(device));
-    // SAFETY: SAFETY.md F2, F9, F20: just created by this table, from these objects, and not used elsewhere.
+    // SAFETY: SAFETY.md F2, F9, F20: the queue pair was just created by this table, from these objects, and is not used
+    // elsewhere.
     Ok(unsafe { object(builder, queues, claims, created, (&cap, has_atomics), Ownership::Owned) })
 }
 
-/// Returns true if the device has atomic operations.
+/// Returns true if the device supports atomic operations.
 pub(crate) fn has_atomics(device: &DeviceAttributes) -> bool {
     device.atomic_capability != AtomicCapability::NONE
 }
 
-/// Wraps a queue pair that was created.
+/// Wraps an existing queue pair.
 ///
 /// # Safety
-/// The contract is that of [`Handle::from_raw`]: the queue pair is of the builder's domain and type, and of these
-/// queues. `posted` is the queue pair, or its stand-in.
+/// The contract of [`Handle::from_raw`] applies. The queue pair belongs to the builder's domain and to these queues,
+/// and has the builder's type. `posted` is the queue pair, or its stand-in.
 pub(crate) unsafe fn object(
     builder: &QueuePairBuilder<'_>,
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
@@ -305,35 +305,35 @@ pub(crate) unsafe fn object(
         _claims: claims,
     };
     let (destroy, verb) = (builder.pd.verbs().destroy_qp, "ibv_destroy_qp");
-    // SAFETY: SAFETY.md F2, F9: this function's contract; it needs queues and domain (F6), and only its owner
-    // uses it.
+    // SAFETY: SAFETY.md F2, F9: this function's contract. `needs` keeps the queues and the domain alive (F6), and only
+    // the handle's owner uses it.
     let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
-    // SAFETY: SAFETY.md F1: live by `handle`; the number does not change.
+    // SAFETY: SAFETY.md F1: `handle` keeps the queue pair alive. The QPN does not change.
     let qpn = Qpn::masked(unsafe { (*raw.as_ptr()).qp_num });
-    // SAFETY: SAFETY.md F1: as above; the user context does not change either.
+    // SAFETY: SAFETY.md F1: as above. The user context does not change either.
     let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).qp_context });
     let mut capabilities = QueuePairCapabilities::from_raw(cap);
     if builder.srq.is_some() {
-        // Not every provider reports this.
+        // Not every provider reports 0.
         (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
     }
     Object::new(handle, posted, (qpn, id), builder.qp_type, capabilities, has_atomics)
 }
 
-/// A random start prevents packets of an old connection from being accepted by a new one.
+/// Returns a random first PSN, so that packets of an old connection are not accepted by a new one.
 fn random_psn() -> Psn {
     Psn::masked(random())
 }
 
-/// A random key prevents datagrams for an earlier queue pair with the same QPN from being accepted.
-/// The high bit is for keys that need a privilege.
+/// Returns a random Q_Key, so that datagrams for an earlier queue pair with the same QPN are not accepted. The high bit
+/// stays clear, because keys that have it set require a privilege.
 fn random_qkey() -> u32 {
     random() >> 1
 }
 
-/// Uses the seed of the standard library's hash maps. The kernel gives each thread 128 random bits, and each seed is
-/// another key of SipHash, so outsiders cannot predict the number. A crate for random numbers would be a dependency for
-/// PSNs and Q_Keys alone.
+/// Returns a number from the seed of the standard library's hash maps. The kernel gives each thread 128 random bits,
+/// and each seed is a different SipHash key, so outsiders cannot predict the number. A crate for random numbers would
+/// be a dependency only for PSNs and Q_Keys.
 fn random() -> u32 {
     let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d])

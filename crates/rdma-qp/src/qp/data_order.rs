@@ -7,10 +7,11 @@ use rdma_types::WcOpcode;
 use crate::error::Error;
 use crate::qp::queue_pair::QueuePair;
 
-/// The guarantees of a device about the order in which the bytes of one message reach memory.
+/// A device's guarantees about the order in which the bytes of one message reach memory.
 ///
-/// A program that polls memory for the last byte of a message, instead of its completion, needs one of these. With
-/// adaptive routing, packets take different paths through the network, so later bytes may arrive first.
+/// A program that polls memory for the last byte of a message, instead of polling for its completion, needs one of
+/// these guarantees. With adaptive routing, packets take different paths through the network, so later bytes may arrive
+/// first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DataOrder {
@@ -21,9 +22,9 @@ pub struct DataOrder {
 }
 
 impl QueuePair {
-    /// Returns the guarantees of the device for messages of this kind ([`SEND`](WcOpcode::SEND),
-    /// [`RDMA_WRITE`](WcOpcode::RDMA_WRITE) or [`RDMA_READ`](WcOpcode::RDMA_READ)) that arrive on this queue pair.
-    /// Other kinds have no guarantees. Neither has a libibverbs without this query (before rdma-core 36). See
+    /// Returns the device's guarantees for messages of this kind that arrive on this queue pair:
+    /// [`SEND`](WcOpcode::SEND), [`RDMA_WRITE`](WcOpcode::RDMA_WRITE) or [`RDMA_READ`](WcOpcode::RDMA_READ). There are
+    /// no guarantees for other kinds, nor with a libibverbs without this query (before rdma-core 36). See
     /// `man ibv_query_qp_data_in_order`.
     ///
     /// # Errors
@@ -57,7 +58,7 @@ impl QueuePair {
             return Ok(DataOrder::default());
         };
         let caps = ibv_query_qp_data_in_order_flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
-        // SAFETY: SAFETY.md F1, F2: a live queue pair of this table.
+        // SAFETY: SAFETY.md F1, F2: the queue pair is live and belongs to this table.
         let plain = unsafe { query(self.as_raw(), opcode, 0) };
         // SAFETY: SAFETY.md F1, F2: as above.
         let caps = unsafe { query(self.as_raw(), opcode, caps) };
@@ -65,8 +66,8 @@ impl QueuePair {
     }
 }
 
-/// Interprets the results without and with the flag for capabilities. A library that does not know the flag returns the
-/// same result for both, or an error for the second.
+/// Interprets the results of the query without and with the capability flag. A library that does not know the flag
+/// returns the same result for both, or an error for the second.
 fn order(plain: i32, caps: i32) -> DataOrder {
     let whole_message = plain == 1;
     let aligned = ibv_query_qp_data_in_order_caps::IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES.0;

@@ -24,18 +24,17 @@ pub struct DatagramSource {
     pub qpn: Qpn,
     /// The sender's LID; none on Ethernet.
     pub lid: Lid,
-    /// The service level of the packet. RoCE has none; some adapters and the software device report the type of the
-    /// packet instead. It is 8 for a UDP header, plus 1 for IPv6 or 2 for IPv4. Address handles accept that value
-    /// unchanged.
+    /// The service level of the packet. RoCE has none. Some adapters and the software device report the packet type
+    /// instead: 8 for a UDP header, plus 1 for IPv6 or 2 for IPv4. Address handles accept that value unchanged.
     pub service_level: u8,
-    /// Whether the first 40 bytes of the receive are the header of the packet
-    /// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)). If not, the device has not written them.
+    /// Whether the first 40 bytes of the receive contain the packet's header
+    /// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)). Otherwise, the device has not written them.
     pub has_header: bool,
 }
 
 impl QueuePair {
-    /// Returns the sender of the datagram in this receive. `None` if the completion is of another queue pair, failed,
-    /// or is not of a receive. Also `None` for connected queue pairs, which have one peer.
+    /// Returns the sender of the datagram that completed this receive. `None` if the completion belongs to another
+    /// queue pair, failed, or is not for a receive. Also `None` for connected queue pairs, which have only one peer.
     ///
     /// The message begins after the 40 bytes of the [`GlobalRouteHeader`](crate::GlobalRouteHeader), which
     /// [`scattered_bytes`](crate::WorkSuccess::scattered_bytes) includes. See `man ibv_poll_cq`.
@@ -54,15 +53,15 @@ impl QueuePair {
         })
     }
 
-    /// Returns the route from this port to that of the endpoint. It has the service level, traffic class, hop limit and
-    /// flow label of this queue pair.
+    /// Returns the route from this port to the endpoint's port. It has this queue pair's service level, traffic class,
+    /// hop limit and flow label.
     ///
-    /// The pair of GIDs follows the rule of [`handshake`](crate::PreparedQueuePair::handshake): the source at this
-    /// end is the destination at the other.
+    /// The GIDs are chosen by the rule of [`handshake`](crate::PreparedQueuePair::handshake), so that both ends choose
+    /// the same two GIDs.
     ///
     /// # Errors
-    /// [`Error::NotDatagrams`] for connected queue pairs, [`Error::Handshake`] with the field in which the endpoints do
-    /// not match.
+    /// [`Error::NotDatagrams`] for connected queue pairs. [`Error::Handshake`], which names the mismatching field, if
+    /// the endpoints do not match.
     pub fn address_vector(&self, peer: &QueuePairEndpoint) -> Result<AddressVector, Error> {
         let OwnEnd { endpoint, table, port, settings } = &self.datagrams()?.end;
         let own = Own { endpoint, table, fixed_mtu: None, recv_psn: None };
@@ -70,11 +69,11 @@ impl QueuePair {
         Ok(settings.vector(*port, (lid, route)))
     }
 
-    /// Creates a handle to the port of that endpoint, for [`SendWorkRequest::to`](crate::SendWorkRequest::to) with
-    /// the endpoint's QPN and Q_Key. It reaches all queue pairs of the port.
+    /// Creates a handle to the endpoint's port. Pass it to [`SendWorkRequest::to`](crate::SendWorkRequest::to),
+    /// together with the endpoint's QPN and Q_Key. It reaches all queue pairs of that port.
     ///
     /// # Errors
-    /// The errors are those of [`address_vector`](Self::address_vector), and the provider's.
+    /// Same errors as [`address_vector`](Self::address_vector), and the provider's error.
     ///
     /// # Examples
     /// ```
@@ -119,7 +118,7 @@ impl QueuePair {
         AddressHandle::create(self.pd(), &self.address_vector(peer)?)
     }
 
-    /// Returns the handle to this queue pair's port, which lives as long as the queue pair.
+    /// Returns the handle to this queue pair's own port. It lives as long as the queue pair.
     pub(crate) fn own_handle(&self) -> Result<&AddressHandle, Error> {
         let Datagrams { end, own } = self.datagrams()?;
         if let Some(handle) = own.get() {
@@ -131,15 +130,17 @@ impl QueuePair {
 }
 
 impl AddressHandle {
-    /// Creates a handle to the sender of a datagram: the reverse of its route. The queue pair is the one that received
-    /// it, and `header` are the bytes before the message. For a datagram without a header they are ignored.
+    /// Creates a handle to the sender of a datagram, using the reverse of the datagram's route. `qp` is the queue pair
+    /// that received the datagram, and `header` the bytes before the message. If the datagram has no header, those
+    /// bytes are ignored.
     ///
-    /// Use this handle to answer to [`DatagramSource::qpn`](crate::DatagramSource::qpn). The sender's key is not in the
-    /// packet, so both ends know it or the message contains it. See `man ibv_create_ah_from_wc`.
+    /// Use this handle to reply to [`DatagramSource::qpn`](crate::DatagramSource::qpn). The packet does not contain the
+    /// sender's Q_Key, so both ends must know it, or the message must contain it. See `man ibv_create_ah_from_wc`.
     ///
     /// # Errors
-    /// [`Error::NotDatagrams`] for a connected queue pair; [`Error::NoDatagram`] if the completion is not that of a
-    /// datagram that it received. Otherwise the provider's error: the header names no GID of the port.
+    /// [`Error::NotDatagrams`] for a connected queue pair. [`Error::NoDatagram`] if the completion is not for a
+    /// datagram that this queue pair received. Otherwise the provider's error, because the header names no GID of the
+    /// port.
     ///
     /// # Examples
     /// ```no_run

@@ -1,4 +1,4 @@
-//! Ending a connection after all completions were polled.
+//! Ends a connection and polls all of its completions.
 #![allow(unsafe_code)]
 
 use std::thread;
@@ -20,7 +20,7 @@ use crate::wr::receive::ReceiveWorkRequest;
 
 use crate::wr::send::SendWorkRequest;
 
-/// The progress of the last request of one queue.
+/// The state of the last request that `drain` posts to a queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Last {
     NotPosted,
@@ -35,27 +35,26 @@ impl QueuePair {
     pub const LAST_RECEIVE_ID: u64 = u64::MAX - 1;
 
     /// Ends the connection, like [`to_error`](Self::to_error), and waits until all posted requests have completed.
-    /// After this the device uses no memory of the queue pair's requests.
+    /// After this, the device no longer uses the memory of the queue pair's requests.
     ///
-    /// Completions that are polled meanwhile are passed to `each`. These are the ones of this queue
-    /// pair, successful or flushed, and those of others that share its completion queues. `drain`
-    /// posts one request of its own to each queue, without memory, and returns when these two are
-    /// flushed. Their completions are not passed on. Their WR IDs,
-    /// [`LAST_SEND_ID`](Self::LAST_SEND_ID) and [`LAST_RECEIVE_ID`](Self::LAST_RECEIVE_ID), must
-    /// not be used for other requests. Other code must not poll the queues meanwhile; otherwise
-    /// `drain` might wait for a completion that was polled elsewhere.
+    /// Completions that are polled during the call are passed to `each`. They belong to this queue pair (successful or
+    /// flushed), or to others that share its completion queues. `drain` posts one request without memory to each queue,
+    /// and returns when these two requests have been flushed. Their completions are not passed to `each`. No other
+    /// request may use their WR IDs, [`LAST_SEND_ID`](Self::LAST_SEND_ID) and
+    /// [`LAST_RECEIVE_ID`](Self::LAST_RECEIVE_ID). No other code may poll the queues during the call, because `drain`
+    /// might then wait for a completion that was polled elsewhere.
     ///
-    /// With a [shared receive queue](crate::SharedReceiveQueue) the receives stay there for the other queue pairs.
-    /// Receives that this queue pair had already taken are passed on if the device has completed them by then. The
+    /// With a [shared receive queue](crate::SharedReceiveQueue), unused receives stay in it for the other queue pairs.
+    /// Receives that this queue pair has already taken are passed to `each` if the device completes them in time. The
     /// event [`QP_LAST_WQE_REACHED`](rdma_mem::AsyncEventKind::QP_LAST_WQE_REACHED) reports that there are no others.
     ///
     /// # Errors
-    /// [`Error::DrainTimedOut`]: the requests still belong to the device, until the queue pair is
-    /// destroyed. This also happens if the send queue is full of executed unsignaled requests
-    /// without a signaled one after them: no completion frees their slots. [`Error::Poll`] if a
-    /// completion queue has failed; [`Error::Post`] if a queue refuses the last request;
-    /// [`Error::Transition`]. For UD also the errors of [`address_handle`](Self::address_handle) to
-    /// this queue pair's endpoint; then nothing has changed.
+    /// [`Error::DrainTimedOut`] if the time limit expires. The device may then use the memory of the requests until the
+    /// queue pair is destroyed. This also happens if the send queue is full of executed unsignaled requests with no
+    /// signaled one after them, because no completion frees their slots. [`Error::Poll`] if a completion queue has
+    /// failed. [`Error::Post`] if a queue refuses the last request. [`Error::Transition`] if the device refuses. For UD
+    /// also the errors of [`address_handle`](Self::address_handle) to this queue pair's endpoint; nothing has changed
+    /// then.
     ///
     /// # Examples
     /// ```
@@ -85,24 +84,25 @@ impl QueuePair {
         let deadline = Instant::now().checked_add(timeout);
         let mut last_send = SendWorkRequest::only_immediate(0);
         if self.qp_type() == QpType::UD {
-            // It is never sent, but must have a destination.
+            // It is never sent, but a send on a UD queue pair must have a destination.
             last_send = last_send.to(self.own_handle()?, self.qpn(), 0);
         }
         self.to_error()?;
         let of = |capacity| if capacity == 0 { Last::Done } else { Last::NotPosted };
         let sizes = self.capabilities();
         let mut send = of(sizes.max_send_wr);
-        // Receives taken from a shared queue have completed once completions stop arriving.
+        // With a shared receive queue, the receives that were taken from it count as completed once completions stop
+        // arriving.
         let mut receive = if self.srq().is_some() { Last::Posted } else { of(sizes.max_recv_wr) };
         loop {
             post(&mut send, || {
-                // SAFETY: SAFETY.md F6: of the conditions of `post`, it has no memory and is not a bind. The handle of
-                // a datagram is the queue pair's own, and is dropped after it.
+                // SAFETY: SAFETY.md F6: the request has no memory and is not a bind. For a datagram, its handle is the
+                // queue pair's own, which is dropped after the queue pair.
                 unsafe { self.post_send(last_send, Self::LAST_SEND_ID) }
             })?;
             post(&mut receive, || {
                 let request = ReceiveWorkRequest::only_immediate();
-                // SAFETY: SAFETY.md F1: no condition of `post` applies to a receive without elements.
+                // SAFETY: SAFETY.md F1: a receive without elements meets every condition of `post`.
                 unsafe { self.post_receive(request, Self::LAST_RECEIVE_ID) }
             })?;
             let mut take = |completion: WorkCompletion| match (
@@ -135,7 +135,7 @@ impl QueuePair {
     }
 }
 
-/// Posts the last request, if there is a free slot for it.
+/// Posts the last request if the queue has a free slot.
 fn post(last: &mut Last, post: impl FnOnce() -> Result<(), PostError>) -> Result<(), PostError> {
     if *last == Last::NotPosted {
         match post() {
@@ -147,7 +147,7 @@ fn post(last: &mut Last, post: impl FnOnce() -> Result<(), PostError>) -> Result
     Ok(())
 }
 
-/// Polls available completions. Returns true if there was none.
+/// Polls available completions. Returns true if there were none.
 fn poll(cq: &CompletionQueue, each: &mut impl FnMut(WorkCompletion)) -> Result<bool, Error> {
     let mut slots = [PollSlot::default(); 16];
     let completions = cq.poll(&mut slots)?;

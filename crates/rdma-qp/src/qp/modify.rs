@@ -1,4 +1,4 @@
-//! The attributes that each transition needs (IBTA vol 1, section 11.2.5.2; `man ibv_modify_qp`).
+//! The attributes that each transition requires (IBTA vol 1, section 11.2.5.2; `man ibv_modify_qp`).
 
 pub(crate) mod modification;
 pub(crate) mod transition;
@@ -80,14 +80,14 @@ pub(crate) fn to_rts(
     (attributes, mask)
 }
 
-/// To `RTS`, for UC and UD.
+/// Returns the transition to `RTS` for UC and UD.
 pub(crate) fn to_rts_unreliable(send_psn: Psn) -> Modification {
     let (attributes, mask) = to_state(ibv_qp_state::IBV_QPS_RTS);
     let attributes = ibv_qp_attr { sq_psn: send_psn.get(), ..attributes };
     (attributes, mask | ibv_qp_attr_mask::IBV_QP_SQ_PSN)
 }
 
-/// To a state without attributes: `RTR` of UD, the error state.
+/// Returns the transition to a state that needs no attributes: `RTR` of UD, or the error state.
 pub(crate) fn to_state(qp_state: ibv_qp_state) -> Modification {
     (ibv_qp_attr { qp_state, ..Default::default() }, ibv_qp_attr_mask::IBV_QP_STATE)
 }

@@ -1,4 +1,4 @@
-//! The provider's object of a queue pair, connected or not.
+//! The provider's C object of a queue pair, connected or not.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -20,7 +20,7 @@ use crate::srq::queue::SharedReceiveQueue;
 #[derive(Debug)]
 pub(crate) struct Object {
     handle: Handle<ibv_qp, Needs>,
-    /// The object that its send queue is posted to.
+    /// The object that requests of the send queue are posted to.
     pub(crate) posted: Called<ibv_qp>,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
@@ -35,7 +35,8 @@ pub(crate) struct Object {
 /// The objects that a queue pair must not outlive.
 #[derive(Debug)]
 pub(crate) struct Needs {
-    /// Released after the queue pair is destroyed, and before its shared receive queue, whose address they use.
+    /// The claims refer to the shared receive queue by address, so they are released before it, but only after the
+    /// queue pair is destroyed.
     pub(crate) _claims: Claims,
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
@@ -69,7 +70,7 @@ impl Object {
         let mut attributes = ibv_qp_attr::default();
         let mut init = ibv_qp_init_attr::default();
         let (mask, verbs) = (mask.0.cast_signed(), self.needs().pd.verbs());
-        // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and attributes to write to.
+        // SAFETY: SAFETY.md F1, F2: the queue pair is live and belongs to this table, and the attributes are writable.
         let returned =
             unsafe { (verbs.query_qp)(self.as_raw(), &raw mut attributes, mask, &raw mut init) };
         Errno::check(returned).map_err(|errno| VerbError::new("ibv_query_qp", errno))?;
@@ -87,7 +88,7 @@ impl Object {
         let given = QpAttributes::from_bits_retain(mask.0);
         transition::check(self.qpn, self.qp_type, from, to, given)?;
         let mask: c_int = mask.0.cast_signed();
-        // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and live attributes.
+        // SAFETY: SAFETY.md F1, F2: the queue pair is live and belongs to this table, and the attributes are live.
         let returned =
             unsafe { (self.needs().pd.verbs().modify_qp)(self.as_raw(), attributes, mask) };
         Errno::check(returned).map_err(|errno| {
@@ -104,9 +105,9 @@ impl Object {
         handle.close().map(drop).map_err(|(handle, error)| (back(handle), error))
     }
 
-    /// Returns an empty set of groups. It is dropped before this object, or when it is empty.
+    /// Returns an empty set of groups. It must be dropped before this object, unless it is empty.
     pub(crate) fn groups(&self) -> Groups {
-        // SAFETY: SAFETY.md F6: of this domain, and its owner drops the groups first.
+        // SAFETY: SAFETY.md F6: the queue pair belongs to this domain, and its owner drops the groups first.
         unsafe { Groups::new(self.as_raw(), &self.needs().pd) }
     }
 

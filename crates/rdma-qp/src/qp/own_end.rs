@@ -1,4 +1,4 @@
-//! A queue pair's own end of a connection, or of its datagrams.
+//! The local end of a connection, or of datagrams.
 
 use std::sync::OnceLock;
 
@@ -6,18 +6,18 @@ use crate::ah::handle::AddressHandle;
 use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 use crate::qp::settings::Settings;
 
-/// The unchanged endpoint of this end, and its GIDs.
+/// The endpoint of this end, and the GIDs of its port.
 #[derive(Debug)]
 pub(crate) struct OwnEnd {
     pub(crate) endpoint: QueuePairEndpoint,
-    /// The usable GIDs of the port, with their indices in its table. The first are the endpoint's.
+    /// The usable GIDs of the port, with their indices in the port's table. The GIDs of the endpoint come first.
     pub(crate) table: Vec<(EndpointGid, u8)>,
     pub(crate) port: u8,
     pub(crate) settings: Settings,
 }
 
-/// This end, and the route to itself for the last request of
-/// [`QueuePair::drain`](crate::QueuePair::drain).
+/// The local end, and the address handle to itself that [`QueuePair::drain`](crate::QueuePair::drain) uses for its last
+/// request.
 #[derive(Debug)]
 pub(crate) struct Datagrams {
     pub(crate) end: OwnEnd,

@@ -7,8 +7,7 @@ use crate::error::Error;
 use crate::gid_choice::GidChoice;
 use crate::gid_network::shares_prefix;
 
-/// Returns the GIDs of the port that the choice allows, with their indices in its table, best
-/// first.
+/// Returns the port's GIDs that `choice` allows, with their indices in the port's table, best first.
 pub(crate) fn choose(
     context: &Context,
     port: u8,
@@ -41,15 +40,15 @@ fn of_table(
             Err(Error::NoGidInNetwork { port, network, table: table.collect() })
         }
         _ => {
-            // A stable sort: within a rank, the order of the table is kept.
+            // The sort is stable, so GIDs of the same rank keep the order of the table.
             gids.sort_by_key(|&(rank, ..)| rank);
             Ok(gids.into_iter().map(|(_, gid, index)| (gid, index)).collect())
         }
     }
 }
 
-/// Selects the GIDs for the endpoint: those of the port that are most likely to be chosen. If they exceed the
-/// endpoint's capacity, these are the address of the stream, the addresses of the peer's network, and the best by rank.
+/// Selects the port's GIDs that the endpoint carries. If there are too many, it carries those that are most likely to
+/// be chosen. These are the address of the stream, the addresses of the peer's network, and the best by rank.
 pub(crate) fn carry(endpoint: &mut QueuePairEndpoint, table: &mut [(EndpointGid, u8)]) {
     if let Some((own, peer)) = endpoint.stream {
         let is_of_peers_network = |gid: &EndpointGid| {

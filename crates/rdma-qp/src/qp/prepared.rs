@@ -15,10 +15,10 @@ use crate::qp::own_end::OwnEnd;
 use crate::qp::own_gids;
 use crate::qp::queue_pair::QueuePair;
 
-/// A queue pair before its connection to the peer's endpoint; for UD, before [`activate`](Self::activate).
+/// A queue pair that is not connected yet; for UD, not [activated](Self::activate) yet.
 ///
 /// # Examples
-/// Two ends in one program; otherwise the endpoints are transferred as bytes.
+/// Both ends are in one program here. Normally, the endpoints are exchanged as bytes.
 /// ```
 /// use rdma_qp::{CompletionQueue, prelude::*};
 ///
@@ -43,15 +43,15 @@ pub struct PreparedQueuePair {
 }
 
 impl PreparedQueuePair {
-    /// Returns the endpoint for the peer.
+    /// Returns the endpoint to send to the peer.
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {
         self.end.endpoint
     }
 
     /// Sets the addresses of the stream over which the ends exchange their endpoints, as this end sees them. For a TCP
-    /// connection these are `local_addr` and `peer_addr`. Call it before [`endpoint`](Self::endpoint), at both ends: a
-    /// connection uses these addresses if both are GIDs (see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer)).
+    /// connection, these are `local_addr` and `peer_addr`. Call this before [`endpoint`](Self::endpoint), at both ends.
+    /// If both addresses are GIDs, the connection uses them (see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer)).
     ///
     /// # Examples
     /// ```
@@ -73,28 +73,29 @@ impl PreparedQueuePair {
         own_gids::carry(&mut self.end.endpoint, &mut self.end.table);
     }
 
-    /// Connects to the peer: `INIT`, `RTR`, `RTS`.
+    /// Connects to the peer, through the states `INIT`, `RTR` and `RTS`.
     ///
-    /// Sends nothing. The peer must do the same with this end's endpoint. Until then, messages to it are retried up to
-    /// `max_ack_retries` times, or are lost without acknowledgements (UC).
+    /// Nothing is sent. The peer must call this with the endpoint of this end. Until then, messages to the peer are
+    /// retried up to `max_ack_retries` times (RC) or are lost (UC).
     ///
     /// # Errors
-    /// [`Error::Handshake`] with the field in which the endpoints do not match; [`Error::NotConnected`] for UD;
-    /// [`Error::Transition`] if the device refuses. The queue pair is destroyed then.
+    /// [`Error::Handshake`], which names the mismatching field, if the endpoints do not match. [`Error::NotConnected`]
+    /// for UD. [`Error::Transition`] if the device refuses. After an error, the queue pair is destroyed.
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(self, peer: QueuePairEndpoint) -> Result<QueuePair, Error> {
         let own = self.endpoint();
         let attributes = self.connect_attributes(&peer)?;
         let qp = self.connect(attributes)?;
-        // Includes the GIDs of both ends, the chosen ones, and the rule.
+        // Includes the GIDs of both ends, the two that were chosen, and the rule.
         tracing::debug!(?own, ?peer, ?attributes, "queue pair connected");
         Ok(qp)
     }
 
-    /// Returns the attributes with which [`handshake`](Self::handshake) would connect.
+    /// Returns the attributes that [`handshake`](Self::handshake) would use to connect.
     ///
     /// # Errors
-    /// [`Error::Handshake`] with the field in which the endpoints do not match, [`Error::NotConnected`] for UD.
+    /// [`Error::Handshake`], which names the mismatching field, if the endpoints do not match. [`Error::NotConnected`]
+    /// for UD.
     pub fn connect_attributes(&self, peer: &QueuePairEndpoint) -> Result<ConnectAttributes, Error> {
         self.check_connected()?;
         let OwnEnd { endpoint, table, .. } = &self.end;
@@ -103,10 +104,11 @@ impl PreparedQueuePair {
         Ok(ConnectAttributes::compute(&own, peer).map_err(Box::new)?)
     }
 
-    /// Connects with these attributes, which the program may obtain by any means.
+    /// Connects with these attributes. The program can obtain them in any way.
     ///
     /// # Errors
-    /// [`Error::Transition`] if the device refuses, [`Error::NotConnected`] for UD. The queue pair is destroyed then.
+    /// [`Error::Transition`] if the device refuses. [`Error::NotConnected`] for UD. After an error, the queue pair is
+    /// destroyed.
     #[doc(alias = "ibv_modify_qp")]
     pub fn connect(self, attributes: ConnectAttributes) -> Result<QueuePair, Error> {
         self.check_connected()?;
@@ -126,12 +128,12 @@ impl PreparedQueuePair {
         if self.object.qp_type == QpType::UD { Err(Error::NotConnected) } else { Ok(()) }
     }
 
-    /// Activates a queue pair for datagrams: `INIT`, `RTR`, `RTS`. It receives from every port that has its key, and
-    /// sends to any port.
+    /// Activates a queue pair for datagrams, through the states `INIT`, `RTR` and `RTS`. It receives datagrams that
+    /// carry its Q_Key from any port, and can send to any port.
     ///
     /// # Errors
-    /// [`Error::NotDatagrams`] for RC and UC, [`Error::Transition`] if the device refuses. The queue pair is destroyed
-    /// then.
+    /// [`Error::NotDatagrams`] for RC and UC. [`Error::Transition`] if the device refuses. After an error, the queue
+    /// pair is destroyed.
     ///
     /// # Examples
     /// ```

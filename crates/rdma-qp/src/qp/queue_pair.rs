@@ -22,18 +22,19 @@ use crate::srq::queue::SharedReceiveQueue;
 ///
 /// | [type](crate::QueuePairBuilder::qp_type) | communicates with | messages | requests of the send queue |
 /// |---|---|---|---|
-/// | RC | one peer, by [`handshake`](crate::PreparedQueuePair::handshake) | arrive once, in order, or it fails | all |
-/// | UC | one peer, by [`handshake`](crate::PreparedQueuePair::handshake) | arrive whole, in order, or not at all | sends, writes |
-/// | UD | any queue pair, after [`activate`](crate::PreparedQueuePair::activate) | of one packet, which arrives or not | sends with [a destination](crate::SendWorkRequest::to) |
+/// | RC | one peer, after [`handshake`](crate::PreparedQueuePair::handshake) | arrive exactly once, in order, or the connection fails | all |
+/// | UC | one peer, after [`handshake`](crate::PreparedQueuePair::handshake) | arrive completely and in order, or not at all | sends, writes |
+/// | UD | any queue pair, after [`activate`](crate::PreparedQueuePair::activate) | have one packet, which can be lost | sends with [a destination](crate::SendWorkRequest::to) |
 ///
-/// The [`post_…`](Self#posting) methods post requests, and the completion queues report them as
-/// completions. All methods take `&self` and can be called from several threads.
+/// The [`post_…`](Self#posting) methods post requests, whose completions arrive in the completion queues. All methods
+/// take `&self` and can be called from several threads.
 ///
 /// The first failing request ends a reliable connection: the queue pair goes to its error state, and the other requests
-/// are flushed. For UC and UD, a failing request of the send queue stops only that queue. It goes to
-/// [`SQE`](QpState::SQE), receives continue, and [`modify`](Self::modify) to `RTS` restarts it. Success means there
-/// that the message was sent, not that it arrived. Dropping a queue pair destroys it, and drops completions that were
-/// not polled.
+/// are flushed. With UC and UD, a failing request of the send queue stops only that queue. The queue pair goes to
+/// [`SQE`](QpState::SQE), where it can still receive. [`modify`](Self::modify) to `RTS` restarts the send queue. With
+/// UC and UD, a successful send means that the message was sent, not that it arrived.
+///
+/// Dropping a queue pair destroys it, and drops completions that were not polled.
 ///
 /// # Examples
 /// Sending a message from one end to the other.
@@ -76,14 +77,14 @@ use crate::srq::queue::SharedReceiveQueue;
 #[doc(alias = "ibv_qp")]
 #[derive(Debug)]
 pub struct QueuePair {
-    /// The groups, which are left before the queue pair is destroyed; `None` if it is connected.
+    /// The multicast groups, which the queue pair leaves before it is destroyed; `None` if it is connected.
     groups: Option<Groups>,
-    // Dropped before `peers`: the device uses the handle to itself while a request names it.
+    // Dropped before `peers`, because the device uses the address handle to this queue pair while a request names it.
     object: Object,
     peers: Peers,
 }
 
-/// The peer of the queue pair.
+/// The queue pair's peer, or `Anybody` for datagrams.
 #[derive(Debug)]
 enum Peers {
     One(Option<ConnectAttributes>),
@@ -109,7 +110,7 @@ impl QueuePair {
         self.groups.as_ref().ok_or(Error::NotDatagrams { qp_type: self.qp_type() })
     }
 
-    /// Returns the fields for datagrams.
+    /// Returns the state for datagrams, or an error if the queue pair is connected.
     pub(crate) fn datagrams(&self) -> Result<&Datagrams, Error> {
         match &self.peers {
             Peers::Anybody(datagrams) => Ok(datagrams),
@@ -132,7 +133,7 @@ impl QueuePair {
         self.object.qpn
     }
 
-    /// Returns the capacities of the queues, as set by the device: never less than requested.
+    /// Returns the capacities of the queues. The device may have set them higher than requested, but never lower.
     #[inline]
     #[must_use]
     pub const fn capabilities(&self) -> QueuePairCapabilities {
@@ -153,7 +154,7 @@ impl QueuePair {
         self.object.usual_sge
     }
 
-    /// Returns true if the queue pair posts by function calls (`ibv_wr_send` and its kin); see
+    /// Returns true if the queue pair posts through the `ibv_wr_*` calls; see
     /// [`extended`](crate::QueuePairBuilder::extended).
     #[doc(alias = "ibv_qp_to_qp_ex")]
     #[must_use]
@@ -161,7 +162,7 @@ impl QueuePair {
         self.object.posted.stands_in()
     }
 
-    /// Returns the object that `ibv_post_send` is called on.
+    /// Returns the object that `ibv_post_send` is called on: the queue pair's own, or its stand-in.
     #[inline]
     pub(crate) const fn posted(&self) -> *mut ibv_qp {
         self.object.posted.as_ptr()
@@ -177,8 +178,8 @@ impl QueuePair {
         }
     }
 
-    /// Returns the Q_Key that datagrams needed when the queue pair was activated; `None` for connected queue pairs.
-    /// [`query`](Self::query) returns the current one.
+    /// Returns the Q_Key that datagrams had to carry when the queue pair was activated; `None` for connected queue
+    /// pairs. [`query`](Self::query) returns the current one.
     #[must_use]
     pub fn qkey(&self) -> Option<u32> {
         self.datagrams().ok().map(|datagrams| datagrams.end.endpoint.qkey())
@@ -196,14 +197,14 @@ impl QueuePair {
         &self.object.needs().recv_cq
     }
 
-    /// Returns the shared receive queue that it takes receives from, if there is one.
+    /// Returns the shared receive queue that the queue pair takes receives from, if any.
     #[inline]
     #[must_use]
     pub fn srq(&self) -> Option<&SharedReceiveQueue> {
         self.object.needs().srq.as_ref()
     }
 
-    /// Returns the protection domain with the memory that the queue pair can use.
+    /// Returns the protection domain of the queue pair. Requests can use only memory of this domain.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
@@ -229,11 +230,11 @@ impl QueuePair {
         Ok(QueuePairAttributes::from_raw(&attributes, &init))
     }
 
-    /// Returns the device's events about this queue pair, oldest first; other readers still get them. They give the
-    /// reason if the queue pair has failed without a failed request of its own.
-    /// [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR) and [`QP_REQ_ERR`](AsyncEventKind::QP_REQ_ERR) report that a
-    /// request of the peer was refused here. SoftRoCE reports neither. The events are the last ones of the context,
-    /// from [`Context::events_of`](rdma_mem::Context::events_of).
+    /// Returns the device's events about this queue pair, oldest first. Other readers still get them. If the queue pair
+    /// has failed although none of its requests failed, the events contain the reason.
+    /// [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR) and [`QP_REQ_ERR`](AsyncEventKind::QP_REQ_ERR) report that this
+    /// end refused a request of the peer. SoftRoCE reports neither. Only recent events are available, from
+    /// [`Context::events_of`](rdma_mem::Context::events_of).
     ///
     /// # Errors
     /// Returns the provider's error, most often because the device was removed.
@@ -264,13 +265,13 @@ impl QueuePair {
 
     /// Changes the state, attributes, or both; see `man ibv_modify_qp`.
     ///
-    /// [`handshake`](crate::PreparedQueuePair::handshake) makes all transitions of a connection. Use this for later
-    /// changes: another `min_rnr_timer`, less `access`, or a new connection after `RESET`, which [`peer`](Self::peer)
-    /// does not return. A change to `RESET` drops all requests, without completions.
+    /// [`handshake`](crate::PreparedQueuePair::handshake) makes all transitions of a connection. Use this method for
+    /// later changes: another `min_rnr_timer`, less `access`, or a new connection after `RESET`. [`peer`](Self::peer)
+    /// does not reflect such a connection. A change to `RESET` drops all requests without completions.
     ///
     /// # Errors
-    /// [`Error::NoTransition`] and [`Error::Attributes`], which name the mismatch, before the device sees the change;
-    /// [`Error::Transition`] if the device refuses.
+    /// [`Error::NoTransition`] and [`Error::Attributes`] name the mismatch, and are returned before the device sees the
+    /// change. [`Error::Transition`] if the device refuses.
     ///
     /// # Examples
     /// ```
@@ -302,8 +303,8 @@ impl QueuePair {
     }
 
     /// Ends the connection, and flushes outstanding requests. They complete with
-    /// [`WorkErrorCode::WorkRequestFlushError`](crate::WorkErrorCode::WorkRequestFlushError), except for those that
-    /// were already executed. The peer is not notified.
+    /// [`WorkErrorCode::WorkRequestFlushError`](crate::WorkErrorCode::WorkRequestFlushError), unless they were already
+    /// executed. The peer is not notified.
     ///
     /// # Errors
     /// Returns an error if the provider refuses.
@@ -313,9 +314,9 @@ impl QueuePair {
         self.object.modify(&mut attributes, mask, QpState::RTS, QpState::ERR)
     }
 
-    /// Destroys the queue pair, after it has left the groups that it [joined](Self::attach_multicast). The device uses
-    /// no memory of its requests after this. A [borrowed](rdma_mem::Ownership::Borrowed) queue pair only leaves those
-    /// groups.
+    /// Destroys the queue pair, after leaving the groups that it [joined](Self::attach_multicast). After this, the
+    /// device no longer uses the memory of its requests. A [borrowed](rdma_mem::Ownership::Borrowed) queue pair only
+    /// leaves those groups.
     ///
     /// # Errors
     /// Returns the queue pair and the provider's error.

@@ -17,19 +17,19 @@ use crate::qp::create;
 use crate::qp::queue_pair::QueuePair;
 
 impl QueuePair {
-    /// Wraps a queue pair that was created elsewhere, and connected or activated for datagrams.
+    /// Wraps a queue pair that was created elsewhere and is already connected, or activated for datagrams.
     ///
-    /// `parents` has its domain, both completion queues, and the shared receive queue if it has
-    /// one. For datagrams (UD), its `gid_index`, `mtu`, `service_level` and the other parts of an
-    /// address apply to [`address_vector`](Self::address_vector). Type, QPN, sizes, port and Q_Key
-    /// are the queue pair's own, and no other option is used. It posts by `ibv_post_send`.
+    /// `parents` contains the queue pair's protection domain, both completion queues, and the shared receive queue if
+    /// it has one. For datagrams (UD), `gid_index`, `mtu`, `service_level` and the other parts of an address in
+    /// `parents` apply to [`address_vector`](Self::address_vector). Type, QPN, sizes, port and Q_Key are read from the
+    /// queue pair, and other options are ignored. The queue pair posts through `ibv_post_send`.
     ///
     /// # Errors
-    /// The errors are those of [`build`](QueuePairBuilder::build), and those of `ibv_query_qp`.
+    /// Same errors as [`build`](QueuePairBuilder::build), and the provider's error of `ibv_query_qp`.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. `parents` has the owners of exactly the objects that it was created with, and
-    /// a shared receive queue if, and only if, it has one.
+    /// [`Ownership`] states the contract. `parents` contains the owners of exactly the objects that the queue pair was
+    /// created with. It contains a shared receive queue if, and only if, the queue pair has one.
     ///
     /// # Examples
     /// ```
@@ -61,22 +61,20 @@ impl QueuePair {
         ownership: Ownership,
     ) -> Result<Self, Error> {
         let mut parents = parents;
-        // SAFETY: SAFETY.md F1: a live queue pair, whose type does not change.
+        // SAFETY: SAFETY.md F1: the queue pair is live, and its type does not change.
         parents.qp_type = QpType::from_raw(unsafe { (*raw.as_ptr()).qp_type }.0);
         let queues = create::check_parents(&parents)?;
         let device = parents.pd.context().query_device();
-        // If a provider does not report its capabilities, it has to refuse unsupported requests
-        // itself.
+        // If the device's capabilities are unknown, the provider itself has to refuse unsupported requests.
         let has_atomics = device.as_ref().map_or(true, create::has_atomics);
         let object = |cap: &ibv_qp_cap, claims, ownership| {
             let called = (raw, Called::itself(raw));
-            // SAFETY: SAFETY.md F2, F6, F9: this function's contract; requests are posted to the
-            // queue pair itself.
+            // SAFETY: SAFETY.md F2, F6, F9: this function's contract. Requests are posted to the queue pair itself.
             unsafe {
                 create::object(&parents, queues, claims, called, (cap, has_atomics), ownership)
             }
         };
-        // Borrowed until nothing else can fail.
+        // Borrowed until nothing else can fail, so that an error does not destroy the queue pair.
         let lent = object(&ibv_qp_cap::default(), [None, None], Ownership::Borrowed);
         let (attributes, init) = lent.query(QueuePairAttributes::mask(parents.qp_type))?;
         drop(lent);

@@ -5,7 +5,7 @@ use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer};
 
 use crate::ah::vector::{AddressVector, GlobalRoute};
 
-/// The options that go unchanged to the device when the queue pair is connected.
+/// The options that are passed to the device unchanged when the queue pair is connected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) access: AccessFlags,

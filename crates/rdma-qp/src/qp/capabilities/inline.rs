@@ -2,13 +2,13 @@
 
 use std::iter::successors;
 
-/// The number of inline bytes that a builder requests from the device.
+/// The amount of inline data that a builder requests from the device, in bytes.
 ///
-/// Verbs cannot query the limit of inline data. A device refuses to create a queue pair with a request above its limit,
-/// and may grant more than requested. [`QueuePair::capabilities`](crate::QueuePair::capabilities) has the result.
+/// Verbs cannot query the device's limit. If a request is above the limit, the device refuses to create the queue pair.
+/// It may also grant more than requested. [`QueuePair::capabilities`](crate::QueuePair::capabilities) returns the
+/// result.
 ///
-/// In place of an `Inline`, a builder accepts a plain number, which means
-/// [`Exactly`](Self::Exactly) that many bytes.
+/// Instead of an `Inline`, a builder accepts a plain number, which means [`Exactly`](Self::Exactly).
 ///
 /// # Examples
 /// ```
@@ -28,18 +28,18 @@ use std::iter::successors;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Inline {
-    /// At least this number: a device with a lower limit does not create the queue pair.
+    /// At least this number. If the device's limit is lower, the queue pair is not created.
     Exactly(u32),
-    /// This number if the device supports it, or fewer: the number is halved until the device accepts it, down to 16,
-    /// and then to 0.
+    /// At most this number. If the device does not support it, the number is halved until the device accepts it: down
+    /// to 16, and then 0.
     UpTo(u32),
 }
 
-/// The least number of inline bytes that is tried before 0.
+/// The smallest number that is tried before 0.
 const LEAST: u32 = 16;
 
 impl Inline {
-    /// Returns the number of bytes that is requested first.
+    /// Returns the number of bytes to request first.
     #[must_use]
     pub const fn wish(self) -> u32 {
         match self {
@@ -47,7 +47,7 @@ impl Inline {
         }
     }
 
-    /// Returns the numbers that are requested in turn, until the device accepts one.
+    /// Returns the numbers to request in turn, until the device accepts one.
     pub(in crate::qp) fn tries(self) -> impl Iterator<Item = u32> {
         let (halved, last) = match self {
             Self::Exactly(bytes) => (None, bytes),
@@ -58,7 +58,7 @@ impl Inline {
     }
 }
 
-/// Up to 64 bytes, a cache line.
+/// Up to 64 bytes, which is the size of a cache line.
 impl Default for Inline {
     fn default() -> Self {
         Self::UpTo(64)

@@ -1,6 +1,6 @@
-//! Sizes and types that a device may refuse: trying smaller sizes, and finding the refused request.
+//! Sizes and types that a device may refuse: trying smaller sizes, and finding out what was refused.
 //!
-//! `ibv_create_qp` returns `EINVAL` for all of them, and verbs can query neither the limit of inline data nor the
+//! `ibv_create_qp` returns `EINVAL` in all these cases. Verbs can query neither the limit of inline data nor the
 //! supported types.
 
 use std::fmt;
@@ -14,9 +14,9 @@ use crate::qp::capabilities::inline::Inline;
 /// The part of a request that the device refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Culprit {
-    /// An option of the builder, and a value for it with which the device creates the queue pair.
+    /// An option of the builder, and a value with which the device does create the queue pair.
     Size(&'static str, u32),
-    /// The type: the device creates a reliable connection of the same sizes.
+    /// The type. The device does create a reliable connection with the same sizes.
     Type(QpType),
 }
 
@@ -38,18 +38,18 @@ impl fmt::Display for Culprit {
     }
 }
 
-/// A queue pair that was not created.
+/// A queue pair that could not be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) errno: Errno,
-    /// The sizes of the last request.
+    /// The sizes that were requested last.
     pub(super) sizes: QueuePairCapabilities,
     pub(super) culprit: Option<Culprit>,
 }
 
-/// Creates a queue pair of this type and these sizes, with as much inline data as the device grants. If it refuses,
-/// other requests are tried one after the other to find the refused part. Queue pairs created by these trials are
-/// discarded.
+/// Creates a queue pair of this type and these sizes, with as much inline data as the device grants. If the device
+/// refuses, other requests are tried one after the other to find the part that it refuses. Queue pairs that these
+/// trials create are discarded.
 pub(super) fn create<T>(
     qp_type: QpType,
     sizes: QueuePairCapabilities,
@@ -62,7 +62,7 @@ pub(super) fn create<T>(
         let sizes = QueuePairCapabilities { max_inline_data, ..sizes };
         match attempt(qp_type, sizes) {
             Ok(created) => return Ok(created),
-            // Not every provider sets the number. In any case, less may be possible.
+            // Not every provider sets `errno`. Whatever it is, the device may accept a smaller size.
             Err(errno) => refused = Some((errno, sizes)),
         }
     }

@@ -11,7 +11,8 @@ use rdma_sys::{ibv_gid, ibv_qp};
 use crate::error::Error;
 use crate::qp::queue_pair::QueuePair;
 
-/// The groups that a queue pair joined. Dropping this leaves them, since members cannot be destroyed.
+/// The groups that a queue pair has joined. Dropping this leaves them, because a queue pair in a group cannot be
+/// destroyed.
 #[derive(Debug)]
 pub(crate) struct Groups {
     qp: *mut ibv_qp,
@@ -19,7 +20,7 @@ pub(crate) struct Groups {
     joined: Mutex<Vec<(Gid, Lid)>>,
 }
 
-// SAFETY: SAFETY.md F9: any thread may call verbs of the queue pair, which is destroyed after this is dropped.
+// SAFETY: SAFETY.md F9: any thread may call verbs on the queue pair, which is destroyed only after this is dropped.
 unsafe impl Send for Groups {}
 // SAFETY: SAFETY.md F9: as above.
 unsafe impl Sync for Groups {}
@@ -28,7 +29,7 @@ type Verb = unsafe extern "C" fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
 
 impl Groups {
     /// # Safety
-    /// The queue pair is of this domain, and live until this is dropped or empty.
+    /// The queue pair belongs to this domain, and is live until this value is dropped or empty.
     pub(crate) unsafe fn new(qp: *mut ibv_qp, pd: &ProtectionDomain) -> Self {
         Self { qp, pd: pd.clone(), joined: Mutex::default() }
     }
@@ -52,11 +53,10 @@ impl Groups {
         Ok(())
     }
 
-    /// Leaves all groups, the last joined first.
+    /// Leaves all groups, beginning with the one joined last.
     ///
     /// # Errors
-    /// Returns the first error. The queue pair stays in that group, and in those that it joined
-    /// before.
+    /// Returns the first error. The queue pair stays in that group, and in the groups that it joined before.
     pub(crate) fn leave_all(&self) -> Result<(), Error> {
         let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(group) = joined.last() {
@@ -80,7 +80,7 @@ impl Groups {
     ) -> Result<(), Error> {
         self.pd.check_process().map_err(rdma_mem::Error::from)?;
         let gid = ibv_gid { raw: gid.to_bytes() };
-        // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and a live address.
+        // SAFETY: SAFETY.md F1, F2: the queue pair is live and belongs to this table, and the address is live.
         let returned = unsafe { verb(self.qp, &raw const gid, lid.get()) };
         Ok(Errno::check(returned).map_err(fail)?)
     }
@@ -88,27 +88,27 @@ impl Groups {
 
 impl Drop for Groups {
     fn drop(&mut self) {
-        // The destruction of the queue pair, which fails then, emits the event.
+        // If this fails, destroying the queue pair also fails, which emits the event.
         let _ = self.leave_all();
     }
 }
 
 impl QueuePair {
-    /// Joins a multicast group: this queue pair receives the datagrams that are sent to `gid` and
+    /// Joins a multicast group. After that, this queue pair receives the datagrams that are sent to `gid` and
     /// [`Qpn::MULTICAST`](crate::Qpn::MULTICAST) with its Q_Key. On InfiniBand, `lid` is the LID of the group;
     /// elsewhere it is [`Lid::NONE`]. Joining a group twice is equivalent to joining it once. See
     /// `man ibv_attach_mcast`.
     ///
     /// The network must deliver the group's packets to this port. On InfiniBand, a join request to the subnet
-    /// administrator arranges that. On Ethernet, the host's interface must be a member too, for example by
-    /// [`UdpSocket::join_multicast_v4`](std::net::UdpSocket::join_multicast_v4). Software devices need neither.
+    /// administrator arranges that. On Ethernet, the host's interface must also be a member of the group, for example
+    /// through [`UdpSocket::join_multicast_v4`](std::net::UdpSocket::join_multicast_v4). Software devices need neither.
     ///
-    /// A queue pair that is dropped or closed leaves the groups that it joined by this method.
+    /// A queue pair that is dropped or closed leaves the groups that it joined through this method.
     ///
     /// # Errors
-    /// [`Error::NotDatagrams`] for connected queue pairs. Otherwise the provider's error with a hint. `EINVAL` is for
-    /// an address that is not that of a group, and `ENOMEM` for too many groups. `EOPNOTSUPP` or `ENOSYS` is for a
-    /// device without groups.
+    /// [`Error::NotDatagrams`] for connected queue pairs. Otherwise the provider's error with a hint. `EINVAL` means
+    /// that the address is not a group address, and `ENOMEM` that there are too many groups. `EOPNOTSUPP` or `ENOSYS`
+    /// means that the device does not support groups.
     ///
     /// # Examples
     /// ```
@@ -158,12 +158,12 @@ impl QueuePair {
         self.groups()?.join((gid, lid))
     }
 
-    /// Leaves a multicast group, given by the same address and LID as for joining. Datagrams that have arrived stay in
-    /// their receives. See `man ibv_detach_mcast`.
+    /// Leaves a multicast group, identified by the same GID and LID as when joining. Datagrams that have already
+    /// arrived are not removed. See `man ibv_detach_mcast`.
     ///
     /// # Errors
-    /// [`Error::NotDatagrams`] for connected queue pairs. Otherwise the provider's error with a hint: the queue pair is
-    /// not in that group (`EINVAL`), or the device does not support groups (`EOPNOTSUPP`, `ENOSYS`).
+    /// [`Error::NotDatagrams`] for connected queue pairs. Otherwise the provider's error with a hint. `EINVAL` means
+    /// that the queue pair is not in that group; `EOPNOTSUPP` or `ENOSYS` that the device does not support groups.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_multicast(&self, gid: Gid, lid: Lid) -> Result<(), Error> {
         self.groups()?.leave((gid, lid))

@@ -1,4 +1,4 @@
-//! Modifications of a queue pair.
+//! Changes of a queue pair's state and attributes.
 
 use std::fmt;
 
@@ -13,8 +13,8 @@ use crate::qp::modify::transition::names;
 
 /// A change of a queue pair's state, attributes, or both, for [`QueuePair::modify`](crate::QueuePair::modify).
 ///
-/// Section 11.2.5.2 of the specification lists the attributes of each transition, and the error names the mismatches.
-/// In short:
+/// Section 11.2.5.2 of the specification lists the attributes of each transition. If the attributes do not match, the
+/// error names them. In short:
 ///
 /// | to | RC | UC | UD |
 /// |---|---|---|---|
@@ -55,13 +55,13 @@ macro_rules! attributes {
 }
 
 attributes! {
-    /// The new state; without it the state does not change.
+    /// The new state. If it is not set, the state does not change.
     state(state: QpState) { qp_state = ibv_qp_state(state.raw()) } IBV_QP_STATE;
     /// The port, from 1.
     port(port: u8) { port_num = port } IBV_QP_PORT;
     /// The index of the partition key in the port's table.
     pkey_index(index: u16) { pkey_index = index } IBV_QP_PKEY_INDEX;
-    /// The rights of the peer through the queue pair.
+    /// The peer's access rights through the queue pair.
     access(access: AccessFlags) { qp_access_flags = access.bits() } IBV_QP_ACCESS_FLAGS;
     /// The key that datagrams must carry to be accepted; only for UD.
     qkey(qkey: u32) { qkey = qkey } IBV_QP_QKEY;
@@ -73,31 +73,31 @@ attributes! {
     recv_psn(psn: Psn) { rq_psn = psn.get() } IBV_QP_RQ_PSN;
     /// The PSN of the first packet that this end sends.
     send_psn(psn: Psn) { sq_psn = psn.get() } IBV_QP_SQ_PSN;
-    /// The number of RDMA reads and atomics that this end may have in flight.
+    /// The maximum number of RDMA reads and atomics in flight from this end.
     max_rd_atomic(depth: u8) { max_rd_atomic = depth } IBV_QP_MAX_QP_RD_ATOMIC;
-    /// The number of RDMA reads and atomics of the peer that this end serves at a time.
+    /// The maximum number of RDMA reads and atomics from the peer that this end serves at a time.
     max_dest_rd_atomic(depth: u8) { max_dest_rd_atomic = depth } IBV_QP_MAX_DEST_RD_ATOMIC;
-    /// The time that the peer waits when no receive is posted here.
+    /// The time that the peer waits before it retries when no receive is posted here.
     min_rnr_timer(timer: MinRnrTimer) { min_rnr_timer = timer.code() } IBV_QP_MIN_RNR_TIMER;
     /// The time to wait for an acknowledgement.
     ack_timeout(timeout: AckTimeout) { timeout = timeout.code() } IBV_QP_TIMEOUT;
-    /// The number of retries without an acknowledgement.
+    /// The maximum number of retries without an acknowledgement.
     max_ack_retries(retries: MaxAckRetries) { retry_cnt = retries.retries() } IBV_QP_RETRY_CNT;
-    /// For the transition to `SQD`: whether the event [`SQ_DRAINED`](rdma_mem::AsyncEventKind::SQ_DRAINED) is sent
-    /// after the requests in progress have completed.
+    /// For the transition to `SQD`: whether to send the event [`SQ_DRAINED`](rdma_mem::AsyncEventKind::SQ_DRAINED) when
+    /// the requests in progress have completed.
     notify_drained(on: bool) { en_sqd_async_notify = on.into() } IBV_QP_EN_SQD_ASYNC_NOTIFY;
-    /// The number of retries when the peer has no receive posted.
+    /// The maximum number of retries when the peer has no receive posted.
     max_rnr_retries(retries: MaxRnrRetries) { rnr_retry = retries.code() } IBV_QP_RNR_RETRY;
 }
 
 impl QueuePairModification {
-    /// Creates a modification without any change.
+    /// Creates an empty modification.
     pub fn new() -> Self {
         Self { attributes: ibv_qp_attr::default(), mask: ibv_qp_attr_mask(0) }
     }
 
-    /// The route to the peer from this port: its LID, and the GIDs of both ends, or `None` within
-    /// an InfiniBand subnet. 64 hops, service level, traffic class and flow label 0.
+    /// The route from this port to the peer: its LID, and the GIDs of both ends, or `None` within an InfiniBand subnet.
+    /// The hop limit is 64; service level, traffic class and flow label are 0.
     pub fn path(mut self, port: u8, lid: Lid, route: Option<GlobalRoute>) -> Self {
         self.attributes.ah_attr = AddressVector { route, ..AddressVector::new(port, lid) }.to_raw();
         self.mask |= ibv_qp_attr_mask::IBV_QP_AV;

@@ -4,7 +4,7 @@ use rdma_types::{QpAttributes, QpState, QpTransition, QpType, Qpn};
 
 use crate::error::Error;
 
-/// The attributes, with the names of their methods of [`QueuePairModification`](crate::QueuePairModification).
+/// The attributes, and the methods of [`QueuePairModification`](crate::QueuePairModification) that set them.
 const NAMES: [(QpAttributes, &str); 16] = [
     (QpAttributes::PORT, "port"),
     (QpAttributes::PKEY_INDEX, "pkey_index"),
@@ -24,7 +24,7 @@ const NAMES: [(QpAttributes, &str); 16] = [
     (QpAttributes::EN_SQD_ASYNC_NOTIFY, "notify_drained"),
 ];
 
-/// Returns the names of the attributes, without the state.
+/// Returns the names of the attributes, except the state.
 pub(crate) fn names(wanted: QpAttributes) -> Vec<&'static str> {
     let wanted = NAMES.iter().filter(|(attribute, _)| wanted.contains(*attribute));
     wanted.map(|&(_, name)| name).collect()
