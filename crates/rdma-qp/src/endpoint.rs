@@ -1,4 +1,4 @@
-//! The endpoint of a queue pair, which its peer needs to connect to it.
+//! Queue pair endpoints: what a peer needs to know in order to connect.
 
 pub(crate) mod bytes;
 pub(crate) mod class;
@@ -16,22 +16,22 @@ use rdma_types::{Psn, QpType, Qpn};
 use crate::endpoint::pair::GidRule;
 use crate::gid_network::gid_of;
 
-/// A GID of an endpoint, with the type of its packets.
+/// A GID of an endpoint, with its packet type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct EndpointGid {
     /// The GID.
     pub gid: Gid,
-    /// The type of its packets.
+    /// The type of packets that use this GID.
     pub gid_type: GidType,
-    /// The number of leading bits of the GID that identify its network, from the mask of its interface; 0 if unknown.
+    /// The number of leading bits that identify the GID's network, from the netmask of its interface; 0 if unknown.
     #[cfg_attr(feature = "serde", serde(default))]
     pub prefix_length: u8,
 }
 
 impl EndpointGid {
-    /// The content of an unused slot.
+    /// Fills unused slots.
     pub(crate) const NONE: Self = Self::new(Gid::ZERO, GidType::IB);
 
     /// Creates a GID of an unknown network.
@@ -40,7 +40,8 @@ impl EndpointGid {
         Self { gid, gid_type, prefix_length: 0 }
     }
 
-    /// Sets the number of leading bits that identify its network: for an IPv4 address, 96 more than in its mask.
+    /// Sets the number of leading bits that identify the GID's network. For an IPv4 address, add 96 to the prefix
+    /// length.
     #[must_use]
     pub const fn with_prefix_length(mut self, prefix_length: u8) -> Self {
         self.prefix_length = prefix_length;
@@ -51,8 +52,8 @@ impl EndpointGid {
 /// One end of a connection, as seen by the other end. Both ends exchange their endpoints, by any
 /// means, before [`handshake`](crate::PreparedQueuePair::handshake).
 ///
-/// It is transferred in [a fixed format](Self::to_bytes), or by serde (feature `serde`). For a
-/// program that knows only some of the fields, such as `ibv_rc_pingpong`, create one from parts:
+/// An endpoint is transferred in [a fixed format](Self::to_bytes), or through serde (feature `serde`). If the peer's
+/// program reports only some of the fields, as `ibv_rc_pingpong` does, create the endpoint from parts:
 ///
 /// ```
 /// use rdma_qp::QueuePairEndpoint;
@@ -87,8 +88,8 @@ pub struct QueuePairEndpoint {
     pub(crate) max_dest_rd_atomic: u8,
     pub(crate) gids: [EndpointGid; Self::MAX_GIDS],
     pub(crate) gid_count: u8,
-    /// The addresses of the stream over which the ends exchange their endpoints, as this end sees them: its own, the
-    /// peer's.
+    /// The addresses of the stream over which the ends exchange their endpoints, as this end sees them: its own first,
+    /// then the peer's.
     pub(crate) stream: Option<(Gid, Gid)>,
 }
 
@@ -112,12 +113,13 @@ impl QueuePairEndpoint {
     /// version 1.
     pub const VERSION: u8 = 2;
 
-    /// The most GIDs that an endpoint carries. If the port has more, the endpoint carries those that are likely to be
-    /// chosen. These are the address of the stream, those of the peer's network, and the best by type and class.
+    /// The maximum number of GIDs that an endpoint carries. If the port has more, the endpoint carries those that are
+    /// likely to be chosen. These are the address of the stream, those of the peer's network, and the best by type and
+    /// class.
     pub const MAX_GIDS: usize = 16;
 
-    /// Creates an endpoint without an address: add a LID or GIDs. It is for a reliable connection (RC), with an MTU of
-    /// 1024 bytes and one RDMA read at a time.
+    /// Creates an endpoint for a reliable connection (RC), with an MTU of 1024 bytes and one RDMA read at a time. It
+    /// has no address yet: add a LID or GIDs.
     #[must_use]
     pub const fn new(qpn: Qpn, psn: Psn) -> Self {
         Self {
@@ -144,7 +146,7 @@ impl QueuePairEndpoint {
         self
     }
 
-    /// Sets the type to datagrams (UD), which must carry this key to be accepted; the endpoint has
+    /// Sets the type to datagrams (UD). Datagrams to this endpoint must carry this key to be accepted. The endpoint has
     /// no PSN.
     #[must_use]
     pub const fn with_qkey(mut self, qkey: u32) -> Self {
@@ -154,7 +156,7 @@ impl QueuePairEndpoint {
         self
     }
 
-    /// Sets the port's LID, which makes it an InfiniBand port.
+    /// Sets the port's LID, which makes the port an InfiniBand port.
     #[must_use]
     pub const fn with_lid(mut self, lid: Lid) -> Self {
         self.lid = lid;
@@ -162,8 +164,7 @@ impl QueuePairEndpoint {
         self
     }
 
-    /// Adds a GID of an unknown network. A RoCE type makes the port an Ethernet port. GIDs from the seventeenth on are
-    /// dropped.
+    /// Adds a GID of an unknown network. A RoCE type makes the port an Ethernet port. Only the first 16 GIDs are kept.
     #[must_use]
     pub fn with_gid(self, gid: Gid, gid_type: GidType) -> Self {
         self.with_endpoint_gid(EndpointGid::new(gid, gid_type))
@@ -197,8 +198,7 @@ impl QueuePairEndpoint {
         self
     }
 
-    /// Sets the number of RDMA reads and atomics that this end starts, and the number that it
-    /// serves, at a time.
+    /// Sets the maximum numbers of RDMA reads and atomics that this end starts, and that it serves, at a time.
     #[must_use]
     pub const fn with_rd_atomic(mut self, max_rd_atomic: u8, max_dest_rd_atomic: u8) -> Self {
         self.max_rd_atomic = max_rd_atomic;
@@ -262,13 +262,13 @@ impl QueuePairEndpoint {
         self.mtu
     }
 
-    /// Returns the number of RDMA reads and atomics that this end starts at a time.
+    /// Returns the maximum number of RDMA reads and atomics that this end starts at a time.
     #[must_use]
     pub const fn max_rd_atomic(&self) -> u8 {
         self.max_rd_atomic
     }
 
-    /// Returns the number of RDMA reads and atomics that this end serves at a time.
+    /// Returns the maximum number of RDMA reads and atomics that this end serves at a time.
     #[must_use]
     pub const fn max_dest_rd_atomic(&self) -> u8 {
         self.max_dest_rd_atomic
@@ -280,8 +280,9 @@ impl QueuePairEndpoint {
         self.gids.get(..usize::from(self.gid_count)).unwrap_or(&self.gids)
     }
 
-    /// Returns the GIDs by which this end and `peer` would connect, this end's first, and the rule that selects them;
-    /// see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer). `None` if no GID of one end matches a GID of the other.
+    /// Returns the GIDs that this end and `peer` would use to connect, this end's first, and the rule that selects
+    /// them; see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer). `None` if no GID of one end matches a GID of the
+    /// other.
     ///
     /// # Examples
     /// ```

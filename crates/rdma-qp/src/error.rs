@@ -26,19 +26,19 @@ pub enum Error {
     /// A completion queue failed.
     #[error(transparent)]
     Poll(#[from] PollError),
-    /// A queue pair did not change its state.
+    /// A queue pair could not change its state.
     #[error("queue pair {qpn}: {from} to {to}: {source}")]
     Transition {
         /// The queue pair.
         qpn: Qpn,
-        /// The state that it was in, as far as this program has changed it.
+        /// The last state that this program set.
         from: QpState,
         /// The requested state.
         to: QpState,
         /// The error of the verb.
         source: VerbError,
     },
-    /// The states of a queue pair have no such transition.
+    /// Queue pairs have no transition between these two states.
     #[error(
         "queue pair {qpn}: there is no way from {from} to {to}: it goes from RESET to INIT, RTR and \
          RTS, and to RESET from everywhere"
@@ -82,13 +82,13 @@ pub enum Error {
     /// The endpoints do not match.
     #[error(transparent)]
     Handshake(#[from] Box<HandshakeError>),
-    /// A type of queue pair that this library does not support.
+    /// This library does not support this type of queue pair.
     #[error("{qp_type} queue pairs are not supported by this library: it has RC, UC and UD")]
     UnsupportedType {
         /// The requested type.
         qp_type: QpType,
     },
-    /// A device with a transport other than InfiniBand (which includes RoCE).
+    /// This library supports only InfiniBand devices (including RoCE), and the device uses another transport.
     #[error(
         "`{device}` uses {transport}, which this library does not support: it is for InfiniBand and \
          RoCE"
@@ -114,7 +114,7 @@ pub enum Error {
         /// The type of the queue pair.
         qp_type: QpType,
     },
-    /// A completion that does not belong to a datagram received by this queue pair.
+    /// The completion does not belong to a datagram that this queue pair received.
     #[error("the completion is not that of a datagram: pass one of a receive of queue pair {qpn}")]
     NoDatagram {
         /// The queue pair.
@@ -126,29 +126,29 @@ pub enum Error {
         /// The builder's method.
         knob: &'static str,
     },
-    /// A completion queue of another context than the protection domain's.
+    /// The completion queue belongs to another context than the protection domain.
     #[error("the `{knob}` belongs to another context than the protection domain")]
     ForeignCompletionQueue {
         /// The builder's method.
         knob: &'static str,
     },
-    /// A shared receive queue of another context than the queue pair's protection domain.
+    /// The shared receive queue belongs to another context than the queue pair's protection domain.
     #[error("the `srq` belongs to another context than the protection domain")]
     ForeignSharedReceiveQueue,
-    /// A queue pair with a shared receive queue where one with its own receives is required.
+    /// The queue pair uses a shared receive queue, but the operation requires one with its own receives.
     #[error("this queue pair needs receives of its own: build it without `srq`")]
     SharedReceives,
-    /// A limit that would always be reached.
+    /// The limit is larger than the queue, so it would always be reached.
     #[error(
         "a limit of {limit} was requested, but the shared receive queue holds {max_wr} receives"
     )]
     LimitTooLarge {
         /// The requested limit.
         limit: u32,
-        /// The number of receives that the queue holds.
+        /// The maximum number of outstanding receives in the queue.
         max_wr: u32,
     },
-    /// A completion queue that its queue pairs could make overflow, although
+    /// The completion queue could overflow if all its queue pairs' requests completed, and
     /// [`strict_cq`](crate::QueuePairBuilder::strict_cq) is set.
     #[error(
         "the `{knob}` holds {capacity} completions, but its queue pairs, with this one, can have \
@@ -158,9 +158,9 @@ pub enum Error {
     CompletionQueueTooSmall {
         /// The builder's method.
         knob: &'static str,
-        /// The number of completions that it holds.
+        /// The capacity of the completion queue.
         capacity: u32,
-        /// The number that it must hold for all its queue pairs.
+        /// The capacity that all its queue pairs together need.
         needed: u32,
     },
     /// Events were requested from a completion queue without a channel.
@@ -169,7 +169,7 @@ pub enum Error {
          CompletionQueue::create_with_channel"
     )]
     NoCompletionChannel,
-    /// The context does not have this completion vector.
+    /// The context has no completion vector with this number.
     #[error("there is no completion vector {vector}: the context has {count}, counted from 0")]
     NoSuchVector {
         /// The requested vector.
@@ -177,10 +177,10 @@ pub enum Error {
         /// The number of vectors.
         count: u32,
     },
-    /// A channel of another context than the completion queue's.
+    /// The completion channel belongs to another context than the completion queue.
     #[error("the completion channel belongs to another context than the completion queue")]
     ForeignChannel,
-    /// The device has no completion timestamps.
+    /// The device does not support completion timestamps.
     #[error(
         "`{device}` has no completion timestamps: make the completion queue without, and take the \
          time when it is polled"
@@ -197,7 +197,7 @@ pub enum Error {
         /// The state of each port, from port 1.
         ports: Vec<PortState>,
     },
-    /// The device does not have this port.
+    /// The device has no port with this number.
     #[error("there is no port {port}: the device has ports 1 to {count}")]
     NoSuchPort {
         /// The requested port.
@@ -243,8 +243,7 @@ pub enum Error {
         /// The port's MTU.
         active: Mtu,
     },
-    /// An option of the builder exceeds its field in a packet, its table, or the limit of the
-    /// device.
+    /// An option of the builder exceeds the range of its packet field, the size of its table, or the device's limit.
     #[error("the `{knob}` cannot be {value}: here it is at most {most}")]
     TooLarge {
         /// The builder's method.
@@ -254,7 +253,7 @@ pub enum Error {
         /// The largest possible value.
         most: u32,
     },
-    /// An option of the builder is 0, which cannot work.
+    /// An option of the builder is 0, which is not allowed.
     #[error("the `{knob}` is too small: it has to be at least {least}")]
     TooSmall {
         /// The builder's method.
@@ -262,8 +261,7 @@ pub enum Error {
         /// The smallest possible value.
         least: u32,
     },
-    /// The object cannot be closed now, because clones of it, or objects created from it, are
-    /// alive.
+    /// The object cannot be closed yet, because clones of it, or objects created from it, are alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {
         /// The object that was to be closed.
@@ -322,7 +320,7 @@ fn list_gids(gids: &[Gid]) -> String {
     if gids.is_empty() { "none".to_owned() } else { gids.join(", ") }
 }
 
-/// Returns the hint for a queue that was not created.
+/// Returns the hint for a queue that could not be created.
 pub(crate) fn create_hint(
     errno: Errno,
     asked: &str,
@@ -342,7 +340,7 @@ pub(crate) fn create_hint(
     })
 }
 
-/// Returns the hint for a completion queue without moderation.
+/// Returns the hint for a completion queue that could not be moderated.
 pub(crate) fn moderate_hint(
     errno: Errno,
     (max_count, max_period_us): (u16, u16),
@@ -364,7 +362,7 @@ pub(crate) fn moderate_hint(
     }))
 }
 
-/// Returns the hint for a shared receive queue that was not created.
+/// Returns the hint for a shared receive queue that could not be created.
 pub(crate) fn srq_hint(
     errno: Errno,
     max_wr: u32,
@@ -388,7 +386,7 @@ pub(crate) fn srq_hint(
     })
 }
 
-/// Returns the hint for an address handle that was not created.
+/// Returns the hint for an address handle that could not be created.
 pub(crate) fn address_hint(errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
         Errno::EINVAL => {

@@ -1,10 +1,10 @@
-//! The choice of a GID: by the peer, or by the program or operator.
+//! The choice of a GID: by comparison with the peer's, or by the program or operator.
 
 use crate::environment;
 use crate::error::Error;
 use crate::gid_network::GidNetwork;
 
-/// The GIDs of its port that a queue pair may use.
+/// The choice of the GIDs that a queue pair may use.
 ///
 /// # Examples
 /// ```
@@ -24,19 +24,20 @@ use crate::gid_network::GidNetwork;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GidChoice {
-    /// All of them. Both ends choose one pair from the GIDs of their endpoints, by the first rule that applies:
+    /// All GIDs of the port. Both ends choose one pair from the GIDs of their endpoints, by the first rule that
+    /// applies:
     ///
     /// 1. the two addresses of the stream over which the endpoints are exchanged, if both are GIDs;
-    /// 2. two addresses of one network, by the masks of their interfaces;
+    /// 2. two addresses in the same network, according to the netmasks of their interfaces;
     /// 3. two addresses of the best type and class that both have: RoCE v2 before RoCE v1, IPv4 before global IPv6
     ///    before link-local addresses.
     ///
-    /// An address that both ends have counts only if both ends use one port. This is assumed if their tables are equal,
-    /// or if one table is a part of the other and no other pair is left. Of several pairs, both ends choose the one
-    /// with the smaller addresses.
+    /// An address that both ends have counts only if both ends use the same port. This is assumed if their tables are
+    /// equal, or if one table is a subset of the other and no other pair is left. If several pairs are equally good,
+    /// both ends choose the one with the smaller addresses.
     ///
-    /// If the environment sets `RDMA_GID_INDEX` (a number) or `RDMA_GID_NETWORK` (such as `10.0.0.0/8`), that choice
-    /// replaces this one; the index takes precedence over the network.
+    /// The environment variables `RDMA_GID_INDEX` (a number) and `RDMA_GID_NETWORK` (such as `10.0.0.0/8`) replace this
+    /// choice. The index takes precedence over the network.
     #[default]
     ByPeer,
     /// The GID at this index of the port's table.
@@ -46,7 +47,7 @@ pub enum GidChoice {
 }
 
 impl GidChoice {
-    /// Returns this choice, or that of the environment instead of [`ByPeer`](Self::ByPeer).
+    /// Returns this choice. [`ByPeer`](Self::ByPeer) is replaced with the choice in the environment, if any.
     pub(crate) fn or_of_environment(self) -> Result<Self, Error> {
         if self != Self::ByPeer {
             return Ok(self);

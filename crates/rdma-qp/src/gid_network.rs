@@ -6,8 +6,7 @@ use std::str::FromStr;
 
 use rdma_mem::Gid;
 
-/// A network: an address, and the number of its leading bits that count. Its text form is like `10.0.0.0/8` or
-/// `fd00::/8`.
+/// A network: an address and the length of its prefix. Written like `10.0.0.0/8` or `fd00::/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidNetwork {
     address: IpAddr,
@@ -15,15 +14,15 @@ pub struct GidNetwork {
 }
 
 impl GidNetwork {
-    /// Returns the network of an address. `None` if the length is above 32 for an IPv4 address, or
-    /// above 128.
+    /// Returns the network of an address. `None` if the prefix length is above 32 for an IPv4 address, or above 128 for
+    /// an IPv6 address.
     #[must_use]
     pub const fn new(address: IpAddr, length: u8) -> Option<Self> {
         let longest = if address.is_ipv4() { 32 } else { 128 };
         if length > longest { None } else { Some(Self { address, length }) }
     }
 
-    /// Returns true if the GID is an address of this network. IPv4 addresses are GIDs of `::ffff:0:0/96`.
+    /// Returns true if the GID is an address in this network. The GIDs of IPv4 addresses are in `::ffff:0:0/96`.
     #[must_use]
     pub fn contains(&self, gid: Gid) -> bool {
         let length = if self.address.is_ipv4() { 96 + self.length } else { self.length };
@@ -57,7 +56,7 @@ impl fmt::Display for GidNetwork {
     }
 }
 
-/// Returns the GID of an address.
+/// Returns the GID that corresponds to an address.
 pub(crate) fn gid_of(address: IpAddr) -> Gid {
     match address {
         IpAddr::V4(address) => Gid::from_ipv4(address),
@@ -65,7 +64,7 @@ pub(crate) fn gid_of(address: IpAddr) -> Gid {
     }
 }
 
-/// Returns true if the first bits of two GIDs are equal.
+/// Returns true if the first `length` bits of two GIDs are equal.
 pub(crate) fn shares_prefix(a: Gid, b: Gid, length: u8) -> bool {
     let differ = u128::from_be_bytes(a.to_bytes()) ^ u128::from_be_bytes(b.to_bytes());
     differ.leading_zeros() >= u32::from(length)

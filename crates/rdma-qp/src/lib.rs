@@ -2,13 +2,13 @@
 //!
 //! | step | here |
 //! |---|---|
-//! | create a completion queue | [`CompletionQueue::create`], with timestamps [`CompletionQueue::builder`] |
+//! | create a completion queue | [`CompletionQueue::create`], or with timestamps, [`CompletionQueue::builder`] |
 //! | share receives among queue pairs | `pd.create_srq()` of the [`prelude`], [`SharedReceiveQueue`] |
 //! | create a queue pair | `pd.create_qp()` of the [`prelude`], [`QueuePairBuilder`] |
 //! | send the endpoint to the peer | [`PreparedQueuePair::endpoint`], [`QueuePairEndpoint::to_bytes`] |
 //! | connect | [`PreparedQueuePair::handshake`] |
 //! | send datagrams | [`PreparedQueuePair::activate`], [`QueuePair::address_handle`], [`SendWorkRequest::to`] |
-//! | post requests | [`QueuePair::post`], by kind [`post_send`](QueuePair::post_send) …, in batches [`post_batch`](QueuePair::post_batch) |
+//! | post requests | [`QueuePair::post`], for one kind [`post_send`](QueuePair::post_send) …, for batches [`post_batch`](QueuePair::post_batch) |
 //! | lend memory, and revoke the access | [`QueuePair::bind`], [`LocalInvalidate`], [`SendWithInvalidate`] |
 //! | poll completions | [`CompletionQueue::poll`] |
 //! | sleep until one arrives | [`CompletionQueue::req_notify`], [`CompletionChannel::get_event`] |
@@ -16,42 +16,41 @@
 //!
 //! # The raw level
 //!
-//! Posting is `unsafe`. The device uses the memory of a request until it has completed, and nothing in this crate
-//! prevents other code from using it meanwhile. The crate does ensure that objects are destroyed in the right order. It
-//! also ensures that elements are within their regions, and requests within the remote memory that they name. Undefined
-//! values of a completion cannot be read.
+//! Posting is `unsafe`. The device uses the memory of a request until the request completes. Nothing in this crate
+//! prevents other code from using that memory at the same time. But the crate does ensure that objects are destroyed in
+//! the right order. It also ensures that elements are within their regions, and requests within the remote memory that
+//! they name. Undefined values of a completion cannot be read.
 //!
-//! Posting and polling do only what the same calls in C do: no allocation, no lock, no additional
-//! counting.
+//! Posting and polling do only what the same calls in C do. They do not allocate, lock, or keep additional counts.
 //!
 //! # Two levels of posting
 //!
 //! | mistake in a request | [`post`](QueuePair::post), `post_send` …, [`post_batch`](QueuePair::post_batch), `post_receive_batch` | [`post_raw`](QueuePair::post_raw), `post_batch_raw`, `post_receive_batch_raw` |
 //! |---|---|---|
-//! | an element outside of its region | cannot be made | cannot be made |
+//! | an element outside of its region | cannot be created | cannot be created |
 //! | elements longer than the remote memory | [`RemoteTooShort`](PostErrorKind::RemoteTooShort) | overwrites the memory after it, or fails at the peer |
-//! | more elements than the queue takes | [`TooManyElements`](PostErrorKind::TooManyElements) | the provider refuses ([`Refused`](PostErrorKind::Refused)) |
-//! | more inline bytes than the queue pair takes | [`TooMuchInline`](PostErrorKind::TooMuchInline) | the provider refuses |
-//! | a registered slice of another domain, in a [list](rdma_mem::GatherList) | [`WrongDomain`](PostErrorKind::WrongDomain) | a failed completion |
-//! | an element of another domain, not in a list | a failed completion | a failed completion |
+//! | more elements than the queue supports | [`TooManyElements`](PostErrorKind::TooManyElements) | the provider refuses ([`Refused`](PostErrorKind::Refused)) |
+//! | more inline bytes than the queue pair supports | [`TooMuchInline`](PostErrorKind::TooMuchInline) | the provider refuses |
+//! | a registered slice from another domain, in a [list](rdma_mem::GatherList) | [`WrongDomain`](PostErrorKind::WrongDomain) | a failed completion |
+//! | an element from another domain, not in a list | a failed completion | a failed completion |
 //! | an atomic at an address that is not a multiple of 8 | [`Misaligned`](PostErrorKind::Misaligned) | a failed completion |
-//! | an atomic with a result of other than 8 bytes | [`AtomicResult`](PostErrorKind::AtomicResult) | a failed completion, or a part of it |
+//! | an atomic whose result is not 8 bytes long | [`AtomicResult`](PostErrorKind::AtomicResult) | a failed completion, or a part of it |
 //! | a request that the type of the queue pair does not support | [`Opcode`](PostErrorKind::Opcode) | the provider refuses |
 //! | an atomic on a device without atomics | [`NoAtomics`](PostErrorKind::NoAtomics) | the provider refuses, or a failed completion |
-//! | a datagram without destination, or a destination on a connection | [`NoDestination`](PostErrorKind::NoDestination), [`Destination`](PostErrorKind::Destination) | the provider refuses, or misreads the number |
+//! | a datagram without a destination, or a destination on a connected queue pair | [`NoDestination`](PostErrorKind::NoDestination), [`Destination`](PostErrorKind::Destination) | the provider refuses, or misreads the number |
 //! | a datagram longer than the MTU | [`LongerThanMtu`](PostErrorKind::LongerThanMtu) | a failed completion |
-//! | an address handle of another domain | [`ForeignHandle`](PostErrorKind::ForeignHandle) | a failed completion |
+//! | an address handle from another domain | [`ForeignHandle`](PostErrorKind::ForeignHandle) | a failed completion |
 //! | a receive for a queue pair with a shared receive queue | [`SharedReceives`](PostErrorKind::SharedReceives) | `SharedReceives` |
 //! | a full queue | [`WouldBlock`](PostErrorKind::WouldBlock) | `WouldBlock` |
-//! | the memory is used before the completion | your promise: posting is `unsafe` | your promise |
+//! | the memory is used before the request completes | the caller must prevent it: posting is `unsafe` | the caller must prevent it |
 //!
-//! The first level posts nothing if it refuses a request: the queue pair is unchanged, and none of
-//! a batch was posted. A failed completion ends a reliable connection.
+//! If a first-level call refuses a request, nothing is posted: the queue pair is unchanged, and no request of a batch
+//! is posted. A failed completion ends a reliable connection.
 //!
 //! # Other crates
 //!
-//! Types of `rdma-mem` and `rdma-types` that occur in signatures here are re-exported. The structs
-//! of C, which `as_raw` and `from_raw` use, are in `rdma-sys`.
+//! Types of `rdma-mem` and `rdma-types` that occur in signatures here are re-exported. The C structs that `as_raw` and
+//! `from_raw` use are in `rdma-sys`.
 //!
 //! # Features
 //!

@@ -27,7 +27,7 @@ mod sealed {
     impl Sealed for rdma_mem::Context {}
 }
 
-/// Queue pairs and shared receive queues from a protection domain.
+/// Creates queue pairs and shared receive queues in a protection domain.
 pub trait CreateQueuePair: sealed::Sealed {
     /// Returns the options of a new queue pair, like [`QueuePair::builder`].
     #[doc(alias = "ibv_create_qp")]
@@ -48,19 +48,19 @@ impl CreateQueuePair for ProtectionDomain {
     }
 }
 
-/// Completion queues and channels from a context.
+/// Creates completion queues and completion channels in a context.
 pub trait CreateCompletionQueue: sealed::Sealed {
     /// Creates a completion queue, like [`CompletionQueue::create`].
     ///
     /// # Errors
-    /// The errors are those of [`CompletionQueue::create`].
+    /// Same errors as [`CompletionQueue::create`].
     #[doc(alias = "ibv_create_cq")]
     fn create_cq(&self, min_capacity: u32) -> Result<CompletionQueue, Error>;
 
     /// Creates a completion channel, like [`CompletionChannel::create`].
     ///
     /// # Errors
-    /// The errors are those of [`CompletionChannel::create`].
+    /// Same errors as [`CompletionChannel::create`].
     #[doc(alias = "ibv_create_comp_channel")]
     fn create_completion_channel(&self) -> Result<CompletionChannel, Error>;
 }

@@ -4,12 +4,11 @@ use std::fmt;
 
 use rdma_sys::{ibv_gid, ibv_grh};
 
-/// The first 40 bytes of a datagram's receive. They contain its source address if the completion
-/// has [`DatagramSource::has_header`](crate::DatagramSource::has_header), and are undefined
-/// otherwise.
+/// The first 40 bytes of a receive for a datagram. They contain the source address if the completion has
+/// [`DatagramSource::has_header`](crate::DatagramSource::has_header), and are undefined otherwise.
 ///
-/// They are a global route header. With RoCE v2 over IPv4, the last 20 bytes are the IPv4 header. IBTA vol 1, section
-/// 11.4.2.1; `man ibv_create_ah_from_wc`.
+/// They contain a global route header. With RoCE v2 over IPv4, the last 20 bytes are the IPv4 header. IBTA vol 1,
+/// section 11.4.2.1; `man ibv_create_ah_from_wc`.
 ///
 /// ```
 /// use rdma_qp::GlobalRouteHeader;
@@ -23,11 +22,10 @@ use rdma_sys::{ibv_gid, ibv_grh};
 pub struct GlobalRouteHeader([u8; Self::BYTES]);
 
 impl GlobalRouteHeader {
-    /// The length of the header. A receive for datagrams must have this many bytes in addition to
-    /// the message.
+    /// The length of the header. A receive for datagrams must have room for the header in addition to the message.
     pub const BYTES: usize = 40;
 
-    /// Splits the bytes of a receive into header and message; `None` if they are too short for a header.
+    /// Splits the bytes of a receive into header and message. `None` if there are too few bytes for a header.
     #[must_use]
     pub fn split(received: &[u8]) -> Option<(Self, &[u8])> {
         let (header, message) = received.split_first_chunk()?;

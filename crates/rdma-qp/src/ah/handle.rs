@@ -10,12 +10,12 @@ use crate::ah::global_route_header::GlobalRouteHeader;
 use crate::ah::vector::AddressVector;
 use crate::error::{Error, address_hint};
 
-/// An address handle: a route to another port, stored in the device. With
-/// [`SendWorkRequest::to`](crate::SendWorkRequest::to) it is the destination of a datagram.
+/// An address handle: a route to another port, stored in the device.
+/// [`SendWorkRequest::to`](crate::SendWorkRequest::to) uses it as the destination of a datagram.
 ///
-/// It belongs to a protection domain, which it keeps alive; queue pairs of the same domain can use it, from several
-/// threads. Dropping it destroys it. This must not happen before the sends that name it have completed: that is a part
-/// of the contract of posting them.
+/// A handle belongs to a protection domain and keeps the domain alive. Queue pairs of the same domain can use it, from
+/// several threads. Dropping the handle destroys it. The contract of posting requires that all sends that name it have
+/// completed by then.
 ///
 /// # Examples
 /// A handle can be created from [a peer's endpoint](crate::QueuePair::address_handle), from [a
@@ -41,14 +41,14 @@ impl AddressHandle {
     /// Creates an address handle; see `man ibv_create_ah`.
     ///
     /// # Errors
-    /// Returns the provider's error: no such port, no such GID, or too many handles.
+    /// Returns the provider's error: the port or the GID does not exist, or there are too many handles.
     #[doc(alias = "ibv_create_ah")]
     pub fn create(pd: &ProtectionDomain, vector: &AddressVector) -> Result<Self, Error> {
         Self::create_raw(pd, vector.to_raw())
     }
 
-    /// Creates a handle from this port to the sender that this completion names. Of the completion,
-    /// only source, service level and path bits are set, and whether there is a header.
+    /// Creates a handle from this port to the sender named in a completion. In the completion, only the source, the
+    /// service level, the path bits and the header flag are set.
     ///
     /// # Errors
     /// Returns the provider's error.
@@ -62,8 +62,8 @@ impl AddressHandle {
         let (mut grh, mut attributes) = (header.to_raw(), ibv_ah_attr::default());
         let context = pd.context().as_raw();
         let (wc, grh) = (&raw mut wc, &raw mut grh);
-        // SAFETY: SAFETY.md F1, F2: a live context of this table, and a live completion, header and memory for the
-        // result.
+        // SAFETY: SAFETY.md F1, F2: the context is live and belongs to this table. The completion, the header and the
+        // memory for the result are live.
         let returned =
             unsafe { (pd.verbs().init_ah_from_wc)(context, port, wc, grh, &raw mut attributes) };
         Errno::check(returned).map_err(|errno| {
@@ -75,19 +75,20 @@ impl AddressHandle {
     fn create_raw(pd: &ProtectionDomain, mut attributes: ibv_ah_attr) -> Result<Self, Error> {
         pd.context().check_process().map_err(rdma_mem::Error::from)?;
         let verbs = pd.verbs();
-        // SAFETY: SAFETY.md F1, F2: a live domain of this table, and live attributes.
+        // SAFETY: SAFETY.md F1, F2: the domain is live and belongs to this table, and the attributes are live.
         let raw = unsafe { (verbs.create_ah)(pd.as_raw(), &raw mut attributes) };
         let raw = Errno::check_null(raw).map_err(|errno| {
             VerbError::new("ibv_create_ah", errno).with_hint(address_hint(errno))
         })?;
-        // SAFETY: SAFETY.md F2, F9: just created by this table, in this domain, and not used elsewhere.
+        // SAFETY: SAFETY.md F2, F9: the handle was just created by this table, in this domain, and is not used
+        // elsewhere.
         Ok(unsafe { Self::from_raw(raw, pd, Ownership::Owned) })
     }
 
     /// Wraps a handle that was created elsewhere.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract; the handle is of this domain.
+    /// [`Ownership`] states the contract. The handle belongs to this domain.
     ///
     /// # Examples
     /// ```
@@ -113,12 +114,12 @@ impl AddressHandle {
         ownership: Ownership,
     ) -> Self {
         let (destroy, verb) = (pd.verbs().destroy_ah, "ibv_destroy_ah");
-        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the domain (F6). By the contract of posting, the
-        // requests that name it have completed.
+        // SAFETY: SAFETY.md F2, F9: this function's contract. The handle keeps the domain alive (F6). By the contract
+        // of posting, the requests that name it have completed before it is destroyed.
         Self(unsafe { Handle::from_raw(raw, destroy, verb, pd.clone(), ownership) })
     }
 
-    /// Returns the domain that it belongs to.
+    /// Returns the protection domain that the handle belongs to.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.0.needs()

@@ -22,10 +22,10 @@ impl GlobalRoute {
     }
 }
 
-/// A route from a port to another one, from which an [address handle](crate::AddressHandle) is created.
+/// A route from one port to another, from which an [address handle](crate::AddressHandle) is created.
 ///
-/// [`QueuePair::address_vector`](crate::QueuePair::address_vector) computes it for two queue pairs. Programs that know
-/// the route create it from parts.
+/// [`QueuePair::address_vector`](crate::QueuePair::address_vector) computes it for two queue pairs. If a program knows
+/// the route, it can create the vector from parts.
 ///
 /// ```
 /// use rdma_qp::{AddressVector, GlobalRoute};
@@ -48,21 +48,22 @@ pub struct AddressVector {
     pub lid: Lid,
     /// The GIDs of both ends; `None` within an InfiniBand subnet.
     pub route: Option<GlobalRoute>,
-    /// The service level, InfiniBand's and RoCE's priority, 0 to 15.
+    /// The service level: the priority in InfiniBand and RoCE, 0 to 15.
     pub service_level: u8,
     /// The traffic class of routed packets; for RoCE v2 the byte with DSCP and ECN.
     pub traffic_class: u8,
-    /// The number of routers that packets may pass.
+    /// The maximum number of routers that packets may pass.
     pub hop_limit: u8,
     /// The flow label of routed packets, 20 bits.
     pub flow_label: u32,
 }
 
 impl AddressVector {
-    /// Enough for every network.
+    /// A hop limit that is large enough for every network.
     pub(crate) const HOP_LIMIT: u8 = 64;
 
-    /// Creates a route to `lid`, without a global route: service level, traffic class and flow label 0, 64 hops.
+    /// Creates a route to `lid` without a global route: service level, traffic class and flow label are 0, the hop
+    /// limit is 64.
     #[must_use]
     pub const fn new(port: u8, lid: Lid) -> Self {
         Self {
@@ -97,7 +98,7 @@ impl AddressVector {
         self
     }
 
-    /// Sets the number of routers that packets may pass.
+    /// Sets the maximum number of routers that packets may pass.
     #[must_use]
     pub const fn with_hop_limit(mut self, hop_limit: u8) -> Self {
         self.hop_limit = hop_limit;

@@ -1,6 +1,6 @@
-//! Endpoints as bytes of a fixed format.
+//! A fixed byte format for endpoints.
 //!
-//! Numbers are in network order. Reserved bytes, and GIDs after the last one, are zero.
+//! Numbers are in network byte order. Reserved bytes, and GIDs after the last one, are zero.
 //!
 //! | at | bytes | content |
 //! |---|---|---|
@@ -12,16 +12,16 @@
 //! | 8 | 4 | QPN |
 //! | 12 | 4 | PSN; for UD the Q_Key |
 //! | 16 | 2 | LID |
-//! | 18 | 1 | reads and atomics that it starts at a time |
-//! | 19 | 1 | reads and atomics that it serves at a time |
+//! | 18 | 1 | maximum number of reads and atomics that this end starts at a time |
+//! | 19 | 1 | maximum number of reads and atomics that this end serves at a time |
 //! | 20 | 1 | flags: bit 0, a global route header is required; bit 1, the addresses of a stream follow the GIDs |
 //! | 21 | 1 | type: 0 for RC, 3 for UC, 4 for UD |
 //! | 22 | 2 | reserved |
-//! | 24 | 288 | 16 GIDs, each its type (1 byte), the length of its prefix (1 byte, 0 if unknown), and its 16 bytes |
-//! | 312 | 32 | the addresses of the stream over which the endpoints are exchanged, as GIDs: this end's, the peer's |
+//! | 24 | 288 | 16 GIDs, each with its type (1 byte), its prefix length (1 byte, 0 if unknown), and its 16 bytes |
+//! | 312 | 32 | the addresses of the stream over which the endpoints are exchanged, as GIDs: this end's, then the peer's |
 //!
-//! Version 1, which is also read, has no prefix lengths and no addresses of a stream. Its GIDs have 17 bytes, and the
-//! whole endpoint has 296.
+//! Version 1 can also be read. It has no prefix lengths and no stream addresses. Its GIDs have 17 bytes, and the whole
+//! endpoint has 296.
 
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
 use rdma_types::{Psn, QpType, Qpn};
@@ -36,20 +36,20 @@ const STREAM: usize = 32;
 const GRH_REQUIRED: u8 = 1;
 const HAS_STREAM: u8 = 2;
 
-/// The number of bytes of version 1.
+/// The length of an endpoint in version 1.
 const BYTES_OF_VERSION_1: usize = HEADER + 17 * QueuePairEndpoint::MAX_GIDS;
 
 /// Bytes that do not encode an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
-    /// The number of bytes is wrong.
+    /// The length of the input is wrong.
     #[error(
         "an endpoint has {} bytes (of version 1 {BYTES_OF_VERSION_1}), not {found}",
         QueuePairEndpoint::BYTES
     )]
     Length {
-        /// The number of bytes.
+        /// The length of the input.
         found: usize,
     },
     /// The bytes do not begin with the magic number.
@@ -79,10 +79,10 @@ rdma_types::debug_messages!(enum EndpointError {
 });
 
 impl QueuePairEndpoint {
-    /// The length of [`to_bytes`](Self::to_bytes).
+    /// The length of the bytes that [`to_bytes`](Self::to_bytes) returns.
     pub const BYTES: usize = HEADER + GID * Self::MAX_GIDS + STREAM;
 
-    /// Returns the endpoint as bytes, which are the same on every machine.
+    /// Encodes the endpoint as bytes, which are the same on every machine.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -115,11 +115,11 @@ impl QueuePairEndpoint {
         bytes
     }
 
-    /// Decodes an endpoint of this version or of version 1.
+    /// Decodes an endpoint in this version or in version 1.
     ///
     /// # Errors
-    /// Returns an error if the bytes are not an endpoint, have another version, or are malformed.
-    /// The error names the field.
+    /// Returns an error if the bytes are not an endpoint, have another version, or are malformed. The error then names
+    /// the field.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
         let found = bytes.len();
         if ![Self::BYTES, BYTES_OF_VERSION_1].contains(&found) {
@@ -216,8 +216,7 @@ fn read_stream(
     }
 }
 
-/// Returns the code of a type. Reliable connections have 0, since they were the first to be
-/// supported.
+/// Returns the code of a queue pair type. Reliable connections have code 0, because they were supported first.
 fn type_byte(qp_type: QpType) -> u8 {
     match qp_type {
         QpType::RC => 0,
@@ -225,7 +224,7 @@ fn type_byte(qp_type: QpType) -> u8 {
     }
 }
 
-/// The rest of the bytes, whose length was checked.
+/// The bytes that have not been read yet. Their length has been checked.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {

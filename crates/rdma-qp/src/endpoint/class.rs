@@ -4,20 +4,20 @@ use rdma_mem::{Gid, GidType};
 
 use crate::endpoint::EndpointGid;
 
-/// A group of GIDs whose members can communicate with each other, apart from their type.
+/// A group of GIDs that can communicate with each other if their types also match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     Ipv4Mapped,
     Global,
-    /// From 240.0.0.0/4 (RFC 1112), which no real host has. Software devices use it in addition to the addresses of
-    /// their host.
+    /// From 240.0.0.0/4 (RFC 1112), which no real host uses. Software devices use these addresses in addition to those
+    /// of their host.
     Ipv4Reserved,
-    /// From 2001:db8::/32 (RFC 3849), likewise.
+    /// From 2001:db8::/32 (RFC 3849), also used only by software devices.
     Documentation,
     LinkLocal,
     /// From 169.254.0.0/16 (RFC 3927).
     Ipv4LinkLocal,
-    /// From 127.128.0.0/9: an address that makes programs treat a software device as a device of the interface `lo`. No
+    /// From 127.128.0.0/9. Such an address makes programs treat a software device as a device of the interface `lo`. No
     /// device listens on it.
     LoopbackAlias,
 }
@@ -38,11 +38,11 @@ impl Family {
     }
 }
 
-/// A pair of families of the GIDs of two ends that can communicate.
+/// A pair of families that can communicate with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Of(Family),
-    /// One address of a real host, and one of the reserved range.
+    /// One address of a real host, and one in the reserved range.
     AnyIpv4,
     AnyGlobal,
 }
@@ -57,7 +57,7 @@ impl Class {
     }
 }
 
-/// The types, in order of preference: all classes of a type precede the next type.
+/// The types in order of preference. Any class of an earlier type is preferred to all classes of a later type.
 const TYPES: [GidType; 3] = [GidType::ROCE_V2, GidType::ROCE_V1, GidType::IB];
 const CLASSES: [Class; 9] = [
     Class::Of(Family::Ipv4Mapped),
@@ -79,26 +79,25 @@ fn is_of(gid: &EndpointGid, (gid_type, class): (GidType, Class)) -> bool {
     !gid.gid.is_zero() && gid.gid_type == gid_type && class.has(Family::of(gid.gid))
 }
 
-/// Returns the rank of a GID by type and class; lower is better. `None` for an unknown type, and for the GID of an
-/// empty entry.
+/// Returns the rank of a GID by type and class; lower is better. `None` for an unknown type, and for an empty table
+/// entry.
 pub(crate) fn rank(gid: &EndpointGid) -> Option<usize> {
     kinds().position(|kind| is_of(gid, kind))
 }
 
-/// Returns the rank of a pair, by the best type and class of both. `None` if they have none in
-/// common.
+/// Returns the rank of a pair of GIDs: the best type and class that both belong to. `None` if they have none in common.
 pub(crate) fn common_rank(own: &EndpointGid, peer: &EndpointGid) -> Option<usize> {
     kinds().position(|kind| is_of(own, kind) && is_of(peer, kind))
 }
 
-/// Returns true if the prefix of the GID's interface determines the hosts of its network. It does not for a link-local
-/// prefix, which is the same on every link, and for a loopback address, which every host has.
+/// Returns true if two addresses with this GID's interface prefix are in the same network. False for a link-local
+/// address, whose prefix is the same on every link, and for a loopback address, which every host has.
 pub(crate) fn names_a_network(gid: Gid) -> bool {
     let is_loopback = gid.to_ipv4().is_some_and(|address| address.is_loopback());
     !is_loopback && matches!(Family::of(gid), Family::Ipv4Mapped | Family::Global)
 }
 
-/// Returns true if the GID only marks a software device as a device of the interface `lo`.
+/// Returns true if the GID serves only to mark a software device as a device of the interface `lo`.
 pub(crate) fn is_loopback_alias(gid: Gid) -> bool {
     Family::of(gid) == Family::LoopbackAlias
 }

@@ -20,8 +20,8 @@ pub struct ConnectAttributes {
     pub peer_lid: Lid,
     /// The GIDs of both ends; `None` within an InfiniBand subnet.
     pub route: Option<GlobalRoute>,
-    /// The rule by which both ends have chosen the GIDs. `None` if the program gave the route, and within an InfiniBand
-    /// subnet.
+    /// The rule that both ends used to choose the GIDs. `None` if the program passed the route, and within an
+    /// InfiniBand subnet.
     pub gid_rule: Option<GidRule>,
     /// The path MTU.
     pub mtu: Mtu,
@@ -29,17 +29,17 @@ pub struct ConnectAttributes {
     pub send_psn: Psn,
     /// The PSN of the first packet from the peer.
     pub recv_psn: Psn,
-    /// The number of RDMA reads and atomics that this end may have in flight.
+    /// The maximum number of RDMA reads and atomics in flight from this end.
     pub max_rd_atomic: u8,
-    /// The number of RDMA reads and atomics of the peer that this end serves at a time.
+    /// The maximum number of RDMA reads and atomics from the peer that this end serves at a time.
     pub max_dest_rd_atomic: u8,
 }
 
-/// The error of two endpoints that do not match, with the field and both values.
+/// Two endpoints do not match. Each variant names the field and both values.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// An InfiniBand port and an Ethernet port.
+    /// One port is InfiniBand, the other Ethernet.
     #[error(
         "link layer: this port is {own}, the peer's is {peer}: take ports of one kind, by the device or by \
          the option `port`"
@@ -47,10 +47,10 @@ pub enum HandshakeError {
     LinkLayer {
         /// This end's port.
         own: LinkLayer,
-        /// The peer's.
+        /// The peer's port.
         peer: LinkLayer,
     },
-    /// No GID of one end has the type and family of a GID of the other.
+    /// No two GIDs, one of each end, have the same type and family.
     #[error(
         "GIDs: no address of this end and another address of the peer are of equal type and family; an address that \
          both have leads to its own host{}{}",
@@ -59,7 +59,7 @@ pub enum HandshakeError {
     NoCommonGid {
         /// This end's GIDs.
         own: Vec<EndpointGid>,
-        /// The peer's.
+        /// The peer's GIDs.
         peer: Vec<EndpointGid>,
     },
     /// The peer's InfiniBand port has no address.
@@ -77,18 +77,18 @@ pub enum HandshakeError {
     Mtu {
         /// The requested MTU.
         own: Mtu,
-        /// The peer's.
+        /// The peer's MTU.
         peer: Mtu,
     },
-    /// Two types that cannot communicate.
+    /// The two types cannot communicate.
     #[error("type: this queue pair is {own}, the peer's is {peer}")]
     QueuePairType {
-        /// This queue pair's.
+        /// This queue pair's type.
         own: QpType,
-        /// The peer's.
+        /// The peer's type.
         peer: QpType,
     },
-    /// The QPN is not one of a program's queue pair.
+    /// The QPN is reserved, so no program's queue pair has it.
     #[error("QPN: {qpn} is not a queue pair that can be connected to")]
     Qpn {
         /// The peer's QPN.
@@ -109,14 +109,14 @@ fn table(whose: &str, gids: &[EndpointGid]) -> String {
     if gids.is_empty() { text + " none" } else { text }
 }
 
-/// The known properties of this end, apart from its endpoint.
+/// This end's properties that are needed to connect.
 pub(crate) struct Own<'a> {
     pub(crate) endpoint: &'a QueuePairEndpoint,
-    /// The usable GIDs of the port, with their indices in its table. The first are the endpoint's.
+    /// The usable GIDs of the port, with their indices in the port's table. The GIDs of the endpoint come first.
     pub(crate) table: &'a [(EndpointGid, u8)],
     /// The requested MTU, if any.
     pub(crate) fixed_mtu: Option<Mtu>,
-    /// The first PSN of the peer, if the program overrides that of its endpoint.
+    /// The PSN of the peer's first packet, if the program overrides the one in the peer's endpoint.
     pub(crate) recv_psn: Option<Psn>,
 }
 
@@ -140,7 +140,7 @@ impl ConnectAttributes {
         })
     }
 
-    /// Returns the route to the peer, if there is one and the peer's queue pair has the same type.
+    /// Returns the route to the peer, or an error if no route exists or the peer's queue pair has another type.
     pub(crate) fn way(
         own: &Own<'_>,
         peer: &QueuePairEndpoint,
@@ -187,7 +187,8 @@ impl ConnectAttributes {
     }
 }
 
-/// Returns true if packets between two InfiniBand ports pass a router: they have no subnet prefix in common.
+/// Returns true if packets between two InfiniBand ports pass a router, because the ports have no subnet prefix in
+/// common.
 fn are_of_two_subnets(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> bool {
     !own.gids()
         .iter()

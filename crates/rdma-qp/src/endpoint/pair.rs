@@ -1,6 +1,6 @@
 //! The pair of GIDs that two ends use.
 //!
-//! The choice depends only on the two endpoints. Therefore each end finds the same pair, in any order of its table.
+//! The choice depends only on the two endpoints, not on the order of their GIDs, so both ends choose the same pair.
 
 use rdma_mem::{Gid, GidType, LinkLayer};
 
@@ -8,19 +8,19 @@ use crate::endpoint::class::{common_rank, names_a_network};
 use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 use crate::gid_network::shares_prefix;
 
-/// The rule by which two ends have chosen their GIDs; see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer).
+/// The rule that two ends used to choose their GIDs; see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum GidRule {
     /// The two addresses of the stream over which the ends exchanged their endpoints.
     Stream,
-    /// Two addresses of one network, by the masks of their interfaces.
+    /// Two addresses in the same network, according to the netmasks of their interfaces.
     Network,
-    /// Two addresses of the best type and class that both ends have.
+    /// Two addresses of the best type and class that both ends support.
     Class,
 }
 
-/// Positions in the lists of the two endpoints, and the rule.
+/// The chosen GIDs, as indices into the lists of the two endpoints, and the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
     pub(crate) own: usize,
@@ -30,10 +30,10 @@ pub(crate) struct Pair {
 
 /// Returns the GIDs that the two ends use, if any GID of one end matches one of the other.
 ///
-/// An address that both ends have, such as that of a bridge on each host or a virtual address, leads each host to
-/// itself. It counts only if both ends use the same port. This is assumed in two cases. Either their tables are equal,
-/// or no other pair is left and one table is a part of the other. In the second case, a choice or a program restricted
-/// that end to some addresses of the port.
+/// An address that both ends have, such as the address of a bridge on each host or a virtual address, leads each host
+/// to itself. It counts only if both ends use the same port. This is assumed in two cases. Either their tables are
+/// equal, or no other pair is left and one table is a subset of the other. In the second case, the smaller table is
+/// assumed to be restricted by a `GidChoice` or by the program.
 pub(crate) fn choose(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Option<Pair> {
     let (is_part, is_whole) = (holds(own, peer), holds(peer, own));
     if is_part && is_whole {
@@ -53,7 +53,7 @@ fn holds(all: &QueuePairEndpoint, some: &QueuePairEndpoint) -> bool {
     some.gids().iter().all(has)
 }
 
-/// Returns the best of the pairs that count.
+/// Returns the best pair that `counts` accepts.
 fn best(
     own: &QueuePairEndpoint,
     peer: &QueuePairEndpoint,
@@ -71,7 +71,7 @@ fn best(
         } else {
             GidRule::Class
         };
-        // An address that no interface in its host's namespace has may belong to another container.
+        // An address that no interface in its host's network namespace has may belong to another container.
         let unknown = [a, b].iter().filter(|gid| gid.prefix_length == 0).count();
         Some((rule, kind, unknown, a.gid.min(b.gid), a.gid.max(b.gid)))
     };
@@ -86,7 +86,8 @@ fn best(
         .map(|((rule, ..), own, peer)| Pair { own, peer, rule })
 }
 
-/// Returns the addresses of the stream, if both ends see the same. With network address translation (NAT) they do not.
+/// Returns the addresses of the stream if both ends see the same ones. With network address translation (NAT), they do
+/// not.
 fn common_stream(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Option<(Gid, Gid)> {
     let (here, there) = own.stream?;
     (peer.stream == Some((there, here))).then_some((here, there))
@@ -97,8 +98,8 @@ fn are_of_one_network(a: &EndpointGid, b: &EndpointGid) -> bool {
     if is_ipv4 != b.gid.is_ipv4_mapped() || !names_a_network(a.gid) || !names_a_network(b.gid) {
         return false;
     }
-    // If the interfaces have different prefixes, the longer one claims less. An end without a known prefix claims
-    // nothing.
+    // If the interfaces have different prefix lengths, the longer prefix is used, because it covers fewer addresses. An
+    // end without a known prefix length claims no network.
     let length = a.prefix_length.max(b.prefix_length);
     let least = if is_ipv4 { 96 } else { 0 };
     length > least && shares_prefix(a.gid, b.gid, length)

@@ -1,4 +1,4 @@
-//! Endpoints by serde: the fields by name, the GIDs as a list.
+//! The serde representation of endpoints: named fields, and a list of GIDs.
 
 use rdma_mem::{Gid, Lid, LinkLayer, Mtu};
 use rdma_types::{Psn, QpType, Qpn};

@@ -19,13 +19,13 @@ pub struct SharedReceiveQueueBuilder<'a> {
 }
 
 impl SharedReceiveQueueBuilder<'_> {
-    /// Sets the number of receives that the queue holds. Default: 16.
+    /// Sets the maximum number of outstanding receives. Default: 16.
     pub fn max_wr(mut self, max_wr: u32) -> Self {
         self.max_wr = max_wr;
         self
     }
 
-    /// Sets the greatest number of elements of a receive. Default: 4.
+    /// Sets the maximum number of elements in a receive. Default: 4.
     pub fn max_sge(mut self, max_sge: u32) -> Self {
         self.max_sge = max_sge;
         self
@@ -49,11 +49,11 @@ impl SharedReceiveQueueBuilder<'_> {
             srq_context: id.to_context(),
             attr: ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
         };
-        // SAFETY: SAFETY.md F1, F2: a live domain of this table, and live attributes.
+        // SAFETY: SAFETY.md F1, F2: the domain is live and belongs to this table, and the attributes are live.
         let raw = unsafe { (verbs.create_srq)(pd.as_raw(), &raw mut init) };
         let raw = Errno::check_null(raw).map_err(fail)?;
-        // SAFETY: SAFETY.md F2, F9: just created by this table; it needs the domain. Queue pairs hold a
-        // clone of the queue (F6).
+        // SAFETY: SAFETY.md F2, F9: the queue was just created by this table. The handle keeps the domain alive, and
+        // queue pairs hold a clone of the queue (F6).
         let handle = unsafe { Handle::new(raw, verbs.destroy_srq, "ibv_destroy_srq", pd.clone()) };
         let ibv_srq_attr { max_wr: holds, max_sge: takes, .. } = init.attr;
         if holds < max_wr || takes < max_sge {

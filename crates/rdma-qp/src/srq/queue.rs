@@ -11,12 +11,12 @@ use crate::error::Error;
 
 /// A shared receive queue (SRQ): receives for any number of queue pairs.
 ///
-/// A queue pair that gets a message takes the oldest receive. The receive completes in *that* queue
-/// pair's completion queue, with its QPN ([`WorkCompletion::qpn`](crate::WorkCompletion::qpn)).
-/// Thus a server with thousands of clients posts only as many receives as it needs at a time, and
-/// not as many for each client.
+/// A message to one of these queue pairs takes the oldest receive. The receive completes in *that* queue pair's
+/// completion queue, with its QPN ([`WorkCompletion::qpn`](crate::WorkCompletion::qpn)). So a server with thousands of
+/// clients does not need a full set of receives for each client. It needs only enough for the messages that can arrive
+/// at a time.
 ///
-/// Clones are cheap and refer to the same queue. Its queue pairs keep it alive.
+/// Clones are cheap and refer to the same queue. Its queue pairs keep the queue alive.
 ///
 /// # Examples
 /// ```
@@ -70,11 +70,11 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedReceiveQueueAttributes {
-    /// The number of receives that the queue holds.
+    /// The maximum number of outstanding receives in the queue.
     pub max_wr: u32,
-    /// The greatest number of elements of a receive.
+    /// The maximum number of elements in a receive.
     pub max_sge: u32,
-    /// The limit that is set but not reached yet; 0 for none.
+    /// The limit that is set but not yet reached; 0 if none is set.
     pub limit: u32,
 }
 
@@ -86,7 +86,7 @@ impl SharedReceiveQueue {
     /// Returns an error if the provider refuses to query its size.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract; the queue is of this domain.
+    /// [`Ownership`] states the contract. The queue belongs to this domain.
     ///
     /// # Examples
     /// ```
@@ -116,11 +116,11 @@ impl SharedReceiveQueue {
         // SAFETY: SAFETY.md F1, F2: this function's contract.
         let attributes = unsafe { query(raw.as_ptr(), pd) }?;
         let SharedReceiveQueueAttributes { max_wr, max_sge, .. } = attributes;
-        // SAFETY: SAFETY.md F1: a live queue; the field is set by its creator, and does not change.
+        // SAFETY: SAFETY.md F1: the queue is live. The field is set by its creator, and does not change.
         let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).srq_context });
         let (destroy, verb) = (pd.verbs().destroy_srq, "ibv_destroy_srq");
-        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the domain. Queue pairs hold a clone
-        // of the queue (F6).
+        // SAFETY: SAFETY.md F2, F9: this function's contract. The handle keeps the domain alive, and queue pairs hold a
+        // clone of the queue (F6).
         let handle = unsafe { Handle::from_raw(raw, destroy, verb, pd.clone(), ownership) };
         Ok(Self::of(handle, id, max_wr, max_sge))
     }
@@ -134,12 +134,12 @@ impl SharedReceiveQueue {
         Self(Arc::new(Inner { handle, id, max_wr, max_sge }))
     }
 
-    /// Requests one event, [`SRQ_LIMIT_REACHED`], for the time when fewer than `limit` receives are left; 0 requests
+    /// Requests one [`SRQ_LIMIT_REACHED`] event for when fewer than `limit` receives are left. A limit of 0 requests
     /// none. See `man ibv_modify_srq`.
     ///
-    /// The event has the [`id`](Self::id) of this queue, and occurs once for each request. If fewer receives are left
+    /// The event has the [`id`](Self::id) of this queue, and occurs once per request. If fewer receives are left
     /// already, some devices report the event at once. Others report it when the next receive is used, or never if none
-    /// is left. Therefore set the limit first, and then post at least that many receives.
+    /// is left. So set the limit first, and then post at least that many receives.
     ///
     /// # Errors
     /// [`Error::LimitTooLarge`], or the provider's error.
@@ -166,7 +166,7 @@ impl SharedReceiveQueue {
         }
         let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: limit };
         let mask = ibv_srq_attr_mask::IBV_SRQ_LIMIT.0.cast_signed();
-        // SAFETY: SAFETY.md F1, F2: a live queue of this table, and live attributes.
+        // SAFETY: SAFETY.md F1, F2: the queue is live and belongs to this table, and the attributes are live.
         let returned =
             unsafe { (self.pd().verbs().modify_srq)(self.as_raw(), &raw mut attr, mask) };
         Ok(Errno::check(returned).map_err(|errno| VerbError::new("ibv_modify_srq", errno))?)
@@ -179,11 +179,11 @@ impl SharedReceiveQueue {
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SharedReceiveQueueAttributes, Error> {
         self.0.handle.check_process().map_err(rdma_mem::Error::from)?;
-        // SAFETY: SAFETY.md F1, F2: a live queue of this table.
+        // SAFETY: SAFETY.md F1, F2: the queue is live and belongs to this table.
         unsafe { query(self.as_raw(), self.pd()) }
     }
 
-    /// Returns the id of the queue in [asynchronous
+    /// Returns the ID that identifies the queue in [asynchronous
     /// events](rdma_mem::AsyncEventSource::SharedReceiveQueue).
     #[inline]
     #[must_use]
@@ -191,41 +191,42 @@ impl SharedReceiveQueue {
         self.0.id
     }
 
-    /// Returns the number of receives that the queue holds, as set by the device: never less than
-    /// requested.
+    /// Returns the maximum number of outstanding receives. The device may have set it higher than requested, but never
+    /// lower.
     #[inline]
     #[must_use]
     pub fn max_wr(&self) -> u32 {
         self.0.max_wr
     }
 
-    /// Returns the greatest number of elements of a receive, as set by the device: never less than requested.
+    /// Returns the maximum number of elements in a receive. The device may have set it higher than requested, but never
+    /// lower.
     #[inline]
     #[must_use]
     pub fn max_sge(&self) -> u32 {
         self.0.max_sge
     }
 
-    /// Returns the domain with the memory that its receives can use. It may differ from the domains
-    /// of its queue pairs.
+    /// Returns the protection domain of the memory that the receives can use. It may differ from the domains of the
+    /// queue pairs.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.0.handle.needs()
     }
 
-    /// Returns true if both are clones of one queue.
+    /// Returns true if both are clones of the same queue.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Destroys the queue. The device uses no memory of its receives after this. A [borrowed](Ownership::Borrowed)
-    /// queue and its receives stay unchanged.
+    /// Destroys the queue. After this, the device no longer uses the memory of its receives. A
+    /// [borrowed](Ownership::Borrowed) queue and its receives stay unchanged.
     ///
     /// # Errors
-    /// Returns the queue and an error: [`Error::StillUsed`] if a clone or a queue pair of it is
-    /// alive, or the provider's error.
+    /// Returns the queue and an error: [`Error::StillUsed`] if a clone, or a queue pair that uses it, is alive, or the
+    /// provider's error.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         match Arc::try_unwrap(self.0) {
@@ -247,13 +248,13 @@ impl SharedReceiveQueue {
 }
 
 /// # Safety
-/// The queue is live, and of the domain's table.
+/// The queue is live, and belongs to the domain's table.
 unsafe fn query(
     srq: *mut ibv_srq,
     pd: &ProtectionDomain,
 ) -> Result<SharedReceiveQueueAttributes, Error> {
     let mut attr = ibv_srq_attr::default();
-    // SAFETY: SAFETY.md F1, F2: this function's contract, and attributes to write to.
+    // SAFETY: SAFETY.md F1, F2: this function's contract. `attr` is live and writable.
     let returned = unsafe { (pd.verbs().query_srq)(srq, &raw mut attr) };
     Errno::check(returned).map_err(|errno| VerbError::new("ibv_query_srq", errno))?;
     let ibv_srq_attr { max_wr, max_sge, srq_limit } = attr;
