@@ -1,13 +1,14 @@
 //! The ledger: records which requests the device holds, how completed requests ended, and which results the handles
 //! have reported.
 //!
-//! A channel has one ledger; channels that share a completion queue share one. The ledger has a
+//! A channel has one ledger. Channels that share a completion queue share a ledger. The ledger has a
 //! [slot](queues::RequestSlot) for each request that their queues can hold. The completion queue has room for one
-//! completion per slot, so it cannot overflow. A request occupies its slot from its post until it has completed *and*
-//! its handle was dropped or has reported the result.
+//! completion per slot, so it cannot overflow. A slot becomes occupied when its request is posted. It becomes free when
+//! the request has completed *and* its handle was dropped or has reported the result.
 //!
 //! # States of a slot
-//! The effect of each event in each [state](state::SlotState); `docs/how-a-channel-works.md` explains the states:
+//! The table shows the effect of each event in each [state](state::SlotState). `docs/how-a-channel-works.md` explains
+//! the states.
 //!
 //! | | posted | completed | handle asked | handle dropped | scope begins | scope ends |
 //! |---|---|---|---|---|---|---|
@@ -20,8 +21,8 @@
 //!
 //! [Removing](Ledger::remove) a peer frees all of its slots, whatever state they are in.
 //!
-//! An unsignaled request completes together with the next signaled request of its send queue. It has no completion of
-//! its own unless it fails.
+//! An unsignaled request completes together with the next signaled request of its send queue. It creates a completion
+//! only if it fails.
 //!
 //! # Invariants
 //! In debug builds, [`check`](Ledger::check) recounts these after each operation:
@@ -71,24 +72,23 @@ pub(crate) struct Ledger {
     /// Dropped first, so that the queue pairs are destroyed before the completion queue.
     pub(crate) queues: Queues,
     pub(crate) cq: CompletionQueue,
-    /// Buffer for polls that can return completions of any request.
+    /// The buffer for polls that can return completions of any request.
     polled: Box<[Cell<PollSlot>; MANY]>,
     counts: counts::Counts,
-    /// Number of unreleased requests that succeeded after their handles were dropped without reporting. Their slots are
-    /// free.
+    /// The unreleased requests that succeeded after their handles were dropped without reporting. Their slots are free.
     unasked: Cell<u64>,
-    /// The WR ID of a request whose blocking call had to wait for a free slot, and the end of that call. The entry does
-    /// not apply to a request with any other WR ID.
+    /// If a blocking call had to wait for a free slot: the WR ID of its request, and the end of the call. The entry
+    /// applies only to that WR ID.
     call_ends: Cell<(u64, Option<Instant>)>,
     /// The reason for the last failed post, until it is read.
     refusal: post::LastPostFailure,
-    /// Number of completions that matched no request in flight.
+    /// Completions that matched no request in flight.
     pub(crate) unmatched: Cell<u64>,
-    /// Number of event requests since an event was last received. If it is 0, no event is pending, except perhaps a
-    /// late one.
+    /// The event requests since the last event was received. If this is 0, no event is pending, except perhaps a late
+    /// one.
     events_asked: Cell<u64>,
     pub(crate) limits: Limits,
-    /// The requests in flight whose waits have timed out, by WR ID, each with its longest timeout.
+    /// The requests in flight whose waits have timed out: the WR ID of each, with its longest timeout.
     given_up: RefCell<Vec<(u64, Duration)>>,
     told: news::Told,
     /// Whether the closure of the scope that is ending has failed.
@@ -98,7 +98,8 @@ pub(crate) struct Ledger {
     /// Dropped after the queue pairs, like `words`.
     copies: Option<copies::Copies>,
     pub(crate) pd: ProtectionDomain,
-    /// Closed after the queue pairs: a peer that sees the end of the stream has received all that was sent before it.
+    /// Closed after the queue pairs, so that a peer that sees the end of the stream has received everything that was
+    /// sent before.
     pub(crate) watch: Option<Box<Watch>>,
     #[cfg(debug_assertions)]
     checks: Cell<u32>,
@@ -111,20 +112,20 @@ pub(crate) enum SlotWait {
     Now,
     /// The post waits for the time limit of its kind of operation.
     Usual,
-    /// The same limit as `Usual`, for a post that is part of a call: the time of the call begins with this wait.
+    /// The post waits like `Usual`, but is part of a call: the time limit of the call starts with this wait.
     Call,
 }
 
-/// Shorter waits are mere looks: when they time out, the request is not recorded in `given_up`.
+/// The shortest wait that counts. When a shorter one times out, the request is not recorded in `given_up`.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Completions polled per call.
 const MANY: usize = 16;
 
 impl Ledger {
-    /// Creates the ledger of queue pairs that belong to `pd` and have queues of the sizes in `asked`. They all complete
-    /// in `cq`, which has room for one completion per request, including those of places that have no queue pair yet.
-    /// The builder has checked that there are at most [`MOST_REQUESTS`](queues::MOST_REQUESTS) requests.
+    /// Creates the ledger for queue pairs of `pd` whose queues have the sizes in `asked`. They all complete in `cq`. It
+    /// has room for one completion per request, including the requests of places without a queue pair. The builder has
+    /// checked that there are at most [`MOST_REQUESTS`](queues::MOST_REQUESTS) requests.
     pub(crate) fn new(
         cq: CompletionQueue,
         qps: Vec<Option<QueuePair>>,
@@ -155,23 +156,23 @@ impl Ledger {
         }
     }
 
-    /// The only connection of a channel.
+    /// Returns the only connection of a channel.
     #[inline(always)]
     pub(crate) const fn only(&self) -> &Connection {
         self.queues.only()
     }
 
-    /// The connection to this peer.
+    /// Returns the connection to this peer.
     #[inline(always)]
     pub(crate) fn connection(&self, peer: usize) -> Result<&Connection, TransportError> {
         match self.queues.get(peer) {
             Some(connection) => Ok(connection),
-            // Not created eagerly with `ok_or`: an unused error would have to be dropped.
+            // The error is not created eagerly with `ok_or`, because an unused error would have to be dropped.
             None => Err(TransportError::NoSuchPeer { peer, count: self.queues.len() }),
         }
     }
 
-    /// The queue pair to this peer, unless it was destroyed.
+    /// Returns the queue pair of this peer, unless it was destroyed.
     pub(crate) fn qp(&self, peer: usize) -> Result<&QueuePair, TransportError> {
         let connection = self.connection(peer)?;
         connection.qp().ok_or_else(|| closed(connection))
@@ -184,8 +185,8 @@ impl Ledger {
         slot.begin(operation, state);
     }
 
-    /// Records a request whose post failed although the device may have accepted it. Its slot stays in flight as if it
-    /// had.
+    /// Records a request whose post failed although the device may have accepted it. Its slot stays in flight, as if
+    /// the post had succeeded.
     #[cold]
     pub(crate) fn perhaps_posted(
         &self,
@@ -199,8 +200,8 @@ impl Ledger {
         self.checked();
     }
 
-    /// Returns the queue pair and the slot for the next request of a queue whose next slot is not free. Waits for a
-    /// slot as `wait` specifies.
+    /// Returns the queue pair and the slot for the next request of a queue whose next slot is not free. `wait`
+    /// determines how long to wait for a slot.
     pub(crate) fn wait_for_slot<'l>(
         &'l self,
         connection: &'l Connection,
@@ -226,14 +227,14 @@ impl Ledger {
         taken
     }
 
-    /// Clears `call_ends` after the post of a request failed. The next request in the same slot has the same WR ID, but
-    /// the call that waited has returned.
+    /// Clears `call_ends` after a failed post. The next request in the same slot gets the same WR ID, but it does not
+    /// belong to the call that waited.
     pub(crate) fn forget_call(&self) {
         self.call_ends.set((0, None));
     }
 
-    /// Returns a free slot of a queue and the queue pair. Waits for the slot until the deadline; without a deadline it
-    /// does not wait.
+    /// Returns a free slot of a queue, and the queue pair. Waits for the slot until the deadline, or not at all if
+    /// there is no deadline.
     pub(crate) fn take_slot<'l>(
         &'l self,
         connection: &'l Connection,
@@ -251,8 +252,8 @@ impl Ledger {
             if let Some(slot) = queue.next_free().or_else(free) {
                 return Ok((slot, qp));
             }
-            // Only signaled requests in flight can free a slot here. A completed one waits for its handle, and an
-            // unsignaled one for a later request.
+            // Only a signaled request in flight can free a slot here. The slot of a completed request waits for its
+            // handle, and the slot of an unsignaled request for a later request.
             let helps = |state: SlotState| state.is_in_flight() && !state.is_unsignaled();
             let helps = slots.iter().any(|slot| helps(slot.state()));
             if self.take_completions()? == 0 {
@@ -276,8 +277,8 @@ impl Ledger {
         }
     }
 
-    /// Reserves a slot for each request of a batch. The caller records the requests that it posts with
-    /// [`posted`](Self::posted) and frees the other slots with [`unreserve`](Self::unreserve).
+    /// Reserves a slot for each request of a batch. The caller records each posted request with
+    /// [`posted`](Self::posted), and frees the other slots with [`unreserve`](Self::unreserve).
     #[cold]
     pub(crate) fn reserve<'l>(
         &'l self,
@@ -307,24 +308,24 @@ impl Ledger {
         Ok(())
     }
 
-    /// Frees the slots of requests that were not posted. The slots are reserved or already free.
+    /// Frees the slots of requests that were not posted. These slots are reserved or already free.
     pub(crate) fn unreserve(slots: &[&RequestSlot]) {
         slots.iter().for_each(|slot| slot.set(SlotState::FREE));
     }
 
-    /// The dead slot, as the initial value of a slot reference.
+    /// Returns the dead slot, as the initial value of a slot reference.
     #[inline(always)]
     pub(crate) fn no_slot(&self) -> &RequestSlot {
         self.queues.dead()
     }
 
-    /// The slot of this WR ID, if its request is in flight.
+    /// Returns the slot of this WR ID, if its request is in flight.
     #[inline]
     pub(crate) fn in_flight(&self, id: u64) -> Option<&RequestSlot> {
         self.queues.by_id(id).filter(|slot| slot.state().is_in_flight())
     }
 
-    /// Records that a wait with this limit for the request in a slot has timed out.
+    /// Records that a wait for the request in a slot has timed out. `limit` is the timeout.
     #[cold]
     pub(crate) fn note_given_up(&self, slot: &RequestSlot, limit: Duration) {
         if limit < LOOK {
@@ -338,12 +339,12 @@ impl Ledger {
         }
     }
 
-    /// The peer of the request in a slot.
+    /// Returns the peer of the request in a slot.
     pub(crate) fn peer_of(&self, slot: &RequestSlot) -> Option<PeerAddress> {
         self.queues.get(slot.connection as usize)?.peer
     }
 
-    /// The error for the failed request in a slot.
+    /// Returns the error for the failed request in a slot.
     #[cold]
     #[inline(never)]
     pub(crate) fn failed(&self, slot: &RequestSlot, error: WorkError) -> TransportError {
@@ -355,13 +356,13 @@ impl Ledger {
         {
             return TransportError::PeerGone { operation, reason, peer };
         }
-        // Unless the request was flushed, its completion already contains the cause.
+        // Unless the request was flushed, its own completion already contains the cause.
         let connection = connection.filter(|_| error.class() == WorkErrorClass::Flushed);
         let event = connection.and_then(Connection::ask_for_cause);
         TransportError::WorkError(FailedWork::new(operation, peer, error, event))
     }
 
-    /// Queries the device for the cause of each connection that was closed by a flushed request.
+    /// If connections were closed by a flushed request, queries the device for the cause.
     #[cold]
     pub(crate) fn ask_for_causes(&self) {
         for connection in self.queues.iter().filter(|one| one.closed().is_some_and(is_flush)) {
@@ -369,7 +370,7 @@ impl Ledger {
         }
     }
 
-    /// Returns true if there is a request that no handle has released.
+    /// Returns true if there are requests that no handle has released.
     pub(crate) fn has_unreleased(&self) -> bool {
         self.counts.unreleased() != 0
     }
@@ -381,7 +382,7 @@ impl Ledger {
             let has_qp = connection.is_some_and(|connection| connection.qp().is_some());
             state.is_in_flight() && !state.is_marker() && has_qp
         };
-        // Counted here, so that posting costs no further instruction.
+        // Counted here, so that a post needs no additional instruction.
         let uses = |slot: &RequestSlot| {
             (slot.id() >> WorkId::INDEX_BITS) + u64::from(slot.state().is_occupied())
         };
@@ -398,8 +399,8 @@ impl Ledger {
         self.checked();
     }
 
-    /// Frees the slot of a request that succeeded and has no handle. Counts it if its handle was dropped in the current
-    /// scope.
+    /// Frees the slot of a request that succeeded and has no handle. If the handle was dropped in the current scope,
+    /// counts the request.
     fn finish(&self, slot: &RequestSlot) {
         if slot.state().is_dropped() {
             slot.free();
@@ -409,7 +410,7 @@ impl Ledger {
         }
     }
 
-    /// Checks that this process created the ledger. A forked child receives no completions.
+    /// Checks that this process created the ledger, because a forked child receives no completions.
     #[cold]
     pub(crate) fn check_process(&self) -> Result<(), TransportError> {
         self.cq.context().check_process().map_err(|_| {
@@ -427,15 +428,15 @@ impl Ledger {
     }
 }
 
-/// Runs a rarely needed path out of line. The closure owns what it needs: if the caller passed an address, the value
-/// would have to be in memory on the usual path, too.
+/// Runs a rarely used path in a function that is not inlined. The closure owns what it needs. If the caller passed an
+/// address instead, the value would have to be in memory even on the usual path.
 #[cold]
 #[inline(never)]
 pub(crate) fn seldom<R>(run: impl FnOnce() -> R) -> R {
     run()
 }
 
-/// The error for a request to a connection that is closed.
+/// Returns the error for a request to a closed connection.
 #[cold]
 pub(crate) fn closed(connection: &Connection) -> TransportError {
     let Some(reason) = connection.closed() else { return TransportError::WouldBlock };
@@ -445,13 +446,13 @@ pub(crate) fn closed(connection: &Connection) -> TransportError {
     closed_by(connection, reason)
 }
 
-/// The error for requests of a connection that was closed for this reason.
+/// Returns the error for a request to a connection that was closed for this reason.
 #[cold]
 pub(crate) fn closed_by(connection: &Connection, reason: CloseReason) -> TransportError {
     TransportError::Closed { reason, peer: connection.peer, event: connection.cause() }
 }
 
-/// Returns true if a flushed request closed the connection, so that the device may know the cause.
+/// Returns true if a flushed request closed the connection. The device may then know the cause.
 fn is_flush(reason: CloseReason) -> bool {
     matches!(reason, CloseReason::Work { error, .. } if error.class() == WorkErrorClass::Flushed)
 }

@@ -5,8 +5,8 @@ use super::queues::{Connection, index};
 use super::state::SlotState;
 
 impl Ledger {
-    /// [Checks](Self::check) a small ledger every time, and a large one less often, so that the average cost stays the
-    /// same.
+    /// [Checks](Self::check) a small ledger every time, and a large one less often, so that the average cost is
+    /// constant.
     pub(super) fn check_now_and_then(&self) {
         let checks = self.checks.get().wrapping_add(1);
         self.checks.set(checks);

@@ -11,13 +11,13 @@ use super::Ledger;
 use super::queues::RequestSlot;
 use super::state::SlotState;
 
-/// The time to watch the stream after the peer did not answer: a process that exits may lose its device before its
-/// stream.
+/// The time to watch the stream after the peer did not answer. An exiting process may lose its device before its stream
+/// is closed.
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
 impl Ledger {
-    /// Polls completions, at most one buffer of them. Returns the number that belonged to requests in flight, so that
-    /// completions invented by the device do not prolong a wait.
+    /// Polls completions once. Returns how many belonged to requests in flight, so that completions invented by the
+    /// device do not prolong a wait.
     pub(crate) fn take_completions(&self) -> Result<usize, TransportError> {
         let polled = match self.cq.poll_into(&*self.polled) {
             Ok(polled) => polled,
@@ -26,14 +26,14 @@ impl Ledger {
         Ok(self.note_completions(polled))
     }
 
-    /// Records the completions of the last poll. Returns the number that belonged to requests in flight.
+    /// Records the completions of the last poll. Returns how many belonged to requests in flight.
     #[inline(always)]
     pub(super) fn note_completions(&self, polled: usize) -> usize {
         let (mut unasked, mut unmatched) = (0, 0);
         let mut likely = self.no_slot();
         for entry in &self.polled[..polled.min(self.polled.len())] {
             let id = entry.get().last().wr_id();
-            // Most requests complete in order.
+            // Most requests complete in order, so the next slot is tried first.
             let slot = if likely.id() == id { Some(likely) } else { self.queues.by_id(id) };
             let Some(slot) = slot.filter(|slot| slot.state().is_in_flight()) else {
                 unmatched += 1;
@@ -60,7 +60,7 @@ impl Ledger {
         polled - unmatched
     }
 
-    /// Delivers a completion to its slot. Returns true if it has a slot whose request can complete in this way.
+    /// Delivers a completion to its slot. Returns true if there is a slot whose request can complete in this way.
     #[inline]
     pub(super) fn deliver(&self, entry: &Cell<PollSlot>) -> bool {
         let completion = entry.get().last();
@@ -102,7 +102,7 @@ impl Ledger {
     ) -> bool {
         let result = entry.get().last().result();
         if result.is_ok() && state.is_unsignaled() {
-            // Successful unsignaled requests make no completion, so the device is wrong. The request stays in its
+            // Successful unsignaled requests create no completion, so the device is faulty. The request stays in its
             // chain.
             return false;
         }
@@ -134,7 +134,7 @@ impl Ledger {
         true
     }
 
-    /// Completes a chain of unsignaled requests. Requests of one send queue complete in order, so the completion of a
+    /// Completes a chain of unsignaled requests. The requests of a send queue complete in order, so the completion of a
     /// later request also covers the unsignaled ones before it.
     #[inline(always)]
     fn complete_unsignaled(&self, last: &RequestSlot) {
@@ -156,7 +156,7 @@ impl Ledger {
         }
     }
 
-    /// The reason for the end of the watched stream, if the peer did not answer because it is gone.
+    /// Returns why the watched stream ended, if the peer did not answer because it is gone.
     #[cold]
     fn gone_without_answer(&self, error: WorkError) -> Option<CloseReason> {
         let watch = self.watch.as_ref().filter(|watch| watch.is_watched())?;
@@ -167,7 +167,7 @@ impl Ledger {
         watch.gone()
     }
 
-    /// Closes all connections: after a failed poll, completions can no longer be received.
+    /// Closes all connections, because no completions can be received after a failed poll.
     #[cold]
     pub(super) fn poll_failed(&self, error: PollError) -> TransportError {
         self.queues.iter().for_each(|connection| connection.close(CloseReason::Poll));

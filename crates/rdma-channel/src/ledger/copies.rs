@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use rdma_mem::{AccessFlags, Error, GatherList, ProtectionDomain, SharedElement, SharedRegion};
 
-/// A buffer for each slot; blocking calls use that of the dead slot. A buffer is free when its slot is, so not before
-/// its request has completed.
+/// One buffer per slot. Blocking calls use the buffer of the dead slot. A buffer is free when its slot is, and so never
+/// before its request has completed.
 #[derive(Debug)]
 pub(super) struct Copies {
     region: Arc<SharedRegion>,
-    /// The size of a buffer in bytes.
+    /// The size of each buffer in bytes.
     each: usize,
 }
 
-/// The bytes of a blocking call, which is the only user of the dead slot's buffer.
+/// The bytes of a blocking call. Only one call at a time uses the dead slot's buffer.
 #[derive(Debug)]
 pub(crate) struct CopyOfCall {
     region: Arc<SharedRegion>,
@@ -25,13 +25,13 @@ impl Copies {
     /// Registers `places` buffers of `each` bytes.
     ///
     /// # Errors
-    /// The memory cannot be registered.
+    /// Returns an error if the memory cannot be registered.
     pub(super) fn new(pd: &ProtectionDomain, places: usize, each: usize) -> Result<Self, Error> {
         let region = pd.allocate_shared_region(places.saturating_mul(each), AccessFlags::new())?;
         Ok(Self { region: Arc::new(region), each })
     }
 
-    /// The size of a buffer in bytes.
+    /// Returns the size of each buffer in bytes.
     pub(super) const fn each(&self) -> usize {
         self.each
     }
@@ -52,7 +52,7 @@ impl Copies {
 
 #[allow(clippy::expect_used)] // the bytes were written there
 impl CopyOfCall {
-    /// The gather list of the call.
+    /// Returns the gather list of the call.
     pub(crate) fn list(&self) -> GatherList<'_, 1> {
         GatherList::from([self.region.element(0..self.length).expect("the written length")])
     }

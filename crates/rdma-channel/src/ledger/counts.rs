@@ -1,17 +1,17 @@
-//! Counts requests, for the ledger itself and for the counters of its connections.
+//! Counts of requests, for the ledger itself and for the counters of its connections.
 
 use std::cell::Cell;
 
 use rdma_connect::ConnectionCounters;
 
-/// Counts since the ledger was created. They have 64 bits, so none overflows while a program runs.
+/// Counts since the ledger was created. They have 64 bits, so they never overflow in practice.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// Number of posted requests that no handle has released. It is 0 if the scope has nothing to end.
+    /// Posted requests that no handle has released. If this is 0, there is nothing to end when the scope ends.
     unreleased: Cell<u64>,
     failed: Cell<u64>,
     slot_waits: Cell<u64>,
-    /// Number of markers, which the ledger itself posts after unsignaled requests to find their end.
+    /// Markers: requests that the ledger itself posts after unsignaled requests to detect their completion.
     markers: Cell<u64>,
 }
 
@@ -48,8 +48,8 @@ impl Counts {
         self.markers.set(self.markers.get() + 1);
     }
 
-    /// Returns the counters. The ledger has used its slots `uses` times, and `outstanding` requests of callers are in
-    /// flight.
+    /// Returns the counters. `uses` is how often the ledger has used its slots, and `outstanding` is the number of the
+    /// callers' requests in flight.
     pub(super) fn snapshot(&self, uses: u64, outstanding: u64) -> ConnectionCounters {
         let mut counters = ConnectionCounters::default();
         counters.posted = uses - self.markers.get();

@@ -1,6 +1,6 @@
-//! Ends all requests in flight within a limit, whatever happens.
+//! Ends all requests in flight within a time limit, whatever happens.
 //!
-//! No code of the caller runs in here: no closure, and no subscriber of events.
+//! No code of the caller runs in this module: neither closures nor subscribers to events.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -20,26 +20,26 @@ use crate::ledger::queues::post_marker;
 /// The outcome of a scope.
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
-    /// Failed and lost operations that no handle had reported; rarely any.
+    /// Failed and lost operations that no handle has reported. Usually there are none.
     #[allow(clippy::box_collection)] // so that the struct fits into two registers
     errors: Option<Box<Vec<OperationError>>>,
-    /// Number of operations that no handle had reported.
+    /// Operations that no handle has reported.
     pub(crate) unasked: u64,
 }
 
 impl Ended {
-    /// Failed and lost operations that no handle had reported, if any.
+    /// Returns the failed and lost operations that no handle has reported, if any.
     #[inline(always)]
     pub(crate) fn errors(self) -> Option<Vec<OperationError>> {
         self.errors.map(|errors| *errors)
     }
 }
 
-/// Aborts the process when it is dropped. Guards code where unwinding would release memory that a device uses.
+/// Aborts the process when it is dropped. Guards code in which unwinding would release memory that a device still uses.
 pub(crate) struct AbortOnUnwind;
 
 impl AbortOnUnwind {
-    /// Ends the guard: unwinding is allowed again.
+    /// Disarms the guard, so that unwinding is allowed again.
     #[inline(always)]
     pub(crate) fn disarm(self) {
         let _ = ManuallyDrop::new(self);
@@ -62,7 +62,7 @@ pub(crate) fn without_unwinding<T>(run: impl FnOnce() -> T) -> T {
 }
 
 impl Ledger {
-    /// Begins a scope. Requests already in flight do not belong to it.
+    /// Begins a scope. Requests that are already in flight do not belong to it.
     #[inline]
     pub(crate) fn begin(&mut self) {
         if self.has_unreleased() {
@@ -84,7 +84,8 @@ impl Ledger {
         }
     }
 
-    /// Ends all requests that a scope has left in flight. After it, the device uses no memory of any request.
+    /// Ends all requests that a scope has left in flight. After this, the device no longer uses the memory of any
+    /// request.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> Ended {
         if !self.has_unreleased() {
@@ -93,8 +94,8 @@ impl Ledger {
         without_unwinding(|| self.end_all())
     }
 
-    /// Like [`end`](Self::end), after the closure of a scope has failed. Requests whose waits have timed out get at
-    /// most the time of their timeouts.
+    /// Like [`end`](Self::end), for a scope whose closure has failed. If waits for a request have timed out, the
+    /// request gets at most as much time as the longest of them.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_failed_scope(&mut self) -> Ended {
@@ -106,7 +107,7 @@ impl Ledger {
 
     #[inline(never)]
     fn end_all(&mut self) -> Ended {
-        // In a forked child nothing completes.
+        // In a forked child, nothing completes.
         if self.cq.context().check_process().is_err() {
             return self.end_others();
         }
@@ -116,7 +117,7 @@ impl Ledger {
         }
     }
 
-    /// Ends all requests after a poll has failed.
+    /// Ends all requests after a failed poll.
     #[cold]
     #[inline(never)]
     fn end_failed(&mut self, error: PollError) -> Ended {
@@ -124,8 +125,8 @@ impl Ledger {
         self.end_others()
     }
 
-    /// The usual case, in few instructions: the only completion is the success of the only request, and its handle was
-    /// dropped.
+    /// Handles the usual case in few instructions. There is only one request, its handle was dropped, and its
+    /// successful completion is the only one.
     #[inline(always)]
     fn end_one(&self, polled: usize) -> Option<Ended> {
         let unasked = self.unasked.get() + 1;
@@ -143,7 +144,7 @@ impl Ledger {
         Some(Ended { errors: None, unasked })
     }
 
-    /// Ends all requests after `polled` completions were polled.
+    /// Ends all requests, after a poll that returned `polled` completions.
     #[inline(never)]
     fn end_many(&mut self, polled: usize) -> Ended {
         if self.note_completions(polled) == 0 || !self.all_succeed() {
@@ -167,7 +168,7 @@ impl Ledger {
         self.collect(unasked)
     }
 
-    /// Polls until no completion of a request in flight is left. Returns true if all requests in flight have succeeded
+    /// Polls until no completions of requests in flight are left. Returns true if all requests in flight have succeeded
     /// and have no handle.
     #[inline(always)]
     fn all_succeed(&self) -> bool {
@@ -186,7 +187,7 @@ impl Ledger {
         true
     }
 
-    /// Ends this request and all others of its queue pair now. Returns the result of this one, if it is known.
+    /// Ends this request and all others of its queue pair now. Returns the result of this request, if known.
     #[cold]
     #[inline(never)]
     pub(crate) fn give_up(&mut self, id: WorkId, reason: CloseReason) -> Option<WorkResult> {
@@ -218,9 +219,9 @@ impl Ledger {
         });
     }
 
-    /// Makes the device release all requests of the connections that are closed after `close` has run.
+    /// Runs `close`, and then makes the device release all requests of closed connections.
     pub(crate) fn settle(&mut self, close: impl FnOnce(&Self)) {
-        // In a forked child, the device uses the memory of the parent; none of it belongs to this process.
+        // In a forked child, the device uses the parent's memory and none of this process.
         if self.check_process().is_err() {
             return;
         }
@@ -242,18 +243,18 @@ impl Ledger {
         Ok(())
     }
 
-    /// Closes all connections permanently and flushes their requests in flight.
+    /// Closes all connections permanently, and flushes their requests in flight.
     pub(crate) fn close_as_asked(&self) {
         for connection in self.queues.iter() {
             connection.close(CloseReason::Asked);
             if let Some(qp) = connection.qp() {
-                // If this fails, the end of the scope tries again and then destroys the queue pair.
+                // If this fails, it is retried when the scope ends, and then the queue pair is destroyed.
                 let _ = qp.to_error();
             }
         }
     }
 
-    /// Closes the connection of this request, if it is in flight.
+    /// Closes the connection of this request, if the request is in flight.
     pub(crate) fn close_connection_of(&self, id: WorkId, reason: CloseReason) {
         let slot = self.in_flight(id.wr_id());
         let connection = slot.and_then(|slot| self.queues.get(slot.connection as usize));
@@ -266,7 +267,7 @@ impl Ledger {
         self.queues.iter().filter(busy).for_each(|connection| connection.close(reason));
     }
 
-    /// The closed connections with requests in flight.
+    /// Returns the closed connections that have requests in flight.
     fn unsettled(&self) -> impl Iterator<Item = &Connection> {
         let ends = |connection: &&Connection| {
             connection.closed().is_some() && self.all_in_flight(connection).next().is_some()
@@ -274,20 +275,20 @@ impl Ledger {
         self.queues.iter().filter(|connection| connection.qp().is_some()).filter(ends)
     }
 
-    /// The requests in flight of a connection.
+    /// Returns the slots of a connection's requests in flight.
     fn all_in_flight(&self, connection: &Connection) -> impl Iterator<Item = &RequestSlot> {
         self.all_of(connection).filter(|slot| slot.state().is_in_flight())
     }
 
-    /// The slots of a connection.
+    /// Returns the slots of a connection.
     pub(super) fn all_of(&self, connection: &Connection) -> impl Iterator<Item = &RequestSlot> {
         let queues = [&connection.send, &connection.receive];
         queues.map(|queue| self.queues.slots_of(queue)).into_iter().flatten()
     }
 
-    /// Waits until all requests on open connections that can complete have done so, but at most for the drain limit.
-    /// Then closes the connections of the others. If the closure has failed, connections with requests whose waits have
-    /// timed out are closed earlier.
+    /// Waits until all requests on open connections that can complete have completed, for at most the drain limit. Then
+    /// closes the connections of the remaining requests. If the closure has failed, connections with requests whose
+    /// waits have timed out are closed earlier.
     fn await_completions(&self) {
         let drain = self.limits.drain;
         match self.longest_given_up().filter(|&early| early < drain) {
@@ -299,21 +300,22 @@ impl Ledger {
         };
     }
 
-    /// The longest timeout of an expired wait for a request in flight, if the closure has failed.
+    /// If the closure has failed, returns the longest timeout of a wait for a request that is still in flight.
     fn longest_given_up(&self) -> Option<Duration> {
         let given_up = self.given_up.borrow();
         let in_flight = given_up.iter().filter(|(id, _)| self.in_flight(*id).is_some());
         in_flight.map(|&(_, limit)| limit).max().filter(|_| self.closure_failed)
     }
 
-    /// Returns true if this connection has a request in flight whose wait has timed out.
+    /// Returns true if a wait for one of this connection's requests in flight has timed out.
     fn has_given_up(&self, connection: &Connection) -> bool {
         let given_up = self.given_up.borrow();
         self.all_in_flight(connection).any(|slot| given_up.iter().any(|&(id, _)| id == slot.id()))
     }
 
-    /// Waits for at most `limit` until all requests on open connections have completed. Then closes those of the other
-    /// connections that `closes` selects. Returns true if an open connection still has requests in flight.
+    /// Waits for at most `limit` until all requests on open connections have completed. Of the connections with
+    /// remaining requests, closes those that `closes` selects. Returns true if an open connection still has requests in
+    /// flight.
     fn await_for(&self, limit: Duration, closes: impl Fn(&Connection) -> bool) -> bool {
         let (mut deadline, mut over) = (Deadline::new(limit), false);
         while !self.all_succeed() {
@@ -332,23 +334,23 @@ impl Ledger {
                 }
             }
             let Some(operation) = open.filter(|_| !over) else { return open.is_some() };
-            // If `pause` fails, it has closed all connections.
+            // If `pause` failed, it has closed all connections.
             over = self.pause(&mut deadline, operation).unwrap_or(true);
         }
         false
     }
 
-    /// Returns true if all requests in flight are unsignaled and no later signaled request will complete them.
+    /// Returns true if all requests in flight are unsignaled, and no later signaled request will complete them.
     fn only_unsignaled(&self, connection: &Connection) -> bool {
         let last = connection.last_unsignaled();
         last.state().is_in_flight()
             && self.all_in_flight(connection).all(|slot| slot.state().is_unsignaled())
     }
 
-    /// Makes the device release the requests in flight on closed connections, and polls the flushed completions.
+    /// Makes the device release the requests in flight on closed connections, and polls their flushed completions.
     pub(super) fn flush(&self) {
         for qp in self.unsettled().filter_map(Connection::qp) {
-            // If this fails, nothing is flushed, and the queue pair will be destroyed.
+            // If this fails, nothing is flushed, and the queue pair is destroyed later.
             let _ = qp.to_error();
         }
         let mut deadline = Deadline::new(self.limits.flush);
@@ -365,13 +367,13 @@ impl Ledger {
         }
     }
 
-    /// Posts a marker after unsignaled requests. Its flushed completion shows that they have ended.
+    /// Posts a marker after unsignaled requests. When the marker is flushed, these requests have completed.
     fn mark_unsignaled(&self, connection: &Connection) {
         if !connection.last_unsignaled().state().is_in_flight() {
             return;
         }
         let slots = self.queues.slots_of(&connection.send);
-        // Slots of completed requests whose handles were forgotten: no handle will report them.
+        // These slots hold completed requests whose handles were forgotten, so no handle will report them.
         let over = |slot: &&RequestSlot| {
             let state = slot.state();
             state.is_reported() || state.is_done() && slot.result().is_ok()
@@ -379,7 +381,7 @@ impl Ledger {
         slots.iter().filter(over).for_each(|slot| self.release(slot));
         let free = slots.iter().find(|slot| slot.is_free());
         let (Some(qp), Some(slot)) = (connection.qp(), free) else { return };
-        // A marker whose post has an unknown outcome is recorded, too.
+        // If it is unknown whether the marker was posted, it is recorded, too.
         let posted = post_marker(qp, slot.id());
         if posted.is_ok() || posted.is_err_and(|error| error.posted() > 0) {
             let state = connection.link(slot, Operation::Send, true).marker();
@@ -388,7 +390,7 @@ impl Ledger {
         }
     }
 
-    /// Destroys the queue pairs that still have requests in flight, as the last resort.
+    /// Destroys, as the last resort, the queue pairs that still have requests in flight.
     fn destroy(&mut self) {
         for peer in 0..self.queues.len() {
             let Some(connection) = self.queues.get(peer) else { return };
@@ -401,7 +403,7 @@ impl Ledger {
         }
     }
 
-    /// Takes all results out of the slots. Requests in flight on open connections stay there.
+    /// Takes all results out of the slots. Requests in flight on open connections are left in their slots.
     pub(crate) fn collect(&self, unasked: u64) -> Ended {
         let (mut errors, mut occupied) = (Vec::new(), 0);
         self.ask_for_causes();
@@ -432,8 +434,8 @@ impl Ledger {
         Ended { errors: (!errors.is_empty()).then(|| Box::new(errors)), unasked }
     }
 
-    /// The error of an operation, if it failed. For a flushed operation it is the cause, unless the program closed the
-    /// connection.
+    /// Returns the error of an operation that failed. For a flushed operation, this is the cause of the flush, unless
+    /// the program closed the connection.
     pub(crate) fn failure(
         &self,
         slot: &RequestSlot,
@@ -460,7 +462,7 @@ impl Ledger {
     }
 }
 
-/// Aborts the process: otherwise the caller would get its memory back while the device may write to it.
+/// Aborts the process, because returning would give the caller memory that the device may still write to.
 #[cold]
 fn abort(error: &rdma_qp::Error) -> ! {
     say(&format!(
@@ -470,13 +472,13 @@ fn abort(error: &rdma_qp::Error) -> ! {
     process::abort()
 }
 
-/// Writes a line to standard error if a write does not block. The pipe may have no reader, and another thread may hold
-/// the lock of `stderr`.
+/// Writes a line to standard error, but only if that does not block. The pipe may have no reader, and another thread
+/// may hold the lock of `stderr`.
 fn say(line: &str) {
     let file = io::stderr();
     let mut files = [PollFd::new(&file, PollFlags::OUT)];
     if matches!(poll(&mut files, Some(&Timespec::default())), Ok(1..)) {
-        // The free space of a writable pipe is longer than one line.
+        // A writable pipe has room for more than one line.
         let _ = rustix::io::write(&file, line.as_bytes());
     }
 }

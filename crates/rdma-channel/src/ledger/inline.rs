@@ -1,4 +1,4 @@
-//! Inline data of programs that the device cannot send inline.
+//! Inline data that a device cannot send inline.
 
 use rdma_connect::{Operation, TransportError};
 use rdma_mem::SharedElement;
@@ -8,11 +8,11 @@ use super::queues::{Connection, index};
 use super::{Ledger, SlotWait};
 
 impl Ledger {
-    /// Registers the buffers if a queue pair supports fewer bytes of inline data (`given`) than the program requested
+    /// Registers the buffers if the queue pairs support fewer bytes of inline data (`given`) than the program requested
     /// (`asked`).
     ///
     /// # Errors
-    /// The memory cannot be registered.
+    /// Returns an error if the memory cannot be registered.
     pub(crate) fn provide_copies(&mut self, asked: u32, given: u32) -> Result<(), rdma_mem::Error> {
         if given < asked && self.copies.is_none() {
             let places = self.queues.slots().len();
@@ -21,23 +21,23 @@ impl Ledger {
         Ok(())
     }
 
-    /// Returns true if there are buffers.
+    /// Returns true if the buffers have been registered.
     #[inline(always)]
     pub(crate) const fn has_copies(&self) -> bool {
         self.copies.is_some()
     }
 
-    /// The buffers, if `length` bytes need one because they do not fit inline.
+    /// Returns the buffers if `length` bytes do not fit inline and therefore need one.
     fn copies_for(&self, connection: &Connection, length: usize) -> Option<&Copies> {
         let inline = connection.qp()?.capabilities().max_inline_data as usize;
         self.copies.as_ref().filter(|copies| length > inline && length <= copies.each())
     }
 
-    /// Copies the bytes of a blocking call of a channel without other requests. Returns `None` if they fit inline, or
-    /// if they are too long; then the post fails.
+    /// Copies the bytes of a blocking call on a channel without other requests. Returns `None` if the bytes fit inline.
+    /// Also if there are too many of them; the post then fails.
     ///
     /// # Errors
-    /// This process is a forked child.
+    /// Returns an error if this process is a forked child.
     #[cold]
     pub(crate) fn copy_of_call(&self, bytes: &[u8]) -> Result<Option<CopyOfCall>, TransportError> {
         let Some(copies) = self.copies_for(self.only(), bytes.len()) else {
@@ -47,11 +47,11 @@ impl Ledger {
         Ok(Some(copies.put_for_call(bytes)))
     }
 
-    /// Waits for a free slot of the send queue and copies the bytes to its buffer. The next post uses that slot.
-    /// For `None`, see [`copy_of_call`](Self::copy_of_call).
+    /// Waits for a free slot of the send queue, and copies the bytes to the slot's buffer. The next post uses that
+    /// slot. Returns `None` like [`copy_of_call`](Self::copy_of_call) does.
     ///
     /// # Errors
-    /// No slot became free, or this process is a forked child.
+    /// Returns an error if no slot becomes free in time, or if this process is a forked child.
     #[cold]
     pub(crate) fn copy_for_slot<'l>(
         &'l self,

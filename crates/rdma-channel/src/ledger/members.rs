@@ -1,4 +1,4 @@
-//! Adds and removes peers while the channels exist.
+//! Adding and removing peers while the channels exist.
 
 use rdma_connect::{CloseReason, TransportError};
 use rdma_qp::QueuePair;
@@ -7,31 +7,30 @@ use super::queues::{Connection, RequestSlot};
 use super::{Ledger, closed};
 
 impl Ledger {
-    /// The places that have a peer.
+    /// Returns the places that have a peer.
     pub(crate) fn members(&self) -> impl Iterator<Item = usize> {
         let there =
             |(peer, connection): (usize, &Connection)| (!connection.is_absent()).then_some(peer);
         self.queues.iter().enumerate().filter_map(there)
     }
 
-    /// The lowest place without a peer.
+    /// Returns the lowest place without a peer.
     pub(crate) fn lowest_absent(&self) -> Option<usize> {
         self.queues.lowest_absent()
     }
 
-    /// Adds a connection in a place without a peer. The queue pair must complete in the completion queue of this
-    /// ledger.
+    /// Adds a connection to a place without a peer. The queue pair must complete in this ledger's completion queue.
     pub(crate) fn add(&mut self, peer: usize, qp: QueuePair) {
         self.queues.put_new(peer, qp);
         self.told.forget(peer);
         self.checked();
     }
 
-    /// Ends a connection with all its requests, and frees its place.
+    /// Ends a connection and all its requests, and frees its place.
     ///
     /// # Errors
-    /// There is no such peer, or its queue pair could not be destroyed. In the second case it stays closed in its
-    /// place, and its requests in flight stay in their slots.
+    /// Returns an error if the peer does not exist, or if its queue pair cannot be destroyed. In the second case, the
+    /// connection stays closed in its place, and its requests in flight stay in their slots.
     pub(crate) fn remove(&mut self, peer: usize) -> Result<(), TransportError> {
         let connection = self.connection(peer)?;
         if connection.is_absent() {
@@ -47,7 +46,7 @@ impl Ledger {
                 Err(error)
             }
         };
-        // No handle exists any more: handles borrow the channels, which are mutably borrowed here.
+        // No handles exist any longer, because handles borrow the channels, which are mutably borrowed here.
         let is_over = |slot: &&RequestSlot| {
             let state = slot.state();
             state.is_occupied() && (destroyed.is_ok() || !state.is_in_flight())
@@ -64,11 +63,11 @@ impl Ledger {
         Ok(())
     }
 
-    /// Empties the completion queue of what a destroyed queue pair has left there, so that the next one has all the
-    /// room that it needs. The number of polls is limited, because a faulty device may invent completions without end.
+    /// Removes completions of a destroyed queue pair from the completion queue, so that the next queue pair has all the
+    /// room that it needs. The number of polls is limited, because a faulty device may invent completions endlessly.
     fn empty_completion_queue(&self) {
         for _ in 0..self.cq.min_capacity() {
-            // If the poll fails, all connections are closed.
+            // If the poll fails, it closes all connections.
             if !self.takes_any().unwrap_or(false) {
                 return;
             }

@@ -1,21 +1,20 @@
-//! The `tracing` events of a channel. They are never emitted while a request is being ended, since subscribers run
+//! The `tracing` events of a channel. They are never emitted while a request is being ended, because subscribers run
 //! arbitrary code.
 
 use std::cell::{Cell, RefCell};
 
 use super::Ledger;
 
-/// The events that were already emitted.
+/// The events that have already been emitted.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    /// The connections with an event about their closure.
+    /// The connections whose closure has been reported by an event.
     closed: RefCell<Vec<usize>>,
     unmatched: Cell<u64>,
 }
 
 impl Ledger {
-    /// Emits events for the connections that were closed since the last call, and for completions that matched no
-    /// request.
+    /// Emits events for connections that were closed since the last call, and for completions that matched no request.
     #[cold]
     #[inline(never)]
     pub(crate) fn say_news(&self) {
@@ -36,7 +35,7 @@ impl Ledger {
 }
 
 impl Told {
-    /// Forgets the events of the previous connection in this place.
+    /// Forgets that the closure of the previous connection in this place was reported.
     pub(super) fn forget(&self, peer: usize) {
         self.closed.borrow_mut().retain(|&told| told != peer);
     }

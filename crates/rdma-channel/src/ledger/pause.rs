@@ -18,8 +18,9 @@ impl Ledger {
     /// Pauses after an empty poll, before the caller polls again. Returns true if the deadline has passed.
     ///
     /// # Errors
-    /// No completion can arrive any more: this is a forked child, the completion queue has failed, or the peer of a
-    /// watched stream is gone. In the last case the error names `awaited`. All connections are closed.
+    /// Returns an error if no completion can arrive any longer. Either this is a forked child, the completion queue has
+    /// failed, or the peer of a watched stream is gone. In the last case, the error names `awaited`. All connections
+    /// are closed.
     #[cold]
     #[inline(never)]
     pub(crate) fn pause(
@@ -31,14 +32,14 @@ impl Ledger {
         self.pause_until(deadline, self.limits.bound, watch.map(|watch| (watch, awaited)))
     }
 
-    /// Like [`pause`](Self::pause), while requests are flushed. The device flushes them by itself, so this uses no
-    /// bound and ignores whether the peer is gone.
+    /// Like [`pause`](Self::pause), while requests are flushed. The device flushes them without the peer, so this uses
+    /// no bound and ignores whether the peer is gone.
     pub(super) fn pause_flush(&self, deadline: &mut Deadline) -> Result<bool, TransportError> {
         self.pause_until(deadline, None, None)
     }
 
-    /// Like [`pause`](Self::pause), with an explicit bound, and with the watch and the awaited operation if the peer is
-    /// watched.
+    /// Like [`pause`](Self::pause), with an explicit bound. If the peer is watched, `watched` contains the watch and
+    /// the awaited operation.
     fn pause_until(
         &self,
         deadline: &mut Deadline,
@@ -61,17 +62,18 @@ impl Ledger {
         }
     }
 
-    /// Closes all connections: the stream to the peer has ended, and the completion queue was empty after that.
+    /// Closes all connections, because the stream to the peer has ended, and the completion queue was empty after that.
     #[cold]
     fn peer_gone(&self, operation: Operation, reason: CloseReason) -> TransportError {
         self.queues.iter().for_each(|one| one.close(reason));
         TransportError::PeerGone { operation, reason, peer: self.only().peer }
     }
 
-    /// Sleeps until something completes, or for `left`. It may wake early, and may have polled completions by then.
+    /// Sleeps until something completes, for at most `left`. It may wake early, and may already have polled
+    /// completions.
     ///
-    /// A failure to sleep is no failure of requests: polls still find their completions. So a failure only replaces the
-    /// sleep with a yield.
+    /// If sleeping fails, requests do not fail, because polls still find their completions. The thread only yields
+    /// instead of sleeping.
     fn rest(&self, left: Option<Duration>, watch: Option<&Watch>) -> Result<(), TransportError> {
         let Some(events) = self.cq.channel() else {
             watch.into_iter().for_each(Watch::look_now_and_then);
@@ -87,7 +89,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Requests an event for the next completion. Receives pending events first, so that they do not accumulate.
+    /// Requests an event for the next completion. Pending events are received first, so that they do not accumulate.
     fn ask_for_event(&self, events: &CompletionChannel) -> Result<(), rdma_qp::Error> {
         if self.events_asked.get() > 0 {
             while is_readable(events) && events.try_get_event()?.is_some() {}
@@ -97,8 +99,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Polls completions that arrived before the event was requested and therefore make none. Returns true if there
-    /// were any, whether they matched a request or not.
+    /// Polls completions that arrived before the event was requested and therefore send no event. Returns true if there
+    /// were any, whether or not they matched a request.
     pub(super) fn takes_any(&self) -> Result<bool, TransportError> {
         match self.cq.poll_into(&*self.polled) {
             Ok(polled) => {
@@ -109,15 +111,15 @@ impl Ledger {
         }
     }
 
-    /// Sleeps until an event arrives (and receives it), the peer is gone, a signal arrives, or the time is over.
-    /// Returns true if the sleep worked.
+    /// Sleeps until an event arrives, the peer is gone, a signal arrives, or the time expires. Receives the event.
+    /// Returns true unless the sleep failed.
     fn sleep(
         &self,
         events: &CompletionChannel,
         left: Option<Duration>,
         watch: Option<&Watch>,
     ) -> bool {
-        // Unlimited if the limit is longer than the kernel can represent.
+        // If the limit is longer than the kernel can represent, there is no limit.
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         // Without a watch, only the first file is polled.
         let mut files = [
@@ -154,13 +156,13 @@ impl Ledger {
         Ok(if self.tell() || any { Armed::Ready } else { Armed::Sleep })
     }
 
-    /// The file that becomes readable after [`arm`](Self::arm); `None` if the channel spins.
+    /// Returns the file that becomes readable after [`arm`](Self::arm); `None` if the channel spins.
     pub(crate) fn waitable(&self) -> Option<Waitable<'_>> {
         self.cq.channel().map(|events| Waitable(events.as_fd()))
     }
 
-    /// Marks the completed requests that handles have yet to report, and returns true if there are any. A poll for
-    /// another handle may have completed them, so no event will arrive for them.
+    /// Marks the completed requests that handles have not reported yet. Returns true if there are any. They may have
+    /// been completed by a poll for another handle, so no event will arrive for them.
     fn tell(&self) -> bool {
         if self.counts.unreleased() == self.unasked.get() {
             return false;
@@ -174,8 +176,8 @@ impl Ledger {
     }
 }
 
-/// Returns true if there may be an event. Without this check, a file that the program made blocking through a duplicate
-/// could block the thread.
+/// Returns true if an event may be available. Without this check, a file that the program made blocking through a
+/// duplicate could block the thread.
 fn is_readable(events: &CompletionChannel) -> bool {
     let mut files = [PollFd::new(events, PollFlags::IN)];
     matches!(poll(&mut files, Some(&Timespec::default())), Ok(1..))

@@ -1,4 +1,4 @@
-//! Posts requests, each into a slot of the ledger.
+//! Posting requests, each into a slot of the ledger.
 
 use std::cell::Cell;
 use std::fmt;
@@ -13,16 +13,17 @@ use super::{Ledger, SlotWait, closed, seldom};
 use crate::deadline::BatchDeadline;
 use crate::request::Post;
 
-/// A request that was not posted. The ledger keeps the reason, so that the result of a post is as small as a pointer
+/// A request that was not posted. The ledger holds the reason, so that the result of a post is as small as a pointer
 /// and stays in registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NotPosted<'l>(&'l Ledger);
 
-/// The reason for a request that was not posted.
+/// The reason why a request was not posted.
 #[derive(Debug)]
 pub(crate) struct PostFailure {
     pub(crate) error: TransportError,
-    /// The ID of the request if the device may have accepted it; its slot then stays in flight as if it had.
+    /// The ID of the request if the device may have accepted it. Its slot then stays in flight, as if the post had
+    /// succeeded.
     pub(crate) perhaps: Option<WorkId>,
 }
 
@@ -37,7 +38,7 @@ impl fmt::Debug for LastPostFailure {
 }
 
 impl NotPosted<'_> {
-    /// The reason. Can be read once, before anything else is posted.
+    /// Returns the reason. It can be read only once, before anything else is posted.
     #[cold]
     #[inline(never)]
     pub(crate) fn why(self) -> PostFailure {
@@ -53,7 +54,7 @@ impl From<NotPosted<'_>> for TransportError {
 }
 
 impl Ledger {
-    /// Records the reason why a request was not posted.
+    /// Records why a request was not posted.
     #[cold]
     pub(crate) fn refuse(&self, error: TransportError, perhaps: Option<WorkId>) -> NotPosted<'_> {
         self.refusal.0.set(Some(PostFailure { error, perhaps }));
@@ -68,8 +69,8 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// Posts a request. Its slot records when it completes. After an error the device may have accepted the request;
-    /// the error reports that.
+    /// Posts a request, whose slot is updated when it completes. After an error, the device may still have accepted the
+    /// request; the error reports that.
     #[inline(always)]
     pub(crate) fn post<'l, 'data: 'kept, 'kept, W: Post<'data>>(
         &'l self,
@@ -110,7 +111,7 @@ impl Ledger {
         Ok(Ticket::new(self, slot))
     }
 
-    /// Posts a request if no free slot is at hand, or if it is signaled and follows unsignaled requests.
+    /// Posts a request when the next slot is not free, or when a signaled request follows unsignaled ones.
     #[inline(never)]
     fn post_otherwise<'l, 'data: 'kept, 'kept, W: Post<'data>>(
         &'l self,
@@ -137,7 +138,7 @@ impl Ledger {
         Ok(slot)
     }
 
-    /// Records a post that the device refused.
+    /// Records that the device refused a post.
     fn refused(
         &self,
         connection: &Connection,
@@ -157,17 +158,17 @@ impl Ledger {
 }
 
 impl Connection {
-    /// The queue for operations of this kind.
+    /// Returns the queue for operations of this kind.
     #[inline(always)]
     pub(crate) const fn queue(&self, operation: Operation) -> &Queue {
         if operation.is_of_send_queue() { &self.send } else { &self.receive }
     }
 }
 
-/// A batch that was not posted, or only partly.
+/// A batch that was not posted, or only in part.
 pub(crate) struct BatchNotPosted {
     pub(crate) error: TransportError,
-    /// Number of leading requests that the device has accepted, or may have accepted.
+    /// The number of requests, from the first one on, that the device has accepted or may have accepted.
     pub(crate) posted: usize,
 }
 
@@ -179,8 +180,8 @@ impl From<TransportError> for BatchNotPosted {
 }
 
 impl Ledger {
-    /// Posts all requests in order and stores their slots in `slots`. The last request is made signaled, so that its
-    /// completion covers all. Waits for free slots until the deadline.
+    /// Posts all requests in order, and stores their slots in `slots`. The last request is marked as signaled, so that
+    /// its completion covers all of them. Waits for free slots until the deadline.
     #[inline(always)]
     pub(crate) fn post_batch<'l, 'data: 'kept, 'kept, I: InBatch<'data>>(
         &'l self,
@@ -231,7 +232,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Leaves the slots of a partly posted batch without handles, so that completions free them. Returns the error.
+    /// Detaches the slots of a partly posted batch from handles, so that completions free them. Returns the error.
     #[cold]
     pub(crate) fn disown_posted(
         &self,
@@ -243,7 +244,7 @@ impl Ledger {
         refused.error
     }
 
-    /// Assigns the next slots of the queue to the requests, if all of these are free.
+    /// Assigns the next slots of the queue to the requests, if all of these slots are free.
     #[inline(always)]
     fn number<'l, 'data, I: InBatch<'data>>(
         queue: &'l Queue,
@@ -264,7 +265,7 @@ impl Ledger {
         true
     }
 
-    /// Makes the last request signaled, and each other one that has to be.
+    /// Marks the last request as signaled, and any others that have to be.
     #[inline(never)]
     fn signal<'data, I: InBatch<'data>>(connection: &Connection, items: &mut [I]) {
         let (mut unsignaled, last) = (connection.unsignaled.get(), items.len() - 1);
@@ -276,7 +277,7 @@ impl Ledger {
         }
     }
 
-    /// Records the posted requests of a batch that was posted partly, or that has unsignaled requests.
+    /// Records the posted requests of a batch that was posted only partly or that has unsignaled requests.
     #[inline(never)]
     fn note_batch<'data, I: InBatch<'data>>(
         &self,

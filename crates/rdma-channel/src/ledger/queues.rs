@@ -1,5 +1,5 @@
-//! The queues of all connections: rings with one slot for each request that a queue can hold, and the posts to the
-//! queues. This file contains the unsafe code of the ledger.
+//! The queues of all connections: rings with one slot for each request that a queue can hold. Requests are posted to
+//! the queues here. This file contains the unsafe code of the ledger.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -20,36 +20,37 @@ use crate::request::{BatchRequest, Post};
 
 mod members;
 
-/// A slot for one request at a time, of one queue of one connection.
+/// A slot of one queue, which holds one request at a time.
 ///
-/// The WR ID of a request has the slot's index in the low bits and the slot's generation in the high bits. A completion
-/// thus finds its slot without a search, and the generation of a late or duplicate one no longer matches.
+/// The low bits of a WR ID contain the slot's index, and the high bits its generation. So a completion finds its slot
+/// without a search. If the completion is late or a duplicate, the generation no longer matches.
 ///
-/// A slot stays in the [`Queues`] that created it.
+/// A slot never leaves the [`Queues`] that created it.
 #[derive(Debug)]
 pub(crate) struct RequestSlot {
     /// The WR ID of the current request, or of the next one if the slot is free.
     id: Cell<u64>,
-    /// The completion of the request, if it is done and was signaled. Before that, a completion polled by its handle.
+    /// The completion of the request, if it is done and was signaled. While the request is in flight, a completion that
+    /// its handle has polled.
     pub(super) completion: Cell<PollSlot>,
     state: Cell<SlotState>,
     pub(crate) operation: Cell<Operation>,
     /// The next slot in the ring.
     next: Cell<At>,
-    /// The slot of the previous unsignaled request, or the dead slot; valid if the state is linked.
+    /// The slot of the previous unsignaled request, or the dead slot. Valid only if the state is linked.
     link: Cell<At>,
     /// The index of the connection that the slot belongs to.
     pub(crate) connection: u32,
 }
 
-/// Number of WR ID bits for the index; the generation is in the bits above. The increment of the generation still fits
-/// into an immediate operand.
+/// The number of WR ID bits that contain the index. The generation is in the bits above. With this number, the
+/// increment of the generation still fits into an immediate operand.
 const INDEX_BITS: u32 = WorkId::INDEX_BITS;
 pub(crate) const GENERATION: u64 = 1 << INDEX_BITS;
-/// The maximum number of requests of a ledger: all indices except that of the dead slot.
+/// The maximum number of requests of a ledger: every index except that of the dead slot.
 pub(crate) const MOST_REQUESTS: u32 = (1 << INDEX_BITS) - 1;
 
-/// The index of the slot with this WR ID.
+/// Returns the index of the slot with this WR ID.
 #[inline]
 #[allow(clippy::cast_possible_truncation)] // masked, and usize has enough bits on all RDMA platforms
 pub(crate) const fn index(id: u64) -> usize {
@@ -89,7 +90,7 @@ impl RequestSlot {
     #[inline(always)]
     pub(super) fn begin(&self, operation: Operation, state: SlotState) {
         self.operation.set(operation);
-        // Stored last, so that the compiler knows the state if the handle is dropped at once.
+        // The state is stored last, so that the compiler knows it if the handle is dropped at once.
         self.set(state);
     }
 
@@ -98,21 +99,21 @@ impl RequestSlot {
         self.state.get().is(SlotState::FREE)
     }
 
-    /// The next slot in the ring.
+    /// Returns the next slot in the ring.
     #[inline(always)]
     pub(super) fn next(&self) -> &Self {
-        // SAFETY: SAFETY.md F23: the slot belongs to the same queues, which are borrowed as long as this one.
+        // SAFETY: SAFETY.md F23: the slot belongs to the same queues, which are borrowed for as long as `self`.
         unsafe { self.next.get().0.as_ref() }
     }
 
-    /// The slot of the previous unsignaled request, or a slot with no such request.
+    /// Returns the slot of the previous unsignaled request, or a slot with no such request.
     #[inline(always)]
     pub(super) fn link(&self) -> &Self {
-        // SAFETY: SAFETY.md F23: the slot belongs to the same queues, which are borrowed as long as this one.
+        // SAFETY: SAFETY.md F23: the slot belongs to the same queues, which are borrowed for as long as `self`.
         unsafe { self.link.get().0.as_ref() }
     }
 
-    /// The result for the handle to report, for the first time or again, if the request is done.
+    /// Returns the result if the request is done. The handle can report it several times.
     pub(crate) fn report(&self) -> Option<WorkResult> {
         let state = self.state();
         if state.is_done() {
@@ -123,7 +124,7 @@ impl RequestSlot {
         Some(self.result())
     }
 
-    /// The result of the request, which is done.
+    /// Returns the result of the request, which must be done.
     #[inline(always)]
     pub(super) fn result(&self) -> WorkResult {
         if self.state().is_unsignaled() {
@@ -133,7 +134,7 @@ impl RequestSlot {
         }
     }
 
-    /// Frees the slot and assigns the WR ID of the next request.
+    /// Frees the slot, and assigns the WR ID for its next request.
     #[inline(always)]
     pub(super) fn free(&self) {
         self.id.set(self.id.get().wrapping_add(GENERATION));
@@ -141,14 +142,14 @@ impl RequestSlot {
     }
 }
 
-/// The address of a slot. Every post needs it, and an index would need a lookup.
+/// The address of a slot. Every post needs one, and an index would have to be looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct At(NonNull<RequestSlot>);
 
-// SAFETY: SAFETY.md F23: it is an address, which is followed only while the queues are borrowed.
+// SAFETY: SAFETY.md F23: this is an address that is dereferenced only while the queues are borrowed.
 unsafe impl Send for At {}
 
-/// All slots. The first one is dead: it never holds a request, so that no WR ID is 0.
+/// All slots. The first one is dead: it never holds a request. So no WR ID is 0.
 struct Slots(NonNull<[RequestSlot]>);
 
 // SAFETY: SAFETY.md F23: it owns its slots, which are `Send`.
@@ -169,7 +170,8 @@ impl Slots {
 
     #[inline(always)]
     const fn all(&self) -> &[RequestSlot] {
-        // SAFETY: SAFETY.md F23: the slots are leaked in `new`, freed in `drop`, and only shared in between.
+        // SAFETY: SAFETY.md F23: the slots are leaked in `new` and freed in `drop`, and only shared references exist in
+        // between.
         unsafe { self.0.as_ref() }
     }
 
@@ -191,7 +193,7 @@ impl fmt::Debug for Slots {
     }
 }
 
-/// The slots of one queue, linked in a ring. A queue stays in the [`Queues`] that created it.
+/// The slots of one queue, linked in a ring. A queue never leaves the [`Queues`] that created it.
 #[derive(Debug)]
 pub(crate) struct Queue {
     /// The slot for the next request, or the dead slot if the connection is closed.
@@ -201,7 +203,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Links `count` slots from `first` on in a ring.
+    /// Links `count` slots, beginning with `first`, in a ring.
     fn new(slots: &Slots, first: u32, count: u32) -> Self {
         let indices = first as usize..(first + count) as usize;
         for index in indices.clone() {
@@ -212,7 +214,7 @@ impl Queue {
         Self { cursor: Cell::new(first), first, indices }
     }
 
-    /// The slot for the next request, if it is free. It never is if the connection is closed.
+    /// Returns the slot for the next request if it is free. It never is if the connection is closed.
     #[inline(always)]
     pub(super) fn next_free(&self) -> Option<&RequestSlot> {
         Some(self.cursor()).filter(|slot| slot.is_free())
@@ -220,18 +222,19 @@ impl Queue {
 
     #[inline(always)]
     pub(super) fn cursor(&self) -> &RequestSlot {
-        // SAFETY: SAFETY.md F23: the slot belongs to the queues of this one, which are borrowed as long as this one.
+        // SAFETY: SAFETY.md F23: the slot belongs to the same `Queues` as `self`, which are borrowed for as long as
+        // `self`.
         unsafe { self.cursor.get().0.as_ref() }
     }
 
-    /// Moves the cursor to the successor of `slot`, which belongs to this queue.
+    /// Moves the cursor past `slot`, which must belong to this queue.
     #[inline(always)]
     pub(super) fn advance(&self, slot: &RequestSlot) {
         debug_assert!(self.indices.contains(&index(slot.id())), "a slot of another queue");
         self.cursor.set(slot.next.get());
     }
 
-    /// The maximum number of requests in the queue.
+    /// Returns the maximum number of requests in the queue.
     pub(crate) fn capacity(&self) -> u32 {
         u32::try_from(self.indices.len()).unwrap_or(u32::MAX)
     }
@@ -244,27 +247,27 @@ pub(crate) struct Asked {
     pub(crate) sends: u32,
     /// The maximum number of receives.
     pub(crate) receives: u32,
-    /// Whether each request of the send queue is signaled, whatever its own flag is.
+    /// Whether every request of the send queue is signaled, whatever its own flag is.
     pub(crate) signals_all: bool,
 }
 
-/// One queue pair, with the slots of its requests. A connection stays in the [`Queues`] that created it.
+/// One queue pair, with the slots of its requests. A connection never leaves the [`Queues`] that created it.
 pub(crate) struct Connection {
-    /// `None` after the queue pair was destroyed or before one is added. Then the cursors are at the dead slot.
+    /// `None` before a queue pair is added and after it is destroyed. The cursors are then at the dead slot.
     qp: Option<QueuePair>,
     pub(crate) send: Queue,
     pub(crate) receive: Queue,
-    /// The slot of the last request of the send queue, if it is unsignaled; otherwise the dead slot.
+    /// The slot of the last request of the send queue if that request is unsignaled; otherwise the dead slot.
     last_unsignaled: Cell<At>,
-    /// Number of unsignaled requests after the last signaled one.
+    /// The number of unsignaled requests since the last signaled one.
     pub(super) unsignaled: Cell<u32>,
-    /// The length that a run of unsignaled requests must not reach.
+    /// The number of consecutive unsignaled requests that must not be reached.
     too_many: u32,
     closed: Cell<Option<CloseReason>>,
     /// The cause of flushed requests, once the device has reported it.
     cause: Cell<Option<AsyncEventKind>>,
     dead: At,
-    /// The peer, kept after the queue pair is destroyed. `None` if the queue pair does not know it.
+    /// The peer, which is kept after the queue pair is destroyed. `None` if the queue pair does not know its peer.
     pub(crate) peer: Option<PeerAddress>,
 }
 
@@ -292,7 +295,7 @@ impl Connection {
             receive: Queue::new(slots, first + sends, receives),
             last_unsignaled: Cell::new(slots.at(0)),
             unsignaled: Cell::new(0),
-            // Each half of the queue contains a signaled request.
+            // This way, each half of the queue contains a signaled request.
             too_many: if signals_all { 1 } else { sends / 2 },
             closed: Cell::new(None),
             cause: Cell::new(None),
@@ -304,19 +307,19 @@ impl Connection {
         connection
     }
 
-    /// The queue pair, unless it was destroyed.
+    /// Returns the queue pair, unless it was destroyed.
     #[inline(always)]
     pub(crate) const fn qp(&self) -> Option<&QueuePair> {
         self.qp.as_ref()
     }
 
-    /// The reason why the connection accepts no requests, if it is closed.
+    /// Returns why the connection accepts no requests, if it is closed.
     #[inline]
     pub(crate) const fn closed(&self) -> Option<CloseReason> {
         self.closed.get()
     }
 
-    /// The cause of flushed requests, if the device has reported it.
+    /// Returns the cause of flushed requests, if the device has reported it.
     pub(crate) const fn cause(&self) -> Option<AsyncEventKind> {
         self.cause.get()
     }
@@ -330,7 +333,7 @@ impl Connection {
         self.cause.get()
     }
 
-    /// Closes the connection for further requests. The first reason is kept.
+    /// Closes the connection to further requests. If it is already closed, the first reason is kept.
     #[cold]
     pub(crate) fn close(&self, reason: CloseReason) {
         if self.closed.get().is_none() {
@@ -344,14 +347,14 @@ impl Connection {
         self.receive.cursor.set(self.dead);
     }
 
-    /// The queue pair and the slot for the next request of `queue`, if that slot is free.
+    /// Returns the slot for the next request of `queue` and the queue pair, if that slot is free.
     #[inline(always)]
     pub(super) fn at_hand<'q>(
         &'q self,
         queue: &'q Queue,
     ) -> Option<(&'q RequestSlot, &'q QueuePair)> {
         let slot = queue.next_free()?;
-        // SAFETY: SAFETY.md F23: without a queue pair the cursors are at the dead slot, which is never free.
+        // SAFETY: SAFETY.md F23: without a queue pair, the cursors are at the dead slot, which is never free.
         Some((slot, unsafe { self.qp.as_ref().unwrap_unchecked() }))
     }
 
@@ -361,15 +364,16 @@ impl Connection {
         queue.next_free().is_some()
     }
 
-    /// The slot of the last request of the send queue, if it is unsignaled; otherwise the dead slot.
+    /// Returns the slot of the last request of the send queue if that request is unsignaled; otherwise the dead slot.
     #[inline(always)]
     pub(super) fn last_unsignaled(&self) -> &RequestSlot {
-        // SAFETY: SAFETY.md F23: the slot belongs to this connection's queues, which are borrowed as long as it is.
+        // SAFETY: SAFETY.md F23: the slot belongs to the same `Queues` as `self`, which are borrowed for as long as
+        // `self`.
         unsafe { self.last_unsignaled.get().0.as_ref() }
     }
 
-    /// Records whether a posted request is signaled. The completion of a signaled request also covers the unsignaled
-    /// ones before it. Returns the state that the request [begins](RequestSlot::begin) in.
+    /// Records whether a posted request is signaled, because the completion of a signaled request also covers the
+    /// unsignaled ones before it. Returns the state that the request [begins](RequestSlot::begin) in.
     #[inline(always)]
     pub(super) fn link(
         &self,
@@ -392,7 +396,7 @@ impl Connection {
         self.has_to_signal_behind(self.unsignaled.get())
     }
 
-    /// Returns true if the request after `unsignaled` unsignaled ones must be signaled.
+    /// Returns true if the request that follows `unsignaled` unsignaled ones must be signaled.
     #[inline(always)]
     pub(super) const fn has_to_signal_behind(&self, unsignaled: u32) -> bool {
         unsignaled + 1 >= self.too_many
@@ -402,16 +406,17 @@ impl Connection {
 /// The queues of all connections, with their slots.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    /// The only connection of a channel, without an index. If there are no connections, one without a queue pair.
+    /// The only connection of a channel, which is found without an index. If there are no connections, one without a
+    /// queue pair.
     first: Connection,
     others: Box<[Connection]>,
     count: usize,
-    /// Freed after all pointers into it.
+    /// Freed after all pointers into it are gone.
     slots: Slots,
 }
 
 impl Queues {
-    /// Creates a connection for each entry; `None` reserves a place for a queue pair that is added later.
+    /// Creates a connection for each entry. `None` reserves a place for a queue pair that is added later.
     pub(super) fn new(qps: Vec<Option<QueuePair>>, asked: Asked) -> Self {
         let (of_each, count) = (asked.sends + asked.receives, qps.len());
         let indices = |connection| 1 + connection * of_each..1 + (connection + 1) * of_each;
@@ -427,7 +432,7 @@ impl Queues {
         Self { first, others: connections.collect(), count, slots }
     }
 
-    /// The only connection of a channel.
+    /// Returns the only connection of a channel.
     #[inline(always)]
     pub(crate) const fn only(&self) -> &Connection {
         &self.first
@@ -449,44 +454,45 @@ impl Queues {
         std::iter::once(&self.first).take(self.count).chain(&self.others)
     }
 
-    /// All slots.
+    /// Returns all slots.
     #[inline(always)]
     pub(super) const fn slots(&self) -> &[RequestSlot] {
         self.slots.all()
     }
 
-    /// The slot that never holds a request.
+    /// Returns the slot that never holds a request.
     #[inline(always)]
     pub(super) fn dead(&self) -> &RequestSlot {
         // SAFETY: SAFETY.md F23: the slot belongs to these queues.
         unsafe { self.first.dead.0.as_ref() }
     }
 
-    /// The slots of a queue.
+    /// Returns the slots of a queue.
     pub(super) fn slots_of(&self, queue: &Queue) -> &[RequestSlot] {
         self.slots().get(queue.indices.clone()).unwrap_or_default()
     }
 
-    /// The slot whose current WR ID this is.
+    /// Returns the slot whose current WR ID is `id`.
     #[inline(always)]
     pub(super) fn by_id(&self, id: u64) -> Option<&RequestSlot> {
         self.slots().get(index(id)).filter(|slot| slot.id.get() == id)
     }
 
-    /// The slot that has or had this WR ID.
+    /// Returns the slot whose current or earlier WR ID is `id`.
     pub(crate) fn slot_of(&self, id: u64) -> Option<&RequestSlot> {
         self.slots().get(index(id))
     }
 }
 
-/// Proof by its creator that memory borrowed for `'kept` stays valid until the requests that use it have completed.
+/// Proof that memory borrowed for `'kept` stays valid until the requests that use it have completed. The code that
+/// creates the value guarantees this.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept<'kept>(PhantomData<fn(&'kept ())>);
 
 impl Kept<'_> {
     /// # Safety
-    /// Memory that is borrowed for `'kept` must be kept, under the contract of [`QueuePair::post`]. That holds until
-    /// each request posted with this value has completed, whatever else happens.
+    /// Memory that is borrowed for `'kept` must be kept valid, as the contract of [`QueuePair::post`] requires. This
+    /// must last until every request posted with this value has completed, whatever else happens.
     #[inline(always)]
     pub(crate) const unsafe fn new() -> Self {
         Self(PhantomData)
@@ -526,7 +532,7 @@ pub(crate) trait InBatch<'data>: Sized {
     fn signal(&mut self, signaled: bool);
 
     /// # Safety
-    /// The contract of [`QueuePair::post_batch`].
+    /// The contract of [`QueuePair::post_batch`] applies.
     unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
 }
 
@@ -554,10 +560,10 @@ impl<'data> InBatch<'data> for BatchRequest<'_, 'data> {
     #[inline(always)]
     unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
         let (first, count) = (batch.as_mut_ptr().cast::<QueuedRequest<'_, '_>>(), batch.len());
-        // SAFETY: SAFETY.md F5: each item has the layout of the request that it wraps; the new slice is borrowed like
+        // SAFETY: SAFETY.md F5: each item has the layout of the request that it wraps, and the new slice borrows
         // `batch`.
         let queued = unsafe { slice::from_raw_parts_mut(first, count) };
-        // SAFETY: SAFETY.md F22: the contract of this function includes all that `post_batch` requires.
+        // SAFETY: SAFETY.md F22: the contract of this function includes everything that `post_batch` requires.
         unsafe { qp.post_batch(queued) }
     }
 }
@@ -578,21 +584,21 @@ impl<'data> InBatch<'data> for QueuedReceive<'_, 'data> {
         self.set_wr_id(id);
     }
 
-    /// Does nothing: receives always make a completion.
+    /// Does nothing, because receives always create a completion.
     #[inline(always)]
     fn signal(&mut self, _: bool) {}
 
     #[inline(always)]
     unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F22: the contract of this function includes all that `post_receive_batch` requires.
+        // SAFETY: SAFETY.md F22: the contract of this function includes everything that `post_receive_batch` requires.
         unsafe { qp.post_receive_batch(batch) }
     }
 }
 
 /// Posts a request without memory to a queue pair in the error state. It is flushed after all requests before it.
 pub(crate) fn post_marker(qp: &QueuePair, id: u64) -> Result<(), PostError> {
-    // SAFETY: SAFETY.md F22: none of the requirements of `post` apply: the request has no elements, and is neither a
-    // bind nor a datagram.
+    // SAFETY: SAFETY.md F22: the request has no elements, and is neither a bind nor a datagram, so `post` requires
+    // nothing.
     unsafe { qp.post(SendWorkRequest::new(&[]), id) }
 }
 

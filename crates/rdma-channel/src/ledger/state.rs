@@ -1,6 +1,6 @@
 //! The state of the request in a slot.
 
-/// A phase (one bit, or none for `FREE`) with flags.
+/// A phase (one bit, or no bit for `FREE`), combined with flags.
 ///
 /// | phase | contents of the slot |
 /// |---|---|
@@ -26,16 +26,16 @@ impl SlotState {
     const FORGOTTEN: u16 = 0x20;
     /// The handle was dropped before it reported a result.
     const DROPPED: u16 = 0x40;
-    /// The request makes no completion if it succeeds.
+    /// The request creates no completion if it succeeds.
     const UNSIGNALED: u16 = 0x80;
     /// The slot's `link` points to the previous unsignaled request, or to the dead slot.
     const LINKED: u16 = 0x100;
-    /// Posted without memory, only to be flushed after unsignaled requests.
+    /// The request has no memory. It was posted only in order to be flushed after unsignaled requests.
     const MARKER: u16 = 0x200;
     /// `arm` has already reported that the request is done.
     const TOLD: u16 = 0x400;
 
-    /// A request whose handle was dropped, without other flags.
+    /// A request in flight whose handle was dropped, without other flags.
     pub(super) const IN_FLIGHT_DROPPED: Self = Self(Self::IN_FLIGHT.0 | Self::DROPPED);
 
     const fn has(self, bits: u16) -> bool {
@@ -62,12 +62,12 @@ impl SlotState {
         self.has(Self::REPORTED.0)
     }
 
-    /// Returns true if a request is in the slot.
+    /// Returns true if the slot holds a request.
     pub(super) const fn is_occupied(self) -> bool {
         self.has(Self::IN_FLIGHT.0 | Self::DONE.0 | Self::REPORTED.0)
     }
 
-    /// The same flags with another phase.
+    /// Returns the same flags with another phase.
     pub(super) const fn to(self, phase: Self) -> Self {
         Self(self.0 & !Self::PHASE | phase.0)
     }

@@ -1,4 +1,4 @@
-//! One request in its slot, in the form that all handles share.
+//! A request in its slot, in the form that all handles share.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -13,18 +13,18 @@ use super::queues::RequestSlot;
 use super::state::SlotState;
 use crate::deadline::Deadline;
 
-/// The right to read the result of a request. After it is dropped, the request goes on. The slot is free when the
-/// ticket has reported the result, or when the request completes without a ticket.
+/// The right to read the result of a request. If the ticket is dropped, the request continues. The slot becomes free
+/// when the ticket has reported the result, or when the request completes after the ticket was dropped.
 pub(crate) struct Ticket<'l>(PostedRequest<'l>);
 
-/// A posted request in its slot. Passed by value: a reference would force the handle into memory.
+/// A posted request in its slot. It is passed by value, because a reference would force the handle into memory.
 #[derive(Clone, Copy)]
 pub(crate) struct PostedRequest<'l> {
     ledger: &'l Ledger,
     slot: &'l RequestSlot,
 }
 
-/// The state of a request that a [glance](PostedRequest::glance) could not settle.
+/// The reason why a [glance](PostedRequest::glance) did not settle a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Unsettled {
     /// No completion arrived.
@@ -34,7 +34,7 @@ pub(crate) enum Unsettled {
     Failed(PollError),
 }
 
-/// The outcome of one poll for a request.
+/// The result of one poll for a request.
 enum Found {
     Own(WorkResult),
     /// A completion of another request.
@@ -67,14 +67,14 @@ impl<'l> Ticket<'l> {
         ledger.release(slot);
     }
 
-    /// Drops a ticket that the caller never received as a handle.
+    /// Drops a ticket that was never returned to the caller as a handle.
     #[cold]
     pub(crate) fn disown(self) {
         let PostedRequest { slot, .. } = ManuallyDrop::new(self).0;
         slot.set(slot.state().forgotten());
     }
 
-    /// Forgets the handle and leaves the request to its owner, which identifies it by its `WorkId`.
+    /// Drops the handle and leaves the request to its owner, which identifies it by its `WorkId`.
     #[cold]
     pub(crate) fn keep(self) -> (WorkId, Operation) {
         let request = ManuallyDrop::new(self).0;
@@ -87,12 +87,12 @@ impl PostedRequest<'_> {
         self.slot.operation.get()
     }
 
-    /// The result, if it is known.
+    /// Returns the result, if it is known.
     pub(crate) fn reported(self) -> Option<WorkResult> {
         self.slot.report()
     }
 
-    /// The error for this request after it failed.
+    /// Returns the error for this request after it failed.
     pub(crate) fn failed(self, error: WorkError) -> TransportError {
         self.ledger.failed(self.slot, error)
     }
@@ -101,13 +101,13 @@ impl PostedRequest<'_> {
         WorkId::from_wr_id(self.slot.id())
     }
 
-    /// Handles the usual cases in few instructions: the next completion is the success of this request, or that success
-    /// was polled before. Then the caller [releases](Ticket::release) the ticket or [notes](Self::note) the result.
+    /// Handles the usual cases in few instructions: the next completion is the success of this request, or its success
+    /// was polled before. The caller then [releases](Ticket::release) the ticket or [notes](Self::note) the result.
     #[inline(always)]
     pub(crate) fn glance(self) -> Result<WorkSuccess, Unsettled> {
         let Self { ledger, slot } = self;
         let has_come = if slot.state().is(SlotState::IN_FLIGHT) {
-            // Polls into the final location of the completion, which usually belongs to this request.
+            // Polls directly into the slot, because the completion usually belongs to this request.
             let entry = slice::from_ref(&slot.completion);
             if ledger.cq.poll_into(entry).map_err(Unsettled::Failed)? == 0 {
                 return Err(Unsettled::Nothing);
@@ -128,8 +128,8 @@ impl PostedRequest<'_> {
         self.slot.state().is(SlotState::DONE)
     }
 
-    /// Delivers the completion in this slot, which belongs to another request, and polls for more. Returns true if this
-    /// request has completed.
+    /// Delivers the completion in this slot, which belongs to another request, and polls for one more. Returns true if
+    /// this request has completed.
     #[inline(never)]
     fn take_others(self) -> bool {
         let Self { ledger, slot } = self;
@@ -146,7 +146,7 @@ impl PostedRequest<'_> {
         slot.state().is(SlotState::DONE)
     }
 
-    /// The unsettled state, after a completion of this or another request was polled into the slot.
+    /// Returns the unsettled state, after a completion of this or another request was polled into the slot.
     #[cold]
     #[inline(never)]
     fn not_yet(self, has_come: bool) -> Unsettled {
@@ -166,7 +166,8 @@ impl PostedRequest<'_> {
     /// Returns the result after an inconclusive glance, if the request has completed. Can be called again.
     ///
     /// # Errors
-    /// The completion queue has failed. That is no completion: the device may still use the request's memory.
+    /// Returns an error if the completion queue has failed. The error does not complete the request, so the device may
+    /// still use its memory.
     #[inline(never)]
     pub(crate) fn poll(self, so_far: Unsettled) -> Result<Option<WorkResult>, TransportError> {
         match so_far {
@@ -180,7 +181,8 @@ impl PostedRequest<'_> {
         })
     }
 
-    /// Waits for the result for at most `timeout`, by default the time limit of its kind of operation.
+    /// Waits for the result for at most `timeout`. By default, this is the time limit of the request's kind of
+    /// operation.
     ///
     /// # Errors
     /// Same errors as [`poll`](Self::poll), and [`TransportError::Timeout`].
@@ -204,7 +206,7 @@ impl PostedRequest<'_> {
         })
     }
 
-    /// Like [`wait`](Self::wait), for a handle that stays.
+    /// Like [`wait`](Self::wait), for a handle that is kept.
     #[inline(never)]
     pub(crate) fn succeed(
         self,
@@ -215,7 +217,7 @@ impl PostedRequest<'_> {
             return Ok(success);
         }
         if self.slot.state().is_unsignaled() {
-            // It completes together with a later request, which may have completed.
+            // An unsignaled request completes together with a later request, which may already have completed.
             self.ledger.take_completions()?;
             if let Some(success) = self.success() {
                 return Ok(success);
@@ -274,13 +276,13 @@ impl PostedRequest<'_> {
         })
     }
 
-    /// Marks a completed request as dropped; its handle had not reported the result.
+    /// Marks a completed request as dropped when its handle has not reported the result.
     #[cold]
     #[inline(never)]
     fn abandon(self) {
         let Self { ledger, slot } = self;
         slot.set(slot.state().dropped());
-        // A failure stays in its slot, and the end of the scope reports it.
+        // A failure stays in its slot and is reported when the scope ends.
         if slot.state().is_done() && slot.result().is_ok() {
             ledger.finish(slot);
         }

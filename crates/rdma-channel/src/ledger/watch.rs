@@ -1,4 +1,4 @@
-//! Watches a stream to the peer, which ends when the peer is gone.
+//! Watching a stream to the peer, which ends when the peer is gone.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,24 +10,24 @@ use rdma_connect::{CloseReason, Farewell, KeepAlive};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 
-/// The stream of a channel to its peer, kept as long as the channel.
+/// A channel's stream to its peer, which is kept until the channel is dropped.
 #[derive(Debug)]
 pub(crate) struct Watch {
     stream: Arc<OwnedFd>,
     /// `None` if only the peer watches the stream.
     limit: Option<Duration>,
-    /// Whether the stream is that of the rendezvous; then both ends send a farewell before they close it.
+    /// Whether this is the stream of the rendezvous. Both ends then send a farewell before they close it.
     is_of_rendezvous: bool,
     /// The process that created the watch. A forked child shares the stream and must not write to it.
     process: u32,
     looked: Cell<Option<Instant>>,
     gone: Cell<Option<CloseReason>>,
-    /// The farewell that this end will send, and the one that the peer has sent.
+    /// The farewell that this end will send. The next field is the one that the peer has sent.
     last_word: Cell<Farewell>,
     farewell: Cell<Option<Farewell>>,
 }
 
-/// The time between two looks of a channel that does not sleep.
+/// The minimum time between two checks of the stream by a channel that does not sleep.
 const LOOKS: Duration = Duration::from_millis(1);
 
 impl Watch {
@@ -61,12 +61,12 @@ impl Watch {
         self.limit.is_some()
     }
 
-    /// The reason why the peer is gone, once a look has found that it is.
+    /// Returns why the peer is gone, once a check has found that it is.
     pub(crate) const fn gone(&self) -> Option<CloseReason> {
         self.gone.get()
     }
 
-    /// The farewell of the peer, if it has sent one.
+    /// Returns the peer's farewell, if the peer has sent one.
     pub(crate) const fn farewell(&self) -> Option<Farewell> {
         self.farewell.get()
     }
@@ -76,7 +76,7 @@ impl Watch {
         self.last_word.set(last_word);
     }
 
-    /// The events to poll for. Bytes that arrive on the stream cause no wake-up.
+    /// Returns the events to poll for. Bytes that arrive on the stream cause no wake-up.
     pub(crate) fn file(&self) -> PollFd<'_> {
         PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::RDHUP)
     }
@@ -93,7 +93,7 @@ impl Watch {
         self.gone().is_some()
     }
 
-    /// Looks without waiting, unless the last look was less than `LOOKS` ago.
+    /// Checks the stream without waiting, unless the last check was less than `LOOKS` ago.
     pub(crate) fn look_now_and_then(&self) {
         let now = Instant::now();
         if self.looked.get().is_some_and(|last| now.duration_since(last) < LOOKS) {
@@ -103,7 +103,7 @@ impl Watch {
         self.look(Duration::ZERO);
     }
 
-    /// Waits for the end of the stream for at most `limit`.
+    /// Waits for at most `limit` for the stream to end.
     pub(crate) fn look(&self, limit: Duration) {
         let mut files = [self.file()];
         let limit = Timespec::try_from(limit).ok();
@@ -121,14 +121,14 @@ impl Drop for Watch {
     }
 }
 
-/// The reason for the end of a stream, and the farewell if there was one. Bytes on the program's own stream are left
-/// for the program to read.
+/// Returns why a stream ended, and the farewell if there was one. Bytes on the program's own stream are left for the
+/// program to read.
 pub(crate) fn end_of(
     stream: &OwnedFd,
     is_of_rendezvous: bool,
     limit: Duration,
 ) -> (CloseReason, Option<Farewell>) {
-    // One more byte than a farewell, to detect anything longer.
+    // One byte longer than a farewell, so that anything longer is detected.
     let mut bytes = [0; Farewell::FRAME + 1];
     let peek = if is_of_rendezvous { RecvFlags::empty() } else { RecvFlags::PEEK };
     match recv(stream, &mut bytes, RecvFlags::DONTWAIT | peek) {
@@ -143,14 +143,14 @@ pub(crate) fn end_of(
     }
 }
 
-/// Sends the farewell of this end if that does not block. If it fails because the peer has gone, no one misses it.
+/// Sends this end's farewell if that does not block. If sending fails because the peer is gone, nothing is lost.
 pub(crate) fn say_farewell(stream: &OwnedFd, farewell: &Farewell) {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     let _ = send(stream, &farewell.to_frame(), flags);
 }
 
-/// Makes the kernel end a TCP stream whose peer is silent for this long. Other streams reject the options; they are
-/// local, so no remote machine can fall silent.
+/// Makes the kernel end a TCP stream whose peer is silent for this long. Other streams reject the options. Those
+/// streams are local, so no remote machine can fall silent.
 pub(crate) fn notice_silence(stream: &OwnedFd, limit: Duration) {
     let KeepAlive { interval, user_timeout_ms, .. } = KeepAlive::within(limit);
     let _ = sockopt::set_socket_keepalive(stream, true);

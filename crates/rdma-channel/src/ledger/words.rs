@@ -1,4 +1,4 @@
-//! Registered words for the results of atomic operations, for callers that provide no memory of their own.
+//! Registered words for the results of atomic operations whose callers provide no memory.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -9,18 +9,18 @@ use rdma_mem::{AccessFlags, ScatterList, SharedElement, SharedRegion};
 use super::Ledger;
 use super::queues::index;
 
-/// A registered word for each slot; blocking calls use that of the dead slot. Registered on first use.
+/// One registered word per slot. Blocking calls use the word of the dead slot. The words are registered on first use.
 #[derive(Debug, Default)]
 pub(super) struct Words(OnceLock<Arc<SharedRegion>>);
 
-/// The word of a blocking call, which has posted nothing else: that of the dead slot, which is the first.
+/// The word of a blocking call, which has posted nothing else. This is the word of the dead slot, the first one.
 #[derive(Debug)]
 pub(crate) struct WordOfCall(Arc<SharedRegion>);
 
-/// The size of a word in bytes.
+/// The size of each word in bytes.
 const WORD: usize = size_of::<u64>();
 
-/// One of the words. Only the request in its slot, or the handle that holds the slot, uses it.
+/// One of the words. Only the request in its slot, or the handle that holds the slot, uses the word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Word<'l> {
     words: &'l SharedRegion,
@@ -28,10 +28,10 @@ pub(crate) struct Word<'l> {
 }
 
 impl Ledger {
-    /// The words of all slots.
+    /// Returns the words of all slots.
     ///
     /// # Errors
-    /// The memory cannot be registered.
+    /// Returns an error if the memory cannot be registered.
     pub(crate) fn words(&self) -> Result<&Arc<SharedRegion>, TransportError> {
         if let Some(words) = self.words.0.get() {
             return Ok(words);
@@ -42,7 +42,7 @@ impl Ledger {
         Ok(self.words.0.get_or_init(|| Arc::new(words)))
     }
 
-    /// The word of a blocking call, which uses the ledger exclusively.
+    /// Returns the word of a blocking call, which uses the ledger exclusively.
     ///
     /// # Errors
     /// Same errors as [`words`](Self::words).
@@ -56,12 +56,12 @@ impl WordOfCall {
         Word { words: &self.0, offset: 0 }
     }
 
-    /// The scatter list for the previous value of the peer's word.
+    /// Returns the scatter list for the previous value of the peer's word.
     pub(crate) fn list(&self) -> ScatterList<'_, 1> {
         ScatterList::from([self.word().element()])
     }
 
-    /// The previous value of the peer's word, after the operation.
+    /// Returns the previous value of the peer's word, after the operation has completed.
     pub(crate) fn value(&self) -> u64 {
         self.word().value()
     }
@@ -69,7 +69,7 @@ impl WordOfCall {
 
 #[allow(clippy::expect_used)] // slot indices are below the number of words
 impl<'l> Word<'l> {
-    /// The word of the slot with this WR ID.
+    /// Returns the word of the slot with this WR ID.
     pub(crate) fn of_slot(words: &'l SharedRegion, id: u64) -> Self {
         Self { words, offset: index(id) * WORD }
     }
@@ -78,7 +78,7 @@ impl<'l> Word<'l> {
         self.words.element(self.offset..self.offset + WORD).expect("a word for each slot")
     }
 
-    /// The previous value of the peer's word, after the operation.
+    /// Returns the previous value of the peer's word, after the operation has completed.
     pub(crate) fn value(self) -> u64 {
         self.words.atomic_u64(self.offset).expect("a word for each slot").load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! Removal of queue pairs, and their replacement by new ones in the same places.
+//! Removing queue pairs, and replacing them with new ones in the same places.
 
 use rdma_connect::{CloseReason, PeerAddress};
 use rdma_qp::QueuePair;
@@ -6,12 +6,12 @@ use rdma_qp::QueuePair;
 use super::{Connection, Queues};
 
 impl Connection {
-    /// Returns true if this place has no peer yet.
+    /// Returns true if this place has no peer.
     pub(crate) fn is_absent(&self) -> bool {
         self.closed.get() == Some(CloseReason::Absent)
     }
 
-    /// Moves the cursors to the first slots, now that there is a queue pair.
+    /// Moves the cursors back to the first slots, because there is a queue pair again.
     fn take_again(&self) {
         debug_assert!(self.qp.is_some(), "requests without a queue pair");
         for queue in [&self.send, &self.receive] {
@@ -21,14 +21,14 @@ impl Connection {
 }
 
 impl Queues {
-    /// Takes a queue pair out, so that it can be destroyed.
+    /// Takes out a queue pair, so that it can be destroyed.
     pub(in crate::ledger) fn take_qp(&mut self, peer: usize) -> Option<QueuePair> {
         let connection = self.get_mut(peer)?;
         connection.take_no_more();
         connection.qp.take()
     }
 
-    /// Puts a queue pair back that could not be destroyed.
+    /// Puts back a queue pair that could not be destroyed.
     pub(in crate::ledger) fn put_back(&mut self, peer: usize, qp: QueuePair) {
         let Some(connection) = self.get_mut(peer) else { return };
         connection.qp = Some(qp);
@@ -37,12 +37,12 @@ impl Queues {
         }
     }
 
-    /// The lowest place without a peer.
+    /// Returns the lowest place without a peer.
     pub(in crate::ledger) fn lowest_absent(&self) -> Option<usize> {
         self.iter().position(Connection::is_absent)
     }
 
-    /// Puts a new connection into a place without a peer, which has no occupied slots.
+    /// Puts a new connection into a place without a peer. All slots of that place are free.
     pub(in crate::ledger) fn put_new(&mut self, peer: usize, qp: QueuePair) {
         let Some(connection) = self.get_mut(peer) else { return };
         debug_assert!(connection.is_absent() && connection.qp.is_none(), "{connection:?}");
@@ -54,7 +54,7 @@ impl Queues {
         connection.take_again();
     }
 
-    /// Frees the place for another peer, after its queue pair was taken out and its slots were freed.
+    /// Frees the place for another peer. Its queue pair must have been taken out and its slots freed.
     pub(in crate::ledger) fn vacate(&mut self, peer: usize) {
         let Some(connection) = self.get_mut(peer) else { return };
         debug_assert!(connection.qp.is_none(), "{connection:?}");
