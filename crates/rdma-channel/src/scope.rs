@@ -1,4 +1,4 @@
-//! Scopes: many operations in flight, which all end before their memory is returned to the caller.
+//! Scopes: many operations in flight, which all complete before the caller gets their memory back.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -24,11 +24,11 @@ pub(crate) mod pending_work;
 pub(crate) mod rent;
 pub(crate) mod ring;
 
-/// A scope for posting operations, which all end before the scope does.
+/// A scope for posting operations, which all complete before the scope ends.
 ///
 /// Created by [`Channel::scope`] and lent to its closure, like the scope of [`std::thread::scope`]. Neither the scope
-/// nor its handles can leave the closure or its thread. The scope of a channel has the operations of a [`ScopedPeer`];
-/// that of a [`MultiChannel`](crate::MultiChannel) has a `ScopedPeer` for [each peer](Scope::to).
+/// nor its handles can leave the closure or its thread. The scope of a channel has the operations of a [`ScopedPeer`].
+/// The scope of a [`MultiChannel`](crate::MultiChannel) has a `ScopedPeer` for [each peer](Scope::to).
 ///
 /// # Examples
 /// Two receives and two sends are outstanding at a time:
@@ -133,12 +133,12 @@ pub enum ScopeError<E = TransportError> {
     /// The closure's own error.
     #[error("{0}")]
     ClosureError(E),
-    /// The closure succeeded, but some of the operations that it left in flight failed.
+    /// The closure succeeded, but some operations that it left in flight failed.
     #[error("{}", left_in_flight(.0))]
     AutoPollError(Vec<OperationError>),
 }
 
-/// Formats a closure's error like the error itself, since it may have no message.
+/// Formats a closure's error with its own `Debug`, because it need not implement `Display`.
 impl<E: fmt::Debug> fmt::Debug for ScopeError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -160,7 +160,7 @@ fn left_in_flight(errors: &[OperationError]) -> String {
 }
 
 impl<E: From<TransportError>> ScopeError<E> {
-    /// The closure's error, or that of the first operation that failed.
+    /// Returns the closure's error, or the error of the first operation that failed.
     ///
     /// ```
     /// use rdma_channel::{Channel, ScopeError, TransportError};
@@ -188,8 +188,8 @@ impl<E> From<E> for ScopeError<E> {
     }
 }
 
-/// The result of [`Channel::scope`]: that of the closure, combined with those of the operations left in flight. If the
-/// closure failed, its error takes precedence.
+/// The result of [`Channel::scope`], which combines the closure's result with the results of operations left in flight.
+/// If the closure failed, its error takes precedence.
 #[inline(always)]
 pub(crate) fn settle<T, E>(scope: Result<(T, Ended), E>) -> Result<T, ScopeError<E>> {
     let (value, ended) = scope.map_err(ScopeError::ClosureError)?;
@@ -213,24 +213,25 @@ pub(crate) fn settle_manual<T, E>(scope: Result<(T, Ended), E>) -> Result<T, E> 
 }
 
 impl Channel {
-    /// Runs a closure that posts operations. All operations have ended when this returns.
+    /// Runs a closure that posts operations. All operations have completed when this call returns.
     ///
     /// The memory of a request is borrowed until the scope ends. The same element can be posted again while it is in
-    /// flight. The program sees the memory only after all its requests have ended; which of their bytes remain is
-    /// unspecified. Alternatively, the scope [rents](ScopedPeer::send_from) registered slices, and returns each one
-    /// when its operation has completed. So a ring of buffers can be reused within one scope.
+    /// flight. The program can access the memory only after all requests that use it have completed. If several
+    /// requests write the same bytes, it is unspecified which data remains. Alternatively, the scope
+    /// [rents](ScopedPeer::send_from) registered slices, and returns each one when its operation completes. So a ring
+    /// of buffers can be reused within one scope.
     ///
     /// The scope ends all operations in flight, whether the closure ends by return, `?` or panic. It waits for at most
     /// the [drain limit](crate::ChannelBuilder::drain_timeout), by default 5 seconds, and then closes the channel. It
     /// waits for the same time again, and then destroys the queue pair.
     ///
-    /// If the closure has failed, some of its waits may have timed out. The scope waits for the requests of those waits
-    /// for no longer than the longest of them, and then closes their connection. Waits of less than 10 ms do not count:
-    /// they are mere looks.
+    /// If the closure fails, the wait is shorter for requests that it has already waited for without success. The scope
+    /// waits for them at most as long as the longest of those waits, and then closes their connection. Waits of less
+    /// than 10 ms do not count, because they are mere polls.
     ///
     /// # Errors
     /// [`ScopeError::ClosureError`] with the error of the closure. If the closure succeeds,
-    /// [`ScopeError::AutoPollError`] with each operation that failed or was lost and was not reported by its handle.
+    /// [`ScopeError::AutoPollError`] with each operation that failed or was lost and whose handle has not reported it.
     ///
     /// # Aborts
     /// Aborts the process if the queue pair still uses memory and cannot be destroyed: returning would end the borrow
@@ -272,14 +273,14 @@ impl Channel {
 
     /// Like [`scope`](Self::scope), with one deadline for the whole scope, which starts now.
     ///
-    /// The deadline ends each wait and each post that waits, if their own limits are later. It also ends the wait for
-    /// operations that the closure has left in flight. They are then flushed, as after the [drain
-    /// limit](crate::ChannelBuilder::drain_timeout), and the channel is closed. Other code of the closure is not
-    /// interrupted. [`Duration::MAX`] means no deadline.
+    /// Each wait, and each post that waits, ends at the deadline or at its own limit, whichever is earlier. The
+    /// deadline also ends the wait for operations that the closure has left in flight. They are then flushed, as after
+    /// the [drain limit](crate::ChannelBuilder::drain_timeout), and the channel is closed. Other code of the closure is
+    /// not interrupted. [`Duration::MAX`] means no deadline.
     ///
     /// # Errors
-    /// Same errors as [`scope`](Self::scope). A wait that the deadline ends fails with [`TransportError::Timeout`],
-    /// which has this limit.
+    /// Same errors as [`scope`](Self::scope). A wait that the deadline cuts short fails with
+    /// [`TransportError::Timeout`], which contains this limit.
     ///
     /// # Examples
     /// ```
@@ -310,13 +311,13 @@ impl Channel {
         settle(Bounded::new(&mut self.ledger, limit).ledger.scope(f))
     }
 
-    /// Like [`scope`](Self::scope), for a closure that polls all its handles until their operations have ended.
+    /// Like [`scope`](Self::scope), for a closure that polls all its handles until their operations complete.
     ///
     /// # Errors
     /// The error of the closure, unchanged.
     ///
     /// # Panics
-    /// Panics if the closure succeeds without polling all handles to the end. The operations have ended by then.
+    /// Panics if the closure succeeds without polling all handles to completion. The operations have completed by then.
     #[inline(always)]
     #[track_caller]
     pub fn manual_scope<'env, T, E>(
@@ -327,7 +328,7 @@ impl Channel {
     }
 }
 
-/// A ledger with a bound on all its waits, until this is dropped.
+/// A ledger whose waits are all bounded, until this value is dropped.
 pub(crate) struct Bounded<'l> {
     pub(crate) ledger: &'l mut Ledger,
 }
@@ -346,11 +347,11 @@ impl Drop for Bounded<'_> {
 }
 
 impl<C> Scope<'_, '_, C> {
-    /// Closes the channel permanently. Operations in flight are flushed at once, so that the scope need not wait for
-    /// them; they do not count as failures of the scope.
+    /// Closes the channel permanently. Operations in flight are flushed at once, so the scope does not wait for them.
+    /// They do not count as failures of the scope.
     ///
-    /// Use it when no further messages will arrive for posted receives. The peer is not notified, and its last messages
-    /// may be lost: agree on the end first.
+    /// Use this when posted receives will get no further messages. The peer is not notified, and its last messages may
+    /// be lost, so let both ends agree before you close.
     ///
     /// # Examples
     /// ```

@@ -15,10 +15,10 @@ use crate::request::BatchRequest;
 impl<'scope> ScopedPeer<'scope> {
     /// Posts requests with one doorbell. Waits until all fit into the queue.
     ///
-    /// Unsignaled requests complete with the next signaled one; the last one is made signaled.
+    /// An unsignaled request completes together with the next signaled one. The last request is always signaled.
     ///
     /// # Errors
-    /// The batch was not posted, or only partly. The scope ends the posted part. [`TransportError::BatchTooLarge`] if
+    /// The batch was not posted, or only a part of it, which the scope waits for. [`TransportError::BatchTooLarge`] if
     /// the queue cannot hold the batch.
     #[doc(alias = "ibv_post_send")]
     #[inline]
@@ -29,8 +29,8 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_array(requests)
     }
 
-    /// Like [`post_batch`](Self::post_batch), for a number of requests that is known only at run time. It allocates
-    /// memory.
+    /// Like [`post_batch`](Self::post_batch), for a number of requests that is known only at run time. The call
+    /// allocates memory.
     ///
     /// # Errors
     /// Same errors as [`post_batch`](Self::post_batch).
@@ -41,7 +41,7 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_list(requests.into_iter().collect())
     }
 
-    /// Posts receives with one doorbell. A full queue has the same effect as in [`post_receive`](Self::post_receive).
+    /// Posts receives with one doorbell. If the queue is full, behaves like [`post_receive`](Self::post_receive).
     ///
     /// # Errors
     /// Same errors as [`post_batch`](Self::post_batch).
@@ -74,7 +74,7 @@ impl<'scope> ScopedPeer<'scope> {
         Ok(tickets.map(PendingWork::new).collect())
     }
 
-    /// Posts all requests, and stores their slots in `slots`. If only some were posted, the scope ends those.
+    /// Posts all requests, and stores their slots in `slots`. If only some were posted, the scope waits for those.
     #[inline(always)]
     fn post_into<'data: 'scope, I: InBatch<'data>>(
         &self,

@@ -16,9 +16,9 @@ use super::rent::{Rent, RentMut};
 use crate::ledger::Ledger;
 use crate::ledger::ticket::{Ticket, Unsettled};
 
-/// An operation in flight, with the memory that it has rented.
+/// An operation in flight, with the memory that it rents.
 ///
-/// If the handle is dropped, the operation goes on, and the memory stays with the scope until it ends.
+/// If the handle is dropped, the operation continues, and the scope keeps the memory until the scope ends.
 ///
 /// # Examples
 /// Receiving repeatedly into the same memory:
@@ -65,7 +65,7 @@ impl<'scope, B> InFlight<'scope, B> {
         Self { ticket, buf }
     }
 
-    /// Returns the memory if the operation has ended; does not wait.
+    /// Returns the memory if the operation has completed. Does not wait.
     ///
     /// # Examples
     /// ```
@@ -110,11 +110,12 @@ impl<'scope, B> InFlight<'scope, B> {
         Progress::Done(Finished { buf: self.buf, result })
     }
 
-    /// Waits until the operation ends, for at most `timeout`, and returns the memory. [`Duration::MAX`] means no limit.
+    /// Waits until the operation completes, for at most `timeout`, and returns the memory. [`Duration::MAX`] means no
+    /// limit.
     ///
     /// # Errors
-    /// [`Late`] with the handle, if the operation has not ended, or if the completion queue has failed. Its error
-    /// distinguishes these cases.
+    /// [`Late`] with the handle, if the operation has not completed or the completion queue has failed. The error in
+    /// `Late` distinguishes these cases.
     ///
     /// # Examples
     /// Waiting again after a timeout:
@@ -154,7 +155,7 @@ impl<'scope, B> InFlight<'scope, B> {
     /// and [`Finished::ok`].
     ///
     /// # Errors
-    /// The reason why the operation has not succeeded. The memory stays with the scope until it ends.
+    /// The reason why the operation has not succeeded. The scope keeps the memory until the scope ends.
     #[inline(always)]
     pub fn done(self, timeout: Duration) -> Result<(B, WorkSuccess), TransportError> {
         self.wait(timeout)?.ok()
@@ -211,8 +212,8 @@ impl<'scope> ScopedPeer<'scope> {
         self.send_from_with(buf, |request| request)
     }
 
-    /// Like [`send_from`](Self::send_from), with a request that the closure can change: add immediate data or a fence,
-    /// or make it solicited or unsignaled.
+    /// Like [`send_from`](Self::send_from), but the closure can change the request: add immediate data or a fence, or
+    /// make it solicited or unsignaled.
     ///
     /// # Errors
     /// Same errors as [`send_from`](Self::send_from).
@@ -230,7 +231,7 @@ impl<'scope> ScopedPeer<'scope> {
         })
     }
 
-    /// Receives one message from the peer into rented memory. A full queue has the same effect as in
+    /// Receives one message from the peer into rented memory. If the queue is full, behaves like
     /// [`post_receive`](Self::post_receive).
     ///
     /// # Errors
@@ -261,8 +262,8 @@ impl<'scope> ScopedPeer<'scope> {
         self.write_from_with(buf, remote, |request| request)
     }
 
-    /// Like [`write_from`](Self::write_from), with a request that the closure can change: add immediate data or a
-    /// fence, or make it solicited or unsignaled.
+    /// Like [`write_from`](Self::write_from), but the closure can change the request: add immediate data or a fence, or
+    /// make it solicited or unsignaled.
     ///
     /// # Errors
     /// Same errors as [`write_from`](Self::write_from).

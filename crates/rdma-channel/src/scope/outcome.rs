@@ -8,21 +8,21 @@ use rdma_qp::WorkSuccess;
 
 use super::in_flight::InFlight;
 
-/// An operation that has ended, with its memory.
+/// A completed operation, with its memory.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Finished<B> {
-    /// The memory that the operation had rented.
+    /// The memory that the operation rented.
     pub buf: B,
     /// The result of the operation.
     pub result: Result<WorkSuccess, TransportError>,
 }
 
 impl<B> Finished<B> {
-    /// Returns the memory and the success.
+    /// Returns the memory and the completion of a successful operation.
     ///
     /// # Errors
-    /// The error of the operation. The memory stays with the scope until it ends.
+    /// The error of the operation. The scope keeps the memory until the scope ends.
     #[inline(always)]
     pub fn ok(self) -> Result<(B, WorkSuccess), TransportError> {
         let Self { buf, result } = self;
@@ -66,7 +66,7 @@ impl<B> Finished<B> {
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums)] // so that the compiler reports a match that lacks a case
 pub enum Progress<'scope, B> {
-    /// The operation has ended.
+    /// The operation has completed.
     Done(Finished<B>),
     /// The operation is still in flight: poll the handle again.
     Pending(InFlight<'scope, B>),
@@ -74,9 +74,10 @@ pub enum Progress<'scope, B> {
     Dead(Late<'scope, B>),
 }
 
-/// An operation that is not known to have ended, with the reason why the wait for it has ended.
+/// An operation that may not have completed yet, with the reason why the wait for it ended.
 ///
-/// A `Late` is no [`Error`], because it borrows its contents. `?` converts it to a [`TransportError`] or a boxed error.
+/// A `Late` does not implement [`Error`], because it borrows its contents. `?` converts it to a [`TransportError`] or a
+/// boxed error.
 ///
 /// # Examples
 /// Waiting again after a timeout:
@@ -108,28 +109,28 @@ pub enum Progress<'scope, B> {
 pub struct Late<'scope, B> {
     /// The handle of the operation, with the memory, which the device may still use.
     pub handle: InFlight<'scope, B>,
-    /// [`TransportError::Timeout`] means that the caller can wait again. After any other error that is useless, and the
-    /// scope returns the memory when it ends. [`TransportError::PollError`] means that the completion queue has failed,
-    /// and [`TransportError::Closed`] that this is a forked child.
+    /// The reason why the wait ended. After [`TransportError::Timeout`], the caller can wait again. After any other
+    /// error, waiting is useless, and the memory is released when the scope ends. [`TransportError::PollError`] means
+    /// that the completion queue has failed, and [`TransportError::Closed`] that this is a forked child.
     pub error: TransportError,
 }
 
 /// A request that was not posted, with its memory.
 ///
-/// Like [`Late`], it is no [`Error`].
-// `buf` has the same offset as in `InFlight`, so that it stays in registers until it is known which of the two a post
-// returns.
+/// Like [`Late`], it does not implement [`Error`].
+// `buf` has the same offset as in `InFlight`, so that it can stay in registers until it is known which of the two a
+// post returns.
 #[repr(C)]
 pub struct Refused<B> {
     /// The memory that the request would have rented. `None` if the provider did not report whether it had posted the
-    /// request: then the memory stays with the scope.
+    /// request. The scope then keeps the memory.
     pub buf: Option<B>,
     /// The reason why the request was not posted.
     pub error: TransportError,
 }
 
-/// Types that carry borrowed memory. As an [`Error`] they could not be boxed, and the conversion to a boxed error
-/// requires that they do not implement it.
+/// Types that carry borrowed memory. They do not implement [`Error`]: an error that borrows cannot be boxed. An
+/// implementation would also conflict with the conversion to a boxed error below.
 macro_rules! errors_with_memory {
     ($($carrier:ident<$($life:lifetime,)? B>)+) => {$(
         impl<B> From<$carrier<$($life,)? B>> for TransportError {

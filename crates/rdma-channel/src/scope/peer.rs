@@ -16,9 +16,9 @@ use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, SlotWait};
 use crate::request::Post;
 
-/// Posts operations with one peer, which end before their [scope](crate::Scope) does.
+/// Posts operations with one peer, which complete before their [scope](crate::Scope) ends.
 ///
-/// The scope of a channel dereferences to one with [`Deref`](std::ops::Deref); that of a
+/// The scope of a channel dereferences to a `ScopedPeer` with [`Deref`](std::ops::Deref). The scope of a
 /// [`MultiChannel`](crate::MultiChannel) returns [one for each peer](crate::Scope::to).
 ///
 /// # Examples
@@ -65,7 +65,7 @@ pub struct ScopedPeer<'scope> {
     kept: Kept<'scope>,
 }
 
-/// Formats it like the channel.
+/// Formats the connection like a channel.
 impl fmt::Debug for ScopedPeer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ScopedPeer({:?})", self.connection)
@@ -97,7 +97,7 @@ impl<'scope> ScopedPeer<'scope> {
         self.kept
     }
 
-    /// The same scope with another peer.
+    /// Returns the same scope for another peer.
     pub(crate) fn to(&self, peer: usize) -> Result<Self, TransportError> {
         Ok(Self { connection: self.ledger.connection(peer)?, ..*self })
     }
@@ -181,8 +181,8 @@ impl<'scope> ScopedPeer<'scope> {
     /// Posts a receive for a message from the peer.
     ///
     /// # Errors
-    /// The reason why the request was not posted; nothing has changed. If the queue is full, it fails at once with
-    /// [`TransportError::WouldBlock`]. If the builder has set a [limit for
+    /// The reason why the request was not posted; nothing has changed. If the queue is full, the post fails at once
+    /// with [`TransportError::WouldBlock`]. But if the builder has set a [limit for
     /// receives](crate::ChannelBuilder::receive_timeout), the post waits that long for a free slot.
     #[inline(always)]
     pub fn post_receive<'data: 'scope>(
@@ -193,7 +193,7 @@ impl<'scope> ScopedPeer<'scope> {
     }
 
     /// Posts these bytes as a message to the peer, like [`Channel::send_inline`](crate::Channel::send_inline). The post
-    /// copies the bytes, so that they are borrowed only during the call.
+    /// copies the bytes, so they are borrowed only during the call.
     ///
     /// Waits for a free slot in the queue, for at most the limit of a send.
     ///
@@ -265,7 +265,7 @@ impl<'scope> ScopedPeer<'scope> {
         &self.ledger.pd
     }
 
-    /// The reason why the connection was closed, which is also the cause of flushed operations; `None` if it is open.
+    /// The reason why the connection was closed, and the cause of flushed operations. `None` if the connection is open.
     #[must_use]
     pub const fn closed(&self) -> Option<CloseReason> {
         self.connection.closed()

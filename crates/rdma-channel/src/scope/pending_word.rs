@@ -1,4 +1,4 @@
-//! Atomic operations that return a number and need no memory of the caller.
+//! Atomic operations that return a number and do not use the caller's memory.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::ledger::words::Word;
 
 /// The handle of an atomic operation in flight, which returns the previous value of the peer's word.
 ///
-/// The previous value is in memory of the channel that belongs to the slot of the operation. Like other handles, this
-/// one keeps its slot until it is dropped; dropping it changes nothing else.
+/// The channel stores the previous value in memory that belongs to the operation's slot. Like other handles, this one
+/// occupies its slot until it is dropped. Dropping it has no other effect.
 pub struct PendingWord<'scope> {
     work: PendingWork<'scope>,
     word: Word<'scope>,
@@ -29,7 +29,7 @@ impl fmt::Debug for PendingWord<'_> {
 }
 
 impl PendingWord<'_> {
-    /// The previous value of the peer's word, if the operation has ended; does not wait, and can be called again.
+    /// The previous value of the peer's word, if the operation has completed. Does not wait, and can be called again.
     #[inline]
     pub fn poll(&self) -> Option<Result<u64, TransportError>> {
         self.work.poll().map(|ended| ended.map(|_| self.word.value()))
@@ -39,7 +39,7 @@ impl PendingWord<'_> {
     /// called again.
     ///
     /// # Errors
-    /// [`TransportError::Timeout`] if the operation has not ended by then; it is still in flight, and nothing has
+    /// [`TransportError::Timeout`] if the operation has not completed by then. It is still in flight, and nothing has
     /// changed. Otherwise, the error of the operation.
     #[inline]
     pub fn wait(&self, timeout: Duration) -> Result<u64, TransportError> {
@@ -54,8 +54,8 @@ impl PendingWord<'_> {
 }
 
 impl<'scope> ScopedPeer<'scope> {
-    /// Adds `add` to the peer's word with wrapping; the handle returns the previous value. Waits for a free slot, like
-    /// [`post_atomic`](Self::post_atomic).
+    /// Adds `add` to the peer's word, wrapping on overflow. The handle returns the previous value. Waits for a free
+    /// slot, like [`post_atomic`](Self::post_atomic).
     ///
     /// The first such operation of a channel registers 8 bytes for each request that its queues can hold. To use the
     /// caller's memory instead, call [`post_atomic`](Self::post_atomic).
@@ -97,8 +97,8 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_of_word(|word| AtomicWorkRequest::fetch_and_add(word, remote, add))
     }
 
-    /// Replaces the peer's word with `swap` if it equals `compare`; the handle returns the previous value. Uses memory
-    /// like [`fetch_add`](Self::fetch_add).
+    /// Replaces the peer's word with `swap` if it equals `compare`. The handle returns the previous value. Uses memory
+    /// like [`fetch_add`](Self::fetch_add) does.
     ///
     /// # Errors
     /// Same errors as [`fetch_add`](Self::fetch_add).
@@ -112,8 +112,8 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_of_word(|word| AtomicWorkRequest::compare_and_swap(word, remote, compare, swap))
     }
 
-    /// Posts the request that the closure creates. The closure runs no code of the caller, so the post uses the slot
-    /// found here.
+    /// Posts the request that the closure creates. The closure runs no code of the caller, so the slot found here is
+    /// still the next one when the request is posted.
     fn post_of_word(
         &self,
         request: impl for<'w> FnOnce(AtomicResult<'w, 'scope>) -> AtomicWorkRequest<'w, 'scope>,

@@ -10,8 +10,8 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 
 /// The handle of an operation in flight.
 ///
-/// If the handle is dropped, the operation goes on, and the scope, which borrowed its memory, ends it. A handle keeps
-/// its slot in the queue until it is dropped, even after the operation has completed.
+/// If the handle is dropped, the operation continues, and the scope that borrowed its memory waits for it. A handle
+/// occupies its slot in the queue until it is dropped, even after the operation has completed.
 pub struct PendingWork<'l> {
     ticket: Ticket<'l>,
 }
@@ -23,7 +23,7 @@ impl fmt::Debug for PendingWork<'_> {
     }
 }
 
-/// An operation of a [scope](crate::Channel::scope), which ends within it.
+/// An operation of a [scope](crate::Channel::scope), which completes before the scope ends.
 pub type ScopedPendingWork<'scope> = PendingWork<'scope>;
 
 impl<'l> PendingWork<'l> {
@@ -32,15 +32,15 @@ impl<'l> PendingWork<'l> {
         Self { ticket }
     }
 
-    /// Drops a handle that the caller never received.
+    /// Drops a handle that was never returned to the caller.
     #[cold]
     pub(crate) fn disown(self) {
         self.ticket.disown();
     }
 
-    /// The result of the operation, if it has ended; does not wait, and can be called again.
+    /// The result of the operation, if it has completed. Does not wait, and can be called again.
     ///
-    /// [`TransportError::PollError`] means that the poll itself has failed. It is no result of the operation.
+    /// [`TransportError::PollError`] means that the poll itself failed. It is not the result of the operation.
     #[doc(alias = "poll_cq")]
     #[inline(always)]
     pub fn poll(&self) -> Option<Result<WorkSuccess, TransportError>> {
@@ -57,11 +57,11 @@ impl<'l> PendingWork<'l> {
         }
     }
 
-    /// Waits for the result of the operation, for at most the limit of its kind of operation, which the
+    /// Waits for the result of the operation. Each kind of operation has a time limit, which the
     /// [builder](crate::ChannelBuilder) sets.
     ///
     /// # Errors
-    /// [`TransportError::Timeout`] if the operation has not ended by then; it is still in flight, and nothing has
+    /// [`TransportError::Timeout`] if the operation has not completed by then. It is still in flight, and nothing has
     /// changed. Otherwise, the error of the operation.
     #[inline(always)]
     pub fn spin_poll(&self) -> Result<WorkSuccess, TransportError> {

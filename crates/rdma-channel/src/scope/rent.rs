@@ -2,13 +2,13 @@
 
 use rdma_mem::{GatherList, ScatterList, SharedElement, SliceMut, SliceRef};
 
-/// Registered memory that a request can read: a registered slice, a range of a shared region, or an array of one of
-/// these.
+/// Registered memory that a request can read: a registered slice, a range of a shared region, or an array of either.
 ///
-/// Sealed. Such a value contains raw parts and no reference to the bytes, so that it can be moved while the device uses
-/// them. A range of a shared region can be rented to several requests at a time. None of it is exclusive, so which of
-/// their bytes arrive or remain is unspecified.
-// rustc uses the message of the trait that a bound names, and only if the trait has no blanket implementation.
+/// Sealed. Such a value contains raw parts and no reference to the bytes, so it can be moved while the device uses
+/// them. A range of a shared region can be rented to several requests at a time. Because no request has it exclusively,
+/// it is unspecified which bytes arrive or remain.
+// The message is on this trait because rustc uses the message of the trait named in a bound. It does so only if that
+// trait has no blanket implementation.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that can be rented",
     label = "a registered slice is needed here, by value",
@@ -18,7 +18,7 @@ use rdma_mem::{GatherList, ScatterList, SharedElement, SliceMut, SliceRef};
 )]
 pub trait Rent: sealed::Readable {}
 
-/// Registered memory that a request can write, like [`Rent`]: exclusive memory, or memory shared with peers.
+/// Registered memory that a request can write, like [`Rent`]. It is either exclusive or shared with peers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that a device can write",
     label = "an exclusive registered slice is needed here, by value",
@@ -65,7 +65,7 @@ pub(crate) mod sealed {
         fn parts(&self) -> (&[GatherElement<'a>], &[&'a ProtectionDomain]);
     }
 
-    /// Like [`Gathered`], for writing.
+    /// Like [`Gathered`], for memory that the device writes.
     pub trait Scattered<'a> {
         fn parts(&mut self) -> (&mut [ScatterElement<'a>], &[&'a ProtectionDomain]);
     }
@@ -85,7 +85,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// Implements the traits for a type, and for arrays of it, which are one message.
+/// Implements the traits for a type, and for arrays of it. An array is one message.
 macro_rules! rented {
     ($($type:ident: |$read:ident| $shared:expr $(, |$write:ident| $exclusive:expr)?;)+) => {$(
         impl sealed::Readable for $type<'_> {
@@ -134,7 +134,7 @@ rented! {
     SharedElement: |element| *element, |element| *element;
 }
 
-/// The first bytes of an exclusive registered slice, to send a part of a buffer.
+/// The first bytes of an exclusive registered slice. Use it to send a part of a buffer.
 ///
 /// ```
 /// use std::time::Duration;
@@ -165,10 +165,10 @@ pub struct Prefix<'r> {
 }
 
 impl<'r> Prefix<'r> {
-    /// The first `length` bytes of `whole`.
+    /// Selects the first `length` bytes of `whole`.
     ///
     /// # Errors
-    /// The slice itself, if it is shorter.
+    /// Returns the slice if it is shorter than `length`.
     #[inline]
     pub fn new(whole: SliceMut<'r>, length: usize) -> Result<Self, SliceMut<'r>> {
         if length <= whole.len() { Ok(Self { whole, length }) } else { Err(whole) }

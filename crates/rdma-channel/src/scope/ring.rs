@@ -1,4 +1,4 @@
-//! Receives posted in advance, with a ring of buffers.
+//! A ring of buffers for receives that are posted in advance.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,18 +16,18 @@ use super::rent::sealed::Writable as _;
 use crate::channel::exchanging::bytes_here;
 use crate::ledger::{Ledger, SlotWait, closed};
 
-/// Buffers that are posted as receives, and returned in the order in which messages arrive.
+/// Buffers that are posted as receives, and returned in the order in which their messages arrive.
 ///
-/// An arriving message finds a receive as long as more buffers are posted than messages are in flight. So the peer's
-/// send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program chooses the number of buffers
-/// and their length: a message that is longer than its buffer fails the connection.
+/// As long as more buffers are posted than messages are in flight, a receive is posted for every message that arrives.
+/// So the peer's sends never [wait](crate::guide#receives-that-are-posted-ahead) for a receive. The program chooses the
+/// number of buffers and their length. A message that is longer than its buffer fails the connection.
 ///
-/// [`next`](Self::next) returns the next message. Its buffer is posted again when the [`RingMessage`] is dropped. A
-/// buffer that was [taken](RingMessage::take) is posted again by [`give_back`](Self::give_back). Other receives that
-/// the program posts to the same peer receive messages in turn with these.
+/// [`next`](Self::next) returns the next message. Its buffer is reposted when the [`RingMessage`] is dropped. A buffer
+/// that was [taken](RingMessage::take) is reposted by [`give_back`](Self::give_back). If the program posts other
+/// receives to the same peer, messages go to all receives in the order of their posts.
 ///
-/// When the ring is dropped, its receives stay posted, and their memory stays with the scope until it ends. If no
-/// messages will arrive for them, [close](crate::Scope::close) the channel before that.
+/// When the ring is dropped, its receives stay posted, and the scope keeps their memory until it ends. If no messages
+/// will arrive for them, [close](crate::Scope::close) the channel before the scope ends.
 ///
 /// # Examples
 /// A server that posts its next receives before it answers:
@@ -75,20 +75,20 @@ use crate::ledger::{Ledger, SlotWait, closed};
 /// ```
 pub struct ReceiveRing<'scope> {
     peer: ScopedPeer<'scope>,
-    /// The receives, in the order of their posts, in which they also complete.
+    /// The receives, in the order in which they were posted and therefore complete.
     posted: VecDeque<InFlight<'scope, SliceMut<'scope>>>,
-    /// Buffers that could not be posted again; `refused` has the reason.
+    /// Buffers that could not be reposted; `refused` contains the reason.
     idle: Vec<SliceMut<'scope>>,
     refused: Option<TransportError>,
 }
 
 impl<'scope> ScopedPeer<'scope> {
-    /// Posts a receive for each of these buffers, in order, and returns their messages until the scope ends.
+    /// Posts a receive for each of these buffers, in order. The ring returns their messages until the scope ends.
     ///
     /// # Errors
     /// The error of the first buffer that could not be posted: [`TransportError::WouldBlock`] if the queue cannot hold
-    /// that many (see [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr)). Buffers that were already posted stay with
-    /// the scope.
+    /// that many (see [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr)). The scope keeps the buffers that were
+    /// already posted.
     #[doc(alias = "ibv_post_recv")]
     pub fn receive_ring<'b: 'scope>(
         &self,
@@ -107,8 +107,8 @@ impl<'scope> ReceiveRing<'scope> {
     /// Waits for the next message, for at most `limit`. [`Duration::MAX`] means no limit.
     ///
     /// # Errors
-    /// - [`TransportError::Timeout`], which changes nothing: call it again;
-    /// - the error of the receive, if it has failed: its buffer stays with the scope;
+    /// - [`TransportError::Timeout`], which changes nothing: call this again;
+    /// - the error of the receive, if it failed: the scope keeps its buffer;
     /// - if no receive is posted, the reason: [`TransportError::Closed`], or [`TransportError::WouldBlock`] if all
     ///   buffers were [taken](RingMessage::take) or other receives have filled the queue.
     pub fn next(&mut self, limit: Duration) -> Result<RingMessage<'_, 'scope>, TransportError> {
@@ -126,20 +126,20 @@ impl<'scope> ReceiveRing<'scope> {
         Ok(RingMessage { ring: self, buffer: Some(buffer), success })
     }
 
-    /// The number of posted receives: one less than the number of buffers while a message is read.
+    /// The number of posted receives. While a message is being read, this is one less than the number of buffers.
     #[must_use]
     pub fn posted(&self) -> usize {
         self.posted.len()
     }
 
-    /// Posts a buffer that was [taken](RingMessage::take) with its message, or any other buffer of this scope. If it
-    /// cannot be posted now, [`next`](Self::next) tries again before it waits.
+    /// Posts a buffer that was [taken](RingMessage::take) with its message, or any other buffer of this scope. If the
+    /// buffer cannot be posted now, [`next`](Self::next) tries again before it waits.
     pub fn give_back<'b: 'scope>(&mut self, buffer: SliceMut<'b>) {
         self.idle.push(buffer);
         self.post_idle();
     }
 
-    /// Posts the idle buffers. Never waits, because a drop also calls it.
+    /// Posts the idle buffers. Never waits, because dropping a message also calls this.
     fn post_idle(&mut self) {
         let Self { peer, posted, idle, refused } = self;
         *refused = None;
@@ -169,13 +169,12 @@ impl fmt::Debug for ReceiveRing<'_> {
     }
 }
 
-/// A message of a [`ReceiveRing`]. It dereferences to the bytes received. When it is dropped, its buffer is posted
-/// again.
+/// A message of a [`ReceiveRing`]. It dereferences to the received bytes. Dropping it reposts its buffer.
 ///
-/// It is empty for an RDMA write with immediate data, which places its bytes elsewhere.
+/// The message is empty for an RDMA write with immediate data, whose bytes are placed elsewhere.
 pub struct RingMessage<'r, 'scope> {
     ring: &'r mut ReceiveRing<'scope>,
-    /// `None` after it was taken.
+    /// `None` after the buffer was taken.
     buffer: Option<SliceMut<'scope>>,
     success: WorkSuccess,
 }
@@ -187,8 +186,9 @@ impl<'scope> RingMessage<'_, 'scope> {
         self.success.immediate_data()
     }
 
-    /// Takes the whole buffer out of the ring, with the length of the message: to send it, or to read several messages
-    /// at a time. The ring has one receive less until [`give_back`](ReceiveRing::give_back) returns the buffer.
+    /// Takes the whole buffer out of the ring, together with the length of the message. Use it to send the buffer, or
+    /// to read several messages at a time. The ring has one receive less until [`give_back`](ReceiveRing::give_back)
+    /// returns the buffer.
     ///
     /// # Panics
     /// Never: the buffer is taken only once.
