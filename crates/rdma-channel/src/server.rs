@@ -39,39 +39,39 @@ pub(crate) mod waker;
 
 /// A server for a changing set of clients: one listener, receives for all clients, and one call that returns events.
 ///
-/// It is created with [`bind`](Self::bind), or with options by
-/// [`create_server`](crate::prelude::CreateChannel::create_server) of the prelude. Clients
-/// [connect](crate::Channel::connect) the same way as to a [`ChannelListener`](crate::ChannelListener). The server has no thread
-/// of its own. It makes progress only while [`next`](Self::next) runs; between calls, clients and messages wait.
+/// Create it with [`bind`](Self::bind), or with options through
+/// [`create_server`](crate::prelude::CreateChannel::create_server) from the prelude. Clients
+/// [connect](crate::Channel::connect) in the same way as to a [`ChannelListener`](crate::ChannelListener). The server
+/// has no thread. It makes progress only while [`next`](Self::next) runs; between calls, clients and messages wait.
 ///
 /// # Memory
 /// Messages are received into buffers of a pool, and the program gets these buffers by value. It can read them, keep
-/// them, send them to any client, or drop them, which returns them to the pool. After the `length` bytes of a message,
-/// its buffer may still contain bytes of an earlier message, maybe of another client. So send no more than `length`
-/// bytes.
+/// them, send them to any client, or drop them, which returns them to the pool. A buffer may be longer than its
+/// message. The bytes after the message's `length` may come from an earlier message, possibly from another client, so
+/// never send more than `length` bytes.
 ///
 /// There are [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr) receive buffers of
 /// [`message_size`](crate::ServerBuilder::message_size) bytes, for one client or a thousand. Buffers that the program
-/// keeps are allocated in addition. Clients share the receives in a shared receive queue. On a device without one, each
-/// client has [`max_recv_wr_per_peer`](crate::ServerBuilder::max_recv_wr_per_peer) of them. A client that connects when
-/// none are left is refused with that reason.
+/// keeps are replaced by new ones. Clients share the receives in a shared receive queue. If the device has none, each
+/// client has [`max_recv_wr_per_peer`](crate::ServerBuilder::max_recv_wr_per_peer) receives of its own. A client that
+/// connects when no receives are left is refused with that reason.
 ///
-/// If messages arrive faster than `next` returns them, the senders wait: a reliable connection retries until there is a
-/// receive. A client needs a queue pair for `max_send_wr` sends, and one file. On the software device it needs less
-/// than 10 KiB of memory.
+/// If messages arrive faster than `next` returns them, the senders wait, because a reliable connection retries until a
+/// receive is posted. A client needs a queue pair for `max_send_wr` sends, and one file descriptor. On the software
+/// device it needs less than 10 KiB of memory.
 ///
 /// # A client that leaves
-/// The server watches the streams of its clients, like [`watch`](crate::ChannelBuilder::watch). A client [leaves](ServerEvent::Left), after
-/// the messages that it had sent, when its process ends, its channel is dropped, or its machine falls silent. A client
-/// also leaves when:
+/// The server watches the streams of its clients, like [`watch`](crate::ChannelBuilder::watch). A client
+/// [leaves](ServerEvent::Left) when its process ends, its channel is dropped, or its machine stops responding. Messages
+/// that it sent before are returned first. A client also leaves when:
 /// - its connection fails;
 /// - nothing could be sent to it for [`send_timeout`](crate::ChannelBuilder::send_timeout);
 /// - it is [disconnected](Self::disconnect).
 ///
 /// Other clients are not affected.
 ///
-/// A client that dies in the middle of a message may cost a receive. SoftRoCE does not return the buffer that it had
-/// used for that message, and it is not used again before the server is dropped.
+/// A client that dies in the middle of a message may cost a receive. SoftRoCE does not return the buffer of that
+/// message, which is then not reused until the server is dropped.
 ///
 /// # Examples
 /// An echo server:
@@ -117,7 +117,7 @@ pub(crate) mod waker;
 /// ```
 #[doc(alias("ibv_create_srq", "ibv_post_srq_recv"))]
 pub struct Server {
-    /// Dropped first: memory is returned after the last queue pair that may use it is gone.
+    /// Dropped first, so that memory is returned only after the last queue pair that may use it is gone.
     clients: Listening<ServerQueues>,
     lent: Lent,
     own: OwnReceives,
@@ -132,29 +132,29 @@ pub struct Server {
     waker: Waker,
     is_woken: bool,
     polled: Box<[Cell<PollSlot>; MANY]>,
-    /// Whether an event was requested and not received yet.
+    /// Whether a completion event has been requested that has not arrived yet.
     is_armed: bool,
-    /// Number of polls since the server last checked its files.
+    /// Polls since the server last checked its files.
     since_look: u32,
     /// Events that the program has not received yet.
     events: VecDeque<ServerEvent>,
-    /// The reason why clients cannot be accepted, until the program has received it.
+    /// The reason why clients cannot be accepted; `None` once the program has received this error.
     failure: Option<ConnectError>,
-    /// Number of completions that matched no request.
+    /// Completions that matched no request.
     unmatched: u64,
 }
 
 /// Completions polled per call.
 const MANY: usize = 16;
 
-/// Polls of completions, on a busy server, per check of its files.
+/// The number of polls for completions after which a busy server checks its files.
 const LOOKS: u32 = 16;
 
-/// The size of regions that are registered for the pool, in bytes, unless a message can be longer.
+/// The size in bytes of the regions registered for the pool, unless a message can be longer.
 const REGION: usize = 1 << 20;
 
-/// The keys of the files. They are followed by the streams of joined clients, and then by those of other clients
-/// ([`FIRST_KEY`](rdma_connect::FIRST_KEY)).
+/// The keys of the files. The keys of joined clients' streams begin at `FIRST_STREAM`, and the keys of other clients'
+/// streams at [`FIRST_KEY`](rdma_connect::FIRST_KEY).
 const COMPLETIONS: u64 = 0;
 const WAKER: u64 = 1;
 const FIRST_STREAM: u64 = 2;
@@ -226,14 +226,14 @@ impl Server {
         Ok(server)
     }
 
-    /// The address of the server. It contains the port that the kernel has chosen if port 0 was requested.
+    /// The address of the server. If port 0 was requested, it contains the port that the kernel chose.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.clients.address()
     }
 
-    /// The pool of the buffers for received messages. A program can [allocate](BufferPool::allocate) more of any length
-    /// to send from.
+    /// The pool that the receive buffers come from. A program can [allocate](BufferPool::allocate) buffers of any
+    /// length from it to send from.
     #[must_use]
     pub const fn pool(&self) -> &BufferPool {
         &self.pool
@@ -245,34 +245,35 @@ impl Server {
         self.waker.clone()
     }
 
-    /// The number of clients refused so far. They were invalid, or connected when the server was full, or went away
-    /// before they had joined.
+    /// The number of clients refused so far. They were invalid, connected when the server was full, or went away before
+    /// they joined.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.clients.refused
     }
 
-    /// The number of clients that were dropped so far while half-open, like
+    /// The number of half-open clients dropped so far, like
     /// [`dropped_half_open`](crate::ChannelListener::dropped_half_open) of a listener.
     #[must_use]
     pub fn dropped_half_open(&self) -> u64 {
         self.clients.dropped_half_open()
     }
 
-    /// The address of the client that was refused last, with the reason. `None` if there was none.
+    /// The address of the client that was refused last, with the reason. `None` if no client was refused.
     #[must_use]
     pub fn last_refused(&self) -> Option<&str> {
         self.clients.last_refused()
     }
 
-    /// Returns the next event. It waits for at most `limit`, in one sleep for new clients, messages, completed sends
-    /// and clients that leave, and then returns `None`. Without a limit, it waits until there is an event. With a limit
-    /// of zero, it does only what is possible at once. A [`Waker`] makes it return `None` early.
+    /// Returns the next event. Sleeps until a client connects, sends a message or leaves, or until a send completes.
+    /// Returns `None` if nothing happens within `limit`; without a limit, it waits until there is an event. With a
+    /// limit of zero, it does only what is possible without waiting. A [`Waker`] makes it return `None` early.
     ///
-    /// Events of one client are in order: it joins, its messages arrive in the order in which it sent them, it leaves.
+    /// Events of one client are in order: the client joins, its messages arrive in the order in which it sent them, and
+    /// it leaves.
     ///
     /// # Errors
-    /// See [`ServerError`] for the state of the server after each. Failures of one client are events, not errors.
+    /// See [`ServerError`] for the state of the server after each error. Failures of one client are events, not errors.
     pub fn next(&mut self, limit: Option<Duration>) -> Result<Option<ServerEvent>, ServerError> {
         let mut deadline = Deadline::new(limit.unwrap_or(NO_LIMIT));
         let wait = self.limits().wait;
@@ -315,7 +316,7 @@ impl Server {
         }
     }
 
-    /// Records that the program receives this event now.
+    /// Logs an event that is being returned to the program. If a client has left, its place becomes free.
     fn note(&mut self, event: &ServerEvent) {
         match event {
             ServerEvent::Joined { peer, address, .. } => {
@@ -334,11 +335,12 @@ impl Server {
         !self.events.is_empty() || self.failure.is_some() || self.is_woken
     }
 
-    /// Sends the first `length` bytes of a buffer to a client. It never waits: the event [`Sent`](ServerEvent::Sent)
+    /// Sends the first `length` bytes of a buffer to a client. It never waits. The event [`Sent`](ServerEvent::Sent)
     /// reports that the client has received the message, and returns the buffer.
     ///
-    /// The buffer can be that of a received message, or any other of [this domain](BufferPool). A message to a client
-    /// that has left is lost, like other recent messages, if its [`Left`](ServerEvent::Left) was not returned yet.
+    /// The buffer can come from a received message, or from any pool of [this domain](BufferPool). A client may have
+    /// left although its [`Left`](ServerEvent::Left) has not been returned yet. A message to it is then lost, like
+    /// other recent messages.
     ///
     /// # Errors
     /// Each error returns the buffer:
@@ -349,8 +351,8 @@ impl Server {
     /// - [`TooLong`](TransportError::TooLong) if the buffer is shorter than `length`;
     /// - [`PostError`](TransportError::PostError) if the buffer belongs to another domain.
     ///
-    /// If the provider refuses the request and does not report whether it holds it, the server keeps the buffer, and
-    /// the client leaves.
+    /// If the provider refuses the request without reporting whether it has accepted it, the server keeps the buffer,
+    /// and the client leaves.
     pub fn send(
         &mut self,
         peer: PeerId,
@@ -407,12 +409,12 @@ impl Server {
         }
     }
 
-    /// Sends a few plain bytes to a client. This call copies them, so no buffer is returned later. Their maximum number
-    /// is set with [`max_inline_data`](crate::ChannelBuilder::max_inline_data), by default 64. If the device cannot
-    /// send them inline, they are copied into a buffer of the [pool](Self::pool).
+    /// Sends a few plain bytes to a client. The bytes are copied during the call, so no buffer is returned later. Their
+    /// maximum number is set with [`max_inline_data`](crate::ChannelBuilder::max_inline_data), by default 64. If the
+    /// device cannot send them inline, they are copied into a buffer of the [pool](Self::pool).
     ///
     /// # Errors
-    /// Same errors as [`send`](Self::send), without a buffer. Too many bytes cause
+    /// Same errors as [`send`](Self::send), without a buffer. Too many bytes fail with
     /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline).
     #[doc(alias = "IBV_SEND_INLINE")]
     pub fn send_inline(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), TransportError> {
@@ -438,8 +440,9 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the connection to a client, and its operations fail. [`Left`](ServerEvent::Left) follows when its buffers
-    /// are available again. Outstanding messages may have arrived or not. A client that has already left is no error.
+    /// Closes the connection to a client, and its operations fail. [`Left`](ServerEvent::Left) follows when its buffers
+    /// are available again. Outstanding messages may or may not have arrived. Disconnecting a client that has already
+    /// left is not an error.
     pub fn disconnect(&mut self, peer: PeerId) {
         self.leave(peer, LeftReason::Disconnected);
     }
@@ -465,7 +468,7 @@ impl Server {
         self.leave(peer, LeftReason::Failed(error));
     }
 
-    /// Lets connected clients join as long as there is room.
+    /// Lets connected clients join until the server is full.
     fn join_clients(&mut self) -> Result<(), ServerError> {
         while self.peers.has_room() {
             let Some(client) = self.clients.take() else { break };
@@ -494,11 +497,11 @@ impl Server {
         Ok(())
     }
 
-    /// Accepts a client, which will have this ID. Returns its stream, and the number of receives that lack memory for
-    /// now.
+    /// Accepts a client, which gets this ID. Returns its stream, and the number of receives that could not be posted
+    /// for lack of memory.
     ///
     /// # Errors
-    /// `None` if the client was refused, which is counted: then the server itself has not failed.
+    /// `None` if only this client was refused, which is counted. The server itself has not failed.
     fn accept(
         &mut self,
         id: PeerId,
@@ -537,15 +540,15 @@ impl Drop for Server {
     }
 }
 
-/// The file is readable when there is work for [`next`](Server::next), once that has returned `None`. It is for `poll`,
-/// `epoll`, and event loops built on them. A call of `next` with a limit of zero then does the work.
+/// Readable when there is work for [`next`](Server::next), once `next` has returned `None`. Use the file with `poll`,
+/// `epoll`, or an event loop built on them. When it is readable, call `next` with a limit of zero.
 ///
-/// With [`Wait::Spin`](crate::Wait::Spin) there is no file for messages and completed sends, so this one only shows
+/// With [`Wait::Spin`](crate::Wait::Spin) there is no file for messages and completed sends, so this one shows only
 /// changes of clients.
 ///
-/// The file does not show timeouts. A program that sleeps on it without a limit is late to end clients that are slow in
-/// the rendezvous or receive nothing. It may also delay new clients: after too many files were open, or while too many
-/// clients are half-open. So sleep for at most a second.
+/// The file does not become readable when a time limit expires. If a program sleeps on it without a limit, clients that
+/// are slow in the rendezvous or receive nothing are dropped late. New clients may also be delayed: after too many
+/// files were open, or while too many clients are half-open. So sleep for at most a second.
 impl AsFd for Server {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.files.as_fd()

@@ -13,7 +13,8 @@ use crate::channel::builder::ChannelBuilder;
 use crate::limits::Limits;
 use crate::rendezvous::address::resolve;
 
-/// Creates a [`Server`]. The options of its connections are those of a channel; all clients share the receives.
+/// Creates a [`Server`]. The options of its connections are the same as those of a channel, but all clients share the
+/// receives.
 ///
 /// # Examples
 /// ```
@@ -34,7 +35,7 @@ use crate::rendezvous::address::resolve;
 /// ```
 pub type ServerBuilder<'a> = ChannelBuilder<'a, Server>;
 
-/// The options that a server keeps.
+/// The options that a server keeps after it is created.
 #[derive(Debug)]
 pub(super) struct ServerOptions {
     pub(super) pd: ProtectionDomain,
@@ -42,26 +43,26 @@ pub(super) struct ServerOptions {
     pub(super) max_send_wr: u32,
     pub(super) max_recv_wr: u32,
     pub(super) message_size: usize,
-    /// The size of inline data that the program requested, in bytes.
+    /// The maximum size of inline data that the program requested, in bytes.
     pub(super) inline: u32,
     pub(super) limits: Limits,
-    /// The bytes that clients receive when they are accepted.
+    /// The bytes that the server sends to each accepted client.
     pub(super) user_bytes: Box<[u8]>,
     pub(super) rendezvous_timeout: Duration,
-    /// The time after which a silent client counts as gone.
+    /// The time that a client can be silent before it counts as gone.
     pub(super) watch: Duration,
 }
 
 impl ServerOptions {
-    /// The size of all receives in bytes.
+    /// Returns the size of all receives together, in bytes.
     pub(super) const fn receive_bytes(&self) -> usize {
         (self.max_recv_wr as usize).saturating_mul(self.message_size)
     }
 }
 
-/// The default number of receives for all clients.
+/// The default number of receives, shared by all clients.
 const RECEIVES: u32 = 256;
-/// The default time that a machine may be silent.
+/// The default time that a client's machine may be silent.
 const SILENCE: Duration = Duration::from_secs(10);
 
 impl<'a> ServerBuilder<'a> {
@@ -69,28 +70,28 @@ impl<'a> ServerBuilder<'a> {
         Self::new(pd).max_recv_wr(RECEIVES)
     }
 
-    /// The maximum number of clients at a time; others are asked to connect again later. Default: 64.
+    /// The maximum number of clients at a time. Further clients are asked to connect again later. Default: 64.
     ///
-    /// The completion queue is created with room for all of their requests.
+    /// The completion queue has room for all of their requests.
     pub fn max_peers(mut self, max_peers: u32) -> Self {
         self.server.max_peers = max_peers;
         self
     }
 
-    /// Whether the clients share one receive queue, so that each can use all receives. Default: true if the device has
-    /// shared receive queues. Some have none, such as Intel E810 and Alibaba erdma.
+    /// Whether the clients share one receive queue, so that any client can use any receive. Default: true if the device
+    /// has shared receive queues. Intel E810 and Alibaba erdma, for example, have none.
     ///
-    /// Otherwise each client has [`max_recv_wr_per_peer`](Self::max_recv_wr_per_peer) receives of its own.
-    /// [`max_recv_wr`](Self::max_recv_wr) is the number of all receives on both kinds of device, and with
-    /// [`message_size`](Self::message_size) the memory for them.
+    /// If this is false, each client has [`max_recv_wr_per_peer`](Self::max_recv_wr_per_peer) receives of its own. In
+    /// both cases, [`max_recv_wr`](Self::max_recv_wr) is the number of all receives together. Multiplied by
+    /// [`message_size`](Self::message_size), it gives the memory that they need.
     #[doc(alias = "ibv_create_srq")]
     pub fn shared_receive_queue(mut self, shares: bool) -> Self {
         self.server.shares = Some(shares);
         self
     }
 
-    /// The number of receives of each client where clients share no receive queue. Default:
-    /// [`max_recv_wr`](Self::max_recv_wr) divided by [`max_peers`](Self::max_peers), at least 1.
+    /// The number of receives that each client has if clients do not share a receive queue. Default:
+    /// [`max_recv_wr`](Self::max_recv_wr) divided by [`max_peers`](Self::max_peers), but at least 1.
     ///
     /// All clients together have at most [`max_recv_wr`](Self::max_recv_wr) receives. A client that connects when none
     /// are left gets [`Busy`](ConnectError::Busy), with both numbers. This option has no effect if clients share a
@@ -100,26 +101,27 @@ impl<'a> ServerBuilder<'a> {
         self
     }
 
-    /// The maximum size of a client's message in bytes. A longer one fails the connection. Default: 4,096.
+    /// The maximum size of a client's message in bytes. A longer message fails the connection. Default: 4,096.
     pub fn message_size(mut self, message_size: usize) -> Self {
         self.server.message_size = message_size;
         self
     }
 
-    /// The bytes that each client's [`connect`](ChannelBuilder::connect) returns, at most 1,024. Default: none.
+    /// The bytes that each client gets from [`connect`](ChannelBuilder::connect), at most 1,024. Default: none.
     pub fn user_bytes(mut self, user_bytes: &[u8]) -> Self {
         self.rendezvous.user_bytes = user_bytes.into();
         self
     }
 
-    /// The time limit of a client for its part of the rendezvous. Default: 10 seconds.
+    /// The time limit for a client's part of the rendezvous. Default: 10 seconds.
     pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.rendezvous.timeout = timeout;
         self
     }
 
-    /// The time after which a client with a silent machine leaves, like [`watch`](ChannelBuilder::watch) of a channel.
-    /// If its process ends, it leaves at once, whatever the limit. Default: 10 seconds.
+    /// The time that a client's machine can be silent before the client leaves, like [`watch`](ChannelBuilder::watch)
+    /// of a channel. If the client's process ends, the client leaves at once, whatever this limit is. Default: 10
+    /// seconds.
     pub fn watch(mut self, limit: Duration) -> Self {
         self.rendezvous.watch = Some(limit);
         self
@@ -131,9 +133,9 @@ impl<'a> ServerBuilder<'a> {
     /// - [`Io`](ConnectError::Io) for the first address;
     /// - [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) and
     ///   [`UserBytesTooLong`](ConnectError::UserBytesTooLong), like [`connect`](ChannelBuilder::connect);
-    /// - [`Verbs`](ConnectError::Verbs) if the queues cannot be created, or an option is 0 so that no message could be
-    ///   received. Also if one client would have more receives than all together, or if there is no memory for the
-    ///   receives.
+    /// - [`Verbs`](ConnectError::Verbs) if the queues cannot be created, or if an option is 0 so that no message could
+    ///   be received. Also if one client would have more receives than all clients together, or if there is no memory
+    ///   for the receives.
     #[doc(alias("ibv_create_srq", "ibv_create_cq"))]
     pub fn bind(self, addr: impl ToSocketAddrs) -> Result<Server, ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;

@@ -1,4 +1,4 @@
-//! Handles the completions of a server: completed receives and sends, and clients whose connections have ended.
+//! Handling a server's completions: completed receives and sends, and clients whose connections have ended.
 
 use rdma_connect::{FailedWork, Operation, PeerId, TransportError};
 use rdma_mem::Buffer;
@@ -11,7 +11,7 @@ use super::peers::Peer;
 use super::queues::PeerQueuePair;
 
 impl Server {
-    /// Polls completions and handles them, at most one buffer of them.
+    /// Polls completions once, and handles them. Returns their number.
     pub(super) fn take_completions(&mut self) -> Result<usize, TransportError> {
         let count = self.clients.maker().cq.poll_into(&*self.polled)?;
         for index in 0..count {
@@ -56,7 +56,7 @@ impl Server {
                 if owner.is_some() {
                     self.own.spare.push(buffer);
                     if error.class() == WorkErrorClass::Flushed {
-                        // The reason is reported in another way, like for clients that share their receives.
+                        // The cause is reported in another way, as for clients that share their receives.
                         return;
                     }
                 }
@@ -70,7 +70,7 @@ impl Server {
         }
     }
 
-    /// Handles a completed send to a client; `buffer` is returned to the program.
+    /// Handles a completed send to a client. `buffer` is returned to the program.
     fn sent(&mut self, peer: PeerId, buffer: Option<Buffer>, result: WorkResult) {
         let makes_room = self.peers.get(peer).is_some_and(Peer::done);
         match (result, buffer) {
@@ -95,15 +95,15 @@ impl Server {
     /// Ends the connections of leaving clients that have no outstanding sends.
     pub(super) fn end_leaving(&mut self) {
         while let Some(id) = self.peers.ended() {
-            // Messages that have arrived are reported before the client's end. If the poll fails, the next poll reports
-            // the error.
+            // Messages that have arrived are reported before the client leaves. If the poll fails, the next poll
+            // reports the error.
             let _ = self.drain();
             let Some(Peer { end, leaving: Some((reason, _)), .. }) = self.peers.take(id) else {
                 return;
             };
             let (qpn, reason) = (end.qp.qpn(), reason.explained(&end.qp));
             self.end(id, end);
-            // Discards its late completions before another client can get the same QPN.
+            // Discards late completions of this client, before another client can get the same QPN.
             let _ = self.drain();
             self.peers.forget(qpn);
             self.clients.resume();
@@ -111,7 +111,7 @@ impl Server {
         }
     }
 
-    /// Destroys the queue pair of a client, which ends its sends and its own receives.
+    /// Destroys the queue pair of a client, which ends the sends to it and the receives that only it uses.
     pub(super) fn end(&mut self, id: PeerId, end: PeerQueuePair) {
         match end.close() {
             Ok(()) => self.lent.end_of(id, &mut self.own.spare),

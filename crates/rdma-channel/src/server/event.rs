@@ -50,28 +50,28 @@ use rdma_qp::{QueuePair, WorkErrorClass};
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ServerEvent {
-    /// A client has connected and can be sent to.
+    /// A client has connected, and messages can be sent to it.
     Joined {
         /// The client.
         peer: PeerId,
-        /// The address from which it connected.
+        /// The address that the client connected from.
         address: SocketAddr,
-        /// The client's [`user_bytes`](crate::ChannelBuilder::user_bytes). Its identity has not been checked.
+        /// The client's [`user_bytes`](crate::ChannelBuilder::user_bytes). The client's identity has not been checked.
         user_bytes: Box<[u8]>,
     },
     /// A client has sent a message.
     Message {
         /// The client.
         peer: PeerId,
-        /// The message, at the beginning of the buffer. The program may read, send, keep or drop the buffer. After
-        /// `length` bytes it may still contain bytes of an earlier message, maybe of another client.
+        /// The message, at the beginning of the buffer. The program may read, send, keep or drop the buffer. The bytes
+        /// after `length` may come from an earlier message, possibly from another client.
         buffer: Buffer,
         /// The length of the message in bytes.
         length: usize,
         /// The immediate data of the message.
         immediate: Option<u32>,
     },
-    /// A client has written with immediate data into memory of this machine.
+    /// A client has written into memory of this machine, with immediate data.
     Written {
         /// The client.
         peer: PeerId,
@@ -80,22 +80,22 @@ pub enum ServerEvent {
         /// The immediate data.
         immediate: u32,
     },
-    /// A message has arrived in the client's memory, and the buffer belongs to the program again.
+    /// A message has arrived in the client's memory, and its buffer belongs to the program again.
     Sent {
         /// The client.
         peer: PeerId,
         /// The buffer that was sent.
         buffer: Buffer,
     },
-    /// A message without a buffer has arrived, so that one more send to the client is possible after
-    /// [`WouldBlock`](TransportError::WouldBlock). For a message with a buffer, [`Sent`](Self::Sent) has the same
-    /// meaning.
+    /// A message without a buffer has arrived. If a send to the client failed with
+    /// [`WouldBlock`](TransportError::WouldBlock), one more send is now possible. For a message with a buffer,
+    /// [`Sent`](Self::Sent) has the same meaning.
     Room {
         /// The client.
         peer: PeerId,
     },
-    /// A client has gone, or its connection has failed. This is its last event. Messages to it without
-    /// [`Sent`](Self::Sent) may have arrived or not; their buffers return to the pool.
+    /// A client has gone, or its connection has failed. This is the client's last event. Messages to it that no
+    /// [`Sent`](Self::Sent) has reported may or may not have arrived. Their buffers return to the pool.
     Left {
         /// The client.
         peer: PeerId,
@@ -111,18 +111,18 @@ pub enum LeftReason {
     /// The client has dropped its channel, its process has ended, or its machine is silent.
     #[error("the client is gone: {reason}")]
     Gone {
-        /// The reason for the end of its stream.
+        /// The reason why the client's stream ended.
         reason: CloseReason,
     },
     /// The server has [disconnected](crate::Server::disconnect) the client.
     #[error("the server has disconnected the client")]
     Disconnected,
-    /// The device has reported that it refused a request of the client, which has ended the connection. The request had
-    /// a wrong key or length, or was of a kind that this end does not accept. On devices that do not report this, such
-    /// as SoftRoCE, the reason is [`Gone`](Self::Gone).
+    /// The device reported that it refused a request of the client, which ends the connection. The request had a wrong
+    /// key or length, or this end does not accept requests of that kind. On devices that do not report this, such as
+    /// SoftRoCE, the reason is [`Gone`](Self::Gone).
     #[error("the connection has failed{}", Reported::from(Some(*event)))]
     Refused {
-        /// The event that the device has reported.
+        /// The event that the device reported.
         event: AsyncEventKind,
     },
     /// The connection has failed.
@@ -131,7 +131,7 @@ pub enum LeftReason {
 }
 
 impl LeftReason {
-    /// Replaces a flushed request, which is only a consequence, with the event that the device has reported.
+    /// Replaces a flushed request, which is only a consequence, with the event that the device reported.
     pub(super) fn explained(self, qp: &QueuePair) -> Self {
         match &self {
             Self::Failed(TransportError::WorkError(work))
@@ -148,16 +148,16 @@ rdma_types::debug_messages!(enum LeftReason {
     Gone { reason }, Disconnected, Refused { event }, Failed(it),
 });
 
-/// The reason why a [`Server`](crate::Server) returned no event.
+/// The reason why a [`Server`](crate::Server) did not return an event.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// New clients cannot be accepted for now, mostly because too many files are open. Joined clients are still served.
-    /// The server tries again after a second, or when a client has left.
+    /// New clients cannot be accepted for now, most often because too many files are open. Joined clients are still
+    /// served. The server tries again after a second, or when a client leaves.
     #[error(transparent)]
     Clients(#[from] ConnectError),
-    /// The server's own queues have failed, or there is no memory for receives. If its [`recovery`](Self::recovery) is
-    /// to reconnect, create a new server.
+    /// The server's own queues have failed, or there is no memory for receives. If the error's
+    /// [`recovery`](Self::recovery) is to reconnect, create a new server.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }

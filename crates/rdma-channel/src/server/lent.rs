@@ -14,17 +14,17 @@ use crate::ledger::queues::{GENERATION, index};
 /// Each request has a slot, and its WR ID consists of the slot's index and generation. So a duplicate or invented
 /// completion matches no request.
 ///
-/// When the value is dropped, it releases the buffers of shared receives if the shared receive queue can be destroyed.
-/// That is only possible after all queue pairs that may have used a receive. Sends, and receives that belong to one
-/// client, end with the client's queue pair ([`end_of`](Self::end_of)). Buffers of requests that cannot be ended are
-/// never released.
+/// When this value is dropped, it releases the buffers of shared receives if the shared receive queue can be destroyed.
+/// That is possible only after all queue pairs that may have used a receive are destroyed. Sends, and receives that
+/// belong to one client, end with the client's queue pair ([`end_of`](Self::end_of)). Buffers of requests that cannot
+/// be ended are never released.
 #[derive(Debug)]
 pub(super) struct Lent {
     slots: Vec<LoanSlot>,
     free: Vec<usize>,
     /// The number of receives among the requests.
     receives: u32,
-    /// The shared receive queue, if clients share one. Taken only in `drop`.
+    /// The shared receive queue, if the clients share one. It is taken out only in `drop`.
     srq: Option<SharedReceiveQueue>,
 }
 
@@ -39,11 +39,11 @@ struct LoanSlot {
 /// A request that the device holds.
 #[derive(Debug)]
 pub(super) enum Loan {
-    /// A receive for a message from this client, or, without one, from any client.
+    /// A receive for a message from this client. If `None`, it is for a message from any client.
     Receive(Option<PeerId>, Buffer),
-    /// A send to this client. Without a buffer, its bytes were inline.
+    /// A send to this client. Without a buffer, its bytes were sent inline.
     Send(PeerId, Option<Buffer>),
-    /// A send to this client, of bytes that the device cannot send inline.
+    /// A send to this client of bytes that the device cannot send inline.
     Copy(PeerId, Buffer),
 }
 
@@ -52,16 +52,16 @@ impl Lent {
         Self { slots: Vec::new(), free: Vec::new(), receives: 0, srq }
     }
 
-    /// The number of receives that the device holds.
+    /// Returns the number of receives that the device holds.
     pub(super) const fn receives(&self) -> u32 {
         self.receives
     }
 
-    /// Posts a receive into a buffer: for this client, or for any client on the shared receive queue.
+    /// Posts a receive into a buffer, for this client, or, without one, for any client that shares the receive queue.
     ///
     /// # Errors
-    /// The error of the post. The buffer has returned to its pool, unless the provider does not report whether it holds
-    /// it.
+    /// The error of the post. The buffer has returned to its pool, unless the provider does not report whether it has
+    /// accepted the request.
     pub(super) fn post_receive(
         &mut self,
         from: Option<(PeerId, &QueuePair)>,
@@ -75,9 +75,9 @@ impl Lent {
         let mut list = ScatterList::from([buffer.as_slice_mut()]);
         let request = ReceiveWorkRequest::from_list(&mut list);
         let posted = match (from, &self.srq) {
-            // SAFETY: SAFETY.md F27: the buffer stays in its slot until the receive has ended.
+            // SAFETY: SAFETY.md F27: the buffer stays in its slot until the receive has completed.
             (Some((_, qp)), _) => unsafe { qp.post_receive(request, id) },
-            // SAFETY: SAFETY.md F27: the buffer stays in its slot until the receive has ended.
+            // SAFETY: SAFETY.md F27: the buffer stays in its slot until the receive has completed.
             (None, Some(srq)) => unsafe { srq.post_receive(request, id) },
             (None, None) => unreachable!("the queue is there until the value is dropped"),
         };
@@ -91,7 +91,8 @@ impl Lent {
     /// Posts a send of the first `length` bytes of a buffer to a client, or of the whole buffer if it is shorter.
     ///
     /// # Errors
-    /// The error of the post, with the buffer, unless the provider does not report whether it holds it.
+    /// The error of the post, with the buffer. There is no buffer if the provider does not report whether it has
+    /// accepted the request.
     pub(super) fn post_send(
         &mut self,
         (peer, qp): (PeerId, &QueuePair),
@@ -111,7 +112,8 @@ impl Lent {
             _ => SendWorkRequest::from_list(&list),
         };
         let request = with(request, immediate);
-        // SAFETY: SAFETY.md F27: the buffer stays in its slot until the send has ended, and nothing writes to it there.
+        // SAFETY: SAFETY.md F27: the buffer stays in its slot until the send has completed, and nothing writes to it
+        // there.
         let posted = unsafe { qp.post_send(request, id) };
         posted.map_err(|error| match error.posted() {
             0 => match self.take(index) {
@@ -134,7 +136,7 @@ impl Lent {
         let (index, id) = self.put(Loan::Send(peer, None));
         let elements = [bytes];
         let request = with(SendWorkRequest::inline(&elements), None);
-        // SAFETY: SAFETY.md F27: the bytes are borrowed until the post returns, and the post has copied them by then.
+        // SAFETY: SAFETY.md F27: the bytes are borrowed until the post returns, and by then the post has copied them.
         let posted = unsafe { qp.post_send(request, id) };
         if posted.is_err_and(|error| error.posted() == 0) {
             self.take(index);
@@ -142,12 +144,12 @@ impl Lent {
         posted
     }
 
-    /// Posts a send of a whole buffer to a client, for bytes that the device cannot send inline. The buffer then
-    /// returns to its pool.
+    /// Posts a send of a whole buffer to a client, for bytes that the device cannot send inline. The buffer returns to
+    /// its pool after the send.
     ///
     /// # Errors
-    /// The error of the post. The buffer has returned to its pool, unless the provider does not report whether it holds
-    /// it.
+    /// The error of the post. The buffer has returned to its pool, unless the provider does not report whether it has
+    /// accepted the request.
     pub(super) fn post_copy(
         &mut self,
         (peer, qp): (PeerId, &QueuePair),
@@ -159,7 +161,8 @@ impl Lent {
         };
         let list = GatherList::from([buffer.as_slice()]);
         let request = with(SendWorkRequest::from_list(&list), None);
-        // SAFETY: SAFETY.md F27: the buffer stays in its slot until the send has ended, and nothing writes to it there.
+        // SAFETY: SAFETY.md F27: the buffer stays in its slot until the send has completed, and nothing writes to it
+        // there.
         let posted = unsafe { qp.post_send(request, id) };
         if posted.is_err_and(|error| error.posted() == 0) {
             self.take(index);
@@ -167,15 +170,15 @@ impl Lent {
         posted
     }
 
-    /// Takes the request of a completion that was just polled from the completion queue of this server. The device no
-    /// longer holds it. `None` if there is no such request.
+    /// Takes out the request of a completion that was just polled from this server's completion queue. The device no
+    /// longer holds the request. `None` if the completion matches no request.
     pub(super) fn complete(&mut self, wr_id: u64) -> Option<Loan> {
         let index = index(wr_id);
         if self.slots.get(index)?.id == wr_id { self.take(index) } else { None }
     }
 
-    /// Takes back the requests of a client after its queue pair was destroyed: the sends to it, and its own receives.
-    /// The buffers of the receives are added to `spare`.
+    /// Takes back a client's requests after its queue pair was destroyed: the sends to it, and its own receives. The
+    /// buffers of the receives are added to `spare`.
     pub(super) fn end_of(&mut self, peer: PeerId, spare: &mut Vec<Buffer>) {
         for index in 0..self.slots.len() {
             let (Some(Loan::Send(of, _) | Loan::Copy(of, _)) | Some(Loan::Receive(Some(of), _))) =
@@ -191,7 +194,7 @@ impl Lent {
         }
     }
 
-    /// Puts a request into a slot, and returns the slot's index and the WR ID.
+    /// Puts a request into a slot. Returns the slot's index and the WR ID.
     fn put(&mut self, loan: Loan) -> (usize, u64) {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = self.slots.len();
@@ -204,7 +207,7 @@ impl Lent {
         (index, slot.id)
     }
 
-    /// Takes a request out of its slot. The slot is then free and has a new WR ID.
+    /// Takes a request out of its slot. After that, the slot is free and has a new WR ID.
     fn take(&mut self, index: usize) -> Option<Loan> {
         let slot = self.slots.get_mut(index)?;
         let loan = slot.loan.take()?;
@@ -220,7 +223,7 @@ impl Drop for Lent {
         let is_closed = self.srq.take().is_some_and(|srq| srq.close().is_ok());
         for slot in &mut self.slots {
             let loan = ManuallyDrop::new(slot.loan.take());
-            // The device may still use the others, so they are never used again.
+            // The device may still use the other buffers, so they are never reused.
             if is_closed && matches!(*loan, Some(Loan::Receive(None, _))) {
                 drop(ManuallyDrop::into_inner(loan));
             }

@@ -14,7 +14,7 @@ use super::queues::PeerQueuePair;
 use crate::ledger::watch::end_of;
 use crate::rendezvous::files::Added;
 
-/// The clients by place. There are as many places as there can be clients.
+/// The clients by place. There are at most as many places as clients are allowed.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     places: Vec<PeerEntry>,
@@ -25,11 +25,12 @@ pub(super) struct Peers {
     most: u32,
 }
 
-/// A place in the table of clients. It is taken from the time a client joins until the program has received its `Left`.
+/// A place in the table of clients. It is taken from when a client joins until the program has received the client's
+/// `Left`.
 #[derive(Debug, Default)]
 struct PeerEntry {
     generation: u32,
-    /// `None` if the place is free, or if its client has ended.
+    /// `None` if the place is free, or if its client's connection has ended.
     peer: Option<Peer>,
 }
 
@@ -38,15 +39,16 @@ struct PeerEntry {
 pub(super) struct Peer {
     pub(super) end: PeerQueuePair,
     pub(super) address: Option<PeerAddress>,
-    /// The stream, watched as long as it is kept.
+    /// The stream to the client. It is watched until it is dropped.
     stream: Option<Added>,
     /// The number of sends that the device holds.
     pub(super) outstanding: u32,
-    /// The time since which no outstanding send has completed.
+    /// The time when the last send completed or, if none has, the first one was posted. `None` if no sends are
+    /// outstanding.
     since: Option<Instant>,
     /// Whether a send was refused because too many were outstanding.
     wants_room: bool,
-    /// The reason for ending the connection, and the time when it ends even if sends are outstanding.
+    /// The reason for ending the connection, and the time when it ends even if sends are still outstanding.
     pub(super) leaving: Option<(LeftReason, Until)>,
 }
 
@@ -70,8 +72,8 @@ impl Peer {
         self.since.get_or_insert_with(Instant::now);
     }
 
-    /// Counts a send that has completed or was taken back. Returns true if another send was refused before for lack of
-    /// room.
+    /// Counts a send that has completed or was taken back. Returns true if another send was refused before because too
+    /// many were outstanding.
     pub(super) fn done(&mut self) -> bool {
         debug_assert!(self.outstanding > 0, "it was counted when it was posted");
         self.outstanding = self.outstanding.saturating_sub(1);
@@ -79,24 +81,24 @@ impl Peer {
         mem::take(&mut self.wants_room)
     }
 
-    /// The error for a send that was not posted.
+    /// Returns the error for a send that was not posted.
     pub(super) fn refused(&self, error: PostError) -> TransportError {
         RefusedWork::new(Operation::Send, self.address, error).into()
     }
 
-    /// The reason for the end of its stream.
+    /// Returns why the client's stream ended.
     pub(super) fn gone(&self, limit: Duration) -> CloseReason {
         let stream = self.stream.as_ref();
         stream.map_or(CloseReason::Died, |stream| end_of(stream.stream(), true, limit).0)
     }
 
-    /// Returns true if its connection can be ended now.
+    /// Returns true if the client's connection can be ended now.
     fn has_ended(&self) -> bool {
         let Some((_, until)) = &self.leaving else { return false };
         self.outstanding == 0 || until.is_over(Instant::now())
     }
 
-    /// The time until this client needs attention, if sends have this limit.
+    /// Returns the time until this client needs attention, if `timeout` is the time limit of a send.
     fn next_end(&self, timeout: Duration) -> Duration {
         match (&self.leaving, self.since) {
             (Some((_, until)), _) => until.left(Instant::now()),
@@ -111,12 +113,12 @@ impl Peers {
         Self { most, ..Self::default() }
     }
 
-    /// Returns true if there is a place for one more client.
+    /// Returns true if there is a place for another client.
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty() || self.places.len() < self.most as usize
     }
 
-    /// The ID of the next client. There must be room for it.
+    /// Returns the ID of the next client. There must be room for it.
     pub(super) fn next_id(&mut self) -> PeerId {
         if self.free.is_empty() {
             self.free.push(self.places.len());
@@ -126,7 +128,7 @@ impl Peers {
         PeerId::new(index, self.place(index).generation)
     }
 
-    /// Puts a client into the place of the next ID.
+    /// Puts a client into the place that `next_id` has returned.
     pub(super) fn join(&mut self, peer: Peer) {
         if let Some(index) = self.free.pop() {
             self.by_qpn.insert(peer.end.qp.qpn(), index);
@@ -134,7 +136,7 @@ impl Peers {
         }
     }
 
-    /// Skips an ID that was the next one: the queue pair that uses it may not be destroyed yet.
+    /// Skips the next ID, because the queue pair that uses it may not be destroyed yet.
     pub(super) fn skip(&mut self, id: PeerId) {
         let place = self.place(id.index());
         place.generation = place.generation.wrapping_add(1);
@@ -144,26 +146,26 @@ impl Peers {
         &mut self.places[index]
     }
 
-    /// The ID of the current, past or next client at an index.
+    /// Returns the ID of the current, past or next client at an index.
     fn id(&self, index: usize) -> Option<PeerId> {
         let generation = self.places.get(index)?.generation;
         Some(PeerId::new(index, generation))
     }
 
-    /// Returns true if the program has not received its `Left` yet.
+    /// Returns true if the program has not received the client's `Left` yet.
     pub(super) fn has(&self, id: PeerId) -> bool {
         self.id(id.index()) == Some(id)
     }
 
-    /// The client with this ID, unless it has ended.
+    /// Returns the client with this ID, unless it has left.
     pub(super) fn get(&mut self, id: PeerId) -> Option<&mut Peer> {
         if self.has(id) { self.place(id.index()).peer.as_mut() } else { None }
     }
 
-    /// The client with this ID, if one more send to it can be posted; `None` if that send would be lost.
+    /// Returns the client with this ID, if another send to it can be posted. `None` if that send would be lost.
     ///
     /// # Errors
-    /// Too many sends to it are outstanding, or the program has received its `Left`.
+    /// Returns an error if too many sends to the client are outstanding, or if the program has received its `Left`.
     pub(super) fn may_send(
         &mut self,
         id: PeerId,
@@ -182,22 +184,22 @@ impl Peers {
         }
     }
 
-    /// The number of clients that have not ended.
+    /// Returns the number of clients that have not left.
     pub(super) fn len(&self) -> usize {
         self.places.iter().filter(|place| place.peer.is_some()).count()
     }
 
-    /// The client at an index, unless it has ended.
+    /// Returns the ID of the client at an index, unless it has left.
     pub(super) fn at(&self, index: usize) -> Option<PeerId> {
         self.places.get(index)?.peer.as_ref().and_then(|_| self.id(index))
     }
 
-    /// The client with this queue pair.
+    /// Returns the ID of the client with this queue pair.
     pub(super) fn of(&self, qpn: Qpn) -> Option<PeerId> {
         self.by_qpn.get(&qpn).and_then(|&index| self.id(index))
     }
 
-    /// Begins to end a connection; outstanding sends have this time to be flushed.
+    /// Begins to end a connection. `flush` is the time for flushing outstanding sends.
     pub(super) fn leave(&mut self, id: PeerId, reason: LeftReason, flush: Duration) {
         let Some(peer) = self.get(id).filter(|peer| peer.leaving.is_none()) else { return };
         if let (LeftReason::Disconnected, Some(stream)) = (&reason, &peer.stream) {
@@ -205,32 +207,32 @@ impl Peers {
         }
         peer.leaving = Some((reason, Until::after(Instant::now(), flush)));
         peer.stream = None;
-        // If this fails, nothing is flushed, and the queue pair is destroyed when the time is over.
+        // If this fails, nothing is flushed, and the queue pair is destroyed when the time expires.
         let _ = peer.end.qp.to_error();
         self.leaving.push(id.index());
     }
 
-    /// A client whose connection can be ended now.
+    /// Returns a client whose connection can be ended now, if any.
     pub(super) fn ended(&self) -> Option<PeerId> {
         let peer = |index: usize| self.places.get(index)?.peer.as_ref();
         let ended = |&&index: &&usize| peer(index).is_some_and(Peer::has_ended);
         self.leaving.iter().find(ended).and_then(|&index| self.id(index))
     }
 
-    /// A client that has completed no send for this time although some are outstanding.
+    /// Returns a client that has outstanding sends, but none of them has completed within this time.
     pub(super) fn stalled(&self, timeout: Duration) -> Option<PeerId> {
         let stalled = |peer: &Peer| peer.leaving.is_none() && peer.next_end(timeout).is_zero();
         let of = |place: &PeerEntry| place.peer.as_ref().is_some_and(stalled);
         self.id(self.places.iter().position(of)?)
     }
 
-    /// The time until any client needs attention.
+    /// Returns the time until any client needs attention.
     pub(super) fn next_end(&self, timeout: Duration) -> Duration {
         let peers = self.places.iter().filter_map(|place| place.peer.as_ref());
         peers.map(|peer| peer.next_end(timeout)).min().unwrap_or(Duration::MAX)
     }
 
-    /// Takes out a client that has ended. Its place stays taken.
+    /// Takes out a client whose connection has ended. Its place stays taken.
     pub(super) fn take(&mut self, id: PeerId) -> Option<Peer> {
         self.leaving.retain(|&index| index != id.index());
         self.place(id.index()).peer.take()
@@ -248,7 +250,7 @@ impl Peers {
         self.free.push(id.index());
     }
 
-    /// Takes all clients out, when the server is dropped.
+    /// Takes out all clients, because the server is being dropped.
     pub(super) fn take_all(&mut self) -> Vec<(PeerId, Peer)> {
         let id = |index, place: &PeerEntry| PeerId::new(index, place.generation);
         let peers = self.places.iter().filter_map(|place| place.peer.as_ref());

@@ -9,27 +9,27 @@ use rdma_qp::{
 
 use crate::channel::options::{Options, ServerKnobs};
 
-/// The completion queue of a server, and its receives.
+/// A server's completion queue and its receives.
 #[derive(Debug)]
 pub(super) struct ServerQueues {
     options: Options,
     pub(super) cq: CompletionQueue,
     pub(super) receives: Receives,
     max_peers: u32,
-    /// Held by each existing queue pair, to count them.
+    /// Each existing queue pair holds a clone. The clones count the queue pairs.
     places: Arc<()>,
 }
 
-/// The location of the receives of clients.
+/// The kind of receive queue that the clients use.
 #[derive(Debug)]
 pub(super) enum Receives {
     /// A queue shared by all clients.
     Shared(SharedReceiveQueue),
-    /// This number for each queue pair, since the device has no shared receive queue, or the program has chosen so.
+    /// This number for each queue pair, because the device has no shared receive queue, or the program has chosen so.
     PerPeer(u32),
 }
 
-/// The queue pair of a client, which counts as one place.
+/// A client's queue pair, which counts as one place.
 #[derive(Debug)]
 pub(super) struct PeerQueuePair {
     pub(super) qp: QueuePair,
@@ -44,7 +44,7 @@ impl ServerQueues {
         let receives = Receives::new(&options, knobs)?;
         let queues = Self { options, cq, receives, max_peers, places: Arc::default() };
         if let Receives::PerPeer(each) = queues.receives {
-            // Reports options that no client's queue pair supports now, and not only when the first client connects.
+            // Reports options that no client's queue pair supports now, instead of when the first client connects.
             drop(queues.options.queue_pair_with(&queues.cq, each)?);
             let most = queues.most();
             if most < max_peers {
@@ -58,7 +58,7 @@ impl ServerQueues {
         Ok(queues)
     }
 
-    /// The maximum number of clients at a time.
+    /// Returns the maximum number of clients at a time.
     const fn most(&self) -> u32 {
         match self.receives {
             Receives::PerPeer(each) => {
@@ -69,7 +69,7 @@ impl ServerQueues {
         }
     }
 
-    /// The reason for refusing a client when the server is full.
+    /// Returns the reason for refusing a client when the server is full.
     fn full(&self) -> String {
         let most = self.most();
         match self.receives {
@@ -100,7 +100,7 @@ impl Receives {
         Ok(Self::PerPeer(each))
     }
 
-    /// The shared receive queue, if there is one.
+    /// Returns the shared receive queue, if there is one.
     pub(super) const fn shared(&self) -> Option<&SharedReceiveQueue> {
         match self {
             Self::Shared(srq) => Some(srq),
@@ -108,7 +108,7 @@ impl Receives {
         }
     }
 
-    /// The number of receives of a client that shares none.
+    /// Returns the number of receives for each client; 0 if the clients share a receive queue.
     pub(super) const fn per_peer(&self) -> u32 {
         match self {
             Self::Shared(_) => 0,
@@ -125,7 +125,7 @@ impl MakeEnds for ServerQueues {
         &self,
         stream: StreamAddresses,
     ) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd> {
-        // The strong count includes the one in `self`.
+        // The strong count includes the clone in `self`.
         if Arc::strong_count(&self.places) > self.most() as usize {
             return Err(NoEnd::Full(self.full()));
         }
@@ -158,7 +158,7 @@ impl PeerQueuePair {
     /// Destroys the queue pair.
     ///
     /// # Errors
-    /// The provider's error, with the queue pair and its place, since it may still have completions.
+    /// The provider's error, with the queue pair and its place, because the queue pair may still have completions.
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub(super) fn close(self) -> Result<(), (Self, Error)> {
         let Self { qp, place } = self;

@@ -1,4 +1,4 @@
-//! The receives of a server: shared by all clients, or separate for each.
+//! A server's receives, which the clients share or have separately.
 
 use std::collections::VecDeque;
 
@@ -11,24 +11,25 @@ use super::queues::PeerQueuePair;
 /// Buffers and receives of clients that do not share a receive queue.
 #[derive(Debug, Default)]
 pub(super) struct OwnReceives {
-    /// Buffers for the next receives, allocated in advance so that there is memory for all from the beginning.
+    /// Buffers for the next receives. They are allocated in advance, so that there is memory for all receives from the
+    /// beginning.
     pub(super) spare: Vec<Buffer>,
-    /// The clients whose receives must be posted again, with one entry for each message received.
+    /// The clients whose receives must be reposted, with one entry per message received.
     owed: VecDeque<PeerId>,
 }
 
 impl OwnReceives {
-    /// Records that a receive of this client must be posted again, after a message has used one.
+    /// Records that a message has consumed a receive of this client, which must be reposted.
     pub(super) fn owe(&mut self, peer: PeerId) {
         self.owed.push_back(peer);
     }
 }
 
 impl Server {
-    /// Posts as many receives as there can be.
+    /// Posts as many receives as possible.
     ///
     /// # Errors
-    /// There is no memory for any receive.
+    /// Returns an error if there is no memory for any receive.
     pub(super) fn post_receives(&mut self) -> Result<(), TransportError> {
         if self.clients.maker().receives.shared().is_some() {
             return self.post_shared_receives();
@@ -53,7 +54,7 @@ impl Server {
         Ok(())
     }
 
-    /// Posts the receives of clients that have received messages, as long as there are buffers.
+    /// Reposts receives of clients that have received messages, until there are no buffers left.
     pub(super) fn post_owed(&mut self) {
         while let Some(&id) = self.own.owed.front() {
             let peer = self.peers.get(id).filter(|peer| peer.leaving.is_none());
@@ -85,11 +86,11 @@ impl Server {
         }
     }
 
-    /// Posts the receives of a client that does not share them, before it may send. Returns the number of receives that
-    /// lack memory for now.
+    /// Posts the receives of a client that does not share them, before the client may send. Returns the number of
+    /// receives that could not be posted for lack of memory.
     ///
     /// # Errors
-    /// The device refuses a receive.
+    /// Returns an error if the device refuses a receive.
     pub(super) fn post_first_receives(
         &mut self,
         id: PeerId,
@@ -97,7 +98,7 @@ impl Server {
     ) -> Result<u32, TransportError> {
         let each = self.clients.maker().receives.per_peer();
         for posted in 0..each {
-            // Without memory the client waits, like one that sends messages too fast.
+            // Without memory, the client waits, like a client that sends messages too fast.
             let _ = self.allocate_spare();
             let Some(buffer) = self.own.spare.pop() else { return Ok(each - posted) };
             let posted = self.lent.post_receive(Some((id, &end.qp)), buffer);

@@ -1,4 +1,4 @@
-//! Waits for all files of a server at once.
+//! Waiting for all files of a server at once.
 
 use std::mem;
 use std::thread;
@@ -26,7 +26,7 @@ impl Server {
         self.look(left.min(peers).min(self.clients.next_end(Instant::now())))
     }
 
-    /// Requests an event for the next completion, and polls all completions that arrived before.
+    /// Requests an event for the next completion, and polls all completions that have already arrived.
     fn arm(&mut self) -> Result<(), TransportError> {
         let cq = &self.clients.maker().cq;
         if !self.is_armed && cq.channel().is_some() {
@@ -36,7 +36,7 @@ impl Server {
         self.drain()
     }
 
-    /// Returns true if there is nothing to do or report now. Then the files show when there is.
+    /// Returns true if there is nothing to do or to report now. The files then become readable when there is.
     pub(super) fn is_quiet(&mut self) -> Result<bool, ServerError> {
         self.clients.update_taking()?;
         self.arm()?;
@@ -84,15 +84,15 @@ impl Server {
         Ok(())
     }
 
-    /// Handles the end of the stream of the client at this index, or its silence. Messages that it had sent are
-    /// received first.
+    /// Handles the end of the stream of the client at this index, or its silence. Messages that the client sent before
+    /// are received first.
     pub(super) fn end_of_stream(&mut self, index: u64) {
         let Some(peer) = usize::try_from(index).ok().and_then(|index| self.peers.at(index)) else {
             return;
         };
         // If this fails, the next poll reports the error of the completion queue.
         let _ = self.drain();
-        // Shared receives are not flushed, and the flushes of a client's own receives do not show the cause.
+        // Shared receives are not flushed. A client's own receives are, but their completions do not contain the cause.
         let refused = self.peers.get(peer).and_then(|peer| cause_of(&peer.end.qp));
         let limit = self.options.watch;
         let reason = self.peers.get(peer).map_or(CloseReason::Died, |peer| peer.gone(limit));

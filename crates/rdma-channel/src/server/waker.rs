@@ -9,7 +9,7 @@ use rustix::io::{Errno, read, write};
 /// Ends the wait of a [`Server`](crate::Server) in [`next`](crate::Server::next), from any thread. Created by
 /// [`waker`](crate::Server::waker).
 ///
-/// Clones are cheap and wake the same server. They share one file, an eventfd(2), which is closed with the last clone.
+/// Clones are cheap and wake the same server. They share one eventfd(2), which is closed with the last clone.
 ///
 /// # Examples
 /// ```
@@ -27,7 +27,7 @@ use rustix::io::{Errno, read, write};
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 
-/// Added to the eventfd by `ring`; multiples of it do not count as calls of `wake`.
+/// Added to the eventfd by `ring`. Multiples of this value do not count as calls of `wake`.
 const RING: u64 = 1 << 32;
 
 impl Waker {
@@ -35,13 +35,13 @@ impl Waker {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Makes `next` return `None` once: the current call, or the next one.
+    /// Makes `next` return `None` once: in the current call, or else in the next one.
     pub fn wake(&self) {
-        // The write fails only when the counter is at its maximum after very many calls.
+        // The write fails only if very many calls have brought the counter to its maximum.
         let _ = write(&*self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Makes the file readable without waking `next`: there is more to report.
+    /// Makes the file readable without waking `next`, because there is more to report.
     pub(super) fn ring(&self) {
         let _ = write(&*self.0, &RING.to_ne_bytes());
     }
