@@ -24,10 +24,11 @@ pub(crate) mod remote_memory_region;
 mod scope;
 pub(crate) mod to_peer;
 
-/// Connections to several peers, with indices from 0, which share a protection domain and a completion queue.
+/// Connections to several peers, which share a protection domain and a completion queue. Peers are identified by
+/// indices from 0.
 ///
-/// The operations are those of a [`Channel`](crate::Channel), in the same forms and with the same limits. Each request
-/// names its peer. Collectives perform one operation for each of several peers: [`scatter_send`](Self::scatter_send),
+/// The operations, forms and limits are the same as those of a [`Channel`](crate::Channel), but each request names its
+/// peer. Collectives perform one operation for each of several peers: [`scatter_send`](Self::scatter_send),
 /// [`scatter_write`](Self::scatter_write), [`gather_receive`](Self::gather_receive), [`gather_read`](Self::gather_read)
 /// and [`multicast_send`](Self::multicast_send).
 ///
@@ -38,10 +39,10 @@ pub(crate) mod to_peer;
 /// stay open. Only a failure of the completion queue closes all.
 ///
 /// Peers can be [added](Self::add), up to the [limit](crate::ChannelBuilder::max_channels) set in the builder. They can
-/// also be [removed](Self::remove), including those that have failed. The index of a peer stays the same until it is
-/// removed. A collective uses the peers that its requests name; if one of them does not exist, nothing is posted.
+/// also be [removed](Self::remove), even after a failure. A peer keeps its index until it is removed. A collective uses
+/// the peers that its requests name. If one of them does not exist, nothing is posted.
 ///
-/// A `MultiChannel` can move to another thread, and one thread can use it at a time.
+/// A `MultiChannel` can be moved to another thread, but only one thread can use it at a time.
 ///
 /// # Examples
 /// ```
@@ -86,8 +87,8 @@ impl fmt::Debug for MultiChannel {
 }
 
 impl MultiChannel {
-    /// The options of new channels, once they have [their domain](WithoutPd::pd). The [prelude](crate::prelude) has a
-    /// shorter form: `pd.create_multi_channel()`.
+    /// The options of new channels. The [protection domain](WithoutPd::pd) is set first. The [prelude](crate::prelude)
+    /// has a shorter form: `pd.create_multi_channel()`.
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()
     }
@@ -193,17 +194,17 @@ impl MultiChannel {
         Ok(self.ledger.qp(peer)?.state()?)
     }
 
-    /// Number of completions that matched no request in flight, like
+    /// The number of completions that matched no request in flight, like
     /// [`Channel::stray_completions`](crate::Channel::stray_completions).
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
         self.ledger.unmatched.get()
     }
 
-    /// Destroys the queue pairs. After that, the device uses no memory of their requests.
+    /// Destroys the queue pairs. After that, the device no longer uses the memory of their requests.
     ///
     /// # Errors
-    /// The provider's error, together with the channels. Some of them may be destroyed.
+    /// The provider's error, together with the channels. Some queue pairs may already be destroyed.
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err)] // it is the channels themselves
     pub fn close(mut self) -> Result<(), Rejected<Self>> {

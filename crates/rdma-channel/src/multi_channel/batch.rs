@@ -17,7 +17,7 @@ use crate::request::BatchRequest;
 use crate::scope::Scope;
 use crate::scope::pending_work::{PendingWork, ScopedPendingWork};
 
-/// The requests for one peer, with their positions among all requests.
+/// The requests for one peer, with their positions in the batch.
 struct Group<'wr, 'data> {
     peer: usize,
     requests: Vec<BatchRequest<'wr, 'data>>,
@@ -25,8 +25,8 @@ struct Group<'wr, 'data> {
 }
 
 impl Ledger {
-    /// Groups the requests by peer, in the order of each peer's first request. Fails unless each request has a peer
-    /// with an open connection.
+    /// Groups the requests by peer, in the order of each peer's first request. Fails unless each request's peer has an
+    /// open connection.
     fn grouped<'wr, 'data>(
         &self,
         requests: impl IntoIterator<Item = ToPeer<BatchRequest<'wr, 'data>>>,
@@ -44,7 +44,7 @@ impl Ledger {
     }
 }
 
-/// Merges the results of the groups in the order of all requests.
+/// Merges the results of the groups into the order of the batch.
 fn in_order<T>(parts: impl IntoIterator<Item = (Vec<usize>, Vec<T>)>) -> Vec<T> {
     let mut all: Vec<(usize, T)> =
         parts.into_iter().flat_map(|(places, part)| places.into_iter().zip(part)).collect();
@@ -53,20 +53,20 @@ fn in_order<T>(parts: impl IntoIterator<Item = (Vec<usize>, Vec<T>)>) -> Vec<T> 
 }
 
 impl MultiChannel {
-    /// Posts requests with one doorbell for each peer, and waits until all have completed. Returns the successes in the
+    /// Posts requests with one doorbell per peer, and waits until all have completed. Returns the successes in the
     /// order of the requests.
     ///
-    /// Requests for one peer complete in order. Unsignaled ones complete with the next signaled one for their peer; the
-    /// last one for each peer is made signaled. The limit is the longest of the kinds in the batch. The call allocates
-    /// memory.
+    /// Requests for one peer complete in order. An unsignaled request completes together with the next signaled one for
+    /// its peer. The last request for each peer is always signaled. The time limit is the longest one of the kinds of
+    /// operations in the batch. The call allocates memory.
     ///
     /// # Errors
     /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`], before anything is posted;
-    /// - the error of a failed post, for example [`TransportError::BatchTooLarge`]: the requests before it are waited
-    ///   for as at the end of a scope;
+    /// - the error of a failed post, for example [`TransportError::BatchTooLarge`]. The call waits for the requests
+    ///   before it as a scope does when it ends;
     /// - [`TransportError::Collective`] with each operation that failed or timed out, and its peer.
     ///
-    /// Connections whose operations failed or timed out are closed; the others stay open.
+    /// Connections whose operations failed or timed out are closed. The others stay open.
     ///
     /// # Examples
     /// ```
@@ -145,16 +145,16 @@ impl Ledger {
 }
 
 impl<'scope> Scope<'scope, '_, MultiChannel> {
-    /// Posts requests with one doorbell for each peer. Waits until all fit into the queues. The handles are in the
-    /// order of the requests. The call allocates memory.
+    /// Posts requests with one doorbell per peer. Waits until all fit into the queues. The handles are in the order of
+    /// the requests. The call allocates memory.
     ///
-    /// Unsignaled requests complete with the next signaled one for their peer; the last one for each peer is made
-    /// signaled.
+    /// An unsignaled request completes together with the next signaled one for its peer. The last request for each peer
+    /// is always signaled.
     ///
     /// # Errors
     /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
     /// fails, for example with [`TransportError::BatchTooLarge`], the requests before it are in flight, and the scope
-    /// ends them.
+    /// waits for them.
     pub fn post_batch<'wr, 'data: 'scope + 'wr>(
         &self,
         requests: impl IntoIterator<Item = ToPeer<BatchRequest<'wr, 'data>>>,

@@ -16,7 +16,7 @@ use crate::lend::Call;
 use crate::request::Post;
 
 impl Ledger {
-    /// Collects the requests. Fails unless each has a peer with an open connection.
+    /// Collects the requests. Fails unless each request's peer has an open connection.
     ///
     /// The iterator is drained before the first post. So an invalid peer prevents all posts, and no code of the caller
     /// runs while requests are in flight.
@@ -52,14 +52,14 @@ impl Ledger {
                     }
                 }
             };
-            // Collects the IDs into the allocation of the requests.
+            // Collects the IDs into the memory that was allocated for the requests.
             (requests.into_iter().map_while(post).collect(), refused)
         };
         self.block_each(post_all, |ledger, ids, refused| ledger.end_each(ids, refused, timeout))
     }
 
-    /// Waits for the requests of a call for at most `timeout`, then ends those that are still in flight, and returns
-    /// all results. Only the connections of these requests are closed.
+    /// Waits for the requests of a call for at most `timeout`, and then ends those that are still in flight. Only the
+    /// connections of these requests are closed. Returns all results.
     pub(super) fn end_each(
         &mut self,
         ids: &[WorkId],
@@ -74,7 +74,7 @@ impl Ledger {
         self.settle_each(ids, refused.as_ref().and_then(|refusal| refusal.perhaps));
         let outcomes = self.outcomes(ids, timeout);
         if self.has_unreleased() {
-            // Other requests of the connections that were closed.
+            // Collects the flushed requests of other calls on the connections that were closed.
             self.collect(0);
         }
         match awaited.or(refused.map(|refusal| refusal.error)) {
@@ -83,7 +83,7 @@ impl Ledger {
         }
     }
 
-    /// Waits until all have completed, or the time is over.
+    /// Waits until all requests have completed, or the time limit expires.
     fn await_each(&self, ids: &[WorkId], limit: Duration) -> Result<(), TransportError> {
         let mut deadline = Deadline::new(limit);
         for id in ids {
@@ -97,7 +97,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Ends the requests that are still in flight, and the refused one if the device may have accepted it.
+    /// Ends the requests that are still in flight. If the device may have accepted the refused request, ends that one,
+    /// too.
     fn settle_each(&mut self, ids: &[WorkId], perhaps: Option<WorkId>) {
         let mut late = ids.iter().chain(&perhaps).filter_map(|id| self.in_flight(id.wr_id()));
         if late.next().is_none() {
@@ -149,20 +150,21 @@ impl Ledger {
 }
 
 impl MultiChannel {
-    /// Sends one message per request, each to the peer of its request, and waits until all have ended. Returns the
+    /// Sends one message per request, each to the peer of its request, and waits until all have completed. Returns the
     /// successes in the order of the requests.
     ///
-    /// The iterator is drained before the first post. There can be several requests for one peer, as many as its queue
-    /// can hold. The call waits for all, even if one fails, for at most the limit of the kind of operation. Then the
-    /// connections of unfinished requests are closed, and the others stay open.
+    /// The iterator is drained before the first post. There can be several requests for one peer, up to the capacity of
+    /// its queue. The call waits for all requests, even if one fails, for at most the time limit of its kind of
+    /// operation. Then the connections of unfinished requests are closed. The others stay open.
     ///
-    /// The call allocates a list of the requests and one of the results, and nothing per request.
+    /// The call allocates one list for the requests and one for the results, and nothing per request.
     ///
     /// # Errors
     /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] ([`closed`](Self::closed) identifies the peer),
     ///   before anything is posted;
-    /// - the error of a failed post. The requests before it are waited for as at the end of a scope, for at most the
-    ///   [drain limit](crate::ChannelBuilder::drain_timeout). The connections of those still in flight are then closed;
+    /// - the error of a failed post. The call waits for the requests before it as a scope does when it ends, for at
+    ///   most the [drain limit](crate::ChannelBuilder::drain_timeout). Then the connections of requests that are still
+    ///   in flight are closed;
     /// - [`TransportError::Collective`] with each operation that failed or timed out, and its peer.
     ///
     /// # Examples
@@ -198,7 +200,7 @@ impl MultiChannel {
         self.ledger.block_collective(wrs)
     }
 
-    /// Performs one write per request, each into memory of the peer of its request.
+    /// Performs one write per request, each into the memory of that request's peer.
     ///
     /// See [`scatter_send`](Self::scatter_send) for details.
     ///
@@ -211,7 +213,7 @@ impl MultiChannel {
         self.ledger.block_collective(wrs)
     }
 
-    /// Receives one message per request, each from the peer of its request.
+    /// Receives one message per request, each from that request's peer.
     ///
     /// See [`scatter_send`](Self::scatter_send) for details.
     ///
@@ -224,7 +226,7 @@ impl MultiChannel {
         self.ledger.block_collective(wrs)
     }
 
-    /// Performs one read per request, each of memory of the peer of its request.
+    /// Performs one read per request, each of the memory of that request's peer.
     ///
     /// See [`scatter_send`](Self::scatter_send) for details.
     ///

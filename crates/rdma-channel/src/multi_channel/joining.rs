@@ -6,18 +6,19 @@ use rdma_qp::{CompletionQueue, Error, PreparedQueuePair, QueuePairEndpoint};
 
 use crate::channel::options::Options;
 
-/// The options and the count of prepared peers.
+/// The options of new peers, and the number of prepared ones.
 #[derive(Debug)]
 pub(super) struct Joining {
     options: Box<Options>,
-    /// Each prepared peer holds a clone, which counts them and identifies the channels that prepared them.
+    /// Each prepared peer holds a clone. The clones count the prepared peers, and identify the channels that prepared
+    /// them.
     prepared: Arc<()>,
 }
 
-/// A peer that [`MultiChannel::prepare`](crate::MultiChannel::prepare) has created. It needs the endpoint of the other
-/// end.
+/// A peer that [`MultiChannel::prepare`](crate::MultiChannel::prepare) has created, and that is not connected yet. It
+/// needs the endpoint of the other end.
 ///
-/// It can move to another thread, which exchanges the endpoints. Dropping it frees its place.
+/// It can be moved to another thread that exchanges the endpoints. Dropping it makes room for another peer.
 #[derive(Debug)]
 pub struct PreparedPeer {
     /// Destroyed before `of`, so that the peer is counted until then.
@@ -38,23 +39,23 @@ impl Joining {
         Self { options, prepared: Arc::default() }
     }
 
-    /// The size of inline data that the program requested for each peer, in bytes.
+    /// Returns the maximum size of inline data that the program requested for each peer, in bytes.
     pub(super) const fn inline(&self) -> u32 {
         self.options.inline()
     }
 
-    /// Number of peers that are prepared but not added yet. No other thread can increase it.
+    /// Returns the number of peers that are prepared but not added yet. No other thread can increase it.
     pub(super) fn prepared(&self) -> usize {
         Arc::strong_count(&self.prepared) - 1
     }
 
-    /// Prepares a peer that completes in `cq`, which must be the same queue each time.
+    /// Prepares a peer whose requests complete in `cq`, which must be the same queue each time.
     pub(super) fn prepare(&self, cq: &CompletionQueue) -> Result<PreparedPeer, Error> {
         let qp = self.options.queue_pair(cq)?;
         Ok(PreparedPeer { qp, of: Arc::clone(&self.prepared) })
     }
 
-    /// The queue pair of a peer that was prepared by these channels; `None` for one of other channels.
+    /// Returns the queue pair of a peer that these channels prepared. `None` if other channels prepared it.
     pub(super) fn take(&self, peer: PreparedPeer) -> Option<PreparedQueuePair> {
         let PreparedPeer { qp, of } = peer;
         Arc::ptr_eq(&of, &self.prepared).then_some(qp)

@@ -8,11 +8,11 @@ use super::joining::PreparedPeer;
 use crate::scope::Scope;
 
 impl MultiChannel {
-    /// Creates a queue pair for one more peer, with the options of the builder. [`add`](Self::add) connects it.
+    /// Creates a queue pair for another peer, with the options of the builder. [`add`](Self::add) connects it.
     ///
     /// # Errors
     /// [`TransportError::TooManyPeers`] if the number of peers, including prepared ones, has reached its
-    /// [maximum](crate::ChannelBuilder::max_channels). [`TransportError::IbvError`] with an error of
+    /// [maximum](crate::ChannelBuilder::max_channels). [`TransportError::IbvError`] for the errors of
     /// [`QueuePairBuilder::build`](rdma_qp::QueuePairBuilder::build).
     ///
     /// # Examples
@@ -51,13 +51,13 @@ impl MultiChannel {
         Ok(self.joining.prepare(&self.ledger.cq)?)
     }
 
-    /// Connects to one more peer, which does the same with the endpoint of the prepared one. Returns its index, the
-    /// lowest that is free.
+    /// Connects to another peer, which must do the same with the endpoint of the prepared peer. Returns the new peer's
+    /// index, which is the lowest free one.
     ///
     /// # Errors
-    /// [`TransportError::ForeignPeer`] if other channels have prepared the peer. [`TransportError::IbvError`] with an
-    /// error of [`PreparedChannel::handshake`](crate::PreparedChannel::handshake). After an error, the prepared peer is
-    /// destroyed.
+    /// [`TransportError::ForeignPeer`] if other channels have prepared the peer. [`TransportError::IbvError`] for the
+    /// errors of [`PreparedChannel::handshake`](crate::PreparedChannel::handshake). After an error, the prepared peer
+    /// is destroyed.
     pub fn add(
         &mut self,
         prepared: PreparedPeer,
@@ -74,20 +74,21 @@ impl MultiChannel {
         Ok(peer)
     }
 
-    /// Ends the connection to a peer, whether it was closed or not, and destroys its queue pair. The [next](Self::add)
-    /// peer can use its index.
+    /// Ends the connection to a peer, even if it is already closed, and destroys its queue pair. The next peer that is
+    /// [added](Self::add) can get the same index.
     ///
     /// [Unpolled](Self::send_unpolled) operations that are still in flight are flushed, for at most the [drain
-    /// limit](crate::ChannelBuilder::drain_timeout). If `remove` succeeds, their memory belongs to the caller again.
-    /// Their results are discarded: poll their handles first. The next peer never receives completions of this one.
+    /// limit](crate::ChannelBuilder::drain_timeout). If `remove` succeeds, the device no longer uses their memory.
+    /// Their results are discarded, so poll their handles first. The next peer with this index never gets completions
+    /// of this one.
     ///
-    /// Until a peer is added there, operations with that index fail with [`TransportError::Closed`] and
+    /// Until another peer gets this index, operations with it fail with [`TransportError::Closed`] and
     /// [`CloseReason::Absent`](crate::CloseReason::Absent).
     ///
     /// # Errors
-    /// - [`TransportError::NoSuchPeer`], or [`TransportError::Closed`] if the place has no peer, or in a forked child;
-    /// - the provider's error if the queue pair cannot be destroyed. The connection stays closed in its place, which no
-    ///   other peer gets, and the device may still use its memory. `remove` can be called again.
+    /// - [`TransportError::NoSuchPeer`], or [`TransportError::Closed`] if no peer has this index, or in a forked child;
+    /// - the provider's error if the queue pair cannot be destroyed. The connection stays closed and keeps its index,
+    ///   and the device may still use its memory. `remove` can be called again.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn remove(&mut self, peer: usize) -> Result<(), TransportError> {
         let removed = self.ledger.remove(peer);

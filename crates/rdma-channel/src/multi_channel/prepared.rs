@@ -10,29 +10,30 @@ use crate::ledger::Ledger;
 
 /// Channels that are not connected yet. They need the endpoints of their peers.
 ///
-/// [`exchange`](crate::exchange) exchanges endpoints with one peer over an existing connection, and
-/// [`exchange_all`](crate::exchange_all) with all peers if they are in one process.
+/// [`exchange`](crate::exchange) exchanges endpoints with one peer over an existing connection. If all peers are in one
+/// process, use [`exchange_all`](crate::exchange_all).
 #[derive(Debug)]
 pub struct PreparedMultiChannel {
     pub(crate) qps: Vec<PreparedQueuePair>,
     pub(crate) cq: CompletionQueue,
-    /// The maximum number of peers. The completion queue has room for all.
+    /// The maximum number of peers. The completion queue has room for all of them.
     pub(crate) most: usize,
     pub(crate) options: Box<Options>,
 }
 
 impl PreparedMultiChannel {
-    /// The endpoints for the peers, in order.
+    /// The endpoints to send to the peers, in order.
     #[must_use]
     pub fn endpoints(&self) -> Box<[QueuePairEndpoint]> {
         self.qps.iter().map(PreparedQueuePair::endpoint).collect()
     }
 
-    /// Connects to the peers, in the order of their endpoints. Each peer connects to the endpoint that it received.
+    /// Connects to the peers, whose endpoints are passed in the same order. Each peer connects to the endpoint that was
+    /// sent to it.
     ///
     /// # Errors
-    /// [`TransportError::EndpointCount`], before anything is connected, if the numbers of endpoints and channels
-    /// differ. Otherwise, same errors as [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
+    /// [`TransportError::EndpointCount`] if the numbers of endpoints and channels differ. Nothing is connected then.
+    /// Otherwise, same errors as [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
     ///
     /// # Examples
     /// ```

@@ -2,7 +2,7 @@
 
 use rdma_mem::RemoteMemoryRegion;
 
-/// Memory of one of several peers.
+/// Memory that belongs to one of several peers.
 ///
 /// The field macros, for example [`remote_struct_field!`](rdma_mem::remote_struct_field), also accept it.
 ///
@@ -25,7 +25,7 @@ pub struct PeerRemoteMemoryRegion {
 }
 
 impl PeerRemoteMemoryRegion {
-    /// Combines memory with the index of its peer.
+    /// Combines a memory region with the index of the peer that owns it.
     #[inline]
     #[must_use]
     pub fn new(peer: usize, remote: impl Into<RemoteMemoryRegion>) -> Self {
@@ -46,7 +46,7 @@ impl PeerRemoteMemoryRegion {
         self.remote
     }
 
-    /// The part from `offset` on, in bytes; like [`RemoteMemoryRegion::sub_region`].
+    /// The part that begins at byte `offset`, like [`RemoteMemoryRegion::sub_region`].
     #[inline]
     #[must_use]
     pub fn sub_region(&self, offset: usize) -> Option<Self> {
@@ -60,7 +60,7 @@ impl PeerRemoteMemoryRegion {
         Self { remote: self.remote.sub_region_unchecked(offset), ..*self }
     }
 
-    /// For the macros of [`remote_field`](rdma_mem::remote_array_field).
+    /// Used by the macros of [`remote_field`](rdma_mem::remote_array_field).
     #[doc(hidden)]
     #[inline]
     #[must_use]
@@ -74,7 +74,7 @@ impl PeerRemoteMemoryRegion {
         Some(Self { remote: self.remote.__element(index, stride, offset, length)?, ..*self })
     }
 
-    /// Like [`__element`](Self::__element), without a check of the end.
+    /// Like [`__element`](Self::__element), but does not check the end.
     #[doc(hidden)]
     #[inline]
     #[must_use]

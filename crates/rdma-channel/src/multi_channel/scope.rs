@@ -16,10 +16,10 @@ use crate::scope::pending_work::{PendingWork, ScopedPendingWork};
 use crate::scope::{Bounded, Scope, ScopeError, settle, settle_manual};
 
 impl MultiChannel {
-    /// Runs a closure that posts operations with any of the peers. All operations have ended when this returns; see
-    /// [`Channel::scope`](crate::Channel::scope).
+    /// Runs a closure that posts operations with any of the peers. All operations have completed when this call
+    /// returns; see [`Channel::scope`](crate::Channel::scope).
     ///
-    /// Connections with operations still in flight after the drain limit are closed; the others stay open.
+    /// After the drain limit, connections with operations still in flight are closed. The others stay open.
     ///
     /// # Errors
     /// Same errors as [`Channel::scope`](crate::Channel::scope).
@@ -48,13 +48,13 @@ impl MultiChannel {
         settle(Bounded::new(&mut self.ledger, limit).ledger.scope(f))
     }
 
-    /// Like [`scope`](Self::scope), for a closure that polls all its handles until their operations have ended.
+    /// Like [`scope`](Self::scope), for a closure that polls all its handles until their operations complete.
     ///
     /// # Errors
     /// The error of the closure, unchanged.
     ///
     /// # Panics
-    /// Panics if the closure succeeds without polling all handles to the end. The operations have ended by then.
+    /// Panics if the closure succeeds without polling all handles to completion. The operations have completed by then.
     #[inline(always)]
     #[track_caller]
     pub fn manual_scope<'env, T, E>(
@@ -66,7 +66,7 @@ impl MultiChannel {
 }
 
 impl<'scope> Scope<'scope, '_, MultiChannel> {
-    /// Posts operations with one peer, in all forms of a channel's scope.
+    /// Selects a peer. The result has all the operations of a channel's scope.
     ///
     /// # Errors
     /// [`TransportError::NoSuchPeer`] if the peer does not exist.
@@ -148,7 +148,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     ///
     /// # Errors
     /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
-    /// fails, the requests before it are in flight, and the scope ends them.
+    /// fails, the requests before it are in flight, and the scope waits for them.
     pub fn post_scatter_send<'wr, 'data: 'scope + 'wr>(
         &self,
         wrs: impl IntoIterator<Item = PeerSendWorkRequest<'wr, 'data>>,
@@ -169,13 +169,13 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post(wr)
     }
 
-    /// Posts one write per request, each into memory of the peer of its request.
+    /// Posts one write per request, each into the memory of that request's peer.
     ///
     /// The iterator is drained before the first post.
     ///
     /// # Errors
     /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
-    /// fails, the requests before it are in flight, and the scope ends them.
+    /// fails, the requests before it are in flight, and the scope waits for them.
     pub fn post_scatter_write<'wr, 'data: 'scope + 'wr>(
         &self,
         wrs: impl IntoIterator<Item = PeerWriteWorkRequest<'wr, 'data>>,
@@ -196,13 +196,13 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post(wr)
     }
 
-    /// Posts one read per request, each of memory of the peer of its request.
+    /// Posts one read per request, each of the memory of that request's peer.
     ///
     /// The iterator is drained before the first post.
     ///
     /// # Errors
     /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
-    /// fails, the requests before it are in flight, and the scope ends them.
+    /// fails, the requests before it are in flight, and the scope waits for them.
     pub fn post_gather_read<'wr, 'data: 'scope + 'wr>(
         &self,
         wrs: impl IntoIterator<Item = PeerReadWorkRequest<'wr, 'data>>,
@@ -210,7 +210,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post_each(wrs)
     }
 
-    /// Posts a receive for a message from a peer. A full queue has the same effect as in [`ScopedPeer::post_receive`].
+    /// Posts a receive for a message from a peer. If the queue is full, behaves like [`ScopedPeer::post_receive`].
     ///
     /// # Errors
     /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does
@@ -223,13 +223,13 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post(wr)
     }
 
-    /// Posts one receive per request, each for a message from the peer of its request.
+    /// Posts one receive per request, each for a message from that request's peer.
     ///
     /// The iterator is drained before the first post.
     ///
     /// # Errors
     /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
-    /// fails, the requests before it are in flight, and the scope ends them.
+    /// fails, the requests before it are in flight, and the scope waits for them.
     pub fn post_gather_receive<'wr, 'data: 'scope + 'wr>(
         &self,
         wrs: impl IntoIterator<Item = PeerReceiveWorkRequest<'wr, 'data>>,

@@ -10,9 +10,9 @@ use crate::request::BatchRequest;
 
 /// A work request with the index of its peer, counted from 0.
 ///
-/// Each kind has its own name, like [`PeerSendWorkRequest`], and the usual constructors of the request, with the
-/// peer as first argument. [`from_wr`](Self::from_wr) accepts any other request: with flags, inline, with registered
-/// slices, or atomic.
+/// Each kind of request has its own alias, like [`PeerSendWorkRequest`], and the usual constructors, with the peer as
+/// first argument. [`from_wr`](Self::from_wr) accepts any other request: with flags, inline, with registered slices, or
+/// atomic.
 ///
 /// # Examples
 /// ```
@@ -97,7 +97,7 @@ impl<'wr, 'data> ToPeer<SendWorkRequest<'wr, 'data>> {
         Self { wr: self.wr.with_immediate(immediate), ..self }
     }
 
-    /// Sends a message of no bytes, with immediate data.
+    /// Sends an empty message with immediate data.
     #[inline]
     #[must_use]
     pub const fn only_immediate(peer: usize, immediate: u32) -> Self {
@@ -132,7 +132,7 @@ impl<'wr, 'data> ToPeer<WriteWorkRequest<'wr, 'data>> {
         Self::from_wr(remote.peer(), WriteWorkRequest::new(gather_elements, remote.remote()))
     }
 
-    /// Adds immediate data, which a receive of the peer gets.
+    /// Adds immediate data, which is delivered to one of the peer's receives.
     #[inline]
     #[must_use]
     pub const fn with_immediate(self, immediate: u32) -> Self {
@@ -141,7 +141,7 @@ impl<'wr, 'data> ToPeer<WriteWorkRequest<'wr, 'data>> {
 }
 
 impl<'wr, 'data> ToPeer<ReadWorkRequest<'wr, 'data>> {
-    /// Reads from the beginning of `remote`, until these elements are full.
+    /// Fills these elements from the beginning of `remote`.
     #[inline]
     #[must_use]
     pub const fn new(
