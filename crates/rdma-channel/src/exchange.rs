@@ -1,6 +1,6 @@
-//! Exchanges the endpoints of both ends through a stream that the program provides.
+//! Exchanging the endpoints of both ends over a stream that the program provides.
 //!
-//! A message is this preface, followed by the endpoints. Numbers are in network byte order.
+//! A message consists of this preface, followed by the endpoints. Numbers are in network byte order.
 //!
 //! | offset | bytes | contents |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | 8 | 344 each | [`QueuePairEndpoint::to_bytes`] |
 //!
 //! Each end alternates between sending a block and receiving one, until both messages are complete. There is no
-//! deadlock as long as the stream has room for one block in each direction. Both messages have the same length, so the
-//! size of allocations depends only on this end.
+//! deadlock if the stream has room for one block in each direction. Both messages have the same length, so the peer
+//! cannot influence the size of allocations.
 
 use std::collections::HashMap;
 use std::slice;
@@ -35,26 +35,26 @@ const ENDPOINTS: [u8; 4] = *b"RDEX";
 const CONFIRMATION: [u8; 4] = *b"RDOK";
 const PREFACE: usize = 8;
 
-/// Sends the endpoint of this end to the peer, and returns the endpoint of the peer, which calls the same function.
+/// Sends the endpoint of this end to the peer, and returns the peer's endpoint. The peer calls the same function.
 ///
 /// # Exchanging endpoints
-/// Before two ends can connect, each needs the [`QueuePairEndpoint`] of the other: its queue pair number (QPN),
-/// addresses, and so on. The ends exchange them through a byte stream that already exists. Most often it is a TCP
-/// connection, or the [pipes](Pipes) between a process and its child. At each end:
+/// Before two ends can connect, each needs the other's [`QueuePairEndpoint`], which contains its queue pair number
+/// (QPN), addresses, and so on. The ends exchange them over an existing byte stream. Most often it is a TCP connection,
+/// or the [pipes](Pipes) between a process and its child. Each end performs these steps:
 ///
 /// 1. `exchange`, or [`exchange_all`] for several connections between the same two processes;
 /// 2. [`handshake`](crate::PreparedChannel::handshake) with the peer's endpoint;
 /// 3. post the receives that must be ready for the peer's first messages, if any;
 /// 4. [`confirm`], which returns when the peer is connected, too.
 ///
-/// Without the last step, an end may send to a peer that is not connected yet. A reliable connection retries for a
-/// while, which takes time, and fails if the peer takes longer. The last step also detects that the peer's handshake
-/// failed, because its stream is closed.
+/// Without the last step, an end may send to a peer that is not connected yet. A reliable connection then retries,
+/// which costs time, and fails if the peer takes too long. The last step also detects that the peer's handshake failed,
+/// because its stream is closed.
 ///
 /// The two ends are equal, and either may start. `exchange` changes no setting of the stream and reads no byte beyond
-/// the message. So the stream can be used for anything before and afterwards. It must buffer 4096 unread bytes in each
-/// direction, as every pipe and socket does. The message is neither encrypted nor authenticated: write access
-/// to the stream is enough to choose the peer that this end connects to.
+/// the message. So the stream can be used for anything else before and afterwards. It must be able to buffer 4096
+/// unread bytes in each direction, as every pipe and socket can. The message is neither encrypted nor authenticated:
+/// anyone with write access to the stream can choose the peer that this end connects to.
 ///
 /// The call returns within `timeout`, however slowly the peer sends or reads. [`Duration::MAX`] means no limit.
 ///
@@ -69,8 +69,8 @@ const PREFACE: usize = 8;
 /// | [`Timeout`](ExchangeError::Timeout) | the peer stalled |
 /// | [`Io`](ExchangeError::Io) | the stream failed |
 ///
-/// After an error, the stream cannot be used for another exchange: its position in the message is unknown. An endpoint
-/// that does not fit this end (another transport, no common kind of address) is an error of `handshake`.
+/// After an error, the stream cannot be used for another exchange, because its position in the message is unknown. If
+/// an endpoint does not fit this end (another transport, no common kind of address), `handshake` reports that.
 ///
 /// # Examples
 /// ```
@@ -124,14 +124,14 @@ pub fn exchange(
     peers.first().copied().ok_or(ExchangeError::Count { own: 1, peer: 0 })
 }
 
-/// Sends several endpoints of this end to the peer, and returns the same number of endpoints of the peer. The orders
-/// correspond: the first endpoints of both ends belong to one connection, and so on.
+/// Sends several endpoints of this end to the peer, and returns the same number of endpoints from the peer. The first
+/// endpoints of both ends belong to one connection, and so on.
 ///
-/// Otherwise like [`exchange`]. There are at most 65535 endpoints. The peer must have the same number, which is checked
-/// before anything is allocated for them.
+/// Otherwise like [`exchange`]. There can be at most 65535 endpoints. The peer must send the same number, which is
+/// checked before anything is allocated for them.
 ///
 /// # Errors
-/// Same errors as [`exchange`], and [`ExchangeError::TooMany`].
+/// Same errors as [`exchange`], and [`ExchangeError::TooMany`] for too many endpoints.
 ///
 /// # Examples
 /// ```
@@ -172,14 +172,14 @@ pub fn exchange_all(
     distinct(&theirs, "the peer's").and(peers)
 }
 
-/// Notifies the peer that this end is connected, and returns when the peer is, too.
+/// Notifies the peer that this end is connected, and returns when the peer is connected, too.
 ///
 /// This is the last step of [exchanging endpoints](exchange#exchanging-endpoints): after it, the peer is ready to
 /// receive. Both ends can also use it later, as a barrier.
 ///
 /// # Errors
-/// Same errors as [`exchange`], except those about endpoints. [`ExchangeError::Closed`] most often means that the peer
-/// could not connect.
+/// Same errors as [`exchange`], except for errors about endpoints. [`ExchangeError::Closed`] most often means that the
+/// peer could not connect.
 ///
 /// # Examples
 /// ```
@@ -198,12 +198,12 @@ pub fn confirm(mut stream: impl TimedStream, timeout: Duration) -> Result<(), Ex
     swap(&mut stream, &preface(CONFIRMATION, 0), timeout).map(drop)
 }
 
-/// The endpoints of a message, each as bytes.
+/// Returns the endpoints of a message, each as bytes.
 fn endpoints(message: &[u8]) -> impl Iterator<Item = &[u8]> {
     message.get(PREFACE..).unwrap_or_default().chunks(QueuePairEndpoint::BYTES)
 }
 
-/// The endpoints of a message with their positions. Fails if one occurs twice.
+/// Returns the endpoints of a message with their positions. Fails if an endpoint occurs twice.
 fn distinct<'a>(
     message: &'a [u8],
     whose: &'static str,

@@ -1,4 +1,4 @@
-//! The rendezvous: two ends that share only a TCP address become a channel.
+//! The rendezvous: two ends that share only a TCP address establish a channel.
 //!
 //! `rdma-connect` defines the messages and both sides of the conversation. This module contains the blocking drivers.
 

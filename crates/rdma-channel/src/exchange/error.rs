@@ -7,7 +7,7 @@ use rdma_qp::EndpointError;
 
 /// The reason why the two ends could not exchange their endpoints.
 ///
-/// After any of these errors, the position of the stream in its message is unknown: close the stream.
+/// After any of these errors, the position of the stream in its message is unknown, so close the stream.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
@@ -20,12 +20,12 @@ pub enum ExchangeError {
         /// The number of endpoints of this end.
         count: usize,
     },
-    /// The same endpoint appears twice in a message, although a queue pair connects to one peer only.
+    /// The same endpoint appears twice in a message, although a queue pair can connect to only one peer.
     #[error(
         "{whose} endpoints {first} and {second} are the same queue pair: prepare one for each connection"
     )]
     Used {
-        /// The end that sent the message, in words.
+        /// The end that sent the message, as text.
         whose: &'static str,
         /// The first position.
         first: usize,
@@ -59,7 +59,7 @@ pub enum ExchangeError {
     Count {
         /// The number of endpoints of this end.
         own: u16,
-        /// The number of endpoints that the peer announces.
+        /// The number of endpoints that the peer announced.
         peer: u16,
     },
     /// An endpoint of the peer is malformed, or has another version.
@@ -67,7 +67,7 @@ pub enum ExchangeError {
     Endpoint {
         /// The index of the endpoint, from 0.
         index: usize,
-        /// The reason why it was rejected.
+        /// The reason why the endpoint was rejected.
         source: EndpointError,
     },
     /// The peer's endpoint is this end's own queue pair.
@@ -89,7 +89,7 @@ pub enum ExchangeError {
         sent: usize,
         /// The number of bytes received.
         received: usize,
-        /// The number of bytes in each direction.
+        /// The total number of bytes in each direction.
         expected: usize,
     },
     /// The peer stalled.
@@ -104,7 +104,7 @@ pub enum ExchangeError {
         sent: usize,
         /// The number of bytes received.
         received: usize,
-        /// The number of bytes in each direction.
+        /// The total number of bytes in each direction.
         expected: usize,
     },
     /// The stream failed.

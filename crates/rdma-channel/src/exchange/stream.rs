@@ -14,8 +14,8 @@ use rustix::pipe::PIPE_BUF;
 /// A byte stream with time limits for reads and writes, for [`exchange`](crate::exchange) and
 /// [`confirm`](crate::confirm).
 ///
-/// Sockets implement this trait, by value or by reference, and so do two [`Pipes`]. They may be blocking or not; no
-/// setting of theirs is changed, not even temporarily. For a wrapped stream, such as one with TLS, implement the trait
+/// Sockets implement this trait, by value or by reference, and so do two [`Pipes`]. They may be blocking or not, and
+/// none of their settings is changed, even temporarily. For a wrapped stream, such as a TLS stream, implement the trait
 /// like this:
 ///
 /// ```
@@ -59,19 +59,18 @@ use rustix::pipe::PIPE_BUF;
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
 pub trait TimedStream {
-    /// Reads available bytes, like [`Read::read`](io::Read::read); 0 bytes mean the end of the stream.
+    /// Reads available bytes, like [`Read::read`](io::Read::read). 0 bytes mean the end of the stream.
     ///
     /// # Errors
     /// An error of kind [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing
-    /// arrived in this time. If no time is left, available bytes are still read.
+    /// arrives within this time. Even with a time of zero, available bytes are read.
     fn read_within(&mut self, buf: &mut [u8], time: Duration) -> io::Result<usize>;
 
-    /// Sends as many bytes as the stream accepts, like [`Write::write`](io::Write::write), and keeps none of them in a
-    /// buffer.
+    /// Sends as many bytes as the stream accepts, like [`Write::write`](io::Write::write). Does not buffer any of them.
     ///
     /// # Errors
     /// An error of kind [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing
-    /// could be sent in this time.
+    /// can be sent within this time.
     fn write_within(&mut self, bytes: &[u8], time: Duration) -> io::Result<usize>;
 }
 
@@ -85,7 +84,7 @@ impl<S: TimedStream + ?Sized> TimedStream for &mut S {
     }
 }
 
-/// Implemented for sockets only, not for all types with a file: a stream that encrypts may have one, too.
+/// Implemented only for sockets, not for all types that have a file, because a stream that encrypts may have one, too.
 macro_rules! sockets {
     ($($socket:ty),+) => { $(
         impl TimedStream for $socket {
@@ -105,10 +104,10 @@ sockets!(TcpStream, &TcpStream, UnixStream, &UnixStream);
 /// A stream made of two files, one for each direction: pipes to a child process, or to the parent.
 ///
 /// Any pollable file works, by value or by reference. Examples are the `ChildStdout` and `ChildStdin` of a
-/// [`Child`](std::process::Child), the standard input and output of this process, pipes, FIFOs, terminals, other kinds
-/// of sockets. Buffers within this process are bypassed: flush the output first, and do not read input that belongs to
-/// the exchange. No one else may use the files during the exchange. Otherwise another writer may fill a pipe that had
-/// space for a write, and the write blocks.
+/// [`Child`](std::process::Child), the standard input and output of this process, pipes, FIFOs, terminals, and other
+/// kinds of sockets. Buffers within this process are bypassed, so flush the output first, and do not read input that
+/// belongs to the exchange. No one else may use the files during the exchange. Otherwise another writer could fill a
+/// pipe that has just had space, and the write would block.
 ///
 /// # Examples
 /// ```
@@ -155,7 +154,7 @@ impl<R: AsFd, W: AsFd> TimedStream for Pipes<R, W> {
     }
 }
 
-/// Waits for bytes, and reads those that are available.
+/// Waits for bytes, and reads what is available.
 fn read(file: BorrowedFd<'_>, buf: &mut [u8], time: Duration) -> io::Result<usize> {
     when(file, PollFlags::IN, time, || match recv(file, &mut *buf, RecvFlags::DONTWAIT) {
         Err(Errno::NOTSOCK) => rustix::io::read(file, &mut *buf),
@@ -163,11 +162,11 @@ fn read(file: BorrowedFd<'_>, buf: &mut [u8], time: Duration) -> io::Result<usiz
     })
 }
 
-/// Waits for space, and writes the bytes that fit.
+/// Waits for space, and writes as many bytes as fit.
 fn write(file: BorrowedFd<'_>, bytes: &[u8], time: Duration) -> io::Result<usize> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     when(file, PollFlags::OUT, time, || match send(file, bytes, flags) {
-        // A writable pipe has space for `PIPE_BUF` bytes; a larger write would block.
+        // A writable pipe has space for at least `PIPE_BUF` bytes. A larger write could block.
         Err(Errno::NOTSOCK) => rustix::io::write(file, bytes.get(..PIPE_BUF).unwrap_or(bytes)),
         outcome => outcome,
     })

@@ -1,4 +1,4 @@
-//! Transfers a message in each direction at the same time.
+//! Sends and receives a message at the same time.
 
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
@@ -8,10 +8,11 @@ use super::{ExchangeError, PREFACE, TimedStream, VERSION};
 /// The capacity of the smallest pipe.
 const BLOCK: usize = 4096;
 
-/// Sends a message and receives the peer's. Its preface must equal this end's, so it has the same length.
+/// Sends a message and returns the peer's. The peer's preface must equal this end's, so both messages have the same
+/// length.
 ///
-/// The transfer goes block by block. A block that the peer has not read yet still fits into the stream, so this end can
-/// go on and read the peer's block.
+/// The message is transferred in blocks. A block that the peer has not read yet still fits into the stream, so this end
+/// can continue and read the peer's block.
 pub(super) fn swap(
     stream: &mut dyn TimedStream,
     own: &[u8],
@@ -23,7 +24,7 @@ pub(super) fn swap(
     while transfer.received < own.len() {
         let end = own.len().min(transfer.received + BLOCK);
         let sent = transfer.send(end);
-        // A peer that stopped reading may have sent the reason first; then its bytes give the better error.
+        // A peer that stopped reading may have sent the reason first. Then its bytes lead to a better error.
         transfer.over = sent.is_err();
         match (sent, transfer.receive(&mut theirs, end)) {
             (Err(error), Ok(()) | Err(ExchangeError::Timeout { .. })) => return Err(error),
@@ -40,7 +41,7 @@ struct Transfer<'a> {
     received: usize,
     begin: Instant,
     timeout: Duration,
-    /// Whether no time is left, whatever the clock shows.
+    /// Whether the time has expired, whatever the clock shows.
     over: bool,
 }
 
@@ -56,7 +57,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Receives bytes up to `end`, and stops as soon as they differ from what is expected.
+    /// Receives bytes up to `end`. Stops as soon as they differ from what is expected.
     fn receive(&mut self, theirs: &mut [u8], end: usize) -> Result<(), ExchangeError> {
         while self.received < end {
             let rest = theirs.get_mut(self.received..end).unwrap_or_default();
@@ -75,7 +76,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// The number of bytes transferred; 0 if the operation should be retried.
+    /// Returns the number of bytes transferred; 0 if the operation should be retried.
     fn count(&self, outcome: io::Result<usize>, most: usize) -> Result<usize, ExchangeError> {
         let Self { sent, received, timeout, .. } = *self;
         let expected = self.own.len();
@@ -98,7 +99,7 @@ impl Transfer<'_> {
     }
 }
 
-/// Rejects the beginning of a message as soon as it cannot match this end's.
+/// Rejects a message as soon as its beginning cannot match this end's message.
 fn check(own: &[u8], theirs: &[u8]) -> Result<(), ExchangeError> {
     let (magic, expected) = (theirs.get(..4).unwrap_or(theirs), own.get(..4).unwrap_or(own));
     if !expected.starts_with(magic) {
@@ -117,7 +118,7 @@ fn check(own: &[u8], theirs: &[u8]) -> Result<(), ExchangeError> {
     }
 }
 
-/// The number of foreign bytes that an error shows.
+/// The maximum number of foreign bytes that an error shows.
 const SHOWN: usize = 32;
 
 fn number(preface: &[u8], at: usize) -> Option<u16> {

@@ -1,4 +1,4 @@
-//! Builds channels with an address.
+//! Building channels that connect to an address.
 
 use std::net::ToSocketAddrs;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use super::listener::ChannelListener;
 use crate::channel::Channel;
 use crate::channel::builder::ChannelBuilder;
 
-/// The product of a [`RendezvousBuilder`]: a channel or a listener. It cannot create a
-/// [`PreparedChannel`](crate::PreparedChannel), on which options of the rendezvous would have no effect.
+/// Marks a [`RendezvousBuilder`], which creates a channel or a listener. It does not create a
+/// [`PreparedChannel`](crate::PreparedChannel), because the options of the rendezvous would have no effect on one.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Rendezvous {}
 
-/// The options of a channel and of its rendezvous: a [`ChannelBuilder`] with at least one of the latter.
+/// The options of a channel and of its rendezvous: a [`ChannelBuilder`] on which at least one rendezvous option is set.
 ///
-/// It has no `build`, because that performs no rendezvous:
+/// It has no `build`, because `build` performs no rendezvous:
 /// ```compile_fail,E0599
 /// # use rdma_channel::prelude::*;
 /// # rdma_soft::install();
@@ -30,7 +30,7 @@ pub struct Rendezvous {}
 /// ```
 pub type RendezvousBuilder<'a> = ChannelBuilder<'a, Rendezvous>;
 
-/// The products of builders that connect with an address, with or without options of the rendezvous.
+/// Marks the builders that can connect to an address, with or without options of the rendezvous.
 #[allow(unnameable_types)] // this seals the trait
 pub trait ByAddress {}
 
@@ -39,7 +39,7 @@ impl ByAddress for Rendezvous {}
 
 impl Channel {
     /// Connects to the [listener](crate::ChannelListener) at this address, with the default options. Like
-    /// [`connect`](ChannelBuilder::connect) of the builder, except that the user bytes of the server are dropped.
+    /// [`connect`](ChannelBuilder::connect) of the builder, except that the server's user bytes are dropped.
     ///
     /// # Errors
     /// Same errors as [`ChannelBuilder::connect`].
@@ -65,9 +65,9 @@ impl Channel {
 }
 
 impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
-    /// The bytes to send to the other end, at most 1,024. The server's program [reads](crate::Incoming::user_bytes)
-    /// those of a client before it accepts the client. A listener's [`accept`](ChannelListener::accept) answers with
-    /// its own. Default: none.
+    /// The bytes to send to the other end, at most 1,024. The server's program [reads](crate::Incoming::user_bytes) a
+    /// client's bytes before it accepts the client. A listener's [`accept`](ChannelListener::accept) answers with the
+    /// listener's own bytes. Default: none.
     ///
     /// # Examples
     /// ```
@@ -95,29 +95,28 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
         builder
     }
 
-    /// The time limit of the rendezvous. For a client it includes all of [`connect`](Self::connect) except the lookup
-    /// of the name; for a listener it applies to each client's part. Default: 10 seconds. [`Duration::MAX`] means no
-    /// limit.
+    /// The time limit of the rendezvous. For a client, it covers all of [`connect`](Self::connect) except the name
+    /// lookup. For a listener, it applies to each client's part. Default: 10 seconds. [`Duration::MAX`] means no limit.
     pub fn rendezvous_timeout(self, timeout: Duration) -> RendezvousBuilder<'a> {
         let mut builder = self.into_builder_of::<Rendezvous>();
         builder.rendezvous.timeout = timeout;
         builder
     }
 
-    /// Connects to the [listener](ChannelListener) at this address. Returns the [`user_bytes`](Self::user_bytes) of the
-    /// other end together with the channel.
+    /// Connects to the [listener](ChannelListener) at this address. Returns the channel, and the other end's
+    /// [`user_bytes`](Self::user_bytes).
     ///
-    /// After it has returned, both ends can send. If there are several addresses, it tries them in order until one
+    /// When this returns, both ends can send. If the name has several addresses, they are tried in order until one
     /// accepts the connection, and each gets an equal share of the time. The time limit is
-    /// [`rendezvous_timeout`](Self::rendezvous_timeout), which does not include the lookup of a name.
+    /// [`rendezvous_timeout`](Self::rendezvous_timeout), which does not include the name lookup.
     ///
     /// # Errors
     /// | | |
     /// |---|---|
     /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | no connection to any of the addresses was possible |
-    /// | [`Rejected`](ConnectError::Rejected) | the server rejects this client, or its queue pair does not fit, with the reason |
+    /// | [`Rejected`](ConnectError::Rejected) | the server rejected this client, or their queue pairs do not match; the error contains the reason |
     /// | [`Busy`](ConnectError::Busy) | the server is full, or has no queue pair for this client: try again later |
-    /// | [`Timeout`](ConnectError::Timeout) | the time limit has expired |
+    /// | [`Timeout`](ConnectError::Timeout) | the time limit expired |
     /// | [`Closed`](ConnectError::Closed) | the server ended during the rendezvous |
     /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) | the program at this address uses another protocol or version |
     /// | [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) | the name has no address |
@@ -129,7 +128,7 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
         client::connect(&self.options, &self.rendezvous, resolve(addr)?)
     }
 
-    /// Listens at the first usable address for clients, and turns each into a channel with these options. For port 0,
+    /// Listens for clients at the first usable address, and turns each into a channel with these options. For port 0,
     /// the kernel chooses a port.
     ///
     /// # Errors

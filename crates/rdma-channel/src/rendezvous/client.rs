@@ -14,7 +14,7 @@ use crate::channel::prepared::PreparedChannel;
 use crate::exchange::TimedStream;
 use crate::ledger::watch::Watch;
 
-/// Creates a channel to the listener at one of the addresses. Returns it with the user bytes of the listener.
+/// Creates a channel to the listener at one of the addresses. Returns the channel and the listener's user bytes.
 pub(super) fn connect(
     options: &Options,
     rendezvous: &RendezvousOptions,
@@ -40,7 +40,7 @@ pub(super) fn connect(
         Ok(endpoint) => endpoint,
         Err(error) => {
             if let Some(last) = server.client.last_message() {
-                // A server that has gone does not need this message.
+                // If this fails, the server is gone and does not need the message.
                 let _ = server.send(&last);
             }
             return Err(error);
@@ -57,7 +57,7 @@ pub(super) fn connect(
     Ok((channel, user_bytes))
 }
 
-/// Connects a stream to the first address that accepts it.
+/// Opens a stream to the first address that accepts it.
 fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError> {
     loop {
         let (address, share) = dial.next(Instant::now())?;

@@ -12,14 +12,14 @@ use rustix::process::{Resource, getrlimit};
 
 use super::files::{Added, EventFlags, Files};
 
-/// The socket of a listener and its clients, which make progress when they are served. No call here waits for a client.
+/// A listener's socket and its clients, which make progress when they are served. No call here waits for a client.
 pub(crate) struct Listening<M: MakeEnds> {
     socket: TcpListener,
     maker: M,
     /// The socket, the streams of the clients by their keys, and other files that the owner waits for.
     files: Files,
     ready: Vec<u64>,
-    /// Whether the socket is among the polled files.
+    /// Whether the socket is currently polled.
     is_taking: bool,
     clients: Clients<Added, M::End>,
 }
@@ -27,17 +27,17 @@ pub(crate) struct Listening<M: MakeEnds> {
 /// The key of the socket.
 const SOCKET: u64 = u64::MAX;
 
-/// The time for serving clients that have sent something, even if the limit of the call is over.
+/// The time for serving clients that have sent something, even if the time limit of the call has expired.
 const PASS: Duration = Duration::from_millis(100);
 
-/// Clients accepted from the socket at a time, before those that have sent something are served.
+/// The maximum number of clients to accept from the socket before clients that have sent something are served.
 const TAKEN: usize = 64;
 
-/// The size of the socket's backlog, if the kernel allows that many (`net.core.somaxconn`).
+/// The size of the socket's backlog, if the kernel allows it (`net.core.somaxconn`).
 const BACKLOG: i32 = 1024;
 
 impl<M: MakeEnds> Listening<M> {
-    /// Listens at the first usable address, and waits with these files.
+    /// Listens at the first usable address, and uses `files` to wait.
     ///
     /// # Errors
     /// [`ConnectError::Io`] for the first address.
@@ -57,7 +57,7 @@ impl<M: MakeEnds> Listening<M> {
         &self.maker
     }
 
-    /// Adds the socket to the polled files, or removes it, depending on whether clients can be accepted now.
+    /// Adds the socket to the polled files or removes it, depending on whether clients can be accepted now.
     ///
     /// # Errors
     /// [`ConnectError::Io`] if the kernel refuses the change.
@@ -89,13 +89,13 @@ impl<M: MakeEnds> Listening<M> {
         served
     }
 
-    /// Handles the files with these keys, and the clients whose time is over.
+    /// Handles the files with these keys, and the clients whose time limit has expired.
     pub(crate) fn serve_ready(&mut self, ready: &[u64], until: Until) {
         self.clients.check(ready);
         let pass = Until::after(Instant::now(), PASS);
         for &key in ready {
-            // A device may take long to connect a queue pair. Meanwhile the bytes of the next clients stay in their
-            // sockets.
+            // A device may take long to connect a queue pair. In the meantime, the bytes of the next clients stay in
+            // their sockets.
             let now = Instant::now();
             if pass.is_over(now) && until.is_over(now) {
                 break;
@@ -114,7 +114,7 @@ impl<M: MakeEnds> Listening<M> {
         }
     }
 
-    /// Accepts waiting clients. If there is no room for one, another one is dropped.
+    /// Accepts waiting clients. If there is no room for one of them, another client is dropped.
     fn take_clients(&mut self) {
         for taken in 0..TAKEN {
             let now = Instant::now();
@@ -142,7 +142,7 @@ impl<M: MakeEnds> Listening<M> {
 
 fn listen(address: SocketAddr, files: &Files) -> io::Result<(TcpListener, SocketAddr)> {
     let socket = TcpListener::bind(address)?;
-    // The standard library has requested a short backlog; this call enlarges it.
+    // The standard library requests a short backlog. This call enlarges it.
     rustix::net::listen(&socket, BACKLOG)?;
     socket.set_nonblocking(true)?;
     let address = socket.local_addr()?;

@@ -1,4 +1,4 @@
-//! Files that are polled together with epoll(7), each with a key.
+//! Files that are polled together through epoll(7), each with a key.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,21 +16,21 @@ use crate::ledger::watch::say_farewell;
 
 pub(crate) use rustix::event::epoll::EventFlags;
 
-/// Files that are polled together. A file must be removed before it is closed: a forked child may still hold it, and
-/// epoll would report it forever.
+/// Files that are polled together. A file must be removed before it is closed. A forked child may still hold it, and
+/// epoll would then report it forever.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     epoll: Arc<OwnedFd>,
-    /// The process that created the list. A forked child shares it and must not change it.
+    /// The process that created the list. A forked child shares the list and must not change it.
     process: u32,
 }
 
-/// Maximum number of files reported at a time.
+/// The maximum number of files reported at a time.
 const MANY: usize = 64;
 
 impl Files {
     /// # Errors
-    /// [`ConnectError::Io`], mostly because too many files are open.
+    /// [`ConnectError::Io`], most often because too many files are open.
     pub(crate) fn new() -> Result<Self, ConnectError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| {
             let tried = "preparing to wait for clients".into();
@@ -39,7 +39,8 @@ impl Files {
         Ok(Self { epoll: Arc::new(epoll), process: process::id() })
     }
 
-    /// Adds a file that stays until all are closed. It can be added without flags and [changed](Self::change) later.
+    /// Adds a file that stays until all files are closed. It can be added without flags and [changed](Self::change)
+    /// later.
     pub(crate) fn add(&self, file: impl AsFd, key: u64, flags: EventFlags) -> Result<(), Errno> {
         epoll::add(&*self.epoll, file, epoll::EventData::new_u64(key), flags)
     }
@@ -49,7 +50,7 @@ impl Files {
         epoll::modify(&*self.epoll, file, epoll::EventData::new_u64(key), flags)
     }
 
-    /// Adds a stream, until the returned value and its clones are dropped.
+    /// Adds a stream, which is polled until the returned value and its clones are dropped.
     pub(crate) fn add_stream(
         &self,
         stream: Arc<OwnedFd>,
@@ -60,12 +61,12 @@ impl Files {
         Ok(Added(Arc::new(InFiles { stream, files: self.clone() })))
     }
 
-    /// Waits until a file is ready, for at most `limit`, and stores the keys of ready files in `ready`. A signal ends
-    /// the wait early.
+    /// Waits until a file is ready, for at most `limit`, and stores the keys of the ready files in `ready`. A signal
+    /// ends the wait early.
     pub(crate) fn wait(&self, limit: Duration, ready: &mut Vec<u64>) -> Result<(), Errno> {
         ready.clear();
         let mut events = Vec::with_capacity(MANY);
-        // A time that cannot be represented means no limit.
+        // If the limit cannot be represented, there is no limit.
         let limit = Timespec::try_from(limit).ok();
         match epoll::wait(&*self.epoll, spare_capacity(&mut events), limit.as_ref()) {
             Ok(_) => ready.extend(events.iter().map(|event| { event.data }.u64())),
@@ -82,7 +83,7 @@ impl AsFd for Files {
     }
 }
 
-/// A stream that is among the polled files as long as a clone exists.
+/// A stream that is polled until the last clone of this value is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Added(Arc<InFiles>);
 
@@ -97,14 +98,14 @@ impl Added {
         &self.0.stream
     }
 
-    /// Sends the farewell of this end, unless this is a forked child.
+    /// Sends this end's farewell, unless this is a forked child.
     pub(crate) fn say_farewell(&self) {
         if process::id() == self.0.files.process {
             say_farewell(&self.0.stream, &Farewell::PLAIN);
         }
     }
 
-    /// Changes the events that it is polled for, and its key.
+    /// Changes the events that the stream is polled for, and its key.
     pub(crate) fn change(&self, key: u64, flags: EventFlags) -> Result<(), Errno> {
         self.0.files.change(&self.0.stream, key, flags)
     }
@@ -131,7 +132,7 @@ impl ClientStream for Added {
 impl Drop for InFiles {
     fn drop(&mut self) {
         if process::id() == self.files.process {
-            // It cannot fail: the stream is in the list, and no other code removes it.
+            // This cannot fail, because the stream is in the list and no other code removes it.
             let _ = epoll::delete(&*self.files.epoll, &self.stream);
         }
     }

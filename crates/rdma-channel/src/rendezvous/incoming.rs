@@ -1,4 +1,4 @@
-//! A client that waits for the program of a listener to accept or reject it.
+//! A client that waits for the listener's program to accept or reject it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::ledger::watch::Watch;
 
 /// A client of a [`ChannelListener`](crate::ChannelListener) that waits for `accept` or `reject`.
 ///
-/// Its queue pair is already connected to one of this server, so [`accept`](Self::accept) does not wait. A client that
-/// is dropped without an answer is notified that it was rejected.
+/// The client's queue pair is already connected to one of this server, so [`accept`](Self::accept) does not wait. If
+/// this value is dropped without an answer, the client is notified that it was rejected.
 ///
 /// # Examples
 /// A server that checks the client's user bytes, and answers with the location of writable memory:
@@ -70,14 +70,14 @@ impl Incoming<'_> {
         self.client.address
     }
 
-    /// The client's [`user_bytes`](crate::ChannelBuilder::user_bytes); empty if it sent none. Its identity has not been
-    /// checked.
+    /// The client's [`user_bytes`](crate::ChannelBuilder::user_bytes); empty if the client sent none. The client's
+    /// identity has not been checked.
     #[must_use]
     pub fn user_bytes(&self) -> &[u8] {
         &self.client.greeting.user_bytes
     }
 
-    /// Accepts the client, whose [`connect`](crate::ChannelBuilder::connect) returns these bytes, at most 1,024. This
+    /// Accepts the client, whose [`connect`](crate::ChannelBuilder::connect) returns these bytes (at most 1,024). This
     /// does not wait, and both ends can send at once.
     ///
     /// # Errors
@@ -85,8 +85,8 @@ impl Incoming<'_> {
     /// - [`ConnectError::Closed`] if the client is known to be gone;
     /// - [`ConnectError::Garbled`] if the client has sent unexpected bytes.
     ///
-    /// If the client ends, or its time limit expires, at this very moment, `accept` cannot detect it. Then operations
-    /// of the channel fail.
+    /// `accept` cannot detect that the client ends, or that its time limit expires, at this very moment. Then
+    /// operations of the channel fail.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
@@ -102,8 +102,8 @@ impl Incoming<'_> {
         Ok(client.end)
     }
 
-    /// Rejects the client: its `connect` fails with [`ConnectError::Rejected`], which has the first 1,024 bytes of this
-    /// reason.
+    /// Rejects the client. Its `connect` fails with [`ConnectError::Rejected`], which contains the first 1,024 bytes of
+    /// this reason.
     #[doc(alias = "rdma_reject")]
     pub fn reject(mut self, why: &str) {
         self.client.reject(why);

@@ -15,32 +15,36 @@ use crate::channel::prepared::PreparedChannel;
 
 /// Listens at a TCP address for clients that [connect](crate::Channel::connect), and turns each into a channel.
 ///
-/// It is created with [`listen`](crate::ChannelBuilder::listen). It owns all that it needs, and can be kept in a struct
-/// or moved to a thread. It has no thread of its own: clients make progress while [`incoming`](Self::incoming) or
+/// Create it with [`listen`](crate::ChannelBuilder::listen). It owns everything that it needs, so it can be kept in a
+/// struct or moved to a thread. It runs no thread: clients make progress while [`incoming`](Self::incoming) or
 /// [`accept`](Self::accept) waits.
 ///
 /// # Slow or invalid clients
-/// A client is half-open until its queue pair is connected to one of this end; then the program can accept it. It has
-/// the [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its first message, and the same time again
-/// for the next one. It gets a queue pair once its first message is valid, so a silent client uses only a file.
+/// A client is half-open until its queue pair and one of this end are connected. Then the program can accept it. The
+/// client has the [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its first message, and the same
+/// time again for the next one. A queue pair is created for it only once its first message is valid, so a silent client
+/// uses only a file.
 ///
-/// Up to 256 clients are half-open at a time, or a quarter of the limit of open files if that is less. When one more
-/// connects, the listener drops one, so that silent clients do not block others. It chooses the address with the most
-/// half-open clients (an IPv4 address, or an IPv6 network of 64 bits). Of its clients it first drops one that has sent
-/// nothing within a second, and then the one that has kept the listener waiting longest. That client gets
-/// [`Busy`](ConnectError::Busy), and is [counted](Self::dropped_half_open). While there is room, a slow client can use
-/// all of its time. The listener also drops a client if there is no queue pair for another one. It then
-/// chooses one that has had a queue pair for a second, or whose address has more of them.
+/// Up to 256 clients are half-open at a time, or a quarter of the open-file limit if that is less. When another client
+/// connects, the listener drops a half-open one, so that silent clients do not block others. It chooses the address
+/// with the most half-open clients (an IPv4 address, or an IPv6 /64 network). Of these clients, it first drops one that
+/// has sent nothing within a second. If there is none, it drops the one that the listener has waited for longest. That
+/// client gets [`Busy`](ConnectError::Busy), and is [counted](Self::dropped_half_open). While there is room, a slow
+/// client can use all of its time.
 ///
-/// Clients that wait for the program have no limit except their own. If 64 of them wait, others wait in the backlog of
-/// the socket. Time in which the program does not call the listener counts. But a client that has already sent its
-/// message is never refused for that.
+/// The listener also drops a client if no queue pair is available for another one. It then chooses a client that has
+/// had a queue pair for a second, or whose address has more of them.
 ///
-/// When it connects a queue pair on Ethernet, the kernel may need a moment to find the route to the client's GID. So a
-/// client with an address that does not exist can delay others by that moment, and fails to connect.
+/// A client that waits to be accepted has no time limit except its own. If 64 clients wait, others stay in the socket's
+/// backlog. A client's time limit also runs while the program does not call the listener. But a client that has already
+/// sent its message is never refused because of that.
+///
+/// When a queue pair is connected on Ethernet, the kernel may need a moment to find the route to the client's GID. So a
+/// client whose address does not exist can delay others by that moment. Its own connection fails.
 ///
 /// Some clients are silent, end early, send too much, use another protocol, or have a queue pair that does not fit.
-/// They are [counted](Self::refused), receive the reason if they use the right protocol, and cause no error.
+/// These clients are [counted](Self::refused) and cause no error. They receive the reason if they use the right
+/// protocol.
 ///
 /// The stream is neither encrypted nor authenticated: any program that can reach the address can connect.
 ///
@@ -81,7 +85,7 @@ pub struct ChannelListener {
     watch: Option<Duration>,
 }
 
-/// Each client becomes a channel with these options.
+/// Turns each client into a channel with these options.
 impl MakeEnds for Options {
     type Prepared = PreparedChannel;
     type End = Channel;
@@ -120,7 +124,7 @@ impl ChannelListener {
     ) -> Result<Self, ConnectError> {
         let device = options.pd.context().device().name();
         let _span = tracing::debug_span!("listen", device, ?addresses).entered();
-        // Reports options that no channel supports now, and not only when the first client connects.
+        // Reports options that no channel supports now, instead of when the first client connects.
         drop(PreparedChannel::new(&options)?);
         let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
         Ok(Self {
@@ -130,7 +134,7 @@ impl ChannelListener {
         })
     }
 
-    /// The address of the listener. It contains the port that the kernel has chosen if port 0 was requested.
+    /// The address of the listener. If port 0 was requested, it contains the port that the kernel chose.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.clients.address()
@@ -138,7 +142,7 @@ impl ChannelListener {
 
     /// Waits for a client, and accepts it with the [`user_bytes`](crate::ChannelBuilder::user_bytes) of the builder.
     ///
-    /// A client that has gone is no error: `accept` waits for the next one.
+    /// If a client has gone away, that is not an error: `accept` waits for the next one.
     ///
     /// # Errors
     /// Same errors as [`incoming`](Self::incoming).
@@ -153,20 +157,20 @@ impl ChannelListener {
         }
     }
 
-    /// Waits for a connected client, for at most `limit`; without a limit, until there is one. With a limit of zero it
-    /// does only what is possible at once.
+    /// Waits for a connected client, for at most `limit`. Without a limit, it waits until there is one. With a limit of
+    /// zero, it does only what is possible without waiting.
     ///
     /// The client can be [accepted](Incoming::accept) with an answer to its user bytes, or
     /// [rejected](Incoming::reject).
     ///
     /// # Errors
-    /// Errors of this end only, never those of a client. After each, `incoming` can be called again:
+    /// Only errors of this end, never those of a client. After each error, `incoming` can be called again:
     ///
     /// | | |
     /// |---|---|
     /// | [`Timeout`](ConnectError::Timeout) | no client was connected in time; half-open clients continue in the next call |
-    /// | [`Verbs`](ConnectError::Verbs) | no queue pair could be created for a client, which was notified |
-    /// | [`Io`](ConnectError::Io) | no client can be accepted from the socket, mostly because too many files are open; clients wait, and the listener tries again after a second |
+    /// | [`Verbs`](ConnectError::Verbs) | no queue pair could be created for a client, and the client was notified |
+    /// | [`Io`](ConnectError::Io) | no client can be accepted from the socket, most often because too many files are open; clients wait, and the listener tries again after a second |
     pub fn incoming(&mut self, limit: Option<Duration>) -> Result<Incoming<'_>, ConnectError> {
         let limit = limit.unwrap_or(Duration::MAX);
         let until = Until::after(Instant::now(), limit);
@@ -194,17 +198,17 @@ impl ChannelListener {
         }
     }
 
-    /// The number of clients refused so far. They were invalid, or went away before the program had decided. Clients
-    /// that the program has rejected do not count.
+    /// The number of clients refused so far. They were invalid, or went away before the program decided. Clients that
+    /// the program rejected do not count.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.clients.refused
     }
 
-    /// The number of clients that were dropped so far while half-open. Others needed the room, or the
-    /// [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) expired. They are also counted by
-    /// [`refused`](Self::refused). If the number grows, clients are silent, or more connect at a time than the listener
-    /// can serve.
+    /// The number of half-open clients dropped so far. Other clients needed the room, or the
+    /// [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) expired. [`refused`](Self::refused) counts
+    /// them, too. If the number grows, clients are silent, or more of them connect at a time than the listener can
+    /// serve.
     ///
     /// # Examples
     /// ```
@@ -226,7 +230,7 @@ impl ChannelListener {
         self.clients.dropped_half_open()
     }
 
-    /// The address of the client that was refused last, with the reason. `None` if there was none.
+    /// The address of the client that was refused last, with the reason. `None` if no client was refused.
     #[must_use]
     pub fn last_refused(&self) -> Option<&str> {
         self.clients.last_refused()
