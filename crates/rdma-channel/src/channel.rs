@@ -26,21 +26,20 @@ pub(crate) mod watch;
 /// A connection to one peer, whose operations keep their memory alive and always end.
 ///
 /// Operations come in three forms: the blocking ones below, [scoped](Self::scope) ones, which can be in flight at the
-/// same time, and [unpolled](Self::send_unpolled) ones. Unpolled operations are `unsafe`, and the other forms are built
-/// on them.
+/// same time, and [unpolled](Self::send_unpolled) ones. The other two forms are built on unpolled operations, which are
+/// `unsafe`.
 ///
 /// The channel has its own completion queue. Unless it [spins](crate::Wait::Spin), it also has a completion channel to
-/// sleep on. A channel can move to another thread, and one thread can use it at a time.
+/// sleep on. A channel can be moved to another thread, but only one thread can use it at a time.
 ///
 /// # Blocking operations
-/// Each operation posts one request and waits until it has completed, so that its memory is borrowed as long as the
-/// device may use it. A call takes at most the limit of its kind of operation, which the
-/// [builder](crate::ChannelBuilder) sets. The default is 30 seconds; for [`receive`](Self::receive) it is no limit, as
-/// for a socket.
+/// Each operation posts one request and waits until it completes. So its memory stays borrowed while the device may use
+/// it. Each kind of operation has a time limit for the call, set in the [builder](crate::ChannelBuilder). The default
+/// is 30 seconds; [`receive`](Self::receive) has no limit by default, like a socket.
 ///
-/// A call that times out **closes** the channel: the queue pair enters its error state, the only way to make a device
-/// release a request. Later calls fail with [`TransportError::Closed`], which has the reason. A request that fails also
-/// closes the channel.
+/// A call that times out **closes** the channel: the queue pair enters its error state. That is the only way to make a
+/// device release a request. Later calls fail with [`TransportError::Closed`], which contains the reason. A request
+/// that fails also closes the channel.
 ///
 /// # Examples
 /// ```
@@ -74,8 +73,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// The options of a new channel, once it has [its domain](WithoutPd::pd). The [prelude](crate::prelude) has a
-    /// shorter form: `pd.create_channel()`.
+    /// The options of a new channel. The [protection domain](WithoutPd::pd) is set first. The [prelude](crate::prelude)
+    /// has a shorter form: `pd.create_channel()`.
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()
     }
@@ -184,13 +183,13 @@ impl Channel {
         self.ledger.counters()
     }
 
-    /// The peer and the attributes of the connection. `None` if the queue pair had to be destroyed.
+    /// The peer and the attributes of the connection. `None` if an error forced the channel to destroy the queue pair.
     #[must_use]
     pub fn peer(&self) -> Option<ConnectAttributes> {
         self.ledger.qp(0).ok().and_then(QueuePair::peer)
     }
 
-    /// The QPN of the channel's queue pair. `None` if the queue pair had to be destroyed.
+    /// The QPN of the channel's queue pair. `None` if an error forced the channel to destroy the queue pair.
     #[doc(alias = "qp_num")]
     #[must_use]
     pub fn qpn(&self) -> Option<Qpn> {
@@ -215,8 +214,8 @@ impl Channel {
         Ok(self.ledger.qp(0)?.query()?)
     }
 
-    /// Number of completions that matched no request in flight. It is 0 unless the device is faulty. Such completions
-    /// release no memory.
+    /// The number of completions that matched no request in flight. It is 0 unless the device is faulty. Such a
+    /// completion releases no memory.
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
         self.ledger.unmatched.get()
@@ -232,7 +231,7 @@ impl fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// Destroys the channel's queue pair. After that, the device uses no memory of its requests.
+    /// Destroys the channel's queue pair. After that, the device no longer uses the memory of its requests.
     ///
     /// # Errors
     /// The provider's error, together with the channel.

@@ -1,15 +1,15 @@
-//! Time limits of waits, and the way to wait.
+//! Time limits of waits, and ways to wait.
 
 use std::hint;
 use std::time::{Duration, Instant};
 
-/// Stands for no limit, since an `Instant` cannot represent its end.
+/// Represents no limit, because an `Instant` cannot represent its end.
 pub(crate) const NO_LIMIT: Duration = Duration::MAX;
 
-/// The way in which a channel waits when polls have found nothing for some time.
+/// The way that a channel waits if polls have found nothing for some time.
 ///
-/// It applies to all waits of the channel: blocking calls, `wait` of a handle, posts to a full queue, the end of a
-/// scope. Without a wait, it has no effect: a completion that is already there is returned at once.
+/// It applies to all waits of the channel: blocking calls, `wait` of a handle, posts to a full queue, and the end of a
+/// scope. It has no effect if there is nothing to wait for: a completion that has already arrived is returned at once.
 ///
 /// # Examples
 /// ```
@@ -27,23 +27,23 @@ pub(crate) const NO_LIMIT: Duration = Duration::MAX;
 #[non_exhaustive]
 pub enum Wait {
     /// Polls until something completes. After the first 1,024 polls, the thread yields the processor between polls. The
-    /// channel has no [completion channel](rdma_qp::CompletionChannel), and so no file.
+    /// channel has no [completion channel](rdma_qp::CompletionChannel), and therefore no file.
     Spin,
     /// Polls 1,024 times, which takes some tens of microseconds, and then sleeps until something completes. Early
-    /// completions are found as soon as with [`Spin`](Self::Spin), and waiting for late ones uses no processor time.
+    /// completions are found as soon as with [`Spin`](Self::Spin), and waiting for late ones takes no processor time.
     #[default]
     SpinThenSleep,
     /// Sleeps after the first empty poll. Suits many threads on few processors.
     Sleep,
 }
 
-/// Number of polls between two reads of the clock.
+/// The number of polls between two reads of the clock.
 const POLLS: u32 = 16;
-/// Number of empty polls, some tens of microseconds, before the thread yields or sleeps.
+/// The number of empty polls before the thread yields or sleeps. They take some tens of microseconds.
 const SPINS: u32 = 1024;
 
 impl Wait {
-    /// Number of empty polls before the thread yields or sleeps.
+    /// Returns the number of empty polls before the thread yields or sleeps.
     const fn spins(self) -> u32 {
         match self {
             Self::Spin | Self::SpinThenSleep => SPINS,
@@ -60,24 +60,24 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// A bound that ends after `limit`; `None` if `Instant` cannot represent its end.
+    /// Returns a bound that ends after `limit`; `None` if `Instant` cannot represent its end.
     pub(crate) fn from_now(limit: Duration) -> Option<Self> {
         Some(Self { end: Instant::now().checked_add(limit)?, limit })
     }
 }
 
-/// The action after an empty poll.
+/// The next action after an empty poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Poll again at once.
     Poll,
-    /// Yield or sleep, for at most this time if there is a limit. A slow check is acceptable here.
+    /// Yield or sleep, for at most this time if there is a limit. At this point, a slow check is acceptable.
     Rest(Option<Duration>),
     /// Stop: the deadline has passed.
     End,
 }
 
-/// The deadline of a wait. The limit starts at the first empty poll, so that a wait without one does not read the
+/// The deadline of a wait. The time starts at the first empty poll, so a call that does not wait does not read the
 /// clock.
 #[derive(Debug)]
 pub(crate) struct Deadline {
@@ -92,18 +92,19 @@ impl Deadline {
         Self { limit, polls: 0, end: None }
     }
 
-    /// For a wait on a full queue. Returns `None` without a limit: a caller that forgot what fills the queue would
-    /// hang.
+    /// Returns the deadline of a wait on a full queue. `None` if there is no limit, because a caller that forgot to
+    /// free slots in the queue would hang.
     pub(crate) fn for_room(limit: Duration) -> Option<Self> {
         (limit != NO_LIMIT).then(|| Self::new(limit))
     }
 
-    /// Returns true if this deadline may be used for a wait on a full queue, like one of [`for_room`](Self::for_room).
+    /// Returns true if this deadline may be used for a wait on a full queue, like those from
+    /// [`for_room`](Self::for_room).
     pub(crate) fn is_for_room(&self) -> bool {
         self.limit != NO_LIMIT
     }
 
-    /// The deadline of a call that has already begun, with its end.
+    /// Returns the deadline of a call that has already begun. `end` is the end of that call.
     pub(crate) const fn until(limit: Duration, end: Option<Instant>) -> Self {
         Self { end, ..Self::new(limit) }
     }
@@ -112,12 +113,13 @@ impl Deadline {
         self.limit
     }
 
-    /// The end, if the time has begun.
+    /// Returns the end, if the time has started.
     pub(crate) const fn end(&self) -> Option<Instant> {
         self.end
     }
 
-    /// The action after an empty poll. If `bound` ends earlier, it replaces the end and the limit of this deadline.
+    /// Returns the next action after an empty poll. If `bound` ends earlier, it replaces the end and the limit of this
+    /// deadline.
     pub(crate) fn next(&mut self, wait: Wait, bound: Option<Bound>) -> Next {
         let (polls, spins) = (self.polls, wait.spins());
         self.polls = polls.saturating_add(1);
@@ -141,7 +143,7 @@ impl Deadline {
     }
 }
 
-/// The deadline of a batch. Its limit is not computed before the first wait.
+/// The deadline of a batch. Its limit is computed only when a wait begins.
 #[derive(Debug)]
 pub(crate) struct BatchDeadline {
     /// The limit; if `None`, the longest limit of the operations applies.
@@ -154,7 +156,7 @@ impl BatchDeadline {
         Self { limit, deadline: None }
     }
 
-    /// The deadline. The limit starts at the first call.
+    /// Returns the deadline. The time starts at the first call.
     #[cold]
     pub(crate) fn get(&mut self, longest: impl FnOnce() -> Duration) -> &mut Deadline {
         let limit = self.limit;

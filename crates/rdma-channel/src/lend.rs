@@ -26,7 +26,7 @@ use crate::scope::outcome::Refused;
 use crate::scope::pending_work::PendingWork;
 use crate::scope::rent::Rent;
 
-/// Ends all requests in flight when it is dropped, also if a closure panics.
+/// Ends all requests in flight when it is dropped, even if a closure panics.
 struct Guard<'l>(&'l mut Ledger);
 
 impl Drop for Guard<'_> {
@@ -37,10 +37,10 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Entry points for posting, each with a rule for how long memory is kept.
+/// Entry points for posting. Each defines how long memory is kept.
 impl Ledger {
-    /// Runs a closure whose requests use memory borrowed for `'scope`, a lifetime that the closure cannot name outside.
-    /// Then ends the requests, and returns their outcome as the second value.
+    /// Runs a closure whose requests use memory borrowed for `'scope`, a lifetime that code outside the closure cannot
+    /// name. Then ends the requests, and returns their outcome as the second value.
     #[inline(always)]
     pub(crate) fn scope<'env, C, T, E>(
         &mut self,
@@ -48,7 +48,7 @@ impl Ledger {
     ) -> Result<(T, Ended), E> {
         self.begin();
         let guard = Guard(self);
-        // SAFETY: SAFETY.md F22: 'scope lasts until the guard, or `end` below in its place, has ended all requests.
+        // SAFETY: SAFETY.md F22: 'scope lasts until the guard, or `end` below instead of it, has ended all requests.
         let value = f(&Scope::new(guard.0, unsafe { Kept::new() }))?;
         Ok((value, ManuallyDrop::new(guard).0.end()))
     }
@@ -90,11 +90,11 @@ impl Ledger {
         result
     }
 
-    /// Runs a closure that posts several requests with memory borrowed for `'data`, and waits for them. Returns when
-    /// the device no longer uses the memory of any of them.
+    /// Runs a closure that posts several requests with memory borrowed for `'data` and waits for them. Returns when the
+    /// device no longer uses the memory of any of them.
     ///
     /// # Errors
-    /// Same errors as the closure. Its outer error means that nothing was posted.
+    /// Same errors as the closure. An outer error of the closure means that nothing was posted.
     pub(crate) fn block_all<'data, T>(
         &mut self,
         run: impl for<'l> FnOnce(Call<'l, 'data>) -> Result<Result<T, TransportError>, TransportError>,
@@ -106,8 +106,8 @@ impl Ledger {
         })
     }
 
-    /// Runs a closure that posts several requests with memory borrowed for `'data`, and waits for them. If it fails,
-    /// `end` ends them. Returns when the device no longer uses the memory of any of them.
+    /// Runs a closure that posts several requests with memory borrowed for `'data` and waits for them. If the closure
+    /// fails, `end` ends the requests. Returns when the device no longer uses the memory of any of them.
     pub(crate) fn block_to_end<'data, T, F>(
         &mut self,
         run: impl for<'l> FnOnce(Call<'l, 'data>) -> Result<T, F>,
@@ -124,8 +124,8 @@ impl Ledger {
         result
     }
 
-    /// Runs a closure that posts several requests with memory borrowed for `'data` until one is refused, and then
-    /// `end`, which ends the posted ones. Returns when the device no longer uses the memory of any of them.
+    /// Runs a closure that posts several requests with memory borrowed for `'data` until one is refused. Then runs
+    /// `end`, which ends those that were posted. Returns when the device no longer uses the memory of any of them.
     pub(crate) fn block_each<'data, T>(
         &mut self,
         post: impl for<'l> FnOnce(Call<'l, 'data>) -> (Vec<WorkId>, Option<PostFailure>),
@@ -151,8 +151,8 @@ impl Ledger {
         mut buf: B,
         post: impl for<'b> FnOnce(&'b mut B, Kept<'b>) -> Result<Ticket<'l>, NotPosted<'l>>,
     ) -> Result<InFlight<'l, B>, Refused<B>> {
-        // SAFETY: SAFETY.md F22: the memory is lent for the scope of the ticket, or the handle returns it after the
-        // request has ended. Anything else that the closure can post is 'static.
+        // SAFETY: SAFETY.md F22: the memory is lent for the scope of the ticket, unless the handle returns it after the
+        // request has completed. Anything else that the closure can post is 'static.
         match post(&mut buf, unsafe { Kept::new() }) {
             Ok(ticket) => Ok(InFlight::new(ticket, buf)),
             Err(refused) => {
@@ -197,7 +197,7 @@ impl<'l, 'data> Call<'l, 'data> {
     }
 }
 
-/// Operations whose callers guarantee that the memory is kept.
+/// Operations whose callers guarantee that the memory stays valid.
 impl Ledger {
     /// # Safety
     /// Same contract as [`QueuePair::post`](rdma_qp::QueuePair::post).
@@ -235,9 +235,9 @@ impl Channel {
     /// request.
     ///
     /// # Safety
-    /// The contract of [`QueuePair::post`](rdma_qp::QueuePair::post): the memory is left alone until the request has
-    /// completed. It has completed when its handle reports the result, or when the channel was closed successfully
-    /// ([`close`](Self::close)). A handle that was dropped or has timed out proves nothing.
+    /// The contract of [`QueuePair::post`](rdma_qp::QueuePair::post): the program does not touch the memory until the
+    /// request has completed. A request has completed when its handle reports the result, or when the channel was
+    /// closed successfully ([`close`](Self::close)). A dropped handle, or one that has timed out, proves nothing.
     ///
     /// # Examples
     /// ```
@@ -344,8 +344,8 @@ impl MultiChannel {
     /// # Errors
     /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
     /// fails, its error is returned, and the requests before it are in flight without handles. Then only a successful
-    /// [`close`](Self::close), or [`remove`](Self::remove) of their peers, shows that they have completed. To have
-    /// handles for them, post one by one.
+    /// [`close`](Self::close), or [`remove`](Self::remove) of their peers, shows that they have completed. To get a
+    /// handle for each request, post them one by one.
     ///
     /// # Safety
     /// Same contract as [`Channel::send_unpolled`], for each request.
@@ -373,7 +373,7 @@ impl MultiChannel {
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
-    /// Posts one write per request, each into memory of the peer of its request.
+    /// Posts one write per request, each into the memory of that request's peer.
     ///
     /// # Errors
     /// Same errors as [`scatter_send_unpolled`](Self::scatter_send_unpolled).
@@ -404,7 +404,7 @@ impl MultiChannel {
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
-    /// Posts one read per request, each of memory of the peer of its request.
+    /// Posts one read per request, each of the memory of that request's peer.
     ///
     /// # Errors
     /// Same errors as [`scatter_send_unpolled`](Self::scatter_send_unpolled).
@@ -435,7 +435,7 @@ impl MultiChannel {
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
-    /// Posts one receive per request, each for a message from the peer of its request.
+    /// Posts one receive per request, each for a message from that request's peer.
     ///
     /// # Errors
     /// Same errors as [`scatter_send_unpolled`](Self::scatter_send_unpolled).

@@ -1,6 +1,6 @@
 //! Connected RDMA endpoints whose operations keep their memory alive and always end.
 //!
-//! A [`Channel`] is a connected queue pair that borrows or owns the memory of its operations as long as the device may
+//! A [`Channel`] is a connected queue pair. It borrows or owns the memory of an operation for as long as the device may
 //! use it. So no operation is `unsafe`, and each one ends: with success, with an error, or at its time limit.
 //!
 //! ```
@@ -40,7 +40,7 @@
 //! | reuse the same memory within a scope | [`ScopedPeer::send_from`] and its variants, [`InFlight`] |
 //! | sleep, spin, or wait in your own event loop | [`Wait`], [`Channel::arm`] |
 //! | serve clients that come and go | [`Server`], [`ServerEvent`] |
-//! | notice a peer that is gone | [`ChannelBuilder::watch`] |
+//! | detect that a peer is gone | [`ChannelBuilder::watch`] |
 //! | talk to many peers with one completion queue | [`MultiChannel`] |
 //! | handle errors | [`TransportError`], [`ScopeError`], [`CloseReason`] |
 //!

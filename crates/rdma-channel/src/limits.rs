@@ -1,4 +1,4 @@
-//! The time limits of operations, and the way to wait for them.
+//! The time limits of operations, and how to wait for operations.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use rdma_connect::Operation;
 
 use crate::deadline::{Bound, NO_LIMIT, Wait};
 
-/// The default limits of a channel, by kind.
+/// A channel's default time limits, by kind of operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Replaces the limit of each kind of operation, if set.
+    /// Replaces the limits of all kinds of operations, if set.
     pub(crate) within: Option<Duration>,
     pub(crate) send: Duration,
     pub(crate) receive: Duration,
     pub(crate) write: Duration,
     pub(crate) read: Duration,
     pub(crate) atomic: Duration,
-    /// The limit for requests in flight when a scope is left.
+    /// The limit for requests that are in flight when a scope ends.
     pub(crate) drain: Duration,
-    /// The limit for the flushed completions after that.
+    /// The limit for flushing requests after that.
     pub(crate) flush: Duration,
     /// The deadline of all waits of the current scope, with its limit.
     pub(crate) bound: Option<Bound>,
@@ -42,7 +42,7 @@ impl Limits {
         wait: Wait::SpinThenSleep,
     };
 
-    /// The longest limit of these operations.
+    /// Returns the longest limit of these operations.
     pub(crate) fn longest(&self, operations: impl Iterator<Item = Operation>) -> Duration {
         operations.map(|operation| self.of(operation)).max().unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! Extension methods of this crate for types of `rdma-mem`, and those of `rdma-qp`.
+//! This crate's extension methods for types of `rdma-mem`, and those of `rdma-qp`.
 //!
 //! ```
 //! use rdma_channel::prelude::*;
@@ -19,7 +19,7 @@ mod sealed {
     impl Sealed for rdma_mem::ProtectionDomain {}
 }
 
-/// Creates channels from a protection domain.
+/// Creates channels and servers in a protection domain.
 pub trait CreateChannel: sealed::Sealed {
     /// Like [`Channel::builder`], with this domain.
     fn create_channel(&self) -> ChannelBuilder<'_>;

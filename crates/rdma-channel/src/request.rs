@@ -10,7 +10,7 @@ use rdma_qp::{
 pub(crate) trait Post<'data>: WorkRequest {
     const OPERATION: Operation;
 
-    /// Returns true if the request makes a completion on success. Receives always do.
+    /// Returns true if the request creates a completion when it succeeds. Receives always do.
     fn is_signaled(&self) -> bool;
     fn signaled(self, signaled: bool) -> Self;
 }
@@ -54,7 +54,7 @@ impl<'data> Post<'data> for ReceiveWorkRequest<'_, 'data> {
     }
 }
 
-/// A request of the send queue in a batch, of any kind. Created by `into()` from each of them.
+/// A request of the send queue, of any kind, in a batch. Created with `into()` from a request of any kind.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct BatchRequest<'wr, 'data>(pub(crate) QueuedRequest<'wr, 'data>);

@@ -1,4 +1,4 @@
-//! Channels with a different limit for some of their calls.
+//! Channels with a different time limit for some calls.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -9,11 +9,11 @@ use crate::ledger::Ledger;
 use crate::multi_channel::MultiChannel;
 
 impl Channel {
-    /// Returns the channel with a different limit for calls made through the returned value, usually one call.
-    /// [`Duration::MAX`] means no limit.
+    /// Returns the channel with a different time limit for calls made through the returned value. Usually this is one
+    /// call. [`Duration::MAX`] means no limit.
     ///
-    /// The limit replaces that of each kind of operation. It does not affect the end of a scope, which keeps its [drain
-    /// limit](crate::ChannelBuilder::drain_timeout). The limit ends when the value is dropped.
+    /// The limit replaces the limits of all kinds of operations, but not the [drain
+    /// limit](crate::ChannelBuilder::drain_timeout) at the end of a scope. It applies until the value is dropped.
     ///
     /// # Examples
     /// ```
@@ -36,8 +36,8 @@ impl Channel {
 }
 
 impl MultiChannel {
-    /// Returns the channels with a different limit for calls made through the returned value, like [`Channel::within`].
-    /// The limit of a collective applies to all its operations together.
+    /// Returns the channels with a different time limit for calls made through the returned value, like
+    /// [`Channel::within`]. For a collective, the limit applies to all its operations together.
     ///
     /// # Examples
     /// ```
@@ -59,13 +59,14 @@ impl MultiChannel {
     }
 }
 
-/// A [`Channel`] or a [`MultiChannel`] with a different limit until this value is dropped. Returned by
+/// A [`Channel`] or a [`MultiChannel`] with a different time limit until this value is dropped. Returned by
 /// [`Channel::within`] and [`MultiChannel::within`].
 ///
-/// If the value is leaked, the limit stays. It also stays in its place if another channel is moved there.
+/// If this value is leaked, the channel keeps the limit. If another channel is then moved into its place, the limit
+/// applies to that one.
 ///
 /// # Examples
-/// One limit for several calls, which applies to each of them separately. `board` is memory of the peer:
+/// One limit for several calls, which applies to each call separately. `board` is memory of the peer:
 /// ```
 /// use std::time::Duration;
 /// use rdma_channel::{TransportError, prelude::*};
@@ -93,7 +94,7 @@ impl MultiChannel {
 pub struct Within<'c, C = Channel> {
     channel: &'c mut C,
     ledger: fn(&mut C) -> &mut Ledger,
-    /// The previous limit, if there was one.
+    /// The previous limit, if any.
     before: Option<Duration>,
 }
 

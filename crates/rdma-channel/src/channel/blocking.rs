@@ -1,4 +1,4 @@
-//! Blocking operations: post a request, wait for it, and end it on failure.
+//! Blocking operations: post a request, wait for it, and end it if it fails.
 
 use rdma_connect::{CloseReason, Operation, TransportError, WorkId};
 use rdma_qp::{WorkErrorClass, WorkSuccess};
@@ -14,9 +14,9 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 pub(crate) enum Left {
     /// The request has completed with this result.
     Nothing(Result<WorkSuccess, TransportError>),
-    /// The post was refused, or its outcome is unknown. The ledger has the reason.
+    /// The post was refused, or its outcome is unknown. The ledger holds the reason.
     Refused,
-    /// The request is still in flight: its limit has expired, or the completion queue has failed.
+    /// The request is still in flight, because its limit has expired or the completion queue has failed.
     InFlight { id: WorkId, operation: Operation, failure: TransportError },
 }
 
@@ -35,7 +35,7 @@ impl Left {
 }
 
 impl Ledger {
-    /// Ends the request if it is still in flight, so that the caller gets its memory back.
+    /// Ends the request if it is still in flight, so that the device no longer uses the caller's memory.
     #[inline(never)]
     pub(crate) fn end_call(&mut self, left: Left) -> Result<WorkSuccess, TransportError> {
         let (id, operation, failure) = match left {
@@ -59,7 +59,7 @@ impl Ledger {
             _ => CloseReason::Poll,
         };
         match self.give_up(id, reason) {
-            // It completed before the device was made to release it.
+            // The request completed before the device was made to release it.
             Some(Ok(success)) => Ok(success),
             Some(Err(work)) if work.class() != WorkErrorClass::Flushed => {
                 Err(self.queues.slot_of(id.wr_id()).map_or(failure, |slot| self.failed(slot, work)))
@@ -68,7 +68,7 @@ impl Ledger {
         }
     }
 
-    /// Ends a request whose post failed although the device may have accepted it.
+    /// Ends a request whose post failed, in case the device has accepted it.
     #[cold]
     #[inline(never)]
     fn end_perhaps_posted(&mut self, id: WorkId) {
@@ -78,7 +78,8 @@ impl Ledger {
         }
     }
 
-    /// Ends the requests of a call unless all have succeeded. After it, the device uses no memory of any request.
+    /// Ends the requests of a call unless all have succeeded. After this, the device no longer uses the memory of any
+    /// request.
     ///
     /// # Errors
     /// Same errors as the call.
@@ -89,7 +90,7 @@ impl Ledger {
         without_unwinding(|| {
             match &outcome {
                 Ok(Ok(_)) => {}
-                // A wait for a free slot can also time out.
+                // A wait for a free slot can time out, too.
                 Ok(Err(TransportError::Timeout { operation, .. }))
                 | Err(TransportError::Timeout { operation, .. }) => {
                     self.end_now(CloseReason::Timeout { operation: *operation });
@@ -106,7 +107,7 @@ impl Ledger {
     }
 }
 
-/// Waits for the requests in these slots, even if one fails, and passes their successes to `each` in order.
+/// Waits for the requests in these slots, even if one fails, and passes each success to `each`, in order.
 ///
 /// # Errors
 /// The error of the first request that failed, or a timeout. After a timeout, some requests are still in flight.

@@ -20,8 +20,8 @@ use crate::multi_channel::prepared::PreparedMultiChannel;
 
 /// Creates a [`Channel`], or, as a [`MultiChannelBuilder`], channels to several peers.
 ///
-/// The options are those of a [`QueuePairBuilder`] except the queues, which each channel creates for itself, and the
-/// limits of operations. All are optional, except that channels to several peers need their
+/// The options are the options of a [`QueuePairBuilder`] and the limits of operations. There are no options for queues,
+/// because each channel creates its own. All options are optional, except that channels to several peers need their
 /// [number](ChannelBuilder::num_channels) or their [maximum number](ChannelBuilder::max_channels).
 ///
 /// # Examples
@@ -48,11 +48,11 @@ pub struct ChannelBuilder<'a, C = Channel> {
     num_channels: Option<usize>,
     max_channels: Option<usize>,
     makes: PhantomData<fn() -> C>,
-    /// Keeps the domain borrowed, so that it can be closed after its builders are gone.
+    /// Keeps the domain borrowed, so that it can be closed only after its builders are gone.
     pd: PhantomData<&'a ProtectionDomain>,
 }
 
-/// Creates a [`MultiChannel`]. The options are those of a channel and apply to each connection.
+/// Creates a [`MultiChannel`]. The options are the same as for a channel, and apply to each connection.
 ///
 /// # Examples
 /// ```
@@ -85,7 +85,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         }
     }
 
-    /// The same options for another type.
+    /// Returns a builder of another type with the same options.
     pub(crate) fn into_builder_of<D>(self) -> ChannelBuilder<'a, D> {
         let Self { options, rendezvous, server, num_channels, max_channels, pd, .. } = self;
         let makes = PhantomData;
@@ -104,7 +104,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The transport, RC or UC. Default: RC. With UC, messages can be lost, and a send succeeds when the message has
+    /// The transport, RC or UC. Default: RC. With UC, messages can be lost, and a send succeeds once the message has
     /// left this end.
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.options.qp_type = qp_type;
@@ -147,14 +147,14 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The time limit for operations in flight at the end of a scope. If it expires, their flushes get the same time
-    /// again. Default: 5 seconds.
+    /// The time limit for operations that are still in flight when a scope ends. If it expires, the operations are
+    /// flushed, and the flush has the same time limit. Default: 5 seconds.
     pub fn drain_timeout(mut self, drain: Duration) -> Self {
         (self.options.limits.drain, self.options.limits.flush) = (drain, drain);
         self
     }
 
-    /// The way in which the channel waits: polling or sleeping. Default: [`Wait::SpinThenSleep`].
+    /// The way the channel waits: by polling or by sleeping. Default: [`Wait::SpinThenSleep`].
     ///
     /// A channel that can sleep has a completion channel, which needs one more file descriptor.
     #[doc(alias = "ibv_create_comp_channel")]
@@ -163,8 +163,8 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The peer's access through this channel to memory that also allows it. Default: remote read and write. See
-    /// [`QueuePairBuilder::access`].
+    /// The access that the peer gets through this channel, to memory that also allows it. Default: remote read and
+    /// write. See [`QueuePairBuilder::access`].
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.options.qp = self.options.qp.access(access);
         self
@@ -187,9 +187,9 @@ impl<'a, C> ChannelBuilder<'a, C> {
     ///
     /// If the device supports less than `UpTo` allows, the channel registers a buffer of that size for each request
     /// that its queues can hold. [`send_inline`](Channel::send_inline) and [`write_inline`](Channel::write_inline),
-    /// here and in scopes, copy data that does not fit inline into these buffers. So a program works on every device.
-    /// Requests built by the program ([`SendWorkRequest::inline`](rdma_qp::SendWorkRequest::inline)) have the limit of
-    /// the device.
+    /// here and in scopes, copy data that does not fit inline into these buffers. So a program that uses them works on
+    /// every device. Requests built by the program ([`SendWorkRequest::inline`](rdma_qp::SendWorkRequest::inline)) are
+    /// bound by the device's limit.
     pub fn max_inline_data(mut self, max_inline_data: impl Into<Inline>) -> Self {
         self.options.qp = self.options.qp.max_inline_data(max_inline_data);
         self
@@ -201,7 +201,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The choice among the GIDs of the port. See [`QueuePairBuilder::gid_choice`].
+    /// The choice among the port's GIDs. See [`QueuePairBuilder::gid_choice`].
     pub fn gid_choice(mut self, gid_choice: GidChoice) -> Self {
         self.options.qp = self.options.qp.gid_choice(gid_choice);
         self
@@ -237,7 +237,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The maximum number of RDMA reads and atomics of the peer that are served at a time. See
+    /// The maximum number of RDMA reads and atomics from the peer that are in progress at a time. See
     /// [`QueuePairBuilder::max_dest_rd_atomic`].
     pub fn max_dest_rd_atomic(mut self, max_dest_rd_atomic: u8) -> Self {
         self.options.qp = self.options.qp.max_dest_rd_atomic(max_dest_rd_atomic);
@@ -250,20 +250,20 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The number of retransmissions. See [`QueuePairBuilder::max_ack_retries`].
+    /// The number of retransmissions of an unacknowledged packet. See [`QueuePairBuilder::max_ack_retries`].
     pub fn max_ack_retries(mut self, max_ack_retries: MaxAckRetries) -> Self {
         self.options.qp = self.options.qp.max_ack_retries(max_ack_retries);
         self
     }
 
-    /// The number of retries when the peer has no receive posted. Default: unlimited, since the limit of the operation
-    /// ends the retries. See [`QueuePairBuilder::max_rnr_retries`].
+    /// The number of retries when the peer has no receive posted. Default: unlimited, because the operation's time
+    /// limit ends the retries. See [`QueuePairBuilder::max_rnr_retries`].
     pub fn max_rnr_retries(mut self, max_rnr_retries: MaxRnrRetries) -> Self {
         self.options.qp = self.options.qp.max_rnr_retries(max_rnr_retries);
         self
     }
 
-    /// The time that the peer must wait before a retry when no receive is posted here. Default: 0.64 ms. See
+    /// The time that the peer must wait before it retries when no receive is posted here. Default: 0.64 ms. See
     /// [`QueuePairBuilder::min_rnr_timer`].
     pub fn min_rnr_timer(mut self, min_rnr_timer: MinRnrTimer) -> Self {
         self.options.qp = self.options.qp.min_rnr_timer(min_rnr_timer);
@@ -288,7 +288,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The maximum number of routers on the way of a packet. See [`QueuePairBuilder::hop_limit`].
+    /// The maximum number of routers that a packet passes. See [`QueuePairBuilder::hop_limit`].
     pub fn hop_limit(mut self, hop_limit: u8) -> Self {
         self.options.qp = self.options.qp.hop_limit(hop_limit);
         self
@@ -300,7 +300,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// Posts by function calls where the device supports it. See [`QueuePairBuilder::extended`].
+    /// Posts through the `ibv_wr_*` calls if the device supports them. See [`QueuePairBuilder::extended`].
     pub fn extended(mut self, extended: bool) -> Self {
         self.options.qp = self.options.qp.extended(extended);
         self
@@ -311,8 +311,8 @@ impl ChannelBuilder<'_> {
     /// Creates the channel's queues.
     ///
     /// # Errors
-    /// Same errors as [`QueuePairBuilder::build`]. [`Error::NotConnected`] for UD, which has no connections;
-    /// [`Error::TooLarge`] for more requests than WR IDs can distinguish.
+    /// Same errors as [`QueuePairBuilder::build`]. [`Error::NotConnected`] for UD, which has no connections.
+    /// [`Error::TooLarge`] if the queues are to hold more requests than WR IDs can distinguish.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel, Error> {
         PreparedChannel::new(&self.options)
@@ -327,8 +327,8 @@ impl MultiChannelBuilder<'_> {
         self
     }
 
-    /// The maximum number of peers at a time, if some are [added](MultiChannel::add) later. Default: the initial
-    /// number.
+    /// The maximum number of peers at a time, for programs that [add](MultiChannel::add) peers later. Default: the
+    /// initial number.
     ///
     /// The completion queue is created for this number and is never resized.
     pub fn max_channels(mut self, max_channels: usize) -> Self {
@@ -336,12 +336,13 @@ impl MultiChannelBuilder<'_> {
         self
     }
 
-    /// Creates a queue pair for each peer, and one completion queue with room for the completions of the maximum number
-    /// of peers.
+    /// Creates a queue pair for each initial peer, and one completion queue with room for the completions of the
+    /// maximum number of peers.
     ///
     /// # Errors
-    /// Same errors as [`build`](ChannelBuilder::build) of a channel, for the requests of all channels together.
-    /// [`Error::Missing`] without a number of channels; [`Error::TooLarge`] if the initial number exceeds the maximum.
+    /// Same errors as [`build`](ChannelBuilder::build) for a single channel, counting the requests of all channels
+    /// together. [`Error::Missing`] if no number of channels is set. [`Error::TooLarge`] if the initial number exceeds
+    /// the maximum.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedMultiChannel, Error> {
         let (knob, most) = match (self.num_channels, self.max_channels) {
@@ -361,7 +362,7 @@ impl MultiChannelBuilder<'_> {
     }
 }
 
-/// A builder that lacks the protection domain, which [`pd`](WithoutPd::pd) sets.
+/// A builder without a protection domain. [`pd`](WithoutPd::pd) sets it.
 #[must_use]
 #[derive(Debug)]
 pub struct WithoutPd<C>(PhantomData<fn() -> C>);

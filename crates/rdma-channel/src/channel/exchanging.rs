@@ -17,11 +17,11 @@ use crate::lend::Call;
 enum ExchangeFailure {
     /// Nothing was posted.
     NotPosted(TransportError),
-    /// At least the receive was posted. It has to be ended, for this reason.
+    /// At least the receive was posted. It must be ended, and the channel closed for this reason.
     Ends(TransportError, CloseReason),
 }
 
-/// The limits of an exchange: one for all of it, or one for each of its operations.
+/// The time limits of an exchange: one for the whole exchange, or one for each of its two operations.
 enum ExchangeLimits {
     Whole(Deadline),
     Each { send: Deadline, receive: Deadline },
@@ -62,7 +62,7 @@ impl Ledger {
         )
     }
 
-    /// Makes sure that the queue for this kind of operation has a free slot.
+    /// Waits until the queue for this kind of operation has a free slot.
     fn make_room(
         &self,
         connection: &Connection,
@@ -91,7 +91,7 @@ impl<'both> Call<'_, 'both> {
             let room = ledger.make_room(only, operation, limits.of(operation));
             room.map_err(ExchangeFailure::NotPosted)?;
         }
-        // The send is checked before the receive is posted, to detect mistakes early.
+        // The send is checked before the receive is posted, so that mistakes are detected early.
         let qp = only.qp().ok_or_else(|| ExchangeFailure::NotPosted(closed(only)))?;
         qp.check(send).map_err(|error| {
             let operation = Operation::Send;
@@ -119,7 +119,7 @@ impl<'both> Call<'_, 'both> {
 }
 
 impl Ledger {
-    /// Waits for a request of an exchange.
+    /// Waits for one of the two requests of an exchange.
     fn succeed(
         &self,
         ticket: Ticket<'_>,
@@ -149,7 +149,7 @@ impl Ledger {
         }
     }
 
-    /// The failure of the receive, if it caused the flush of the send.
+    /// Returns the failure of the receive if it caused the flush of the send.
     #[cold]
     fn earlier_failure(&self, received: &Ticket<'_>) -> Option<ExchangeFailure> {
         let request = received.request();
@@ -162,23 +162,23 @@ impl Ledger {
 
 /// Sends a message and receives the answer. The receive is posted first, so that it is ready for the answer.
 ///
-/// A program that sends first and posts the receive for the answer later makes the peer's answer
+/// If a program sends first and only then posts the receive, the peer's answer may have to
 /// [wait](crate::guide#receives-that-are-posted-ahead), even on a NIC.
 impl Channel {
     /// Posts the receive, then the send, and waits until both have completed. Returns the completion of the receive.
     ///
-    /// Both ends of a conversation can use it: one call sends an answer and receives the next message.
+    /// Both ends of a conversation can use this: one call sends an answer and receives the next message.
     ///
     /// # Limits
-    /// The send has the time limit of a send, and the receive that of a receive, by default none. A limit set with
+    /// The send and the receive have their own time limits. The receive has none by default. A limit set with
     /// [`within`](Self::within) applies to the whole call.
     ///
     /// # Errors
-    /// Any [`TransportError`]. In each case, the device uses none of the memory any more:
-    /// - a request that is refused before the receive was posted leaves the channel as it was. This library refuses a
-    ///   send in that way if it can check the mistake itself, such as too many elements;
-    /// - any other error has closed the channel, since only that makes the device release the receive. So does a send
-    ///   that the device refuses, with [`CloseReason::Refused`]. The contents of the memory of such a receive are
+    /// Any [`TransportError`]. In each case, the device no longer uses any of the memory:
+    /// - If a request is refused before the receive is posted, the channel is unchanged. This includes mistakes in the
+    ///   send that this library can check itself, such as too many elements.
+    /// - After any other error, the channel is closed, because only that makes the device release the receive. If the
+    ///   device refuses the send, the reason is [`CloseReason::Refused`]. The contents of the receive's memory are then
     ///   unspecified.
     ///
     /// # Examples
@@ -222,8 +222,8 @@ impl Channel {
     /// Same errors as [`exchange`](Self::exchange).
     ///
     /// # Examples
-    /// A server that answers each message with the same bytes. The two regions take turns: the receive of the next
-    /// message is posted before the answer is sent.
+    /// A server that answers each message with the same bytes. The two regions take turns, because the receive for the
+    /// next message is posted before the answer is sent.
     /// ```
     /// use std::mem::swap;
     /// use rdma_channel::{Channel, TransportError};
@@ -297,7 +297,8 @@ impl Channel {
     }
 }
 
-/// Number of bytes that a message has placed into the memory of its receive. Those of an RDMA write are elsewhere.
+/// Returns the number of bytes that a message has placed into its receive's memory. The bytes of an RDMA write are
+/// elsewhere.
 pub(crate) fn bytes_here(message: &WorkSuccess) -> usize {
     let elsewhere = message.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
     message.scattered_bytes().filter(|_| !elsewhere).unwrap_or(0)

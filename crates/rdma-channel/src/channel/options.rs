@@ -1,4 +1,4 @@
-//! The options of a channel builder. It owns them all, so that a listener can keep it.
+//! The options of a channel builder. They borrow nothing, so a listener can keep them.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) struct Options {
     pub(crate) max_recv_wr: u32,
     pub(crate) sq_sig_all: bool,
     pub(crate) limits: Limits,
-    /// The stream that each channel watches, with the limit.
+    /// The stream that each channel watches, with the time limit.
     pub(crate) watch: Option<(Arc<OwnedFd>, Duration)>,
 }
 
@@ -47,20 +47,20 @@ impl Options {
         }
     }
 
-    /// The settings that a channel keeps: the sizes of its queues, its limits, and its domain.
+    /// Returns the settings that a channel keeps: the sizes of its queues, its limits, and its protection domain.
     pub(crate) fn parts(&self) -> (Asked, Limits, ProtectionDomain) {
         let (sends, receives) = (self.max_send_wr, self.max_recv_wr);
         let asked = Asked { sends, receives, signals_all: self.sq_sig_all };
         (asked, self.limits, self.pd.clone())
     }
 
-    /// The size of inline data that the program requested, in bytes.
+    /// Returns the maximum size of inline data that the program requested, in bytes.
     pub(crate) const fn inline(&self) -> u32 {
         self.qp.asked().max_inline_data
     }
 
-    /// A completion queue with room for this number of channels. Limits the number of requests to what WR IDs can
-    /// distinguish.
+    /// Creates a completion queue with room for this number of channels. Returns an error if there would be more
+    /// requests than WR IDs can distinguish.
     pub(crate) fn completion_queue(
         &self,
         (knob, channels): (&'static str, u32),
@@ -72,7 +72,7 @@ impl Options {
         self.queue_for(all, "`max_send_wr` and `max_recv_wr` of each channel")
     }
 
-    /// A completion queue for the queue pairs of a server, which share their receives.
+    /// Creates a completion queue for the queue pairs of a server, which share their receives.
     pub(crate) fn shared_completion_queue(&self, peers: u32) -> Result<CompletionQueue, Error> {
         let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS)?;
         let room = MOST_REQUESTS - receives;
@@ -81,7 +81,7 @@ impl Options {
         self.queue_for(receives + sends, "`max_recv_wr`, and `max_send_wr` for each of `max_peers`")
     }
 
-    /// Creates a completion queue. Its errors name the options that determine the size.
+    /// Creates a completion queue. Errors name the options that determine its size.
     fn queue_for(&self, completions: u32, of: &str) -> Result<CompletionQueue, Error> {
         if self.qp_type == QueuePairType::UD {
             return Err(Error::NotConnected);
@@ -102,12 +102,12 @@ impl Options {
         })
     }
 
-    /// A receive queue shared by all queue pairs of a server. Each receive has one element.
+    /// Creates a receive queue that all queue pairs of a server share. Each receive has one element.
     pub(crate) fn shared_receive_queue(&self) -> Result<SharedReceiveQueue, Error> {
         self.pd.create_srq().max_wr(self.max_recv_wr).max_sge(1).build()
     }
 
-    /// A queue pair of a server that completes in `cq` and receives from `srq`.
+    /// Creates a queue pair of a server that completes in `cq` and takes receives from `srq`.
     pub(crate) fn queue_pair_sharing(
         &self,
         cq: &CompletionQueue,
@@ -118,7 +118,7 @@ impl Options {
         qp.max_send_wr(self.max_send_wr).strict_cq(true).build()
     }
 
-    /// A queue pair of a server that completes in `cq`, with `max_recv_wr` receives of its own.
+    /// Creates a queue pair of a server that completes in `cq` and has `max_recv_wr` receives of its own.
     pub(crate) fn queue_pair_with(
         &self,
         cq: &CompletionQueue,
@@ -129,7 +129,7 @@ impl Options {
         qp.max_send_wr(self.max_send_wr).strict_cq(true).build()
     }
 
-    /// A queue pair that completes in `cq`.
+    /// Creates a queue pair that completes in `cq`.
     pub(crate) fn queue_pair(&self, cq: &CompletionQueue) -> Result<PreparedQueuePair, Error> {
         let qp: QueuePairBuilder<'_> = self.qp.clone();
         let qp = qp.qp_type(self.qp_type).send_cq(cq).recv_cq(cq).sq_sig_all(self.sq_sig_all);
@@ -146,7 +146,7 @@ fn at_most(knob: &'static str, value: u32, most: u32) -> Result<u32, Error> {
 pub(crate) struct RendezvousOptions {
     pub(crate) user_bytes: Box<[u8]>,
     pub(crate) timeout: Duration,
-    /// Keeps the stream as long as the channel, and watches it with this limit.
+    /// If set, the channel keeps the stream and watches it with this limit.
     pub(crate) watch: Option<Duration>,
 }
 
@@ -161,9 +161,9 @@ impl Default for RendezvousOptions {
 pub(crate) struct ServerKnobs {
     pub(crate) max_peers: u32,
     pub(crate) message_size: usize,
-    /// Whether the clients share a receive queue; `None` if the device decides.
+    /// Whether the clients share a receive queue; `None` if this depends on the device.
     pub(crate) shares: Option<bool>,
-    /// The receives of each client that shares none.
+    /// The number of receives for each client if the clients do not share a receive queue.
     pub(crate) per_peer: Option<u32>,
 }
 

@@ -19,8 +19,8 @@ use crate::limits::Limits;
 
 /// A channel that is not connected yet. It needs the endpoint of its peer.
 ///
-/// [`exchange`](crate::exchange) gives both ends their peer's endpoint over an existing connection, such as a TCP
-/// connection. [`Channel::connect`] performs all steps with an address.
+/// [`exchange`](crate::exchange) exchanges the two endpoints over an existing connection, such as a TCP connection.
+/// [`Channel::connect`] performs all steps, given an address.
 ///
 /// # Examples
 /// ```
@@ -39,9 +39,9 @@ use crate::limits::Limits;
 pub struct PreparedChannel {
     pub(crate) qp: PreparedQueuePair,
     pub(crate) cq: CompletionQueue,
-    /// The sizes of the queues; the completion queue has room for them.
+    /// The sizes of the queues, which the completion queue has room for.
     pub(crate) asked: Asked,
-    /// The size of inline data that the program requested, in bytes.
+    /// The maximum size of inline data that the program requested, in bytes.
     inline: u32,
     pub(crate) limits: Limits,
     pub(crate) pd: ProtectionDomain,
@@ -70,8 +70,8 @@ impl PreparedChannel {
         self.qp.set_stream_addresses(own, peer);
     }
 
-    /// Connects to the peer, which does the same with the endpoint of this channel. A channel that is given its own
-    /// endpoint is connected to itself.
+    /// Connects to the peer, which must do the same with this channel's endpoint. A channel that gets its own endpoint
+    /// is connected to itself.
     ///
     /// # Errors
     /// Same errors as [`PreparedQueuePair::handshake`].
@@ -87,7 +87,7 @@ impl PreparedChannel {
         self.qp.connect_attributes(peer)
     }
 
-    /// Connects with these attributes, from any source.
+    /// Connects with these attributes, which the program can obtain in any way.
     ///
     /// # Errors
     /// Same errors as [`PreparedQueuePair::connect`].

@@ -9,12 +9,12 @@ use rdma_qp::{
 use super::Channel;
 use super::exchanging::bytes_here;
 
-/// Operations with one element, without flags. Lists of elements, immediate data and flags need the forms that take a
-/// work request: [`send`](Self::send), [`receive`](Self::receive), [`write`](Self::write), [`read`](Self::read),
+/// Operations with one element and no flags. For lists of elements, immediate data or flags, use the methods that take
+/// a work request: [`send`](Self::send), [`receive`](Self::receive), [`write`](Self::write), [`read`](Self::read),
 /// [`atomic`](Self::atomic).
 impl Channel {
-    /// Sends registered bytes as one message, which arrives in the peer's next receive. They can be a region, a buffer
-    /// of a pool, an array, or a slice of any of these.
+    /// Sends registered bytes as one message, which arrives in the peer's next receive. The bytes can be a region, a
+    /// pool buffer, an array, or a slice of any of these.
     ///
     /// # Errors
     /// Same errors as [`send`](Self::send).
@@ -50,12 +50,13 @@ impl Channel {
 
     /// Receives one message from the peer. Returns the number of bytes placed into the memory.
     ///
-    /// 0 means an empty message, or an RDMA write with immediate data, which places its bytes elsewhere. A program that
-    /// expects immediate data uses [`receive`](Self::receive). There is no limit unless the
+    /// 0 means an empty message, or an RDMA write with immediate data, whose bytes are placed elsewhere. If you expect
+    /// immediate data, use [`receive`](Self::receive). There is no time limit unless the
     /// [builder](crate::ChannelBuilder::receive_timeout) or [`within`](Self::within) sets one.
     ///
     /// # Errors
-    /// Same errors as [`receive`](Self::receive). A message that is longer than the memory fails at both ends.
+    /// Same errors as [`receive`](Self::receive). If the message is longer than the memory, the operation fails at both
+    /// ends.
     #[doc(alias = "byte_len")]
     pub fn receive_into<'a>(
         &mut self,
@@ -66,10 +67,10 @@ impl Channel {
         Ok(bytes_here(&message))
     }
 
-    /// Writes registered bytes to the beginning of `remote`, which may be longer.
+    /// Writes registered bytes to the beginning of `remote`, which may be longer than the bytes.
     ///
     /// # Errors
-    /// Same errors as [`write`](Self::write). If `remote` is shorter, nothing is posted.
+    /// Same errors as [`write`](Self::write). If `remote` is shorter than the bytes, nothing is posted.
     pub fn write_from<'a>(
         &mut self,
         from: impl Into<SliceRef<'a>>,
@@ -93,18 +94,18 @@ impl Channel {
         self.read(ReadWorkRequest::from_list(&mut list, remote.into())).map(drop)
     }
 
-    /// Sends these bytes as one message. They need no registration, since the post copies them. Their maximum number is
-    /// set with [`max_inline_data`](crate::ChannelBuilder::max_inline_data), by default 64.
+    /// Sends these bytes as one message. They need not be registered, because the post copies them. Their maximum
+    /// number is set with [`max_inline_data`](crate::ChannelBuilder::max_inline_data), by default 64.
     ///
-    /// If the device supports less inline data, or none, the bytes are copied into registered memory of the channel.
+    /// If the device does not support enough inline data, the bytes are copied into registered memory of the channel.
     /// This requires the option [`Inline::UpTo`](rdma_qp::Inline::UpTo), which is the default.
     ///
     /// For immediate data, use [`send`](Self::send) with [`SendWorkRequest::inline`]. Memory that peers may write
-    /// cannot be borrowed as a slice; copy the bytes out of it first.
+    /// cannot be borrowed as a slice, so copy the bytes out of it first.
     ///
     /// # Errors
-    /// Same errors as [`send`](Self::send). Too many bytes cause
-    /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline), and more than 4 GiB - 1 a
+    /// Same errors as [`send`](Self::send). Too many bytes fail with
+    /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline), and more than 4 GiB - 1 with
     /// [`TransportError::ElementError`].
     ///
     /// # Examples
@@ -156,7 +157,7 @@ impl Channel {
         self.write(WriteWorkRequest::inline(&data, remote.into())).map(drop)
     }
 
-    /// Adds `add` to the peer's word with wrapping, and returns the previous value.
+    /// Adds `add` to the peer's word, wrapping on overflow, and returns the previous value.
     ///
     /// The first such call registers 8 bytes for each request that the queues can hold. To use the caller's memory
     /// instead, pass an [`AtomicWorkRequest`] to [`atomic`](Self::atomic).
@@ -190,8 +191,8 @@ impl Channel {
         Ok(word.value())
     }
 
-    /// Replaces the peer's word with `swap` if it equals `compare`. Returns the previous value, which is `compare` on
-    /// success. Uses memory like [`fetch_add`](Self::fetch_add).
+    /// Replaces the peer's word with `swap` if it equals `compare`. Returns the previous value, which equals `compare`
+    /// if the word was replaced. Uses memory like [`fetch_add`](Self::fetch_add) does.
     ///
     /// # Errors
     /// Same errors as [`atomic`](Self::atomic).

@@ -13,16 +13,16 @@ use crate::scope::Scope;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // a program sleeps or does not
 pub enum Armed {
-    /// Something has completed, so no event may follow. Poll the handles before you sleep.
+    /// Something has completed, so there may be no event to wake the program. Poll the handles before you sleep.
     Ready,
     /// Nothing has completed. The [file](Waitable) becomes readable at the next completion.
     Sleep,
 }
 
-/// The file of a channel, for `poll(2)`, `epoll`, and event loops built on them. It is readable when something has
+/// The file of a channel, for `poll(2)`, `epoll`, and event loops built on them. It is readable if something has
 /// completed since the channel was [armed](Scope::arm).
 ///
-/// It stays readable until the channel is armed again. Do not read from it.
+/// It stays readable until the channel is armed again. Do not read from the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Waitable<'c>(pub(crate) BorrowedFd<'c>);
 
@@ -67,24 +67,24 @@ impl MultiChannel {
 }
 
 impl<'scope, C> Scope<'scope, '_, C> {
-    /// Makes the channel's [file](Self::waitable) readable at the next completion, for a program that sleeps by its own
-    /// means. Polls the completions that have already arrived.
+    /// Makes the channel's [file](Self::waitable) readable at the next completion, for a program that sleeps in its own
+    /// event loop. Polls the completions that have already arrived.
     ///
-    /// A program polls its handles, arms each channel, and sleeps only if all return [`Armed::Sleep`]. Then it starts
-    /// again. Each completed operation causes one [`Armed::Ready`] or one wake-up, whichever handle found its
-    /// completion. So a program that polls all handles each time misses none, and a handle that is never polled does
-    /// not prevent sleep.
+    /// A program polls its handles, arms each channel, and sleeps only if all calls return [`Armed::Sleep`]. Then it
+    /// starts again. Each completed operation causes one [`Armed::Ready`] or one wake-up, no matter which handle's poll
+    /// found the completion. So a program that polls all handles each time misses none, and a handle that is never
+    /// polled does not prevent sleep.
     ///
     /// A post that failed because the queue was full ([`TransportError::WouldBlock`]) can be retried after the handles
-    /// were polled. Operations whose handles were dropped cause no notification. A channel with nothing in flight
+    /// have been polled. Operations whose handles were dropped cause no notification. A channel with nothing in flight
     /// causes no wake-ups.
     ///
-    /// A channel that [spins](crate::Wait::Spin) cannot wake the program, and returns `Ready` each time; the program
-    /// then spins, too.
+    /// A channel that [spins](crate::Wait::Spin) cannot wake the program, so it always returns `Ready`, and the program
+    /// also spins.
     ///
     /// # Errors
-    /// [`TransportError::PollError`] if the completion queue has failed; [`TransportError::Closed`] in a forked child.
-    /// [`TransportError::IbvError`] if the provider refuses; then there is no event, and nothing else has changed.
+    /// [`TransportError::PollError`] if the completion queue has failed. [`TransportError::Closed`] in a forked child.
+    /// [`TransportError::IbvError`] if the provider refuses; then no event will be sent, and nothing else has changed.
     ///
     /// # Examples
     /// A message on either of two channels:
@@ -133,7 +133,7 @@ impl<'scope, C> Scope<'scope, '_, C> {
         self.only.ledger().arm()
     }
 
-    /// The file that becomes readable when something has completed since the channel was [armed](Self::arm). `None` if
+    /// The file that becomes readable if something has completed since the channel was [armed](Self::arm). `None` if
     /// the channel [spins](crate::Wait::Spin).
     #[must_use]
     pub fn waitable(&self) -> Option<Waitable<'scope>> {

@@ -12,19 +12,19 @@ use crate::channel::Channel;
 use crate::rendezvous::builder::{ByAddress, Rendezvous, RendezvousBuilder};
 
 impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
-    /// Detects that the peer is gone. The stream of the rendezvous is kept as long as the channel, and every wait for
-    /// an operation also watches it. The peer's end is closed when its process ends or its program drops the channel.
+    /// Detects that the peer is gone. The channel keeps the stream of the rendezvous, and every wait for an operation
+    /// also watches it. The peer's end of the stream is closed when its process ends or its program drops the channel.
     /// Then pending completions are polled, and a wait for more fails with
-    /// [`PeerGone`](crate::TransportError::PeerGone). That closes the channel; its reason shows whether the peer
+    /// [`PeerGone`](crate::TransportError::PeerGone). That closes the channel, and the reason shows whether the peer
     /// disconnected or died. Default: no stream is kept.
     ///
-    /// A machine that loses power or network falls silent, and counts as gone after `limit`. TCP probes it four times
-    /// in that time (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but at most once per second. So the shortest limit is two
-    /// seconds.
+    /// A machine that loses power or its network stops responding, and counts as gone after `limit`. During that time,
+    /// TCP probes it four times (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but at most once per second. So the shortest
+    /// limit is two seconds.
     ///
-    /// If one end watches, both keep the stream, which needs one more file descriptor at each end. A channel that spins
-    /// checks the stream at most once per millisecond, after it has begun to yield the processor. A channel that sleeps
-    /// wakes at once. A program that sleeps [by its own means](crate::Scope::arm) is not notified.
+    /// If one end watches, both keep the stream, which takes one more file descriptor at each end. A channel that spins
+    /// checks the stream at most once per millisecond, and only after it has begun to yield the processor. A channel
+    /// that sleeps wakes at once. A program that sleeps [in its own event loop](crate::Scope::arm) is not notified.
     ///
     /// # Examples
     /// ```
@@ -57,14 +57,14 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
 }
 
 impl ChannelBuilder<'_> {
-    /// Detects that the peer is gone, like [`watch`](Self::watch), with a stream that the program has created: TCP or a
-    /// Unix socket. The peer keeps its end of the stream as long as its channel. Nothing is written to such a stream,
-    /// so the reason for its end is [`Died`](crate::CloseReason::Died).
+    /// Detects that the peer is gone, like [`watch`](Self::watch), through a stream that the program has created: TCP
+    /// or a Unix socket. The peer keeps its end of the stream until its channel is dropped. Nothing is written to the
+    /// stream, so the reason is always [`Died`](crate::CloseReason::Died).
     ///
     /// Only the end of the peer's data matters. Bytes that pass through the stream, and a
     /// [shutdown](std::net::Shutdown::Write) of this end, have no effect. The program may keep a duplicate of the
     /// stream ([`try_clone`](std::net::TcpStream::try_clone)), and use one stream for several channels. On TCP,
-    /// `SO_KEEPALIVE` and `TCP_USER_TIMEOUT` are set, also for duplicates.
+    /// `SO_KEEPALIVE` and `TCP_USER_TIMEOUT` are set, which also affects duplicates.
     ///
     /// # Examples
     /// ```
@@ -101,14 +101,14 @@ impl ChannelBuilder<'_> {
 }
 
 impl Channel {
-    /// Closes the channel, and sends the peer a reason of at most 64 bytes, which its
-    /// [`disconnect_reason`](Self::disconnect_reason) returns. This does not wait: wait for the completion of important
-    /// messages first. A channel that keeps no stream of a rendezvous, since neither end
-    /// [watches](ChannelBuilder::watch), sends no reason.
+    /// Closes the channel, and sends the peer a reason of at most 64 bytes, which the peer gets from
+    /// [`disconnect_reason`](Self::disconnect_reason). This does not wait, so wait for the completion of important
+    /// messages first. If neither end [watches](ChannelBuilder::watch), the channel has kept no stream, and no reason
+    /// is sent.
     ///
     /// # Errors
     /// [`ConnectError::ReasonTooLong`], or [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
-    /// The channel is dropped in each case.
+    /// The channel is dropped in both cases.
     ///
     /// # Examples
     /// ```
@@ -142,9 +142,9 @@ impl Channel {
         Ok(self.ledger.close()?)
     }
 
-    /// The reason that the peer's program gave when it [disconnected](Self::disconnect_with); empty if it dropped its
-    /// channel. `None` if this end does not [watch](ChannelBuilder::watch), has not detected the end yet, or if the
-    /// peer is gone for another reason, which [`closed`](Self::closed) returns.
+    /// The reason that the peer's program passed when it [disconnected](Self::disconnect_with); empty if it dropped its
+    /// channel. `None` if this end does not [watch](ChannelBuilder::watch), or has not detected a disconnect. Also
+    /// `None` if the peer is gone for another reason, which [`closed`](Self::closed) returns.
     #[must_use]
     pub fn disconnect_reason(&self) -> Option<Box<[u8]>> {
         Some(self.ledger.watch.as_ref()?.farewell()?.reason().into())
