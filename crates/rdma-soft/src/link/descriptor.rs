@@ -262,8 +262,8 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn in_parent() {
-    // SAFETY: SAFETY.md F15: this thread, or the parent's thread of which it is a copy, locked the mutex in
-    // `before_fork` and forgot the guard.
+    // SAFETY: SAFETY.md F15: this thread, or the parent's thread that it copies, locked the mutex in `before_fork` and
+    // forgot the guard.
     unsafe { OPEN.force_unlock() };
     let mut open = OPEN.lock();
     debug_assert!(open.forks > 0, "a fork ended that had not begun");

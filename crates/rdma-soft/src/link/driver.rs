@@ -22,7 +22,7 @@ mod serve;
 pub(super) const MOST: usize = 4096;
 /// The number of events that one `epoll_wait` call fetches.
 const EVENTS: usize = 32;
-/// The maximum time for which [`Driver::let_go`] delays the exit of the process.
+/// The maximum time that [`Driver::let_go`] delays the exit of the process.
 const LEAVE: Duration = Duration::from_millis(100);
 /// The maximum number of rounds of [`catch_up`](Polled::catch_up).
 const MOST_ROUNDS: u32 = 64;
