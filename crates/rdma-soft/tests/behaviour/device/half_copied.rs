@@ -1,6 +1,8 @@
 //! Messages that are half copied when their receiver is reset, and sources that change: a partial message is never
 //! continued into another one.
 
+use std::time::{Duration, Instant};
+
 use rdma_soft::{Builder, GidPlace, Network, Schedule};
 use rdma_sys::{
     ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_qp_type, ibv_wc_status as Status,
@@ -115,6 +117,7 @@ impl Way {
                 }
             }
         }
+        let reset = Instant::now();
         b.qp.to_reset();
         let there = sinks[0].bytes().iter().filter(|&&byte| byte == AT_A).count();
         let divided = there > 0 && there < length;
@@ -145,9 +148,13 @@ impl Way {
             assert_eq!(last, LATER, "{self:?} {round}");
         } else {
             // The receiver expects its first number again, but the sender does not repeat what was acknowledged:
-            // packets, or a whole message.
+            // packets, or a whole message. On a busy machine its retries may be used up before the receiver is connected.
             let acknowledged = !self.is_copied() || there == length;
-            assert!(acknowledged && !self.is_unreliable(), "{self:?} {round}: {sent:?}");
+            let is_late = reset.elapsed() > RETRIES;
+            assert!(
+                (acknowledged || is_late) && !self.is_unreliable(),
+                "{self:?} {round}: {sent:?}"
+            );
             assert!(sent.contains(&Status::IBV_WC_RETRY_EXC_ERR), "{self:?} {round}: {sent:?}");
         }
         divided
@@ -215,6 +222,8 @@ fn a_new_source_is_not_taken_for_the_old_one() {
 
 /// The bytes of the second of two messages.
 const LATER: u8 = 0x77;
+/// Less than the time of all retries of a patient end: eight times 268 ms.
+const RETRIES: Duration = Duration::from_secs(1);
 
 /// The way in which two ends reach each other. Packets use a separate network in virtual time.
 struct Way {
@@ -280,7 +289,7 @@ impl Way {
         [a, b]
     }
 
-    /// With copies, a busy machine gets time to reconnect an end.
+    /// With copies, a busy machine gets time to reconnect an end: [`RETRIES`].
     fn patient(&self) -> Knobs {
         let (timeout, retries) = if self.is_copied() { (16, 7) } else { (4, 2) };
         Knobs { timeout, retries, ..Knobs::default() }
