@@ -20,18 +20,15 @@ use crate::request::{BatchRequest, Post};
 
 mod members;
 
-/// A slot of one queue, which holds one request at a time.
+/// A slot of one queue, which holds one request at a time. It never leaves the [`Queues`] that created it.
 ///
 /// The low bits of a WR ID contain the slot's index, and the high bits its generation. So a completion finds its slot
 /// without a search. If the completion is late or a duplicate, the generation no longer matches.
-///
-/// A slot never leaves the [`Queues`] that created it.
 #[derive(Debug)]
 pub(crate) struct RequestSlot {
     /// The WR ID of the current request, or of the next one if the slot is free.
     id: Cell<u64>,
-    /// The completion of the request, if it is done and was signaled. While the request is in flight, a completion that
-    /// its handle has polled.
+    /// The completion of a signaled request that is done. Until then, a completion that its handle has polled.
     pub(super) completion: Cell<PollSlot>,
     state: Cell<SlotState>,
     pub(crate) operation: Cell<Operation>,
@@ -43,8 +40,7 @@ pub(crate) struct RequestSlot {
     pub(crate) connection: u32,
 }
 
-/// The number of WR ID bits that contain the index. The generation is in the bits above. With this number, the
-/// increment of the generation still fits into an immediate operand.
+/// The number of WR ID bits for the index: the increment of the generation above fits into an immediate operand.
 const INDEX_BITS: u32 = WorkId::INDEX_BITS;
 pub(crate) const GENERATION: u64 = 1 << INDEX_BITS;
 /// The maximum number of requests of a ledger: every index except that of the dead slot.
@@ -170,8 +166,7 @@ impl Slots {
 
     #[inline(always)]
     const fn all(&self) -> &[RequestSlot] {
-        // SAFETY: SAFETY.md F23: the slots are leaked in `new` and freed in `drop`, and only shared references exist in
-        // between.
+        // SAFETY: SAFETY.md F23: leaked in `new` and freed in `drop`, with only shared references in between.
         unsafe { self.0.as_ref() }
     }
 
@@ -222,8 +217,7 @@ impl Queue {
 
     #[inline(always)]
     pub(super) fn cursor(&self) -> &RequestSlot {
-        // SAFETY: SAFETY.md F23: the slot belongs to the same `Queues` as `self`, which are borrowed for as long as
-        // `self`.
+        // SAFETY: SAFETY.md F23: the slot is in the same `Queues`, which are borrowed for as long as `self`.
         unsafe { self.cursor.get().0.as_ref() }
     }
 
