@@ -1,4 +1,4 @@
-//! Devices, opened and not, their attributes, and their protection domains.
+//! Devices (listed and opened), their attributes, and protection domains.
 
 pub(crate) mod attributes;
 pub(crate) mod context;

@@ -7,7 +7,7 @@ use rdma_types::{AtomicCapability, DeviceCapabilities, Guid};
 
 use crate::device::fields::attributes;
 
-// `more` are the flags of the extended attributes, which include the classic ones.
+// `more` holds the extended capability flags, which include the classic ones.
 attributes! {
     /// The attributes of a device, from [`Context::query_device`](crate::Context::query_device).
     ///
@@ -18,11 +18,11 @@ attributes! {
         firmware_version: String => text = string(&raw.fw_ver),
         /// The GUID of the device.
         node_guid: Guid => text = Guid::from_be(raw.node_guid),
-        /// The GUID of the system that the device is a part of: the same for all devices of one card.
+        /// The GUID of the system that contains the device. All devices on one card share it.
         system_image_guid: Guid => text = Guid::from_be(raw.sys_image_guid),
         /// The vendor's number.
         vendor_id: u32 => hex = raw.vendor_id,
-        /// The vendor's number of the model.
+        /// The vendor's number for this model.
         vendor_part_id: u32 => text = raw.vendor_part_id,
         /// The hardware's version.
         hardware_version: u32 => hex = raw.hw_ver,
@@ -30,87 +30,93 @@ attributes! {
         max_mr_size: u64 => hex = raw.max_mr_size,
         /// The supported page sizes, one bit for each.
         page_size_capabilities: u64 => hex = raw.page_size_cap,
-        /// The most queue pairs.
+        /// The maximum number of queue pairs.
         max_qp: u32 => text = limit(raw.max_qp),
-        /// The most work requests in one queue.
+        /// The maximum number of work requests in one queue.
         max_qp_wr: u32 => text = limit(raw.max_qp_wr),
-        /// The most scatter/gather elements of one work request other than a read.
+        /// The maximum number of scatter/gather elements of one work request other than a read.
         max_sge: u32 => text = limit(raw.max_sge),
-        /// The most scatter/gather elements of one RDMA read.
+        /// The maximum number of scatter/gather elements of one RDMA read.
         max_sge_rd: u32 => text = limit(raw.max_sge_rd),
-        /// The most completion queues.
+        /// The maximum number of completion queues.
         max_cq: u32 => text = limit(raw.max_cq),
-        /// The most completions that one queue can hold.
+        /// The maximum number of completions that one queue can hold.
         max_cqe: u32 => text = limit(raw.max_cqe),
-        /// The most memory regions.
+        /// The maximum number of memory regions.
         max_mr: u32 => text = limit(raw.max_mr),
-        /// The most memory windows; 0 if the device has none.
+        /// The maximum number of memory windows; 0 if the device has none.
         max_mw: u32 => text = limit(raw.max_mw),
-        /// The most protection domains.
+        /// The maximum number of protection domains.
         max_pd: u32 => text = limit(raw.max_pd),
-        /// The most RDMA reads and atomics of peers that one queue pair serves at a time.
+        /// The maximum number of incoming RDMA reads and atomics that one queue pair serves at a
+        /// time.
         max_qp_rd_atom: u32 => text = limit(raw.max_qp_rd_atom),
-        /// The most RDMA reads and atomics that one queue pair has in flight.
+        /// The maximum number of RDMA reads and atomics that one queue pair can have in flight.
         max_qp_init_rd_atom: u32 => text = limit(raw.max_qp_init_rd_atom),
-        /// The most RDMA reads and atomics of peers that the whole device serves at a time.
+        /// The maximum number of incoming RDMA reads and atomics that the whole device serves at a
+        /// time.
         max_res_rd_atom: u32 => text = limit(raw.max_res_rd_atom),
         /// The scope of the device's atomic operations.
         atomic_capability: AtomicCapability => text = AtomicCapability::from_raw(raw.atomic_cap.0),
         /// The device's capabilities.
         capabilities: DeviceCapabilities => text =
             DeviceCapabilities::from_bits_retain(u64::from(raw.device_cap_flags) | more),
-        /// The most end-to-end contexts of reliable datagrams, which no device has.
+        /// The maximum number of end-to-end contexts for reliable datagrams, which no device
+        /// implements.
         max_ee: u32 => text = limit(raw.max_ee),
-        /// The most domains of reliable datagrams.
+        /// The maximum number of reliable datagram domains.
         max_rdd: u32 => text = limit(raw.max_rdd),
-        /// The most RDMA reads and atomics that one end-to-end context serves at a time.
+        /// The maximum number of incoming RDMA reads and atomics that one end-to-end context serves
+        /// at a time.
         max_ee_rd_atom: u32 => text = limit(raw.max_ee_rd_atom),
-        /// The most RDMA reads and atomics that one end-to-end context has in flight.
+        /// The maximum number of RDMA reads and atomics that one end-to-end context can have in
+        /// flight.
         max_ee_init_rd_atom: u32 => text = limit(raw.max_ee_init_rd_atom),
-        /// The most address handles.
+        /// The maximum number of address handles.
         max_ah: u32 => text = limit(raw.max_ah),
-        /// The most fast memory regions of the old kind, which no current device has.
+        /// The maximum number of fast memory regions (FMRs), an obsolete interface that no current
+        /// device has.
         max_fmr: u32 => text = limit(raw.max_fmr),
-        /// The number of times that one of these regions can be mapped.
+        /// The maximum number of times that one FMR can be remapped.
         max_map_per_fmr: u32 => text = limit(raw.max_map_per_fmr),
-        /// The most shared receive queues.
+        /// The maximum number of shared receive queues.
         max_srq: u32 => text = limit(raw.max_srq),
-        /// The most receives in one shared receive queue.
+        /// The maximum number of receives in one shared receive queue.
         max_srq_wr: u32 => text = limit(raw.max_srq_wr),
-        /// The most scatter elements of a receive in a shared receive queue.
+        /// The maximum number of scatter elements of a receive in a shared receive queue.
         max_srq_sge: u32 => text = limit(raw.max_srq_sge),
-        /// The most multicast groups.
+        /// The maximum number of multicast groups.
         max_mcast_grp: u32 => text = limit(raw.max_mcast_grp),
-        /// The most queue pairs in one multicast group.
+        /// The maximum number of queue pairs in one multicast group.
         max_mcast_qp_attach: u32 => text = limit(raw.max_mcast_qp_attach),
-        /// The most queue pairs in all multicast groups together.
+        /// The maximum number of attached queue pairs, summed over all multicast groups.
         max_total_mcast_qp_attach: u32 => text = limit(raw.max_total_mcast_qp_attach),
-        /// The most raw IPv6 queue pairs.
+        /// The maximum number of raw IPv6 queue pairs.
         max_raw_ipv6_qp: u32 => text = limit(raw.max_raw_ipv6_qp),
-        /// The most raw Ethernet queue pairs.
+        /// The maximum number of raw Ethernet queue pairs.
         max_raw_ethernet_qp: u32 => text = limit(raw.max_raw_ethy_qp),
-        /// The most partition keys.
+        /// The maximum number of partition keys.
         max_pkeys: u16 => text = raw.max_pkeys,
-        /// The delay of its acknowledgements, in the encoding of the specification: 4.096 µs times two to the power of
-        /// this code.
+        /// The time by which the device may delay acknowledgements, in the specification's
+        /// encoding: 4.096 µs · 2^code.
         local_ack_delay_code: u8 => text = raw.local_ca_ack_delay,
         /// The number of ports. They are numbered from 1.
         port_count: u8 => text = raw.phys_port_cnt,
     }
 }
 
-/// Converts a limit. C has signed numbers for limits, and negative ones have no meaning.
+/// Converts a limit. C declares limits as signed numbers, but negative ones have no meaning.
 fn limit(number: i32) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }
 
-/// Returns the characters before the first 0.
+/// Returns the characters before the first zero byte.
 fn string(c: &[c_char]) -> String {
     let bytes = c.iter().map(|c| c.cast_unsigned_byte()).take_while(|&c| c != 0);
     String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
 }
 
-/// `c_char` is signed on some machines and unsigned on others.
+/// `c_char` is signed on some architectures and unsigned on others.
 trait CastUnsignedByte {
     fn cast_unsigned_byte(self) -> u8;
 }

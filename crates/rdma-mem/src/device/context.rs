@@ -24,8 +24,8 @@ use crate::object::ownership::Ownership;
 
 /// An opened device, from which all other objects are created.
 ///
-/// Clones are cheap and refer to the same context. It is closed when the last clone, and the last
-/// object created from it, is dropped.
+/// Clones are cheap and refer to the same context. The context is closed once all clones and all
+/// objects created from it have been dropped.
 ///
 /// # Examples
 /// ```
@@ -33,7 +33,7 @@ use crate::object::ownership::Ownership;
 /// let context = rdma_mem::open_device("soft0")?;
 /// let device = context.query_device()?;
 /// for number in 1..=device.port_count {
-///     println!("port {number} is {}", context.query_port(number)?.state);
+///       println!("port {number} is {}", context.query_port(number)?.state);
 /// }
 /// # Ok::<(), rdma_mem::Error>(())
 /// ```
@@ -41,7 +41,7 @@ use crate::object::ownership::Ownership;
 #[derive(Clone, Debug)]
 pub struct Context(Arc<Handle<ibv_context, Opened>>);
 
-/// The objects of a context, and its cached attributes.
+/// The values that a context needs, and its cached attributes.
 #[derive(Debug)]
 struct Opened {
     device: Device,
@@ -57,21 +57,22 @@ impl Context {
     pub fn open(device: &Device) -> Result<Self, Error> {
         device.check_process()?;
         let verbs = device.verbs();
-        // SAFETY: SAFETY.md F2: a listed device of this table, alive by `device`.
+        // SAFETY: SAFETY.md F2: the device comes from this table's list, which `device` keeps
+        // alive.
         let raw = unsafe { (verbs.open_device)(device.as_raw()) };
         let raw = Errno::check_null(raw).map_err(|errno| {
             VerbError::new("ibv_open_device", errno)
                 .with_hint(hint::open(errno, device.file_name().as_deref()))
         })?;
         let needs = Opened { device: device.clone(), events: EventLog::default() };
-        // SAFETY: SAFETY.md F2, F9: just opened by this table; it needs the device. Objects created
-        // from the context hold a clone of it (F6).
+        // SAFETY: SAFETY.md F2, F9: this table has just opened the context, and `needs` keeps its
+        // device alive. Objects created from the context hold a clone of it (F6).
         let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device", needs) };
         Ok(Self(Arc::new(handle)))
     }
 
-    /// Refuses access by atomic operations for a device without them. Its provider would refuse this access without
-    /// naming the cause, or not at all.
+    /// Refuses atomic access if the device has no atomics. The provider would refuse it without
+    /// naming the cause, or not refuse it at all.
     pub(crate) fn check_atomics(&self, access: AccessFlags) -> Result<(), Error> {
         let wants = access.contains(AccessFlags::REMOTE_ATOMIC);
         if wants && self.query_device()?.atomic_capability == AtomicCapability::NONE {
@@ -82,18 +83,19 @@ impl Context {
 
     /// Wraps a context that was opened elsewhere.
     ///
-    /// [`async_events`](Self::async_events) and [`events_of`](Self::events_of) make its `async_fd` non-blocking, which
-    /// also affects its other users. These users miss events if they call `ibv_get_async_event` themselves. Channels
-    /// call these functions after a request was flushed, and servers after a client has gone, to find the event that is
-    /// the cause.
+    /// [`async_events`](Self::async_events) and [`events_of`](Self::events_of) make its `async_fd`
+    /// non-blocking, which also affects its other users. Those users miss events if they call
+    /// `ibv_get_async_event` themselves. Channels call these functions after a flushed request, and
+    /// servers after a client disconnects, to find the event that caused it.
     ///
     /// # Errors
-    /// Returns an error if the provider refuses to list its devices, or the context's device was removed
-    /// ([`Error::UnknownDevice`]).
+    /// Returns an error if the provider cannot list its devices, or if the context's device was
+    /// removed ([`Error::UnknownDevice`]).
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The context was opened by `ibv_open_device` of this table, and the table is
-    /// one provider's: the contract of [`DeviceList::of`](crate::DeviceList::of).
+    /// The caller upholds the contract of [`Ownership`]. The context was opened by this table's
+    /// `ibv_open_device`. All functions in the table come from one provider, as
+    /// [`DeviceList::of`](crate::DeviceList::of) requires.
     ///
     /// # Examples
     /// ```
@@ -116,13 +118,14 @@ impl Context {
         verbs: &'static Verbs,
         ownership: Ownership,
     ) -> Result<Self, Error> {
-        // SAFETY: SAFETY.md F1: a live context, whose device does not change.
+        // SAFETY: SAFETY.md F1: the context is live, and its device never changes.
         let device = unsafe { (*raw.as_ptr()).device };
-        // SAFETY: SAFETY.md F1, F2: the device of a live context of this table.
+        // SAFETY: SAFETY.md F1, F2: the device belongs to a live context of this table.
         let device = unsafe { Device::find(verbs, device) }?;
         let needs = Opened { device, events: EventLog::default() };
         let (close, verb) = (verbs.close_device, "ibv_close_device");
-        // SAFETY: SAFETY.md F2, F6, F9: this function's contract; it needs the device.
+        // SAFETY: SAFETY.md F2, F6, F9: by this function's contract; `needs` keeps the device
+        // alive.
         let handle = unsafe { Handle::from_raw(raw, close, verb, needs, ownership) };
         Ok(Self(Arc::new(handle)))
     }
@@ -138,8 +141,8 @@ impl Context {
         &self.0.needs().events
     }
 
-    /// Queries the attributes of the device; see `man ibv_query_device`.
-    /// [`query_device_extended`](Self::query_device_extended) returns the others.
+    /// Queries the attributes of the device; see `man ibv_query_device`. For the extended
+    /// attributes, see [`query_device_extended`](Self::query_device_extended).
     ///
     /// # Errors
     /// Returns an error if the provider refuses.
@@ -149,8 +152,8 @@ impl Context {
         Ok(DeviceAttributes::from_raw(&all.orig_attr, all.device_cap_flags_ex))
     }
 
-    /// Queries the other attributes of the device; see `man ibv_query_device_ex`. All of them are 0 if the provider
-    /// does not report them.
+    /// Queries the extended attributes of the device; see `man ibv_query_device_ex`. They are all 0
+    /// if the provider does not report them.
     ///
     /// # Errors
     /// Returns an error if the provider refuses.
@@ -171,7 +174,8 @@ impl Context {
     fn query_device_raw(&self) -> Result<ibv_device_attr_ex, Error> {
         self.check_process()?;
         let mut attributes = ibv_device_attr_ex::default();
-        // SAFETY: SAFETY.md F1: a live context of this table, and attributes to write to.
+        // SAFETY: SAFETY.md F1: the context is live and belongs to this table, and the attributes
+        // may be written.
         let returned = unsafe {
             rdma_sys::ibv_query_device_ex(
                 self.verbs(),
@@ -184,7 +188,8 @@ impl Context {
         Ok(attributes)
     }
 
-    /// Reads the device's clock in ticks. It is the clock of completion timestamps; see `man ibv_query_rt_values_ex`.
+    /// Reads the device's clock, in ticks. Completion timestamps come from the same clock; see `man
+    /// ibv_query_rt_values_ex`.
     ///
     /// # Errors
     /// Returns an error if the device has no clock, or the provider refuses.
@@ -202,13 +207,13 @@ impl Context {
         self.check_process()?;
         let mask = ibv_values_mask::IBV_VALUES_MASK_RAW_CLOCK.0;
         let mut values = ibv_values_ex { comp_mask: mask, ..Default::default() };
-        // SAFETY: SAFETY.md F1: a live context, and values to write to.
+        // SAFETY: SAFETY.md F1: the context is live, and the values may be written.
         let returned = unsafe { rdma_sys::ibv_query_rt_values_ex(self.as_raw(), &raw mut values) };
-        // The provider reports the fields that it has filled in.
+        // The provider sets the mask bits of the fields that it has filled in.
         let filled = values.comp_mask & mask != 0;
         let returned = if returned == 0 && !filled { Errno::EOPNOTSUPP.raw() } else { returned };
         check("ibv_query_rt_values_ex", returned)?;
-        // Providers put all ticks into the second field.
+        // Providers store all ticks in the second field.
         let (seconds, ticks) = (values.raw_clock.tv_sec, values.raw_clock.tv_nsec);
         let whole = seconds.cast_unsigned().wrapping_mul(1_000_000_000);
         Ok(whole.wrapping_add(ticks.cast_unsigned()))
@@ -222,7 +227,8 @@ impl Context {
     pub fn query_port(&self, port: u8) -> Result<PortAttributes, Error> {
         self.check_process()?;
         let mut attributes = ibv_port_attr::default();
-        // SAFETY: SAFETY.md F1: a live context of this table, and attributes to write to.
+        // SAFETY: SAFETY.md F1: the context is live and belongs to this table, and the attributes
+        // may be written.
         let returned = unsafe {
             rdma_sys::ibv_query_port(self.verbs(), self.as_raw(), port, &raw mut attributes)
         };
@@ -230,29 +236,30 @@ impl Context {
         Ok(PortAttributes::from_raw(port, &attributes))
     }
 
-    /// Returns the number of completion vectors, the device's interrupts. Each completion queue uses one of them.
+    /// Returns the number of completion vectors (the device's interrupts). Each completion queue
+    /// uses one.
     #[doc(alias = "num_comp_vectors")]
     #[must_use]
     pub fn completion_vectors(&self) -> u32 {
-        // SAFETY: SAFETY.md F1, F6: a live context, whose number of vectors does not change.
+        // SAFETY: SAFETY.md F1, F6: the context is live, and its number of vectors never changes.
         u32::try_from(unsafe { (*self.as_raw()).num_comp_vectors }).unwrap_or(0)
     }
 
     /// Closes the device.
     ///
     /// # Errors
-    /// Returns the context and an error: [`Error::StillUsed`] if a clone or an object created from
-    /// it is alive, or the provider's error.
+    /// Returns the context and an error: [`Error::StillUsed`] while a clone of the context, or an
+    /// object created from it, is alive; otherwise the provider's error.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         Handle::close_last(self.0, "context").map_err(|(handle, error)| (Self(handle), error))
     }
 
-    /// Checks that this process created the object. Call it before verbs on
-    /// [`as_raw`](Self::as_raw) that are not on the data path.
+    /// Checks that this process created the object. Call this before calling verbs outside the data
+    /// path on [`as_raw`](Self::as_raw).
     ///
     /// # Errors
-    /// Returns an error in a child that was forked since the object was created.
+    /// Returns an error in a child that was forked after the object was created.
     #[inline]
     pub fn check_process(&self) -> Result<(), Forked> {
         self.0.check_process()
@@ -272,7 +279,7 @@ impl Context {
         self.0.as_ptr()
     }
 
-    /// Returns true if both are clones of one context.
+    /// Returns true if both values are clones of the same context.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -283,8 +290,8 @@ impl Device {
     /// Opens the device; see `man ibv_open_device`.
     ///
     /// # Errors
-    /// [`Error::Verb`] if the provider refuses, most often because of missing permissions for
-    /// `/dev/infiniband`. The hint then names them.
+    /// [`Error::Verb`] if the provider refuses. The usual cause is a missing permission for
+    /// `/dev/infiniband`; the hint then says so.
     ///
     /// # Examples
     /// ```

@@ -1,21 +1,22 @@
-//! The counters of a device's ports in sysfs.
+//! Port counters from sysfs.
 
 use std::fs;
 use std::path::Path;
 
 use crate::device::listed::Device;
 
-/// The file with the interval, in milliseconds, at which the kernel reads counters from the device. It is not a
-/// counter.
+/// This file holds the interval, in milliseconds, at which the kernel reads counters from the
+/// device. It is not a counter.
 const LIFESPAN: &str = "lifespan";
 
 impl Device {
-    /// Returns the names and values of the counters of a NIC's port, sorted by name. They are the files in
-    /// `ports/N/hw_counters` and `ports/N/counters` of the device's folder in `/sys/class/infiniband`.
+    /// Returns the names and values of a NIC port's counters, sorted by name. They come from
+    /// `ports/N/hw_counters` and `ports/N/counters` in the device's folder in
+    /// `/sys/class/infiniband`.
     ///
-    /// The names and their meaning depend on the NIC's driver. `port_xmit_data` and `port_rcv_data` count units of 4
-    /// bytes. Files that cannot be read, or contain no number, are left out. The kernel's
-    /// `Documentation/ABI/stable/sysfs-class-infiniband` describes the files.
+    /// The names and their meaning depend on the NIC's driver. `port_xmit_data` and `port_rcv_data`
+    /// count units of 4 bytes. Files that cannot be read, or that contain no number, are skipped.
+    /// The kernel's `Documentation/ABI/stable/sysfs-class-infiniband` describes the files.
     ///
     /// The list is empty for a port that does not exist, and for a software device. Use
     /// `rdma_soft::SoftDevice::counters` for the latter.
@@ -25,7 +26,7 @@ impl Device {
     /// # rdma_soft::install();
     /// let soft = rdma_mem::open_device("soft0")?;
     /// for (name, value) in soft.device().counters(1) {
-    ///     println!("{name} {value}"); // on a NIC, such as `out_of_sequence 0`
+    ///       println!("{name} {value}"); // on a NIC, such as `out_of_sequence 0`
     /// }
     /// # assert!(soft.device().counters(1).is_empty());
     /// # Ok::<(), rdma_mem::Error>(())

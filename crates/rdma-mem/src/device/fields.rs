@@ -1,9 +1,9 @@
-//! Attributes with the names of their fields.
+//! Attribute structs that can list their fields by name.
 
 use std::fmt::LowerHex;
 
-/// Defines a struct of attributes, with the format and the C expression of each:
-/// `field: Type => format = value`. Before the fields are the inputs of the values.
+/// Defines a struct of attributes, with the format and the C expression of each field: `field: Type
+/// => format = value`. The inputs of the expressions precede the fields.
 macro_rules! attributes {
     (
         $(#[$meta:meta])*
@@ -23,8 +23,8 @@ macro_rules! attributes {
                 Self { $( $field: $value, )+ }
             }
 
-            /// Returns each field's name, and its value as text, in order: for programs that print
-            /// them all.
+            /// Returns each field's name and its value as text, in order, for programs that print
+            /// all of them.
             pub fn fields(&self) -> impl Iterator<Item = (&'static str, String)> + use<> {
                 [$( (stringify!($field), $crate::device::fields::$show(&self.$field)), )+].into_iter()
             }

@@ -13,24 +13,25 @@ use crate::error::verb::VerbError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GidEntry {
-    /// The port's number, from 1.
+    /// The port's number, starting at 1.
     pub port: u8,
-    /// The index in the port's table, from 0, for `ibv_global_route.sgid_index`.
+    /// The index in the port's table, starting at 0, for `ibv_global_route.sgid_index`.
     pub index: u32,
     /// The GID.
     pub gid: Gid,
-    /// The type of its packets.
+    /// The packet format that the GID selects.
     pub gid_type: GidType,
-    /// The index of the network interface (`if_nametoindex`) that has the GID as an address. `None`
-    /// on InfiniBand and software ports.
+    /// The index (`if_nametoindex`) of the network interface that has this GID's address. `None` on
+    /// InfiniBand and software ports.
     pub netdev_index: Option<u32>,
-    /// The number of leading bits of the GID that identify its network: 120 for an IPv4 address of a /24. It comes from
-    /// the mask of the interface with this address. `None` if no interface of this network namespace has it.
+    /// The number of leading bits of the GID that identify its network: 120 for an IPv4 address in
+    /// a /24. It is derived from the mask of the interface with this address. `None` if this
+    /// network namespace has no interface with it.
     pub prefix_length: Option<u8>,
 }
 
 impl Context {
-    /// Returns the GID at an index of a port's table; see `man ibv_query_gid`. An empty entry holds
+    /// Returns the GID at an index in a port's table; see `man ibv_query_gid`. An empty entry is
     /// [`Gid::ZERO`].
     ///
     /// # Errors
@@ -41,7 +42,8 @@ impl Context {
         let verb = "ibv_query_gid";
         let place = i32::try_from(index).map_err(|_| VerbError::new(verb, Errno::EINVAL))?;
         let mut gid = ibv_gid::default();
-        // SAFETY: SAFETY.md F1, F2: a live context of this table, and a GID to write to.
+        // SAFETY: SAFETY.md F1, F2: the context is live and belongs to this table, and the GID may
+        // be written.
         let returned =
             unsafe { (self.verbs().query_gid)(self.as_raw(), port, place, &raw mut gid) };
         Errno::check_minus_one(returned).map_err(|errno| VerbError::new(verb, errno))?;
@@ -49,8 +51,8 @@ impl Context {
     }
 }
 
-/// Reads the GID of a C union.
+/// Reads the GID from the C union.
 pub(crate) fn read(raw: &ibv_gid) -> Gid {
-    // SAFETY: SAFETY.md F4: both variants of the union are plain bytes of the same size.
+    // SAFETY: SAFETY.md F4: both union members are plain bytes of the same size.
     Gid::from_bytes(unsafe { raw.raw })
 }

@@ -1,4 +1,4 @@
-//! GID types from sysfs, for a libibverbs that does not report them (rdma-core before 32).
+//! GID types from sysfs, for a libibverbs (rdma-core before 32) that does not report them.
 
 use std::fs;
 use std::path::Path;
@@ -36,9 +36,9 @@ pub(crate) fn query(context: &Context, ports: &[PortAttributes]) -> Result<Vec<G
     Ok(table)
 }
 
-/// Returns the type of a GID. The kernel writes "IB/RoCE v1" for both of these types, and has no such file on some
-/// InfiniBand ports. A file of an Ethernet port that exists but cannot be read belongs to an interface of another
-/// network namespace. Its GID cannot be used here.
+/// Returns the type of a GID. The kernel writes "IB/RoCE v1" for both of these types, and some
+/// InfiniBand ports have no such file. On an Ethernet port, an existing but unreadable file belongs
+/// to an interface in another network namespace, so the GID cannot be used here.
 fn gid_type(text: Option<&str>, has_types: bool, link: LinkLayer) -> Option<GidType> {
     match (text.map(str::trim), link == LinkLayer::ETHERNET) {
         (Some("RoCE v2"), _) => Some(GidType::ROCE_V2),

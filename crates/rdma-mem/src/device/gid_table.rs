@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::error::verb::VerbError;
 
 impl Context {
-    /// Returns the GIDs of all ports, by port and index, without empty entries.
+    /// Returns the GIDs of all ports, ordered by port and index, without empty entries.
     ///
     /// Types and network devices come from `ibv_query_gid_table`, or from `/sys/class/infiniband`
     /// with an rdma-core before 32. Prefix lengths come from `getifaddrs(3)`.
@@ -25,7 +25,7 @@ impl Context {
     /// rdma_soft::install();
     /// let context = rdma_mem::open_device("soft0")?;
     /// for entry in context.gid_table()? {
-    ///     println!("{}[{}] {} {}", entry.port, entry.index, entry.gid, entry.gid_type);
+    ///       println!("{}[{}] {} {}", entry.port, entry.index, entry.gid, entry.gid_type);
     /// }
     /// # Ok::<(), rdma_mem::Error>(())
     /// ```
@@ -47,7 +47,8 @@ fn query(context: &Context) -> Result<Vec<GidEntry>, Error> {
     }
     let places = ports.iter().map(|port| port.gid_table_length as usize).sum();
     let mut entries = vec![ibv_gid_entry::default(); places];
-    // SAFETY: SAFETY.md F1, F12: a live context of this table, and `places` entries to write to.
+    // SAFETY: SAFETY.md F1, F12: the context is live and belongs to this table, and `places`
+    // entries may be written.
     let returned = unsafe {
         rdma_sys::ibv_query_gid_table(
             context.verbs(),
@@ -67,7 +68,7 @@ fn query(context: &Context) -> Result<Vec<GidEntry>, Error> {
 
 fn entry(raw: &ibv_gid_entry) -> Option<GidEntry> {
     let gid = gid::read(&raw.gid);
-    // The verb leaves out empty entries; this also accepts a provider that does not.
+    // The verb skips empty entries. This check also handles a provider that returns them.
     (!gid.is_zero()).then_some(())?;
     Some(GidEntry {
         port: u8::try_from(raw.port_num).ok()?,

@@ -1,4 +1,4 @@
-//! The networks of GIDs, from the masks of the host's interfaces.
+//! The networks that GIDs belong to, from the masks of the host's interfaces.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -12,17 +12,19 @@ pub(crate) fn add_prefix_lengths(table: &mut [GidEntry]) {
     if !table.iter().any(|entry| can_be_of_an_interface(entry.gid)) {
         return;
     }
-    // Without the list, all lengths stay unknown, like those of another namespace.
+    // Without the list, every length stays unknown, as for an interface in another namespace.
     let Ok(interfaces) = interface_addresses() else { return };
     let networks: Vec<_> = interfaces.iter().filter_map(network).collect();
     for entry in table {
         let lengths = networks.iter().filter(|(gid, _)| *gid == entry.gid);
-        // Two interfaces may have the same address: the longer prefix claims less.
+        // If two interfaces have the same address, use the longer prefix: it covers fewer
+        // addresses.
         entry.prefix_length = lengths.map(|&(_, length)| length).max();
     }
 }
 
-/// Returns false for addresses of software devices, which no interface has. A table with only these needs no list.
+/// Returns false for addresses of software devices, which no interface can have. If a table
+/// contains only those, the interface list is not needed.
 fn can_be_of_an_interface(gid: Gid) -> bool {
     match gid.to_ipv4() {
         Some(address) => address.octets()[0] < 240,
@@ -41,7 +43,7 @@ fn gid_of(address: IpAddr) -> Gid {
     }
 }
 
-/// Returns the length of a mask, as a prefix of a GID. `None` for a mask with holes.
+/// Returns a mask's length as a GID prefix; `None` if the mask is not contiguous.
 fn length_of(mask: IpAddr) -> Option<u8> {
     let mask = match mask {
         IpAddr::V4(mask) => u128::from(mask.to_bits()) | !u128::from(u32::MAX),

@@ -1,4 +1,4 @@
-//! The devices of every provider.
+//! The devices of all providers.
 #![allow(unsafe_code)]
 
 use std::{env, slice};
@@ -32,8 +32,8 @@ pub fn list_devices() -> DeviceList {
         Ok(providers) => {
             for provider in providers {
                 match provider.verbs {
-                    // SAFETY: SAFETY.md F2: a table of `providers` is libibverbs' own, or the
-                    // caller of `register` promised this.
+                    // SAFETY: SAFETY.md F2: each table in `providers` is either libibverbs' own, or
+                    // the caller of `register` promised that it behaves like it.
                     Ok(verbs) => unsafe { list.add(verbs) },
                     Err(error) => list.errors.push(ListError::Load(error)),
                 }
@@ -72,15 +72,16 @@ pub fn open_device(name: impl AsRef<str>) -> Result<Context, Error> {
     }
 }
 
-/// Opens the device that the environment variable `RDMA_DEVICE` names. Without this variable, it is the first device of
-/// libibverbs with an active port. Without such a NIC, it is the first other device, which is a software device if they
-/// are installed.
+/// Opens the device named by the environment variable `RDMA_DEVICE`. If the variable is not set,
+/// opens the first libibverbs device with an active port. If there is none, opens the first device
+/// of another provider, which is a software device if they are installed.
 ///
-/// An event of `tracing` reports the device and the reason for the choice.
+/// A `tracing` event reports the device and the reason for the choice.
 ///
 /// # Errors
-/// [`Error::UnknownDevice`] if `RDMA_DEVICE` names an unknown device; [`Error::NoDevice`] if the list is empty;
-/// [`Error::Verb`] if the device cannot be opened. A NIC that cannot be opened or queried is skipped with a warning.
+/// [`Error::UnknownDevice`] if `RDMA_DEVICE` names an unknown device; [`Error::NoDevice`] if the
+/// list is empty; [`Error::Verb`] if the device cannot be opened. A NIC that cannot be opened or
+/// queried is skipped with a warning.
 ///
 /// # Examples
 /// ```
@@ -118,7 +119,7 @@ fn chosen(context: Context, reason: &str) -> Context {
     context
 }
 
-/// Opens a device if one of its ports is active.
+/// Opens the device if one of its ports is active.
 fn open_active(device: &Device) -> Result<Option<Context>, Error> {
     let context = device.open()?;
     for port in 1..=context.query_device()?.port_count {
@@ -129,17 +130,18 @@ fn open_active(device: &Device) -> Result<Option<Context>, Error> {
     Ok(None)
 }
 
-/// A list of devices, with the errors of listing them. It does not change when devices are added or removed.
+/// A snapshot of the device list, with the errors of providers that could not list their devices.
+/// It does not change when devices are added or removed.
 ///
 /// # Examples
 /// ```
 /// # rdma_soft::install();
 /// let devices = rdma_mem::list_devices();
 /// for device in &devices {
-///     println!("{} {}", device.name(), device.guid());
+///       println!("{} {}", device.name(), device.guid());
 /// }
 /// for error in devices.errors() {
-///     println!("no others: {error}");
+///       println!("no others: {error}");
 /// }
 /// assert!(devices.iter().any(|device| device.name() == "soft0"));
 /// ```
@@ -150,12 +152,12 @@ pub struct DeviceList {
 }
 
 impl DeviceList {
-    /// Lists the devices of one provider, registered or not.
+    /// Lists the devices of one provider, whether or not it is registered.
     ///
     /// # Safety
-    /// The contract is that of [`rdma_sys::register`]. Each function of the table behaves like the function of
-    /// libibverbs with its name, for the table's own objects (SAFETY.md F2). The table of [`rdma_sys::system`] and that
-    /// of the software device meet this contract.
+    /// The contract of [`rdma_sys::register`] applies: for the table's own objects, each function
+    /// in the table behaves like the libibverbs function with its name (SAFETY.md F2). The tables
+    /// of [`rdma_sys::system`] and of the software device meet this contract.
     #[must_use]
     pub unsafe fn of(verbs: &'static Verbs) -> Self {
         let mut list = Self { devices: Vec::new(), errors: Vec::new() };
@@ -165,7 +167,7 @@ impl DeviceList {
     }
 
     /// # Safety
-    /// The contract is that of [`DeviceList::of`].
+    /// The contract of [`DeviceList::of`] applies.
     unsafe fn add(&mut self, verbs: &'static Verbs) {
         // SAFETY: SAFETY.md F2: by this function's contract.
         match unsafe { Device::list(verbs) } {
@@ -197,8 +199,8 @@ impl DeviceList {
         self.devices.iter()
     }
 
-    /// Returns the errors of the providers that could not list their devices. A missing libibverbs, for example, is an
-    /// error here; it is harmless on a machine without RDMA hardware.
+    /// Returns the errors of the providers that could not list their devices. For example, a
+    /// missing libibverbs is reported here; on a machine without RDMA hardware it is harmless.
     #[must_use]
     pub fn errors(&self) -> &[ListError] {
         &self.errors
@@ -223,7 +225,7 @@ mod tests {
     #[test]
     fn a_failing_provider_is_an_error_and_not_a_device() {
         static NONE: Verbs = Verbs::unsupported();
-        // SAFETY: SAFETY.md F2: all functions of this table refuse.
+        // SAFETY: SAFETY.md F2: every function in this table fails without touching its arguments.
         let list = unsafe { DeviceList::of(&NONE) };
         assert!(list.is_empty());
         let [ListError::Verb { provider: "unsupported", source }] = list.errors() else {

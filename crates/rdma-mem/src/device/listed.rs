@@ -27,21 +27,21 @@ pub struct Device {
     list: Arc<RawList>,
 }
 
-// SAFETY: SAFETY.md F9: a listed device does not change, and verbs on it may come from any thread.
+// SAFETY: SAFETY.md F9: a listed device does not change, and any thread may call verbs on it.
 unsafe impl Send for Device {}
-// SAFETY: SAFETY.md F9: as above.
+// SAFETY: SAFETY.md F9: same argument as above.
 unsafe impl Sync for Device {}
 
-/// The array that `ibv_get_device_list` returned. Its devices are valid until it is freed.
+/// The array that `ibv_get_device_list` returned. Its devices are valid until the array is freed.
 struct RawList {
     raw: NonNull<*mut ibv_device>,
     verbs: &'static Verbs,
     process: Process,
 }
 
-// SAFETY: SAFETY.md F9: it is only read, and freed when its last owner is dropped.
+// SAFETY: SAFETY.md F9: the array is only read, and the last owner frees it on drop.
 unsafe impl Send for RawList {}
-// SAFETY: SAFETY.md F9: as above.
+// SAFETY: SAFETY.md F9: same argument as above.
 unsafe impl Sync for RawList {}
 
 impl Drop for RawList {
@@ -49,7 +49,8 @@ impl Drop for RawList {
         if !self.process.is_current() {
             return;
         }
-        // SAFETY: SAFETY.md F2, F6: the list of this table; every device holds an `Arc` of it.
+        // SAFETY: SAFETY.md F2, F6: this table returned the list, and every device holds an `Arc`
+        // of it.
         unsafe { (self.verbs.free_device_list)(self.raw.as_ptr()) };
     }
 }
@@ -58,7 +59,7 @@ impl Device {
     /// Lists the devices of one provider.
     ///
     /// # Safety
-    /// The contract is that of [`rdma_sys::register`]: the functions of the table are those of one
+    /// The contract of [`rdma_sys::register`] applies: all functions in the table come from one
     /// provider (SAFETY.md F2).
     pub(crate) unsafe fn list(verbs: &'static Verbs) -> Result<Vec<Self>, VerbError> {
         let mut count = 0;
@@ -72,33 +73,34 @@ impl Device {
         Ok((0..count).filter_map(|index| Self::at(&list, index)).collect())
     }
 
-    /// Returns the device at this address, from a new list that keeps it alive.
+    /// Finds the device with this address in a new list, which keeps it alive.
     ///
     /// # Safety
-    /// The contract is that of [`list`](Self::list), and the device is live and of this table.
+    /// The contract of [`list`](Self::list) applies. The device is live and belongs to this table.
     pub(crate) unsafe fn find(verbs: &'static Verbs, raw: *mut ibv_device) -> Result<Self, Error> {
-        // SAFETY: SAFETY.md F2: the same contract.
+        // SAFETY: SAFETY.md F2: the caller upholds the same contract.
         let devices = unsafe { Self::list(verbs) }?;
         if let Some(device) = devices.iter().find(|device| ptr::eq(device.as_raw(), raw)) {
             return Ok(device.clone());
         }
-        // SAFETY: SAFETY.md F1, F2: the same contract.
+        // SAFETY: SAFETY.md F1, F2: the caller upholds the same contract.
         let name = unsafe { name_of(verbs, raw) }.unwrap_or_default();
         let known = devices.iter().map(|device| device.name().to_owned()).collect();
         Err(Box::new(UnknownDevice { name, known, errors: Vec::new() }).into())
     }
 
     fn at(list: &Arc<RawList>, index: usize) -> Option<Self> {
-        // SAFETY: SAFETY.md F1: the caller counts to what `ibv_get_device_list` returned.
+        // SAFETY: SAFETY.md F1: the caller's index is below the count that `ibv_get_device_list`
+        // returned.
         let place = unsafe { list.raw.add(index) };
-        // SAFETY: SAFETY.md F1: the entry is within the array, which lives as long as `list`.
+        // SAFETY: SAFETY.md F1: the entry is within the array, which `list` keeps alive.
         let raw = NonNull::new(unsafe { place.read() })?;
-        // SAFETY: SAFETY.md F1, F2: a device of this table's list, which is live.
+        // SAFETY: SAFETY.md F1, F2: the device is in this table's list, which is live.
         let name = unsafe { name_of(list.verbs, raw.as_ptr()) }?;
         Some(Self { raw, name: Arc::from(name), list: Arc::clone(list) })
     }
 
-    /// Returns the device's name: `mlx5_0`, `rxe0`, `soft0`.
+    /// Returns the device's name, such as `mlx5_0`, `rxe0` or `soft0`.
     #[doc(alias = "ibv_get_device_name")]
     #[must_use]
     pub fn name(&self) -> &str {
@@ -107,15 +109,15 @@ impl Device {
 
     /// Returns the name of the device's file in `/dev/infiniband`, such as `uverbs0`.
     pub(crate) fn file_name(&self) -> Option<String> {
-        // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
+        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and it does not change.
         text_of(unsafe { (*self.raw.as_ptr()).dev_name })
     }
 
-    /// Returns the NUMA node that the device is attached to. A program has the fastest access to the device if its
-    /// threads and memory are on that node. `None` for a device without a node: a software device, or one of a machine
-    /// with a single node.
+    /// Returns the NUMA node to which the device is attached. A program accesses the device fastest
+    /// if its threads and memory are on that node. `None` if the device has no node: a software
+    /// device, or any device on a machine with a single node.
     ///
-    /// The kernel reports it in `numa_node` of the device's folder in `/sys/class/infiniband`.
+    /// The kernel reports it in `numa_node` in the device's folder in `/sys/class/infiniband`.
     ///
     /// ```
     /// # rdma_soft::install();
@@ -130,40 +132,41 @@ impl Device {
 
     /// Returns the device's folder in `/sys/class/infiniband`; `None` for a software device.
     pub(crate) fn folder(&self) -> Option<String> {
-        // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
+        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and it does not change.
         text_of(unsafe { (*self.raw.as_ptr()).ibdev_path }).filter(|folder| !folder.is_empty())
     }
 
-    /// Returns the GUID of the device (the node GUID of InfiniBand).
+    /// Returns the device's GUID (InfiniBand's node GUID).
     #[doc(alias = "ibv_get_device_guid")]
     #[must_use]
     pub fn guid(&self) -> Guid {
-        // SAFETY: SAFETY.md F2, F6: a device of this table, alive by `self.list`.
+        // SAFETY: SAFETY.md F2, F6: the device belongs to this table, and `self.list` keeps it
+        // alive.
         Guid::from_be(unsafe { (self.verbs().get_device_guid)(self.raw.as_ptr()) })
     }
 
-    /// Returns the kind of node that the device is; for an InfiniBand or RoCE device
-    /// [`NodeType::CA`].
+    /// Returns the device's node type: [`NodeType::CA`] for an InfiniBand or RoCE device.
     #[must_use]
     pub fn node_type(&self) -> NodeType {
-        // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
+        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and it does not change.
         NodeType::from_raw(unsafe { (*self.raw.as_ptr()).node_type }.0)
     }
 
-    /// Returns its transport; for an InfiniBand or RoCE device [`TransportType::IB`].
+    /// Returns the device's transport: [`TransportType::IB`] for an InfiniBand or RoCE device.
     #[must_use]
     pub fn transport_type(&self) -> TransportType {
-        // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
+        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and it does not change.
         TransportType::from_raw(unsafe { (*self.raw.as_ptr()).transport_type }.0)
     }
 
-    /// Returns the number that the kernel assigned, which is never used for another device. `None` for a device that is
-    /// not the kernel's, and from a libibverbs before rdma-core 30.
+    /// Returns the number that the kernel assigned to the device and never reuses. `None` if the
+    /// kernel does not know the device, or with a libibverbs before rdma-core 30.
     #[doc(alias = "ibv_get_device_index")]
     #[must_use]
     pub fn index(&self) -> Option<u32> {
         let index = self.verbs().get_device_index?;
-        // SAFETY: SAFETY.md F2, F6: a device of this table, alive by `self.list`.
+        // SAFETY: SAFETY.md F2, F6: the device belongs to this table, and `self.list` keeps it
+        // alive.
         u32::try_from(unsafe { index(self.raw.as_ptr()) }).ok()
     }
 
@@ -185,23 +188,24 @@ impl Device {
     }
 }
 
-/// Returns the text in an array of C, up to its zero byte.
+/// Returns the text in a C array, up to its zero byte.
 fn text_of<const N: usize>(text: [c_char; N]) -> Option<String> {
     let bytes = text.map(|byte| byte.to_ne_bytes()[0]);
     CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok().map(str::to_owned)
 }
 
-/// Returns the node in a file. The kernel writes -1 if there is none.
+/// Reads a NUMA node from a file. The kernel writes -1 if there is none.
 fn numa_node_in(file: &Path) -> Option<u32> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Returns the name of a device, or `None` if it has no name.
+/// Returns a device's name, or `None` if it has no name.
 ///
 /// # Safety
-/// The device is live and of this table, which is one provider's.
+/// The device is live and belongs to this table, whose functions come from one provider.
 unsafe fn name_of(verbs: &'static Verbs, raw: *mut ibv_device) -> Option<String> {
-    // SAFETY: SAFETY.md F1, F2: a live device of this table, by this function's contract.
+    // SAFETY: SAFETY.md F1, F2: the device is live and belongs to this table, by this function's
+    // contract.
     let name = unsafe { (verbs.get_device_name)(raw) };
     // SAFETY: SAFETY.md F1: a name is a C string that lives as long as the device.
     (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())

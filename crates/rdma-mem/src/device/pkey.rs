@@ -9,8 +9,9 @@ use crate::error::Error;
 use crate::error::verb::VerbError;
 
 impl Context {
-    /// Returns the partition keys of a port, by index; the option `pkey_index` of a queue pair is such an index.
-    /// Entries that the subnet manager has not set [are empty](Pkey::is_empty). See `man ibv_query_pkey`.
+    /// Returns a port's partition keys, by index. A queue pair's `pkey_index` option is an index
+    /// into this table. Entries that the subnet manager has not set [are empty](Pkey::is_empty).
+    /// See `man ibv_query_pkey`.
     ///
     /// # Errors
     /// Returns an error if the port does not exist, or the provider refuses.
@@ -34,7 +35,8 @@ impl Context {
 
     fn query_pkey(&self, port: u8, index: u16) -> Result<Pkey, Error> {
         let mut pkey = 0_u16;
-        // SAFETY: SAFETY.md F1, F2: a live context of this table, and a key to write to.
+        // SAFETY: SAFETY.md F1, F2: the context is live and belongs to this table, and the key may
+        // be written.
         let returned =
             unsafe { (self.verbs().query_pkey)(self.as_raw(), port, index.into(), &raw mut pkey) };
         Errno::check_minus_one(returned)

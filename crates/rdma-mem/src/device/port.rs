@@ -12,14 +12,14 @@ attributes! {
     /// The attributes of a port, from [`Context::query_port`](crate::Context::query_port).
     #[doc(alias = "ibv_port_attr")]
     PortAttributes(number: u8, raw: &ibv_port_attr) {
-        /// The port's number, from 1.
+        /// The port's number, starting at 1.
         number: u8 => text = number,
-        /// The state of the port; data passes in the active one.
+        /// The state of the port; only an active port transfers data.
         state: PortState => text = PortState::from_raw(raw.state.0),
         /// The link layer of the port.
         link_layer: LinkLayer => text = LinkLayer::from_raw(raw.link_layer),
-        /// The largest MTU that the port supports. `None` for a code that the specification does not define; it is in
-        /// [`max_mtu_code`](Self::max_mtu_code).
+        /// The largest MTU that the port supports. `None` if the specification does not define its
+        /// code, which is in [`max_mtu_code`](Self::max_mtu_code).
         max_mtu: Option<Mtu> => or_unknown = mtu(raw.max_mtu.0),
         /// The raw code of [`max_mtu`](Self::max_mtu).
         max_mtu_code: u32 => text = raw.max_mtu.0,
@@ -27,21 +27,21 @@ attributes! {
         active_mtu: Option<Mtu> => or_unknown = mtu(raw.active_mtu.0),
         /// The raw code of [`active_mtu`](Self::active_mtu).
         active_mtu_code: u32 => text = raw.active_mtu.0,
-        /// Its local identifier; [`Lid::NONE`] on Ethernet.
+        /// The port's local identifier; [`Lid::NONE`] on Ethernet.
         lid: Lid => text = Lid::new(raw.lid),
         /// The LID of the subnet manager.
         sm_lid: Lid => text = Lid::new(raw.sm_lid),
         /// The number of low bits of the LID that the port ignores (LID mask control).
         lmc: u8 => text = raw.lmc,
-        /// Whether packets to this port need a global route header even within the subnet.
+        /// Whether packets to this port need a global route header even inside the subnet.
         grh_required: bool => text = raw.flags & GRH_REQUIRED != 0,
-        /// The number of entries of the port's GID table.
+        /// The number of entries in the port's GID table.
         gid_table_length: u32 => text = u32::try_from(raw.gid_tbl_len).unwrap_or(0),
-        /// The number of entries of its partition key table.
+        /// The number of entries in the port's partition key table.
         pkey_table_length: u16 => text = raw.pkey_tbl_len,
-        /// The longest message, in bytes.
+        /// The maximum message size, in bytes.
         max_message_size: u32 => text = raw.max_msg_sz,
-        /// The number of lanes of the link.
+        /// The number of lanes that the link uses.
         active_width: LinkWidth => text = LinkWidth::from_raw(raw.active_width),
         /// The speed of each lane.
         active_speed: LinkSpeed => text = LinkSpeed::from_raw(match raw.active_speed_ex {
@@ -54,18 +54,18 @@ attributes! {
         capability_flags: u32 => hex = raw.port_cap_flags,
         /// Further capabilities: the bits of `enum ibv_port_cap_flags2`.
         capability_flags2: u16 => hex = raw.port_cap_flags2,
-        /// The greatest number of virtual lanes, in C's encoding.
+        /// The maximum number of virtual lanes, in C's encoding.
         max_vl_code: u8 => text = raw.max_vl_num,
-        /// The number of packets that arrived with a partition key that the port does not have.
+        /// The number of received packets whose partition key is not in the port's table.
         bad_pkey_count: u32 => text = raw.bad_pkey_cntr,
-        /// The number of packets that arrived with a queue key that a queue pair does not have.
+        /// The number of received packets whose queue key does not match that of their queue pair.
         qkey_violation_count: u32 => text = raw.qkey_viol_cntr,
         /// The service level for packets to the subnet manager.
         sm_service_level: u8 => text = raw.sm_sl,
-        /// The longest time of a packet within the subnet, in the encoding of the specification.
+        /// The maximum time that a packet can spend in the subnet, in the specification's encoding.
         subnet_timeout_code: u8 => text = raw.subnet_timeout,
-        /// The subnet manager's action when it initialised the port, in the encoding of the
-        /// specification.
+        /// The action that the subnet manager took when it initialised the port, in the
+        /// specification's encoding.
         init_type_reply: u8 => text = raw.init_type_reply,
     }
 }
@@ -75,8 +75,8 @@ fn mtu(code: u32) -> Option<Mtu> {
 }
 
 impl PortAttributes {
-    /// Returns the greatest number of virtual lanes for data; `None` for a code that the specification does not define.
-    /// IBTA vol 1, section 14.2.5.6.
+    /// Returns the maximum number of data virtual lanes; `None` for a code that the specification
+    /// does not define. IBTA vol 1, section 14.2.5.6.
     #[must_use]
     pub const fn virtual_lanes(&self) -> Option<u8> {
         match self.max_vl_code {
@@ -89,7 +89,7 @@ impl PortAttributes {
         }
     }
 
-    /// Returns the rate of the link, in Mbit/s, over all lanes; `None` for unknown codes.
+    /// Returns the link's rate over all lanes, in Mbit/s; `None` for unknown codes.
     #[must_use]
     pub fn rate_mbps(&self) -> Option<u32> {
         Some(u32::from(self.active_width.lanes()?) * self.active_speed.lane_mbps()?)

@@ -12,10 +12,10 @@ use crate::object::forked::Forked;
 use crate::object::handle::Handle;
 use crate::object::ownership::Ownership;
 
-/// A protection domain (PD): the boundary within which queue pairs may use memory regions.
+/// A protection domain (PD): queue pairs may use only memory regions in their own domain.
 ///
-/// A queue pair can use only regions of its own domain, for its own requests and for those of its peer. Clones are
-/// cheap and refer to the same domain; objects created from it keep it alive.
+/// This limit applies to a queue pair's own requests and to those of its peer. Clones are cheap and
+/// refer to the same domain. Objects created from a domain keep it alive.
 ///
 /// # Examples
 /// ```
@@ -38,29 +38,30 @@ impl ProtectionDomain {
     pub fn allocate(context: &Context) -> Result<Self, Error> {
         context.check_process()?;
         let verbs = context.verbs();
-        // SAFETY: SAFETY.md F1, F2: a live context of this table.
+        // SAFETY: SAFETY.md F1, F2: the context is live and belongs to this table.
         let raw = check_null("ibv_alloc_pd", unsafe { (verbs.alloc_pd)(context.as_raw()) })?;
         let context = context.clone();
-        // SAFETY: SAFETY.md F2, F9: just allocated by this table; it needs the context. Objects
-        // created from the domain hold a clone of it (F6).
+        // SAFETY: SAFETY.md F2, F9: this table has just allocated the domain, and the handle keeps
+        // its context alive. Objects created from the domain hold a clone of it (F6).
         let handle = unsafe { Handle::new(raw, verbs.dealloc_pd, "ibv_dealloc_pd", context) };
         Ok(Self(Arc::new(handle)))
     }
 
-    /// Wraps a domain that was allocated elsewhere. Parent domains are allowed. [`Ownership`] has
-    /// an example.
+    /// Wraps a domain that was allocated elsewhere; it may be a parent domain. For an example, see
+    /// [`Ownership`].
     ///
     /// # Safety
-    /// [`Ownership`] states the contract; the domain is of this context.
+    /// The caller upholds the contract of [`Ownership`]. The domain belongs to this context.
     #[must_use]
     pub unsafe fn from_raw(raw: NonNull<ibv_pd>, context: &Context, ownership: Ownership) -> Self {
         let (deallocate, verb) = (context.verbs().dealloc_pd, "ibv_dealloc_pd");
-        // SAFETY: SAFETY.md F2, F6, F9: this function's contract; it needs the context.
+        // SAFETY: SAFETY.md F2, F6, F9: by this function's contract; the handle keeps the context
+        // alive.
         let handle = unsafe { Handle::from_raw(raw, deallocate, verb, context.clone(), ownership) };
         Self(Arc::new(handle))
     }
 
-    /// Returns the context that it was created from.
+    /// Returns the context from which the domain was created.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.0.needs()
@@ -69,26 +70,26 @@ impl ProtectionDomain {
     /// Deallocates the domain.
     ///
     /// # Errors
-    /// Returns the domain and an error: [`Error::StillUsed`] if a clone or an object created from
-    /// it is alive, or the provider's error.
+    /// Returns the domain and an error: [`Error::StillUsed`] while a clone of the domain, or an
+    /// object created from it, is alive; otherwise the provider's error.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         Handle::close_last(self.0, "protection domain")
             .map_err(|(handle, error)| (Self(handle), error))
     }
 
-    /// Returns true if both are clones of one domain.
+    /// Returns true if both values are clones of the same domain.
     #[inline]
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Checks that this process created the object. Call it before verbs on
-    /// [`as_raw`](Self::as_raw) that are not on the data path.
+    /// Checks that this process created the object. Call this before calling verbs outside the data
+    /// path on [`as_raw`](Self::as_raw).
     ///
     /// # Errors
-    /// Returns an error in a child that was forked since the object was created.
+    /// Returns an error in a child that was forked after the object was created.
     pub fn check_process(&self) -> Result<(), Forked> {
         self.0.check_process()
     }

@@ -1,10 +1,10 @@
-//! Errors of finding a device.
+//! Errors in finding a device.
 
 use rdma_sys::{LoadError, UnknownProvider};
 
 use crate::error::verb::VerbError;
 
-/// The error of a provider whose devices are not in the list.
+/// The reason that a provider's devices are missing from the list.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListError {
@@ -14,12 +14,12 @@ pub enum ListError {
     /// `RDMA_PROVIDERS` names an unknown provider.
     #[error(transparent)]
     UnknownProvider(#[from] UnknownProvider),
-    /// The provider exists, but failed.
+    /// The provider exists, but a verb failed.
     #[error("provider `{provider}`: {source}")]
     Verb {
         /// The provider's name.
         provider: &'static str,
-        /// Its error.
+        /// The error of the verb.
         source: VerbError,
     },
 }
@@ -35,9 +35,9 @@ rdma_types::debug_messages!(enum ListError {
 pub struct UnknownDevice {
     /// The requested name.
     pub name: String,
-    /// The names that exist.
+    /// The names of the devices that exist.
     pub known: Vec<String>,
-    /// The errors of providers with devices that are not listed.
+    /// The errors of providers whose devices may be missing from the list.
     pub errors: Vec<ListError>,
 }
 
