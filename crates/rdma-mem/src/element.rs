@@ -18,8 +18,8 @@ use crate::region::unowned::MemoryRegion;
 
 /// A part of registered memory that a request reads from: data to send or to write.
 ///
-/// It has the layout of C's `ibv_sge`, with the lifetime of region and data. A request can name several elements, up to
-/// the queue pair's limit; their bytes are one message.
+/// It has the layout of C's `ibv_sge`, and borrows the region and the data. A request can name
+/// several elements, up to the queue pair's limit; together, their bytes form one message.
 ///
 /// # Examples
 /// ```
@@ -31,8 +31,8 @@ use crate::region::unowned::MemoryRegion;
 /// let region = pd.register_local_mr_slice(&memory[..32])?;
 /// assert_eq!(GatherElement::new(&region, &memory[8..16]).length(), 8);
 /// assert_eq!(
-///     GatherElement::new_checked(&region, &memory[30..34]).unwrap_err(),
-///     ScatterGatherElementError::SliceNotWithinBounds,
+///       GatherElement::new_checked(&region, &memory[30..34]).unwrap_err(),
+///       ScatterGatherElementError::SliceNotWithinBounds,
 /// );
 /// # Ok::<(), rdma_mem::Error>(())
 /// ```
@@ -44,11 +44,11 @@ pub struct GatherElement<'a> {
     borrow: PhantomData<(&'a MemoryRegion, &'a [u8])>,
 }
 
-/// A part of registered memory that a request writes to: memory for a receive, or for the response
-/// to a read.
+/// A part of registered memory that a request writes to: the buffer for a receive, or for the
+/// response to a read.
 ///
-/// It has the layout of C's `ibv_sge`, with the lifetime of region and memory. It is not `Copy`,
-/// since the memory is exclusive.
+/// It has the layout of C's `ibv_sge`, and borrows the region and the memory. It is not `Copy`,
+/// because the memory is exclusive.
 #[doc(alias = "ibv_sge")]
 #[repr(transparent)]
 pub struct ScatterElement<'a> {
@@ -56,7 +56,7 @@ pub struct ScatterElement<'a> {
     borrow: PhantomData<(&'a MemoryRegion, &'a mut [u8])>,
 }
 
-/// A slice that cannot be an element of a region.
+/// The reason that a slice cannot be an element of a region.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScatterGatherElementError {
@@ -75,7 +75,7 @@ rdma_types::debug_messages!(
     }
 );
 
-/// Checks an element, in the order of the errors.
+/// Checks an element, in the order in which the errors are declared.
 #[inline]
 fn check(region: &MemoryRegion, data: &[u8]) -> Result<(), ScatterGatherElementError> {
     if u32::try_from(data.len()).is_err() {
@@ -123,10 +123,11 @@ impl<'a> GatherElement<'a> {
         Ok(Self::new_unchecked(region, data))
     }
 
-    /// Creates the element for `data` without a check of its bounds.
+    /// Creates the element for `data` without checking its bounds.
     ///
-    /// This is safe: the device refuses an element outside of its region, by an error completion that ends the
-    /// connection. For a slice longer than 4 GiB - 1, the element covers the first 4 GiB - 1.
+    /// This is safe: the device refuses an element outside its region with an error completion,
+    /// which ends the connection. If the slice is longer than 4 GiB - 1, the element covers its
+    /// first 4 GiB - 1 bytes.
     #[inline]
     #[must_use]
     pub fn new_unchecked(region: &'a MemoryRegion, data: &'a [u8]) -> Self {
@@ -182,11 +183,12 @@ impl<'a> ScatterElement<'a> {
         Ok(Self::new_unchecked(region, room))
     }
 
-    /// Creates the element for `room` without a check of its bounds, like [`GatherElement::new_unchecked`].
+    /// Creates the element for `room` without checking its bounds, like
+    /// [`GatherElement::new_unchecked`].
     #[inline]
     #[must_use]
     pub fn new_unchecked(region: &'a MemoryRegion, room: &'a mut [u8]) -> Self {
-        // `as_mut_ptr`: a pointer from `as_ptr` may not be used for writing.
+        // `as_mut_ptr`, because a pointer from `as_ptr` must not be used for writing.
         let address = region.device_address(room.as_mut_ptr().expose_provenance());
         Self::from_parts(address, room.len(), region.lkey())
     }
@@ -213,7 +215,7 @@ impl<'a> ScatterElement<'a> {
 
 #[inline]
 fn sge(address: u64, length: usize, lkey: Lkey) -> ibv_sge {
-    // Clamped, never wrapped: 4 GiB must not become 0, which can mean "nothing" or "everything".
+    // Clamp, do not wrap: 4 GiB must not become 0, which can mean "nothing" or "everything".
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     ibv_sge { addr: address, length, lkey: lkey.get() }
 }

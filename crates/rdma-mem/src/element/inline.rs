@@ -9,14 +9,17 @@ use crate::element::ScatterGatherElementError;
 
 /// Inline data: bytes that are copied into a request when it is posted.
 ///
-/// It has the layout of C's `ibv_sge`, like the other elements. Its address is the pointer itself, which the processor
-/// reads from before the post returns, and it has no key: the memory needs no registration.
+/// It has the layout of C's `ibv_sge`, like the other elements. Its address is the pointer itself,
+/// from which the processor copies before the post returns. It has no key, because the memory needs
+/// no registration.
 ///
-/// An inline element can be made of a slice only. The address of a [`GatherElement`](crate::GatherElement) is the
-/// address that a *device* uses for the memory. For some regions it is the pointer, and for others any number: the
-/// `iova` of a [`DmabufRegion`](crate::DmabufRegion), or 0 with [`ZERO_BASED`](crate::AccessFlags::ZERO_BASED).
-/// Therefore the two kinds of element cannot be converted into each other. Memory that peers may write
-/// ([`SharedRegion`](crate::SharedRegion)) is never a slice: copy the data to send out of it.
+/// An inline element can be made only from a slice. The address in a
+/// [`GatherElement`](crate::GatherElement) is the one that a *device* uses for the memory. For some
+/// regions it equals the pointer, but it can be any number: the `iova` of a
+/// [`DmabufRegion`](crate::DmabufRegion), or 0 with [`ZERO_BASED`](crate::AccessFlags::ZERO_BASED).
+/// Therefore the two kinds of element cannot be converted into each other. Memory that peers may
+/// write ([`SharedRegion`](crate::SharedRegion)) is never a slice, so copy the data out of it
+/// first.
 ///
 /// # Examples
 /// ```
@@ -79,7 +82,7 @@ impl<'a> InlineElement<'a> {
     }
 }
 
-/// Returns the length as a number of C.
+/// Converts the length to C's integer type.
 #[inline]
 fn length(bytes: usize) -> Result<u32, ScatterGatherElementError> {
     u32::try_from(bytes).map_err(|_| ScatterGatherElementError::SliceTooBig)

@@ -1,4 +1,4 @@
-//! Lists of elements with the domain of each.
+//! Lists of elements, each with its protection domain.
 
 use crate::device::protection_domain::ProtectionDomain;
 use crate::element::shared::SharedElement;
@@ -8,8 +8,9 @@ use crate::element::{GatherElement, ScatterElement};
 /// Elements that a request reads from, with their domains. Each is a registered slice, or a range
 /// of a shared region.
 ///
-/// An element is the struct of C, which does not name its domain. A list does, so a queue pair refuses a slice of
-/// another domain when the request is posted. Otherwise the error would be a failed completion later.
+/// An element is the C struct, which does not name its domain. Because a list does, a queue pair
+/// refuses a slice of another domain when the request is posted. Otherwise the request would be
+/// posted and its completion would fail.
 ///
 /// # Examples
 /// ```

@@ -1,4 +1,4 @@
-//! The elements of a region over memory of the caller.
+//! The elements of a region over the caller's memory.
 
 use crate::element::{GatherElement, ScatterElement, ScatterGatherElementError};
 use crate::region::unowned::MemoryRegion;
@@ -27,7 +27,8 @@ impl MemoryRegion {
         GatherElement::new_checked(self, data)
     }
 
-    /// Creates the element for `data` without a check of its bounds, like [`GatherElement::new_unchecked`].
+    /// Creates the element for `data` without checking its bounds, like
+    /// [`GatherElement::new_unchecked`].
     #[inline]
     #[must_use]
     pub fn gather_element_unchecked<'a>(&'a self, data: &'a [u8]) -> GatherElement<'a> {
@@ -57,7 +58,8 @@ impl MemoryRegion {
         ScatterElement::new_checked(self, data)
     }
 
-    /// Creates the element for `data` without a check of its bounds, like [`ScatterElement::new_unchecked`].
+    /// Creates the element for `data` without checking its bounds, like
+    /// [`ScatterElement::new_unchecked`].
     #[inline]
     #[must_use]
     pub fn scatter_element_unchecked<'a>(&'a self, data: &'a mut [u8]) -> ScatterElement<'a> {

@@ -8,14 +8,15 @@ use rdma_types::Lkey;
 
 use crate::device::protection_domain::ProtectionDomain;
 
-/// Bytes of a region: their address for the processor, their address for a device, and their key.
+/// Bytes of a region: the address that the processor uses, the address that a device uses, and the
+/// key.
 ///
-/// It guarantees nothing about the contents of the bytes or about their other users.
+/// It guarantees nothing about the contents of the bytes, or about who else uses them.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'r> {
     base: NonNull<u8>,
     pub(super) length: usize,
-    /// Address of the first byte, as requests use it.
+    /// The address of the first byte in requests.
     pub(super) address: u64,
     pub(super) lkey: Lkey,
     pub(super) pd: &'r ProtectionDomain,
@@ -23,8 +24,8 @@ pub(crate) struct Piece<'r> {
 
 impl<'r> Piece<'r> {
     /// # Safety
-    /// The `length` bytes at `base` belong to one region or are a part of it, and stay mapped for
-    /// `'r`. `address`, `lkey` and `pd` are those of their registration.
+    /// The `length` bytes at `base` lie in one region and stay mapped for `'r`. `address`, `lkey`
+    /// and `pd` belong to that region's registration.
     #[inline]
     pub(crate) unsafe fn new(
         base: NonNull<u8>,
@@ -44,7 +45,7 @@ impl<'r> Piece<'r> {
     #[track_caller]
     pub(crate) fn split_at(self, middle: usize) -> (Self, Self) {
         assert!(middle <= self.length, "split at {middle} of {} bytes", self.length);
-        // SAFETY: SAFETY.md F16: within the piece, or its end.
+        // SAFETY: SAFETY.md F16: the pointer is within the piece, or at its end.
         let base = unsafe { self.base.add(middle) };
         let (length, address) = (self.length - middle, self.address.wrapping_add(middle as u64));
         (Self { length: middle, ..self }, Self { base, length, address, ..self })
@@ -53,32 +54,34 @@ impl<'r> Piece<'r> {
     /// Returns the bytes as a slice.
     ///
     /// # Safety
-    /// For `'b` the bytes are initialised, and only a device writes them. It does so for requests
-    /// of this machine whose poster promised that the bytes are not used meanwhile.
+    /// For `'b`, the bytes are initialised and only a device writes them. It writes them only for
+    /// requests of this machine whose poster promised not to use the bytes until they complete.
     #[inline]
     pub(crate) unsafe fn bytes<'b>(self) -> &'b [u8]
     where
         'r: 'b,
     {
-        // SAFETY: SAFETY.md F16: mapped by the contract of `new`, the rest is this function's.
+        // SAFETY: SAFETY.md F16: the bytes are mapped by the contract of `new`; the caller
+        // guarantees the rest.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
     }
 
     /// Returns the bytes as an exclusive slice.
     ///
     /// # Safety
-    /// The contract of [`bytes`](Self::bytes), and the bytes are not read elsewhere for `'b`
-    /// either.
+    /// The contract of [`bytes`](Self::bytes) applies. In addition, no other code reads the bytes
+    /// for `'b`.
     #[inline]
     pub(crate) unsafe fn bytes_mut<'b>(self) -> &'b mut [u8]
     where
         'r: 'b,
     {
-        // SAFETY: SAFETY.md F16: mapped by the contract of `new`, the rest is this function's.
+        // SAFETY: SAFETY.md F16: the bytes are mapped by the contract of `new`; the caller
+        // guarantees the rest.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
     }
 
-    /// Formats the piece like a slice of its bytes.
+    /// Formats the piece as its number of bytes and key, like a slice.
     pub(crate) fn debug(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{name}({} bytes at {:?}, {:?})", self.length, self.base, self.lkey)
     }

@@ -17,25 +17,29 @@ use crate::error::verb::VerbError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Prefetch {
-    /// The device will read the memory: pages are faulted in, and may be mapped read-only.
+    /// The device will read the memory: pages are faulted in, possibly read-only.
     Read,
     /// The device will write the memory: pages are faulted in and made writable.
     Write,
-    /// The device will read the memory: pages that the process has in memory are mapped, and no others are faulted in.
+    /// The device will read the memory: only pages that are already present are mapped; none are
+    /// faulted in.
     ReadPresent,
 }
 
 impl ProtectionDomain {
-    /// Advises the device to map the pages of these elements now, instead of at the first request that uses them. Their
-    /// regions were registered with [`with_on_demand`](crate::AccessFlags::with_on_demand). With `wait`, returns after
-    /// the pages were mapped. See `man ibv_advise_mr`.
+    /// Advises the device to map the pages of these elements now, rather than when the first
+    /// request uses them. Their regions must be registered with
+    /// [`with_on_demand`](crate::AccessFlags::with_on_demand). With `wait`, this returns after the
+    /// pages are mapped. See `man ibv_advise_mr`.
     ///
-    /// The contents of the memory stay unchanged. A request may use it whether this call succeeds or fails.
+    /// The contents of the memory do not change. A request may use the memory whether this call
+    /// succeeds or fails.
     ///
     /// # Errors
-    /// Returns the provider's error and a hint. `EOPNOTSUPP` means that the device takes no advice, as with software
-    /// devices and SoftRoCE. `EINVAL` is for memory that is pinned; `EFAULT` for memory that is not mapped or not
-    /// writable. [`Error::Forked`] in a forked child.
+    /// Returns the provider's error and a hint. `EOPNOTSUPP` means that the device accepts no
+    /// advice; this includes software devices and SoftRoCE. `EINVAL` means that the memory is
+    /// pinned; `EFAULT` means that it is not mapped or not writable. [`Error::Forked`] in a forked
+    /// child.
     ///
     /// # Examples
     /// ```
@@ -45,9 +49,9 @@ impl ProtectionDomain {
     /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
     /// let region = pd.allocate_region(1 << 20)?;
     /// match pd.prefetch(&[region.as_slice().gather_element()], Prefetch::Read, true) {
-    ///     Ok(()) => println!("the first read waits for no page"),
-    ///     Err(Error::Verb(error)) if error.errno == Errno::EOPNOTSUPP => println!("{error}"),
-    ///     Err(error) => return Err(error),
+    ///       Ok(()) => println!("the first read waits for no page"),
+    ///       Err(Error::Verb(error)) if error.errno == Errno::EOPNOTSUPP => println!("{error}"),
+    ///       Err(error) => return Err(error),
     /// }
     /// # Ok::<(), Error>(())
     /// ```
@@ -69,7 +73,8 @@ impl ProtectionDomain {
         let mut list: Vec<ibv_sge> = elements.iter().map(|element| *element.as_raw()).collect();
         let count = u32::try_from(list.len()).map_err(|_| fail(Errno::EINVAL))?;
         let flags = if wait { IBV_ADVISE_MR_FLAG_FLUSH } else { 0 };
-        // SAFETY: SAFETY.md F1: a live domain, and `count` elements, to which there is no other reference.
+        // SAFETY: SAFETY.md F1: the domain is live, and `list` has `count` elements and no other
+        // reference to it.
         let returned =
             unsafe { ibv_advise_mr(self.as_raw(), advice, flags, list.as_mut_ptr(), count) };
         Ok(Errno::check(returned).map_err(fail)?)

@@ -12,21 +12,21 @@ use crate::error::range::RangeError;
 /// A range of a [`SharedRegion`](crate::SharedRegion) or a [`DmabufRegion`](crate::DmabufRegion),
 /// as the source or destination of requests.
 ///
-/// It is `Copy` and can be both source and destination, because the bytes of such a region are not
-/// exclusive: no reference to them exists. Several requests may name them at the same time, while
-/// peers and copies change them. The result is then a mixture of the bytes of several writers.
+/// It is `Copy` and can be both source and destination, because no reference to the bytes of such a
+/// region exists. Several requests may name the same bytes while peers and copies change them.
+/// Bytes that have several concurrent writers then hold a mixture of what they wrote.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedElement<'r> {
     address: u64,
     length: u32,
     lkey: Lkey,
-    /// The region's own domain: the element does not outlive the region.
+    /// The region's own domain, so the borrow keeps the element within the region's lifetime.
     pd: &'r ProtectionDomain,
 }
 
 impl<'r> SharedElement<'r> {
-    /// Creates the element for a range of a region of `region` bytes. Requests use `iova` as the
-    /// address of the region's first byte.
+    /// Creates the element for a range of a region that is `region` bytes long. Requests address
+    /// the region's first byte as `iova`.
     #[inline]
     pub(crate) fn within(
         range: Range<usize>,

@@ -1,4 +1,4 @@
-//! Slices with the key of their region.
+//! Slices that carry the key of their region.
 #![allow(unsafe_code)]
 
 use std::array;
@@ -11,8 +11,8 @@ use crate::device::protection_domain::ProtectionDomain;
 use crate::element::piece::Piece;
 use crate::element::{GatherElement, ScatterElement};
 
-/// Registered bytes, shared. [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref) and
-/// [`BorrowedRegion::get_ref`](crate::BorrowedRegion::get_ref) return them.
+/// Registered bytes, shared. They come from [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref)
+/// and [`BorrowedRegion::get_ref`](crate::BorrowedRegion::get_ref).
 ///
 /// # Examples
 /// ```
@@ -30,13 +30,15 @@ pub struct SliceRef<'r> {
     borrow: PhantomData<&'r [u8]>,
 }
 
-/// Registered bytes, exclusive. [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) and
-/// [`BorrowedRegion::get_mut`](crate::BorrowedRegion::get_mut) return them.
+/// Registered bytes, exclusive. They come from
+/// [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) and
+/// [`BorrowedRegion::get_mut`](crate::BorrowedRegion::get_mut).
 ///
-/// It consists of raw parts without a reference to the bytes, so it can be moved while a device writes them. A request
-/// takes it by value. For several requests at a time, split it first: [`split_at`](Self::split_at),
-/// [`into_array`](Self::into_array), [`into_chunks`](Self::into_chunks). `chunks_mut` and indexing, which it has as
-/// bytes, return plain bytes without a key.
+/// It consists of raw parts, without a reference to the bytes, so it can be moved while a device
+/// writes them. A request takes it by value. To use several requests at a time, split it first with
+/// [`split_at`](Self::split_at), [`into_array`](Self::into_array) or
+/// [`into_chunks`](Self::into_chunks). `chunks_mut` and indexing come from the byte slice, and
+/// return plain bytes without a key.
 ///
 /// # Examples
 /// ```
@@ -54,19 +56,20 @@ pub struct SliceMut<'r> {
     borrow: PhantomData<&'r mut [u8]>,
 }
 
-// SAFETY: SAFETY.md F16: the same as for `&[u8]`, which it represents.
+// SAFETY: SAFETY.md F16: it represents a `&[u8]`, which is `Send`.
 unsafe impl Send for SliceRef<'_> {}
-// SAFETY: SAFETY.md F16: the same as for `&[u8]`.
+// SAFETY: SAFETY.md F16: it represents a `&[u8]`, which is `Sync`.
 unsafe impl Sync for SliceRef<'_> {}
-// SAFETY: SAFETY.md F16: the same as for `&mut [u8]`, which it represents.
+// SAFETY: SAFETY.md F16: it represents a `&mut [u8]`, which is `Send`.
 unsafe impl Send for SliceMut<'_> {}
-// SAFETY: SAFETY.md F16: the same as for `&mut [u8]`.
+// SAFETY: SAFETY.md F16: it represents a `&mut [u8]`, which is `Sync`.
 unsafe impl Sync for SliceMut<'_> {}
 
 impl<'r> SliceRef<'r> {
     /// # Safety
-    /// The bytes are initialised and borrowed for `'r`: only a device writes them. It does so for
-    /// requests of this machine whose poster promised that the bytes are not used meanwhile.
+    /// The bytes are initialised and borrowed for `'r`: only a device writes them. It writes them
+    /// only for requests of this machine whose poster promised not to use the bytes until they
+    /// complete.
     #[inline]
     pub(crate) unsafe fn new(piece: Piece<'r>) -> Self {
         Self { piece, borrow: PhantomData }
@@ -102,8 +105,8 @@ impl<'r> SliceRef<'r> {
 impl<'r> SliceMut<'r> {
     /// # Safety
     /// The bytes are initialised and exclusively borrowed for `'r`: apart from this slice, only a
-    /// device reads or writes them. It does so for requests of this machine whose poster promised
-    /// that the bytes are not used meanwhile.
+    /// device reads or writes them. It does so only for requests of this machine whose poster
+    /// promised not to use the bytes until they complete.
     #[inline]
     pub(crate) unsafe fn new(piece: Piece<'r>) -> Self {
         Self { piece, borrow: PhantomData }
@@ -116,21 +119,22 @@ impl<'r> SliceMut<'r> {
         self.piece.pd
     }
 
-    /// Returns the element for these bytes, to read from.
+    /// Returns an element from which these bytes can be read.
     #[inline]
     #[must_use]
     pub fn gather_element(&self) -> GatherElement<'_> {
         GatherElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
-    /// Returns the element to write these bytes, at most the first 4 GiB - 1.
+    /// Returns an element through which these bytes can be written; it covers at most the first 4
+    /// GiB - 1.
     #[inline]
     #[must_use]
     pub fn scatter_element(&mut self) -> ScatterElement<'_> {
         ScatterElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
-    /// Returns the element for these bytes, for the lifetime of their borrow.
+    /// Returns the element for these bytes, with the full lifetime of their borrow.
     #[inline]
     pub(crate) fn into_scatter_element(self) -> ScatterElement<'r> {
         ScatterElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
@@ -143,7 +147,7 @@ impl<'r> SliceMut<'r> {
         SliceRef { piece: self.piece, borrow: PhantomData }
     }
 
-    /// Returns the same bytes for a shorter lifetime: the slice can be used again after it.
+    /// Returns the same bytes with a shorter lifetime; the slice can be used again afterwards.
     #[inline]
     #[must_use]
     pub fn reborrow(&mut self) -> SliceMut<'_> {
@@ -162,10 +166,10 @@ impl<'r> SliceMut<'r> {
         (Self { piece: first, ..self }, Self { piece: rest, ..self })
     }
 
-    /// Returns slices of `size` bytes each, in order. The last one is shorter if the length is not
-    /// a multiple of `size`. An empty slice has no chunks.
+    /// Splits the slice into slices of `size` bytes each, in order. The last one is shorter if the
+    /// length is not a multiple of `size`. An empty slice has no chunks.
     ///
-    /// The name is not `chunks`, which would hide the method of the bytes.
+    /// It is not called `chunks`, because that would hide the byte slice's method.
     ///
     /// # Panics
     /// Panics if `size` is 0.
@@ -176,8 +180,8 @@ impl<'r> SliceMut<'r> {
     /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
     /// let mut region = pd.allocate_region(10)?;
     /// for mut piece in region.as_slice_mut().into_chunks(4) {
-    ///     let length = piece.len() as u8;
-    ///     piece.fill(length); // here a receive would be posted for each
+    ///       let length = piece.len() as u8;
+    ///       piece.fill(length); // here a receive would be posted for each
     /// }
     /// assert_eq!(region[..], [4, 4, 4, 4, 4, 4, 4, 4, 2, 2]);
     /// # Ok::<(), rdma_mem::Error>(())
@@ -217,7 +221,7 @@ impl<'r> SliceMut<'r> {
         Ok(array::from_fn(|_| rest.take_first(size)))
     }
 
-    /// Takes the first `length` bytes, or all if there are fewer; the others remain.
+    /// Splits off and returns the first `length` bytes, or all if there are fewer.
     #[inline]
     fn take_first(&mut self, length: usize) -> Self {
         let (first, rest) = self.piece.split_at(length.min(self.piece.length));
@@ -238,7 +242,8 @@ impl Deref for SliceRef<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: initialised and borrowed for longer, by the contract of `new`.
+        // SAFETY: SAFETY.md F16: by the contract of `new`, the bytes are initialised, and borrowed
+        // for longer than the result.
         unsafe { self.piece.bytes() }
     }
 }
@@ -248,7 +253,8 @@ impl Deref for SliceMut<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: initialised and borrowed for longer, by the contract of `new`.
+        // SAFETY: SAFETY.md F16: by the contract of `new`, the bytes are initialised, and borrowed
+        // for longer than the result.
         unsafe { self.piece.bytes() }
     }
 }
@@ -256,8 +262,8 @@ impl Deref for SliceMut<'_> {
 impl DerefMut for SliceMut<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F16: initialised and exclusively borrowed for longer, by the contract
-        // of `new`, and reborrowed by `&mut self`.
+        // SAFETY: SAFETY.md F16: by the contract of `new`, the bytes are initialised, and
+        // exclusively borrowed for longer than the result; `&mut self` reborrows them.
         unsafe { self.piece.bytes_mut() }
     }
 }
