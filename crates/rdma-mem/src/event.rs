@@ -1,4 +1,5 @@
-//! Asynchronous events: their values, the log of a context, its readers, and the file that becomes readable.
+//! Asynchronous events: their values, a context's log and its readers, and the files that signal
+//! events.
 
 pub(crate) mod file;
 pub(crate) mod log;

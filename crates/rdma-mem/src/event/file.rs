@@ -1,4 +1,4 @@
-//! Files that are readable while a provider has events.
+//! Files that become readable when a provider has events.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -10,16 +10,16 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::error::verb::VerbError;
 
-/// A non-blocking file of a provider's object. It is readable while there are events.
+/// A provider object's file, set to non-blocking. It is readable while there are events.
 ///
-/// [`AsyncEvents`](crate::AsyncEvents) and the completion channels of the crate above use it; programs do not need it.
-/// It does not own the file.
+/// [`AsyncEvents`](crate::AsyncEvents) and the completion channels of the crate above use it;
+/// programs do not need it. It does not own the file.
 #[derive(Debug)]
 pub struct EventFile(BorrowedFd<'static>);
 
 impl EventFile {
-    /// Makes the file of an object non-blocking. If several threads see an event and one of them
-    /// takes it, the others do not block.
+    /// Makes an object's file non-blocking. If several threads wake up for one event, those that do
+    /// not get it do not block.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses.
@@ -27,15 +27,16 @@ impl EventFile {
     /// # Safety
     /// The file stays open while the `EventFile` exists.
     pub unsafe fn new(fd: RawFd) -> Result<Self, VerbError> {
-        // SAFETY: SAFETY.md F15: open by the contract, and lent out for no longer than `self` lives.
+        // SAFETY: SAFETY.md F15: by this function's contract, the file stays open while `self`
+        // exists, and the borrow ends before.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
         let flags = fcntl_getfl(file).map_err(failed("fcntl"))?;
         fcntl_setfl(file, flags | OFlags::NONBLOCK).map_err(failed("fcntl"))?;
         Ok(Self(file))
     }
 
-    /// Calls `take` until it returns something, and sleeps between the calls while the file is not
-    /// readable. Returns `None` after `timeout`; without a timeout it waits without limit.
+    /// Calls `take` until it returns something, and sleeps between calls until the file is
+    /// readable. Returns `None` after `timeout`; without a timeout it waits indefinitely.
     ///
     /// # Errors
     /// Returns the error of `take`, or of `poll` if the device was removed.
@@ -67,8 +68,8 @@ impl EventFile {
         Ok(None)
     }
 
-    /// Waits until this file or the other one is readable, or the deadline has passed; `true` for a
-    /// readable file.
+    /// Waits until this file or the other one is readable, or until the deadline. Returns true if a
+    /// file is readable.
     fn sleep(
         &self,
         other: Option<BorrowedFd<'_>>,
@@ -99,7 +100,7 @@ impl AsFd for EventFile {
     }
 }
 
-/// Returns a function that creates the error of a system call.
+/// Returns a function that creates a system call's error.
 pub(crate) fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> VerbError {
     move |error| VerbError::new(call, Errno::from_raw(error.raw_os_error()))
 }

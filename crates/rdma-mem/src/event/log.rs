@@ -1,4 +1,4 @@
-//! The events of a context, kept until every reader has them.
+//! A context's events, kept until every reader has read them.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::error::verb::VerbError;
 use crate::event::file::failed;
 use crate::event::value::{AsyncEvent, AsyncEventSource};
 
-/// The number of events that are kept after every taker has read them.
+/// The number of events that are kept even after every taker has read them.
 const KEPT: usize = 256;
 
 /// The events of one context.
@@ -26,27 +26,28 @@ impl fmt::Debug for EventLog {
     }
 }
 
-/// The kept events, with the total number of events.
+/// The kept events, and counts from which positions in the whole sequence follow.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     kept: VecDeque<AsyncEvent>,
-    /// The number of events before the kept ones.
+    /// The number of events that precede the kept ones.
     gone: u64,
-    /// The number of events, kept or dropped, that the most advanced taker has read.
+    /// The number of events that the most advanced taker has read, whether or not they are still
+    /// kept.
     given: u64,
     takers: Vec<Taker>,
 }
 
 #[derive(Debug)]
 struct Taker {
-    /// The number of events that it has read, including those from before it joined.
+    /// The number of events that this taker has read, including those from before it joined.
     has: u64,
-    /// Identifies the taker, and is readable exactly while there is an event that it has not read.
+    /// Identifies the taker. It is readable exactly while the taker has an unread event.
     wake: Arc<OwnedFd>,
 }
 
 impl EventLog {
-    /// Not for a forked child: the thread that holds the lock may not exist there.
+    /// Must not be called in a forked child: the thread that holds the lock may not exist there.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Events> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -57,8 +58,8 @@ impl Events {
         self.gone + self.kept.len() as u64
     }
 
-    /// Adds a taker, which starts with the kept events that no other has read. Its file is readable while there is an
-    /// event for it.
+    /// Adds a taker, which starts with the kept events that no other taker has read. Its file is
+    /// readable while the taker has an unread event.
     pub(crate) fn join(&mut self) -> Result<Arc<OwnedFd>, VerbError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(eventfd(0, flags).map_err(failed("eventfd"))?);
@@ -83,7 +84,7 @@ impl Events {
         self.forget();
     }
 
-    /// Returns the next event for a taker, if there is one.
+    /// Returns the taker's next event, if any.
     pub(crate) fn next(&mut self, wake: &Arc<OwnedFd>) -> Option<AsyncEvent> {
         let came = self.came();
         let taker = self.takers.iter_mut().find(|taker| Arc::ptr_eq(&taker.wake, wake))?;
@@ -104,7 +105,7 @@ impl Events {
         own.map(|event| event.kind).collect()
     }
 
-    /// Drops the oldest events above the limit, except those that a taker has not read.
+    /// Drops the oldest events above the limit, except those that some taker has not read yet.
     fn forget(&mut self) {
         let all_have = self.takers.iter().map(|taker| taker.has).min().unwrap_or(u64::MAX);
         while self.kept.len() > KEPT && self.gone < all_have {
@@ -114,7 +115,7 @@ impl Events {
     }
 }
 
-/// The counter is 0 or 1, and the file is private: neither call can fail or block.
+/// The counter is only ever 0 or 1, and the file is private, so neither call can fail or block.
 impl Taker {
     fn raise(&self) {
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! Readers of the asynchronous events of a context.
+//! Readers of a context's asynchronous events.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -15,17 +15,19 @@ use crate::error::verb::VerbError;
 use crate::event::file::{EventFile, failed};
 use crate::event::value::{AsyncEvent, AsyncEventSource};
 
-/// The most events fetched by one call of `events_of`.
+/// The maximum number of events that one call to `events_of` fetches.
 const MOST: usize = 4096;
 
-/// The asynchronous events of a context.
+/// A context's asynchronous events.
 ///
-/// Each `AsyncEvents` of a context gets every event, so each part of a program can have its own. A new one starts with
-/// the events that no other has read. Unread events are kept in memory without a limit: drop an `AsyncEvents` that is
-/// no longer read. All methods take `&self`, from any thread.
+/// Every `AsyncEvents` of a context gets every event, so each part of a program can have its own. A
+/// new one starts with the events that no other has read yet. Unread events are kept in memory
+/// without a limit, so drop an `AsyncEvents` that is no longer read. All methods take `&self` and
+/// work from any thread.
 ///
-/// It [has a file](AsFd) that is readable while there are events, for `poll`, `epoll` and runtimes that use them. An
-/// `AsyncEvents` misses the events that the program reads by `ibv_get_async_event` itself.
+/// It [has a file](AsFd) that is readable while there are events, for `poll`, `epoll` and async
+/// runtimes. An `AsyncEvents` misses events that the program reads with `ibv_get_async_event`
+/// itself.
 ///
 /// # Examples
 /// ```
@@ -35,32 +37,33 @@ const MOST: usize = 4096;
 /// let context = rdma_mem::open_device("soft0")?;
 /// let events = context.async_events()?;
 /// while let Some(event) = events.get_event_timeout(Duration::from_millis(1))? {
-///     println!("{}: {:?}", event.kind, event.source);
+///       println!("{}: {:?}", event.kind, event.source);
 /// }
 /// # Ok::<(), rdma_mem::Error>(())
 /// ```
 #[doc(alias = "ibv_get_async_event")]
 #[derive(Debug)]
 pub struct AsyncEvents {
-    /// The context's file: readable while there are events that have not been fetched.
+    /// The context's file, readable while the provider has events that no reader has fetched.
     file: EventFile,
-    /// Identifies it in the log of the context: readable while there are events that another one
-    /// has fetched.
+    /// Identifies this reader in the context's log. It is readable while the log has events that
+    /// another reader fetched and this one has not read.
     wake: Arc<OwnedFd>,
-    /// A file that is readable while one of the two is.
+    /// A file that is readable while `file` or `wake` is.
     either: OwnedFd,
     context: Context,
 }
 
 impl AsyncEvents {
-    /// Returns the events of a context. Makes the context's `async_fd` non-blocking.
+    /// Creates a reader for a context's events. Makes the context's `async_fd` non-blocking.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses that, or the process cannot open two more files.
     #[doc(alias = "async_fd")]
     pub fn of(context: &Context) -> Result<Self, Error> {
         context.check_process()?;
-        // SAFETY: SAFETY.md F6: the context closes its file, and is kept by `this`.
+        // SAFETY: SAFETY.md F6: only the context closes its file, and `this` keeps the context
+        // alive.
         let file = unsafe { EventFile::new(context.async_fd()) }?;
         let either = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
         let wake = context.log().lock().join()?;
@@ -86,18 +89,18 @@ impl AsyncEvents {
         }
     }
 
-    /// Waits for an event with a time limit; returns `None` if none occurred.
+    /// Waits for an event with a time limit; returns `None` if none occurs.
     ///
     /// # Errors
-    /// The errors are those of [`get_event`](Self::get_event).
+    /// Same errors as [`get_event`](Self::get_event).
     pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
         self.wait(Some(timeout))
     }
 
-    /// Returns an event if there is one already; does not block.
+    /// Returns an event if one is available; does not block.
     ///
     /// # Errors
-    /// The errors are those of [`get_event`](Self::get_event).
+    /// Same errors as [`get_event`](Self::get_event).
     pub fn try_get_event(&self) -> Result<Option<AsyncEvent>, Error> {
         self.context.check_process()?;
         let mut log = self.context.log().lock();
@@ -109,7 +112,7 @@ impl AsyncEvents {
         Ok(log.next(&self.wake))
     }
 
-    /// Returns the context of these events.
+    /// Returns the context that the events come from.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
@@ -138,15 +141,16 @@ impl Context {
     /// Returns the asynchronous events of the device, like [`AsyncEvents::of`].
     ///
     /// # Errors
-    /// The errors are those of [`AsyncEvents::of`].
+    /// Same errors as [`AsyncEvents::of`].
     #[doc(alias = "ibv_get_async_event")]
     pub fn async_events(&self) -> Result<AsyncEvents, Error> {
         AsyncEvents::of(self)
     }
 
-    /// Returns the events of an object, a port or the device, oldest first, to find the cause of a failure. Readers
-    /// still get them. It searches the context's last 256 events, and those that an [`AsyncEvents`] has not read yet.
-    /// Makes the context's `async_fd` non-blocking.
+    /// Returns the events of an object, a port or the device, oldest first, to find the cause of a
+    /// failure. Readers still get these events. The search covers the context's last 256 events,
+    /// and any that an [`AsyncEvents`] has not read yet. Makes the context's `async_fd`
+    /// non-blocking.
     ///
     /// # Errors
     /// Returns the provider's error, most often because the device was removed.
@@ -171,28 +175,32 @@ impl Context {
     }
 
     fn async_fd(&self) -> RawFd {
-        // SAFETY: SAFETY.md F1, F6: a live context, whose file does not change.
+        // SAFETY: SAFETY.md F1, F6: the context is live, and its file never changes.
         unsafe { (*self.as_raw()).async_fd }
     }
 
-    /// Fetches an event from the provider, if there is one. The log is locked, so that all readers see the same order
-    /// of events. The call does not block, although other code may have made the file blocking again.
+    /// Fetches an event from the provider, if there is one. The caller holds the log's lock, so all
+    /// readers see the events in the same order. The call does not block, even if other code has
+    /// made the file blocking again.
     fn fetch_event(&self) -> Result<Option<AsyncEvent>, Error> {
-        // SAFETY: SAFETY.md F6: the context closes its file, and is kept by `self`.
+        // SAFETY: SAFETY.md F6: only the context closes its file, and `self` keeps the context
+        // alive.
         let _non_blocking = unsafe { EventFile::new(self.async_fd()) }?;
         let verbs = self.verbs();
         let mut raw = ibv_async_event::default();
-        // SAFETY: SAFETY.md F1, F2: a live context of this table, and an event to write to.
+        // SAFETY: SAFETY.md F1, F2: the context is live and belongs to this table, and the event
+        // may be written.
         let returned = unsafe { (verbs.get_async_event)(self.as_raw(), &raw mut raw) };
         match Errno::check_minus_one(returned) {
             Ok(_) => {}
             Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
             Err(errno) => return Err(VerbError::new("ibv_get_async_event", errno).into()),
         }
-        // SAFETY: SAFETY.md F1: the provider filled it just now, and it is acknowledged below.
+        // SAFETY: SAFETY.md F1: the provider has just filled in the event, and it is acknowledged
+        // below.
         let event = unsafe { AsyncEvent::from_raw(&raw) };
-        // SAFETY: SAFETY.md F1, F2: an event of this table, acknowledged once. The object of the event may be destroyed
-        // from here on, and is not used any more.
+        // SAFETY: SAFETY.md F1, F2: the event comes from this table and is acknowledged once. Its
+        // object may be destroyed from here on, and is no longer used.
         unsafe { (verbs.ack_async_event)(&raw mut raw) };
         Ok(Some(event))
     }

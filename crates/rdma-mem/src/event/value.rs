@@ -16,30 +16,30 @@ use crate::object::id::ObjectId;
 pub struct AsyncEvent {
     /// The kind of the event.
     pub kind: AsyncEventKind,
-    /// The object of the event.
+    /// The object that the event is about.
     pub source: AsyncEventSource,
 }
 
-/// The object of an asynchronous event.
+/// The object that an asynchronous event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEventSource {
     /// The device as a whole.
     Device,
-    /// A port, by its number.
+    /// A port, with its number.
     Port(u8),
     /// A queue pair.
     QueuePair {
-        /// Its number. A later queue pair may have the same number.
+        /// The queue pair's number. A later queue pair may get the same number.
         qpn: Qpn,
-        /// Its id.
+        /// The queue pair's id.
         id: ObjectId,
     },
-    /// A completion queue, by its id.
+    /// A completion queue, with its id.
     CompletionQueue(ObjectId),
-    /// A shared receive queue, by its id.
+    /// A shared receive queue, with its id.
     SharedReceiveQueue(ObjectId),
-    /// An object that depends on the kind of the event.
+    /// The event's kind is unknown, and so is the type of its object.
     Unknown,
 }
 
@@ -47,30 +47,31 @@ impl AsyncEvent {
     /// Copies the contents of an event.
     ///
     /// # Safety
-    /// `ibv_get_async_event` filled it, and it is not acknowledged yet, which keeps the object of the event alive.
+    /// `ibv_get_async_event` filled in the event. It is not acknowledged yet, which keeps its
+    /// object alive.
     pub(crate) unsafe fn from_raw(raw: &ibv_async_event) -> Self {
         let kind = AsyncEventKind::from_raw(raw.event_type.0);
-        // SAFETY: this function's contract.
+        // SAFETY: the caller upholds the same contract.
         let source = unsafe { source(kind, raw) };
         Self { kind, source }
     }
 }
 
 /// # Safety
-/// The contract is that of [`AsyncEvent::from_raw`].
+/// The contract of [`AsyncEvent::from_raw`] applies.
 unsafe fn source(kind: AsyncEventKind, raw: &ibv_async_event) -> AsyncEventSource {
     match kind {
         AsyncEventKind::CQ_ERR => {
-            // SAFETY: SAFETY.md F1: an event of this kind is about a completion queue.
+            // SAFETY: SAFETY.md F1: the element of this kind of event is a completion queue.
             let cq = unsafe { raw.element.cq };
-            // SAFETY: SAFETY.md F1: it is live until the event is acknowledged.
+            // SAFETY: SAFETY.md F1: the queue is live until the event is acknowledged.
             let context = unsafe { (*cq).cq_context };
             AsyncEventSource::CompletionQueue(ObjectId::from_context(context))
         }
         AsyncEventKind::SRQ_ERR | AsyncEventKind::SRQ_LIMIT_REACHED => {
-            // SAFETY: SAFETY.md F1: an event of these kinds is about a shared receive queue.
+            // SAFETY: SAFETY.md F1: the element of these kinds of event is a shared receive queue.
             let srq = unsafe { raw.element.srq };
-            // SAFETY: SAFETY.md F1: it is live until the event is acknowledged.
+            // SAFETY: SAFETY.md F1: the queue is live until the event is acknowledged.
             let context = unsafe { (*srq).srq_context };
             AsyncEventSource::SharedReceiveQueue(ObjectId::from_context(context))
         }
@@ -82,11 +83,11 @@ unsafe fn source(kind: AsyncEventKind, raw: &ibv_async_event) -> AsyncEventSourc
         | AsyncEventKind::PATH_MIG
         | AsyncEventKind::PATH_MIG_ERR
         | AsyncEventKind::QP_LAST_WQE_REACHED => {
-            // SAFETY: SAFETY.md F1: an event of these kinds is about a queue pair.
+            // SAFETY: SAFETY.md F1: the element of these kinds of event is a queue pair.
             let qp = unsafe { raw.element.qp };
-            // SAFETY: SAFETY.md F1: it is live until the event is acknowledged.
+            // SAFETY: SAFETY.md F1: the queue pair is live until the event is acknowledged.
             let qpn = Qpn::masked(unsafe { (*qp).qp_num });
-            // SAFETY: SAFETY.md F1: as above.
+            // SAFETY: SAFETY.md F1: the queue pair is live until the event is acknowledged.
             let id = ObjectId::from_context(unsafe { (*qp).qp_context });
             AsyncEventSource::QueuePair { qpn, id }
         }
@@ -97,12 +98,12 @@ unsafe fn source(kind: AsyncEventKind, raw: &ibv_async_event) -> AsyncEventSourc
         | AsyncEventKind::SM_CHANGE
         | AsyncEventKind::CLIENT_REREGISTER
         | AsyncEventKind::GID_CHANGE => {
-            // SAFETY: SAFETY.md F1: an event of these kinds is about a port.
+            // SAFETY: SAFETY.md F1: the element of these kinds of event is a port number.
             let port = unsafe { raw.element.port_num };
             u8::try_from(port).map_or(AsyncEventSource::Unknown, AsyncEventSource::Port)
         }
         AsyncEventKind::DEVICE_FATAL => AsyncEventSource::Device,
-        // For an unknown kind, no part of the union may be read.
+        // For an unknown kind, no union member may be read.
         _ => AsyncEventSource::Unknown,
     }
 }
@@ -117,7 +118,8 @@ mod tests {
 
     fn of(kind: AsyncEventKind, element: Element) -> AsyncEventSource {
         let raw = ibv_async_event { element, event_type: ibv_event_type(kind.raw()) };
-        // SAFETY: SAFETY.md F1: the tests give an element that is live and of the event's kind.
+        // SAFETY: SAFETY.md F1: the tests pass an element that is live and matches the event's
+        // kind.
         let event = unsafe { AsyncEvent::from_raw(&raw) };
         assert_eq!(event.kind, kind);
         event.source
