@@ -1,10 +1,10 @@
-//! Objects of the process that forked this one.
+//! Errors for objects that belong to the process that forked this one.
 
 use rdma_sys::Process;
 
-/// An object belongs to another process, which forked this one.
+/// The object belongs to the parent process, which forked this one.
 ///
-/// The device and its provider know the parent's objects only. The child can neither use nor
+/// The device and its provider know only the parent's objects, so the child can neither use nor
 /// release them.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -19,7 +19,7 @@ pub struct Forked {
 
 rdma_types::debug_messages!(struct Forked { owner });
 
-/// Checks that this process created an object.
+/// Checks that this process created the object.
 #[inline]
 pub(crate) fn check(made_by: Process) -> Result<(), Forked> {
     if made_by.is_current() { Ok(()) } else { Err(Forked { owner: made_by.id() }) }

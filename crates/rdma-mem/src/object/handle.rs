@@ -1,4 +1,4 @@
-//! The handle of one object of a provider, with the values that must outlive it.
+//! The handle to a provider's object, with the values that must outlive the object.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -14,13 +14,13 @@ use crate::error::verb::VerbError;
 use crate::object::forked::{self, Forked};
 use crate::object::ownership::Ownership;
 
-/// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed on drop, and `P`, the values that it
-/// needs: its parents, or its memory.
+/// A provider's object (`ibv_pd`, `ibv_qp` …), which is destroyed on drop, and `P`, the values that
+/// it needs: its parents, or its memory.
 ///
-/// The owners in this crate and in those above consist of handles; programs do not need this type.
-/// `P` is dropped after the object was destroyed (SAFETY.md F6). If destruction fails, `Drop` emits
-/// one `tracing` event, and object and `P` are never freed: the device may still use them. Use
-/// [`close`](Self::close) to get the error instead.
+/// The owners in this crate and in the crates above are built from handles; programs do not need
+/// this type. `P` is dropped after the object is destroyed (SAFETY.md F6). If destroying the object
+/// fails, `Drop` emits one `tracing` event and leaks both, because the device may still use them.
+/// To get the error instead, use [`close`](Self::close).
 ///
 /// In a forked child, nothing is destroyed and `P` is not dropped. For a [borrowed](Self::from_raw)
 /// object, only `P` is dropped.
@@ -36,16 +36,16 @@ type Destroy<T> = unsafe extern "C" fn(*mut T) -> c_int;
 
 // SAFETY: SAFETY.md F9: by the contract of `new`, any thread may use and destroy the object.
 unsafe impl<T, P: Send> Send for Handle<T, P> {}
-// SAFETY: SAFETY.md F9: `&Handle` returns only a pointer, and using that is `unsafe`.
+// SAFETY: SAFETY.md F9: `&Handle` returns only a pointer, and using the pointer is `unsafe`.
 unsafe impl<T, P: Sync> Sync for Handle<T, P> {}
 
 impl<T, P> Handle<T, P> {
-    /// Takes ownership of the object at `raw`. `destroy` destroys it; messages call that function
-    /// `verb`.
+    /// Takes ownership of the object at `raw`. `destroy` is the function that destroys it, and
+    /// `verb` is that function's name in messages.
     ///
     /// # Safety
-    /// `raw` is live; `destroy` is its provider's function for it, which returns an error number
-    /// and is not called elsewhere. Any thread may use and destroy the object. `needs` keeps alive
+    /// `raw` is live. `destroy` is its provider's function for it, returns an error number, and is
+    /// not called elsewhere. Any thread may use and destroy the object. `needs` keeps alive
     /// everything that the object requires. When the handle is dropped or closed, the object is no
     /// longer in use.
     #[must_use]
@@ -54,12 +54,12 @@ impl<T, P> Handle<T, P> {
         Self { raw, destroy, verb, process, needs: ManuallyDrop::new(needs) }
     }
 
-    /// Like [`new`](Self::new), but for an object from elsewhere. `destroy` is called if it is owned; no function is
-    /// called if it is borrowed.
+    /// Like [`new`](Self::new), but for an object from elsewhere. `destroy` is called only if the
+    /// object is owned.
     ///
     /// # Safety
-    /// The contract is that of [`new`](Self::new). If the object is borrowed, other code destroys it, and not before
-    /// the handle was dropped or closed.
+    /// The contract of [`new`](Self::new) applies. If the object is borrowed, other code destroys
+    /// it, but only after the handle is dropped or closed.
     #[must_use]
     pub unsafe fn from_raw(
         raw: NonNull<T>,
@@ -72,15 +72,15 @@ impl<T, P> Handle<T, P> {
             Ownership::Owned => destroy,
             Ownership::Borrowed => leave,
         };
-        // SAFETY: SAFETY.md F1: the same contract.
+        // SAFETY: SAFETY.md F1: the caller upholds the same contract.
         unsafe { Self::new(raw, destroy, verb, needs) }
     }
 
-    /// Checks that this process created the object. Operations outside of the data path call it
+    /// Checks that this process created the object. Operations outside the data path call this
     /// first.
     ///
     /// # Errors
-    /// Returns an error in a child that was forked since the object was created.
+    /// Returns an error in a child that was forked after the object was created.
     #[inline]
     pub fn check_process(&self) -> Result<(), Forked> {
         forked::check(self.process)
@@ -100,7 +100,7 @@ impl<T, P> Handle<T, P> {
         &self.needs
     }
 
-    /// Returns the values that the object needs. They may be replaced by equivalent ones.
+    /// Returns the values that the object needs. The caller may replace them with equivalent ones.
     #[inline]
     pub(crate) fn needs_mut(&mut self) -> &mut P {
         &mut self.needs
@@ -118,15 +118,15 @@ impl<T, P> Handle<T, P> {
         }
         let mut this = ManuallyDrop::new(self);
         match this.destroy() {
-            // SAFETY: SAFETY.md F6: the object is destroyed, and `this` is not used or dropped after
-            // this.
+            // SAFETY: SAFETY.md F6: the object is destroyed, and `this` is neither used nor dropped
+            // afterwards.
             Ok(()) => Ok(unsafe { ManuallyDrop::take(&mut this.needs) }),
             Err(error) => Err((ManuallyDrop::into_inner(this), error.into())),
         }
     }
 
-    /// Like [`close`](Self::close), but for an object with clones. `this` has to be the last clone, and no object
-    /// created from it may be alive.
+    /// Like [`close`](Self::close), but for an object that can be cloned. Fails unless `this` is
+    /// the last clone and no object created from it is alive.
     pub(crate) fn close_last(
         this: Arc<Self>,
         what: &'static str,
@@ -140,14 +140,15 @@ impl<T, P> Handle<T, P> {
     }
 
     fn destroy(&self) -> Result<(), VerbError> {
-        // SAFETY: SAFETY.md F1, F2: live and of this provider by the contract of `new`; the two
-        // callers have the handle by value or in `Drop`, so it happens once.
+        // SAFETY: SAFETY.md F1, F2: by the contract of `new`, the object is live and belongs to
+        // this provider. Both callers own the handle (by value, or in `Drop`), so this happens
+        // once.
         let returned = unsafe { (self.destroy)(self.raw.as_ptr()) };
         Errno::check(returned).map_err(|errno| VerbError::new(self.verb, errno))
     }
 }
 
-/// Replaces the verb that destroys an object, for a borrowed one.
+/// Stands in for the destroying verb if the object is borrowed.
 unsafe extern "C" fn leave<T>(_: *mut T) -> c_int {
     0
 }
@@ -182,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    /// Destroys an object. It fails as many times as the object's number, then succeeds.
+    /// Destroys an object. The object's number is how many times this fails before it succeeds.
     unsafe extern "C" fn destroy(object: *mut AtomicI32) -> c_int {
         // SAFETY: SAFETY.md F1: the tests pass a live object.
         let object = unsafe { &*object };
@@ -190,7 +191,7 @@ mod tests {
     }
 
     fn handle(object: &AtomicI32, needs: &Rc<()>) -> Handle<AtomicI32, Rc<()>> {
-        // SAFETY: SAFETY.md F1: the object outlives the handle, and is used through atomics only.
+        // SAFETY: SAFETY.md F1: the object outlives the handle, and is accessed only atomically.
         unsafe { Handle::new(NonNull::from(object), destroy, "destroy", Rc::clone(needs)) }
     }
 
@@ -212,7 +213,8 @@ mod tests {
             let (object, needs) = (AtomicI32::new(0), Rc::new(()));
             let handle = || {
                 let (raw, needs) = (NonNull::from(&object), Rc::clone(&needs));
-                // SAFETY: SAFETY.md F1: the object outlives the handle, and is used through atomics only.
+                // SAFETY: SAFETY.md F1: the object outlives the handle, and is accessed only
+                // atomically.
                 unsafe { Handle::from_raw(raw, destroy, "destroy", needs, ownership) }
             };
             drop(handle());
@@ -229,7 +231,7 @@ mod tests {
             drop(handle(&object, &needs));
             assert_eq!(object.into_inner(), failures - 1);
             assert_eq!(Rc::strong_count(&needs), if failures == 0 { 1 } else { 2 });
-            // SAFETY: SAFETY.md F1: releases the count of the `Rc` that the handle leaked.
+            // SAFETY: SAFETY.md F1: this releases the `Rc` count that the handle leaked.
             (failures == 1).then(|| unsafe { Rc::decrement_strong_count(Rc::as_ptr(&needs)) });
         }
     }

@@ -1,4 +1,4 @@
-//! The name of an object in events.
+//! The identity of an object in events.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -7,27 +7,28 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Identifies a queue pair, a completion queue or a shared receive queue in events.
 ///
-/// No two objects of a process ever have the same id, even if one is created after the other is
-/// destroyed. Therefore an event of a destroyed object is not attributed to another one.
+/// No two objects in a process ever get the same id, even if one is created after the other is
+/// destroyed. Therefore an event about a destroyed object is never attributed to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId(usize);
 
 impl ObjectId {
-    /// Returns an id that no object had before. For the owners in the crates above.
+    /// Returns an id that no other object has or had; for the owners in the crates above.
     #[must_use]
     pub fn unique() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Returns the id of an object with this user context (`qp_context`, `cq_context`, `srq_context`), which is never
-    /// used as an address. Other code may store any value there in the objects that it creates.
+    /// Returns the id that an object's user context (`qp_context`, `cq_context`, `srq_context`)
+    /// holds. The context is never used as an address. In objects that other code creates, it may
+    /// hold any value.
     #[must_use]
     pub fn from_context(context: *mut c_void) -> Self {
         Self(context.addr())
     }
 
-    /// Returns the user context of an object with this id.
+    /// Returns the user context for an object with this id.
     #[must_use]
     pub const fn to_context(self) -> *mut c_void {
         ptr::without_provenance_mut(self.0)

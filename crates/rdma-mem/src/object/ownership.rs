@@ -1,29 +1,34 @@
-//! The ownership of objects from C.
+//! The ownership of objects that came from C.
 
-/// The ownership of an object that a program passes to `from_raw`.
+/// Whether the caller or the value owns an object that is passed to `from_raw`.
 ///
-/// An owner lends its C object to other libraries with `as_raw`, and wraps one of theirs with `from_raw`. Such owners are
-/// [`Context`](crate::Context::from_raw), [`ProtectionDomain`](crate::ProtectionDomain::from_raw),
-/// [`MemoryRegion`](crate::MemoryRegion::from_raw), [`DmabufRegion`](crate::DmabufRegion::from_raw),
-/// [`MemoryWindow`](crate::MemoryWindow::from_raw), and several types of `rdma-qp`.
+/// An owner lends its C object to other libraries with `as_raw`, and wraps one of theirs with
+/// `from_raw`. The owners with `from_raw` are [`Context`](crate::Context::from_raw),
+/// [`ProtectionDomain`](crate::ProtectionDomain::from_raw),
+/// [`MemoryRegion`](crate::MemoryRegion::from_raw),
+/// [`DmabufRegion`](crate::DmabufRegion::from_raw),
+/// [`MemoryWindow`](crate::MemoryWindow::from_raw), and several types in `rdma-qp`.
 ///
-/// Regions that own or borrow their memory ([`OwnedRegion`](crate::OwnedRegion), [`SharedRegion`](crate::SharedRegion),
-/// [`BorrowedRegion`](crate::BorrowedRegion), [`BufferPool`](crate::BufferPool)) have no `from_raw`: they allocate the
-/// memory, or prove that it is borrowed. Use a [`MemoryRegion`](crate::MemoryRegion) for memory of C.
+/// Regions that own or borrow their memory ([`OwnedRegion`](crate::OwnedRegion),
+/// [`SharedRegion`](crate::SharedRegion), [`BorrowedRegion`](crate::BorrowedRegion),
+/// [`BufferPool`](crate::BufferPool)) have no `from_raw`. They must allocate the memory themselves
+/// or hold a checked borrow of it. For memory that C owns, use a
+/// [`MemoryRegion`](crate::MemoryRegion).
 ///
 /// # The contract of every `from_raw`
-/// - The object is live, and was created in this process by the provider of the given parents and from these parents.
-/// - No other code destroys it before this value and all objects made from it are dropped.
-/// - Any thread may use it: it was created without `IBV_CREATE_CQ_ATTR_SINGLE_THREADED` and without a thread domain,
-///   which omit the provider's locks.
+/// - The object is live. It was created in this process, from the given parents, by their provider.
+/// - No other code destroys it before this value and all objects created from it have been dropped.
+/// - Any thread may use it: it was created without `IBV_CREATE_CQ_ATTR_SINGLE_THREADED` and without
+///   a thread domain, which omit the provider's locks.
 /// - [`Owned`](Self::Owned): when it is destroyed, no other code uses it or has objects created
 ///   from it.
 ///
 /// If `from_raw` fails, the object is unchanged, and the caller owns it in either case.
 ///
-/// # Names
-/// Two values of one C object are two objects to these crates. They would report that a queue pair and a region are of
-/// different domains. So wrap once, and clone.
+/// # Wrap each object once
+/// These crates treat two values that wrap the same C object as two objects. For example, they
+/// would report that a queue pair and a region are in different domains. So wrap an object once,
+/// and clone the value.
 ///
 /// # Examples
 /// ```
@@ -47,14 +52,15 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums)] // it is one or the other
 pub enum Ownership {
-    /// Dropping the value destroys the object, by its provider's verb, as if the object had been
-    /// created here.
+    /// Dropping the value destroys the object with its provider's verb, as if it had been created
+    /// here.
     Owned,
-    /// The caller destroys the object, after the value and all objects created from it are dropped. Dropping or closing
-    /// the value calls no verb, so it ends no request and no access of a peer. A promise that lasts until an object is
-    /// destroyed lasts until the caller has destroyed it.
+    /// The caller destroys the object, after dropping the value and all objects created from it.
+    /// Dropping or closing the value calls no verb, so it ends neither requests nor a peer's
+    /// access. A promise that lasts until the object is destroyed therefore lasts until the caller
+    /// destroys it.
     ///
-    /// The value keeps its parents alive, and releases them when it is dropped. Parents that are owned here have to be
-    /// kept until the object was destroyed.
+    /// The value keeps its parents alive, but releases them when it is dropped. Keep any parents
+    /// that are owned here alive until the object is destroyed.
     Borrowed,
 }
