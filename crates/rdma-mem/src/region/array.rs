@@ -1,4 +1,4 @@
-//! Regions with memory of their own that consists of values.
+//! Regions that own their memory and expose it as an array of values.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,14 +12,14 @@ use crate::error::Error;
 use crate::region::memory::PAGE;
 use crate::region::owned::OwnedRegion;
 
-/// An [`OwnedRegion`] whose bytes are values of type `T`, one after the other.
+/// An [`OwnedRegion`] whose bytes are consecutive values of type `T`.
 ///
-/// `T` is plain old data ([`Pod`], which the crate `bytemuck` derives for structs). Any bytes that a device writes
-/// there are a valid `T`, and a `T` that is sent has no padding. Both sides must have the same layout (`#[repr(C)]`)
-/// and byte order.
+/// `T` is plain old data ([`Pod`], which the crate `bytemuck` derives for structs). Whatever bytes
+/// a device writes are a valid `T`, and a `T` that is sent has no padding. Both sides must use the
+/// same layout (`#[repr(C)]`) and byte order.
 ///
-/// The array derefs to its values, which are initially zero. Requests take registered slices of it, which deref to
-/// bytes.
+/// The array derefs to its values, which are initially zero. Requests take registered slices of it,
+/// which deref to bytes.
 ///
 /// # Examples
 /// ```
@@ -34,29 +34,31 @@ use crate::region::owned::OwnedRegion;
 /// ```
 #[doc(alias = "ibv_mr")]
 pub struct OwnedArray<T> {
-    /// The region: its length is a multiple of the values' size, and it has their alignment.
+    /// The region. Its length is a multiple of `T`'s size, and it is aligned for `T`.
     region: OwnedRegion,
     values: PhantomData<T>,
 }
 
 impl ProtectionDomain {
-    /// Allocates and registers memory for `count` zeroed values, on pages of their own.
+    /// Allocates and registers memory for `count` zeroed values; the memory consists of whole
+    /// pages.
     ///
     /// # Errors
-    /// The errors are those of [`allocate_region`](Self::allocate_region). A length of 0 bytes is an [empty
+    /// Same errors as [`allocate_region`](Self::allocate_region). A length of 0 bytes is an [empty
     /// region](Error::EmptyRegion).
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate_array<T: Pod>(&self, count: usize) -> Result<OwnedArray<T>, Error> {
         const { assert!(align_of::<T>() <= PAGE, "more than a page's alignment") };
-        // A length that overflows `usize` does not fit into memory either.
+        // If the length overflows `usize`, it does not fit into memory anyway, so saturating is
+        // enough.
         let length = count.saturating_mul(size_of::<T>());
         Ok(OwnedArray { region: self.allocate_region(length)?, values: PhantomData })
     }
 }
 
 impl<T: Pod> OwnedArray<T> {
-    /// Returns a slice of `count` values from `index` on, to send or write from; `None` if they are not all within the
-    /// array.
+    /// Returns a slice of `count` values starting at `index`, to send or write from; `None` unless
+    /// all of them are within the array.
     #[inline]
     #[must_use]
     pub fn get_ref(&self, index: usize, count: usize) -> Option<SliceRef<'_>> {
@@ -64,8 +66,8 @@ impl<T: Pod> OwnedArray<T> {
         self.region.get_ref(offset, length)
     }
 
-    /// Returns an exclusive slice of `count` values from `index` on, also to receive or read into. `None` if they are
-    /// not all within the array.
+    /// Returns an exclusive slice of `count` values starting at `index`, which can also be received
+    /// or read into; `None` unless all of them are within the array.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, index: usize, count: usize) -> Option<SliceMut<'_>> {
@@ -80,21 +82,21 @@ impl<T: Pod> OwnedArray<T> {
         self.region.as_slice()
     }
 
-    /// Returns an exclusive slice of the whole array, also to receive or read into.
+    /// Returns an exclusive slice of the whole array, which can also be received or read into.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
         self.region.as_slice_mut()
     }
 
-    /// Returns the region with the bytes of the values.
+    /// Returns the underlying region.
     #[must_use]
     pub fn into_region(self) -> OwnedRegion {
         self.region
     }
 }
 
-/// Returns the offset and length of values, in bytes.
+/// Returns the offset and length in bytes of a range of values.
 #[inline]
 fn bytes<T>(index: usize, count: usize) -> Option<(usize, usize)> {
     Some((index.checked_mul(size_of::<T>())?, count.checked_mul(size_of::<T>())?))

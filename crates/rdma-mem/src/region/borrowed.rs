@@ -20,8 +20,9 @@ use crate::region::relaxed;
 /// [`split_at`](LocalRegion::split_at) and [`get_mut`](LocalRegion::get_mut) return parts of it
 /// with the region's key. An element made from such a part is always valid.
 ///
-/// No peer can access it, and it has no `remote()`. A forgotten region (`std::mem::forget`) ends its borrow and stays
-/// registered. A peer with the key could then write to memory that other code already uses.
+/// No peer can access it, and it has no `remote()`. The reason is that forgetting a region
+/// (`std::mem::forget`) ends its borrow but leaves it registered. A peer with the key could then
+/// write to memory that other code already uses.
 ///
 /// # Examples
 /// ```
@@ -40,29 +41,31 @@ use crate::region::relaxed;
 pub type BorrowedRegion<'a> = LocalRegion<PhantomData<&'a mut [u8]>>;
 
 impl ProtectionDomain {
-    /// Registers a slice for local access, and borrows it: its bytes can be sent, and can be received or read into.
+    /// Registers a slice for local access and borrows it. Its bytes can be sent, and received or
+    /// read into.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`], or the verb's: the hint is about the limit of locked memory.
+    /// [`Error::EmptyRegion`], or the verb's error, with a hint about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_borrowed<'a>(&self, memory: &'a mut [u8]) -> Result<BorrowedRegion<'a>, Error> {
         let (length, base) = (memory.len(), NonNull::from(memory).cast());
         let access = relaxed::relax(AccessFlags::new().with_local_write())?;
-        // SAFETY: SAFETY.md F8, F29: borrowed until the region is dropped, which deregisters it first. If the region is
-        // forgotten, or cannot be deregistered, the memory may be unmapped while it is registered. Nothing depends on
-        // it then: no element can be made any more, and the poster of an earlier one keeps its bytes valid until its
-        // request has completed. So the memory is mapped whenever a request can use it. The rkey is useless to a peer,
-        // which has no right here, and no window can be bound to the region.
+        // SAFETY: SAFETY.md F8, F29: the memory is borrowed until the region is dropped, which
+        // deregisters it first. If the region is forgotten, or cannot be deregistered, the memory
+        // may be unmapped while it is registered. Nothing depends on it then: no new element can be
+        // created, and the poster of an earlier one keeps its bytes valid until its request
+        // completes. So the memory is mapped whenever a request can use it. The rkey is useless to
+        // a peer, because it grants no right, and no window can be bound to the region.
         let registration = unsafe { Registration::mapped(self, base, length, access, PhantomData) };
         let registration = registration.map_err(|(_, error)| error)?;
-        // SAFETY: SAFETY.md F16: a slice, so mapped and initialised, that is exclusively borrowed
-        // while the region lives; no peer has a right to it.
+        // SAFETY: SAFETY.md F16: the memory is a slice, so it is mapped and initialised. It is
+        // exclusively borrowed while the region lives, and no peer has a right to it.
         Ok(unsafe { BorrowedRegion::new(registration) })
     }
 }
 
 impl BorrowedRegion<'_> {
-    /// Deregisters the region, which ends the borrow.
+    /// Deregisters the region and ends the borrow.
     ///
     /// # Errors
     /// Returns the region, which is still registered, and the provider's error.

@@ -1,19 +1,20 @@
 //! The processor's copies to and from memory that a device uses at the same time.
 //!
-//! No reference to the bytes of such memory is formed. On x86-64 the copy is assembly, which the compiler treats as
-//! opaque. On other machines it uses [atomic words](words), the only width that a region lends.
-//! `--cfg rdma_visible_copies` replaces it by the copy that AddressSanitizer intercepts.
+//! No reference to such memory is ever formed. On x86-64 the copy is assembly, which is opaque to
+//! the compiler. Other machines use [atomic words](words), the only width in which a region lends
+//! its memory. `--cfg rdma_visible_copies` replaces the copy with one that AddressSanitizer
+//! intercepts.
 #![allow(unsafe_code)]
 
 #[cfg(any(test, miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]
 mod words;
 
-/// Copies shared memory into `out`. Concurrent writes may be seen in part.
+/// Copies shared memory into `out`. The copy may contain only a part of a concurrent write.
 ///
 /// # Safety
-/// `source` is valid for reads and writes of `out.len()` bytes, and so are the aligned words of eight bytes that
-/// contain them. All are part of one region. Other code accesses its memory only by atomics of eight bytes, by these
-/// copies, or as a device. `out` does not overlap it.
+/// `source` is valid for reads and writes of `out.len()` bytes, and so are the aligned 8-byte words
+/// that contain them. All of them lie in one region. Other code accesses that memory only with
+/// 8-byte atomics, with these copies, or as a device. `out` does not overlap it.
 #[inline]
 pub(crate) unsafe fn copy_out(source: *mut u8, out: &mut [u8]) {
     #[cfg(any(miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]
@@ -22,16 +23,17 @@ pub(crate) unsafe fn copy_out(source: *mut u8, out: &mut [u8]) {
         words::load(source, out);
     }
     #[cfg(all(any(target_arch = "x86_64", rdma_visible_copies), not(miri)))]
-    // SAFETY: SAFETY.md F16: by this function's contract; `out` is exclusive, so they do not overlap.
+    // SAFETY: SAFETY.md F16: by this function's contract; `out` is exclusive, so the ranges do not
+    // overlap.
     unsafe {
         copy_opaque(source, out.as_mut_ptr(), out.len());
     }
 }
 
-/// Copies `data` into shared memory. Concurrent readers may see a part of it.
+/// Copies `data` into shared memory. Concurrent readers may see only a part of it.
 ///
 /// # Safety
-/// The contract is that of [`copy_out`], for `target`.
+/// The contract of [`copy_out`] applies, for `target`.
 #[inline]
 pub(crate) unsafe fn copy_in(data: &[u8], target: *mut u8) {
     #[cfg(any(miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]
@@ -40,14 +42,15 @@ pub(crate) unsafe fn copy_in(data: &[u8], target: *mut u8) {
         words::store(data, target);
     }
     #[cfg(all(any(target_arch = "x86_64", rdma_visible_copies), not(miri)))]
-    // SAFETY: SAFETY.md F16: by this function's contract; they do not overlap.
+    // SAFETY: SAFETY.md F16: by this function's contract, which also excludes an overlap.
     unsafe {
         copy_opaque(data.as_ptr(), target, data.len());
     }
 }
 
 /// # Safety
-/// `source` is valid for reads and `target` for writes of `length` bytes. They do not overlap.
+/// `source` is valid for reads and `target` for writes of `length` bytes. The ranges do not
+/// overlap.
 #[cfg(all(rdma_visible_copies, not(miri)))]
 #[inline]
 unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
@@ -56,16 +59,17 @@ unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
 }
 
 /// # Safety
-/// `source` is valid for reads and `target` for writes of `length` bytes. They do not overlap.
+/// `source` is valid for reads and `target` for writes of `length` bytes. The ranges do not
+/// overlap.
 #[cfg(all(target_arch = "x86_64", not(any(rdma_visible_copies, miri))))]
 #[inline]
 unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
-    /// Below this length the string instruction takes longer to start than a loop to finish.
+    /// Below this length, a simple loop finishes before the string instruction has started up.
     const STRING: usize = 128;
 
     if length >= STRING {
-        // SAFETY: SAFETY.md F16: both ranges are valid by the contract, and the direction flag is
-        // clear by the ABI.
+        // SAFETY: SAFETY.md F16: by the contract, both ranges are valid, and the ABI guarantees
+        // that the direction flag is clear.
         unsafe {
             std::arch::asm!(
                 "rep movsb",
@@ -78,7 +82,7 @@ unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
     let words = length / 8;
     for offset in (0..words * 8).step_by(8) {
         let (from, to) = (source.wrapping_add(offset), target.wrapping_add(offset));
-        // SAFETY: SAFETY.md F16: eight bytes within both ranges.
+        // SAFETY: SAFETY.md F16: the eight bytes are within both ranges.
         unsafe {
             std::arch::asm!(
                 "mov {word}, [{from}]", "mov [{to}], {word}",
@@ -89,7 +93,7 @@ unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
     }
     for offset in words * 8..length {
         let (from, to) = (source.wrapping_add(offset), target.wrapping_add(offset));
-        // SAFETY: SAFETY.md F16: one byte within both ranges.
+        // SAFETY: SAFETY.md F16: the byte is within both ranges.
         unsafe {
             std::arch::asm!(
                 "mov {byte}, [{from}]", "mov [{to}], {byte}",
@@ -106,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// Whole words, like the memory of a region.
+    /// The memory consists of whole words, like that of a region.
     #[repr(align(8))]
     struct Shared([u8; 400]);
 
@@ -115,20 +119,21 @@ mod tests {
 
     fn every_length_and_alignment(copy_out: Out, copy_in: In) {
         let numbers: Vec<u8> = (0..400).map(|n| u8::try_from(n % 251).unwrap()).collect();
-        // Miri is slow for each byte.
+        // Miri is slow, so it checks only a sample.
         let is_chosen = |&n: &usize| !cfg!(miri) || n < 18 || n.is_multiple_of(59);
         for length in (0..140).chain([300]).filter(is_chosen) {
             for at in [0, 1, 3, 8, 13, 63] {
                 let (source, range) = (&numbers[5..5 + length], at..at + length);
                 let mut shared = Shared([0xee; 400]);
-                // SAFETY: SAFETY.md F16: at most 300 bytes from at most 63 of 400 that are whole words.
+                // SAFETY: SAFETY.md F16: at most 300 bytes are copied at an offset of at most 63,
+                // and the 400 bytes consist of whole words.
                 unsafe { copy_in(source, shared.0.as_mut_ptr().wrapping_add(at)) };
                 assert_eq!(shared.0[range.clone()], *source);
                 let beside = shared.0[..at].iter().chain(&shared.0[range.end..]);
                 assert!(beside.copied().all(|byte| byte == 0xee), "{length} at {at}");
 
                 let mut out = vec![0xdd; length];
-                // SAFETY: SAFETY.md F16: as above.
+                // SAFETY: SAFETY.md F16: same ranges as above.
                 unsafe { copy_out(shared.0.as_mut_ptr().wrapping_add(at), &mut out) };
                 assert_eq!(out, source);
             }
@@ -145,8 +150,8 @@ mod tests {
         every_length_and_alignment(words::load, words::store);
     }
 
-    /// Two threads write one half of a word each. Each half keeps the value of its thread, whatever the other one
-    /// writes.
+    /// Two threads each write one half of a word. Each half must keep the value that its thread
+    /// wrote.
     #[test]
     fn a_part_of_a_word_leaves_the_rest_to_others() {
         let rounds = if cfg!(miri) { 20 } else { 20_000_u32 };
@@ -158,9 +163,10 @@ mod tests {
                     let place = first.load(Ordering::Relaxed).wrapping_add(half);
                     for round in 0..rounds {
                         let mut seen = [0; 4];
-                        // SAFETY: SAFETY.md F16: within the first word, which both threads access only in this way.
+                        // SAFETY: SAFETY.md F16: the bytes are within the first word, which both
+                        // threads access only with these functions.
                         unsafe { words::store(&round.to_ne_bytes(), place) };
-                        // SAFETY: SAFETY.md F16: as above.
+                        // SAFETY: SAFETY.md F16: same access as above.
                         unsafe { words::load(place, &mut seen) };
                         assert_eq!(u32::from_ne_bytes(seen), round);
                     }

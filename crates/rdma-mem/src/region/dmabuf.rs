@@ -1,4 +1,4 @@
-//! Regions of memory from a dma-buf.
+//! Regions over dma-buf memory.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -19,18 +19,18 @@ use crate::object::ownership::Ownership;
 use crate::region::hint;
 use crate::remote::RemoteMemoryRegion;
 
-/// Registered memory from a file descriptor: a dma-buf, the kernel's interface for sharing memory, such as that of a
-/// GPU. It need not be the processor's memory.
+/// Registered memory that comes from a file descriptor: a dma-buf, the kernel's interface for
+/// sharing memory, such as a GPU's. The processor need not be able to access it.
 ///
 /// The memory is not mapped into the process, so the region has no view of the bytes; requests name
 /// [ranges](Self::element). The region keeps the memory alive: the descriptor may be closed after
 /// the registration.
 ///
-/// Addresses in requests of this machine and of peers start at `iova`. It can be any number with the same offset within
-/// a page as `offset`.
+/// In requests of this machine and of peers, the region's addresses start at `iova`. It can be any
+/// number that has the same offset within a page as `offset`.
 ///
-/// The software device accepts dma-bufs that can be mapped, and sealed files in memory
-/// ([`RegionMemory::memfd`](crate::RegionMemory::memfd)) instead.
+/// The software device accepts dma-bufs that can be mapped. It also accepts sealed memory files
+/// ([`RegionMemory::memfd`](crate::RegionMemory::memfd)).
 ///
 /// # Examples
 /// ```
@@ -60,12 +60,13 @@ pub struct DmabufRegion {
 }
 
 impl ProtectionDomain {
-    /// Registers `length` bytes at `offset` of a dma-buf for local access: they can be sent, and can be received or
-    /// read into. Peers have no access. See `man ibv_reg_dmabuf_mr`.
+    /// Registers `length` bytes at `offset` in a dma-buf for local access: they can be sent, and
+    /// received or read into. Peers have no access. See `man ibv_reg_dmabuf_mr`.
     ///
-    /// This is safe, although the memory may be mapped elsewhere and visible as a slice. The code that created that
-    /// slice has promised that no process changes the file meanwhile. Any process with a descriptor can do so. Requests
-    /// of this machine change the file like `write(2)`.
+    /// This is safe, although the memory may be mapped elsewhere and visible as a slice. Whoever
+    /// created that slice has promised that no process changes the file meanwhile, and any process
+    /// with a descriptor could do so. Requests of this machine change the file just as `write(2)`
+    /// does.
     ///
     /// # Errors
     /// [`Error::Unsupported`] from a libibverbs before rdma-core 34; [`Error::EmptyRegion`];
@@ -82,18 +83,18 @@ impl ProtectionDomain {
         iova: u64,
     ) -> Result<DmabufRegion, Error> {
         let access = AccessFlags::new().with_local_write();
-        // SAFETY: SAFETY.md F8: the access lets peers neither write nor read it.
+        // SAFETY: SAFETY.md F8: this access gives peers no right to read or write the memory.
         unsafe { self.register_dmabuf_mr_with_access(fd, offset, length, iova, access) }
     }
 
-    /// Registers memory of a dma-buf that peers may read and write.
+    /// Registers dma-buf memory that peers may read and write.
     ///
     /// # Errors
-    /// The errors are those of [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
+    /// Same errors as [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
     ///
     /// # Safety
-    /// The contract is that of
-    /// [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access).
+    /// The contract of [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access)
+    /// applies.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_shared_dmabuf_mr(
         &self,
@@ -103,22 +104,22 @@ impl ProtectionDomain {
         iova: u64,
     ) -> Result<DmabufRegion, Error> {
         let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
-        // SAFETY: SAFETY.md F8: the same contract.
+        // SAFETY: SAFETY.md F8: the caller upholds the same contract.
         unsafe { self.register_dmabuf_mr_with_access(fd, offset, length, iova, access) }
     }
 
-    /// Registers memory of a dma-buf with any access that dma-bufs support: local write, remote read, write and
-    /// atomics, relaxed ordering.
+    /// Registers dma-buf memory with any access that dma-bufs support: local write, remote read,
+    /// remote write, remote atomics, relaxed ordering.
     ///
     /// # Errors
-    /// The errors are those of [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr), and [`Error::Access`] for
-    /// flags that the verbs forbid.
+    /// Same errors as [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr), and
+    /// [`Error::Access`] for flags that the verbs forbid.
     ///
     /// # Safety
-    /// While `access` lets peers write the memory, no process has a reference to it by any mapping of the file. Every
-    /// access of a process is atomic or volatile then. While it lets them read the memory, no process has a `&mut`.
-    /// Requests of this machine change the file as described for
-    /// [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
+    /// While `access` lets peers write the memory, no process has a reference to it through any
+    /// mapping of the file. Every access by a process is atomic or volatile then. While `access`
+    /// lets peers read the memory, no process has a `&mut`. Requests of this machine change the
+    /// file as described for [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_dmabuf_mr_with_access(
         &self,
@@ -132,33 +133,37 @@ impl ProtectionDomain {
         self.check_process()?;
         let register = self.verbs().reg_dmabuf_mr()?;
         let flags = access.bits().cast_signed();
-        // SAFETY: SAFETY.md F1, F2: a live domain of this table and an open file. The memory
-        // belongs to the file, which the provider keeps alive (man ibv_reg_dmabuf_mr).
+        // SAFETY: SAFETY.md F1, F2: the domain is live and belongs to this table, and the file is
+        // open. The memory belongs to the file, which the provider keeps alive (man
+        // ibv_reg_dmabuf_mr).
         let raw = unsafe { register(self.as_raw(), offset, length, iova, fd.as_raw_fd(), flags) };
         let raw = Errno::check_null(raw).map_err(|errno| {
             let hint = hint::register_dmabuf(self.context(), errno, length);
             VerbError::new("ibv_reg_dmabuf_mr", errno).with_hint(hint)
         })?;
-        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, in this domain, with this length and starting at
-        // `iova`, so no other code has it. The memory is as this function's contract requires.
+        // SAFETY: SAFETY.md F2, F8, F9: this table has just registered the region in this domain,
+        // with this length and starting at `iova`, so no other code has it. This function's
+        // contract covers the memory.
         Ok(unsafe { DmabufRegion::of(raw, self, length, iova, Ownership::Owned) })
     }
 }
 
 impl DmabufRegion {
-    /// Wraps a region that was registered elsewhere, by `ibv_reg_dmabuf_mr`. Its C object has the length and the keys,
-    /// but not `iova`, the address of its first byte in requests.
+    /// Wraps a region that was registered elsewhere with `ibv_reg_dmabuf_mr`. Its C object contains
+    /// the length and the keys, but not `iova`, the address of the region's first byte in requests.
     ///
-    /// A region of other memory can be wrapped too if elements by range are enough: one that was registered by
-    /// `ibv_reg_mr_iova`, for example.
+    /// A region over other memory can also be wrapped if elements by range are enough: for example,
+    /// one from `ibv_reg_mr_iova`.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The region is of this domain, and starts at `iova` in requests. The memory
-    /// meets the contract of [`register_dmabuf_mr_with_access`](ProtectionDomain::register_dmabuf_mr_with_access).
+    /// The caller upholds the contract of [`Ownership`]. The region belongs to this domain, and
+    /// starts at `iova` in requests. The memory meets the contract of
+    /// [`register_dmabuf_mr_with_access`](ProtectionDomain::register_dmabuf_mr_with_access).
     ///
-    /// Memory that is not a dma-buf's has two more conditions. It stays mapped while it is registered. No reference to it
-    /// exists until the value and all requests that name an element of it have ended. Safe code of `rdma-channel`
-    /// posts elements.
+    /// If the memory does not belong to a dma-buf, two more conditions apply, because safe code in
+    /// `rdma-channel` posts elements. The memory stays mapped while it is registered. No reference
+    /// to it exists until the value is dropped and all requests that name an element of it have
+    /// completed.
     ///
     /// # Examples
     /// ```
@@ -187,14 +192,14 @@ impl DmabufRegion {
         iova: u64,
         ownership: Ownership,
     ) -> Self {
-        // SAFETY: SAFETY.md F1: a live region, whose length does not change.
+        // SAFETY: SAFETY.md F1: the region is live, and its length never changes.
         let length = unsafe { (*raw.as_ptr()).length };
-        // SAFETY: SAFETY.md F2, F6, F8, F9: this function's contract.
+        // SAFETY: SAFETY.md F2, F6, F8, F9: by this function's contract.
         unsafe { Self::of(raw, pd, length, iova, ownership) }
     }
 
     /// # Safety
-    /// The contract is that of [`from_raw`](Self::from_raw), and the region has `length` bytes.
+    /// The contract of [`from_raw`](Self::from_raw) applies. The region has `length` bytes.
     unsafe fn of(
         raw: NonNull<ibv_mr>,
         pd: &ProtectionDomain,
@@ -203,15 +208,16 @@ impl DmabufRegion {
         ownership: Ownership,
     ) -> Self {
         let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
-        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs the domain. Code here that uses the region
-        // borrows it. By the contract of posting, requests that name its memory have completed.
+        // SAFETY: SAFETY.md F2, F8, F9: by this function's contract; the handle keeps the domain
+        // alive. Code here that uses the region borrows it. By the contract of posting, requests
+        // that name its memory have completed.
         let handle = unsafe { Handle::from_raw(raw, deregister, verb, pd.clone(), ownership) };
-        // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
+        // SAFETY: SAFETY.md F1: the region is live, and its keys never change.
         let mr = unsafe { raw.read() };
         Self { handle, iova, length, lkey: Lkey::new(mr.lkey), rkey: Rkey::new(mr.rkey) }
     }
 
-    /// Returns the address of its first byte in requests of this machine and of peers.
+    /// Returns the address of the region's first byte in requests of this machine and of peers.
     #[inline]
     #[must_use]
     pub fn iova(&self) -> u64 {
@@ -235,7 +241,7 @@ impl DmabufRegion {
         SharedElement::within(range, self.length, self.iova, self.lkey, self.pd())
     }
 
-    /// Returns the region as a peer names it, for sending to that peer.
+    /// Returns the region's address, length and key, for sending to a peer.
     #[must_use]
     pub fn remote(&self) -> RemoteMemoryRegion {
         RemoteMemoryRegion::new(self.iova, self.length, self.rkey)
@@ -261,7 +267,7 @@ impl DmabufRegion {
         self.handle.needs()
     }
 
-    /// Deregisters the region, and releases the dma-buf.
+    /// Deregisters the region and releases the dma-buf.
     ///
     /// # Errors
     /// Returns the region, which is still registered, and the provider's error.
@@ -283,7 +289,7 @@ impl DmabufRegion {
     }
 }
 
-/// Finds mistakes that every device refuses.
+/// Refuses mistakes that every device would refuse.
 fn check(offset: u64, length: usize, iova: u64, access: AccessFlags) -> Result<(), Error> {
     if length == 0 {
         return Err(Error::EmptyRegion);

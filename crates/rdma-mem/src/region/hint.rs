@@ -1,4 +1,4 @@
-//! The usual causes of registrations that fail.
+//! The usual causes of failed registrations.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::device::context::Context;
 
-/// Returns the cause of a failure to register `length` bytes.
+/// Returns the usual cause if registering `length` bytes fails.
 pub(crate) fn register(
     context: &Context,
     errno: Errno,
@@ -27,7 +27,7 @@ pub(crate) fn register(
     })
 }
 
-/// Returns the cause of a failure to register `length` bytes of a dma-buf.
+/// Returns the usual cause if registering `length` bytes of a dma-buf fails.
 pub(crate) fn register_dmabuf(
     context: &Context,
     errno: Errno,

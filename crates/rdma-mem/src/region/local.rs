@@ -12,8 +12,8 @@ use crate::element::slice::{SliceMut, SliceRef};
 use crate::error::{Error, range};
 use crate::region::registration::Registration;
 
-/// Registered memory that no peer can access, with `M`, which owns or borrows that memory. It is an
-/// [`OwnedRegion`](crate::OwnedRegion) or a [`BorrowedRegion`](crate::BorrowedRegion).
+/// Registered memory that no peer can access. `M` owns or borrows the memory, which makes the
+/// region an [`OwnedRegion`](crate::OwnedRegion) or a [`BorrowedRegion`](crate::BorrowedRegion).
 ///
 /// The region derefs to its bytes. [`as_slice_mut`](Self::as_slice_mut),
 /// [`split_at`](Self::split_at), [`get_ref`](Self::get_ref) and [`get_mut`](Self::get_mut) return
@@ -34,10 +34,10 @@ pub struct LocalRegion<M>(Registration<M>);
 
 impl<M> LocalRegion<M> {
     /// # Safety
-    /// While the value lives, its memory is mapped and initialised, and no peer has a right to it
-    /// by this registration. Meanwhile the memory is accessed elsewhere only by two kinds of users.
-    /// One is a device for requests of this machine, whose posters promised that the memory is not
-    /// used then. The other is peers, by a memory window that has the value.
+    /// While the value lives, its memory is mapped and initialised, and this registration gives no
+    /// peer a right to it. Meanwhile only two others access the memory. One is a device, for
+    /// requests of this machine whose posters promised not to use the memory until they complete.
+    /// The other is peers, through a memory window that owns the value.
     pub(crate) unsafe fn new(registration: Registration<M>) -> Self {
         Self(registration)
     }
@@ -48,12 +48,12 @@ impl<M> LocalRegion<M> {
 
     #[inline]
     fn whole(&self) -> Piece<'_> {
-        // SAFETY: SAFETY.md F16: all of the region, which is mapped while the value lives, by the
-        // contract of `new`.
+        // SAFETY: SAFETY.md F16: the piece is the whole region, which is mapped while the value
+        // lives, by the contract of `new`.
         unsafe { self.0.piece(0, self.0.length()) }
     }
 
-    /// Deregisters the region, and returns the owner or borrow of the memory.
+    /// Deregisters the region and returns the owner or the borrow of the memory.
     #[allow(clippy::result_large_err)] // it is the region itself
     pub(crate) fn deregister(self) -> Result<M, (Self, Error)> {
         self.0.close().map_err(|(registration, error)| (Self(registration), error))
@@ -65,25 +65,25 @@ impl<M> LocalRegion<M> {
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
         range::check(offset, length, self.0.length()).ok()?;
-        // SAFETY: SAFETY.md F16: checked, and mapped while the value lives, by the contract of
-        // `new`.
+        // SAFETY: SAFETY.md F16: the range is checked, and mapped while the value lives, by the
+        // contract of `new`.
         let piece = unsafe { self.0.piece(offset, length) };
-        // SAFETY: SAFETY.md F16: initialised, by the contract of `new`, and borrowed by `&self`: a
-        // window that lends it has it by value. A device writes it only for requests of this
-        // machine whose poster promised that it is not used meanwhile.
+        // SAFETY: SAFETY.md F16: by the contract of `new`, the bytes are initialised. `&self`
+        // borrows them: a window that lends the region owns it by value. A device writes them only
+        // for requests of this machine whose poster promised not to use them until they complete.
         Some(unsafe { SliceRef::new(piece) })
     }
 
-    /// Returns `length` bytes at `offset`, exclusively: also to receive or read into. `None` if
-    /// they are not within the region.
+    /// Returns `length` bytes at `offset`, exclusively, which can also be received or read into;
+    /// `None` if they are not within the region.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
         range::check(offset, length, self.0.length()).ok()?;
-        // SAFETY: SAFETY.md F16: checked, and mapped while the value lives, by the contract of
-        // `new`.
+        // SAFETY: SAFETY.md F16: the range is checked, and mapped while the value lives, by the
+        // contract of `new`.
         let piece = unsafe { self.0.piece(offset, length) };
-        // SAFETY: SAFETY.md F16: as in `get_ref`, and borrowed by `&mut self`.
+        // SAFETY: SAFETY.md F16: same argument as in `get_ref`, with a borrow by `&mut self`.
         Some(unsafe { SliceMut::new(piece) })
     }
 
@@ -91,15 +91,15 @@ impl<M> LocalRegion<M> {
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
-        // SAFETY: SAFETY.md F16: as in `get_ref`.
+        // SAFETY: SAFETY.md F16: same argument as in `get_ref`.
         unsafe { SliceRef::new(self.whole()) }
     }
 
-    /// Returns the whole region, exclusively: also to receive or read into.
+    /// Returns the whole region, exclusively; it can also be received or read into.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
-        // SAFETY: SAFETY.md F16: as in `get_ref`, and borrowed by `&mut self`.
+        // SAFETY: SAFETY.md F16: same argument as in `get_ref`, with a borrow by `&mut self`.
         unsafe { SliceMut::new(self.whole()) }
     }
 
@@ -140,7 +140,7 @@ impl<M> Deref for LocalRegion<M> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: as in `get_ref`.
+        // SAFETY: SAFETY.md F16: same argument as in `get_ref`.
         unsafe { self.whole().bytes() }
     }
 }
@@ -148,7 +148,7 @@ impl<M> Deref for LocalRegion<M> {
 impl<M> DerefMut for LocalRegion<M> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F16: as in `get_ref`, and borrowed by `&mut self`.
+        // SAFETY: SAFETY.md F16: same argument as in `get_ref`, with a borrow by `&mut self`.
         unsafe { self.whole().bytes_mut() }
     }
 }

@@ -1,4 +1,4 @@
-//! Memory from `mmap`: huge pages, and files in memory.
+//! Memory from `mmap`: huge pages and memory files.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -43,9 +43,9 @@ pub(crate) struct Mapping {
     file: Option<OwnedFd>,
 }
 
-// SAFETY: SAFETY.md F16: an address in this process, with one owner.
+// SAFETY: SAFETY.md F16: it holds an address in this process, and has one owner.
 unsafe impl Send for Mapping {}
-// SAFETY: SAFETY.md F16: as above; it does not change.
+// SAFETY: SAFETY.md F16: same as above, and it does not change.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -54,22 +54,22 @@ impl Mapping {
         let length = length.checked_next_multiple_of(page.0).ok_or(rustix::io::Errno::NOMEM)?;
         let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | page.flag();
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: SAFETY.md F15: a new mapping, anywhere.
+        // SAFETY: SAFETY.md F15: this creates a new mapping at an address that the kernel chooses.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), length, access, flags) }?;
         Self::new(base, length, None)
     }
 
-    /// Maps `length` bytes of a file in memory that can neither shrink nor grow.
+    /// Maps `length` bytes of a memory file whose size is sealed.
     pub(crate) fn sealed_file(length: usize) -> rustix::io::Result<Self> {
         let too_long = |_| rustix::io::Errno::NOMEM;
         let size = i64::try_from(length).map_err(too_long)?.cast_unsigned();
         let file = memfd_create("rdma region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, size)?;
-        // If the file could be truncated, an access to the mapping would raise SIGBUS and kill the
+        // If the file could be truncated, accessing the mapping could raise SIGBUS and kill the
         // process.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: SAFETY.md F15: a new mapping, anywhere.
+        // SAFETY: SAFETY.md F15: this creates a new mapping at an address that the kernel chooses.
         let base = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, &file, 0) }?;
         Self::new(base, length, Some(file))
     }
@@ -96,7 +96,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: SAFETY.md F15, F16: the mapping that `new` received, which is no longer in use.
+        // SAFETY: SAFETY.md F15, F16: this mapping came from `new` and is no longer in use.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.length) } {
             tracing::error!(%error, base = ?self.base, "memory could not be unmapped");
         }

@@ -14,19 +14,20 @@ use crate::error::hint;
 use crate::error::verb::VerbError;
 use crate::region::mapping::{HugePageSize, Mapping};
 
-/// The size of a page. Pages are pinned and mapped whole, so those of a region should contain
+/// The size of a page. Pages are pinned and mapped as a whole, so a region's pages should contain
 /// nothing else.
 pub(crate) const PAGE: usize = 4096;
 
-/// Memory that a region can own: whole pages of its own, initially zero.
+/// Memory that a region can own: whole pages, initially zero.
 ///
-/// [`OwnedRegion::close`](crate::OwnedRegion::close) and [`SharedRegion::close`](crate::SharedRegion::close) return it:
-/// plain bytes again, which no device accesses. Dropping it frees the memory.
+/// [`OwnedRegion::close`](crate::OwnedRegion::close) and
+/// [`SharedRegion::close`](crate::SharedRegion::close) return it as plain bytes, which no device
+/// accesses any more. Dropping it frees the memory.
 ///
-/// There are three kinds of it, from [`allocate`](Self::allocate) or [`allocate_aligned`](Self::allocate_aligned),
-/// [`huge_pages`](Self::huge_pages) and [`memfd`](Self::memfd). It becomes a region by
-/// [`register_owned`](crate::ProtectionDomain::register_owned) or
-/// [`register_shared`](crate::ProtectionDomain::register_shared).
+/// It comes from [`allocate`](Self::allocate) or [`allocate_aligned`](Self::allocate_aligned), from
+/// [`huge_pages`](Self::huge_pages), or from [`memfd`](Self::memfd).
+/// [`register_owned`](crate::ProtectionDomain::register_owned) and
+/// [`register_shared`](crate::ProtectionDomain::register_shared) turn it into a region.
 ///
 /// # Examples
 /// ```
@@ -43,15 +44,15 @@ pub struct RegionMemory {
     source: Source,
 }
 
-/// The allocator or mapping that provided the memory, and frees it.
+/// The allocator or mapping that provided the memory and will free it.
 enum Source {
     Allocator(Layout),
     Mapping(Mapping),
 }
 
-// SAFETY: SAFETY.md F16: plain memory with one owner, which any thread may free.
+// SAFETY: SAFETY.md F16: the memory is plain and has one owner, and any thread may free it.
 unsafe impl Send for RegionMemory {}
-// SAFETY: SAFETY.md F16: `&RegionMemory` allows access to a `&[u8]` only.
+// SAFETY: SAFETY.md F16: `&RegionMemory` only gives access to a `&[u8]`.
 unsafe impl Sync for RegionMemory {}
 
 impl RegionMemory {
@@ -63,8 +64,8 @@ impl RegionMemory {
         Self::allocate_aligned(length, PAGE)
     }
 
-    /// Allocates `length` bytes that begin at a multiple of `alignment`, a power of two. An alignment up to the size of
-    /// a page has no effect, since memory begins on a page.
+    /// Allocates `length` bytes that begin at a multiple of `alignment`, a power of two. An
+    /// alignment below the page size has no effect, because memory always begins on a page.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`] for 0 bytes, [`Error::Alignment`], [`Error::OutOfMemory`].
@@ -90,15 +91,15 @@ impl RegionMemory {
         Ok(Self { base, length, source: Source::Allocator(layout) })
     }
 
-    /// Allocates `length` bytes on huge pages. Registering a large region is faster then, and a NIC
-    /// needs fewer entries of its translation cache.
+    /// Allocates `length` bytes on huge pages. They make it faster to register a large region, and
+    /// a NIC needs fewer entries in its translation cache.
     ///
-    /// The function takes whole pages. The system's administrator reserves them
+    /// The length is rounded up to whole huge pages. The system's administrator reserves them
     /// (`/proc/sys/vm/nr_hugepages`, `/sys/kernel/mm/hugepages`); there may be none.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `mmap` if there are not enough free huge
-    /// pages, with a hint.
+    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `mmap` if there are not enough free
+    /// huge pages, with a hint.
     ///
     /// # Examples
     /// ```
@@ -106,7 +107,7 @@ impl RegionMemory {
     ///
     /// let length = 3 << 20;
     /// let memory = RegionMemory::huge_pages(length, HugePageSize::MIB2)
-    ///     .or_else(|_| RegionMemory::allocate(length))?;
+    ///       .or_else(|_| RegionMemory::allocate(length))?;
     /// assert_eq!(memory.len(), length);
     /// # Ok::<(), rdma_mem::Error>(())
     /// ```
@@ -114,16 +115,17 @@ impl RegionMemory {
         Self::map(length, "mmap", || Mapping::huge(length, page))
     }
 
-    /// Allocates `length` bytes of a file in memory (`man memfd_create`) that is sealed: its length never changes.
+    /// Allocates `length` bytes in a memory file (`man memfd_create`) that is sealed, so its length
+    /// never changes.
     ///
-    /// After [`register_shared`](crate::ProtectionDomain::register_shared) it can be shared with
-    /// other processes of this machine, see [`SharedRegion::memfd`](crate::SharedRegion::memfd). As
-    /// an [`OwnedRegion`](crate::OwnedRegion) it is ordinary memory: the registration closes its
-    /// descriptor.
+    /// After [`register_shared`](crate::ProtectionDomain::register_shared), other processes on this
+    /// machine can share it; see [`SharedRegion::memfd`](crate::SharedRegion::memfd). As an
+    /// [`OwnedRegion`](crate::OwnedRegion) it is ordinary memory, because the registration closes
+    /// its descriptor.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `memfd_create` if the system lacks the memory or a
-    /// descriptor.
+    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `memfd_create` if the system has no
+    /// memory or descriptor left.
     ///
     /// # Examples
     /// ```
@@ -172,7 +174,7 @@ impl RegionMemory {
         self.base
     }
 
-    /// Returns the length in bytes, without a reference to them.
+    /// Returns the length in bytes, without forming a reference to the memory.
     pub(crate) const fn length(&self) -> usize {
         self.length
     }
@@ -188,7 +190,7 @@ impl Deref for RegionMemory {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: allocated, initialised, and borrowed by `&self`.
+        // SAFETY: SAFETY.md F16: the memory is allocated, initialised, and borrowed by `&self`.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
     }
 }
@@ -196,7 +198,7 @@ impl Deref for RegionMemory {
 impl DerefMut for RegionMemory {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
+        // SAFETY: SAFETY.md F16: same as above, with a borrow by `&mut self`.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
     }
 }
@@ -205,8 +207,8 @@ impl Drop for RegionMemory {
     fn drop(&mut self) {
         // A mapping unmaps itself.
         if let Source::Allocator(layout) = self.source {
-            // SAFETY: SAFETY.md F16: allocated with this layout, freed once; a region that owns it
-            // drops it only after deregistration (F8).
+            // SAFETY: SAFETY.md F16: the memory was allocated with this layout and is freed once. A
+            // region that owns it drops it only after deregistration (F8).
             unsafe { dealloc(self.base.as_ptr(), layout) };
         }
     }

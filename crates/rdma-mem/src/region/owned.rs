@@ -1,4 +1,4 @@
-//! Regions with memory of their own, without access for peers.
+//! Regions that own their memory and give peers no access.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -12,17 +12,19 @@ use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
 use crate::region::relaxed;
 
-/// Registered memory that the region owns and no peer can access. Use it for messages to send and receive.
+/// Registered memory that the region owns and that no peer can access. Use it for messages to send
+/// and receive.
 ///
 /// The region derefs to its bytes. [`get_ref`](LocalRegion::get_ref) and
 /// [`get_mut`](LocalRegion::get_mut) return parts of it with the region's key. An element made from
 /// such a part is always valid.
 ///
 /// [`close`](OwnedRegion::close) returns the memory, which can then be [registered for
-/// peers](ProtectionDomain::register_shared). The opposite is possible too.
+/// peers](ProtectionDomain::register_shared), and vice versa.
 ///
-/// The bytes of a message may arrive in any order ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)); after the
-/// completion all of them have arrived. `RDMA_RELAXED_ORDERING=0` in the environment disables that.
+/// A message's bytes may arrive in any order ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)),
+/// but all of them have arrived when it completes. Set `RDMA_RELAXED_ORDERING=0` in the environment
+/// to disable that.
 ///
 /// # Examples
 /// ```
@@ -45,7 +47,7 @@ use crate::region::relaxed;
 pub type OwnedRegion = LocalRegion<RegionMemory>;
 
 impl ProtectionDomain {
-    /// Allocates `length` zeroed bytes on pages of their own, and registers them for local access.
+    /// Allocates `length` zeroed bytes on separate pages, and registers them for local access.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's error, with a hint about the
@@ -55,8 +57,8 @@ impl ProtectionDomain {
         self.register_owned(RegionMemory::allocate(length)?).map_err(|(_, error)| error)
     }
 
-    /// Registers memory of a closed region again, for local access. If it is a [file](RegionMemory::memfd), closes its
-    /// descriptor. After that no process can map the memory.
+    /// Registers the memory of a closed region for local access. If the memory is a
+    /// [file](RegionMemory::memfd), its descriptor is closed, so no further process can map it.
     ///
     /// # Errors
     /// Returns the unchanged memory, and an error of [`allocate_region`](Self::allocate_region).
@@ -68,22 +70,23 @@ impl ProtectionDomain {
         OwnedRegion::register_with(self, memory, AccessFlags::new().with_local_write())
     }
 
-    /// Allocates `length` zeroed bytes on pages of their own, and registers them for a
-    /// [`MemoryWindow`](crate::MemoryWindow). The window takes the region by value.
+    /// Allocates `length` zeroed bytes on separate pages, and registers them for a
+    /// [`MemoryWindow`](crate::MemoryWindow), which takes the region by value.
     ///
     /// # Errors
-    /// The errors are those of [`allocate_region`](Self::allocate_region). A device without windows may refuse the
-    /// registration.
+    /// Same errors as [`allocate_region`](Self::allocate_region). A device without windows may
+    /// refuse the registration.
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
     pub fn allocate_bindable_region(&self, length: usize) -> Result<OwnedRegion, Error> {
         self.register_bindable(RegionMemory::allocate(length)?).map_err(|(_, error)| error)
     }
 
-    /// Registers memory of a closed region again, like
+    /// Registers the memory of a closed region, like
     /// [`allocate_bindable_region`](Self::allocate_bindable_region).
     ///
     /// # Errors
-    /// Returns the unchanged memory, and an error of [`allocate_bindable_region`](Self::allocate_bindable_region).
+    /// Returns the unchanged memory, and an error of
+    /// [`allocate_bindable_region`](Self::allocate_bindable_region).
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
     pub fn register_bindable(
         &self,
@@ -104,17 +107,17 @@ impl OwnedRegion {
             Ok(access) => access,
             Err(error) => return Err((memory, error)),
         };
-        // SAFETY: SAFETY.md F8: both callers grant no right to peers, so the rkey is useless.
+        // SAFETY: SAFETY.md F8: both callers grant peers no right, so the rkey is useless.
         let mut registration = unsafe { Registration::owning(pd, memory, access) }?;
-        // The region shows its bytes as a slice, so no other code may access them through a file. A
-        // descriptor for each region would also be too many.
+        // The region exposes its bytes as a slice, so no other code may access them through a file.
+        // Besides, one open descriptor per region would be too many.
         registration.memory_mut().close_file();
-        // SAFETY: SAFETY.md F16: mapped and initialised by its allocation, and the registration's
-        // own. No peer has a right to it, and no file exists by which others might write it.
+        // SAFETY: SAFETY.md F16: the memory is mapped and initialised, and the registration owns
+        // it. No peer has a right to it, and no file exists through which others could write it.
         Ok(unsafe { Self::new(registration) })
     }
 
-    /// Deregisters the region, and returns the memory.
+    /// Deregisters the region and returns the memory.
     ///
     /// # Errors
     /// Returns the region, which is still registered, and the provider's error.

@@ -14,19 +14,22 @@ use crate::error::Error;
 use crate::region::pool::buffer::Buffer;
 use crate::region::pool::carved::{PoolRegion, Range, UNIT, longest_region, region_length};
 
-/// Registered buffers of any length, taken from a few large regions, because registration is slow.
+/// A pool of registered buffers of any length. It carves them out of a few large regions, because
+/// registration is slow.
 ///
-/// A pool is initially empty. If no region has enough free memory, the pool registers another one, of the pool's region
-/// size, or larger if one buffer needs more. Unused regions return to the system by [`trim`](Self::trim), and when the
-/// pool and its buffers are dropped. Lengths are rounded up to 64 bytes. A buffer begins at a multiple of 64 bytes,
-/// unless it is [the rest](Buffer::split_at) of another one.
+/// A pool is initially empty. If no region has enough free memory, the pool registers another one.
+/// That region has the pool's region size, or more if one buffer needs it. [`trim`](Self::trim)
+/// returns unused regions to the system, and so does dropping the pool and its buffers. Lengths are
+/// rounded up to 64 bytes. A buffer begins at a multiple of 64 bytes, unless it was
+/// [split](Buffer::split_at) from another one.
 ///
-/// Peers have no access to any of it: a key for peers would be one for all buffers of a region. For
-/// peers, use a [`SharedRegion`](crate::SharedRegion), or a [`MemoryWindow`](crate::MemoryWindow)
-/// if the device has windows. A window takes a buffer.
+/// Peers have no access to buffers, because a key for peers would cover all buffers in a region.
+/// For peers, use a [`SharedRegion`](crate::SharedRegion). If the device has windows, a
+/// [`MemoryWindow`](crate::MemoryWindow) can take a buffer and open it to peers.
 ///
-/// Clones are cheap and share the pool, which any thread may use. While it registers another region, only threads that
-/// need one wait for it. Other threads can allocate and release registered memory meanwhile.
+/// Clones are cheap and share the pool, which any thread may use. While it registers another
+/// region, only threads that need one wait for it. Other threads can allocate and release
+/// registered memory meanwhile.
 ///
 /// # Examples
 /// ```
@@ -49,28 +52,29 @@ struct Pool {
     access: AccessFlags,
     region_size: usize,
     limit: AtomicUsize,
-    /// Never held while the provider is called.
+    /// This lock is never held during a call to the provider.
     regions: Mutex<Vec<Arc<PoolRegion>>>,
     /// Held by the thread that registers another region. Acquired before the lock of `regions`.
     growth: Mutex<()>,
 }
 
-/// The memory of a pool, and the amount in use.
+/// The amount of memory that a pool has registered, and the amount in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolUsage {
     /// The number of regions.
     pub regions: usize,
-    /// The length of all regions together, in bytes.
+    /// The total length of all regions, in bytes.
     pub registered_bytes: usize,
-    /// The number of buffers. Parts of one buffer count as that one.
+    /// The number of buffers. A buffer that was split counts once.
     pub buffers: usize,
-    /// The bytes that buffers use: their lengths, each rounded up to 64, and the padding for their alignment.
+    /// The bytes that buffers use: their lengths, each rounded up to a multiple of 64, plus
+    /// alignment padding.
     pub used_bytes: usize,
 }
 
 impl BufferPool {
-    /// The length of a region for [`new`](Self::new), in bytes: 4 MiB.
+    /// The region size that [`new`](Self::new) uses, in bytes: 4 MiB.
     pub const DEFAULT_REGION_SIZE: usize = 4 << 20;
 
     /// Creates a pool that registers 4 MiB at a time.
@@ -83,15 +87,16 @@ impl BufferPool {
     #[must_use]
     pub fn with_region_size(pd: &ProtectionDomain, bytes: usize) -> Self {
         let access = AccessFlags::new().with_local_write();
-        // A device without windows may refuse their flag.
+        // Request the windows flag only if the device has windows: others may refuse it.
         let windows = pd.context().query_device().is_ok_and(|device| device.max_mw > 0);
         Self::with_access(pd, bytes, if windows { access.with_mw_bind() } else { access })
     }
 
-    /// Like [`with_region_size`](Self::with_region_size), but for buffers without windows. No peer can write them, so
-    /// the device may transfer the bytes of a message in any order
-    /// ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)), which is faster on some hosts. After the completion all
-    /// of them have arrived. `RDMA_RELAXED_ORDERING=0` in the environment disables that.
+    /// Like [`with_region_size`](Self::with_region_size), but its buffers cannot be used with
+    /// windows. No peer can write them, so the device may transfer a message's bytes in any order
+    /// ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)), which is faster on some hosts. All of
+    /// them have arrived when the message completes. Set `RDMA_RELAXED_ORDERING=0` in the
+    /// environment to disable that.
     ///
     /// # Examples
     /// ```
@@ -120,7 +125,7 @@ impl BufferPool {
         }))
     }
 
-    /// Allocates a buffer of `length` bytes. They are zero, or contain data of an earlier buffer.
+    /// Allocates a buffer of `length` bytes. They are zero, or contain an earlier buffer's data.
     ///
     /// # Errors
     /// Returns an error if another region is needed and cannot be registered. It is
@@ -135,8 +140,8 @@ impl BufferPool {
         }
     }
 
-    /// Like [`allocate`](Self::allocate), but for a buffer that begins at a multiple of `alignment`, any power of two.
-    /// It may use up to `alignment` additional bytes.
+    /// Like [`allocate`](Self::allocate), but the buffer begins at a multiple of `alignment`, which
+    /// is any power of two. This may use up to `alignment` additional bytes.
     ///
     /// # Errors
     /// [`Error::Alignment`], and the errors of [`allocate`](Self::allocate).
@@ -158,8 +163,9 @@ impl BufferPool {
         }
     }
 
-    /// Like [`allocate`](Self::allocate), but from registered memory only: `None` if another region is needed. It never
-    /// calls the provider, and waits for no thread that does.
+    /// Like [`allocate`](Self::allocate), but only from memory that is already registered; `None`
+    /// if another region is needed. It never calls the provider, and never waits for a thread that
+    /// does.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
@@ -179,8 +185,8 @@ impl BufferPool {
         Ok(self.take(length, |region| region.take(length)))
     }
 
-    /// Like [`allocate_aligned`](Self::allocate_aligned), but from registered memory only, as in
-    /// [`try_allocate`](Self::try_allocate).
+    /// Like [`allocate_aligned`](Self::allocate_aligned), but only from memory that is already
+    /// registered, as in [`try_allocate`](Self::try_allocate).
     ///
     /// # Errors
     /// [`Error::Alignment`], [`Error::Forked`] in a forked child.
@@ -196,11 +202,11 @@ impl BufferPool {
         Ok(self.take(length, |region| region.take_aligned(length, alignment)))
     }
 
-    /// Registers another region, large enough for a buffer of `bytes` bytes, for later allocations. Returns its length,
-    /// in bytes.
+    /// Registers another region for later allocations, large enough for a buffer of `bytes` bytes.
+    /// Returns the region's length, in bytes.
     ///
     /// # Errors
-    /// The errors are those of [`allocate`](Self::allocate).
+    /// Same errors as [`allocate`](Self::allocate).
     pub fn grow(&self, bytes: usize) -> Result<usize, Error> {
         self.0.pd.check_process()?;
         let _growth = self.growth();
@@ -210,32 +216,33 @@ impl BufferPool {
         Ok(length)
     }
 
-    /// Returns a buffer from a registered region in which `take` finds at least `length` bytes. The caller has checked
-    /// the process: a child might wait without a limit for a lock that another thread held at the fork.
+    /// Returns a buffer from a registered region in which `take` finds at least `length` bytes. The
+    /// caller has already checked the process: a forked child might wait forever for a lock that
+    /// another thread held at the fork.
     #[inline]
     fn take(&self, length: usize, take: impl Fn(&PoolRegion) -> Option<Range>) -> Option<Buffer> {
         let regions = self.regions();
         let (region, range) = regions.iter().find_map(|region| Some((region, take(region)?)))?;
-        // SAFETY: SAFETY.md F16: just taken from this region, for `length` bytes.
+        // SAFETY: SAFETY.md F16: the range was just taken from this region, for `length` bytes.
         Some(unsafe { Buffer::new(Arc::clone(region), range, length) })
     }
 
     #[cold]
     fn grow_and_take(&self, length: usize, alignment: usize) -> Result<Buffer, Error> {
         let _growth = self.growth();
-        // The pool may have grown meanwhile.
+        // Another thread may have grown the pool meanwhile.
         if let Some(buffer) = self.try_allocate_aligned(length, alignment)? {
             return Ok(buffer);
         }
         let region = self.register(length, alignment)?;
         let range = region.take_aligned(length, alignment).ok_or(Error::OutOfMemory { length })?;
         self.regions().push(Arc::clone(&region));
-        // SAFETY: SAFETY.md F16: just taken from this region, for `length` bytes.
+        // SAFETY: SAFETY.md F16: the range was just taken from this region, for `length` bytes.
         Ok(unsafe { Buffer::new(region, range, length) })
     }
 
-    /// Registers a region for a new buffer. The caller holds the lock of growth, so there is one registration at a
-    /// time.
+    /// Registers a region for a new buffer. The caller holds the `growth` lock, so only one
+    /// registration runs at a time.
     fn register(&self, length: usize, alignment: usize) -> Result<Arc<PoolRegion>, Error> {
         let limit = self.limit();
         let Pool { pd, access, region_size, .. } = &*self.0;
@@ -250,8 +257,8 @@ impl BufferPool {
         Ok(Arc::new(PoolRegion::new(pd, *access, size, alignment)?))
     }
 
-    /// Sets the limit of registered bytes, for all clones of the pool. Initially it has no limit. Registered regions
-    /// stay.
+    /// Sets the maximum number of registered bytes, for all clones of the pool. Initially there is
+    /// no limit. Regions that are already registered stay.
     ///
     /// # Examples
     /// ```
@@ -276,22 +283,24 @@ impl BufferPool {
         self.0.limit.load(Relaxed)
     }
 
-    /// Deregisters and frees the regions that no buffer uses. Returns the number of freed bytes,
-    /// which is 0 in a forked child. A region may stay if another thread is just dropping its last
-    /// buffer.
+    /// Deregisters and frees the regions that no buffer uses. Returns the number of bytes freed,
+    /// which is 0 in a forked child. A region may stay if another thread is just dropping the
+    /// region's last buffer.
     #[must_use = "it returns the number of freed bytes; `let _ =` if that does not matter"]
     pub fn trim(&self) -> usize {
         if self.0.pd.check_process().is_err() {
             return 0;
         }
-        // Each buffer holds its region. A region with the pool as its only owner is deregistered here, and not by a
-        // buffer that is being dropped. The lock is not held for that.
+        // Each buffer holds its region, so a region owned only by the pool is deregistered here,
+        // and not by a buffer that is being dropped. The lock is not held during the
+        // deregistration.
         let unused: Vec<_> =
             self.regions().extract_if(.., |region| Arc::strong_count(region) == 1).collect();
         unused.iter().map(|region| region.registration().length()).sum()
     }
 
-    /// Returns the memory of the pool, and the amount in use; zeros in a forked child.
+    /// Returns how much memory the pool has registered and how much is in use; all zeros in a
+    /// forked child.
     #[must_use]
     pub fn usage(&self) -> PoolUsage {
         let mut usage = PoolUsage::default();
@@ -308,13 +317,14 @@ impl BufferPool {
         usage
     }
 
-    /// Returns the length of a region, in bytes, unless a buffer needs more.
+    /// Returns the length of the pool's regions, in bytes. A region is longer only if one buffer
+    /// needs more.
     #[must_use]
     pub fn region_size(&self) -> usize {
         self.0.region_size
     }
 
-    /// Returns the protection domain that the pool registers in.
+    /// Returns the protection domain in which the pool registers.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.0.pd
@@ -342,8 +352,8 @@ mod tests {
         let pd = crate::open_device("soft0").unwrap().allocate_pd().unwrap();
         let pool = BufferPool::with_region_size(&pd, 4096);
         let buffer = pool.allocate(64).unwrap();
-        // The state during the drop of a buffer that has returned its range but still holds its
-        // region.
+        // This is the state in the middle of a buffer's drop: it has returned its range but still
+        // holds its region.
         let region = Arc::clone(&pool.regions()[0]);
         drop(buffer);
         assert_eq!((pool.usage().buffers, pool.trim(), pool.usage().regions), (0, 0, 1));

@@ -18,8 +18,8 @@ use crate::region::hint;
 use crate::region::memory::RegionMemory;
 use crate::remote::RemoteMemoryRegion;
 
-/// A registration of memory with `M`, the owner of the memory. The owner is dropped after the
-/// deregistration, or never if that fails.
+/// A registration of memory. `M` owns the memory, and is dropped after the deregistration, or never
+/// if that fails.
 pub(crate) struct Registration<M> {
     handle: Handle<ibv_mr, (M, ProtectionDomain)>,
     base: NonNull<u8>,
@@ -31,18 +31,18 @@ pub(crate) struct Registration<M> {
     access: AccessFlags,
 }
 
-// SAFETY: SAFETY.md F16: `base` is an address in this process; code that accesses the memory
-// through it has an argument of its own.
+// SAFETY: SAFETY.md F16: `base` is an address in this process; code that accesses memory through it
+// has its own argument.
 unsafe impl<M: Send> Send for Registration<M> {}
-// SAFETY: SAFETY.md F16: as above; it does not change.
+// SAFETY: SAFETY.md F16: same as above, and it does not change.
 unsafe impl<M: Sync> Sync for Registration<M> {}
 
 impl<M> Registration<M> {
     /// Registers `length` bytes at `base`, and exposes their provenance (SAFETY.md F7).
     ///
     /// # Safety
-    /// The memory stays mapped while it is registered; dropping `memory` may end that. Only peers
-    /// that may use the memory as `access` allows get the rkey.
+    /// The memory stays mapped while it is registered; dropping `memory` may unmap it. The rkey is
+    /// given only to peers that may use the memory as `access` allows.
     pub(crate) unsafe fn new(
         pd: &ProtectionDomain,
         base: NonNull<u8>,
@@ -65,8 +65,8 @@ impl<M> Registration<M> {
         base.as_ptr().expose_provenance();
         let verbs = pd.verbs();
         let start = base.as_ptr().cast();
-        // SAFETY: SAFETY.md F8: a live domain of this table, and memory as this function's contract
-        // requires.
+        // SAFETY: SAFETY.md F8: the domain is live and belongs to this table, and this function's
+        // contract covers the memory.
         let raw = unsafe { rdma_sys::ibv_reg_mr(verbs, pd.as_raw(), start, length, access.bits()) };
         let raw = match Errno::check_null(raw) {
             Ok(raw) => raw,
@@ -75,16 +75,18 @@ impl<M> Registration<M> {
                 return Err((memory, VerbError::new("ibv_reg_mr", errno).with_hint(hint).into()));
             }
         };
-        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, in this domain and with these arguments, so no
-        // other code has it. The memory is as this function's contract requires.
+        // SAFETY: SAFETY.md F2, F8, F9: this table has just registered the region in this domain
+        // with these arguments, so no other code has it. This function's contract covers the
+        // memory.
         Ok(unsafe { Self::from_raw(pd, raw, base, length, access, memory, Ownership::Owned) })
     }
 
-    /// Like [`new`](Self::new), and notes for the provider that the memory stays mapped.
+    /// Like [`new`](Self::new), and also notes for the provider that the memory stays mapped.
     ///
     /// # Safety
-    /// The contract is that of [`new`](Self::new), with one more condition. Whenever a request or a peer can use the
-    /// memory by a key of the region, it is mapped, and can be read and written.
+    /// The contract of [`new`](Self::new) applies, with one more condition. Whenever a request or a
+    /// peer can use the memory through one of the region's keys, the memory is mapped, readable and
+    /// writable.
     pub(crate) unsafe fn mapped(
         pd: &ProtectionDomain,
         base: NonNull<u8>,
@@ -92,10 +94,10 @@ impl<M> Registration<M> {
         access: AccessFlags,
         memory: M,
     ) -> Result<Self, (M, Error)> {
-        // SAFETY: SAFETY.md F8: the same contract.
+        // SAFETY: SAFETY.md F8: the caller upholds the same contract.
         let registration = unsafe { Self::new(pd, base, length, access, memory) }?;
-        // SAFETY: SAFETY.md F2, F29: just registered by this table, and its keys are not known elsewhere; the memory is
-        // as this function's contract requires.
+        // SAFETY: SAFETY.md F2, F29: this table has just registered the region, and no other code
+        // knows its keys. This function's contract covers the memory.
         unsafe { pd.verbs().note_mapped(registration.as_raw()) };
         Ok(registration)
     }
@@ -103,8 +105,8 @@ impl<M> Registration<M> {
     /// Wraps a registered region.
     ///
     /// # Safety
-    /// The contract is that of [`Handle::from_raw`] and of [`new`](Self::new): `raw` was registered in this domain with
-    /// the other arguments.
+    /// The contracts of [`Handle::from_raw`] and [`new`](Self::new) apply. `raw` was registered in
+    /// this domain with the other arguments.
     pub(crate) unsafe fn from_raw(
         pd: &ProtectionDomain,
         raw: NonNull<ibv_mr>,
@@ -116,10 +118,11 @@ impl<M> Registration<M> {
     ) -> Self {
         let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
         let needs = (memory, pd.clone());
-        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs memory and domain. Code here that uses the
-        // region borrows it. By the contract of posting, requests that name its memory have completed.
+        // SAFETY: SAFETY.md F2, F8, F9: by this function's contract; `needs` keeps memory and
+        // domain alive. Code here that uses the region borrows it. By the contract of posting,
+        // requests that name its memory have completed.
         let handle = unsafe { Handle::from_raw(raw, deregister, verb, needs, ownership) };
-        // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
+        // SAFETY: SAFETY.md F1: the region is live, and its keys never change.
         let mr = unsafe { raw.read() };
         let zero_based = access.contains(AccessFlags::ZERO_BASED);
         let iova = if zero_based { 0 } else { base.as_ptr().expose_provenance() as u64 };
@@ -127,7 +130,7 @@ impl<M> Registration<M> {
         Self { handle, base, length, iova, lkey, rkey, access }
     }
 
-    /// Deregisters, and returns the owner of the memory.
+    /// Deregisters the region and returns the owner of the memory.
     #[allow(clippy::result_large_err)] // it is the registration itself
     pub(crate) fn close(self) -> Result<M, (Self, Error)> {
         let Self { handle, base, length, iova, lkey, rkey, access } = self;
@@ -139,7 +142,7 @@ impl<M> Registration<M> {
         }
     }
 
-    /// The check is that of [`Handle::check_process`].
+    /// Performs the check of [`Handle::check_process`].
     pub(crate) fn check_process(&self) -> Result<(), Forked> {
         self.handle.check_process()
     }
@@ -164,17 +167,17 @@ impl<M> Registration<M> {
         self.rkey
     }
 
-    /// Returns the access that the region was registered for.
+    /// Returns the access for which the region was registered.
     pub(crate) fn access(&self) -> AccessFlags {
         self.access
     }
 
-    /// Returns the region as peers name it.
+    /// Returns the region's address, length and key, for peers.
     pub(crate) fn remote(&self) -> RemoteMemoryRegion {
         RemoteMemoryRegion::new(self.iova, self.length, self.rkey)
     }
 
-    /// Returns the address in requests of the byte at `offset` from the beginning.
+    /// Returns the address, in requests, of the byte at `offset` from the beginning.
     #[inline]
     pub(crate) fn device_address(&self, offset: usize) -> u64 {
         self.iova.wrapping_add(offset as u64)
@@ -183,14 +186,14 @@ impl<M> Registration<M> {
     /// Returns `length` bytes at `offset`.
     ///
     /// # Safety
-    /// They are within the region, whose memory is mapped while the registration is borrowed.
+    /// The bytes are within the region, whose memory is mapped while the registration is borrowed.
     #[inline]
     pub(crate) unsafe fn piece(&self, offset: usize, length: usize) -> Piece<'_> {
         // SAFETY: SAFETY.md F16: within the region, by this function's contract.
         let base = unsafe { self.base.add(offset) };
         let address = self.device_address(offset);
-        // SAFETY: SAFETY.md F16: within the region and mapped, by this function's contract; address, key
-        // and domain are the registration's own.
+        // SAFETY: SAFETY.md F16: by this function's contract, the bytes are within the region and
+        // mapped. The address, key and domain belong to this registration.
         unsafe { Piece::new(base, length, address, self.lkey, self.pd()) }
     }
 
@@ -199,7 +202,7 @@ impl<M> Registration<M> {
         &self.handle.needs().0
     }
 
-    /// Returns the owner of the memory. The memory must keep its address.
+    /// Returns the owner of the memory. The caller must not change the memory's address.
     pub(crate) fn memory_mut(&mut self) -> &mut M {
         &mut self.handle.needs_mut().0
     }
@@ -219,15 +222,15 @@ impl Registration<RegionMemory> {
     /// Registers memory that the registration owns.
     ///
     /// # Safety
-    /// Only peers that may use the memory as `access` allows get the rkey.
+    /// The rkey is given only to peers that may use the memory as `access` allows.
     pub(crate) unsafe fn owning(
         pd: &ProtectionDomain,
         memory: RegionMemory,
         access: AccessFlags,
     ) -> Result<Self, (RegionMemory, Error)> {
         let (base, length) = (memory.base(), memory.len());
-        // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until `memory` is dropped, which the registration
-        // owns; the rkey is as this function's contract requires.
+        // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until `memory` is dropped, which
+        // the registration owns; this function's contract covers the rkey.
         unsafe { Self::mapped(pd, base, length, access, memory) }
     }
 }

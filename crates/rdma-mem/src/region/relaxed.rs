@@ -1,4 +1,4 @@
-//! The order in which the bytes of requests reach memory that no peer can write.
+//! Relaxed ordering, for memory that no peer can write.
 
 use std::env::{self, VarError};
 
@@ -8,13 +8,13 @@ use crate::error::Error;
 
 const VARIABLE: &str = "RDMA_RELAXED_ORDERING";
 
-/// The rights that let a peer write: directly, or through a window.
+/// The rights that let a peer write, directly or through a window.
 const WRITABLE: AccessFlags =
     AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_ATOMIC).union(AccessFlags::MW_BIND);
 
-/// Returns the access for memory whose owner reads it only after a completion. It adds
-/// [`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING) if no peer can write the memory and the environment does not
-/// forbid it.
+/// Returns the access for memory that its owner reads only after a completion. It adds
+/// [`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING) if no peer can write the memory and the
+/// environment does not forbid it.
 pub(crate) fn relax(access: AccessFlags) -> Result<AccessFlags, Error> {
     if access.intersects(WRITABLE) || !is_allowed(env::var(VARIABLE))? {
         return Ok(access);

@@ -1,4 +1,4 @@
-//! Regions with memory of their own that peers may use.
+//! Regions that own their memory and open it to peers.
 #![allow(unsafe_code)]
 
 pub(crate) mod common;
@@ -23,11 +23,11 @@ use crate::remote::RemoteMemoryRegion;
 
 /// Registered memory that the region owns and that peers may use while it lives.
 ///
-/// Peers read and write it at any time, so there is never a `&[u8]` of it. Bytes are copied
-/// [in](Self::write) and [out](Self::read), like the device does, and words that both sides change
-/// are [atomics](Self::atomic_u64). A copy that runs while a peer writes the same bytes may see a
-/// mixture of old and new ones. A completion, or an atomic word that the peer writes after a
-/// message, shows that the message is complete.
+/// Peers read and write it at any time, so a `&[u8]` of it never exists. Bytes are copied
+/// [in](Self::write) and [out](Self::read), as a device does, and words that both sides change are
+/// [atomics](Self::atomic_u64). A copy that runs while a peer writes the same bytes may see a
+/// mixture of old and new ones. To know that a message is complete, poll its completion, or let the
+/// peer write an atomic word after it.
 ///
 /// # Examples
 /// ```
@@ -51,11 +51,11 @@ use crate::remote::RemoteMemoryRegion;
 pub struct SharedRegion(Registration<RegionMemory>);
 
 impl ProtectionDomain {
-    /// Allocates `length` zeroed bytes on pages of their own, and registers them with this access.
+    /// Allocates `length` zeroed bytes on separate pages, and registers them with this access.
     ///
-    /// This is safe with any access: a peer with the key can access this memory only, and [`SharedRegion`] never shows
-    /// it as a slice. Remote write, remote atomics, and [elements](SharedRegion::element) to receive into need local
-    /// write.
+    /// This is safe with any access: a peer with the key can access only this memory, and
+    /// [`SharedRegion`] never exposes it as a slice. Remote write, remote atomics, and
+    /// [elements](SharedRegion::element) to receive into need local write.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], [`Error::Access`] for flags that the verbs
@@ -70,18 +70,19 @@ impl ProtectionDomain {
         self.register_shared(RegionMemory::allocate(length)?, access).map_err(|(_, error)| error)
     }
 
-    /// Registers memory of a closed region again, with this access.
+    /// Registers the memory of a closed region with this access.
     ///
     /// # Errors
-    /// Returns the unchanged memory, and an error of [`allocate_shared_region`](Self::allocate_shared_region).
+    /// Returns the unchanged memory, and an error of
+    /// [`allocate_shared_region`](Self::allocate_shared_region).
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_shared(
         &self,
         memory: RegionMemory,
         access: AccessFlags,
     ) -> Result<SharedRegion, (RegionMemory, Error)> {
-        // SAFETY: SAFETY.md F8: any holder of the rkey may use the memory: no reference to it is
-        // formed while it is registered.
+        // SAFETY: SAFETY.md F8: any holder of the rkey may use the memory, because no reference to
+        // it is formed while it is registered.
         unsafe { Registration::owning(self, memory, access) }.map(SharedRegion)
     }
 }
@@ -98,20 +99,20 @@ impl SharedRegion {
     #[inline]
     fn at(&self, offset: usize, length: usize) -> Result<NonNull<u8>, RangeError> {
         range::check(offset, length, self.len())?;
-        // SAFETY: SAFETY.md F16: checked.
+        // SAFETY: SAFETY.md F16: the offset is checked.
         Ok(unsafe { self.0.base().add(offset) })
     }
 
     /// Copies the bytes at `offset` into `out`.
     ///
     /// # Errors
-    /// Returns an error if they are not within the region.
+    /// Returns an error if the bytes are not within the region.
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RangeError> {
         let source = self.at(offset, out.len())?;
-        // SAFETY: SAFETY.md F16: `out.len()` bytes are within the region, whose memory may be read and written, begins
-        // on a page and is whole pages. It is never a slice, so it does not overlap `out`, and is lent as atomics of
-        // eight bytes.
+        // SAFETY: SAFETY.md F16: `out.len()` bytes are within the region, whose memory is readable
+        // and writable and consists of whole pages. It is never a slice, so it does not overlap
+        // `out`, and it is lent only as 8-byte atomics.
         unsafe { copy_out(source.as_ptr(), out) };
         Ok(())
     }
@@ -119,20 +120,21 @@ impl SharedRegion {
     /// Copies `data` to `offset`.
     ///
     /// # Errors
-    /// Returns an error if it does not fit into the region there; then nothing is written.
+    /// Returns an error, and writes nothing, if `data` does not fit into the region there.
     #[inline]
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), RangeError> {
         let target = self.at(offset, data.len())?;
-        // SAFETY: SAFETY.md F16: as in `read`, with `data` for `out`.
+        // SAFETY: SAFETY.md F16: same argument as in `read`, with `data` instead of `out`.
         unsafe { copy_in(data, target.as_ptr()) };
         Ok(())
     }
 
     /// Returns the eight bytes at `offset` as an atomic word, in this machine's byte order.
     ///
-    /// Eight bytes are the only width: two widths over the same bytes would race. It depends on the
-    /// device whether an operation of this processor is atomic with respect to an atomic operation
-    /// of a peer. It is atomic with respect to loads and stores of eight aligned bytes.
+    /// Eight bytes are the only width, because atomics of different widths over the same bytes
+    /// would race. Whether an operation of this processor is atomic with respect to a peer's atomic
+    /// operation depends on the device. It is atomic with respect to the peer's loads and stores of
+    /// eight aligned bytes.
     ///
     /// # Errors
     /// Returns an error if `offset` is not a multiple of 8, or the word is not within the region.
@@ -142,9 +144,9 @@ impl SharedRegion {
         if !offset.is_multiple_of(8) {
             return Err(RangeError::Misaligned { offset, align: 8 });
         }
-        // SAFETY: SAFETY.md F16: within the region, which begins on a page, so it is aligned; valid while the region is
-        // borrowed by `&self`. Other accesses are only copies, which are assembly or atomics of this width, and those
-        // of the device.
+        // SAFETY: SAFETY.md F16: the word is within the region, which begins on a page, so it is
+        // aligned. It is valid while `&self` borrows the region. The only other accesses are
+        // copies, which are assembly or atomics of this width, and those by the device.
         Ok(unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) })
     }
 
@@ -170,20 +172,20 @@ impl SharedRegion {
         SharedElement::within(range, self.len(), iova, self.lkey(), self.pd())
     }
 
-    /// Returns the file of the memory, if it is from [`RegionMemory::memfd`] and has not been an
-    /// [`OwnedRegion`](crate::OwnedRegion) since. Other processes of this machine can map it, and drivers can turn it
-    /// into a dma-buf (`/dev/udmabuf`).
+    /// Returns the file that holds the memory, if the memory came from [`RegionMemory::memfd`] and
+    /// was not an [`OwnedRegion`](crate::OwnedRegion) since. Other processes on this machine can
+    /// map the file, and drivers can turn it into a dma-buf (`/dev/udmabuf`).
     ///
     /// # Safety
     /// The memory that [`close`](Self::close) returns is visible as `&[u8]`, and can become an
-    /// [`OwnedRegion`](crate::OwnedRegion), which is visible in the same way. From then on, no code may write it
-    /// through this file or a duplicate of it, in this process or another one.
+    /// [`OwnedRegion`](crate::OwnedRegion), which is visible in the same way. From then on, no code
+    /// may write it through this file or a duplicate of it, in this process or another one.
     #[must_use]
     pub unsafe fn memfd(&self) -> Option<BorrowedFd<'_>> {
         self.0.memory().file()
     }
 
-    /// Returns the region as a peer names it, for sending to that peer.
+    /// Returns the region's address, length and key, for sending to a peer.
     #[must_use]
     pub fn remote(&self) -> RemoteMemoryRegion {
         self.0.remote()

@@ -1,4 +1,4 @@
-//! Regions over memory of the caller.
+//! Regions over the caller's memory.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -15,14 +15,14 @@ use crate::remote::RemoteMemoryRegion;
 
 /// A registration of memory that the region neither owns nor borrows.
 ///
-/// The caller keeps the memory, uses it freely, and proves with each element that it is alive:
-/// [`gather_element`](Self::gather_element) takes the slice itself. The region has no view of the
-/// memory. If the memory can belong to the region, use the simpler
+/// The caller keeps the memory and uses it freely. Each element proves that the memory is alive,
+/// because [`gather_element`](Self::gather_element) takes the slice itself. The region has no view
+/// of the memory. If the memory can belong to the region, use the simpler
 /// [`OwnedRegion`](crate::OwnedRegion), or the safe [`SharedRegion`](crate::SharedRegion) for
 /// peers.
 ///
-/// For each copy after the post, the software device checks that this memory is still mapped, which takes about a
-/// microsecond. Memory that a region owns or borrows needs no check.
+/// For each copy after the post, the software device checks that this memory is still mapped, which
+/// takes about a microsecond. Memory that a region owns or borrows needs no check.
 ///
 /// # Examples
 /// ```
@@ -40,22 +40,23 @@ use crate::remote::RemoteMemoryRegion;
 pub struct MemoryRegion(Registration<()>);
 
 impl ProtectionDomain {
-    /// Registers a slice for local access: its bytes can be sent, and can be received or read into. Peers have no
-    /// access.
+    /// Registers a slice for local access: its bytes can be sent, and received or read into. Peers
+    /// have no access.
     ///
-    /// The region does not borrow the slice, so it has one hazard. Suppose that the memory is unmapped and other memory
-    /// is mapped at the same addresses while the region lives. Elements are still accepted, but a NIC uses the old
-    /// pages: data is lost, but memory safety is not.
+    /// The region does not borrow the slice, so there is one hazard. Suppose that the memory is
+    /// unmapped and other memory is mapped at the same addresses while the region lives. Elements
+    /// are still accepted, but a NIC uses the old pages. This loses data, but does not violate
+    /// memory safety.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], or the verb's error, with a hint about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_local_mr_slice(&self, memory: &[u8]) -> Result<MemoryRegion, Error> {
         let access = AccessFlags::new().with_local_write();
-        // SAFETY: SAFETY.md F8: the memory is a slice, and no peer can use it. It may not stay mapped: this is the only
-        // clause that is not met, and nothing depends on it here. Registering does not access the memory. Local access
-        // happens only through elements, and each element proves that the memory is alive (and, to be written,
-        // exclusive) at that time.
+        // SAFETY: SAFETY.md F8: the memory is a slice, and no peer can use it. One clause is not
+        // met: the memory might not stay mapped. Nothing depends on that clause here. Registering
+        // does not access the memory. Local access happens only through elements, and each element
+        // proves that the memory is alive (and exclusive, if it is written) at that time.
         unsafe { self.register_mr_with_access(memory.as_ptr().cast_mut(), memory.len(), access) }
     }
 
@@ -63,11 +64,11 @@ impl ProtectionDomain {
     /// [`register_local_mr_slice`](Self::register_local_mr_slice).
     ///
     /// # Errors
-    /// The errors are those of [`register_local_mr_slice`](Self::register_local_mr_slice), and `EFAULT` if the memory
-    /// is not mapped, or is read-only.
+    /// Same errors as [`register_local_mr_slice`](Self::register_local_mr_slice), and `EFAULT` if
+    /// the memory is not mapped, or is read-only.
     ///
     /// # Safety
-    /// This process may use the memory, which stays mapped while the region is registered.
+    /// This process may use the memory, and the memory stays mapped while the region is registered.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_local_mr(
         &self,
@@ -75,17 +76,17 @@ impl ProtectionDomain {
         length: usize,
     ) -> Result<MemoryRegion, Error> {
         let access = AccessFlags::new().with_local_write();
-        // SAFETY: SAFETY.md F8: the same contract.
+        // SAFETY: SAFETY.md F8: the caller upholds the same contract.
         unsafe { self.register_mr_with_access(address, length, access) }
     }
 
     /// Registers memory that peers may read and write.
     ///
     /// # Errors
-    /// The errors are those of [`register_local_mr`](Self::register_local_mr).
+    /// Same errors as [`register_local_mr`](Self::register_local_mr).
     ///
     /// # Safety
-    /// The contract is that of [`register_mr_with_access`](Self::register_mr_with_access).
+    /// The contract of [`register_mr_with_access`](Self::register_mr_with_access) applies.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_shared_mr(
         &self,
@@ -93,25 +94,25 @@ impl ProtectionDomain {
         length: usize,
     ) -> Result<MemoryRegion, Error> {
         let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
-        // SAFETY: SAFETY.md F8: the same contract.
+        // SAFETY: SAFETY.md F8: the caller upholds the same contract.
         unsafe { self.register_mr_with_access(address, length, access) }
     }
 
     /// Registers memory with any access; see `man ibv_reg_mr`.
     ///
     /// With [`AccessFlags::ZERO_BASED`], addresses in requests of peers and of this machine start
-    /// at 0; elements and [`remote`](MemoryRegion::remote) take this into account.
+    /// at 0. Elements and [`remote`](MemoryRegion::remote) account for this.
     ///
     /// # Errors
-    /// The errors are those of [`register_local_mr`](Self::register_local_mr), and [`Error::Access`] for flags that the
-    /// verbs forbid.
+    /// Same errors as [`register_local_mr`](Self::register_local_mr), and [`Error::Access`] for
+    /// flags that the verbs forbid.
     ///
     /// # Safety
-    /// This process may use the memory, which stays mapped until the region is deregistered; if
+    /// This process may use the memory. It stays mapped until the region is deregistered, or, if
     /// that fails, for the life of the process (SAFETY.md F8). While `access` lets peers write it,
-    /// there is no Rust reference to it, and every access is atomic or volatile. While it lets them
-    /// read it, there is no `&mut`. If it lets them do atomics, their words are accessed by atomics
-    /// of eight bytes.
+    /// there is no Rust reference to it, and every access is atomic or volatile. While it lets
+    /// peers read it, there is no `&mut`. If it lets peers execute atomics, the words are accessed
+    /// only with 8-byte atomics.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_mr_with_access(
         &self,
@@ -120,25 +121,26 @@ impl ProtectionDomain {
         access: AccessFlags,
     ) -> Result<MemoryRegion, Error> {
         let base = NonNull::new(address).ok_or_else(no_address)?;
-        // SAFETY: SAFETY.md F8: the same contract.
+        // SAFETY: SAFETY.md F8: the caller upholds the same contract.
         let registration = unsafe { Registration::new(self, base, length, access, ()) };
         registration.map(MemoryRegion).map_err(|((), error)| error)
     }
 }
 
 impl MemoryRegion {
-    /// Wraps a region that was registered elsewhere. Its C object has the address, the length and the keys, but not the
-    /// `access` of the registration.
+    /// Wraps a region that was registered elsewhere. Its C object contains the address, the length
+    /// and the keys, but not the `access` of the registration.
     ///
     /// # Errors
-    /// [`Error::Verb`] if the region has no address. Such a region is that of a dma-buf, which is a
-    /// [`DmabufRegion`](crate::DmabufRegion), or of the whole address space (implicit ODP).
+    /// [`Error::Verb`] if the region has no address. Such a region belongs to a dma-buf (use
+    /// [`DmabufRegion`](crate::DmabufRegion)), or covers the whole address space (implicit ODP).
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The region is of this domain, and was registered with this access. The verb
-    /// was `ibv_reg_mr`, or one that sets the region's first address in requests (`ibv_reg_mr_iova`). That address is
-    /// the memory's own, or 0 if `access` has [`AccessFlags::ZERO_BASED`]. While this value lives, the memory meets the
-    /// contract of [`register_mr_with_access`](ProtectionDomain::register_mr_with_access).
+    /// The caller upholds the contract of [`Ownership`]. The region belongs to this domain, and was
+    /// registered with this access. The verb was `ibv_reg_mr`, or one that sets the region's first
+    /// address in requests (`ibv_reg_mr_iova`). That address is the memory's own, or 0 if `access`
+    /// has [`AccessFlags::ZERO_BASED`]. While this value lives, the memory meets the contract of
+    /// [`register_mr_with_access`](ProtectionDomain::register_mr_with_access).
     ///
     /// # Examples
     /// ```
@@ -163,10 +165,11 @@ impl MemoryRegion {
         access: AccessFlags,
         ownership: Ownership,
     ) -> Result<Self, Error> {
-        // SAFETY: SAFETY.md F1: a live region, which does not change.
+        // SAFETY: SAFETY.md F1: the region is live and never changes.
         let ibv_mr { addr, length, .. } = unsafe { raw.read() };
         let base = NonNull::new(addr.cast()).ok_or_else(no_address)?;
-        // SAFETY: SAFETY.md F2, F6, F8, F9: this function's contract; address and length are the region's own.
+        // SAFETY: SAFETY.md F2, F6, F8, F9: by this function's contract; the address and length
+        // come from the region.
         let registration =
             unsafe { Registration::from_raw(pd, raw, base, length, access, (), ownership) };
         Ok(Self(registration))
@@ -200,7 +203,7 @@ impl MemoryRegion {
         self.0.rkey()
     }
 
-    /// Returns the region as a peer names it, for sending to that peer.
+    /// Returns the region's address, length and key, for sending to a peer.
     #[must_use]
     pub fn remote(&self) -> RemoteMemoryRegion {
         self.0.remote()
@@ -249,7 +252,7 @@ impl MemoryRegion {
         self.0.as_raw()
     }
 
-    /// Returns the address in requests of memory at `address`.
+    /// Returns the address, in requests, of the memory at `address`.
     #[inline]
     pub(crate) fn device_address(&self, address: usize) -> u64 {
         self.0.device_address(address.wrapping_sub(self.address()))

@@ -1,4 +1,4 @@
-//! Regions, arrays and buffers as slices: all of their bytes.
+//! Regions, arrays and buffers as slices of all their bytes.
 
 use bytemuck::Pod;
 
@@ -7,7 +7,7 @@ use crate::region::array::OwnedArray;
 use crate::region::local::LocalRegion;
 use crate::region::pool::buffer::Buffer;
 
-/// Implements the conversions for functions that take any type that becomes a slice.
+/// Implements the conversions for functions that take anything that converts into a slice.
 macro_rules! whole {
     ($owner:ty $(, $parameter:ident $(: $bound:ident)?)?) => {
         impl<'r $(, $parameter $(: $bound)?)?> From<&'r $owner> for SliceRef<'r> {

@@ -16,16 +16,17 @@ use crate::region::memory::RegionMemory;
 use crate::region::pool::carved::{PoolRegion, Range};
 use crate::region::registration::Registration;
 
-/// Registered bytes from a [`BufferPool`](crate::BufferPool), owned: for this machine's own
-/// requests, like an [`OwnedRegion`](crate::OwnedRegion), but allocated without a registration.
+/// An owned buffer of registered bytes from a [`BufferPool`](crate::BufferPool). Like an
+/// [`OwnedRegion`](crate::OwnedRegion), it serves this machine's own requests, but allocating it
+/// needs no registration.
 ///
-/// A buffer derefs to its bytes. Dropping the buffer returns them to the pool. Until then it keeps their region alive,
-/// even after the pool was dropped. The last buffer of a region deregisters it if the pool was dropped, and never while
-/// the pool exists.
+/// A buffer derefs to its bytes. Dropping the buffer returns them to the pool. Until then the
+/// buffer keeps its region alive, even after the pool is dropped. In that case, the last buffer in
+/// a region deregisters it.
 ///
 /// [`split_at`](Self::split_at) splits a buffer into two, for two concurrent requests.
 ///
-/// It consists of raw parts without a reference to the bytes, so it can be moved while a device
+/// It consists of raw parts, without a reference to the bytes, so it can be moved while a device
 /// writes them.
 ///
 /// # Examples
@@ -45,18 +46,18 @@ pub struct Buffer {
     region: Arc<PoolRegion>,
 }
 
-// SAFETY: SAFETY.md F16: the same as for `Box<[u8]>`, which it represents; the pool's region is
-// `Send` and `Sync`.
+// SAFETY: SAFETY.md F16: it represents a `Box<[u8]>`, which is `Send`; the pool's region is `Send`
+// and `Sync`.
 unsafe impl Send for Buffer {}
-// SAFETY: SAFETY.md F16: `&Buffer` allows access to a `&[u8]` only.
+// SAFETY: SAFETY.md F16: `&Buffer` only gives access to a `&[u8]`.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// # Safety
-    /// `range` is of `region`, has at least `length` bytes from its offset on, belongs to no other buffer, and has not
-    /// been returned.
+    /// `range` is a range of `region` with at least `length` bytes after its offset. It belongs to
+    /// no other buffer, and has not been returned.
     pub(crate) unsafe fn new(region: Arc<PoolRegion>, range: Range, length: usize) -> Self {
-        // SAFETY: SAFETY.md F16: within the region by this function's contract.
+        // SAFETY: SAFETY.md F16: by this function's contract, the offset is within the region.
         let base = unsafe { region.registration().base().add(range.offset()) };
         Self { range, base, length, region }
     }
@@ -64,20 +65,20 @@ impl Buffer {
     /// Returns `length` bytes at `offset`.
     ///
     /// # Safety
-    /// They are within the buffer.
+    /// The bytes are within the buffer.
     #[inline]
     unsafe fn piece(&self, offset: usize, length: usize) -> Piece<'_> {
         // SAFETY: SAFETY.md F16: within the buffer, by this function's contract.
         let base = unsafe { self.base.add(offset) };
         let address = self.device_address().wrapping_add(offset as u64);
-        // SAFETY: SAFETY.md F16: within a range of the region, which the buffer keeps registered; address,
-        // key and domain are of that registration.
+        // SAFETY: SAFETY.md F16: the bytes are within a range of the region, which the buffer keeps
+        // registered. The address, key and domain belong to that registration.
         unsafe { Piece::new(base, length, address, self.lkey(), self.pd()) }
     }
 
     #[inline]
     fn whole(&self) -> Piece<'_> {
-        // SAFETY: SAFETY.md F16: all of the buffer.
+        // SAFETY: SAFETY.md F16: the piece is the whole buffer.
         unsafe { self.piece(0, self.length) }
     }
 
@@ -85,18 +86,18 @@ impl Buffer {
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
-        // SAFETY: SAFETY.md F16: bytes of this buffer only, initialised, borrowed by `&self`. No
-        // peer has a right to them except by a window, which has the buffer by value. A device
-        // writes them only for requests of this machine whose poster promised that they are not
-        // used meanwhile.
+        // SAFETY: SAFETY.md F16: the bytes belong to this buffer only, are initialised, and are
+        // borrowed by `&self`. No peer has a right to them except through a window, which owns the
+        // buffer by value. A device writes them only for requests of this machine whose poster
+        // promised not to use them until they complete.
         unsafe { SliceRef::new(self.whole()) }
     }
 
-    /// Returns an exclusive slice of the whole buffer, also to receive or read into.
+    /// Returns an exclusive slice of the whole buffer, which can also be received or read into.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
-        // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
+        // SAFETY: SAFETY.md F16: same argument as in `as_slice`, with a borrow by `&mut self`.
         unsafe { SliceMut::new(self.whole()) }
     }
 
@@ -106,27 +107,28 @@ impl Buffer {
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
         range::check(offset, length, self.length).ok()?;
-        // SAFETY: SAFETY.md F16: checked.
+        // SAFETY: SAFETY.md F16: the range is checked.
         let piece = unsafe { self.piece(offset, length) };
-        // SAFETY: SAFETY.md F16: as in `as_slice`.
+        // SAFETY: SAFETY.md F16: same argument as in `as_slice`.
         Some(unsafe { SliceRef::new(piece) })
     }
 
-    /// Returns `length` bytes at `offset`, exclusively: also to receive or read into. `None` if
-    /// they are not within the buffer.
+    /// Returns `length` bytes at `offset`, exclusively, which can also be received or read into;
+    /// `None` if they are not within the buffer.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
         range::check(offset, length, self.length).ok()?;
-        // SAFETY: SAFETY.md F16: checked.
+        // SAFETY: SAFETY.md F16: the range is checked.
         let piece = unsafe { self.piece(offset, length) };
-        // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
+        // SAFETY: SAFETY.md F16: same argument as in `as_slice`, with a borrow by `&mut self`.
         Some(unsafe { SliceMut::new(piece) })
     }
 
-    /// Splits the buffer into two: the first `middle` bytes, and the rest. Each is an ordinary buffer, and can be
-    /// written and sent while a request uses the other one. The pool gets their memory back only after both are
-    /// dropped. Two buffers slow each other down if different threads or devices write the same 64 bytes.
+    /// Splits the buffer into the first `middle` bytes and the rest. Both are ordinary buffers: one
+    /// can be written and sent while a request uses the other. Their memory returns to the pool
+    /// only after both are dropped. If different threads or devices write to the same 64 bytes, the
+    /// two buffers slow each other down (false sharing).
     ///
     /// # Panics
     /// Panics if `middle` is more than the length.
@@ -149,7 +151,7 @@ impl Buffer {
         let length = self.length;
         assert!(middle <= length, "{middle} is not within {length} bytes");
         self.region.share(self.range);
-        // SAFETY: SAFETY.md F16: within the buffer, or at its end.
+        // SAFETY: SAFETY.md F16: the pointer is within the buffer, or at its end.
         let base = unsafe { self.base.add(middle) };
         let (range, region) = (self.range, Arc::clone(&self.region));
         let rest = Self { range, base, length: length - middle, region };
@@ -157,17 +159,17 @@ impl Buffer {
         (self, rest)
     }
 
-    /// Joins two buffers that were [split](Self::split_at). This one is the first.
+    /// Joins two buffers that were [split](Self::split_at). `self` is the first part.
     ///
     /// # Errors
-    /// Returns both buffers if `rest` did not follow this one in the same buffer.
+    /// Returns both buffers unless `rest` directly followed `self` in the same buffer.
     pub fn unsplit(mut self, rest: Self) -> Result<Self, (Self, Self)> {
         let follows = self.base.as_ptr().wrapping_add(self.length) == rest.base.as_ptr();
         if !follows || !self.is_of_the_same_range(&rest) {
             return Err((self, rest));
         }
         self.length += rest.length;
-        // This buffer still holds the range.
+        // `self` still holds the range.
         drop(rest);
         Ok(self)
     }
@@ -183,14 +185,14 @@ impl Buffer {
         self.region.registration().lkey()
     }
 
-    /// Returns the domain that the pool registers in.
+    /// Returns the domain in which the pool registers.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.region.registration().pd()
     }
 
-    /// Returns the registration of its region, which is common to all buffers of the region.
+    /// Returns the registration of the buffer's region, which all buffers in that region share.
     pub(crate) fn registration(&self) -> &Registration<RegionMemory> {
         self.region.registration()
     }
@@ -208,7 +210,7 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: as in `as_slice`.
+        // SAFETY: SAFETY.md F16: same argument as in `as_slice`.
         unsafe { self.whole().bytes() }
     }
 }
@@ -216,7 +218,7 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
+        // SAFETY: SAFETY.md F16: same argument as in `as_slice`, with a borrow by `&mut self`.
         unsafe { self.whole().bytes_mut() }
     }
 }

@@ -1,4 +1,4 @@
-//! One large region of a pool, and its free ranges.
+//! A pool's large region and its free ranges.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
 use crate::region::relaxed;
 
-/// The unit of ranges, in bytes: a cache line, so that two buffers never share one.
+/// The unit of ranges, in bytes. It is a cache line, so two buffers never share one.
 pub(crate) const UNIT: usize = 64;
 
 /// A registered region that is divided into buffers.
@@ -27,7 +27,8 @@ pub(crate) struct PoolRegion {
 
 struct Ranges {
     free: Allocator,
-    /// The number of buffers of each range that has several, by its start.
+    /// For each range that several buffers share, the number of those buffers, keyed by the range's
+    /// start.
     shared: HashMap<usize, usize>,
     buffers: usize,
     units: usize,
@@ -37,7 +38,8 @@ struct Ranges {
 #[derive(Clone, Copy)]
 pub(crate) struct Range {
     allocation: Allocation,
-    /// The start of the requested bytes, in units. It is later than the start of the range if that is misaligned.
+    /// The start of the requested bytes, in units. If the range itself is not aligned, it is after
+    /// the range's start.
     start: u32,
     units: u32,
 }
@@ -50,14 +52,14 @@ impl Range {
     }
 }
 
-/// The used part of a region.
+/// Which part of a region is in use.
 #[derive(Clone, Copy)]
 pub(crate) struct RegionUse {
     pub(crate) buffers: usize,
     pub(crate) bytes: usize,
 }
 
-/// The most units of a region.
+/// The maximum number of units in a region.
 const MOST: u32 = 1 << 31;
 
 impl Ranges {
@@ -70,25 +72,25 @@ impl Ranges {
     }
 }
 
-/// Returns the number of units for `length` bytes; `None` if it is above the limit.
+/// Returns the number of units for `length` bytes; `None` above the limit.
 fn units(length: usize) -> Option<u32> {
     u32::try_from(length.div_ceil(UNIT).max(1)).ok().filter(|&units| units <= MOST)
 }
 
-/// Returns the next larger number that has a size class of its own in the allocator: one with four
-/// significant bits. A free range of exactly this size is then found.
+/// Rounds up to a number that has its own size class in the allocator: one with at most four
+/// significant bits. The allocator then finds a free range of exactly this size.
 fn class(units: u32) -> u32 {
     let shift = units.ilog2().saturating_sub(3);
     units.div_ceil(1 << shift) << shift
 }
 
-/// Returns the length of a region that can be one buffer of `length` bytes; `None` if that is too
+/// Returns the length of a region that can hold a buffer of `length` bytes; `None` if that is too
 /// long.
 pub(crate) fn region_length(length: usize) -> Option<usize> {
     Some(class(units(length)?) as usize * UNIT)
 }
 
-/// Returns the length of the longest region of at most `bytes`, which is 64 or more.
+/// Returns the longest valid region length that is at most `bytes`, which is 64 or more.
 pub(crate) fn longest_region(bytes: usize) -> usize {
     let units = u32::try_from(bytes / UNIT).map_or(MOST, |units| units.min(MOST));
     let shift = units.ilog2().saturating_sub(3);
@@ -96,8 +98,8 @@ pub(crate) fn longest_region(bytes: usize) -> usize {
 }
 
 impl PoolRegion {
-    /// Registers `length` bytes, a valid length of a region, without any right for peers. They begin at a multiple of
-    /// `alignment`.
+    /// Registers `length` bytes, a valid region length, without any right for peers. They begin at
+    /// a multiple of `alignment`.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         access: AccessFlags,
@@ -107,11 +109,10 @@ impl PoolRegion {
         let units = units(length).ok_or(Error::OutOfMemory { length })?;
         let memory = RegionMemory::allocate_aligned(length, alignment)?;
         let access = relaxed::relax(access)?;
-        // SAFETY: SAFETY.md F8: `access` has no right for peers, so the rkey is useless.
+        // SAFETY: SAFETY.md F8: `access` gives peers no right, so the rkey is useless.
         let registration = unsafe { Registration::owning(pd, memory, access) };
         let registration = registration.map_err(|(_, error)| error)?;
-        // The records of ranges use memory too; these are enough for buffers of 512 bytes on
-        // average.
+        // Range records use memory too. This many are enough if buffers have 512 bytes on average.
         let records = (units / 8 + 64).min(128 * 1024);
         let free = Allocator::with_max_allocs(units, records);
         Ok(Self {
@@ -133,8 +134,8 @@ impl PoolRegion {
         Some(ranges.taken(Range { allocation, start: allocation.offset, units }))
     }
 
-    /// Takes a range with at least `length` bytes that begin at a multiple of `alignment`, a power of two, if there is
-    /// one.
+    /// Takes a range with at least `length` bytes that begin at a multiple of `alignment`, a power
+    /// of two, if there is one.
     pub(crate) fn take_aligned(&self, length: usize, alignment: usize) -> Option<Range> {
         if alignment <= UNIT {
             return self.take(length);
@@ -146,23 +147,24 @@ impl PoolRegion {
             return Some(ranges.taken(Range { allocation, start: allocation.offset, units }));
         }
         ranges.free.free(allocation);
-        // With this many additional units, any start of the range leaves `units` aligned ones.
+        // With this many additional units, `units` aligned units remain wherever the range starts.
         let more = u32::try_from(alignment / UNIT - 1).ok()?;
         let units = units.checked_add(more).filter(|&units| units <= MOST)?;
         let allocation = ranges.free.allocate(units)?;
-        // It is at most `more`.
+        // The result is at most `more`.
         let early = u32::try_from(self.too_early(allocation, alignment)).ok()?;
         let start = allocation.offset + early;
         Some(ranges.taken(Range { allocation, start, units }))
     }
 
-    /// Returns the number of units from the start of the allocation to a multiple of `alignment`.
+    /// Returns the number of units from the start of the allocation to the next multiple of
+    /// `alignment`.
     fn too_early(&self, allocation: Allocation, alignment: usize) -> usize {
         let address = self.registration.base().as_ptr().addr() + allocation.offset as usize * UNIT;
         address.wrapping_neg() % alignment / UNIT
     }
 
-    /// Counts another buffer of the range.
+    /// Counts another buffer that shares the range.
     pub(crate) fn share(&self, range: Range) {
         // A forked child returns no ranges.
         if self.registration.check_process().is_ok() {
@@ -170,8 +172,8 @@ impl PoolRegion {
         }
     }
 
-    /// Returns a range of a dropped buffer to the allocator, unless another buffer has it too. Does nothing in a forked
-    /// child, which might wait without a limit for the lock.
+    /// Returns a dropped buffer's range to the allocator, unless another buffer shares it. Does
+    /// nothing in a forked child, because it might wait forever for the lock.
     pub(crate) fn give_back(&self, range: Range) {
         if self.registration.check_process().is_err() {
             return;

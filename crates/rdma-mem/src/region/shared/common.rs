@@ -1,4 +1,4 @@
-//! Memory of several concurrent regions.
+//! Memory with several concurrent regions.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -13,11 +13,12 @@ use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
 use crate::remote::RemoteMemoryRegion;
 
-/// Memory that is open to several peers at the same time. Each peer has a range, rights and a key
-/// of its own.
+/// Memory that is open to several peers at the same time. Each peer has its own range, rights and
+/// key.
 ///
-/// It has no view of its bytes: while a [part](CommonRegion) of it is registered, peers may change them. After all
-/// parts are closed, and all clones are dropped, [`try_into_memory`](Self::try_into_memory) returns the memory.
+/// It has no view of its bytes: while a [part](CommonRegion) of it is registered, peers may change
+/// them. After all parts are closed and all clones are dropped,
+/// [`try_into_memory`](Self::try_into_memory) returns the memory.
 ///
 /// # Examples
 /// ```
@@ -54,11 +55,11 @@ impl CommonMemory {
         self.0.length()
     }
 
-    /// Registers a range of it, in bytes from its beginning, with these rights.
+    /// Registers a range of the memory, in bytes from its beginning, with these rights.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`] for 0 bytes, [`Error::Access`] for flags that the verbs forbid, or the verb's error, with
-    /// a hint about the limit of locked memory.
+    /// [`Error::EmptyRegion`] for 0 bytes, [`Error::Access`] for flags that the verbs forbid, or
+    /// the verb's error, with a hint about the limit of locked memory.
     ///
     /// # Panics
     /// Panics if the range is not within the memory.
@@ -75,17 +76,17 @@ impl CommonMemory {
         let (length, memory) = (range.len(), self.clone());
         // SAFETY: SAFETY.md F16: the range is within the memory, which `self` keeps alive.
         let base = unsafe { self.0.base().add(range.start) };
-        // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until the last clone is dropped, and the registration
-        // has a clone. Any holder of the rkey may use the memory: no reference to it is formed while there is more than
-        // one clone.
+        // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until the last clone is dropped,
+        // and the registration has a clone. Any holder of the rkey may use the memory, because no
+        // reference to it is formed while there is more than one clone.
         let region = unsafe { Registration::mapped(pd, base, length, access, memory) };
         region.map(CommonRegion).map_err(|(_, error)| error)
     }
 
-    /// Returns the memory, exclusive again.
+    /// Returns the memory, which is exclusive again.
     ///
     /// # Errors
-    /// Returns `self` if there are clones, or parts that are not closed.
+    /// Returns `self` while there are other clones, or open parts.
     pub fn try_into_memory(self) -> Result<RegionMemory, Self> {
         Arc::try_unwrap(self.0).map_err(Self)
     }
@@ -97,13 +98,13 @@ impl fmt::Debug for CommonMemory {
     }
 }
 
-/// A part of [`CommonMemory`] that is open to peers, with rights and a key of its own.
+/// A part of [`CommonMemory`] that is open to peers, with its own rights and key.
 #[doc(alias = "ibv_mr")]
 #[derive(Debug)]
 pub struct CommonRegion(Registration<CommonMemory>);
 
 impl CommonRegion {
-    /// Returns the part as a peer names it, for sending to that peer.
+    /// Returns the part's address, length and key, for sending to a peer.
     #[must_use]
     pub fn remote(&self) -> RemoteMemoryRegion {
         self.0.remote()
@@ -128,13 +129,13 @@ impl CommonRegion {
         self.0.pd()
     }
 
-    /// Returns the memory that it is a part of.
+    /// Returns the memory of which this is a part.
     #[must_use]
     pub fn memory(&self) -> &CommonMemory {
         self.0.memory()
     }
 
-    /// Deregisters the part, which ends the access of peers by its key.
+    /// Deregisters the part, which ends the access of peers through its key.
     ///
     /// # Errors
     /// Returns the part, which is still registered, and the provider's error.
