@@ -1,4 +1,4 @@
-//! Memory of a peer.
+//! Descriptions of a peer's memory.
 
 pub(crate) mod fields;
 pub(crate) mod typed;
@@ -8,11 +8,11 @@ use std::ops::Range;
 
 use rdma_types::Rkey;
 
-/// Memory of a peer: its address, its length, and its key.
+/// A peer's memory: its address, length and key.
 ///
-/// A peer creates it with [`SharedRegion::remote`](crate::SharedRegion::remote) and sends it here. It is a description,
-/// not a proof: the peer's device refuses other accesses with an error completion. Posting a request checks that it
-/// stays within the length.
+/// A peer creates it with [`SharedRegion::remote`](crate::SharedRegion::remote) and sends it here.
+/// It is a description, not a proof: the peer's device refuses an invalid access with an error
+/// completion. Posting a request checks that it stays within the length.
 ///
 /// # Examples
 /// ```
@@ -34,17 +34,17 @@ pub struct RemoteMemoryRegion {
 }
 
 impl RemoteMemoryRegion {
-    /// The length of [`to_bytes`](Self::to_bytes), in bytes.
+    /// The length of what [`to_bytes`](Self::to_bytes) returns, in bytes.
     pub const BYTES: usize = 20;
 
-    /// Describes the memory of `length` bytes at `addr` in the peer, with this key.
+    /// Describes `length` bytes at `addr` in the peer's memory, with this key.
     #[inline]
     #[must_use]
     pub fn new(addr: u64, length: usize, rkey: impl Into<Rkey>) -> Self {
         Self { address: addr, length, rkey: rkey.into() }
     }
 
-    /// Returns the address of the first byte, in the peer.
+    /// Returns the address of the first byte in the peer's memory.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {
@@ -65,11 +65,11 @@ impl RemoteMemoryRegion {
         self.rkey
     }
 
-    /// Encodes the region as bytes, for a message to the peer that will use it. [`from_bytes`](Self::from_bytes)
-    /// decodes it there.
+    /// Encodes the region as bytes, for a message to the peer that will use it.
+    /// [`from_bytes`](Self::from_bytes) decodes them there.
     ///
     /// The format is address (8 bytes), length (8 bytes), key (4 bytes), each in network order. It
-    /// has no version: the protocol that sends it may add one.
+    /// has no version; the protocol that sends it may add one.
     ///
     /// # Examples
     /// ```
@@ -90,7 +90,7 @@ impl RemoteMemoryRegion {
         bytes
     }
 
-    /// Decodes the bytes of [`to_bytes`](Self::to_bytes).
+    /// Decodes the bytes that [`to_bytes`](Self::to_bytes) returned.
     ///
     /// All byte values are valid. The peer's device checks the memory when a request uses it.
     #[inline]
@@ -103,8 +103,8 @@ impl RemoteMemoryRegion {
         }
     }
 
-    /// Returns the rest of the region from `offset` on, in bytes. It is empty if `offset` is the length, and `None` if
-    /// it is more.
+    /// Returns the part of the region that starts at `offset`, in bytes. It is empty if `offset`
+    /// equals the length, and `None` if `offset` is larger.
     #[inline]
     #[must_use]
     pub fn sub_region(&self, offset: usize) -> Option<Self> {
@@ -113,8 +113,8 @@ impl RemoteMemoryRegion {
         Some(Self { address, length, rkey: self.rkey })
     }
 
-    /// Like [`sub_region`](Self::sub_region), but with a length of 0 past the end. An address that would overflow is
-    /// clamped to the last one.
+    /// Like [`sub_region`](Self::sub_region), but returns an empty region past the end. An address
+    /// that would overflow is clamped to the last one.
     #[inline]
     #[must_use]
     pub const fn sub_region_unchecked(&self, offset: usize) -> Self {
@@ -136,8 +136,8 @@ impl RemoteMemoryRegion {
         (length <= rest.length).then_some(Self { length, ..rest })
     }
 
-    /// Returns the region from the field at `offset` in the element `index` on, if it has at least
-    /// `length` bytes. For the macros of [`remote_field`](crate::remote_array_field).
+    /// Returns the region from the field at `offset` in element `index` to the end, if it has at
+    /// least `length` bytes. For the macros in [`remote_field`](crate::remote_array_field).
     #[doc(hidden)]
     #[inline]
     #[must_use]
@@ -153,7 +153,7 @@ impl RemoteMemoryRegion {
         (length <= rest.length).then_some(rest)
     }
 
-    /// Like [`__element`](Self::__element), but also past the end.
+    /// Like [`__element`](Self::__element), but also works past the end.
     #[doc(hidden)]
     #[inline]
     #[must_use]
@@ -162,7 +162,7 @@ impl RemoteMemoryRegion {
     }
 }
 
-/// Returns the `N` bytes at `at`.
+/// Returns the `N` bytes at index `at`.
 #[inline]
 fn part<const N: usize>(bytes: &[u8; RemoteMemoryRegion::BYTES], at: usize) -> [u8; N] {
     array::from_fn(|index| bytes[at + index])

@@ -1,16 +1,15 @@
-//! Elements and fields of arrays and structs in the memory of a peer.
+//! Elements and fields of arrays and structs in a peer's memory.
 
-/// Returns the element at an index of an array of a peer: the region from there on.
+/// Returns the region that starts at an element of a peer's array.
 ///
-/// `remote_array_field!(region, T, index)` returns `Option<RemoteMemoryRegion>`, for an array of `T` at the start of
-/// the [`RemoteMemoryRegion`](crate::RemoteMemoryRegion). The result starts at the element and extends to the end, like
-/// that of [`sub_region`](crate::RemoteMemoryRegion::sub_region). It is `None` if the element is not entirely within
-/// the region, or the address overflows.
+/// `remote_array_field!(region, T, index)` returns `Option<RemoteMemoryRegion>`, for an array of
+/// `T` at the start of the [`RemoteMemoryRegion`](crate::RemoteMemoryRegion). The result extends to
+/// the end of the region, like that of [`sub_region`](crate::RemoteMemoryRegion::sub_region). It is
+/// `None` if the element is not entirely within the region, or the address overflows.
 ///
-/// The layout of the type must be common to both sides: use `#[repr(C)]` types and integers in the
-/// byte order of the peer. The peer is responsible for the alignment of the address. For a region
-/// with the length of the element use
-/// [`RemoteMemoryRegion::array`](crate::RemoteMemoryRegion::array).
+/// Both sides must use the same layout: use `#[repr(C)]` types, and integers in the peer's byte
+/// order. The peer is responsible for the alignment of the address. For a region with the element's
+/// length, use [`RemoteMemoryRegion::array`](crate::RemoteMemoryRegion::array).
 ///
 /// # Examples
 /// ```
@@ -28,9 +27,9 @@ macro_rules! remote_array_field {
     };
 }
 
-/// Like [`remote_array_field!`](crate::remote_array_field), but also past the end, like
-/// [`sub_region_unchecked`](crate::RemoteMemoryRegion::sub_region_unchecked): returns a
-/// `RemoteMemoryRegion` with length 0 there. Nothing overflows.
+/// Like [`remote_array_field!`](crate::remote_array_field), but also works past the end, like
+/// [`sub_region_unchecked`](crate::RemoteMemoryRegion::sub_region_unchecked): there it returns a
+/// `RemoteMemoryRegion` with length 0. Nothing overflows.
 ///
 /// # Examples
 /// ```
@@ -78,7 +77,8 @@ macro_rules! remote_struct_field {
     };
 }
 
-/// Like [`remote_struct_field!`](crate::remote_struct_field), but with a length of 0 past the end.
+/// Like [`remote_struct_field!`](crate::remote_struct_field), but returns a region of length 0 past
+/// the end.
 ///
 /// # Examples
 /// ```
@@ -127,8 +127,8 @@ macro_rules! remote_struct_array_field {
     };
 }
 
-/// Like [`remote_struct_array_field!`](crate::remote_struct_array_field), but with a length of 0
-/// past the end.
+/// Like [`remote_struct_array_field!`](crate::remote_struct_array_field), but returns a region of
+/// length 0 past the end.
 ///
 /// # Examples
 /// ```
@@ -149,10 +149,10 @@ macro_rules! remote_struct_array_field_unchecked {
     };
 }
 
-/// Returns a field of a struct of a peer, with the length of the field: `Option<RemoteRef<F>>`.
+/// Returns a field of a peer's struct, with the field's length: `Option<RemoteRef<F>>`.
 ///
-/// It is the typed form of [`remote_struct_field!`](crate::remote_struct_field): the field is plain
-/// old data (`bytemuck::Pod`).
+/// This is the typed form of [`remote_struct_field!`](crate::remote_struct_field). The field must
+/// be plain old data (`bytemuck::Pod`).
 ///
 /// # Examples
 /// ```
@@ -169,8 +169,8 @@ macro_rules! remote_ref {
     };
 }
 
-/// Splits the path, one token after the other: the tokens before the last `::` are the type, since
-/// a `ty` cannot be followed by `::`.
+/// Splits the path token by token. The tokens before the last `::` form the type; they cannot be
+/// matched as a `ty`, which must not be followed by `::`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __remote_field {
@@ -204,8 +204,7 @@ macro_rules! __remote_field {
     };
 }
 
-/// Returns the size of a field. The type of `get` contains that of the field; `get` is never
-/// called.
+/// Returns the size of a field, inferred from the return type of `get`, which is never called.
 #[doc(hidden)]
 #[inline]
 #[must_use]

@@ -1,4 +1,4 @@
-//! Typed memory of a peer.
+//! Typed views of a peer's memory.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -9,13 +9,13 @@ use bytemuck::Pod;
 
 use crate::remote::RemoteMemoryRegion;
 
-/// A value of type `T` in the memory of a peer, with exactly the size of a `T`.
+/// A value of type `T` in a peer's memory, with exactly the size of a `T`.
 ///
-/// `T` is plain old data. Any bytes that are read from the peer are a valid `T`, and a `T` that is written has no
-/// padding. Both sides must have the same layout (`#[repr(C)]`) and byte order. It is a description and not a proof,
-/// like [`RemoteMemoryRegion`], into which it can be converted.
+/// `T` is plain old data: whatever bytes are read from the peer are a valid `T`, and a `T` that is
+/// written has no padding. Both sides must use the same layout (`#[repr(C)]`) and byte order. Like
+/// [`RemoteMemoryRegion`], into which it can be converted, it is a description, not a proof.
 ///
-/// [`RemoteMemoryRegion::typed`] and [`RemoteSlice::get`] create it, and
+/// [`RemoteMemoryRegion::typed`] and [`RemoteSlice::get`] create it, and so does
 /// [`remote_ref!`](crate::remote_ref) for fields.
 ///
 /// # Examples
@@ -32,7 +32,7 @@ pub struct RemoteRef<T> {
     value: PhantomData<fn() -> T>,
 }
 
-/// Consecutive values of type `T` in the memory of a peer, with exactly their total size.
+/// Consecutive values of type `T` in a peer's memory, with exactly their total size.
 ///
 /// The rules of [`RemoteRef`] apply. [`RemoteMemoryRegion::array`] creates it.
 ///
@@ -73,7 +73,7 @@ impl RemoteMemoryRegion {
 }
 
 impl<T: Pod> RemoteRef<T> {
-    /// Returns the address of the value, in the peer.
+    /// Returns the address of the value in the peer's memory.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {
@@ -108,14 +108,14 @@ impl<T: Pod> RemoteSlice<T> {
         self.length
     }
 
-    /// Returns true if it has no values.
+    /// Returns true if the slice has no values.
     #[inline]
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Returns the address of the first byte, in the peer.
+    /// Returns the address of the first byte in the peer's memory.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {
@@ -139,7 +139,7 @@ impl<T: Pod> RemoteSlice<T> {
         self.region.typed(index.checked_mul(size_of::<T>())?)
     }
 
-    /// Returns the values of a range of indices; `None` if it is out of range.
+    /// Returns the values in a range of indices; `None` if the range is out of bounds.
     #[inline]
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
@@ -165,7 +165,7 @@ impl<T: Pod> From<RemoteSlice<T>> for RemoteMemoryRegion {
     }
 }
 
-/// Implemented by hand, since a description of a `T` is `Copy` for any `T`.
+/// Implemented by hand, because a description of a `T` is `Copy` whether or not `T` is.
 macro_rules! describe {
     ($($Type:ident($($field:ident),+)),*) => {$(
         impl<T> Clone for $Type<T> {
