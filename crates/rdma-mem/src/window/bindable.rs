@@ -12,27 +12,27 @@ use crate::region::registration::Registration;
 use crate::region::shared::SharedRegion;
 use crate::region::unowned::MemoryRegion;
 
-/// A region of a [`MemoryWindow`](crate::MemoryWindow), or a pointer that keeps one alive for it.
+/// The region of a [`MemoryWindow`](crate::MemoryWindow), or a pointer that keeps it alive.
 ///
-/// | | access of other code to the bytes meanwhile |
+/// | | how other code can access the bytes meanwhile |
 /// |---|---|
 /// | `&SharedRegion`, `Arc<SharedRegion>` | as always: copies in and out, atomics |
-/// | [`OwnedRegion`], [`Buffer`] | none: the window has it by value |
-/// | `&MemoryRegion`, `Arc<MemoryRegion>` | it is the caller's memory and responsibility |
+/// | [`OwnedRegion`], [`Buffer`] | not at all: the window owns it by value |
+/// | `&MemoryRegion`, `Arc<MemoryRegion>` | the memory is the caller's, and so is the responsibility |
 ///
-/// Memory that a peer may change is therefore never visible as a slice, and stays registered while the window lives.
-/// The trait is sealed.
+/// Memory that a peer may change is therefore never visible as a slice, and stays registered while
+/// the window lives. The trait is sealed.
 pub trait BindableRegion: sealed::Bindable {}
 
 impl<R: sealed::Bindable> BindableRegion for R {}
 
-/// The address and key of a region, for a request to bind.
+/// The address and key of a region, for a bind request.
 #[derive(Debug)]
 #[allow(unnameable_types)] // of the sealed trait
 pub struct Target<'r> {
     pub(crate) mr: *mut ibv_mr,
     pub(crate) pd: &'r ProtectionDomain,
-    /// The address of its first byte in requests.
+    /// The address of the region's first byte in requests.
     pub(crate) address: u64,
     pub(crate) length: usize,
     pub(crate) access: AccessFlags,
@@ -70,7 +70,7 @@ impl sealed::Bindable for Buffer {
     }
 }
 
-/// Implements the trait for pointers that keep a region alive and show no bytes.
+/// Implements the trait for pointers that keep a region alive without exposing its bytes.
 macro_rules! shared {
     ($($region:ident)+) => {$(
         impl sealed::Bindable for &$region {

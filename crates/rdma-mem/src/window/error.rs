@@ -4,11 +4,11 @@ use rdma_types::AccessFlags;
 
 use crate::error::range::RangeError;
 
-/// An invalid bind, found before the device sees it; IBTA vol 1, section 10.6.7.
+/// An invalid bind, refused before the device sees it; IBTA vol 1, section 10.6.7.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The window is bound, and a window gives access to one range at a time.
+    /// The window is already bound, and a window gives access to one range at a time.
     #[error(
         "the window is bound: invalidate it first (type 1: unbind it), poll the completion, and call \
          `unbound`"
@@ -20,7 +20,7 @@ pub enum BindError {
     /// The range is not within the region.
     #[error(transparent)]
     Range(#[from] RangeError),
-    /// A window of 0 bytes.
+    /// The range has 0 bytes.
     #[error("a window needs at least 1 byte")]
     Empty,
     /// The region was registered without `MW_BIND`.
@@ -29,13 +29,13 @@ pub enum BindError {
          `allocate_bindable_region`)"
     )]
     NotBindable,
-    /// Peers could change memory that this machine's own device may not write.
+    /// The access would let peers change memory that this machine's own device may not write.
     #[error("{access} through a window needs a region with local write: add with_local_write()")]
     NoLocalWrite {
         /// The requested rights.
         access: AccessFlags,
     },
-    /// Region, window and queue pair are not all of the same protection domain.
+    /// The region, the window and the queue pair are not all in the same protection domain.
     #[error(
         "the window is of another protection domain than its region, or than the queue pair: all \
          three have to be of one"
@@ -53,7 +53,7 @@ pub enum BindError {
     /// The addresses of the region start at 0, which windows do not support.
     #[error("the region is zero-based: no window can be bound to it")]
     ZeroBased,
-    /// The request is for windows of the other type.
+    /// The request is for the other type of window.
     #[error(
         "the window is of type {kind}: `QueuePair::bind` binds both, `BindWindow` and \
          `LocalInvalidate` are for type 2, `QueuePair::unbind` is for type 1"

@@ -25,32 +25,36 @@ use crate::window::error::BindError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WindowType {
-    /// A window for every queue pair of its domain; bound and unbound by calls (`ibv_bind_mw`).
+    /// A type 1 window: every queue pair in its domain can use it. Calls bind and unbind it
+    /// (`ibv_bind_mw`).
     One,
-    /// A window for the queue pair that bound it (2B); bound and invalidated by work requests, and
-    /// invalidated by the peer with a send.
+    /// A type 2 window: only the queue pair that bound it can use it (2B). Work requests bind and
+    /// invalidate it, and the peer can invalidate it with a send.
     Two,
 }
 
-/// A memory window (MW): a key by which peers use a part of a region, until it is invalidated.
+/// A memory window (MW): a key through which peers use a part of a region until the window is
+/// invalidated.
 ///
-/// Registering memory is slow, but binding a window is only a work request. Therefore the memory is registered once,
-/// with [`with_mw_bind`](AccessFlags::with_mw_bind) and without any right for peers. Each grant is then a window with a
-/// range, rights and a key of its own. The queue pairs of `rdma-qp` bind it.
+/// Registering memory is slow, but binding a window is only a work request. Therefore the memory is
+/// registered once, with [`with_mw_bind`](AccessFlags::with_mw_bind) and without any right for
+/// peers. Each grant is then a window with its own range, rights and key. The queue pairs in
+/// `rdma-qp` bind it.
 ///
 /// # Ownership of the memory
 ///
-/// The window has its region `R`, by value or by a pointer that keeps it alive ([`BindableRegion`] has the list). It is
-/// deallocated before it releases the region. An [`OwnedRegion`](crate::OwnedRegion) or a [`Buffer`](crate::Buffer) is
-/// inaccessible while the window is bound, and accessible by [`region_mut`](Self::region_mut) afterwards.
+/// The window holds its region `R`, by value or through a pointer that keeps it alive (see
+/// [`BindableRegion`]). On drop it is deallocated first and releases the region afterwards. An
+/// [`OwnedRegion`](crate::OwnedRegion) or a [`Buffer`](crate::Buffer) is inaccessible while the
+/// window is bound, and accessible through [`region_mut`](Self::region_mut) afterwards.
 ///
 /// # End of access
 ///
-/// A peer certainly has no access after the completion of an invalidation was polled with success.
-/// This is a completion of `LocalInvalidate`, of a receive with this [key](Self::rkey) as
-/// invalidated, or of `QueuePair::unbind` for type 1. The window does not see completions, and has
-/// to be [informed](Self::unbound). [`close`](Self::close) needs no completion: the peer has no
-/// access when it returns.
+/// A peer certainly has no access once you have polled a successful completion of an invalidation.
+/// This is a completion of `LocalInvalidate`, of a receive that reports this [key](Self::rkey) as
+/// invalidated, or, for type 1, of `QueuePair::unbind`. The window does not see completions, so the
+/// caller has to [report the end of access](Self::unbound) to it. [`close`](Self::close) needs no
+/// completion: when it returns, the peer has no access.
 ///
 /// # Examples
 /// ```
@@ -68,9 +72,9 @@ pub enum WindowType {
 pub struct MemoryWindow<R: BindableRegion> {
     handle: Handle<ibv_mw, (R, ProtectionDomain)>,
     kind: WindowType,
-    /// The key of its last bind.
+    /// The key from the window's last bind.
     key: u32,
-    /// `Some` once the request to bind was made.
+    /// `Some` from the moment a bind request is prepared.
     bound: Option<Bound>,
 }
 
@@ -78,26 +82,25 @@ pub struct MemoryWindow<R: BindableRegion> {
 struct Bound {
     address: u64,
     length: usize,
-    /// The key of the previous bind.
+    /// The key from the bind before.
     key_before: u32,
 }
 
-/// A request to bind, in the form of C; for the crates above.
+/// A bind request in C's form, for the crates above.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct PreparedBind {
     /// The window.
     pub mw: *mut ibv_mw,
-    /// The new key of a window of type 2.
+    /// The new key, for a type 2 window.
     pub rkey: Rkey,
-    /// The memory and the rights to bind it to.
+    /// The memory and the rights to which the window is bound.
     pub info: ibv_mw_bind_info,
 }
 
-// SAFETY: SAFETY.md F12: it consists of numbers; code that uses the pointers has an argument of its
-// own.
+// SAFETY: SAFETY.md F12: it consists of numbers; code that uses the pointers has its own argument.
 unsafe impl Send for PreparedBind {}
-// SAFETY: SAFETY.md F12: nothing is done through `&self`.
+// SAFETY: SAFETY.md F12: `&self` gives no way to use the pointers.
 unsafe impl Sync for PreparedBind {}
 
 impl<R: BindableRegion> MemoryWindow<R> {
@@ -115,7 +118,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
             WindowType::One => ibv_mw_type::IBV_MW_TYPE_1,
             WindowType::Two => ibv_mw_type::IBV_MW_TYPE_2,
         };
-        // SAFETY: SAFETY.md F1: a live domain.
+        // SAFETY: SAFETY.md F1: the domain is live.
         let raw = match Errno::check_null(unsafe { ibv_alloc_mw(pd.as_raw(), type_) }) {
             Ok(raw) => raw,
             Err(errno) if lacks_windows(pd.context(), errno) => {
@@ -127,17 +130,17 @@ impl<R: BindableRegion> MemoryWindow<R> {
                 return Err((region, error.with_hint(crate::error::hint::create(errno)).into()));
             }
         };
-        // SAFETY: SAFETY.md F6, F9: just allocated, of this kind and domain, so it is not bound and no other code has
-        // it.
+        // SAFETY: SAFETY.md F6, F9: the window was just allocated with this type and domain, so it
+        // is not bound and no other code has it.
         Ok(unsafe { Self::of(raw, (region, pd), kind, Ownership::Owned) })
     }
 
     /// Wraps a window that was allocated elsewhere and is not bound, for this region.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The window is of the region's domain, is not bound, and is bound only through
-    /// this value. A [borrowed](Ownership::Borrowed) window is also unbound when it is dropped or closed, since that
-    /// does not end a peer's access.
+    /// The caller upholds the contract of [`Ownership`]. The window is in the region's domain, is
+    /// not bound, and is bound only through this value. A [borrowed](Ownership::Borrowed) window is
+    /// also unbound when it is dropped or closed, because neither ends a peer's access.
     ///
     /// # Examples
     /// ```
@@ -158,28 +161,29 @@ impl<R: BindableRegion> MemoryWindow<R> {
     #[must_use]
     pub unsafe fn from_raw(raw: NonNull<ibv_mw>, region: R, ownership: Ownership) -> Self {
         let pd = region.target().pd.clone();
-        // SAFETY: SAFETY.md F1: a live window, whose type does not change.
+        // SAFETY: SAFETY.md F1: the window is live, and its type never changes.
         let kind = match unsafe { (*raw.as_ptr()).type_ } {
             ibv_mw_type::IBV_MW_TYPE_1 => WindowType::One,
             _ => WindowType::Two,
         };
-        // SAFETY: SAFETY.md F6, F9: this function's contract.
+        // SAFETY: SAFETY.md F6, F9: by this function's contract.
         unsafe { Self::of(raw, (region, pd), kind, ownership) }
     }
 
     /// # Safety
-    /// The contract is that of [`from_raw`](Self::from_raw), and the window is of this kind.
+    /// The contract of [`from_raw`](Self::from_raw) applies. The window has this type.
     unsafe fn of(
         raw: NonNull<ibv_mw>,
         needs: (R, ProtectionDomain),
         kind: WindowType,
         ownership: Ownership,
     ) -> Self {
-        // SAFETY: SAFETY.md F1: a live window, which is not being bound now.
+        // SAFETY: SAFETY.md F1: the window is live and is not being bound.
         let key = unsafe { (*raw.as_ptr()).rkey };
         let verb = "ibv_dealloc_mw";
-        // SAFETY: SAFETY.md F3, F6, F9: this function's contract; it needs its domain, and while it is bound its
-        // region. The function calls the provider's own.
+        // SAFETY: SAFETY.md F3, F6, F9: by this function's contract; `needs` keeps alive the
+        // window's domain, and its region while it is bound. `dealloc` calls the provider's own
+        // function.
         let handle = unsafe { Handle::from_raw(raw, dealloc, verb, needs, ownership) };
         Self { handle, kind, key, bound: None }
     }
@@ -197,7 +201,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
         &self.handle.needs().1
     }
 
-    /// Returns true if a peer may have access: from the moment that a request to bind it was made, until
+    /// Returns true if a peer may have access: from when a bind request is prepared until
     /// [`unbound`](Self::unbound).
     #[inline]
     #[must_use]
@@ -206,34 +210,34 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 
     /// Returns the key for the peer, while the window [is bound](Self::is_bound). The device
-    /// chooses the upper 24 bits and keeps them. The low 8 bits are incremented with each bind, so
-    /// an old key is invalid.
+    /// chooses the upper 24 bits, which never change. The low 8 bits are incremented with each
+    /// bind, so an old key is invalid.
     #[inline]
     #[must_use]
     pub fn rkey(&self) -> Option<Rkey> {
         self.bound.map(|_| Rkey::new(self.key))
     }
 
-    /// Returns the memory that the bound window opens to the peer, for sending to the peer; `None`
+    /// Returns the memory that the bound window opens to the peer, for sending to that peer; `None`
     /// unless the window [is bound](Self::is_bound).
     ///
-    /// Before the completion of the bind, send it only by a send on the same queue pair that is
-    /// posted after the bind.
+    /// Until the bind completes, send this only with a send that is posted after the bind on the
+    /// same queue pair.
     #[must_use]
     pub fn remote(&self) -> Option<RemoteMemoryRegion> {
         let Bound { address, length, .. } = self.bound?;
         Some(RemoteMemoryRegion::new(address, length, self.key))
     }
 
-    /// Returns the region of the window, to use the bytes; `None` while the window [is
+    /// Returns the window's region, to use its bytes; `None` while the window [is
     /// bound](Self::is_bound).
     #[must_use]
     pub fn region(&self) -> Option<&R> {
         self.bound.is_none().then(|| &self.handle.needs().0)
     }
 
-    /// Returns the region of the window, exclusively. It may be replaced by another one of the same
-    /// domain. `None` while the window [is bound](Self::is_bound).
+    /// Returns the window's region exclusively; `None` while the window [is bound](Self::is_bound).
+    /// The caller may replace the region with another one in the same domain.
     #[must_use]
     pub fn region_mut(&mut self) -> Option<&mut R> {
         match self.bound {
@@ -242,39 +246,41 @@ impl<R: BindableRegion> MemoryWindow<R> {
         }
     }
 
-    /// Informs the window that peers no longer have access.
+    /// Reports to the window that peers no longer have access.
     ///
     /// # Safety
-    /// No peer has access any more, and none gets access again: no request to bind the window is
-    /// still to be executed. One of these completions was polled:
+    /// No peer has access or will get access again: no request that binds the window is still to be
+    /// executed. One of these completions was polled:
     ///
-    /// - the completion of its bind, with a failure;
-    /// - of type 2, the completion of its invalidation, with success: of a local one, or of a receive that reports this
-    ///   [key](Self::rkey) as invalidated;
-    /// - of type 1, the completion of its unbind, with success. The unbind must not have overtaken the bind: it was
-    ///   posted to the same queue pair, or after the completion of the bind was polled.
+    /// - the failed completion of the bind;
+    /// - for type 2, the successful completion of the invalidation: of a local one, or of a receive
+    ///   that reports this [key](Self::rkey) as invalidated;
+    /// - for type 1, the successful completion of the unbind. The unbind must not have overtaken
+    ///   the bind: it was posted to the same queue pair, or after the completion of the bind was
+    ///   polled.
     ///
-    /// A reset or destroyed queue pair is not enough: some devices keep the window bound, for the
-    /// next queue pair with that QPN. [`close`](Self::close) it in that case.
+    /// Resetting or destroying the queue pair is not enough: some devices keep the window bound for
+    /// the next queue pair with that QPN. [`close`](Self::close) the window in that case.
     pub const unsafe fn unbound(&mut self) {
         self.bound = None;
     }
 
-    /// Informs the window that the request to bind it was never posted, or that the post failed.
+    /// Reports to the window that the bind request was never posted, or that posting it failed.
     ///
     /// # Safety
-    /// The request was never posted, or the post failed.
+    /// The request was never posted, or posting it failed.
     pub unsafe fn never_bound(&mut self) {
         if let Some(Bound { key_before, .. }) = self.bound.take() {
             self.key = key_before;
         }
     }
 
-    /// Prepares a request to bind `range` of its region, in bytes from the region's beginning, with these rights for
-    /// peers. For the crates above: the window counts as bound from now on.
+    /// Prepares a request that binds `range` of the window's region, in bytes from the region's
+    /// beginning, with these rights for peers. For the crates above: the window counts as bound
+    /// from now on.
     ///
     /// # Errors
-    /// Returns an error if the request is invalid; then nothing has changed.
+    /// Returns an error, and changes nothing, if the request is invalid.
     pub fn prepare_bind(
         &mut self,
         range: Range<usize>,
@@ -295,8 +301,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
         self.bound = Some(Bound { address, length: range.len(), key_before: self.key });
         let mw = self.as_raw();
         if self.kind == WindowType::Two {
-            // Some providers compare the key in this field with that of the last bind.
-            // SAFETY: SAFETY.md F1: live by the handle, and exclusive.
+            // Some providers compare the key in this field with that of the last bind. SAFETY:
+            // SAFETY.md F1: the handle keeps the window alive, and `&mut self` is exclusive.
             unsafe { (*mw).rkey = self.key };
             self.key = ibv_inc_rkey(self.key);
         }
@@ -307,11 +313,11 @@ impl<R: BindableRegion> MemoryWindow<R> {
 
     /// For type 1: reads the key that `ibv_bind_mw` has stored. For the crates above.
     pub fn bind_posted(&mut self) {
-        // SAFETY: SAFETY.md F1: live by the handle, and exclusive.
+        // SAFETY: SAFETY.md F1: the handle keeps the window alive, and `&mut self` is exclusive.
         self.key = unsafe { (*self.as_raw()).rkey };
     }
 
-    /// Prepares a request to unbind a window of type 1. For the crates above.
+    /// Prepares a request that unbinds a type 1 window. For the crates above.
     ///
     /// # Errors
     /// Returns an error if the window is not bound, or is of type 2.
@@ -323,13 +329,15 @@ impl<R: BindableRegion> MemoryWindow<R> {
             return Err(BindError::NotBound);
         }
         let target = self.handle.needs().0.target();
-        // The request has a region although it binds nothing, because some providers read its key.
+        // The request names a region although it binds nothing, because some providers read the
+        // region's key.
         let info =
             ibv_mw_bind_info { mr: target.mr, addr: target.address, length: 0, mw_access_flags: 0 };
         Ok(PreparedBind { mw: self.as_raw(), rkey: Rkey::new(self.key), info })
     }
 
-    /// Deallocates the window, bound or not, and returns its region. No peer has access after that.
+    /// Deallocates the window, whether or not it is bound, and returns its region. No peer has
+    /// access afterwards.
     ///
     /// # Errors
     /// Returns the window and the provider's error.
@@ -346,7 +354,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
     /// Checks that this process created the object.
     ///
     /// # Errors
-    /// Returns an error in a child that was forked since the object was created.
+    /// Returns an error in a child that was forked after the object was created.
     pub fn check_process(&self) -> Result<(), Forked> {
         self.handle.check_process()
     }
@@ -359,7 +367,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 }
 
-/// Returns true if the device has no windows, or none of the requested type. Some providers return `EINVAL` then.
+/// Returns true if the device has no windows, or none of the requested type. Some providers report
+/// this with `EINVAL`.
 fn lacks_windows(context: &Context, errno: Errno) -> bool {
     matches!(errno, Errno::EOPNOTSUPP | Errno::ENOSYS)
         || context.query_device().is_ok_and(|device| device.max_mw == 0)
@@ -395,9 +404,9 @@ fn check(
     Ok(())
 }
 
-/// The inline function `ibv_dealloc_mw` of C, as a function with an address.
+/// C's inline function `ibv_dealloc_mw`, as a function that has an address.
 unsafe extern "C" fn dealloc(mw: *mut ibv_mw) -> std::ffi::c_int {
-    // SAFETY: SAFETY.md F1: by the contract of the handle, which calls it once.
+    // SAFETY: SAFETY.md F1: by the contract of the handle, which calls this once.
     unsafe { rdma_sys::ibv_dealloc_mw(mw) }
 }
 
