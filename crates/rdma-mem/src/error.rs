@@ -1,4 +1,4 @@
-//! Errors, with hints.
+//! Errors with hints.
 
 pub(crate) mod hint;
 pub(crate) mod range;
@@ -75,15 +75,15 @@ pub enum Error {
     /// A region of 0 bytes, which devices cannot register.
     #[error("a region of 0 bytes cannot be registered: it needs at least 1")]
     EmptyRegion,
-    /// A part of a dma-buf and an address for it that are not at the same offset within a page.
+    /// The dma-buf offset and the iova are not at the same offset within a page.
     #[error(
         "offset {offset:#x} of the dma-buf and iova {iova:#x} are not at the same offset within a page \
          of {page} bytes: take an iova that is {:#x} more than a multiple of it", .offset % .page
     )]
     PageOffset {
-        /// The start of the part in the dma-buf, in bytes.
+        /// The offset in the dma-buf at which the registered part starts, in bytes.
         offset: u64,
-        /// The requested address for requests.
+        /// The requested iova.
         iova: u64,
         /// The size of a page, in bytes.
         page: u64,
@@ -94,7 +94,8 @@ pub enum Error {
         /// The requested alignment, in bytes.
         alignment: usize,
     },
-    /// A pool has registered as much as it [may](crate::BufferPool::set_limit), and has no free range for a buffer.
+    /// A pool has registered its [limit](crate::BufferPool::set_limit) and has no free range for a
+    /// buffer.
     #[error(
         "no {length} bytes in one piece are free in the pool, which has registered {registered} bytes and may {limit}: drop \
          buffers, trim the pool, or set a higher limit"
@@ -107,13 +108,13 @@ pub enum Error {
         /// The number of bytes that it may register.
         limit: usize,
     },
-    /// This process has no memory of that size.
+    /// This process could not allocate that much memory.
     #[error("no memory for a region of {length} bytes")]
     OutOfMemory {
         /// The requested length, in bytes.
         length: usize,
     },
-    /// The object cannot be closed now, because clones of it, or objects created from it, are
+    /// The object cannot be closed yet, because clones of it, or objects created from it, are
     /// alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {

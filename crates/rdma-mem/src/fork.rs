@@ -1,4 +1,4 @@
-//! Processes that fork.
+//! Fork support.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -8,14 +8,15 @@ use rdma_sys::{Errno, Verbs, ibv_fork_status, providers};
 use crate::error::Error;
 use crate::error::verb::VerbError;
 
-/// The action of [`fork_support`].
+/// Whether [`fork_support`] only queries, or also protects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForkMode {
-    /// Query the status only.
+    /// Only query the status.
     Query,
-    /// Make libibverbs hide registered memory from forked children if the kernel does not copy it for them. On Linux
-    /// 5.13 and later the kernel does, so this costs nothing. Use it before the first registration.
+    /// Make libibverbs hide registered memory from forked children, unless the kernel copies it for
+    /// them. Linux 5.13 and later does, so there this costs nothing. Call it before the first
+    /// registration.
     Protect,
 }
 
@@ -32,21 +33,21 @@ pub enum ForkMode {
 pub struct ForkStatus(u32);
 
 impl ForkStatus {
-    /// After a fork, the device and the parent may use different pages for registered memory. Neither may then see the
-    /// bytes that the other writes.
+    /// After a fork, the device and the parent may use different pages for registered memory, and
+    /// then neither sees what the other writes.
     pub const DISABLED: Self = Self(ibv_fork_status::IBV_FORK_DISABLED.0);
     /// Forked children do not get the registered pages, and crash if they touch them.
     pub const ENABLED: Self = Self(ibv_fork_status::IBV_FORK_ENABLED.0);
-    /// The kernel copies registered pages for children: no action is needed.
+    /// The kernel copies registered pages for forked children, so no action is needed.
     pub const UNNEEDED: Self = Self(ibv_fork_status::IBV_FORK_UNNEEDED.0);
 
-    /// Returns true if a process that forks keeps its registered memory.
+    /// Returns true if registered memory still works in a process that has forked.
     #[must_use]
     pub fn is_safe(self) -> bool {
         matches!(self, Self::ENABLED | Self::UNNEEDED)
     }
 
-    /// Returns the number in C.
+    /// Returns C's value.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
@@ -64,15 +65,15 @@ impl fmt::Display for ForkStatus {
     }
 }
 
-/// Queries the effect of a fork on registered memory, or protects the memory; see `man ibv_fork_init`.
+/// Queries what a fork does to registered memory, or protects the memory; see `man ibv_fork_init`.
 ///
-/// With several providers, returns the least safe status. A libibverbs that cannot be loaded does not count: it
-/// registers nothing.
+/// With several providers, this returns the least safe status. A libibverbs that cannot be loaded
+/// does not count, because it registers nothing.
 ///
-/// This is about the memory of the parent, for programs that fork and for those that start others
-/// (`std::process::Command`). A forked child cannot use the objects of its parent: they return
-/// [`Forked`](crate::Forked), and dropping them frees nothing. It may open devices of its own only after it executed a
-/// program.
+/// This protects the parent's memory, both in programs that call `fork` and in programs that start
+/// others (`std::process::Command`). A forked child cannot use its parent's objects: their
+/// functions return [`Forked`](crate::Forked), and dropping them frees nothing. It can open its own
+/// devices only after `exec`.
 ///
 /// # Errors
 /// [`Error::Unsupported`] from a libibverbs that cannot be queried (before rdma-core 35);
@@ -85,9 +86,9 @@ impl fmt::Display for ForkStatus {
 ///
 /// rdma_soft::install();
 /// match fork_support(ForkMode::Query) {
-///     Ok(status) if status.is_safe() => println!("this program may start others"),
-///     Ok(status) => println!("registered memory and fork: {status}"),
-///     Err(error) => println!("unknown status: {error}"),
+///       Ok(status) if status.is_safe() => println!("this program may start others"),
+///       Ok(status) => println!("registered memory and fork: {status}"),
+///       Err(error) => println!("unknown status: {error}"),
 /// }
 /// ```
 #[doc(alias = "ibv_fork_init")]
@@ -104,13 +105,14 @@ pub fn fork_support(mode: ForkMode) -> Result<ForkStatus, Error> {
 
 fn of_provider(verbs: &'static Verbs, mode: ForkMode) -> Result<ForkStatus, Error> {
     if mode == ForkMode::Protect {
-        // SAFETY: SAFETY.md F2: the function has no precondition.
+        // SAFETY: SAFETY.md F2: the function has no preconditions.
         Errno::check(unsafe { (verbs.fork_init)() }).map_err(refused)?;
     }
     match verbs.is_fork_initialized() {
-        // SAFETY: SAFETY.md F2: as above.
+        // SAFETY: SAFETY.md F2: the function has no preconditions.
         Ok(ask) => Ok(ForkStatus(unsafe { ask() }.0)),
-        // The protection succeeded; whether it was necessary is unknown.
+        // The memory is protected, but the status cannot be queried: protection may have been
+        // unnecessary.
         Err(_) if mode == ForkMode::Protect => Ok(ForkStatus::ENABLED),
         Err(unsupported) => Err(unsupported.into()),
     }

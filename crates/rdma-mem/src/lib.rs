@@ -120,7 +120,7 @@ pub use rdma_types::{
     OdpOperations, PhysicalState, Pkey, PortState, Qpn, RawPacketCapabilities, Rkey, TransportType,
 };
 
-/// Runs the example in the README.
+/// Runs the README's example as a doc test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use rdma_sys::Errno;
 
-/// The folder of the device files that libibverbs opens.
+/// The folder with the device files that libibverbs opens.
 const FILES: &str = "/dev/infiniband";
 
-/// Returns the cause of a failure to list or open a device; `file` is the name of an opened
-/// device's file.
+/// Returns the usual cause if listing or opening a device fails. `file` is the name of the device's
+/// file, if a device was opened.
 pub(crate) fn open(errno: Errno, file: Option<&str>) -> Option<Cow<'static, str>> {
     let is_there = file.is_some_and(|file| Path::new(FILES).join(file).exists());
     open_with(errno, is_there)
@@ -44,7 +44,7 @@ fn open_with(errno: Errno, is_there: bool) -> Option<Cow<'static, str>> {
     }))
 }
 
-/// Returns the cause of a failure to map memory.
+/// Returns the usual cause if mapping memory fails.
 pub(crate) fn map(call: &str, errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match (call, errno) {
         ("mmap", Errno::ENOMEM) => {
@@ -57,8 +57,8 @@ pub(crate) fn map(call: &str, errno: Errno) -> Option<Cow<'static, str>> {
     }))
 }
 
-/// Returns the cause of a failure to create an object: memory of the kernel or the device, or a
-/// size above its limits.
+/// Returns the usual cause if creating an object fails: the kernel or the device lacks memory, or a
+/// requested size exceeds the limits.
 pub(crate) fn create(errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
         Errno::ENOMEM => {

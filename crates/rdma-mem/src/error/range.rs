@@ -19,7 +19,7 @@ pub enum RangeError {
     Misaligned {
         /// The offset of the range in the region, in bytes.
         offset: usize,
-        /// The required divisor of the offset.
+        /// The offset must be a multiple of this.
         align: usize,
     },
     /// The range is longer than the 32 bits of an element's length allow.

@@ -1,31 +1,31 @@
-//! The actions that may help after an error.
+//! Actions that may help after an error.
 
 use rdma_sys::Errno;
 
 use super::Error;
 use super::verb::VerbError;
 
-/// The action that may help after an error. Each error of the control path and of channels has one (`recovery()`),
-/// and its message has the details.
+/// The action that may help after an error. Every error of the control path and of channels has one
+/// (`recovery()`); the error's message has the details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Recovery {
-    /// The failed call has changed nothing, and may succeed later.
+    /// The failed call changed nothing, and may succeed later.
     Retry,
-    /// The connection, or a lease that used it, has ended: a new one may work.
+    /// The connection, or a lease that used it, has ended. Try a new one.
     Reconnect,
-    /// This process lacks a permission, which an administrator has to grant.
+    /// This process lacks a permission that an administrator has to grant.
     Permission,
-    /// A local resource is exhausted: memory, files, objects of the device, or the limit of locked memory. Release
+    /// A local resource is exhausted: memory, files, device objects, or locked memory. Release
     /// some, or request less.
     Resource,
-    /// The call cannot succeed in this form: the program, its options or those of the peer have to
-    /// change.
+    /// The call cannot succeed in this form: the program has to change, or the options on this side
+    /// or the peer's.
     Programming,
 }
 
 impl Recovery {
-    /// Returns the action after a call of the kernel or a provider has failed with this number.
+    /// Returns the action for this error number from a call to the kernel or a provider.
     #[must_use]
     pub const fn of_errno(errno: Errno) -> Self {
         match errno {

@@ -1,10 +1,10 @@
-//! A verb that failed.
+//! Errors of verbs.
 
 use std::borrow::Cow;
 
 use rdma_sys::Errno;
 
-/// The error of a verb: its name, its number, and the usual cause.
+/// The error of a verb: the verb's name, the error number, and the usual cause.
 ///
 /// ```
 /// use rdma_mem::{Errno, VerbError};
@@ -16,11 +16,11 @@ use rdma_sys::Errno;
 #[error("{verb}: {errno}{}{}", if .hint.is_some() { ": " } else { "" }, .hint.as_deref().unwrap_or(""))]
 #[non_exhaustive]
 pub struct VerbError {
-    /// The function, as C spells it.
+    /// The function's name in C.
     pub verb: &'static str,
     /// The number that it returned, or stored in `errno`.
     pub errno: Errno,
-    /// The usual cause of this number from this verb and its remedy, if there is one.
+    /// The usual cause when this verb fails with this number, and the remedy, if known.
     pub hint: Option<Cow<'static, str>>,
 }
 
