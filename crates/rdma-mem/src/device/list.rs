@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn a_failing_provider_is_an_error_and_not_a_device() {
         static NONE: Verbs = Verbs::unsupported();
-        // SAFETY: SAFETY.md F2: every function in this table fails without touching its arguments.
+        // SAFETY: SAFETY.md F2: every function in this table just returns an error.
         let list = unsafe { DeviceList::of(&NONE) };
         assert!(list.is_empty());
         let [ListError::Verb { provider: "unsupported", source }] = list.errors() else {

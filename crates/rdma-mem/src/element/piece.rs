@@ -81,7 +81,8 @@ impl<'r> Piece<'r> {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
     }
 
-    /// Formats the piece as its number of bytes and key, like a slice.
+    /// Formats the piece with its length, address and key. `name` is the type that the output
+    /// shows.
     pub(crate) fn debug(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{name}({} bytes at {:?}, {:?})", self.length, self.base, self.lkey)
     }

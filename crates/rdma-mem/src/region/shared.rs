@@ -133,7 +133,7 @@ impl SharedRegion {
     ///
     /// Eight bytes are the only width, because atomics of different widths over the same bytes
     /// would race. Whether an operation of this processor is atomic with respect to a peer's atomic
-    /// operation depends on the device. It is atomic with respect to the peer's loads and stores of
+    /// operation depends on the device. It is always atomic with respect to loads and stores of
     /// eight aligned bytes.
     ///
     /// # Errors
