@@ -1,7 +1,8 @@
-//! The requester of a reliable connection: sends the requests of a [`Work`] queue and completes them as answers arrive.
+//! The requester of a reliable connection: sends the requests in a [`Work`] queue, and completes
+//! them when answers arrive.
 //!
-//! It tracks the oldest unacknowledged packet and the next one to send, but keeps no state per request. To retransmit,
-//! it reads the request from the queue again.
+//! It tracks the oldest unacknowledged packet and the next one to send, but keeps no state per
+//! request. To retransmit, it reads the request from the queue again.
 
 mod reads;
 mod retry;
@@ -24,53 +25,54 @@ use rnr::NotReady;
 use window::InFlight;
 pub use window::{Fixed, Window};
 
-/// The attributes that a requester gets when its queue pair becomes ready to send.
+/// The attributes that a requester gets when its queue pair moves to RTS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The far end.
+    /// The peer and the path to it.
     pub connection: Connection,
     /// The PSN of the first packet.
     pub psn: Psn,
-    /// The time that it waits for an answer.
+    /// The time to wait for an answer.
     pub timeout: AckTimeout,
-    /// The number of retransmissions without an answer.
+    /// The maximum number of retransmissions without an answer.
     pub retries: MaxAckRetries,
-    /// The number of retries while the receiver is not ready.
+    /// The maximum number of retries while the receiver is not ready.
     pub rnr_retries: MaxRnrRetries,
-    /// The number of READs and atomics that may be in flight. If it is 0, none is ever sent.
+    /// The maximum number of READs and atomics in flight. If this is 0, none is ever sent.
     pub max_rd_atomic: u8,
 }
 
-/// A requester. See the [module](self).
+/// A requester; see the [module](self).
 ///
-/// Its driver calls [`poll_transmit`](Self::poll_transmit) after every other call and every post, until that returns
-/// `None` or the link has no space. It calls [`expire`](Self::expire) at [`deadline`](Self::deadline).
+/// After every other call and every post, the driver calls [`poll_transmit`](Self::poll_transmit)
+/// until it returns `None` or the link has no space. It calls [`expire`](Self::expire) at the
+/// [`deadline`](Self::deadline).
 #[derive(Debug)]
 pub struct Requester<W = Fixed> {
     connection: Connection,
     max_rd_atomic: u8,
-    /// The oldest request that has not completed, and the number of its packets that are acknowledged.
+    /// The oldest request that has not completed, and how many of its packets are acknowledged.
     head: u32,
     taken: u32,
-    /// The PSN of the oldest packet that is not acknowledged.
+    /// The PSN of the oldest unacknowledged packet.
     oldest: Psn,
-    /// The request to send next, and the index of the next packet in it.
+    /// The next request to send, and the index of its next packet.
     next: u32,
     packet: u32,
-    /// The number of PSNs from the oldest packet to the next one, and to the first that was never sent. The second is
-    /// larger after a retransmission has begun.
+    /// The number of PSNs from the oldest packet to the next one to send, and to the first that was
+    /// never sent. The second is larger while packets are retransmitted.
     sent: u32,
     ever_sent: u32,
-    /// The number after the last request that was sent, at least in part.
+    /// The number that follows the last request of which at least a packet was sent.
     begun: u32,
     in_flight: InFlight,
-    /// The oldest packet, if a probe with it is due.
+    /// The oldest packet, if it is due to be sent as a probe.
     probe: Option<Psn>,
-    /// The PSN after the last probe.
+    /// The PSN that follows the last probe.
     probed: Option<Psn>,
     retry: Retry,
     not_ready: NotReady,
-    /// A request that failed locally, but waits until those before it have completed.
+    /// A request that failed locally and waits until the requests before it complete.
     broken: Option<(u32, WcStatus)>,
     stopped: bool,
     counters: Counters,
@@ -78,7 +80,7 @@ pub struct Requester<W = Fixed> {
 }
 
 impl Requester {
-    /// A requester with a [`Fixed`] window, for a queue whose first request has the number 0.
+    /// Creates a requester with a [`Fixed`] window, for a queue whose first request has number 0.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
         Self::with_window(settings, Fixed::default())
@@ -86,7 +88,7 @@ impl Requester {
 }
 
 impl<W: Window> Requester<W> {
-    /// Like [`new`](Requester::new), with another window.
+    /// Like [`new`](Requester::new), but with another window.
     #[must_use]
     pub fn with_window(settings: &Settings, window: W) -> Self {
         Self {
@@ -112,20 +114,21 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns the number after the last request that was sent, at least in part. A queue that drains (SQD) still
-    /// admits requests before this number (IBTA section 10.3.1).
+    /// Returns the number that follows the last request of which at least a packet was sent. A
+    /// draining queue (SQD) still admits the requests before this number (IBTA section 10.3.1).
     #[must_use]
     pub const fn begun(&self) -> u32 {
         self.begun
     }
 
-    /// Returns the PSN of the oldest packet that is not acknowledged.
+    /// Returns the PSN of the oldest unacknowledged packet.
     #[must_use]
     pub const fn oldest(&self) -> Psn {
         self.oldest
     }
 
-    /// Returns true if all requests that have begun have completed: a queue that drains has drained.
+    /// Returns true if every request that was begun has completed. A draining queue is then
+    /// drained.
     #[must_use]
     pub const fn idle(&self) -> bool {
         self.head == self.begun
@@ -137,62 +140,66 @@ impl<W: Window> Requester<W> {
         self.oldest.wrapping_add(self.ever_sent)
     }
 
-    /// Changes the limits: the timeout, the number of retries, and how many READs and atomics may be in flight. A new
-    /// timeout counts from now on, also for packets in flight. The connection and the PSN do not change.
+    /// Changes the limits: the timeout, the number of retries, and how many READs and atomics may
+    /// be in flight. A new timeout starts now, also for packets in flight. The connection and the
+    /// PSN do not change.
     pub fn set_limits(&mut self, now: Time, settings: &Settings) {
         self.max_rd_atomic = settings.max_rd_atomic;
         self.retry.set_limits(now, settings.timeout, settings.retries);
         self.not_ready.set_limit(settings.rnr_retries);
     }
 
-    /// Returns true if it has stopped, by [`stop`](Self::stop) or because a request failed.
+    /// Returns true if the requester has stopped, because of [`stop`](Self::stop) or a failed
+    /// request.
     #[must_use]
     pub const fn stopped(&self) -> bool {
         self.stopped
     }
 
-    /// Stops: the queue pair is in error, or reset. From now on it sends and completes nothing, and ignores received
-    /// packets.
+    /// Stops the requester, because the queue pair is in error or reset. From now on it neither
+    /// sends nor completes anything, and it ignores received packets.
     pub const fn stop(&mut self) {
         self.stopped = true;
         self.retry.stop();
         self.not_ready.until = None;
     }
 
-    /// Returns the counts since the last call of [`take_counters`](Self::take_counters).
+    /// Returns the counts since the last call to [`take_counters`](Self::take_counters).
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns `None` if only sent and
-    /// received packets were counted, so that a call per packet costs little.
+    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns
+    /// `None` if only sent and received packets were counted, so calling it for every packet costs
+    /// little.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }
 
-    /// Returns the window in its current state.
+    /// Returns the current window.
     #[must_use]
     pub const fn window(&self) -> &W {
         &self.window
     }
 
-    /// Returns true if [`poll_transmit`](Self::poll_transmit) may return packets when this many requests are
-    /// [admitted](Work::admitted).
+    /// Returns true if [`poll_transmit`](Self::poll_transmit) might return packets while this many
+    /// requests are [admitted](Work::admitted).
     #[must_use]
     pub fn has_packets(&self, admitted: u32) -> bool {
         self.probe.is_some() || admitted.wrapping_sub(self.next).cast_signed() > 0
     }
 
-    /// Returns the latest time to call [`expire`](Self::expire). Each answer changes it. A timer that was set for an
-    /// earlier value may fire; then call this again and set the timer to the result.
+    /// Returns the latest time to call [`expire`](Self::expire). Each answer changes it. If a timer
+    /// fires that was set for an earlier value, call this again and set the timer to the result.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         self.not_ready.until.or_else(|| self.retry.deadline())
     }
 
-    /// Handles an expired deadline. Without an answer, the oldest packet is sent again as a probe. Then everything from
-    /// there on is sent again, or the oldest request fails (IBTA section 9.7.6.1.3).
+    /// Handles an expired deadline. If no answer has arrived, the oldest packet is first sent again
+    /// as a probe. Later, everything from there on is retransmitted, or the oldest request fails
+    /// (IBTA section 9.7.6.1.3).
     pub fn expire<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if self.stopped || self.not_ready.waits(now) {
             return;
@@ -208,27 +215,29 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Handles a timer that has expired.
+    /// Handles an expired transport timer.
     fn time_out<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         count(&mut self.counters.local_ack_timeout_err);
         let again = self.retry.once_more();
         self.send_again(now, again, work);
     }
 
-    /// Disables probes, for a link that loses nothing.
+    /// Disables probes, for a link that never loses packets.
     pub const fn forgo_probes(&mut self) {
         self.retry.forgo_probes();
     }
 
-    /// Returns true if the transport timer has expired, so that [`expire`](Self::expire) would count a retry. A caller
-    /// that knows better whether the peer could have answered calls [`hold`](Self::hold) instead.
+    /// Returns true if the transport timer has expired, so that [`expire`](Self::expire) would
+    /// count a retry. A caller that knows that the peer could not have answered yet calls
+    /// [`hold`](Self::hold) instead.
     #[must_use]
     pub fn has_run_out(&self, now: Time) -> bool {
         !self.stopped && self.not_ready.until.is_none() && self.retry.has_run_out(now)
     }
 
-    /// Holds the transport timer, which has expired although the peer may have had no time to answer. The timer stays
-    /// held until the peer acknowledges something, or until [`count_held`](Self::count_held).
+    /// Holds the expired transport timer, because the peer may not have had time to answer. The
+    /// timer stays held until the peer acknowledges something, or until
+    /// [`count_held`](Self::count_held).
     pub const fn hold(&mut self) {
         self.retry.hold();
     }
@@ -239,7 +248,8 @@ impl<W: Window> Requester<W> {
         self.retry.is_held()
     }
 
-    /// Counts a [held](Self::hold) timer as expired: the peer had time to answer, and has not answered.
+    /// Counts a [held](Self::hold) timer as expired, because the peer has had time to answer and
+    /// did not.
     pub fn count_held<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if !self.stopped && self.is_held() {
             self.retry.count_silence();
@@ -247,20 +257,20 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns true if it has a timeout for answers.
+    /// Returns true if the requester has a timeout for answers.
     #[must_use]
     pub const fn has_timeout(&self) -> bool {
         self.retry.has_timeout()
     }
 
-    /// Ends the RNR wait for the packet with this PSN early, because its receiver is ready now. The wait still counts
-    /// as an RNR retry. Returns true if a wait ended.
+    /// Ends the RNR wait for the packet with this PSN early, because its receiver is ready now. The
+    /// wait still counts as an RNR retry. Returns true if there was such a wait.
     pub fn receiver_is_ready(&mut self, psn: Psn) -> bool {
         psn == self.oldest && self.not_ready.until.take().is_some()
     }
 
-    /// Fails the oldest request as if its retries were exhausted: the peer has ended and will not answer. Does nothing
-    /// if no request is pending.
+    /// Fails the oldest request as if its retries were exhausted, because the peer is gone and will
+    /// not answer. Does nothing if no request is pending.
     pub fn give_up<Q: Work + ?Sized>(&mut self, work: &mut Q) {
         if !self.stopped && self.head != work.admitted() {
             count(&mut self.counters.retry_exceeded_err);
@@ -268,9 +278,10 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Records that the peer has executed all packets before the one with that number, which its responder
-    /// [expects](crate::responder::Responder::expected) next. This is an acknowledgement that did not arrive as a
-    /// packet. A READ or an atomic completes only by its response; requests after it wait for the next call.
+    /// Records that the peer has executed all packets before `expected`, the PSN that its responder
+    /// [expects](crate::responder::Responder::expected) next. This acknowledges them without a
+    /// packet. A READ or an atomic completes only with its response; requests after it wait for the
+    /// next call.
     ///
     /// A number beyond what was sent is ignored.
     pub fn executed<Q: Work + ?Sized>(&mut self, now: Time, expected: Psn, work: &mut Q) {
@@ -288,7 +299,7 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Receives answers of the connected peer, which are packets whose operation [is a
+    /// Receives answers from the connected peer: packets whose operation [is a
     /// response](Operation::is_response). `payload` is the concatenated payload of all packets.
     pub fn receive<Q: Work + ?Sized>(
         &mut self,
@@ -340,9 +351,10 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns the counter to increment if the packet answers nothing that was sent. A PSN outside the window is a
-    /// ghost or a duplicate (IBTA chapter 9, acknowledgements). An acknowledgement has no payload; a response with data
-    /// has an ACK in its AETH, never another syndrome. The MSN is ignored: only credits need it (9.7.7.2).
+    /// Returns the counter to increment if the packet answers nothing that was sent. A PSN outside
+    /// the window is a ghost or a duplicate (IBTA chapter 9, acknowledgements). An acknowledgement
+    /// has no payload. A response with data has an ACK in its AETH, never another syndrome. The MSN
+    /// is ignored, because only credits need it (9.7.7.2).
     #[inline]
     fn unexpected(&mut self, behind: u32, headers: &Headers, payload: &[u8]) -> Option<&mut u64> {
         let is_ack = headers.bth.opcode.operation() == Operation::Acknowledge;
@@ -362,7 +374,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Handles an acknowledgement, positive or negative, of the packet `behind` PSNs after the oldest.
+    /// Handles a positive or negative acknowledgement of the packet `behind` PSNs after the oldest
+    /// one.
     fn acknowledgement<Q: Work + ?Sized>(
         &mut self,
         now: Time,
@@ -371,12 +384,12 @@ impl<W: Window> Requester<W> {
         work: &mut Q,
     ) {
         match aeth.syndrome {
-            // Reliable connections do not use these, so they acknowledge nothing either.
+            // Reliable connections do not use these codes, so they acknowledge nothing.
             Syndrome::Nak(NakCode::InvalidRdRequest) | Syndrome::Reserved(_) => {
                 count(&mut self.counters.reserved_syndrome);
             }
-            // Acknowledges everything up to and including this packet (IBTA section 9.7.5.1.2). The credits are not
-            // used.
+            // Acknowledges everything up to and including this packet (IBTA section 9.7.5.1.2). Its
+            // credits are ignored.
             Syndrome::Ack(_) => {
                 if self.acknowledge(now, behind.wrapping_add(1), work) {
                     self.probe_was_taken(now);
@@ -384,13 +397,15 @@ impl<W: Window> Requester<W> {
                     self.implied_nak(now, work);
                 }
             }
-            // Acknowledges everything before it; a response that did not arrive was lost (IBTA section 9.7.5.1.2).
+            // The NAK acknowledges everything before this packet. If a response is missing, it was
+            // lost (IBTA section 9.7.5.1.2).
             Syndrome::RnrNak(_) | Syndrome::Nak(_) if !self.acknowledge(now, behind, work) => {
                 self.implied_nak(now, work);
             }
-            // It acknowledged everything before a request that had failed locally.
+            // The NAK acknowledged everything before a request that failed locally, so the
+            // requester has stopped.
             Syndrome::RnrNak(_) | Syndrome::Nak(_) if self.stopped => {}
-            // It answers a packet from before everything was sent again.
+            // The NAK answers a packet from before the retransmission.
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequence) if self.sent == 0 => {
                 count(&mut self.counters.stale_nak);
             }
@@ -414,8 +429,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Handles an acknowledgement of the `packets` oldest packets, and completes finished requests. Returns `false` at
-    /// a READ or an atomic, which only its response acknowledges.
+    /// Handles an acknowledgement of the `packets` oldest packets, and completes finished requests.
+    /// Returns `false` at a READ or an atomic, because only its response acknowledges it.
     #[inline]
     fn acknowledge<Q: Work + ?Sized>(&mut self, now: Time, packets: u32, work: &mut Q) -> bool {
         let mut left = packets;
@@ -433,7 +448,8 @@ impl<W: Window> Requester<W> {
         true
     }
 
-    /// Advances by this many packets of the oldest request, and completes it if they were the last.
+    /// Advances by this many packets in the oldest request, and completes the request after its
+    /// last packet.
     #[inline]
     fn take<Q: Work + ?Sized>(&mut self, now: Time, packets: u32, in_all: u32, work: &mut Q) {
         self.taken = self.taken.wrapping_add(packets);
@@ -454,18 +470,19 @@ impl<W: Window> Requester<W> {
         self.give_up_broken(work);
     }
 
-    /// The peer refuses the oldest request.
+    /// Handles a NAK with which the peer refuses the oldest request.
     fn refused<Q: Work + ?Sized>(&mut self, nak: Nak, work: &mut Q) {
         self.fail(nak.status(), work);
     }
 
-    /// Handles an implied NAK: a packet arrived past a READ or an atomic, so its answer was lost (IBTA section 9.9.2).
+    /// Handles an implied NAK: an answer to a later packet arrived, so the answer to the READ or
+    /// atomic was lost (IBTA section 9.9.2).
     fn implied_nak<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         count(&mut self.counters.implied_nak_seq_err);
         self.missing(now, work);
     }
 
-    /// Handles a sign that the oldest packet, or its answer, was lost.
+    /// Handles evidence that the oldest packet or its answer was lost.
     fn missing<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if self.stopped || self.sent == 0 {
             return;
@@ -475,7 +492,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Checks whether the last acknowledgement covers only a probe, and nothing that was sent after it.
+    /// Checks whether the last acknowledgement covers only a probe, and nothing that was sent after
+    /// the probed packet.
     #[inline]
     fn probe_was_taken(&mut self, now: Time) {
         // In the middle of a message, only the probe requests an acknowledgement.
@@ -484,7 +502,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Only the last probe was acknowledged: packets that were sent after it are missing.
+    /// Handles an acknowledgement of only the last probe: the packets that were sent after it are
+    /// missing.
     #[cold]
     fn probe_alone(&mut self, now: Time) {
         count(&mut self.counters.completer_retry_err);
@@ -504,7 +523,7 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Continues at the oldest packet (go-back-N).
+    /// Goes back to the oldest packet (go-back-N).
     fn rewind(&mut self) {
         (self.next, self.packet) = (self.head, self.taken);
         self.sent = 0;
@@ -512,13 +531,13 @@ impl<W: Window> Requester<W> {
         (self.probe, self.probed) = (None, None);
     }
 
-    /// Fails the oldest request and stops.
+    /// Fails the oldest request and stops the requester.
     fn fail<Q: Work + ?Sized>(&mut self, status: WcStatus, work: &mut Q) {
         self.stop();
         work.failed(self.head, status);
     }
 
-    /// Records a request that failed locally; it completes when those before it have completed.
+    /// Records a request that failed locally; it completes after the requests before it.
     fn break_at<Q: Work + ?Sized>(&mut self, n: u32, status: WcStatus, work: &mut Q) {
         self.broken = Some((n, status));
         self.give_up_broken(work);

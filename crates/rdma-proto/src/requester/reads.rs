@@ -1,4 +1,4 @@
-//! READs and atomics: their requests and their responses.
+//! The requests and responses of READs and atomics.
 
 use rdma_types::WcStatus;
 
@@ -11,8 +11,8 @@ use crate::wire::{AtomicEth, Headers, Operation, Reth};
 use crate::work::{Request, Work};
 
 impl<W: Window> Requester<W> {
-    /// Returns the request packet of a READ or an atomic. The request of a READ that has received a part of its data is
-    /// for the rest (IBTA chapter 9, retries of READs).
+    /// Returns the request packet of a READ or an atomic. If a part of a READ's data has arrived,
+    /// the packet requests the rest (IBTA chapter 9, retries of READs).
     pub(super) fn fetch_burst(&self, start: &Start, length: u32) -> Burst {
         let Remote { va, rkey } = start.remote;
         let operation = match start.kind {
@@ -39,8 +39,8 @@ impl<W: Window> Requester<W> {
         Burst::single(headers, 0)
     }
 
-    /// Handles a response with the PSN of the oldest packet. A response that does not match fails the request (IBTA
-    /// section 9.9.2).
+    /// Handles a response whose PSN is that of the oldest packet. A response that does not match
+    /// fails the request (IBTA section 9.9.2).
     pub(super) fn response<Q: Work + ?Sized>(
         &mut self,
         now: Time,
@@ -80,8 +80,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Handles one packet of a READ response. A READ that was requested again may be answered from FIRST. It may also
-    /// continue where it stopped, with MIDDLE: SoftRoCE does that.
+    /// Handles one packet of a READ response. If the READ was requested again, the response may
+    /// start over with FIRST, or continue with MIDDLE where it stopped, as SoftRoCE does.
     fn read_response<Q: Work + ?Sized>(
         &self,
         operation: Operation,

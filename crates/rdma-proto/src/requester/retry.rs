@@ -1,47 +1,52 @@
-//! Retransmission when no answer arrives.
+//! Retransmission if no answer arrives.
 
 use rdma_types::{AckTimeout, MaxAckRetries};
 
 use crate::time::{Time, nanos};
 
-/// The transport timer and the retry counter (IBTA section 9.7.6.1.3), and probes that precede the timer's expiry.
+/// The transport timer, the retry counter (IBTA section 9.7.6.1.3), and probes, which are sent
+/// before the timer expires.
 ///
-/// A lost NAK is followed by silence, since the responder sends only one per gap, and so is a lost retransmission. The
-/// timer ends the silence, but its timeout is chosen for the slowest possible answer. So the oldest packet is sent
-/// again, alone, when nothing has arrived for twice the recent response time. The next probe follows after twice that
-/// time, and so on. If the packet or its NAK was lost, this repairs it, and the packets that are sent next show what
-/// else is missing. If the peer is only slow, it drops a duplicate, and nothing else is sent again. Probes do not
-/// change the timer and count no retry, so the specification's rules for both hold unchanged. mlx5 calls this adaptive
-/// retransmission.
+/// A lost NAK causes silence, because the responder sends only one per gap. So does a lost
+/// retransmission. The timer ends the silence, but its timeout allows for the slowest possible
+/// answer. So if nothing arrives for twice the recent response time, the oldest packet is sent
+/// again alone, as a probe. The next probe follows after twice that time, and so on. If the packet
+/// or its NAK was lost, the probe repairs it, and the packets that are sent next show what else is
+/// missing. If the peer is only slow, it drops one duplicate, and nothing else is sent again.
+/// Probes neither change the timer nor count as retries, so the specification's rules for both
+/// still hold. mlx5 calls this adaptive retransmission.
 #[derive(Debug)]
 pub(super) struct Retry {
-    /// In nanoseconds.
+    /// The timeout, in nanoseconds.
     timeout: Option<u64>,
     limit: u8,
     /// The number of full retransmissions since the last progress.
     tries: u8,
-    /// The number of probes since then.
+    /// The number of probes since the last progress.
     probes: u8,
-    /// Whether the oldest packet was sent again because a later packet showed that it is missing. All other packets
-    /// that are still in flight from before would show the same: once per gap is enough.
+    /// Whether the oldest packet was sent again because a later packet showed that it is missing.
+    /// The other packets that were in flight before that would show the same gap, but one
+    /// retransmission per gap is enough.
     repaired: bool,
-    /// The time since when no answer has arrived, if anything is in flight.
+    /// When the current period without answers began, if anything is in flight.
     since: Option<Time>,
-    /// Whether the timer has expired but is not counted yet: the caller checks whether the peer could have answered.
+    /// Whether the timer has expired but does not count yet, because the caller checks whether the
+    /// peer could have answered.
     held: bool,
-    /// Whether probes are disabled, because the link loses nothing.
+    /// Whether probes are disabled, because the link never loses packets.
     without_probes: bool,
-    /// The number of packets to acknowledge until the round ends: those in flight when it began.
+    /// The number of packets that are still to be acknowledged before the round ends, of those in
+    /// flight when it began.
     round: u32,
     began: Time,
-    /// The duration of the longest recent round, in nanoseconds; older rounds count less.
+    /// The duration of the longest recent round, in nanoseconds; older rounds have less weight.
     longest: u64,
 }
 
-/// The shortest time before a probe, in nanoseconds.
+/// The minimum time before a probe, in nanoseconds.
 const EARLIEST_PROBE: u64 = 250_000;
 
-/// The reaction to a period without answers.
+/// The action after a period without answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Silence {
     Wait,
@@ -66,7 +71,7 @@ impl Retry {
         }
     }
 
-    /// Changes the limits. A new timeout counts from now on.
+    /// Changes the limits. A new timeout starts now.
     pub(super) fn set_limits(&mut self, now: Time, timeout: AckTimeout, limit: MaxAckRetries) {
         let timeout = timeout.duration().map(nanos);
         if timeout != self.timeout {
@@ -76,7 +81,7 @@ impl Retry {
         (self.timeout, self.limit) = (timeout, limit.retries());
     }
 
-    /// Starts the timer, unless it already runs: a packet is in flight.
+    /// Starts the timer, unless it is already running, because a packet is in flight.
     #[inline]
     pub(super) fn start(&mut self, now: Time) {
         if self.since.is_none() {
@@ -87,7 +92,8 @@ impl Retry {
         }
     }
 
-    /// Resets the state after an acknowledgement of `packets` packets; `under_way` are still in flight.
+    /// Resets the state after an acknowledgement of `packets` packets; `under_way` packets are
+    /// still in flight.
     #[inline]
     pub(super) fn progress(&mut self, now: Time, packets: u32, under_way: u32) {
         (self.tries, self.probes, self.repaired) = (0, 0, false);
@@ -95,26 +101,29 @@ impl Retry {
         self.held = false;
         self.round = self.round.saturating_sub(packets);
         if self.round == 0 {
-            // After a retransmission in this round the value is too long, but never too short.
+            // If the round contained a retransmission, the measured time is too long, but never too
+            // short.
             let took = now.since(self.began);
             self.longest = took.max(self.longest.wrapping_sub(self.longest >> 2));
             (self.began, self.round) = (now, under_way);
         }
     }
 
-    /// Resets the state: the peer is alive, although it accepted nothing, and must not be sent anything for a while.
+    /// Resets the state, because the peer is alive. It accepted nothing, and nothing may be sent to
+    /// it for a while.
     pub(super) const fn alive(&mut self) {
         (self.tries, self.probes, self.repaired) = (0, 0, false);
         self.stop();
     }
 
-    /// Prepares for sending everything again after progress: later acknowledgements are for packets sent from now on.
+    /// Prepares to retransmit everything after progress: later acknowledgements are for packets
+    /// sent from now on.
     pub(super) const fn again(&mut self) {
         self.probes = 0;
         self.stop();
     }
 
-    /// Stops the timer: nothing is in flight any more.
+    /// Stops the timer, because nothing is in flight.
     pub(super) const fn stop(&mut self) {
         (self.since, self.round, self.held) = (None, 0, false);
     }
@@ -131,7 +140,7 @@ impl Retry {
         !self.held && !silent.zip(self.timeout).is_none_or(in_time)
     }
 
-    /// Holds the expired timer: it is counted later, or not at all.
+    /// Holds the expired timer, which may be counted later.
     pub(super) const fn hold(&mut self) {
         self.held = true;
     }
@@ -140,7 +149,7 @@ impl Retry {
         self.held
     }
 
-    /// Counts a timeout: a packet that is found missing from now on is sent again.
+    /// Counts a timeout. A packet that is found to be missing from now on is sent again.
     pub(super) const fn count_silence(&mut self) {
         self.repaired = false;
     }
@@ -149,13 +158,13 @@ impl Retry {
         self.timeout.is_some()
     }
 
-    /// Returns the time at which [`silence`](Self::silence) has to be called.
+    /// Returns when to call [`silence`](Self::silence).
     pub(super) fn deadline(&self) -> Option<Time> {
         let (since, timeout) = (self.since.filter(|_| !self.held)?, self.timeout?);
         Some(since.plus(timeout.min(self.patience())))
     }
 
-    /// Returns the time without answers after which the next probe is sent.
+    /// Returns how long to wait without answers before the next probe.
     fn patience(&self) -> u64 {
         if self.longest == 0 || self.without_probes {
             return u64::MAX;
@@ -180,19 +189,20 @@ impl Retry {
         }
     }
 
-    /// Reacts to a missing packet. Returns whether to retry; `None` if it was already sent again.
+    /// Reacts to a missing packet. Returns whether to retry; `None` if the packet was already sent
+    /// again.
     pub(super) fn missing(&mut self) -> Option<bool> {
         if self.repaired {
             return None;
         }
         self.repaired = true;
-        // Later acknowledgements are for packets sent from now on.
+        // Later acknowledgements are for packets that are sent from now on.
         self.round = 0;
         Some(self.once_more())
     }
 
-    /// Counts a retransmission of everything. Returns true if it is allowed. A limit of 7 means seven times here,
-    /// unlike for "receiver not ready".
+    /// Counts a full retransmission. Returns true if it is allowed. Here a limit of 7 really means
+    /// seven, unlike for "receiver not ready".
     pub(super) const fn once_more(&mut self) -> bool {
         (self.since, self.probes, self.held) = (None, 0, false);
         let again = self.tries < self.limit;

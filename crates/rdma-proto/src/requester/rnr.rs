@@ -1,16 +1,16 @@
-//! The wait for a receiver that is not ready.
+//! The wait for a receiver that is not ready (RNR).
 
 use rdma_types::{MaxRnrRetries, MinRnrTimer};
 
 use crate::time::Time;
 
-/// The wait that an RNR NAK requests, and its counter (IBTA section 9.7.5.2.8).
+/// The wait that an RNR NAK requests, and the RNR retry counter (IBTA section 9.7.5.2.8).
 #[derive(Debug)]
 pub(super) struct NotReady {
     limit: MaxRnrRetries,
     /// The number of waits so far.
     tries: u8,
-    /// The time until which nothing is sent.
+    /// When sending may resume.
     pub(super) until: Option<Time>,
 }
 
@@ -23,13 +23,14 @@ impl NotReady {
         *self = Self { until: self.until, ..Self::new(limit) };
     }
 
-    /// Resets the counter: the peer has accepted a packet.
+    /// Resets the counter, because the peer has accepted a packet.
     pub(super) fn progress(&mut self) {
         self.tries = 0;
         self.until = None;
     }
 
-    /// Begins the wait that the peer requests. Returns true if the request may be retried afterwards.
+    /// Begins the wait that the peer requests. Returns true if the request may be retried
+    /// afterwards.
     pub(super) fn wait(&mut self, now: Time, timer: MinRnrTimer) -> bool {
         if self.limit.retries().is_some_and(|limit| self.tries >= limit) {
             return false;
@@ -39,7 +40,7 @@ impl NotReady {
         true
     }
 
-    /// Returns true if the wait has not ended yet.
+    /// Returns true while the wait lasts.
     pub(super) fn waits(&mut self, now: Time) -> bool {
         if self.until.is_some_and(|until| until <= now) {
             self.until = None;

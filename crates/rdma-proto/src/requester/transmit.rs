@@ -12,8 +12,9 @@ use crate::wire::{Headers, Opcode, Operation, Service};
 use crate::work::{Request, Work};
 
 impl<W: Window> Requester<W> {
-    /// Returns the next packets to send, if any may be sent now. Their payload is at the beginning of `room`, which
-    /// must have space for at least one full packet. More space allows a longer run.
+    /// Returns the next packets to send, if any can be sent now. Their payload is written to the
+    /// beginning of `room`, which must have space for at least one full packet. More space allows a
+    /// longer run.
     pub fn poll_transmit<Q: Work + ?Sized>(
         &mut self,
         now: Time,
@@ -51,8 +52,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns the oldest packet again, if it is still the oldest. It requests an acknowledgement. The packets in
-    /// flight and the next packet to send do not change.
+    /// Returns the probed packet again, if it is still the oldest. It requests an acknowledgement.
+    /// The packets in flight and the next packet to send do not change.
     #[cold]
     fn transmit_probe<Q: Work + ?Sized>(
         &mut self,
@@ -74,7 +75,7 @@ impl<W: Window> Requester<W> {
         burst
     }
 
-    /// Executes a local request, which is the oldest.
+    /// Executes the oldest request, which is a local one.
     fn execute_local<Q: Work + ?Sized>(&mut self, work: &mut Q) {
         let n = self.head;
         if let Err(status) = work.execute_local(n) {
@@ -109,7 +110,7 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns the request of a READ or an atomic, if one more may be in flight.
+    /// Returns the request packet of a READ or an atomic, if another one may be in flight.
     fn transmit_fetch(&mut self, now: Time, start: &Start, end: &End) -> Option<Burst> {
         let allowed = self.in_flight.fetches < self.max_rd_atomic.into();
         let length = if start.kind.is_atomic() { 8 } else { end.length };
@@ -134,7 +135,7 @@ impl<W: Window> Requester<W> {
         self.retry.start(now);
     }
 
-    /// Returns packets of a SEND or a WRITE.
+    /// Returns the next packets of a SEND or a WRITE.
     #[inline]
     fn transmit_message<Q: Work + ?Sized>(
         &mut self,
@@ -165,7 +166,7 @@ impl<W: Window> Requester<W> {
         Some(outbound.burst(&run, asks))
     }
 
-    /// Advances by `packets` of the next request; `ends` is true if they were its last.
+    /// Advances by `packets` in the next request; `ends` is true if they were its last packets.
     #[inline]
     fn advance(&mut self, packets: u32, ends: bool) {
         if self.packet == 0 && self.next == self.begun {
@@ -179,7 +180,7 @@ impl<W: Window> Requester<W> {
         };
     }
 
-    /// Returns the headers of the next packet, for this operation.
+    /// Returns the headers of the next packet, with this operation.
     pub(super) fn next_headers(&self, operation: Operation) -> Headers {
         let opcode = Opcode::reliable(operation);
         self.connection.headers(opcode, self.oldest.wrapping_add(self.sent))

@@ -1,30 +1,31 @@
-//! The limit of packets in flight.
+//! Limits on the packets in flight.
 
 use crate::time::Time;
 
-/// A window: the number of request packets that may be in flight, unacknowledged.
+/// A window: how many unacknowledged request packets may be in flight.
 ///
-/// [`Fixed`] is the default. A congestion control, such as DCQCN, is another implementation: the requester notifies it
-/// when packets are acknowledged or lost.
+/// [`Fixed`] is the default. A congestion control algorithm, such as DCQCN, is another
+/// implementation: the requester notifies it when packets are acknowledged or lost.
 pub trait Window {
-    /// The number of request packets that may be in flight. A READ or an atomic counts as one. One packet is always
-    /// allowed.
+    /// Returns how many request packets may be in flight. A READ or an atomic counts as one. One
+    /// packet is always allowed.
     fn packets(&self) -> u32;
 
-    /// Notes that this many of them were acknowledged. `congested` is true if the acknowledging packet met congestion
-    /// or reported it (BECN).
+    /// Called when this many packets were acknowledged. `congested` is true if the acknowledging
+    /// packet met congestion or reported it (BECN).
     fn acknowledged(&mut self, now: Time, packets: u32, congested: bool) {
         let _ = (now, packets, congested);
     }
 
-    /// Notes that packets must be sent again because one was lost.
+    /// Called when packets must be sent again because one was lost.
     fn lost(&mut self, now: Time) {
         let _ = now;
     }
 }
 
-/// A window of constant size: 80 packets by default. When a packet is lost, everything in flight after it is sent again
-/// (go-back-N). So at 1 % of loss, a window of *n* leaves about 100 / (100 + *n*) of the throughput without loss.
+/// A window of constant size: 80 packets by default. When a packet is lost, everything in flight
+/// after it is sent again (go-back-N). So at 1 % loss, a window of *n* packets leaves about 100 /
+/// (100 + *n*) of the loss-free throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fixed(pub u32);
 
@@ -40,33 +41,33 @@ impl Window for Fixed {
     }
 }
 
-/// The most PSNs from the oldest unacknowledged packet to the newest (IBTA chapter 9, packet sequence numbers). It is
-/// half of all PSNs, so that old and new can be distinguished.
+/// The maximum number of PSNs from the oldest unacknowledged packet to the newest (IBTA chapter 9,
+/// packet sequence numbers). It is half of all PSNs, so that old and new ones can be distinguished.
 pub(super) const MOST_PSNS: u32 = 1 << 23;
 
-/// The number of packets after which a run ends with a request for an acknowledgement, if the window is larger than
-/// four times this number; for smaller windows it is a quarter of the window. In a window larger than this number, at
-/// most half goes without a request; in other windows, at most a quarter.
+/// The number of packets after which one requests an acknowledgement; in a window of less than four
+/// times this number, it is a quarter of the window. Runs are limited too: at most half the window
+/// goes without a request, or a quarter if the window is at most this number.
 const UNASKED: u32 = 64;
 
 /// The packets in flight.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
-    /// Request packets since everything was last sent again.
+    /// Request packets in flight since the last full retransmission.
     pub(super) packets: u32,
-    /// READs and atomics among them.
+    /// READs and atomics among these packets.
     pub(super) fetches: u32,
-    /// Packets since the last one that requests an acknowledgement.
+    /// Packets since the last one that requested an acknowledgement.
     unasked: u32,
 }
 
 impl InFlight {
-    /// The state in which one more packet may be sent.
+    /// Returns a state in which only one more packet may be sent.
     pub(super) fn all_but_one(window: u32) -> Self {
         Self { packets: window.saturating_sub(1), ..Self::default() }
     }
 
-    /// The number of SEND and WRITE packets that may be sent now in one run.
+    /// Returns how many SEND and WRITE packets may be sent now in one run.
     #[inline]
     pub(super) fn most(&self, window: u32) -> u32 {
         let free = window.max(1).saturating_sub(self.packets);
@@ -79,8 +80,8 @@ impl InFlight {
         (window >> 2).clamp(1, UNASKED)
     }
 
-    /// Counts sent packets. Returns true if the last one must request an acknowledgement, so that the window opens
-    /// before it is full. The last packet of a message always does.
+    /// Counts sent packets. Returns true if the last one must request an acknowledgement, so that
+    /// the window opens again before it is full. The last packet of a message always requests one.
     #[inline]
     pub(super) fn sent(&mut self, packets: u32, ends_message: bool, window: u32) -> bool {
         self.packets = self.packets.saturating_add(packets);
