@@ -1,4 +1,4 @@
-//! The answers, in the order of PSNs.
+//! Sends answers in PSN order.
 
 use rdma_types::Psn;
 
@@ -10,36 +10,37 @@ use crate::host::Host;
 use crate::operation::{Nak, Stop};
 use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
 
-/// The answer that is owed besides the responses of READs and atomics. One slot is enough. An acknowledgement is
-/// cumulative, and a negative one is about the expected packet, which no other packet can follow before it arrives.
+/// The answer that is owed in addition to the responses to READs and atomics. One slot is enough:
+/// an acknowledgement is cumulative, and a negative one concerns the expected packet, before which
+/// no other packet is accepted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Owed {
     Nothing,
-    /// Everything up to the newest SEND or WRITE was accepted.
+    /// Everything up to the newest SEND or WRITE is accepted.
     Ack,
     /// The expected packet is missing.
     OutOfSequence,
-    /// The expected packet found no receive.
+    /// The expected packet arrived, but no receive was posted.
     NotReady,
-    /// The packet with this PSN was refused.
+    /// The packet with this PSN is refused.
     Refused(Psn, Nak),
 }
 
-/// A READ of memory that is no longer accessible.
+/// The memory of a READ is no longer accessible.
 struct Unreadable {
     psn: Psn,
     nak: Nak,
-    /// Whether it was answered before.
+    /// Whether the READ was answered before.
     repeats: bool,
 }
 
 impl Responder {
-    /// Returns the next packets to answer with, if an answer is owed. The payload of a READ response is at the
-    /// beginning of `room`, which must have space for at least one full packet.
+    /// Returns the next answer packets, if an answer is owed. The payload of a READ response is
+    /// written to the beginning of `room`, which must have space for at least one full packet.
     ///
-    /// Responses leave in the order of their PSNs. An acknowledgement waits for the response of an earlier READ. It is
-    /// not needed before such a response, which acknowledges the same packets (IBTA section 9.7.5.1.2). So pending
-    /// acknowledgements merge into one.
+    /// Responses are sent in PSN order. An acknowledgement waits for the response to an earlier
+    /// READ. Before such a response it is not needed, because the response acknowledges the same
+    /// packets (IBTA section 9.7.5.1.2). So pending acknowledgements merge into one.
     pub fn poll_transmit<H: Host + ?Sized>(
         &mut self,
         host: &mut H,
@@ -48,15 +49,15 @@ impl Responder {
         while !self.resources.owes_nothing() {
             match self.response(host, room) {
                 Ok(burst) => return burst,
-                // It was answered before. The peer that requested it again may have received that answer in the
-                // meantime, and invalidated its key. Then the NAK is too late to have an effect, and neither end enters
-                // the error state.
+                // The READ was answered before. The peer requested it again, but may have received
+                // the first answer meanwhile and invalidated its key. In that case the NAK arrives
+                // too late to matter, and neither end enters the error state.
                 Err(Unreadable { psn, nak, repeats: true }) => {
                     self.resources.give_up();
                     return Some(self.negative(psn, nak));
                 }
                 Err(Unreadable { psn, nak, .. }) => {
-                    // Its memory was deregistered during the response.
+                    // The memory was deregistered during the response.
                     self.resources.forget();
                     self.refuse(psn, nak, host);
                 }
@@ -70,7 +71,7 @@ impl Responder {
         self.answer(psn, Syndrome::Nak(nak.code()))
     }
 
-    /// Returns the answer to an expected packet that found no receive.
+    /// Returns the RNR NAK for an expected packet that found no receive.
     pub(super) fn rnr_nak(&self) -> Burst {
         self.answer(self.expected, Syndrome::RnrNak(self.min_rnr_timer))
     }
@@ -134,14 +135,14 @@ impl Responder {
     }
 }
 
-/// The result of an atomic; for a duplicate, the same result again.
+/// Returns the packet with the result of an atomic. A duplicate gets the same result again.
 fn atomic(connection: &Connection, resource: &Resource) -> Burst {
     let mut headers = response_headers(connection, resource, Operation::AtomicAcknowledge, 0);
     headers.atomic_ack = Some(AtomicAckEth { original: resource.original });
     Burst::single(headers, 0)
 }
 
-/// The headers of a packet of a READ response.
+/// Returns the headers of a packet in a READ response.
 fn read(connection: &Connection, resource: &Resource, ahead: u32, ends: bool) -> Headers {
     let begins = ahead == 0 && resource.begins();
     let operation = match (begins, ends) {
@@ -153,7 +154,7 @@ fn read(connection: &Connection, resource: &Resource, ahead: u32, ends: bool) ->
     response_headers(connection, resource, operation, ahead)
 }
 
-/// The headers of the packet `ahead` places after the next one of a response.
+/// Returns the headers of the packet `ahead` places after the next one in a response.
 fn response_headers(
     connection: &Connection,
     resource: &Resource,

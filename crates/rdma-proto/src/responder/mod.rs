@@ -1,5 +1,5 @@
-//! The responder of a reliable connection: executes the peer's requests on a [`Host`], once and in order, and answers
-//! them.
+//! The responder of a reliable connection: executes the peer's requests on a [`Host`], once and in
+//! order, and answers them.
 
 mod acknowledge;
 mod resources;
@@ -18,16 +18,16 @@ use acknowledge::Owed;
 use resources::{Resource, Resources};
 use sequence::{Invalid, Message, Step};
 
-/// The attributes that a responder gets when its queue pair becomes ready to receive.
+/// The attributes that a responder gets when its queue pair moves to RTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The far end.
+    /// The peer and the path to it.
     pub connection: Connection,
-    /// The PSN of the first packet that it accepts.
+    /// The PSN of the first packet to accept.
     pub psn: Psn,
-    /// The time that the peer shall wait when no receive is posted.
+    /// The time that the peer should wait when no receive is posted.
     pub min_rnr_timer: MinRnrTimer,
-    /// The number of READs and atomics that the peer may have in flight.
+    /// The maximum number of READs and atomics that the peer may have in flight.
     pub max_dest_rd_atomic: u8,
 }
 
@@ -37,44 +37,47 @@ pub struct Settings {
 pub enum Owes {
     /// Nothing.
     Nothing,
-    /// Only an acknowledgement of accepted packets. It may be delayed for a moment, until data is sent or more can be
-    /// acknowledged. The delay must be short compared with the peer's timeout.
+    /// Only an acknowledgement of accepted packets. It may be delayed for a moment, until data is
+    /// sent or more packets can be acknowledged. The delay must be short compared with the peer's
+    /// timeout.
     Acknowledgement,
-    /// Also a response or a negative acknowledgement.
+    /// A response or a negative acknowledgement, and perhaps an acknowledgement.
     Answer,
 }
 
-/// The result of a packet that was executed.
+/// The result of executing a packet.
 struct Executed {
-    /// The number of PSNs that it used.
+    /// The number of PSNs that the packet used.
     packets: u32,
-    /// Whether its answer already acknowledges it, like the response of a READ or an atomic.
+    /// Whether its answer acknowledges it, as the response to a READ or an atomic does.
     acknowledges: bool,
 }
 
-/// A responder. See the [module](self).
+/// A responder; see the [module](self).
 ///
-/// Its driver calls [`poll_transmit`](Self::poll_transmit) after [`receive`](Self::receive), until that returns `None`
-/// or the link has no space.
+/// After [`receive`](Self::receive), the driver calls [`poll_transmit`](Self::poll_transmit) until
+/// it returns `None` or the link has no space.
 #[derive(Debug)]
 pub struct Responder {
     connection: Connection,
     min_rnr_timer: MinRnrTimer,
-    /// The PSN of the next packet.
+    /// The PSN of the next packet to accept.
     expected: Psn,
-    /// The number of PSNs that were accepted before it: the number of the expected packet, which never wraps around.
+    /// The number of PSNs accepted so far. This numbers the expected packet without ever wrapping
+    /// around.
     history: u64,
-    /// The newest SEND or WRITE packet that was accepted: the PSN of an acknowledgement. It is never the PSN of a READ
-    /// or an atomic, which their responses acknowledge: SoftRoCE would complete the READ.
+    /// The PSN of the newest accepted SEND or WRITE packet, for acknowledgements. It is never the
+    /// PSN of a READ or an atomic: their responses acknowledge them, and SoftRoCE would complete
+    /// the READ.
     taken: Psn,
     /// The number of executed messages (MSN).
     msn: u32,
-    /// The message that has arrived in part.
+    /// The message of which only a part has arrived.
     message: Option<Message>,
-    /// Whether the peer was notified that the expected packet is missing, or found no receive. It is notified once. All
-    /// other packets are dropped until that packet arrives.
+    /// Whether the peer was notified that the expected packet is missing or found no receive. It is
+    /// notified once, and all other packets are dropped until the expected one arrives.
     told: bool,
-    /// Whether the expected packet found no receive when it arrived.
+    /// Whether the expected packet arrived but found no receive.
     not_ready: bool,
     failed: bool,
     resources: Resources,
@@ -83,7 +86,7 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// A responder with slots for the READs and atomics that the peer may have in flight.
+    /// Creates a responder with a slot for each READ or atomic that the peer may have in flight.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
         Self {
@@ -103,22 +106,23 @@ impl Responder {
         }
     }
 
-    /// Returns true if a request was refused: all later packets are dropped.
+    /// Returns true if a request was refused. All later packets are dropped.
     #[must_use]
     pub const fn failed(&self) -> bool {
         self.failed
     }
 
-    /// Returns the PSN of the packet that it accepts next.
+    /// Returns the PSN of the next packet to accept.
     ///
-    /// A link may pass this PSN to the peer's requester, which [records](crate::requester::Requester::executed) it.
-    /// Then no packet has to [acknowledge](Self::is_acknowledged) the executed requests.
+    /// A link may pass this PSN to the peer's requester, which
+    /// [records](crate::requester::Requester::executed) it. Then no packet has to
+    /// [acknowledge](Self::is_acknowledged) the executed requests.
     #[must_use]
     pub const fn expected(&self) -> Psn {
         self.expected
     }
 
-    /// Returns the kind of packet that [`poll_transmit`](Self::poll_transmit) would return.
+    /// Returns what kind of packet [`poll_transmit`](Self::poll_transmit) would return.
     #[must_use]
     pub fn owes(&self) -> Owes {
         match self.owed {
@@ -129,7 +133,7 @@ impl Responder {
         }
     }
 
-    /// Notes that the peer learns the [expected](Self::expected) PSN by other means than a packet: a mere
+    /// Notes that the peer learns the [expected](Self::expected) PSN without a packet, so a plain
     /// acknowledgement is no longer owed.
     pub fn is_acknowledged(&mut self) {
         if self.owed == Owed::Ack {
@@ -137,33 +141,35 @@ impl Responder {
         }
     }
 
-    /// Sets the time that the peer shall wait from now on when no receive is posted.
+    /// Sets how long the peer should wait from now on when no receive is posted.
     pub const fn set_min_rnr_timer(&mut self, timer: MinRnrTimer) {
         self.min_rnr_timer = timer;
     }
 
-    /// Returns the RNR NAK of the packet that found no receive, until that packet arrives again. A link that supports
-    /// this sends it again, marked as void, when a receive is posted: see
+    /// Returns the RNR NAK for the packet that found no receive, until that packet arrives again.
+    /// When a receive is posted, a link that supports it sends this NAK again, marked as void: see
     /// [`Requester::receiver_is_ready`](crate::requester::Requester::receiver_is_ready).
     #[must_use]
     pub fn refusal(&self) -> Option<Burst> {
         self.not_ready.then(|| self.rnr_nak())
     }
 
-    /// Returns the counts since the last call of [`take_counters`](Self::take_counters).
+    /// Returns the counts since the last call to [`take_counters`](Self::take_counters).
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns `None` if only sent and
-    /// received packets were counted, so that a call per packet costs little.
+    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns
+    /// `None` if only sent and received packets were counted, so calling it for every packet costs
+    /// little.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }
 
-    /// Receives requests of the connected peer, which are packets whose operation is [not a
-    /// response](crate::wire::Operation::is_response). `payload` is the concatenated payload of all packets.
+    /// Receives requests from the connected peer: packets whose operation is [not a
+    /// response](crate::wire::Operation::is_response). `payload` is the concatenated payload of all
+    /// packets.
     pub fn receive<H: Host + ?Sized>(&mut self, burst: &Burst, payload: &[u8], host: &mut H) {
         if burst.segments == 1 {
             self.receive_packet(&burst.header, payload, host);
@@ -191,7 +197,8 @@ impl Responder {
         match headers.bth.psn.offset_from(self.expected) {
             0 => self.in_sequence(headers, payload, host),
             1.. => self.out_of_sequence(),
-            // A PSN that was never accepted is not a duplicate: the other end began with another PSN.
+            // If this PSN was never accepted, it is not a duplicate: the other end began with
+            // another PSN.
             before => match self.history.checked_sub(before.unsigned_abs().into()) {
                 Some(number) => self.duplicate(number, headers, payload),
                 None => count(&mut self.counters.unanswered_duplicate),
@@ -199,8 +206,8 @@ impl Responder {
         }
     }
 
-    /// Handles a packet that follows a missing one. The peer is notified once per gap (IBTA section 9.7.5.2); after an
-    /// RNR NAK not at all (9.7.5.2.8).
+    /// Handles a packet that follows a missing one. The peer is notified once per gap (IBTA section
+    /// 9.7.5.2), but not after an RNR NAK (9.7.5.2.8).
     fn out_of_sequence(&mut self) {
         count(&mut self.counters.out_of_seq_request);
         if !self.told {
@@ -225,7 +232,7 @@ impl Responder {
                 self.expected = self.expected.wrapping_add(packets);
                 self.history = self.history.wrapping_add(packets.into());
                 (self.told, self.not_ready) = (false, false);
-                // A pending answer is obsolete: an acknowledgement now covers it.
+                // A pending answer is obsolete, because an acknowledgement now covers it.
                 let asked = headers.bth.ack_request || self.owed != Owed::Nothing;
                 self.owed = if asked && !acknowledges { Owed::Ack } else { Owed::Nothing };
             }
@@ -239,7 +246,7 @@ impl Responder {
         }
     }
 
-    /// Refuses the request with this PSN and stops.
+    /// Refuses the request with this PSN, and stops the responder.
     fn refuse<H: Host + ?Sized>(&mut self, psn: Psn, nak: Nak, host: &mut H) {
         self.owed = Owed::Refused(psn, nak);
         if !self.failed {
@@ -249,8 +256,8 @@ impl Responder {
         }
     }
 
-    /// Handles a SEND or WRITE packet. The state of the message advances only if the whole packet was accepted, so that
-    /// the packet can arrive again.
+    /// Handles a SEND or WRITE packet. The state of the message advances only if the whole packet
+    /// is accepted, so a packet that was not accepted can arrive again.
     fn data<H: Host + ?Sized>(
         &mut self,
         message: Message,
@@ -281,7 +288,8 @@ impl Responder {
         Ok(Executed { packets: 1, acknowledges: false })
     }
 
-    /// Handles a READ or an atomic. A request beyond the allowed number in flight is invalid (IBTA section 9.7.4.1).
+    /// Handles a READ or an atomic. It is invalid if it exceeds the allowed number in flight (IBTA
+    /// section 9.7.4.1).
     fn fetch<H: Host + ?Sized>(&mut self, start: &Start, host: &mut H) -> Result<Executed, Stop> {
         if !self.resources.has_room() {
             return Err(Stop::Nak(Nak::InvalidRequest));
@@ -306,13 +314,14 @@ impl Responder {
         Ok(Executed { packets, acknowledges: true })
     }
 
-    /// Counts an executed message; READs and atomics count too (IBTA section 9.7.7.1, C9-148).
+    /// Counts an executed message. READs and atomics count too (IBTA section 9.7.7.1, C9-148).
     const fn executed(&mut self) {
         self.msn = self.msn.wrapping_add(1);
     }
 
-    /// Handles a packet that was accepted before (IBTA C9-105 and section 9.7.4.1). A SEND or a WRITE is acknowledged
-    /// again, with the newest PSN of them; a READ is executed again; an atomic gets the same answer again.
+    /// Handles a packet that was accepted before (IBTA C9-105 and section 9.7.4.1). A SEND or a
+    /// WRITE is acknowledged again, with the newest PSN of those accepted. A READ is executed
+    /// again. An atomic gets its first answer again.
     fn duplicate(&mut self, number: u64, headers: &Headers, payload: &[u8]) {
         count(&mut self.counters.duplicate_request);
         let Ok(start) = sequence::fetch(None, headers, payload) else {
@@ -325,12 +334,14 @@ impl Responder {
             Some((at, packet)) if self.asked_for(at, packet, &start) => {
                 self.resources.answer_again(at, packet);
             }
-            // Older than anything the peer may still repeat, or different from the original request.
+            // It is older than anything the peer may still repeat, or differs from the original
+            // request.
             _ => count(&mut self.counters.unanswered_duplicate),
         }
     }
 
-    /// Returns true if a duplicate is the request that was executed then, or the tail of it from this packet on.
+    /// Returns true if a duplicate equals the original request, or the tail of it that starts at
+    /// this packet.
     fn asked_for(&self, at: usize, packet: u32, now: &Start) -> bool {
         let Some(then) = self.resources.get(at).map(|resource| resource.start) else {
             return false;
@@ -342,8 +353,8 @@ impl Responder {
     }
 }
 
-/// Returns true if the request is a WRITE with immediate, which consumes its receive when its last packet arrives (IBTA
-/// section 9.7.4.1).
+/// Returns true if the request is a WRITE with immediate, which consumes a receive only when its
+/// last packet arrives (IBTA section 9.7.4.1).
 pub(crate) fn takes_receive_at_end(start: &Start, end: &End) -> bool {
     start.kind == Kind::Write && end.immediate.is_some()
 }

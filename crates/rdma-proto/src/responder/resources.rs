@@ -1,4 +1,4 @@
-//! The most recently executed READs and atomics: their responses, and the answers to duplicates.
+//! The most recent READs and atomics: their responses, and the answers to duplicates.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -13,18 +13,19 @@ use crate::segmentation::Remainder;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resource {
     pub(super) start: Start,
-    /// The position of the request among all accepted PSNs, its PSN, and the number of packets in its response.
+    /// The request's position among all accepted PSNs, its PSN, and the number of packets in its
+    /// response.
     pub(super) number: u64,
     pub(super) psn: Psn,
     pub(super) packets: u32,
-    /// The MSN after it.
+    /// The MSN after the request.
     pub(super) msn: u32,
-    /// The value that an atomic found.
+    /// The value that an atomic found in memory.
     pub(super) original: u64,
-    /// The packet with which the response began when it was last requested, and the next packet.
+    /// The packet at which the response begins, as last requested, and the next packet to send.
     pub(super) first: u32,
     pub(super) next: u32,
-    /// Whether it was answered before and is answered again.
+    /// Whether the request was answered before and is being answered again.
     pub(super) repeats: bool,
 }
 
@@ -33,7 +34,7 @@ impl Resource {
         self.next < self.packets
     }
 
-    /// Returns true if the next packet is the first one requested.
+    /// Returns true if the next packet is the first one of the response, as last requested.
     pub(super) const fn begins(&self) -> bool {
         self.next == self.first
     }
@@ -43,7 +44,7 @@ impl Resource {
         self.psn.wrapping_add(self.next)
     }
 
-    /// Returns the unsent part of a READ response. Its first packet has an AETH, and so has its last.
+    /// Returns the unsent part of a READ response. Its first and last packets have an AETH.
     pub(super) fn remainder(&self, connection: &Connection) -> Remainder {
         let length = self.start.length.unwrap_or_default();
         Remainder {
@@ -60,11 +61,11 @@ impl Resource {
     }
 }
 
-/// A ring with one slot per request that the peer may have in flight (`max_dest_rd_atomic`).
+/// A ring with one slot for each request that the peer may have in flight (`max_dest_rd_atomic`).
 #[derive(Debug)]
 pub(super) struct Resources {
     ring: Box<[Option<Resource>]>,
-    /// The slot for the next one, which holds the oldest.
+    /// The slot for the next entry; it holds the oldest one.
     newest: usize,
     /// The number of entries that owe a response.
     owing: u32,
@@ -75,15 +76,16 @@ impl Resources {
         Self { ring: vec![None; count.into()].into(), newest: 0, owing: 0 }
     }
 
-    /// Returns true if there is a slot for one more. If the oldest was never answered, the requester has more in flight
-    /// than it may. An entry that only repeats its answer gives up its slot. A requester that sends a new request
-    /// already has that answer, and the repeated request was late.
+    /// Returns true if there is a slot for another entry. If the oldest was never answered, the
+    /// requester has too many requests in flight. But an entry that only repeats its answer gives
+    /// up its slot. A requester that sends a new request already has that answer, so the repeated
+    /// request was just late.
     pub(super) fn has_room(&self) -> bool {
         let owes = |oldest: Resource| oldest.owes() && !oldest.repeats;
         self.ring.get(self.newest).is_some_and(|oldest| !oldest.is_some_and(owes))
     }
 
-    /// Adds one, in place of the oldest.
+    /// Adds an entry in place of the oldest.
     pub(super) fn push(&mut self, resource: Resource) {
         if let Some(place) = self.ring.get_mut(self.newest) {
             let owed = place.replace(resource).is_some_and(|oldest| oldest.owes());
@@ -99,7 +101,7 @@ impl Resources {
         self.owing == 0
     }
 
-    /// Returns the oldest that owes a response.
+    /// Returns the oldest entry that owes a response.
     pub(super) fn owing(&mut self) -> Option<&mut Resource> {
         if self.owing == 0 {
             return None;
@@ -108,12 +110,12 @@ impl Resources {
         old.iter_mut().chain(young).flatten().find(|resource| resource.owes())
     }
 
-    /// Counts one more as answered.
+    /// Marks the oldest entry that owes a response as answered.
     pub(super) fn answered(&mut self) {
         self.owing = self.owing.saturating_sub(1);
     }
 
-    /// Drops the response of the oldest that owes one.
+    /// Drops the oldest response that is owed.
     pub(super) fn give_up(&mut self) {
         if let Some(resource) = self.owing() {
             resource.next = resource.packets;
@@ -127,8 +129,8 @@ impl Resources {
         self.owing = 0;
     }
 
-    /// Finds the entry whose response has the packet with this number, and the index of that packet. The PSN alone is
-    /// ambiguous: after 2^24 packets another request has it.
+    /// Finds the entry whose response contains the packet with this number, and the packet's index
+    /// in it. The PSN alone is ambiguous: after 2^24 packets, another request has the same one.
     pub(super) fn find(&self, number: u64) -> Option<(usize, u32)> {
         self.ring.iter().enumerate().find_map(|(at, resource)| {
             let resource = resource.as_ref()?;
@@ -141,7 +143,7 @@ impl Resources {
         self.ring.get(at)?.as_ref()
     }
 
-    /// Restarts the response of this entry at packet `first`, even if a part of it is still owed.
+    /// Restarts this entry's response at packet `first`, even if a part of it is still owed.
     pub(super) fn answer_again(&mut self, at: usize, first: u32) {
         if let Some(Some(resource)) = self.ring.get_mut(at) {
             if !resource.owes() {

@@ -1,27 +1,27 @@
-//! The packets that may come next in a message, and their lengths.
+//! Which packets can come next in a message, and how long they must be.
 
 use crate::connection::Connection;
 use crate::operation::{End, Kind, MAX_MESSAGE_BYTES, Remote, Start};
 use crate::wire::{Headers, Operation};
 
-/// A SEND or a WRITE that has arrived in part.
+/// A SEND or a WRITE of which only a part has arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) start: Start,
-    /// The number of bytes that have arrived.
+    /// The number of bytes received so far.
     pub(crate) at: u32,
 }
 
-/// A valid next packet.
+/// A packet that is valid as the next one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
     /// A packet of a SEND or a WRITE.
     Data {
-        /// Its message, in the state before this packet.
+        /// The state of the message before this packet.
         message: Message,
-        /// Whether the message begins with it.
+        /// Whether the message begins with this packet.
         begins: bool,
-        /// The properties that its last packet carries, if the message ends with it.
+        /// The properties that the last packet carries, if the message ends with this packet.
         end: Option<End>,
     },
     /// The request of a READ or an atomic.
@@ -63,14 +63,15 @@ impl Position {
     }
 }
 
-/// Returns true if a message begins with the packet (FIRST or ONLY, or the request of a READ or an atomic).
+/// Returns true if a message begins with this packet (FIRST, ONLY, or the request of a READ or an
+/// atomic).
 pub(crate) fn begins(operation: Operation) -> bool {
     Position::of(operation).is_none_or(|position| position.begins)
 }
 
-/// Checks a packet with the expected PSN: the sequence of opcodes (IBTA section 9.7.4.1), and the lengths (C9-92 and
-/// C9-94). Packets before the last must be full, the last one must not be empty, and a WRITE must have the length in
-/// its RETH.
+/// Checks a packet with the expected PSN: the sequence of opcodes (IBTA section 9.7.4.1), and the
+/// lengths (C9-92 and C9-94). Packets before the last must be full, and the last one must not be
+/// empty. A WRITE must have the length that its RETH states.
 #[inline]
 pub(crate) fn judge(
     connection: &Connection,
@@ -124,7 +125,8 @@ fn start(kind: Kind, headers: &Headers) -> Result<Start, Invalid> {
     Ok(Start::one_sided(kind, Remote { va: reth.va, rkey: reth.rkey }, reth.length))
 }
 
-/// Checks the request of a READ or an atomic, which has no payload and arrives between messages.
+/// Checks the request packet of a READ or an atomic, which has no payload and arrives between
+/// messages.
 pub(crate) fn fetch(
     begun: Option<&Message>,
     headers: &Headers,
