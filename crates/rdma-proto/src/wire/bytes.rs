@@ -2,8 +2,8 @@
 
 use rdma_types::{Psn, Qpn, Rkey};
 
-/// Reads fields from the front. After the end it reads zeros. The headers are arrays with all their fields, so this
-/// never happens and nothing has to be checked twice.
+/// Reads fields from the front. Past the end it reads zeros. That never happens, because the
+/// headers are arrays of exactly the right size, so the length is not checked again.
 pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -61,7 +61,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes fields from the front. A field that does not fit is dropped, which never happens with the arrays of headers.
+/// Writes fields from the front. A field that does not fit is dropped, which never happens with the
+/// header arrays.
 pub(super) struct Writer<'a>(&'a mut [u8]);
 
 impl<'a> Writer<'a> {

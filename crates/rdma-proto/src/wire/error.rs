@@ -1,9 +1,9 @@
-//! The errors of parsing and writing a packet.
+//! Errors of parsing and writing packets.
 
 use core::error::Error;
 use core::fmt;
 
-/// The reason why bytes cannot be parsed. The packet must be dropped.
+/// The reason that bytes cannot be parsed. The packet must be dropped.
 ///
 /// # Examples
 ///
@@ -17,9 +17,9 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// The bytes end before the headers do, or before the length in a header.
+    /// The bytes end before the headers do, or before the length that a header states.
     Truncated,
-    /// The opcode is not one of RC, UC or UD.
+    /// The opcode does not belong to RC, UC or UD.
     Opcode(u8),
     /// The transport version is not 0.
     TransportVersion(u8),
@@ -29,13 +29,13 @@ pub enum ParseError {
     PadCount(u8),
     /// The IP version is neither 4 nor 6.
     IpVersion(u8),
-    /// An IPv4 header with options: it has this many words instead of 5.
+    /// An IPv4 header with options: its length is this many words instead of 5.
     Ipv4Options(u8),
-    /// A fragment.
+    /// The datagram is a fragment.
     Fragment,
     /// The checksum of the IPv4 header is wrong.
     Ipv4Checksum,
-    /// The IP header is followed by another protocol than UDP.
+    /// The protocol after the IP header is not UDP.
     Protocol(u8),
 }
 
@@ -75,11 +75,11 @@ impl fmt::Display for ParseError {
 
 impl Error for ParseError {}
 
-/// The reason why a packet was not written. The content of the buffer is then unspecified.
+/// The reason that a packet was not written. The contents of the buffer are then unspecified.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EmitError {
-    /// The packet needs a larger buffer.
+    /// The buffer is too small for the packet.
     NoRoom,
     /// The headers do not match the opcode.
     Headers,
@@ -107,7 +107,7 @@ impl fmt::Display for EmitError {
 
 impl Error for EmitError {}
 
-/// Takes an array from the front of the bytes to read.
+/// Splits an array off the front of the input.
 #[inline]
 pub(super) fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Result<&'a [u8; N], ParseError> {
     let (array, rest) = bytes.split_first_chunk().ok_or(ParseError::Truncated)?;
@@ -115,7 +115,7 @@ pub(super) fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Result<&'a [u8; 
     Ok(array)
 }
 
-/// Takes an array from the front of the buffer to write.
+/// Splits an array off the front of the output buffer.
 #[inline]
 pub(super) fn room<'a, const N: usize>(
     bytes: &mut &'a mut [u8],

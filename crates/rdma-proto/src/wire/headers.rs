@@ -1,4 +1,4 @@
-//! The headers of a packet, from the BTH to the payload.
+//! The headers of a packet that precede the payload.
 
 pub(super) mod aeth;
 pub(super) mod atomic;
@@ -45,24 +45,24 @@ use reth::Reth;
 pub struct Headers {
     /// The base transport header, which every packet has.
     pub bth: Bth,
-    /// In datagrams.
+    /// Present in datagrams.
     pub deth: Option<Deth>,
-    /// In the first packet of a WRITE, and in the request of a READ.
+    /// Present in the first packet of a WRITE, and in the request of a READ.
     pub reth: Option<Reth>,
-    /// In the requests of atomics.
+    /// Present in the requests of atomics.
     pub atomic: Option<AtomicEth>,
-    /// In acknowledgements, and in all packets of a READ response except the middle ones.
+    /// Present in acknowledgements, and in all packets of a READ response except the middle ones.
     pub aeth: Option<Aeth>,
-    /// In the acknowledgements of atomics.
+    /// Present in the acknowledgements of atomics.
     pub atomic_ack: Option<AtomicAckEth>,
-    /// In packets with immediate data.
+    /// Present in packets with immediate data.
     pub imm: Option<ImmDt>,
-    /// In packets with a key to invalidate.
+    /// Present in packets with a key to invalidate.
     pub ieth: Option<Ieth>,
 }
 
 impl Headers {
-    /// Headers with only a BTH.
+    /// Creates headers that consist only of a BTH.
     #[must_use]
     #[inline]
     pub const fn new(bth: Bth) -> Self {
@@ -78,7 +78,7 @@ impl Headers {
         }
     }
 
-    /// Returns the size of the headers of the opcode in bytes.
+    /// Returns the size in bytes of the headers that the opcode requires.
     #[must_use]
     pub fn wire_len(&self) -> usize {
         let extended: usize =
@@ -140,7 +140,7 @@ impl Headers {
         Ok(rest)
     }
 
-    /// Returns the number of headers besides the BTH.
+    /// Returns the number of headers that follow the BTH.
     #[inline]
     fn count(&self) -> usize {
         let Self { bth: _, deth, reth, atomic, aeth, atomic_ack, imm, ieth } = self;

@@ -1,4 +1,4 @@
-//! ICRC: the checksum over everything that no router changes.
+//! ICRC: the checksum over everything that routers do not change.
 
 pub(super) mod identification;
 
@@ -8,10 +8,10 @@ use super::headers::bth::Bth;
 use super::ip::{IpHeader, Ipv4Header, Ipv6Header};
 use super::udp::UdpHeader;
 
-/// Offsets of bytes, and the bits in them that count as ones because they may change in transit.
+/// Byte offsets, each with the bits that count as ones because they may change in transit.
 type Mask = &'static [(usize, u8)];
 
-/// TOS, TTL and checksum. Identification, flags and lengths are covered.
+/// TOS, TTL and checksum. The ICRC covers the identification, the flags and the lengths.
 const IPV4: Mask = &[(1, 0xff), (8, 0xff), (10, 0xff), (11, 0xff)];
 
 /// Traffic class, flow label and hop limit.
@@ -20,17 +20,17 @@ const IPV6: Mask = &[(0, 0x0f), (1, 0xff), (2, 0xff), (3, 0xff), (7, 0xff)];
 /// The checksum.
 const UDP: Mask = &[(6, 0xff), (7, 0xff)];
 
-/// FECN, BECN and the reserved bits beside them (Resv8a).
+/// FECN, BECN and the adjacent reserved bits (Resv8a).
 const BTH: Mask = &[(4, 0xff)];
 
-/// The invariant CRC of a packet (IBTA chapter 7 and annex A17). It is the CRC-32 of Ethernet over the headers of the
-/// network and the packet, with ones for all bits that may change in transit.
+/// The invariant CRC of a packet (IBTA chapter 7 and annex A17). It is Ethernet's CRC-32 over the
+/// network headers and the packet, where all bits that may change in transit count as ones.
 ///
-/// `packet` is everything from the BTH to the end of the pad: all except the ICRC itself. Eight bytes of ones count
-/// before the IP header, in place of InfiniBand's local route header.
+/// `packet` is everything from the BTH to the end of the pad, without the ICRC itself. Eight bytes
+/// of ones precede the IP header, in place of InfiniBand's local route header.
 ///
-/// The IPv4 identification is covered too, but a UDP socket does not report it. The headers have to be those on the
-/// wire.
+/// The ICRC also covers the IPv4 identification, which a UDP socket does not report. The headers
+/// have to be those on the wire.
 ///
 /// # Examples
 ///
@@ -42,7 +42,7 @@ const BTH: Mask = &[(4, 0xff)];
 /// let mut datagram = [0; 40];
 /// datagram[..12].copy_from_slice(&[0x04, 0x30, 0xff, 0xff, 0, 0, 0, 0x11, 0x80, 0x10, 0, 0]);
 /// for (at, byte) in (0..21).enumerate() {
-///     datagram[12 + at] = byte;
+///       datagram[12 + at] = byte;
 /// }
 /// datagram[36..].copy_from_slice(&[0x65, 0xbe, 0xc9, 0x58]);
 ///
@@ -106,7 +106,7 @@ pub fn icrc_behind(front: &[u8], packet: &[u8]) -> u32 {
     finish(crc, packet)
 }
 
-/// Adds everything from the BTH on.
+/// Adds everything from the BTH on, and finishes the checksum.
 fn finish(mut crc: Hasher, packet: &[u8]) -> u32 {
     let rest = match packet.split_first_chunk::<{ Bth::LEN }>() {
         Some((bth, rest)) => {

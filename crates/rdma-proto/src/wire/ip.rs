@@ -1,4 +1,4 @@
-//! The IP headers of a packet, as far as the ICRC and a capture need them.
+//! IP headers, to the extent that the ICRC and packet captures need them.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -16,19 +16,20 @@ const HOPS: u8 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IpHeader {
-    /// Version 4.
+    /// An IPv4 header.
     V4(Ipv4Header),
-    /// Version 6.
+    /// An IPv6 header.
     V6(Ipv6Header),
 }
 
 impl IpHeader {
-    /// Reads the header at the beginning of an IP datagram, and returns the payload of the datagram. Bytes that the
-    /// link adds after its end are left out.
+    /// Reads the header at the beginning of an IP datagram, and returns the datagram's payload.
+    /// Bytes that the link added after the datagram's end are dropped.
     ///
     /// # Errors
     ///
-    /// [`ParseError`] for everything that RoCEv2 does not send: other protocols, fragments, options.
+    /// [`ParseError`] for everything that RoCEv2 does not send: other protocols, fragments,
+    /// options.
     pub fn parse(datagram: &[u8]) -> Result<(Self, &[u8]), ParseError> {
         let mut rest = datagram;
         let (header, len) = match datagram.first().ok_or(ParseError::Truncated)? >> 4 {
@@ -81,17 +82,17 @@ impl IpHeader {
 pub struct Ipv4Header {
     /// Type of service: DSCP and ECN.
     pub tos: u8,
-    /// The length of the datagram in bytes, this header included.
+    /// The length of the datagram in bytes, including this header.
     pub total_length: u16,
-    /// The number that fragments of one datagram would share.
+    /// The number that a datagram's fragments would share.
     pub identification: u16,
-    /// DF: routers must not fragment it.
+    /// DF: routers must not fragment the datagram.
     pub dont_fragment: bool,
-    /// The number of routers that it may pass.
+    /// The number of routers that the datagram may still pass.
     pub ttl: u8,
-    /// The address of the sender.
+    /// The sender's address.
     pub source: Ipv4Addr,
-    /// The address of the receiver.
+    /// The receiver's address.
     pub destination: Ipv4Addr,
 }
 
@@ -102,11 +103,12 @@ impl Ipv4Header {
     /// The first byte: version 4, five words.
     const VERSION: u8 = 0x45;
 
-    /// A flag in the word that also contains the fragment offset.
+    /// The DF flag in the word that also contains the fragment offset.
     const DONT_FRAGMENT: u16 = 0x4000;
 
-    /// The header of a datagram that Linux sends from an unconnected socket which is set not to fragment. DF is set,
-    /// and the identification is 0. Returns `None` if the length does not fit into an IP datagram.
+    /// Creates the header that Linux sends from an unconnected socket that is set not to fragment:
+    /// DF is set, and the identification is 0. Returns `None` if the length does not fit into an IP
+    /// datagram.
     #[must_use]
     pub fn new(source: Ipv4Addr, destination: Ipv4Addr, udp: &UdpHeader) -> Option<Self> {
         Some(Self {
@@ -179,7 +181,7 @@ impl Ipv4Header {
     }
 }
 
-/// The complement of the sum of all words, in arithmetic with an end-around carry (RFC 1071). It is 0 over a header
+/// Returns the complement of the one's complement sum of all words (RFC 1071). It is 0 for a header
 /// that includes its checksum.
 fn checksum(header: &[u8; Ipv4Header::LEN]) -> u16 {
     let (words, _) = header.as_chunks();
@@ -210,13 +212,13 @@ pub struct Ipv6Header {
     pub traffic_class: u8,
     /// 20 bits by which routers distribute flows. Higher bits are not sent.
     pub flow_label: u32,
-    /// The length in bytes, without this header.
+    /// The length in bytes, not including this header.
     pub payload_length: u16,
-    /// The number of routers that it may pass.
+    /// The number of routers that the datagram may still pass.
     pub hop_limit: u8,
-    /// The address of the sender.
+    /// The sender's address.
     pub source: Ipv6Addr,
-    /// The address of the receiver.
+    /// The receiver's address.
     pub destination: Ipv6Addr,
 }
 
@@ -224,7 +226,7 @@ impl Ipv6Header {
     /// The size in bytes.
     pub const LEN: usize = 40;
 
-    /// The header of a datagram.
+    /// Creates the header of a datagram.
     #[must_use]
     pub const fn new(source: Ipv6Addr, destination: Ipv6Addr, udp: &UdpHeader) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Opcodes: a service, and the operation of the packet in it.
+//! Opcodes: a service, and a packet's operation in that service.
 
 use core::fmt;
 
@@ -13,7 +13,7 @@ use super::operation::Operation;
 
 /// The transport service of a queue pair: the upper three bits of an opcode (IBTA section 9.2).
 ///
-/// Reliable datagrams, XRC and congestion notification have codes too, but are not supported here.
+/// Reliable datagrams, XRC and congestion notification also have codes, but are not supported here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -53,7 +53,7 @@ pub struct Opcode {
 }
 
 impl Opcode {
-    /// The opcode of this operation, or `None` if the service does not have it.
+    /// Returns the opcode of this operation, or `None` if the service does not support it.
     #[must_use]
     #[inline]
     pub const fn new(service: Service, operation: Operation) -> Option<Self> {
@@ -66,14 +66,16 @@ impl Opcode {
         if has { Some(Self { service, operation }) } else { None }
     }
 
-    /// The opcode of this operation on a reliable connection, which has all of them.
+    /// Returns the opcode of this operation on a reliable connection, which supports all
+    /// operations.
     #[must_use]
     #[inline]
     pub const fn reliable(operation: Operation) -> Self {
         Self { service: Service::Rc, operation }
     }
 
-    /// The opcode with this code; `None` if it is of another service, or not specified.
+    /// Returns the opcode with this code; `None` if it belongs to another service, or is not
+    /// specified.
     #[must_use]
     #[inline]
     pub const fn from_code(code: u8) -> Option<Self> {
@@ -89,28 +91,28 @@ impl Opcode {
         }
     }
 
-    /// The byte in the packet.
+    /// Returns the byte in the packet.
     #[must_use]
     #[inline]
     pub const fn code(self) -> u8 {
         (self.service as u8) << 5 | self.operation as u8
     }
 
-    /// The service.
+    /// Returns the service.
     #[must_use]
     #[inline]
     pub const fn service(self) -> Service {
         self.service
     }
 
-    /// The operation of the packet.
+    /// Returns the packet's operation.
     #[must_use]
     #[inline]
     pub const fn operation(self) -> Operation {
         self.operation
     }
 
-    /// The headers between the BTH and the payload, in order.
+    /// Returns the headers between the BTH and the payload, in order.
     #[must_use]
     #[inline]
     pub const fn headers(self) -> &'static [Header] {
@@ -123,7 +125,7 @@ impl Opcode {
 }
 
 impl fmt::Display for Opcode {
-    /// Writes it like the specification: `RC SEND Only`.
+    /// Formats the opcode as in the specification: `RC SEND Only`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let service = match self.service {
             Service::Rc => "RC",
@@ -155,7 +157,7 @@ pub enum Header {
 }
 
 impl Header {
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn wire_len(self) -> usize {
         match self {

@@ -1,4 +1,4 @@
-//! The operations of packets, and the headers that each needs.
+//! The operations of packets, and the headers that each operation needs.
 
 use super::opcode::Header;
 
@@ -15,7 +15,8 @@ macro_rules! operations {
     ($( $code:literal $name:ident $position:ident [$($header:ident)*] $text:literal; )+) => {
         /// The operation of a packet: the lower five bits of an opcode (IBTA section 9.2).
         ///
-        /// Reliable connections have all of them; see [`Opcode`](super::Opcode) for the others.
+        /// Reliable connections support all operations; for the other services, see
+        /// [`Opcode`](super::Opcode).
         ///
         /// # Examples
         ///
@@ -35,10 +36,11 @@ macro_rules! operations {
         }
 
         impl Operation {
-            /// All of them, by code.
+            /// All operations, ordered by code.
             pub const ALL: &'static [Self] = &[$( Self::$name, )+];
 
-            /// The operation with this code of five bits; `None` if the specification has none.
+            /// Returns the operation with this five-bit code; `None` if the specification defines
+            /// none.
             #[must_use]
             #[inline]
             pub const fn from_code(code: u8) -> Option<Self> {
@@ -107,7 +109,8 @@ impl Operation {
         matches!(self.row().position, Position::Last | Position::Only)
     }
 
-    /// Returns true if a packet of the operation `next` can follow this one within one message or response.
+    /// Returns true if a packet with the operation `next` can follow this one in the same message
+    /// or response.
     ///
     /// # Examples
     /// ```
@@ -138,8 +141,8 @@ impl Operation {
         }
     }
 
-    /// Returns true if it answers a request, and so is for the requester of its queue pair. All others are for the
-    /// responder.
+    /// Returns true if the packet answers a request. Answers are for the queue pair's requester,
+    /// all other packets for its responder.
     #[must_use]
     #[inline]
     pub const fn is_response(self) -> bool {
@@ -154,7 +157,7 @@ impl Operation {
         )
     }
 
-    /// The headers between the BTH and the payload, in order, on a connected queue pair.
+    /// Returns the headers between the BTH and the payload on a connected queue pair, in order.
     #[must_use]
     #[inline]
     pub const fn headers(self) -> &'static [Header] {
@@ -163,7 +166,7 @@ impl Operation {
 }
 
 impl core::fmt::Display for Operation {
-    /// Writes it like the specification.
+    /// Formats the operation as in the specification.
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.pad(self.row().text)
     }

@@ -24,11 +24,11 @@ use super::headers::bth::PadCount;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Packet<'a> {
-    /// The headers before the payload.
+    /// The headers, from the BTH to the payload.
     pub headers: Headers,
-    /// The payload, without its pad.
+    /// The payload, without padding.
     pub payload: &'a [u8],
-    /// The invariant CRC in the packet. [`icrc`](super::icrc) computes the right one.
+    /// The invariant CRC that the packet carries. [`icrc`](super::icrc) computes the right one.
     pub icrc: u32,
 }
 
@@ -36,11 +36,13 @@ impl<'a> Packet<'a> {
     /// The size of the ICRC in bytes.
     pub const ICRC_LEN: usize = 4;
 
-    /// Reads the payload of a UDP datagram. Does not check the ICRC, which requires the headers of the network.
+    /// Reads the payload of a UDP datagram. Does not check the ICRC, because that requires the
+    /// network headers.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Headers::parse`], [`ParseError::Length`] and [`ParseError::PadCount`].
+    /// Returns the errors of [`Headers::parse`], [`ParseError::Length`] and
+    /// [`ParseError::PadCount`].
     pub fn parse(datagram: &'a [u8]) -> Result<Self, ParseError> {
         let (covered, icrc) = datagram.split_last_chunk().ok_or(ParseError::Truncated)?;
         let (headers, padded) = Headers::parse(covered)?;

@@ -17,13 +17,13 @@ use super::bytes::{Reader, Writer};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UdpHeader {
-    /// Any port; routers distribute flows by it.
+    /// Any port. Routers use it to distribute flows.
     pub source_port: u16,
-    /// [`ROCE_V2_PORT`](Self::ROCE_V2_PORT).
+    /// The RoCEv2 port, [`ROCE_V2_PORT`](Self::ROCE_V2_PORT).
     pub destination_port: u16,
-    /// The length in bytes, this header included.
+    /// The length in bytes, including this header.
     pub length: u16,
-    /// 0 means no checksum: the ICRC takes its place.
+    /// The UDP checksum. 0 means none, because the ICRC takes its place.
     pub checksum: u16,
 }
 
@@ -34,8 +34,8 @@ impl UdpHeader {
     /// The port on which RoCEv2 listens (IBTA annex A17).
     pub const ROCE_V2_PORT: u16 = 4791;
 
-    /// The header of a packet of `packet_len` bytes, without a checksum; `None` if that does not fit into a UDP
-    /// datagram.
+    /// Creates the header of a packet of `packet_len` bytes, without a checksum; `None` if the
+    /// length does not fit into a UDP datagram.
     #[must_use]
     pub fn new(source_port: u16, packet_len: usize) -> Option<Self> {
         let length = u16::try_from(packet_len.checked_add(Self::LEN)?).ok()?;

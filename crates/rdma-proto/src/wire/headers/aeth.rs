@@ -20,10 +20,10 @@ use crate::wire::bytes::{Reader, Writer};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Aeth {
-    /// The result: acknowledged, or why not.
+    /// The result: an acknowledgement, or the reason for its absence.
     pub syndrome: Syndrome,
-    /// The message sequence number: the number of messages that the responder has completed, modulo 2^24 (IBTA section
-    /// 9.7.7.1). Higher bits are not sent.
+    /// The message sequence number: how many messages the responder has completed, modulo 2^24
+    /// (IBTA section 9.7.7.1). Higher bits are not sent.
     pub msn: u32,
 }
 
@@ -61,19 +61,19 @@ impl Aeth {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Syndrome {
-    /// Everything up to and including this PSN succeeded; the credits are the number of further messages that may be
-    /// sent.
+    /// Everything up to and including this PSN succeeded. The credits allow this many further
+    /// messages.
     Ack(CreditCount),
-    /// The receiver is not ready: try again after this time.
+    /// The receiver is not ready. Try again after this time.
     RnrNak(MinRnrTimer),
     /// The request failed.
     Nak(NakCode),
-    /// A code that the specification reserves, unchanged.
+    /// A code that the specification reserves, kept unchanged.
     Reserved(u8),
 }
 
 impl Syndrome {
-    /// The syndrome with this code.
+    /// Returns the syndrome with this code.
     #[must_use]
     #[inline]
     pub fn from_code(code: u8) -> Self {
@@ -87,7 +87,7 @@ impl Syndrome {
         known.unwrap_or(Self::Reserved(code))
     }
 
-    /// The byte in the packet.
+    /// Returns the byte in the packet.
     #[must_use]
     #[inline]
     pub const fn code(self) -> u8 {
@@ -100,7 +100,8 @@ impl Syndrome {
     }
 }
 
-/// The number of further messages that the responder has receives for, as a 5-bit code (IBTA section 9.7.7.2).
+/// The number of further messages for which the responder has posted receives, as a 5-bit code
+/// (IBTA section 9.7.7.2).
 ///
 /// # Examples
 ///
@@ -115,25 +116,26 @@ impl Syndrome {
 pub struct CreditCount(u8);
 
 impl CreditCount {
-    /// The responder does not count: always sent by SoftRoCE, and by a queue pair with a shared receive queue.
+    /// The responder does not count. SoftRoCE always sends this, and so does a queue pair with a
+    /// shared receive queue.
     pub const UNLIMITED: Self = Self(31);
 
-    /// The count with this code, or `None` if it has more than 5 bits.
+    /// Returns the count with this code, or `None` if the code has more than 5 bits.
     #[must_use]
     #[inline]
     pub const fn from_code(code: u8) -> Option<Self> {
         if code <= Self::UNLIMITED.0 { Some(Self(code)) } else { None }
     }
 
-    /// The code.
+    /// Returns the code.
     #[must_use]
     #[inline]
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// Returns the number of messages; `None` if there is no limit. Each code is larger than the one before by a half
-    /// or a third: 1, 2, 3, 4, 6, 8, 12, and so on.
+    /// Returns the number of messages; `None` if it is unlimited. Each code's number is larger than
+    /// the previous one by a half or a third: 1, 2, 3, 4, 6, 8, 12, and so on.
     #[must_use]
     pub const fn messages(self) -> Option<u16> {
         let half = self.0 >> 1;
@@ -146,12 +148,12 @@ impl CreditCount {
     }
 }
 
-/// The reason why a request failed (IBTA section 9.7.5.2.2).
+/// The reason that a request failed (IBTA section 9.7.5.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum NakCode {
-    /// A packet before this one is missing: send again from the PSN of the NAK.
+    /// A packet before this one is missing. Send again, starting at the PSN of the NAK.
     PsnSequence = 0,
     /// The request itself is invalid, or longer than the receive.
     InvalidRequest = 1,
@@ -159,12 +161,13 @@ pub enum NakCode {
     RemoteAccess = 2,
     /// The responder cannot continue.
     RemoteOperational = 3,
-    /// Only for reliable datagrams.
+    /// Used only by reliable datagrams.
     InvalidRdRequest = 4,
 }
 
 impl NakCode {
-    /// The lower five bits of the syndrome; `None` if the specification reserves them.
+    /// Returns the NAK with this code, the lower five bits of the syndrome; `None` if the
+    /// specification reserves the code.
     #[must_use]
     #[inline]
     pub const fn from_code(code: u8) -> Option<Self> {
@@ -191,7 +194,7 @@ mod tests {
             assert_eq!(syndrome.code(), code);
             reserved += u32::from(syndrome == Syndrome::Reserved(code));
         }
-        // 32 counts, 32 timers and 5 codes are specified.
+        // The specification defines 32 credit counts, 32 timers and 5 NAK codes.
         assert_eq!(reserved, 256 - 32 - 32 - 5);
     }
 

@@ -12,7 +12,7 @@
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AtomicAckEth {
-    /// The word before the operation (OrigRemDt).
+    /// The word's value before the operation (OrigRemDt).
     pub original: u64,
 }
 

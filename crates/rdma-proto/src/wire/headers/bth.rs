@@ -36,23 +36,24 @@ const ACK_REQUEST: u8 = 0x80;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bth {
-    /// The operation of the packet, which also determines the headers that follow.
+    /// The packet's operation, which also determines the headers that follow.
     pub opcode: Opcode,
-    /// Whether the packet is a solicited event (SE), which also wakes threads that wait for solicited completions only.
+    /// Whether the packet is a solicited event (SE): it also wakes threads that wait only for
+    /// solicited completions.
     pub solicited: bool,
-    /// MigReq, for automatic path migration.
+    /// The MigReq bit, for automatic path migration.
     pub migration: bool,
     /// The number of pad bytes after the payload.
     pub pad_count: PadCount,
-    /// The partition; the highest bit is set for full members.
+    /// The partition key; the highest bit is set for full members.
     pub p_key: u16,
     /// Forward explicit congestion notification: the packet met congestion.
     pub fecn: bool,
-    /// Backward explicit congestion notification: packets in the other direction met congestion.
+    /// Backward explicit congestion notification: packets in the opposite direction met congestion.
     pub becn: bool,
-    /// The queue pair that the packet is for (DestQP).
+    /// The destination queue pair (DestQP).
     pub destination: Qpn,
-    /// AckReq: the sender requests an acknowledgement from the responder.
+    /// The AckReq bit: the sender requests an acknowledgement from the responder.
     pub ack_request: bool,
     /// The packet sequence number.
     pub psn: Psn,
@@ -62,10 +63,11 @@ impl Bth {
     /// The size in bytes.
     pub const LEN: usize = 12;
 
-    /// The default partition, as a full member: the only one on most networks (IBTA section 10.9).
+    /// The key of a full member in the default partition, which is the only partition on most
+    /// networks (IBTA section 10.9).
     pub const DEFAULT_P_KEY: u16 = 0xffff;
 
-    /// A header with no flag set and no pad, in the default partition.
+    /// Creates a header with no flags and no pad, in the default partition.
     #[must_use]
     #[inline]
     pub const fn new(opcode: Opcode, destination: Qpn, psn: Psn) -> Self {
@@ -145,10 +147,10 @@ impl Bth {
 pub struct PadCount(u8);
 
 impl PadCount {
-    /// The pad of a payload of whole words.
+    /// The pad of a payload that consists of whole words.
     pub const NONE: Self = Self(0);
 
-    /// The pad of a payload of this length.
+    /// Returns the pad for a payload of this length.
     #[must_use]
     #[inline]
     pub const fn of(payload_len: usize) -> Self {
@@ -160,7 +162,7 @@ impl PadCount {
         })
     }
 
-    /// The number.
+    /// Returns the number of pad bytes.
     #[must_use]
     #[inline]
     pub const fn get(self) -> u8 {

@@ -16,9 +16,9 @@ use crate::wire::bytes::{Reader, Writer};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Deth {
-    /// The Q_Key, which must be that of the receiving queue pair.
+    /// The Q_Key, which must equal that of the receiving queue pair.
     pub qkey: u32,
-    /// The queue pair that sent it (SrcQP).
+    /// The queue pair that sent the datagram (SrcQP).
     pub source: Qpn,
 }
 

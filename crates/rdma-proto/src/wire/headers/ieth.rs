@@ -13,7 +13,7 @@ use rdma_types::Rkey;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ieth {
-    /// The key that the receiver shall invalidate.
+    /// The key that the receiver must invalidate.
     pub rkey: Rkey,
 }
 

@@ -1,6 +1,6 @@
 //! ImmDt: a word that a message carries in addition to its payload.
 
-/// Immediate data (IBTA section 9.3), for the completion of the receiver.
+/// Immediate data (IBTA section 9.3), which appears in the receiver's completion.
 ///
 /// # Examples
 ///

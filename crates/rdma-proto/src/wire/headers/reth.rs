@@ -22,7 +22,7 @@ pub struct Reth {
     pub va: u64,
     /// The key of the memory.
     pub rkey: Rkey,
-    /// The length of the whole message in bytes (DMALen), however many packets it takes.
+    /// The length of the whole message in bytes (DMALen), regardless of the number of packets.
     pub length: u32,
 }
 

@@ -1,14 +1,16 @@
-//! The identification of an IPv4 header, for receivers that cannot read the header.
+//! Recovers the identification of an IPv4 header, for receivers that cannot read the header.
 
 use crc32fast::Hasher;
 
-/// The effect of the IPv4 identification on the [ICRC](crate::wire::icrc), for packets of one length.
+/// The effect of the IPv4 identification on the [ICRC](crate::wire::icrc), for packets of one
+/// length.
 ///
-/// The ICRC covers the identification, since routers do not change this field (IBTA volume 1, annex A17), but a UDP
-/// socket does not report it. A CRC is linear: each of the 16 bits changes it in the same way, regardless of the rest
-/// of the packet. So the difference between the ICRC of a packet and its ICRC with identification 0 determines the
-/// identification. One randomly damaged packet in 65,536 looks like a packet with another identification. That adds to
-/// the one in 2^32 that any such checksum misses.
+/// The ICRC covers the identification, because routers do not change this field (IBTA volume 1,
+/// annex A17), but a UDP socket does not report it. A CRC is linear: flipping one of the 16 bits
+/// changes it in the same way, whatever the rest of the packet contains. So the difference between
+/// a packet's ICRC and its ICRC with identification 0 determines the identification. One in 65,536
+/// randomly damaged packets looks like a packet with another identification. That adds to the one
+/// in 2^32 that any such checksum misses.
 ///
 /// # Examples
 ///
@@ -26,16 +28,17 @@ use crc32fast::Hasher;
 /// ```
 #[derive(Clone, Debug)]
 pub struct IdentificationSearch {
-    /// One row per bit: a checksum change in which this bit is the highest, and the identification bits that cause it.
-    /// A row is zero if no such change exists.
+    /// One row per bit: a checksum change whose highest bit is this one, and the identification
+    /// bits that cause it. A row is zero if there is no such change.
     rows: [(u32, u16); 32],
 }
 
-/// The bytes between the identification and the BTH: the rest of the IPv4 header, and a UDP header.
+/// The number of bytes between the identification and the BTH: the rest of the IPv4 header, and the
+/// UDP header.
 const BETWEEN: usize = 14 + 8;
 
 impl IdentificationSearch {
-    /// A search for packets with `length` bytes from the BTH to the end of the pad.
+    /// Prepares a search for packets with `length` bytes from the BTH to the end of the pad.
     #[must_use]
     pub fn new(length: usize) -> Self {
         let behind = BETWEEN.saturating_add(length);
@@ -48,8 +51,9 @@ impl IdentificationSearch {
         Self { rows }
     }
 
-    /// Returns the identification of a packet whose ICRC is `found`, and would be `with_zero` if the identification
-    /// were 0. Returns `None` if no identification matches: the packet is damaged.
+    /// Returns the identification of a packet whose ICRC is `found`, and would be `with_zero` with
+    /// identification 0. Returns `None` if no identification matches, which means that the packet
+    /// is damaged.
     #[must_use]
     pub fn find(&self, with_zero: u32, found: u32) -> Option<u16> {
         let (left, identification) = reduced(&self.rows, with_zero ^ found, 0);
@@ -57,7 +61,7 @@ impl IdentificationSearch {
     }
 }
 
-/// The checksum of an identification followed by `behind` zeroes.
+/// Returns the checksum of an identification that is followed by `behind` zeros.
 fn checksum(identification: u16, mut behind: usize) -> u32 {
     let zeroes = [0; 256];
     let mut crc = Hasher::new();
@@ -70,7 +74,7 @@ fn checksum(identification: u16, mut behind: usize) -> u32 {
     crc.finalize()
 }
 
-/// Adds rows to a difference to clear its upper bits.
+/// Combines a difference with rows so that its upper bits become zero.
 fn reduced(rows: &[(u32, u16); 32], mut difference: u32, mut identification: u16) -> (u32, u16) {
     for &(row, bits) in rows.iter().rev() {
         if row != 0 && difference.leading_zeros() == row.leading_zeros() {
@@ -94,7 +98,7 @@ mod tests {
     use super::*;
     use crate::wire::{IpHeader, Ipv4Header, UdpHeader, icrc};
 
-    /// Each identification is found, for any content and at each length.
+    /// Each identification is found, whatever the content and length of the packet.
     #[test]
     fn each_identification_is_found() {
         for length in [12_usize, 16, 40, 1036, 4116] {
