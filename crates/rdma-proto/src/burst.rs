@@ -1,14 +1,15 @@
-//! A run of packets: the unit of sending and receiving.
+//! Runs of packets, the unit of sending and receiving.
 
 use crate::wire::{Aeth, Headers, Ieth, ImmDt, Opcode, Operation, PadCount};
 
-/// One packet, or a run of packets of one message or response. All are as long as the first, except that the last may
-/// be shorter.
+/// One packet, or a run of packets from one message or response. All have the length of the first,
+/// except that the last may be shorter.
 ///
-/// The payloads are contiguous and stored separately. Networks carry such a run at the cost of one packet (GSO, GRO),
-/// and so do rings. A run never mixes sizes. The first packet of a WRITE is alone because it has a RETH; the first
-/// packet of a READ response, because it has an AETH. A last packet with a header of its own is alone if it would be
-/// longer than the packets before it.
+/// The payloads are contiguous and stored separately. Networks (with GSO and GRO) and rings carry
+/// such a run at the cost of one packet. A run never mixes sizes. The first packet of a WRITE is
+/// alone because of its RETH. The first packet of a READ response is alone because of its AETH. If
+/// the last packet has an extra header, and would be longer than the packets before it, it is alone
+/// too.
 ///
 /// # Examples
 ///
@@ -23,21 +24,21 @@ use crate::wire::{Aeth, Headers, Ieth, ImmDt, Opcode, Operation, PadCount};
 /// let first = Bth::new(opcode(Operation::SendFirst), Qpn::masked(0x11), Psn::masked(7));
 /// let last = Bth { opcode: opcode(Operation::SendLast), ack_request: true, ..first };
 /// let burst = Burst {
-///     header: Headers::new(first),
-///     last: Some(Last::of(&Headers::new(last))),
-///     segment: 256,
-///     segments: 3,
-///     length: 600,
+///       header: Headers::new(first),
+///       last: Some(Last::of(&Headers::new(last))),
+///       segment: 256,
+///       segments: 3,
+///       length: 600,
 /// };
 /// let payload = [0; 600];
 /// let packets: Vec<_> = burst
-///     .packets(&payload)
-///     .map(|(headers, payload)| (headers.bth.opcode.operation(), headers.bth.psn.get(), payload.len()))
-///     .collect();
+///       .packets(&payload)
+///       .map(|(headers, payload)| (headers.bth.opcode.operation(), headers.bth.psn.get(), payload.len()))
+///       .collect();
 /// let expected = [
-///     (Operation::SendFirst, 7, 256),
-///     (Operation::SendMiddle, 8, 256),
-///     (Operation::SendLast, 9, 88),
+///       (Operation::SendFirst, 7, 256),
+///       (Operation::SendMiddle, 8, 256),
+///       (Operation::SendLast, 9, 88),
 /// ];
 /// assert_eq!(packets, expected);
 /// ```
@@ -45,19 +46,20 @@ use crate::wire::{Aeth, Headers, Ieth, ImmDt, Opcode, Operation, PadCount};
 pub struct Burst {
     /// The headers of the first packet.
     pub header: Headers,
-    /// The headers that differ in the last packet, if there are several packets. Those in between follow from the
-    /// first: the middle of the same message, each with the next PSN.
+    /// The headers in which the last packet differs, if there are several packets. The packets in
+    /// between follow from the first: they are the middle of the same message, each with the next
+    /// PSN.
     pub last: Option<Last>,
-    /// The payload bytes of each packet except the last, which has the rest.
+    /// The number of payload bytes in each packet except the last, which carries the remainder.
     pub segment: u16,
     /// The number of packets.
     pub segments: u16,
-    /// The payload bytes of all packets together.
+    /// The total number of payload bytes.
     pub length: u32,
 }
 
 impl Burst {
-    /// A run of one packet.
+    /// Creates a run of one packet.
     #[must_use]
     #[inline]
     pub fn single(header: Headers, payload_len: usize) -> Self {
@@ -66,7 +68,8 @@ impl Burst {
         Self { header, last: None, segment, segments: 1, length }
     }
 
-    /// Iterates over the packets, each with its payload. Payload that is too short is cut off where it ends.
+    /// Iterates over the packets, each with its payload. If `payload` is too short, the last
+    /// payloads are truncated or empty.
     pub fn packets<'a>(&self, payload: &'a [u8]) -> impl Iterator<Item = (Headers, &'a [u8])> {
         let (burst, mut rest) = (*self, payload);
         (0..self.segments).map(move |index| {
@@ -118,12 +121,12 @@ pub struct Last {
     pub aeth: Option<Aeth>,
     /// The immediate data, in a message that has any.
     pub imm: Option<ImmDt>,
-    /// The key to invalidate, in a SEND that has one.
+    /// The key to invalidate, in a SEND with invalidate.
     pub ieth: Option<Ieth>,
 }
 
 impl Last {
-    /// Copies the fields that differ in the last packet.
+    /// Copies the fields in which the last packet can differ.
     #[must_use]
     pub const fn of(headers: &Headers) -> Self {
         let bth = &headers.bth;
@@ -139,7 +142,7 @@ impl Last {
     }
 }
 
-/// The opcode of the middle packets of a message that begins with `first`.
+/// Returns the opcode of the middle packets in a message that begins with `first`.
 fn middle(first: Opcode) -> Opcode {
     let operation = match first.operation() {
         Operation::SendFirst => Operation::SendMiddle,

@@ -8,17 +8,20 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)+) => {
         /// Event counters of one end of a queue pair.
         ///
-        /// `rcvd_pkts` counts each packet that arrived. A packet that was not executed or used as intended is also
-        /// counted by the reason. So "connected, but nothing arrives" has an explanation.
+        /// `rcvd_pkts` counts every packet that arrives. A packet that is not executed or used as
+        /// intended is also counted under the reason. This explains cases such as "connected, but
+        /// nothing arrives".
         ///
-        /// Names are those of SoftRoCE (`rxe_hw_counters.c`) where it has one. `local_ack_timeout_err`,
-        /// `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer` and `resp_remote_access_errors` are mlx5's
-        /// (`hw/mlx5/counters.c`), and `qkey_viol_cntr` is a field of `ibv_port_attr`. The others are named only here.
+        /// Names follow SoftRoCE (`rxe_hw_counters.c`) where it has the counter.
+        /// `local_ack_timeout_err`, `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer` and
+        /// `resp_remote_access_errors` are from mlx5 (`hw/mlx5/counters.c`), and `qkey_viol_cntr`
+        /// is a field of `ibv_port_attr`. The other names are our own.
         ///
-        /// The caller counts what no end can see: packets that cannot be parsed, a wrong ICRC, an unknown queue pair, a
-        /// wrong partition or source. It also counts `send_err` and `link_downed`, because the link is outside, and
-        /// `rdma_sends` and `rdma_recvs`, because completions are. SoftRoCE's `ack_deferred` counts how often its
-        /// completer was left to another thread; it has no counterpart.
+        /// The caller counts what neither end can see: packets that cannot be parsed, or that have
+        /// a wrong ICRC, queue pair, partition or source. It also counts `send_err` and
+        /// `link_downed`, because this crate does not see the link, and `rdma_sends` and
+        /// `rdma_recvs`, because it does not see completions. SoftRoCE's `ack_deferred` has no
+        /// counterpart: it counts how often SoftRoCE's completer was left to another thread.
         ///
         /// # Examples
         ///
@@ -50,11 +53,11 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Returns all counters and resets them to zero, if anything other than sent and received packets was
-            /// counted.
+            /// Returns all counters and resets them to zero, unless only sent and received packets
+            /// were counted.
             pub(crate) fn take_reasons(&mut self) -> Option<Self> {
                 let reasons = Self { sent_pkts: 0, rcvd_pkts: 0, ..*self };
-                // Combined into one test, since usually none is set.
+                // One combined test, because usually none is set.
                 let any = [$(reasons.$name),+].into_iter().fold(0, |any, value| any | value);
                 (any != 0).then(|| core::mem::take(self))
             }
@@ -73,9 +76,10 @@ counters! {
     sent_pkts,
     /// Packets that arrived.
     rcvd_pkts,
-    /// Requests with a PSN that was executed before.
+    /// Requests whose PSN was executed before.
     duplicate_request,
-    /// Requests that were dropped because an earlier one is missing; each is counted. SoftRoCE counts each gap.
+    /// Requests that were dropped because an earlier one is missing. Each request counts, but
+    /// SoftRoCE counts each gap.
     out_of_seq_request,
     /// "Receiver not ready" NAKs that arrived.
     rcvd_rnr_err,
@@ -87,51 +91,57 @@ counters! {
     retry_exceeded_err,
     /// Requests that failed because the receiver was not ready.
     retry_rnr_exceeded_err,
-    /// Retransmissions of everything in flight, after a timeout or because a packet was missing.
+    /// Retransmissions of everything in flight, after a timeout or a missing packet.
     completer_retry_err,
     /// Timeouts without an answer.
     local_ack_timeout_err,
-    /// Probes: the oldest packet was sent again alone, because an answer was due long before the timer expires.
+    /// Probes: the oldest packet was sent again alone, because its answer was overdue long before
+    /// the timer expires.
     roce_adp_retrans,
-    /// Responses that arrived past an unanswered READ or atomic, which means that its answer was lost.
+    /// Responses that arrived while an earlier READ or atomic was unanswered, which means that its
+    /// answer was lost.
     implied_nak_seq_err,
-    /// Requests of unreliable connections and datagrams that were dropped because no receive was posted, or because it
-    /// was too small.
+    /// Requests on unreliable connections, and datagrams, that were dropped because no receive was
+    /// posted or it was too small.
     out_of_buffer,
     /// Requests that were refused because their key, range or rights are wrong.
     resp_remote_access_errors,
-    /// Requests that were refused because they are invalid themselves: opcode, length, too many READs.
+    /// Requests that were refused because they are invalid themselves: wrong opcode or length, or
+    /// too many READs.
     resp_invalid_request_errors,
     /// Requests that were refused because this end could not continue.
     resp_remote_operation_errors,
-    /// Datagrams with another Q_Key.
+    /// Datagrams with a wrong Q_Key.
     qkey_viol_cntr,
-    /// Requests before the expected one that are not answered: too old, different from the original request, or with a
-    /// PSN that was never accepted.
+    /// Duplicate requests (PSN before the expected one) without an answer: too old, different from
+    /// the original, or with a PSN that was never accepted.
     unanswered_duplicate,
-    /// Responses with a PSN that is not in flight: duplicates, or unsolicited.
+    /// Responses whose PSN is not in flight: duplicates, or responses that match no request.
     unsolicited_response,
-    /// Negative acknowledgements of packets that are already going to be sent again.
+    /// NAKs for packets that are already due to be sent again.
     stale_nak,
-    /// Acknowledgements with a syndrome that is not specified, and responses with data and a syndrome other than ACK.
+    /// Acknowledgements with a syndrome that is not specified, and responses with data whose
+    /// syndrome is not ACK.
     reserved_syndrome,
-    /// Responses that do not match their request, which failed; and acknowledgements with a payload, which are dropped.
+    /// Responses that do not match their request, so the request failed; and acknowledgements with
+    /// a payload, which are dropped.
     bad_response,
-    /// Packets with an opcode that this end does not accept: of another service, or of the other direction.
+    /// Packets whose opcode this end does not accept, because it belongs to another service or the
+    /// other direction.
     wrong_opcode,
-    /// Packets that arrived after this end had failed or was stopped.
+    /// Packets that arrived after this end failed or was stopped.
     after_end,
     /// Requests that the host asked to drop ([`Stop::Drop`]).
     dropped_by_host,
 }
 
 impl Counters {
-    /// Counts sent packets.
+    /// Counts packets that were sent.
     pub(crate) fn sent(&mut self, packets: u16) {
         self.sent_pkts = self.sent_pkts.wrapping_add(packets.into());
     }
 
-    /// Counts a refused request.
+    /// Counts a request that was refused.
     pub(crate) fn refused(&mut self, nak: Nak) {
         count(match nak {
             Nak::InvalidRequest => &mut self.resp_invalid_request_errors,
@@ -140,7 +150,7 @@ impl Counters {
         });
     }
 
-    /// Counts a request that is not executed and not answered either.
+    /// Counts a request that is neither executed nor answered.
     pub(crate) fn dropped(&mut self, stop: Stop) {
         match stop {
             Stop::NotReady => count(&mut self.out_of_buffer),

@@ -13,29 +13,29 @@ use crate::wire::{Bth, Deth, Headers, ImmDt, Opcode, Operation, PadCount, Servic
 pub struct Source {
     /// The sending queue pair.
     pub qpn: Qpn,
-    /// The Q_Key of the datagram.
+    /// The Q_Key in the datagram.
     pub qkey: u32,
-    /// The route header that precedes the datagram in memory. It is the IPv6 header that it arrived with, or 20 zeros
-    /// and the IPv4 header (IBTA annex A17).
+    /// The route header to store before the datagram in memory. It is the IPv6 header of the
+    /// received packet, or 20 zeros and the IPv4 header (IBTA annex A17).
     pub route: [u8; 40],
 }
 
-/// The fate of a received datagram.
+/// The outcome for a received datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Delivered {
-    /// The datagram is in a receive.
+    /// The datagram was delivered to a receive.
     Whole,
-    /// No receive was posted, or it was too small or unusable.
+    /// The datagram was dropped: no receive was posted, or the receive was too small or unusable.
     Dropped,
 }
 
 /// The destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The queue pair there; [`Qpn::MULTICAST`] for a group.
+    /// The destination queue pair; [`Qpn::MULTICAST`] for a group.
     pub qpn: Qpn,
-    /// The Q_Key that it expects.
+    /// The Q_Key that the destination expects.
     pub qkey: u32,
     /// The partition.
     pub p_key: u16,
@@ -51,21 +51,23 @@ pub struct Datagrams {
 }
 
 impl Datagrams {
-    /// The datagrams of queue pair `own`, on a port with this MTU. `psn` is the PSN of the first packet that it sends.
+    /// Creates both halves for queue pair `own`, on a port with this MTU. `psn` is the PSN of the
+    /// first packet to send.
     #[must_use]
     pub fn new(own: Qpn, mtu: Mtu, psn: Psn) -> Self {
         Self { own, mtu, psn, counters: Counters::default() }
     }
 
-    /// The counters.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Returns the packet of a datagram; the caller has the payload. Returns `None` if the payload is longer than the
-    /// MTU: nothing of it is sent (IBTA C10-93.1.1). The caller decides how the request then completes. The
-    /// specification lets it succeed, as SoftRoCE does; adapters fail it with a local length error.
+    /// Returns the packet for a datagram, whose payload stays with the caller. Returns `None`, and
+    /// sends nothing, if the payload is longer than the MTU (IBTA C10-93.1.1). The caller decides
+    /// how the request then completes. The specification lets it succeed, as SoftRoCE does;
+    /// adapters fail it with a local length error.
     pub fn send(&mut self, to: &Destination, end: &End) -> Option<Burst> {
         if end.length > self.mtu.bytes() {
             return None;
@@ -88,9 +90,9 @@ impl Datagrams {
         Some(Burst::single(headers, end.length as usize))
     }
 
-    /// Receives packets for this queue pair, whose current Q_Key is `qkey`. `route` is the route header that they
-    /// arrived with. The PSN is ignored. A packet with another Q_Key is dropped, and so is one that is longer than the
-    /// MTU (IBTA C9-205).
+    /// Receives packets for this queue pair, whose current Q_Key is `qkey`. `route` is the route
+    /// header of the packets. The PSN is ignored. A packet is dropped if it has another Q_Key, or
+    /// is longer than the MTU (IBTA C9-205).
     pub fn receive<H: Host + ?Sized>(
         &mut self,
         qkey: u32,

@@ -3,69 +3,73 @@
 use crate::datagram::{Delivered, Source};
 use crate::operation::{End, Nak, Start, Stop};
 
-/// Executes a peer's requests: the owner of the memory that the requests access.
+/// Executes a peer's requests. A host owns the memory that the requests access.
 ///
-/// The calls for each message are, in this order: `begin`; then `place` for each packet with payload, `fetch` as space
-/// for the response becomes free, or `atomic`; and `finish` for a SEND or a WRITE. Do not keep an address from one call
-/// to the next: the memory may have been deregistered in between.
+/// For each message, `begin` is called first. Then come `place` for each packet with payload,
+/// `fetch` as space for the response becomes free, or `atomic`. A SEND or a WRITE ends with
+/// `finish`. Do not keep an address from one call to the next, because the memory may have been
+/// deregistered in between.
 ///
-/// An error ends a message. After [`Stop::NotReady`] and [`Stop::Drop`], the failed call is repeated with the same
-/// arguments when the packet arrives again, which it does on a reliable connection.
+/// An error ends the message. After [`Stop::NotReady`] and [`Stop::Drop`], the failed call is
+/// repeated with the same arguments when the packet arrives again, which it does on a reliable
+/// connection.
 pub trait Host {
-    /// Begins a message. A SEND consumes a receive. For other requests, checks the whole range and whether the peer has
-    /// the right to use it. An empty range needs no key (IBTA section 9.7.4.1.5, C9-88).
+    /// Begins a message. A SEND consumes a receive. For other requests, checks the whole range, and
+    /// the peer's rights to it. An empty range needs no key (IBTA section 9.7.4.1.5, C9-88).
     ///
     /// # Errors
     ///
     /// Any [`Stop`].
     fn begin(&mut self, start: &Start) -> Result<(), Stop>;
 
-    /// Writes payload of a SEND or a WRITE to its place, `at` bytes after the start of the message.
+    /// Writes the payload of a SEND or a WRITE, `at` bytes after the start of the message.
     ///
     /// # Errors
     ///
     /// Any [`Stop`].
     fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop>;
 
-    /// Fills `out` with data for a READ, starting `at` bytes after the start of its range. Also called for a duplicate
-    /// request, which is executed again (IBTA section 9.7.4.1).
+    /// Fills `out` with data for a READ, from `at` bytes after the start of its range. It is also
+    /// called for a duplicate request, because READs are executed again (IBTA section 9.7.4.1).
     ///
     /// # Errors
     ///
     /// Any [`Stop`].
     fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop>;
 
-    /// Executes an atomic and returns the previous value. Never called for a duplicate: the responder keeps the answer
-    /// (IBTA section 9.7.4.1).
+    /// Executes an atomic and returns the previous value. It is never called for a duplicate,
+    /// because the responder keeps the answer (IBTA section 9.7.4.1).
     ///
     /// # Errors
     ///
     /// Any [`Stop`].
     fn atomic(&mut self, start: &Start) -> Result<u64, Stop>;
 
-    /// Consumes the receive of a WRITE with immediate. Called when the last packet has arrived, before its payload is
-    /// written.
+    /// Consumes a receive for a WRITE with immediate. It is called when the last packet arrives,
+    /// before its payload is written.
     ///
     /// # Errors
     ///
     /// Any [`Stop`].
     fn take_receive(&mut self, start: &Start) -> Result<(), Stop>;
 
-    /// Completes a SEND or a WRITE that has arrived completely, and its receive, if it consumed one. A SEND with a key
-    /// that cannot be invalidated was nevertheless delivered, and returns `Ok`.
+    /// Completes a SEND or a WRITE that has arrived completely, and the receive that it consumed,
+    /// if any. If a SEND's key cannot be invalidated, the SEND was delivered anyway, so this
+    /// returns `Ok`.
     ///
     /// # Errors
     ///
     /// Any [`Stop`].
     fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop>;
 
-    /// Abandons the message that has begun; its receive stays posted for the next one. Only for unreliable connections
-    /// (IBTA chapter 9, unreliable connections).
+    /// Abandons the current message. Its receive stays posted for the next message. This is called
+    /// only for unreliable connections (IBTA chapter 9, unreliable connections).
     fn abandon(&mut self);
 
-    /// Puts the queue pair into the error state: a request was refused, by the host or because it is invalid itself.
+    /// Moves the queue pair to the error state, because a request was refused: by the host, or
+    /// because it is invalid.
     fn fail(&mut self, nak: Nak);
 
-    /// Delivers a datagram with the right Q_Key. Called once per member for a multicast datagram.
+    /// Delivers a datagram whose Q_Key matches. A multicast datagram is delivered once per member.
     fn datagram(&mut self, from: &Source, end: &End, payload: &[u8]) -> Delivered;
 }

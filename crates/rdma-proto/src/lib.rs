@@ -1,27 +1,30 @@
-//! RoCEv2 without sockets, clock or threads.
+//! RoCEv2 without sockets, clocks or threads.
 //!
-//! This crate decides what a packet means. The caller decides when packets are sent, and carries them.
+//! This crate decides what a packet means. The caller carries the packets and decides when to send
+//! them.
 //!
-//! - [`wire`] has the packets, byte by byte.
-//! - A [`Requester`](requester::Requester) sends the requests of a [`Work`] queue and completes them.
+//! - [`wire`] defines the packets, byte by byte.
+//! - A [`Requester`](requester::Requester) sends the requests in a [`Work`] queue and completes
+//!   them.
 //! - A [`Responder`](responder::Responder) executes the peer's requests on a [`Host`].
-//! - Unreliable connections have an [`UnreliableRequester`] and an [`UnreliableResponder`]; datagrams have
-//!   [`Datagrams`].
+//! - Unreliable connections have an [`UnreliableRequester`] and an [`UnreliableResponder`];
+//!   datagrams have [`Datagrams`].
 //!
 //! # Rules
 //!
-//! - Input from a peer is untrusted: any packet in any order is accepted, dropped and counted, or answered. Nothing
-//!   panics.
+//! - Input from a peer is untrusted: any packet may arrive at any time. It is accepted, answered,
+//!   or dropped and counted. Nothing panics.
 //! - Nothing allocates, except [`Responder::new`](responder::Responder::new), and nothing grows.
-//! - The caller finds the queue pair by the BTH. It also checks that the packet came from the connected peer, with a
-//!   right ICRC and partition. It drops all other packets, so an unknown sender gets no answer. Responses
-//!   ([`Operation::is_response`](wire::Operation::is_response)) go to the requester, all other packets to the
-//!   responder.
-//! - Time is an argument of calls ([`Time`]). A requester has a deadline, a responder has none.
+//! - The caller finds the queue pair by the BTH. It also checks that the packet came from the
+//!   connected peer, with the right ICRC and partition. It drops all other packets, so an unknown
+//!   sender gets no answer. Responses ([`Operation::is_response`](wire::Operation::is_response)) go
+//!   to the requester, all other packets to the responder.
+//! - Calls take the time as an argument ([`Time`]). A requester has a deadline; a responder has
+//!   none.
 //! - The unit of sending and receiving is a [`Burst`].
 //!
-//! "IBTA" is the InfiniBand Architecture Specification, volume 1. RoCEv2 is its annex A17. Numbers of sections, and of
-//! rules such as C9-88, are given where a public source confirms them.
+//! "IBTA" is the InfiniBand Architecture Specification, volume 1. RoCEv2 is its annex A17. Section
+//! numbers, and rule numbers such as C9-88, are given where a public source confirms them.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -55,7 +58,7 @@ pub use time::Time;
 pub use unreliable::{UnreliableRequester, UnreliableResponder};
 pub use work::{Request, Work};
 
-/// Runs the example in the README.
+/// Runs the README's example as a doc test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

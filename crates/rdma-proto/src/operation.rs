@@ -1,10 +1,10 @@
-//! The requests of one end to the other, without the packets that carry them.
+//! The requests that one end makes to the other, independent of the packets that carry them.
 
 use rdma_types::{Rkey, WcStatus};
 
 use crate::wire::NakCode;
 
-/// The longest message in bytes (IBTA C9-94).
+/// The maximum message size, in bytes (IBTA C9-94).
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
 /// The kind of a request (IBTA section 9.4).
@@ -24,8 +24,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns true if the request has a response with data: a READ or an atomic. Such a request uses one of the
-    /// responder's resources (IBTA chapter 9).
+    /// Returns true if the response carries data: for a READ or an atomic. Such a request uses one
+    /// of the responder's resources (IBTA chapter 9).
     #[must_use]
     pub const fn fetches(self) -> bool {
         !matches!(self, Self::Send | Self::Write)
@@ -38,7 +38,7 @@ impl Kind {
     }
 }
 
-/// The start of a one-sided request in the peer's memory; unused by a SEND.
+/// The peer's memory where a one-sided request starts; unused by a SEND.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Remote {
     /// The virtual address of the first byte.
@@ -47,14 +47,14 @@ pub struct Remote {
     pub rkey: Rkey,
 }
 
-/// The properties of a request that are known when its first packet arrives.
+/// The properties of a request that its first packet carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Start {
     /// The kind of the request.
     pub kind: Kind,
-    /// The number of bytes; `None` for a SEND, since only its last packet shows its length.
+    /// The number of bytes; `None` for a SEND, whose length only its last packet reveals.
     pub length: Option<u32>,
-    /// The remote memory, unless it is a SEND.
+    /// The remote memory, unless the request is a SEND.
     pub remote: Remote,
     /// The value that a CmpSwap expects, or that a FetchAdd adds.
     pub operand: u64,
@@ -63,7 +63,7 @@ pub struct Start {
 }
 
 impl Start {
-    /// A SEND.
+    /// Describes a SEND.
     #[must_use]
     pub const fn send() -> Self {
         Self {
@@ -75,20 +75,20 @@ impl Start {
         }
     }
 
-    /// A WRITE or a READ of `length` bytes.
+    /// Describes a WRITE or a READ of `length` bytes.
     #[must_use]
     pub const fn one_sided(kind: Kind, remote: Remote, length: u32) -> Self {
         Self { kind, length: Some(length), remote, ..Self::send() }
     }
 
-    /// An atomic; see [`operand`](Self::operand) and [`swap`](Self::swap).
+    /// Describes an atomic; see [`operand`](Self::operand) and [`swap`](Self::swap).
     #[must_use]
     pub const fn atomic(kind: Kind, remote: Remote, operand: u64, swap: u64) -> Self {
         Self { kind, length: Some(8), remote, operand, swap }
     }
 }
 
-/// The properties of a message that are known only when its last packet arrives.
+/// The properties of a message that its last packet carries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct End {
     /// The total number of bytes.
@@ -97,24 +97,24 @@ pub struct End {
     pub immediate: Option<u32>,
     /// The key that a SEND invalidates.
     pub invalidate: Option<Rkey>,
-    /// Whether it wakes threads that wait for solicited completions only.
+    /// Whether the message wakes threads that wait only for solicited completions.
     pub solicited: bool,
 }
 
-/// The reason why a request can never be executed: the connection ends with it (IBTA section 9.7.5.2).
+/// The reason that a request can never be executed. It ends the connection (IBTA section 9.7.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Nak {
-    /// The request itself is invalid, or has more bytes than its receive.
+    /// The request itself is invalid, or longer than its receive.
     InvalidRequest,
-    /// Its key, range or rights are wrong.
+    /// The request's key, range or rights are wrong.
     RemoteAccess,
-    /// The responder cannot continue, through no fault of the requester.
+    /// The responder cannot continue, but the requester is not at fault.
     RemoteOperational,
 }
 
 impl Nak {
-    /// The code in a NAK packet.
+    /// Returns the code in a NAK packet.
     #[must_use]
     pub const fn code(self) -> NakCode {
         match self {
@@ -124,7 +124,7 @@ impl Nak {
         }
     }
 
-    /// The status of the request's completion.
+    /// Returns the status of the request's completion.
     #[must_use]
     pub const fn status(self) -> WcStatus {
         match self {
@@ -135,14 +135,14 @@ impl Nak {
     }
 }
 
-/// The reason why a [`Host`](crate::Host) does not continue with a request.
+/// The reason that a [`Host`](crate::Host) does not continue with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stop {
-    /// No receive is posted for it: the requester is asked to try again later (RNR).
+    /// No receive is posted for the request. The requester should try again later (RNR).
     NotReady,
     /// The request cannot be executed.
     Nak(Nak),
-    /// Drop the packet as if it had not arrived. On a reliable connection it arrives again.
+    /// Drop the packet as if it had never arrived. On a reliable connection it arrives again.
     Drop,
 }

@@ -1,4 +1,4 @@
-//! Division of messages and responses into packets.
+//! Splitting messages and responses into packets.
 
 use rdma_types::{Psn, WcStatus};
 
@@ -11,28 +11,28 @@ use crate::work::Work;
 /// The unsent part of a message or a response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remainder {
-    /// The number of bytes.
+    /// The number of bytes left.
     pub(crate) bytes: u32,
-    /// The number of packets.
+    /// The number of packets left.
     pub(crate) packets: u32,
-    /// Whether the next packet has headers that later packets do not have.
+    /// Whether the next packet has headers that later packets lack.
     pub(crate) alone: bool,
     /// The size of the headers that only the last packet has, in bytes.
     pub(crate) extra: u32,
 }
 
-/// A run of packets of the same length, except that the last may be shorter.
+/// A run of packets with the same length, except that the last may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PacketRun {
     pub(crate) packets: u32,
     bytes: u32,
-    /// Whether it is the last run.
+    /// Whether this is the last run.
     pub(crate) ends: bool,
 }
 
 impl Remainder {
-    /// Returns the next packets: at most `most`, and as many as fit into the buffer. Returns `None` if not even one
-    /// fits.
+    /// Returns the next packets: as many as fit into the buffer, but at most `most`. Returns `None`
+    /// if not even one fits.
     #[inline]
     pub(crate) fn run(&self, connection: &Connection, most: u32, room: usize) -> Option<PacketRun> {
         let room = u32::try_from(room).unwrap_or(u32::MAX);
@@ -59,14 +59,15 @@ impl PacketRun {
         u16::try_from(self.packets).unwrap_or(u16::MAX)
     }
 
-    /// Returns its payload, at the beginning of the buffer.
+    /// Returns the space for the run's payload, at the beginning of the buffer.
     #[inline]
     pub(crate) fn payload<'a>(&self, room: &'a mut [u8]) -> &'a mut [u8] {
         room.get_mut(..self.bytes as usize).unwrap_or_default()
     }
 
-    /// Builds the packets. `headers` returns the headers of a packet, given its index and whether it is the last of
-    /// all. `asks` is whether the last packet requests an acknowledgement. Pad counts are set here.
+    /// Builds the packets. `headers` returns the headers of a packet, given its index and whether
+    /// it is the very last one. `asks` is whether the last packet requests an acknowledgement. Pad
+    /// counts are set here.
     #[inline]
     pub(crate) fn burst(
         &self,
@@ -83,7 +84,7 @@ impl PacketRun {
         }
         let mut last = headers(before, self.ends);
         last.bth.ack_request = asks;
-        // All packets before it have whole words.
+        // The packets before this one consist of whole words, so they need no pad.
         last.bth.pad_count = PadCount::of(self.bytes as usize);
         Burst {
             header,
@@ -95,7 +96,7 @@ impl PacketRun {
     }
 }
 
-/// A SEND or a WRITE to send, and its next packet.
+/// A SEND or a WRITE that is being sent.
 #[derive(Debug)]
 pub(crate) struct Outbound<'a> {
     pub(crate) connection: Connection,
@@ -122,7 +123,7 @@ impl Outbound<'_> {
         }
     }
 
-    /// Copies the payload of a run of request `n` to the beginning of the buffer.
+    /// Copies the payload for a run of request `n` to the beginning of the buffer.
     #[inline]
     pub(crate) fn gather<Q: Work + ?Sized>(
         &self,
@@ -143,12 +144,13 @@ impl Outbound<'_> {
         run.burst(&self.connection, asks, |ahead, ends| self.headers(ahead, ends))
     }
 
-    /// Returns the headers of the packet `ahead` places after the next one. `ends` is whether it is the last.
+    /// Returns the headers of the packet `ahead` places after the next one. `ends` is whether that
+    /// packet is the last.
     #[inline]
     fn headers(&self, ahead: u32, ends: bool) -> Headers {
         let (start, end) = (self.start, self.end);
         let place = (self.packet.wrapping_add(ahead) == 0, ends);
-        // UC has no Invalidate (IBTA section 9.4).
+        // UC has no SEND with invalidate (IBTA section 9.4).
         let invalidate = end.invalidate.filter(|_| self.service == Service::Rc);
         let operation = match start.kind {
             Kind::Write => write(place, end.immediate.is_some()),
@@ -174,8 +176,8 @@ impl Outbound<'_> {
     }
 }
 
-/// The operation of a SEND packet that is first, last, both or neither. Immediate data and a key to invalidate exclude
-/// each other.
+/// Returns the operation of a SEND packet that is first, last, both or neither. A SEND cannot have
+/// both immediate data and a key to invalidate.
 #[inline]
 const fn send(place: (bool, bool), immediate: bool, invalidate: bool) -> Operation {
     match (place, immediate, invalidate) {
@@ -190,7 +192,7 @@ const fn send(place: (bool, bool), immediate: bool, invalidate: bool) -> Operati
     }
 }
 
-/// Like [`send`], for a WRITE.
+/// Like [`send`], but for a WRITE.
 const fn write(place: (bool, bool), immediate: bool) -> Operation {
     match (place, immediate) {
         ((true, true), true) => Operation::RdmaWriteOnlyWithImmediate,

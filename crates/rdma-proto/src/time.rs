@@ -18,7 +18,7 @@ use core::time::Duration;
 pub struct Time(u64);
 
 impl Time {
-    /// The time `nanos` nanoseconds after the clock's zero.
+    /// Returns the time `nanos` nanoseconds after the clock's zero.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
@@ -44,14 +44,14 @@ impl Time {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Returns the time after `duration`, or the last representable time if that is later still.
+    /// Returns the time after `duration`, but at most the last representable time.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         self.plus(nanos(duration))
     }
 }
 
-/// Converts a duration to nanoseconds; too long ones become `u64::MAX`.
+/// Converts a duration to nanoseconds; one that is too long becomes `u64::MAX`.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

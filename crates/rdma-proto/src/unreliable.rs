@@ -1,4 +1,4 @@
-//! Unreliable connections: messages are not acknowledged, so a lost one stops no other.
+//! Unreliable connections. Messages are not acknowledged, so a lost message does not stop others.
 
 use rdma_types::{Psn, WcStatus};
 
@@ -13,13 +13,14 @@ use crate::segmentation::{Outbound, PacketRun};
 use crate::wire::{Headers, Service};
 use crate::work::{Request, Work};
 
-/// The requester of an unreliable connection: a request completes when its last packet is sent (IBTA chapter 9,
-/// unreliable connections). Its queue may only have SENDs, WRITEs and local requests.
+/// The requester of an unreliable connection. A request completes when its last packet is sent
+/// (IBTA chapter 9, unreliable connections). The queue may contain only SENDs, WRITEs and local
+/// requests.
 #[derive(Debug)]
 pub struct UnreliableRequester {
     connection: Connection,
     psn: Psn,
-    /// The request to send next, and the index of the next packet in it.
+    /// The next request to send, and the index of its next packet.
     next: u32,
     packet: u32,
     stopped: bool,
@@ -27,32 +28,34 @@ pub struct UnreliableRequester {
 }
 
 impl UnreliableRequester {
-    /// A requester for a queue whose first request has the number 0; `psn` is the PSN of its first packet.
+    /// Creates a requester for a queue whose first request has number 0; `psn` is the PSN of its
+    /// first packet.
     #[must_use]
     pub fn new(connection: Connection, psn: Psn) -> Self {
         let counters = Counters::default();
         Self { connection, psn, next: 0, packet: 0, stopped: false, counters }
     }
 
-    /// Returns the number after the last request that was sent, at least in part.
+    /// Returns the number that follows the last request of which at least a packet was sent.
     #[must_use]
     pub const fn begun(&self) -> u32 {
         if self.packet > 0 { self.next.wrapping_add(1) } else { self.next }
     }
 
-    /// Returns true if all requests that have begun have completed.
+    /// Returns true if every request that was begun has completed.
     #[must_use]
     pub const fn idle(&self) -> bool {
         self.packet == 0
     }
 
-    /// Returns true if it has stopped, by [`stop`](Self::stop) or because a request failed.
+    /// Returns true if the requester has stopped, because of [`stop`](Self::stop) or a failed
+    /// request.
     #[must_use]
     pub const fn stopped(&self) -> bool {
         self.stopped
     }
 
-    /// Stops sending: the queue pair is in error, or reset.
+    /// Stops sending, because the queue pair is in error or reset.
     pub const fn stop(&mut self) {
         self.stopped = true;
     }
@@ -63,20 +66,21 @@ impl UnreliableRequester {
         self.psn
     }
 
-    /// Returns the counts since the last call of [`take_counters`](Self::take_counters).
+    /// Returns the counts since the last call to [`take_counters`](Self::take_counters).
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns `None` if only sent and
-    /// received packets were counted, so that a call per packet costs little.
+    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns
+    /// `None` if only sent and received packets were counted, so calling it for every packet costs
+    /// little.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }
 
-    /// Returns the next packets to send, if there are any. Their payload is at the beginning of `room`, which must have
-    /// space for at least one full packet.
+    /// Returns the next packets to send, if any. Their payload is written to the beginning of
+    /// `room`, which must have space for at least one full packet.
     pub fn poll_transmit<Q: Work + ?Sized>(
         &mut self,
         work: &mut Q,
@@ -150,7 +154,8 @@ pub struct UnreliableResponder {
 }
 
 impl UnreliableResponder {
-    /// A responder that expects this PSN first, but accepts a message with any other.
+    /// Creates a responder that expects this PSN first, but accepts a message that begins with any
+    /// other.
     #[must_use]
     pub fn new(connection: Connection, psn: Psn) -> Self {
         Self { connection, expected: psn, message: None, counters: Counters::default() }
@@ -162,23 +167,24 @@ impl UnreliableResponder {
         self.expected
     }
 
-    /// Returns the counts since the last call of [`take_counters`](Self::take_counters).
+    /// Returns the counts since the last call to [`take_counters`](Self::take_counters).
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns `None` if only sent and
-    /// received packets were counted, so that a call per packet costs little.
+    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns
+    /// `None` if only sent and received packets were counted, so calling it for every packet costs
+    /// little.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }
 
     /// Receives packets from the connected queue pair.
     ///
-    /// The first packet of a message is accepted with any PSN. A later packet is accepted only if it is the next;
-    /// otherwise its message is dropped. A message that is incomplete, too long, or refused by the host is abandoned
-    /// (IBTA chapter 9, unreliable connections).
+    /// The first packet of a message is accepted with any PSN. A later packet is accepted only if
+    /// it has the next PSN; otherwise its message is dropped. A message that is incomplete, too
+    /// long, or refused by the host is abandoned (IBTA chapter 9, unreliable connections).
     pub fn receive<H: Host + ?Sized>(&mut self, burst: &Burst, payload: &[u8], host: &mut H) {
         for (headers, payload) in burst.packets(payload) {
             count(&mut self.counters.rcvd_pkts);
@@ -191,7 +197,7 @@ impl UnreliableResponder {
         }
     }
 
-    /// Returns an error if the packet and its message must be dropped.
+    /// Processes a packet. Returns an error if the packet and its message must be dropped.
     fn receive_packet<H: Host + ?Sized>(
         &mut self,
         headers: &Headers,
