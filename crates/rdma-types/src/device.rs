@@ -1,4 +1,4 @@
-//! Devices: their kinds, their capabilities, and the events that they report.
+//! Devices: their types, their capabilities, and the events that they report.
 
 pub(crate) mod atomic;
 pub(crate) mod capability;

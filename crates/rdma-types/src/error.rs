@@ -1,9 +1,9 @@
-//! Errors of parsing and range checks.
+//! Errors of parsing and of range checks.
 
 use core::error::Error;
 use core::fmt;
 
-/// A number that its type cannot hold.
+/// A number that is too large or too small for its type.
 ///
 /// # Examples
 ///
@@ -44,7 +44,7 @@ impl fmt::Display for OutOfRangeError {
 
 impl Error for OutOfRangeError {}
 
-/// A text that is not a [`Gid`](crate::Gid).
+/// The text is not a valid [`Gid`](crate::Gid).
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ParseGidError;
@@ -62,7 +62,7 @@ impl fmt::Display for ParseGidError {
 
 impl Error for ParseGidError {}
 
-/// A text that is not a [`Guid`](crate::Guid).
+/// The text is not a valid [`Guid`](crate::Guid).
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ParseGuidError;

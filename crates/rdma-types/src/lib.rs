@@ -66,13 +66,13 @@ pub use qp::timer::{AckTimeout, MinRnrTimer};
 pub use qp::transition::{QpAttributes, QpTransition};
 pub use wc::{WcOpcode, WcStatus};
 
-/// Long name of [`Psn`].
+/// The long name of [`Psn`].
 pub type PacketSequenceNumber = Psn;
 
-/// Long name of [`Mtu`].
+/// The long name of [`Mtu`].
 pub type MaximumTransferUnit = Mtu;
 
-/// Runs the example in the README.
+/// Runs the README's example as a doc test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

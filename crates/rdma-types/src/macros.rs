@@ -1,6 +1,6 @@
 //! Macros for the number types of this crate.
 
-/// Defines a C enum as an integer: every value is legal, and the known ones have a name and a text.
+/// Defines a C enum as an integer: every value is legal, and known values have a name and a text.
 macro_rules! open_enum {
     (
         $(#[$meta:meta])*
@@ -41,8 +41,8 @@ macro_rules! open_enum {
                 }
             }
 
-            /// Returns the text of `Display` as a C string, or `None` if this value has no constant
-            /// here.
+            /// Returns the text that `Display` writes, as a C string, or `None` if this value has
+            /// no constant here.
             pub const fn c_text(self) -> Option<&'static core::ffi::CStr> {
                 let text = match self {
                     $( Self::$known => concat!($text, "\0"), )+
@@ -89,8 +89,8 @@ macro_rules! open_enum {
     };
 }
 
-/// Implements the conversions of a code, a small integer that allows `$min..=$max` only. The type
-/// itself is written by hand, with its constructors and a private `u8`.
+/// Implements the conversions for a code, a small integer that allows only `$min..=$max`. The type
+/// itself, with its constructors and a private `u8`, is written by hand.
 macro_rules! code {
     ($name:ident, $noun:literal, $min:literal..=$max:literal) => {
         impl $name {
@@ -100,7 +100,7 @@ macro_rules! code {
                 if matches!(code, $min..=$max) { Some(Self(code)) } else { None }
             }
 
-            /// Returns the code, the representation in `struct ibv_qp_attr`.
+            /// Returns the code, as `struct ibv_qp_attr` represents it.
             #[inline]
             pub const fn code(self) -> u8 {
                 self.0
@@ -127,11 +127,11 @@ macro_rules! code {
     };
 }
 
-/// Implements the constructors and conversions of a 24-bit number, which has a private `u32`.
+/// Implements the constructors and conversions for a 24-bit number with a private `u32`.
 macro_rules! number24 {
     ($name:ident, $noun:literal) => {
         impl $name {
-            /// The greatest value, `0xff_ffff`.
+            /// The maximum value, `0xff_ffff`.
             pub const MAX: Self = Self(0xff_ffff);
 
             /// Creates the number, or returns `None` if it needs more than 24 bits.
@@ -140,8 +140,8 @@ macro_rules! number24 {
                 if number <= Self::MAX.0 { Some(Self(number)) } else { None }
             }
 
-            /// Keeps the low 24 bits and drops the upper 8. For words of a packet whose upper byte
-            /// has another meaning, and for random numbers.
+            /// Creates the number from the low 24 bits, and drops the upper 8. Use this for words
+            /// in packets whose upper byte has another meaning, and for random numbers.
             #[inline]
             pub const fn masked(word: u32) -> Self {
                 Self(word & Self::MAX.0)
@@ -173,7 +173,7 @@ macro_rules! number24 {
         }
 
         impl core::fmt::Display for $name {
-            /// Writes the number in hex, the format of packet traces and the kernel's logs.
+            /// Writes the number in hex, as packet traces and the kernel's logs do.
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 write!(f, "{:#08x}", self.0)
             }
@@ -187,7 +187,7 @@ macro_rules! number24 {
     };
 }
 
-/// Defines flags of C: every bit is kept, and the known ones are displayed by name.
+/// Defines C flags: every bit is kept, and known bits are displayed by name.
 macro_rules! open_flags {
     (
         $(#[$meta:meta])*
@@ -217,7 +217,8 @@ macro_rules! open_flags {
 macro_rules! flags_display {
     ($name:ident) => {
         impl core::fmt::Display for $name {
-            /// Writes the names, joined by ` | `, and unnamed bits in hex; `none` if no bit is set.
+            /// Writes the names, joined with ` | `, and unnamed bits in hex; `none` if no bit is
+            /// set.
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 if self.is_empty() {
                     f.write_str("none")

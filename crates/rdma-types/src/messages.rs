@@ -1,12 +1,12 @@
-//! Messages of errors in output of `Debug`. A program prints by `Debug` in `unwrap`, in `expect`, and for a `main` that
-//! returns an error.
+//! Error messages in `Debug` output. A program prints an error with `Debug` in `unwrap`, in
+//! `expect`, and when `main` returns it.
 
 use alloc::string::ToString;
 use core::error::Error;
 use core::fmt::{Debug, Formatter, Result};
 
-/// Writes the message of an error and those of its sources, each once, since many messages contain that of their
-/// source.
+/// Writes the messages of an error and its sources, each one once, because many messages contain
+/// that of their source.
 #[doc(hidden)]
 pub fn write_messages(error: &(dyn Error + '_), f: &mut Formatter<'_>) -> Result {
     let mut written = error.to_string();
@@ -23,7 +23,7 @@ pub fn write_messages(error: &(dyn Error + '_), f: &mut Formatter<'_>) -> Result
     Ok(())
 }
 
-/// A field of an error. A field of a tuple has no name.
+/// A named field of an error. A tuple field's name is empty.
 #[doc(hidden)]
 pub type NamedField<'a> = (&'static str, &'a dyn Debug);
 

@@ -1,4 +1,4 @@
-//! Ports: their link, their state, and the most payload of a packet.
+//! Ports: their link, their state, and their maximum packet payload.
 
 pub(crate) mod link;
 pub(crate) mod mtu;

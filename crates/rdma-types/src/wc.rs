@@ -1,17 +1,18 @@
-//! The status and the operation of a work completion.
+//! The status and the opcode of a work completion.
 
 use crate::macros::open_enum;
 
 open_enum! {
     /// The result of a work request (`enum ibv_wc_status`). IBTA vol 1, section 11.6.2.
     ///
-    /// On a reliable connection any error moves the queue pair to its error state.
+    /// On a reliable connection, any error moves the queue pair to the error state.
     #[doc(alias = "ibv_wc_status")]
     #[doc(alias = "ibv_wc_status_str")]
     WcStatus(u32), "completion status" {
         /// The request succeeded.
         SUCCESS = 0, "success";
-        /// A message was longer than its destination buffer, or than the port can send.
+        /// A message was longer than its destination buffer, or than the maximum that the port can
+        /// send.
         LOC_LEN_ERR = 1, "local length error";
         /// The queue pair itself could not execute the request.
         LOC_QP_OP_ERR = 2, "local queue pair operation error";
@@ -19,24 +20,24 @@ open_enum! {
         LOC_EEC_OP_ERR = 3, "local end-to-end context operation error";
         /// An lkey was invalid, belonged to another protection domain, or did not cover the buffer.
         LOC_PROT_ERR = 4, "local protection error";
-        /// Not executed: the queue pair was in the error state.
+        /// The request was flushed without being executed: the queue pair was in error.
         WR_FLUSH_ERR = 5, "work request flushed";
         /// A memory window could not be bound.
         MW_BIND_ERR = 6, "memory window bind error";
         /// The peer sent a response that does not match the request.
         BAD_RESP_ERR = 7, "bad response from the peer";
-        /// An incoming write with immediate data was directed at a local buffer that does not allow
-        /// it.
+        /// An incoming write with immediate data targeted a local buffer that does not allow it.
         LOC_ACCESS_ERR = 8, "local access error";
         /// The peer did not recognise the request, or its receive was too small for the message.
         REM_INV_REQ_ERR = 9, "remote invalid request error";
-        /// The peer's memory does not allow this access: key, bounds, rights or protection domain.
+        /// The peer's memory does not allow this access: wrong key, bounds, rights or protection
+        /// domain.
         REM_ACCESS_ERR = 10, "remote access error";
         /// The peer could not complete the operation.
         REM_OP_ERR = 11, "remote operation error";
-        /// The peer did not respond to any of the allowed retries.
+        /// The peer did not respond, and the retries are exhausted.
         RETRY_EXC_ERR = 12, "transport retry counter exceeded";
-        /// The peer had no receive posted on any of the allowed retries.
+        /// The peer had no receive posted, and the retries are exhausted.
         RNR_RETRY_EXC_ERR = 13, "receiver-not-ready retry counter exceeded";
         /// For reliable datagrams, which no device has.
         LOC_RDD_VIOL_ERR = 14, "local reliable datagram domain violation";
@@ -52,11 +53,11 @@ open_enum! {
         FATAL_ERR = 19, "fatal device error";
         /// A response did not arrive in time.
         RESP_TIMEOUT_ERR = 20, "response timeout";
-        /// An error that no other status describes; the vendor code may give the cause.
+        /// An error that no other status describes; the vendor's error code may reveal the cause.
         GENERAL_ERR = 21, "general error";
         /// A tag matching operation failed.
         TM_ERR = 22, "tag matching error";
-        /// A tag matching rendezvous has to be finished by software.
+        /// Software has to finish a tag matching rendezvous.
         TM_RNDV_INCOMPLETE = 23, "tag matching rendezvous left to software";
     }
 }
@@ -70,7 +71,8 @@ impl WcStatus {
 }
 
 open_enum! {
-    /// The operation of a completed work request (`enum ibv_wc_opcode`). Valid in a successful completion only.
+    /// The operation of a completed work request (`enum ibv_wc_opcode`). It is valid only in a
+    /// successful completion.
     #[doc(alias = "ibv_wc_opcode")]
     WcOpcode(u32), "completion opcode" {
         /// A send of any kind.
@@ -93,7 +95,7 @@ open_enum! {
         FLUSH = 8, "flush";
         /// An atomic write.
         ATOMIC_WRITE = 9, "atomic write";
-        /// A message arrived. The value is the bit that marks receives in the classic verbs.
+        /// A message arrived. This value is the bit that marks receives in the classic verbs.
         RECV = 128, "receive";
         /// A peer's RDMA write with immediate data arrived.
         RECV_RDMA_WITH_IMM = 129, "receive of RDMA write with immediate";
@@ -107,18 +109,18 @@ open_enum! {
         TM_RECV = 133, "tagged receive";
         /// A message without a matching tag arrived.
         TM_NO_TAG = 134, "receive without a matching tag";
-        /// An operation specific to the provider.
+        /// A provider-specific operation.
         DRIVER1 = 135, "provider operation 1";
-        /// An operation specific to the provider.
+        /// A provider-specific operation.
         DRIVER2 = 136, "provider operation 2";
-        /// An operation specific to the provider.
+        /// A provider-specific operation.
         DRIVER3 = 137, "provider operation 3";
     }
 }
 
 impl WcOpcode {
-    /// Returns true if the bit of [`RECV`](Self::RECV) is set, the test that C programs use for a completion of a
-    /// receive queue. Tag matching and provider opcodes have the bit too.
+    /// Returns true if the [`RECV`](Self::RECV) bit is set. C programs use this test to recognise
+    /// completions from a receive queue. Tag matching and provider opcodes also have the bit.
     #[inline]
     pub const fn is_receive(self) -> bool {
         self.0 & Self::RECV.0 != 0
@@ -135,7 +137,7 @@ mod tests {
 
     #[test]
     fn statuses_are_numbered_as_in_verbs_h() {
-        // The order of `enum ibv_wc_status`, which counts from 0.
+        // The order of `enum ibv_wc_status`, which starts at 0.
         let names = [
             "SUCCESS",
             "LOC_LEN_ERR",

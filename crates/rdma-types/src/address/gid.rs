@@ -10,12 +10,13 @@ use crate::macros::open_enum;
 
 /// A global identifier (GID): a port's 128-bit address, in the form of an IPv6 address.
 ///
-/// A port has a table of them. On RoCE, an entry stands for an IP address of the network interface.
-/// An IPv4 address is [mapped](Self::is_ipv4_mapped) to a GID. On InfiniBand, an entry is the
-/// subnet prefix and the port's GUID. It is `union ibv_gid` in C; IBTA vol 1, section 4.1.1.
+/// Each port has a table of GIDs. On RoCE, an entry represents an IP address of the network
+/// interface; an IPv4 address is [mapped](Self::is_ipv4_mapped). On InfiniBand, an entry consists
+/// of the subnet prefix and the port's GUID. C's type is `union ibv_gid`. IBTA vol 1, section
+/// 4.1.1.
 ///
-/// The text form is that of an IPv6 address. Parsing accepts each notation of IPv6, including the eight full groups
-/// that sysfs prints.
+/// The text format is that of an IPv6 address. Parsing accepts every IPv6 notation, including the
+/// eight full groups that sysfs prints.
 ///
 /// # Examples
 ///
@@ -60,38 +61,38 @@ impl Gid {
         &self.0
     }
 
-    /// Creates the GID of a port from the prefix of its subnet (host order) and its GUID.
+    /// Creates a port's GID from its subnet prefix (in host order) and its GUID.
     #[inline]
     pub const fn from_parts(subnet_prefix: u64, interface_id: Guid) -> Self {
         let number = ((subnet_prefix as u128) << 64) | interface_id.to_u64() as u128;
         Self(number.to_be_bytes())
     }
 
-    /// Returns the GID that stands for an IPv4 address on RoCE: `::ffff:a.b.c.d`.
+    /// Returns the GID that represents an IPv4 address on RoCE: `::ffff:a.b.c.d`.
     #[inline]
     pub const fn from_ipv4(address: Ipv4Addr) -> Self {
         Self(address.to_ipv6_mapped().octets())
     }
 
-    /// Returns the GID as an IPv6 address. Every GID has this form.
+    /// Returns the GID as an IPv6 address. This works for every GID.
     #[inline]
     pub const fn to_ipv6(self) -> Ipv6Addr {
         Ipv6Addr::from_bits(u128::from_be_bytes(self.0))
     }
 
-    /// Returns the IPv4 address that this GID stands for, if it [is mapped](Self::is_ipv4_mapped).
+    /// Returns the IPv4 address that this GID represents, if it [is mapped](Self::is_ipv4_mapped).
     #[inline]
     pub const fn to_ipv4(self) -> Option<Ipv4Addr> {
         self.to_ipv6().to_ipv4_mapped()
     }
 
-    /// The upper half: the subnet prefix, in host order.
+    /// Returns the upper half: the subnet prefix, in host order.
     #[inline]
     pub const fn subnet_prefix(self) -> u64 {
         (u128::from_be_bytes(self.0) >> 64) as u64
     }
 
-    /// The lower half: the interface identifier, on InfiniBand the port's GUID.
+    /// Returns the lower half: the interface identifier. On InfiniBand it is the port's GUID.
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // the lower half is meant
     pub const fn interface_id(self) -> Guid {
@@ -104,7 +105,7 @@ impl Gid {
         u128::from_be_bytes(self.0) == 0
     }
 
-    /// Returns true if this GID is link-local, that is, valid on its own link only: `fe80::/10`.
+    /// Returns true if this GID is link-local (`fe80::/10`), that is, valid only on its own link.
     ///
     /// A RoCE device refuses to connect a link-local GID with one that is not.
     #[inline]
@@ -112,14 +113,14 @@ impl Gid {
         self.to_ipv6().is_unicast_link_local()
     }
 
-    /// Returns true if this GID stands for an IPv4 address: `::ffff:a.b.c.d`. RoCEv2 sends such traffic in
-    /// IPv4 packets.
+    /// Returns true if this GID represents an IPv4 address: `::ffff:a.b.c.d`. RoCEv2 uses IPv4
+    /// packets for such a GID.
     #[inline]
     pub const fn is_ipv4_mapped(self) -> bool {
         self.to_ipv4().is_some()
     }
 
-    /// Returns true if this GID is the address of a multicast group and not of a port. Multicast GIDs are `ff00::/8`
+    /// Returns true if this GID is the address of a multicast group. Multicast GIDs are `ff00::/8`
     /// (IBTA vol 1, section 4.1.1). On RoCE, an IPv4 group has the form `::ffff:224.0.0.0/100`.
     ///
     /// ```
@@ -196,8 +197,8 @@ impl fmt::Debug for Gid {
 }
 
 open_enum! {
-    /// The packet format that a GID is for (`enum ibv_gid_type`). Two ports can communicate only through GIDs of the
-    /// same type.
+    /// The packet format that a GID selects (`enum ibv_gid_type`). Two ports can communicate only
+    /// through GIDs of the same type.
     #[doc(alias = "ibv_gid_type")]
     GidType(u32), "GID type" {
         /// InfiniBand.

@@ -50,7 +50,7 @@ impl Guid {
         Self(raw.to_ne_bytes())
     }
 
-    /// Returns the GUID as a `__be64` of C.
+    /// Returns the GUID as a C `__be64`.
     #[inline]
     pub const fn to_be(self) -> u64 {
         u64::from_ne_bytes(self.0)
@@ -82,7 +82,7 @@ impl Guid {
     }
 }
 
-/// Equivalent to [`Guid::from_u64`]. For a `__be64` of C use [`Guid::from_be`].
+/// Equivalent to [`Guid::from_u64`]. For a C `__be64`, use [`Guid::from_be`].
 impl From<u64> for Guid {
     #[inline]
     fn from(value: u64) -> Self {
@@ -100,7 +100,8 @@ impl From<Guid> for u64 {
 impl FromStr for Guid {
     type Err = ParseGuidError;
 
-    /// Parses four groups of four hex digits, the format of [`Display`](fmt::Display) and sysfs.
+    /// Parses four groups of four hex digits, the format that [`Display`](fmt::Display) and sysfs
+    /// use.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut value = 0;
         let mut groups = text.split(':');

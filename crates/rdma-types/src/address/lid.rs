@@ -35,13 +35,13 @@ impl Lid {
         self.0
     }
 
-    /// Returns true if this is a unicast LID, an address of one port: `0x0001..=0xbfff`.
+    /// Returns true if this is a unicast LID (`0x0001..=0xbfff`), that is, the address of one port.
     #[inline]
     pub const fn is_unicast(self) -> bool {
         matches!(self.0, 0x0001..=0xbfff)
     }
 
-    /// Returns true if this is the address of a multicast group: `0xc000..=0xfffe`.
+    /// Returns true if this is the address of a multicast group (`0xc000..=0xfffe`).
     ///
     /// ```
     /// use rdma_types::Lid;

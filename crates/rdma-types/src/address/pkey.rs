@@ -21,7 +21,8 @@ use core::fmt;
 pub struct Pkey(u16);
 
 impl Pkey {
-    /// Full membership in the default partition, the key of each port unless the subnet manager assigns another one.
+    /// Full membership in the default partition. Every port has this key unless the subnet manager
+    /// assigns another one.
     pub const DEFAULT: Self = Self(0xffff);
 
     /// Creates a key from its number in host order.
@@ -42,8 +43,8 @@ impl Pkey {
         self.0 & 0x7fff
     }
 
-    /// Returns true if the port is a full member. A full member communicates with all members, a limited one with full
-    /// members only.
+    /// Returns true if the port is a full member. A full member can communicate with all members, a
+    /// limited member only with full members.
     #[inline]
     pub const fn is_full_member(self) -> bool {
         self.0 & 0x8000 != 0

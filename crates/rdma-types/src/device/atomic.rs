@@ -9,7 +9,7 @@ open_enum! {
     AtomicCapability(u32), "atomic capability" {
         /// The device has no atomic operations.
         NONE = 0, "none";
-        /// Atomic with respect to other operations of this device, but not to those of the
+        /// Atomic with respect to other operations of this device, but not to operations of the
         /// processor.
         DEVICE = 1, "within the device";
         /// Atomic with respect to all other atomic operations in the machine.

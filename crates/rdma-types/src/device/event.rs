@@ -1,4 +1,4 @@
-//! Asynchronous events, which a device reports without a request.
+//! Asynchronous events, which a device reports unsolicited.
 
 use crate::macros::open_enum;
 
@@ -10,7 +10,7 @@ open_enum! {
         CQ_ERR = 0, "completion queue error";
         /// A queue pair failed and cannot report this in a completion.
         QP_FATAL = 1, "queue pair fatal error";
-        /// A queue pair refused an invalid request of its peer.
+        /// A queue pair refused an invalid request from its peer.
         QP_REQ_ERR = 2, "invalid request of the peer";
         /// A queue pair refused its peer access to memory.
         QP_ACCESS_ERR = 3, "access error of the peer";
@@ -36,9 +36,9 @@ open_enum! {
         SM_CHANGE = 13, "subnet manager changed";
         /// A shared receive queue failed.
         SRQ_ERR = 14, "shared receive queue error";
-        /// A shared receive queue holds fewer receives than its limit.
+        /// A shared receive queue fell below its limit of posted receives.
         SRQ_LIMIT_REACHED = 15, "shared receive queue limit reached";
-        /// A queue pair in its error state has taken its last receive from its shared receive
+        /// A queue pair in the error state has consumed its last receive from its shared receive
         /// queue.
         QP_LAST_WQE_REACHED = 16, "last receive of the queue pair reached";
         /// The subnet manager requests that its clients register again.

@@ -1,15 +1,15 @@
-//! The kinds and transports of devices.
+//! The types of devices and their transports.
 
 use crate::macros::open_enum;
 
 open_enum! {
-    /// The role of a device in its network (`enum ibv_node_type`).
+    /// A device's role in its network (`enum ibv_node_type`).
     #[doc(alias = "ibv_node_type")]
     #[doc(alias = "ibv_node_type_str")]
     NodeType(i32), "node type" {
-        /// The provider does not know.
+        /// The provider does not know the type.
         UNKNOWN = -1, "unknown node type";
-        /// A channel adapter: an InfiniBand or RoCE device of a host.
+        /// A channel adapter: an InfiniBand or RoCE device in a host.
         CA = 1, "InfiniBand channel adapter";
         /// A switch.
         SWITCH = 2, "InfiniBand switch";
@@ -21,7 +21,7 @@ open_enum! {
         USNIC = 5, "usNIC";
         /// A usNIC device over UDP.
         USNIC_UDP = 6, "usNIC UDP";
-        /// None of these: the protocol is specific to the vendor.
+        /// None of the other types: the protocol is vendor-specific.
         UNSPECIFIED = 7, "unspecified";
     }
 }
@@ -31,7 +31,7 @@ open_enum! {
     /// layer of their ports differs.
     #[doc(alias = "ibv_transport_type")]
     TransportType(i32), "transport type" {
-        /// The provider does not know.
+        /// The provider does not know the transport.
         UNKNOWN = -1, "unknown transport";
         /// InfiniBand, including InfiniBand over Ethernet (RoCE).
         IB = 0, "InfiniBand";
@@ -41,7 +41,7 @@ open_enum! {
         USNIC = 2, "usNIC";
         /// usNIC over UDP.
         USNIC_UDP = 3, "usNIC UDP";
-        /// A protocol of the vendor.
+        /// A vendor-specific protocol.
         UNSPECIFIED = 4, "unspecified";
     }
 }

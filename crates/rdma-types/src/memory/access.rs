@@ -8,7 +8,7 @@ use crate::macros::flags_display;
 bitflags::bitflags! {
     /// Access rights of registered memory and of queue pairs (`enum ibv_access_flags`).
     ///
-    /// Local read is always allowed. Built by name:
+    /// Local read is always allowed. Flags are added by name:
     ///
     /// ```
     /// use rdma_types::AccessFlags;
@@ -26,29 +26,29 @@ bitflags::bitflags! {
     #[cfg_attr(feature = "serde", serde(transparent))]
     #[repr(transparent)]
     pub struct AccessFlags: u32 {
-        /// The device may write for this machine's own requests: receives, and responses to reads
-        /// and atomics.
+        /// The device may write the memory for this machine's own requests: for receives, and for
+        /// responses to reads and atomics.
         const LOCAL_WRITE = 1;
-        /// Peers may write.
+        /// Peers may write the memory.
         const REMOTE_WRITE = 1 << 1;
-        /// Peers may read.
+        /// Peers may read the memory.
         const REMOTE_READ = 1 << 2;
-        /// Peers may run atomic operations.
+        /// Peers may execute atomics on the memory.
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to the region.
         const MW_BIND = 1 << 4;
-        /// Addresses are offsets from the start of the region instead of virtual addresses.
+        /// Addresses in requests are offsets from the start of the region, not virtual addresses.
         const ZERO_BASED = 1 << 5;
         /// Pages are not pinned; the device faults them in on access.
         const ON_DEMAND = 1 << 6;
-        /// The region consists of huge pages only; for [`ON_DEMAND`](Self::ON_DEMAND).
+        /// The region consists only of huge pages; for [`ON_DEMAND`](Self::ON_DEMAND).
         const HUGETLB = 1 << 7;
         /// Peers may flush to global visibility.
         const FLUSH_GLOBAL = 1 << 8;
         /// Peers may flush to persistence.
         const FLUSH_PERSISTENT = 1 << 9;
-        /// The device may write in any order; a completion still means that all data has arrived. A device without this
-        /// feature ignores the bit.
+        /// The device may write in any order, but at the completion all data has arrived. A device
+        /// without this feature ignores the bit.
         const RELAXED_ORDERING = 1 << 20;
 
         const _ = !0;
@@ -56,7 +56,7 @@ bitflags::bitflags! {
 }
 
 impl AccessFlags {
-    /// Returns flags that allow local read only.
+    /// Returns flags that allow only local read.
     #[inline]
     pub const fn new() -> Self {
         Self::empty()
@@ -76,7 +76,7 @@ impl AccessFlags {
         self.union(Self::REMOTE_READ)
     }
 
-    /// Adds [`REMOTE_WRITE`](Self::REMOTE_WRITE). Memory also needs local write, see
+    /// Adds [`REMOTE_WRITE`](Self::REMOTE_WRITE). Memory then also needs local write; see
     /// [`check`](Self::check).
     #[inline]
     #[must_use]
@@ -84,7 +84,7 @@ impl AccessFlags {
         self.union(Self::REMOTE_WRITE)
     }
 
-    /// Adds [`REMOTE_ATOMIC`](Self::REMOTE_ATOMIC). Memory also needs local write, see
+    /// Adds [`REMOTE_ATOMIC`](Self::REMOTE_ATOMIC). Memory then also needs local write; see
     /// [`check`](Self::check).
     #[inline]
     #[must_use]
@@ -135,12 +135,12 @@ impl AccessFlags {
 
     /// Checks whether memory can be registered with these flags.
     ///
-    /// This rule does not apply to the flags of a queue pair: local write has no meaning there.
+    /// The rule does not apply to a queue pair's flags, because local write means nothing there.
     ///
     /// # Errors
     ///
     /// Returns an error for remote write or remote atomic without local write. `ibv_reg_mr` refuses
-    /// these with `EINVAL`.
+    /// both with `EINVAL`.
     ///
     /// # Examples
     ///
@@ -166,13 +166,13 @@ impl AccessFlags {
 
 flags_display!(AccessFlags);
 
-/// Access flags that the verbs forbid. The variant is the reason.
+/// The reason that the verbs forbid a set of access flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AccessError {
-    /// Remote write without local write.
+    /// The flags contain remote write without local write.
     RemoteWriteWithoutLocalWrite,
-    /// Remote atomic without local write.
+    /// The flags contain remote atomic without local write.
     RemoteAtomicWithoutLocalWrite,
 }
 

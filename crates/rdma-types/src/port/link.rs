@@ -5,19 +5,19 @@ use crate::macros::open_enum;
 open_enum! {
     /// The physical state of a port (`ibv_port_attr.phys_state`). IBTA vol 1, section 14.2.5.6.
     PhysicalState(u8), "physical state" {
-        /// In a power-saving sleep.
+        /// The link is in power-saving sleep.
         SLEEP = 1, "sleep";
-        /// Looking for the other end: no cable is connected, or no peer responds.
+        /// The port is looking for the other end: no cable is connected, or no peer responds.
         POLLING = 2, "polling";
-        /// Disabled.
+        /// The port is disabled.
         DISABLED = 3, "disabled";
-        /// Negotiating with the other end.
+        /// The port is negotiating with the other end.
         TRAINING = 4, "port configuration training";
         /// The link is up.
         LINK_UP = 5, "link up";
-        /// Recovering from link errors.
+        /// The port is recovering from link errors.
         LINK_ERROR_RECOVERY = 6, "link error recovery";
-        /// Under test.
+        /// The port is under test.
         PHY_TEST = 7, "phy test";
     }
 }
@@ -71,7 +71,7 @@ open_enum! {
         DDR = 2, "5 Gb/s a lane (DDR)";
         /// Quadruple data rate.
         QDR = 4, "10 Gb/s a lane (QDR)";
-        /// Ten instead of fourteen gigabits, with the encoding of the fourteen data rate.
+        /// Ten instead of fourteen gigabits, with the same encoding as FDR.
         FDR10 = 8, "10 Gb/s a lane (FDR10)";
         /// Fourteen data rate.
         FDR = 16, "14 Gb/s a lane (FDR)";

@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::macros::code;
 
-/// A path MTU: the largest payload of one packet (`enum ibv_mtu`). IBTA vol 1, table 19.
+/// A path MTU: the maximum payload of one packet (`enum ibv_mtu`). IBTA vol 1, table 19.
 ///
 /// # Examples
 ///
@@ -28,7 +28,7 @@ impl Mtu {
     pub const MTU256: Self = Self(1);
     /// 512 bytes.
     pub const MTU512: Self = Self(2);
-    /// 1024 bytes, which fit into an ordinary Ethernet frame of 1500.
+    /// 1024 bytes, which fit into an ordinary Ethernet frame of 1500 bytes.
     pub const MTU1024: Self = Self(3);
     /// 2048 bytes.
     pub const MTU2048: Self = Self(4);

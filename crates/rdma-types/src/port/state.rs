@@ -6,11 +6,11 @@ open_enum! {
     /// The link layer of a port (`ibv_port_attr.link_layer`).
     #[doc(alias = "IBV_LINK_LAYER_UNSPECIFIED")]
     LinkLayer(u8), "link layer" {
-        /// Unspecified; from an old provider this means InfiniBand.
+        /// Unspecified; old providers mean InfiniBand by this.
         UNSPECIFIED = 0, "unspecified";
         /// InfiniBand: ports have LIDs.
         INFINIBAND = 1, "InfiniBand";
-        /// Ethernet: RoCE, where ports are addressed by GID only.
+        /// Ethernet (RoCE): ports are addressed only by GID.
         ETHERNET = 2, "Ethernet";
     }
 }

@@ -6,19 +6,20 @@ open_enum! {
     /// The transport service of a queue pair (`enum ibv_qp_type`). IBTA vol 1, section 9.2.
     #[doc(alias = "ibv_qp_type")]
     QpType(u32), "queue pair type" {
-        /// Reliable connection: messages arrive once and in order, or the connection fails.
+        /// Reliable connection: messages arrive exactly once and in order, or the connection fails.
         RC = 2, "RC (reliable connection)";
-        /// Unreliable connection: messages arrive whole and in order, or not at all.
+        /// Unreliable connection: messages may be lost, but those that arrive are complete and in
+        /// order.
         UC = 3, "UC (unreliable connection)";
-        /// Unreliable datagrams: messages of one packet, to and from any queue pair.
+        /// Unreliable datagrams: single-packet messages to and from any queue pair.
         UD = 4, "UD (unreliable datagrams)";
-        /// Whole packets of the link layer.
+        /// Whole link-layer packets.
         RAW_PACKET = 8, "raw packet";
         /// The sending half of an extended reliable connection.
         XRC_SEND = 9, "XRC send";
         /// The receiving half of an extended reliable connection.
         XRC_RECV = 10, "XRC receive";
-        /// A type specific to the provider.
+        /// A provider-specific type.
         DRIVER = 255, "driver-specific";
     }
 }

@@ -4,12 +4,12 @@ use core::cmp::Ordering;
 
 use crate::macros::number24;
 
-/// A packet sequence number (PSN), 24 bits, counted modulo 2^24.
+/// A packet sequence number (PSN): 24 bits, counted modulo 2^24.
 ///
-/// The type is not `Ord`: on a circle, "less" depends on a reference point, and a derived order
-/// would be wrong after each wrap. [`serial_cmp`](Self::serial_cmp) compares two numbers that are
-/// less than half of the circle apart. All numbers in flight on one queue pair are (IBTA vol 1,
-/// section 9.7.2).
+/// The type is not `Ord`, because on a circle "less" depends on a reference point, and a derived
+/// order would be wrong after each wrap. [`serial_cmp`](Self::serial_cmp) compares two numbers that
+/// are less than half the circle apart. This holds for all numbers in flight on one queue pair
+/// (IBTA vol 1, section 9.7.2).
 ///
 /// # Examples
 ///
@@ -31,35 +31,36 @@ pub struct Psn(u32);
 number24!(Psn, "PSN");
 
 impl Psn {
-    /// Returns the number `count` packets later.
+    /// Returns the PSN `count` packets later.
     #[inline]
     #[must_use]
     pub const fn wrapping_add(self, count: u32) -> Self {
         Self::masked(self.0.wrapping_add(count))
     }
 
-    /// Returns the number `count` packets earlier.
+    /// Returns the PSN `count` packets earlier.
     #[inline]
     #[must_use]
     pub const fn wrapping_sub(self, count: u32) -> Self {
         Self::masked(self.0.wrapping_sub(count))
     }
 
-    /// Returns the number of packets from `origin` to `self`, counted forward only: `0..2^24`.
+    /// Returns the number of packets from `origin` forward to `self`: `0..2^24`.
     #[inline]
     pub const fn distance_from(self, origin: Self) -> u32 {
         Self::masked(self.0.wrapping_sub(origin.0)).0
     }
 
-    /// Returns the signed distance from `origin` to `self`, in the direction of the shorter way:
-    /// negative if `self` is before `origin`, `-2^23..2^23`.
+    /// Returns the signed distance from `origin` to `self` along the shorter way round: negative if
+    /// `self` is before `origin`, `-2^23..2^23`.
     #[inline]
     pub const fn offset_from(self, origin: Self) -> i32 {
-        // Bit 23 becomes the sign bit, and the arithmetic shift back extends it.
+        // The left shift moves bit 23 to the sign bit; the arithmetic right shift extends it.
         (self.0.wrapping_sub(origin.0) << 8).cast_signed() >> 8
     }
 
-    /// Compares two numbers less than 2^23 apart. Exactly 2^23 apart, each is before the other.
+    /// Compares two PSNs that are less than 2^23 apart. If they are exactly 2^23 apart, each is
+    /// before the other.
     #[inline]
     pub const fn serial_cmp(self, other: Self) -> Ordering {
         match self.offset_from(other) {

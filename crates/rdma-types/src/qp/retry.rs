@@ -4,8 +4,8 @@ use core::fmt;
 
 use crate::macros::code;
 
-/// The number of times a requester retransmits when no acknowledgement arrives within the
-/// [`AckTimeout`](crate::AckTimeout) (`ibv_qp_attr.retry_cnt`, 3 bits). After the last retry the
+/// The number of times that a requester retransmits if no acknowledgement arrives within the
+/// [`AckTimeout`](crate::AckTimeout) (`ibv_qp_attr.retry_cnt`, 3 bits). After the last retry, the
 /// request fails with [`WcStatus::RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR).
 ///
 /// # Examples
@@ -24,8 +24,8 @@ pub struct MaxAckRetries(u8);
 code!(MaxAckRetries, "number of ack retries", 0..=7);
 
 impl MaxAckRetries {
-    /// Returns a limit of `retries`, `0..=7`, or `None` for more. Unlike in [`MaxRnrRetries`], 7 is
-    /// an ordinary number here.
+    /// Returns a limit of `retries` (`0..=7`), or `None` for more. Unlike in [`MaxRnrRetries`], 7
+    /// is an ordinary number here.
     #[inline]
     pub const fn limited(retries: u8) -> Option<Self> {
         Self::from_code(retries)
@@ -38,19 +38,20 @@ impl MaxAckRetries {
     }
 }
 
-/// Returns seven, the maximum.
+/// Returns the maximum, seven.
 impl Default for MaxAckRetries {
     fn default() -> Self {
         Self(7)
     }
 }
 
-/// The number of times a requester retries after a "receiver not ready" (RNR) response: the peer
-/// had no receive posted (`ibv_qp_attr.rnr_retry`, 3 bits). Before each retry it waits for the
-/// peer's [`MinRnrTimer`](crate::MinRnrTimer). After the last retry the request fails with
+/// The number of times that a requester retries after a "receiver not ready" (RNR) response
+/// (`ibv_qp_attr.rnr_retry`, 3 bits). The response means that the peer had no receive posted.
+/// Before each retry it waits for the peer's [`MinRnrTimer`](crate::MinRnrTimer). After the last
+/// retry, the request fails with
 /// [`WcStatus::RNR_RETRY_EXC_ERR`](crate::WcStatus::RNR_RETRY_EXC_ERR).
 ///
-/// Code 7 means no limit.
+/// Code 7 means unlimited.
 ///
 /// # Examples
 ///
@@ -69,27 +70,27 @@ pub struct MaxRnrRetries(u8);
 code!(MaxRnrRetries, "RNR retry code", 0..=7);
 
 impl MaxRnrRetries {
-    /// Returns a limit of `retries`, `0..=6`, or `None` for more.
+    /// Returns a limit of `retries` (`0..=6`), or `None` for more.
     #[inline]
     pub const fn limited(retries: u8) -> Option<Self> {
         if retries <= 6 { Some(Self(retries)) } else { None }
     }
 
-    /// Returns no limit: the requester retries until the receiver is ready.
+    /// Returns the unlimited value: the requester retries until the receiver is ready.
     #[inline]
     pub const fn unlimited() -> Self {
         Self(7)
     }
 
-    /// Returns the number of retries, or `None` without a limit.
+    /// Returns the number of retries, or `None` if it is unlimited.
     #[inline]
     pub const fn retries(self) -> Option<u8> {
         if self.0 == 7 { None } else { Some(self.0) }
     }
 }
 
-/// Returns no limit, the default of rdma-core's programs. Six retries, the highest finite number,
-/// take only 4 ms with the default [timer](crate::MinRnrTimer).
+/// Returns the unlimited value, which rdma-core's programs use by default. Six retries, the highest
+/// finite number, take only 4 ms with the default [timer](crate::MinRnrTimer).
 impl Default for MaxRnrRetries {
     fn default() -> Self {
         Self::unlimited()

@@ -1,4 +1,4 @@
-//! The timers of a reliable connection, as codes with their durations.
+//! The timers of a reliable connection: codes that stand for durations.
 
 use core::fmt;
 use core::time::Duration;
@@ -6,10 +6,10 @@ use core::time::Duration;
 use crate::macros::code;
 
 /// The time that a requester waits for an acknowledgement before it retransmits
-/// (`ibv_qp_attr.timeout`, 5 bits). It is 4.096 µs * 2^code; code 0 means no limit.
+/// (`ibv_qp_attr.timeout`, 5 bits). The time is 4.096 µs * 2^code; code 0 means no limit.
 ///
-/// It is a lower bound: a device may wait up to four times that long (IBTA vol 1, section
-/// 9.7.6.1.3). Many devices have a minimum of their own.
+/// It is a lower bound: a device may wait up to four times as long (IBTA vol 1, section 9.7.6.1.3).
+/// Many devices have their own minimum.
 ///
 /// # Examples
 ///
@@ -30,27 +30,27 @@ pub struct AckTimeout(u8);
 code!(AckTimeout, "ack timeout code", 0..=31);
 
 impl AckTimeout {
-    /// Creates the timeout with this code, `1..=31`; `None` for any other. Code 0 has no limit:
-    /// [`unlimited`](Self::unlimited).
+    /// Creates the timeout with this code (`1..=31`); `None` for any other. Code 0, which has no
+    /// limit, is [`unlimited`](Self::unlimited).
     #[inline]
     pub const fn limited(code: u8) -> Option<Self> {
         if code == 0 { None } else { Self::from_code(code) }
     }
 
-    /// Returns no timeout: nothing is ever retransmitted, and the loss of the peer is never
-    /// detected.
+    /// Returns the infinite timeout: nothing is ever retransmitted, and the loss of the peer is
+    /// never detected.
     #[inline]
     pub const fn unlimited() -> Self {
         Self(0)
     }
 
-    /// Returns the shortest timeout of at least this duration; the shortest of all is 8.192 µs. Returns `None` for a
-    /// duration above the longest timeout, about 2 hours 26 minutes.
+    /// Returns the shortest timeout that is at least this long. The shortest of all is 8.192 µs.
+    /// Returns `None` if the duration exceeds the longest timeout, about 2 hours 26 minutes.
     pub fn min_duration_greater_than(duration: Duration) -> Option<Self> {
         (1..=31).map(Self).find(|timeout| timeout.duration() >= Some(duration))
     }
 
-    /// Returns the duration, or `None` without a limit.
+    /// Returns the duration, or `None` if it is unlimited.
     #[inline]
     pub const fn duration(self) -> Option<Duration> {
         match self.0 {
@@ -60,7 +60,7 @@ impl AckTimeout {
     }
 }
 
-/// Returns 67 ms (code 14), the choice of most programs: long enough for a busy network.
+/// Returns 67 ms (code 14), which most programs choose: long enough for a busy network.
 impl Default for AckTimeout {
     fn default() -> Self {
         Self(14)
@@ -77,10 +77,10 @@ impl fmt::Debug for AckTimeout {
 }
 
 /// The time that a requester waits after a "receiver not ready" (RNR) response before it retries
-/// (`ibv_qp_attr.min_rnr_timer`, 5 bits). The receiving side sets it for its peer.
+/// (`ibv_qp_attr.min_rnr_timer`, 5 bits). The receiving side sets this for its peer.
 ///
-/// The 32 durations are those of IBTA vol 1, table 45. Code 1 is 10 µs, code 31 is 491.52 ms, and code 0 is the
-/// longest, 655.36 ms.
+/// IBTA vol 1, table 45, defines the 32 durations. Code 1 is 10 µs, code 31 is 491.52 ms, and code
+/// 0 is the longest, 655.36 ms.
 ///
 /// # Examples
 ///
@@ -105,8 +105,8 @@ const RNR_TENS_OF_MICROS: [u32; 32] = [
 ];
 
 impl MinRnrTimer {
-    /// Creates the timer with this code, `1..=31`; `None` for any other. The durations grow with
-    /// the code. Code 0 is [`longest`](Self::longest).
+    /// Creates the timer with this code (`1..=31`); `None` for any other. The durations increase
+    /// with the code. Code 0 is [`longest`](Self::longest).
     #[inline]
     pub const fn limited(code: u8) -> Option<Self> {
         if code == 0 { None } else { Self::from_code(code) }
@@ -118,8 +118,8 @@ impl MinRnrTimer {
         Self(0)
     }
 
-    /// Returns the shortest timer of at least this duration, or the [`longest`](Self::longest) if
-    /// none is.
+    /// Returns the shortest timer that is at least this long, or the [`longest`](Self::longest) if
+    /// there is none.
     pub fn min_duration_greater_than(duration: Duration) -> Self {
         (1..=31).map(Self).find(|timer| timer.duration() >= duration).unwrap_or(Self::longest())
     }
@@ -131,7 +131,7 @@ impl MinRnrTimer {
     }
 }
 
-/// Returns 0.64 ms (code 12), the default of rdma-core's programs: a request that found no receive
+/// Returns 0.64 ms (code 12), the default in rdma-core's programs. A request that found no receive
 /// is retried soon.
 impl Default for MinRnrTimer {
     fn default() -> Self {

@@ -5,8 +5,8 @@ use super::state::QpState;
 use crate::macros::open_flags;
 
 open_flags! {
-    /// Attributes of a queue pair that a modification sets (`enum ibv_qp_attr_mask`); see
-    /// `man ibv_modify_qp`.
+    /// Attributes of a queue pair that a call to `ibv_modify_qp` sets (`enum ibv_qp_attr_mask`);
+    /// see `man ibv_modify_qp`.
     ///
     /// ```
     /// use rdma_types::QpAttributes;
@@ -18,11 +18,11 @@ open_flags! {
     QpAttributes(u32) {
         /// The new state.
         STATE = 1;
-        /// The state that the caller expects the queue pair to be in.
+        /// The state in which the caller expects the queue pair to be.
         CUR_STATE = 1 << 1;
         /// Whether an event reports that the send queue is drained.
         EN_SQD_ASYNC_NOTIFY = 1 << 2;
-        /// The operations that the peer is allowed.
+        /// The operations that the peer may execute.
         ACCESS_FLAGS = 1 << 3;
         /// The index of the partition key in the port's table.
         PKEY_INDEX = 1 << 4;
@@ -36,21 +36,21 @@ open_flags! {
         PATH_MTU = 1 << 8;
         /// The time to wait for an acknowledgement.
         TIMEOUT = 1 << 9;
-        /// The number of retransmissions.
+        /// The maximum number of retransmissions.
         RETRY_CNT = 1 << 10;
-        /// The number of retries when the peer has no receive posted.
+        /// The maximum number of retries while the peer has no receive posted.
         RNR_RETRY = 1 << 11;
-        /// The sequence number of the peer's first packet.
+        /// The PSN of the peer's first packet.
         RQ_PSN = 1 << 12;
-        /// The number of RDMA reads and atomics that this side may have outstanding.
+        /// The maximum number of RDMA reads and atomics that this side may have outstanding.
         MAX_QP_RD_ATOMIC = 1 << 13;
         /// The alternate path to the peer, for automatic path migration.
         ALT_PATH = 1 << 14;
         /// The time that the peer waits when no receive is posted here.
         MIN_RNR_TIMER = 1 << 15;
-        /// The sequence number of the first packet that this side sends.
+        /// The PSN of the first packet that this side sends.
         SQ_PSN = 1 << 16;
-        /// The number of RDMA reads and atomics of the peer that are served at a time.
+        /// The maximum number of the peer's RDMA reads and atomics to serve at a time.
         MAX_DEST_RD_ATOMIC = 1 << 17;
         /// The state of path migration.
         PATH_MIG_STATE = 1 << 18;
@@ -58,12 +58,12 @@ open_flags! {
         CAP = 1 << 19;
         /// The number of the peer's queue pair.
         DEST_QPN = 1 << 20;
-        /// The maximum rate of sending.
+        /// The maximum send rate.
         RATE_LIMIT = 1 << 25;
     }
 }
 
-/// The attributes of a transition between two states, without [`STATE`](QpAttributes::STATE)
+/// A transition between two states, and its attributes other than [`STATE`](QpAttributes::STATE)
 /// itself. IBTA vol 1, section 11.2.5.2; `man ibv_modify_qp`.
 ///
 /// ```
@@ -81,8 +81,8 @@ pub struct QpTransition {
 }
 
 impl QpTransition {
-    /// Returns the transition of a queue pair of this type. Returns `None` if the specification has
-    /// no such transition, and for types other than RC, UC and UD.
+    /// Returns this transition for a queue pair of this type. Returns `None` if the specification
+    /// does not define the transition, and for types other than RC, UC and UD.
     #[must_use]
     pub const fn between(qp_type: QpType, from: QpState, to: QpState) -> Option<Self> {
         const NONE: QpAttributes = QpAttributes::empty();
@@ -112,13 +112,13 @@ impl QpTransition {
         Some(Self { required, optional })
     }
 
-    /// Returns the attributes that must be given.
+    /// Returns the attributes that the caller must set.
     #[must_use]
     pub const fn required(self) -> QpAttributes {
         self.required
     }
 
-    /// Returns the attributes that may be given.
+    /// Returns the attributes that the caller may set.
     #[must_use]
     pub const fn optional(self) -> QpAttributes {
         self.optional
@@ -130,16 +130,17 @@ impl QpTransition {
         self.required.difference(given)
     }
 
-    /// Returns those of `given` that this transition does not allow. The state itself is allowed.
+    /// Returns the attributes in `given` that this transition does not allow. The state itself is
+    /// allowed.
     #[must_use]
     pub const fn forbidden(self, given: QpAttributes) -> QpAttributes {
         given.difference(self.required.union(self.optional).union(QpAttributes::STATE))
     }
 }
 
-/// Attributes of the transitions of one type.
+/// The attributes that one queue pair type uses in its transitions.
 struct Attributes {
-    /// Attributes that INIT requires, and that may change in it.
+    /// Attributes that INIT requires, and that may change while in INIT.
     init: QpAttributes,
     /// Attributes that RTR requires.
     receive: QpAttributes,
@@ -150,8 +151,8 @@ struct Attributes {
     running: QpAttributes,
     /// Attributes that may change while the send queue is drained.
     drained: QpAttributes,
-    /// Attributes that may change on recovery from a send queue error; `None` for a type that never
-    /// recovers.
+    /// Attributes that may change on recovery from a send queue error; `None` for a type that
+    /// cannot recover.
     recovered: Option<QpAttributes>,
 }
 
@@ -231,7 +232,8 @@ mod tests {
 
     #[test]
     fn exactly_the_transitions_of_the_specification_exist() {
-        // Rows: from. Columns: to RESET, INIT, RTR, RTS, SQD, SQE, ERR.
+        // Each row is a state to leave; the columns are the states to enter: RESET, INIT, RTR, RTS,
+        // SQD, SQE, ERR.
         let table = [
             "x x . . . . .", // RESET
             "x x x . . . x", // INIT
