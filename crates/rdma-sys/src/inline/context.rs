@@ -8,7 +8,7 @@
 // Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
 // conditions and the disclaimer are in LICENSE-OPENIB.
 
-//! The extended context, and the queries about a device as a whole.
+//! The extended context, and queries about a whole device.
 
 #![allow(unsafe_code)]
 
@@ -23,12 +23,12 @@ use crate::generated::verbs::{
 };
 use crate::table::Verbs;
 
-/// Returns the extended context that has `context` as its last field, or NULL if the provider is
-/// too old for one.
+/// Returns the extended context whose last field is `context`, or NULL if the provider is too old
+/// to have one.
 ///
 /// The provider's `verbs_context` may be smaller than ours, because the struct grows at its
-/// beginning. Therefore the returned pointer may be to memory before the provider's struct. Only
-/// `sz`, and the fields within `sz` bytes of the end, may be read.
+/// beginning. Therefore the returned pointer may point before the provider's struct. Only `sz`, and
+/// the fields within `sz` bytes of the end, may be read.
 ///
 /// # Safety
 /// `context` was returned by `ibv_open_device` and is not closed.
@@ -42,8 +42,8 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
     context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
 }
 
-/// Reads the function `$op` of the extended context. The result is `None` if the provider's struct
-/// does not reach that far or holds NULL there. It is C's `verbs_get_ctx_op`.
+/// Reads the function `$op` from the extended context. The result is `None` if the provider's
+/// struct does not reach that far or holds NULL there. C's version is `verbs_get_ctx_op`.
 macro_rules! verbs_get_ctx_op {
     ($context:expr, $op:ident) => {
         $crate::inline::context::read_op(
@@ -55,23 +55,24 @@ macro_rules! verbs_get_ctx_op {
 }
 pub(super) use verbs_get_ctx_op;
 
-/// Reads the function pointer at `offset` of the extended context.
+/// Reads the function pointer at `offset` in the extended context.
 ///
 /// # Safety
-/// The contract of [`verbs_get_ctx`]; and the field at `offset` has the type that `_field` gives.
+/// The contract of [`verbs_get_ctx`] applies. The field at `offset` has the type that `_field`
+/// returns.
 #[inline]
 pub(super) unsafe fn read_op<F: Copy>(
     context: *mut ibv_context,
     offset: usize,
     _field: fn(&verbs_context) -> Option<F>,
 ) -> Option<F> {
-    // SAFETY: the same contract (SAFETY.md F1).
+    // SAFETY: the caller upholds the same contract (SAFETY.md F1).
     let extended = unsafe { verbs_get_ctx(context) };
     if extended.is_null() {
         return None;
     }
     let size = extended.wrapping_byte_add(offset_of!(verbs_context, sz)).cast::<usize>();
-    // SAFETY: an extended context has its size right before the context (SAFETY.md F5).
+    // SAFETY: an extended context stores its size right before the context (SAFETY.md F5).
     let size = unsafe { size.read() };
     if size < size_of::<verbs_context>() - offset {
         return None;
@@ -82,12 +83,12 @@ pub(super) unsafe fn read_op<F: Copy>(
     unsafe { op.read() }
 }
 
-/// Queries the attributes of a device, including those newer than `ibv_query_device`; man
+/// Queries a device's attributes, including those newer than `ibv_query_device`; man
 /// `ibv_query_device_ex`.
 ///
 /// If the provider lacks this function, the classic attributes are queried and the others are zero.
-/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EINVAL` for an `input`
-/// with a `comp_mask`, since no bit of it is defined.
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)). If `input` has a
+/// `comp_mask`, returns `EINVAL`, because no bit of it is defined.
 ///
 /// # Safety
 /// `context` is live and from `verbs`; `input` is NULL or valid; `attr` may be written.
@@ -99,35 +100,38 @@ pub unsafe fn ibv_query_device_ex(
     attr: *mut ibv_device_attr_ex,
 ) -> c_int {
     if !input.is_null() {
-        // SAFETY: not NULL, so valid by this function's contract (SAFETY.md F1).
+        // SAFETY: `input` is not NULL, so it is valid by this function's contract (SAFETY.md F1).
         let comp_mask = unsafe { (*input).comp_mask };
         if comp_mask != 0 {
             return libc::EINVAL;
         }
     }
-    // SAFETY: the context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    // SAFETY: the context is live (SAFETY.md F1), and the macro matches the field's offset and type
+    // (F5).
     let query = unsafe { verbs_get_ctx_op!(context, query_device_ex) };
     if let Some(query) = query {
-        // SAFETY: the provider's own function and context (SAFETY.md F3), `attr` has the size that
-        // is passed (F1).
+        // SAFETY: the function and the context belong to one provider (SAFETY.md F3), and `attr`
+        // has the size that is passed (F1).
         let returned = unsafe { query(context, input, attr, size_of::<ibv_device_attr_ex>()) };
         if returned != libc::EOPNOTSUPP && returned != libc::ENOSYS {
             return returned;
         }
     }
-    // SAFETY: `attr` may be written (SAFETY.md F1), and zero is a value of it (F4).
+    // SAFETY: `attr` may be written (SAFETY.md F1), and zero is a valid value (F4).
     unsafe { attr.write_bytes(0, 1) };
-    // SAFETY: `attr` is valid (SAFETY.md F1); no reference is made.
+    // SAFETY: `attr` is valid (SAFETY.md F1); no reference is formed.
     let classic = unsafe { &raw mut (*attr).orig_attr };
-    // SAFETY: the table's own context (SAFETY.md F2), and attributes to write to (F1).
+    // SAFETY: the context belongs to this table (SAFETY.md F2), and the attributes may be written
+    // (F1).
     unsafe { (verbs.query_device)(context, classic) }
 }
 
 /// Reads the device's clock; man `ibv_query_rt_values_ex`.
 ///
-/// The `comp_mask` of `values` selects the fields to fill in, and afterwards shows the filled ones. Providers put all
-/// ticks of the clock into `raw_clock.tv_nsec`. Returns 0 or an error number
-/// ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` from a provider without it.
+/// The `comp_mask` in `values` selects the fields to fill in; afterwards it has the bits of those
+/// that were filled in. Providers store all ticks of the clock in `raw_clock.tv_nsec`. Returns 0 or
+/// an error number ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` if the provider lacks this
+/// function.
 ///
 /// # Safety
 /// `context` is live; `values` is valid and may be written.
@@ -136,9 +140,11 @@ pub unsafe fn ibv_query_rt_values_ex(
     context: *mut ibv_context,
     values: *mut ibv_values_ex,
 ) -> c_int {
-    // SAFETY: the context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    // SAFETY: the context is live (SAFETY.md F1), and the macro matches the field's offset and type
+    // (F5).
     let query = unsafe { verbs_get_ctx_op!(context, query_rt_values) };
     let Some(query) = query else { return libc::EOPNOTSUPP };
-    // SAFETY: the provider's own function and context (SAFETY.md F3), values to write to (F1).
+    // SAFETY: the function and the context belong to one provider (SAFETY.md F3), and the memory
+    // may be written (F1).
     unsafe { query(context, values) }
 }

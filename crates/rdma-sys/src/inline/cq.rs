@@ -8,7 +8,7 @@
 // Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
 // conditions and the disclaimer are in LICENSE-OPENIB.
 
-//! Completion queues on the data path, and their moderation.
+//! The data path of completion queues, and event moderation.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use crate::generated::verbs::{ibv_cq, ibv_modify_cq_attr, ibv_wc};
 /// Polls up to `num_entries` completions; man `ibv_poll_cq`.
 ///
 /// Returns the number of completions, or a negative value that is not an error number
-/// ([`Errno::check_poll`](crate::Errno::check_poll)). Of a completion with a failed status only
+/// ([`Errno::check_poll`](crate::Errno::check_poll)). If a completion's status is an error, only
 /// `wr_id`, `status`, `qp_num` and `vendor_err` are set.
 ///
 /// # Safety
@@ -32,18 +32,18 @@ pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) 
     let context = unsafe { (*cq).context };
     // SAFETY: a live CQ's context is live (SAFETY.md F1).
     let op = unsafe { (*context).ops.poll_cq };
-    // SAFETY: every provider sets it when it opens the device (SAFETY.md F3).
+    // SAFETY: every provider sets the pointer when it opens the device (SAFETY.md F3).
     let op = unsafe { op.unwrap_unchecked() };
-    // SAFETY: the provider's own function and CQ (SAFETY.md F3), and `num_entries` entries to write
-    // to (F12).
+    // SAFETY: the function and the CQ belong to one provider (SAFETY.md F3), and `num_entries`
+    // entries may be written (F12).
     unsafe { op(cq, num_entries, wc) }
 }
 
-/// Requests one event on the CQ's channel at the next completion. If `solicited_only` is not 0,
-/// only a solicited or failed completion raises it. man `ibv_req_notify_cq`.
+/// Requests one event on the CQ's channel for the next completion. If `solicited_only` is not 0,
+/// only a solicited or failed completion causes it. man `ibv_req_notify_cq`.
 ///
 /// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)). Completions that arrived
-/// before the call raise no event: poll again after it.
+/// before the call cause no event, so poll again afterwards.
 ///
 /// # Safety
 /// `cq` is live.
@@ -53,16 +53,16 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     let context = unsafe { (*cq).context };
     // SAFETY: a live CQ's context is live (SAFETY.md F1).
     let op = unsafe { (*context).ops.req_notify_cq };
-    // SAFETY: every provider sets it when it opens the device (SAFETY.md F3).
+    // SAFETY: every provider sets the pointer when it opens the device (SAFETY.md F3).
     let op = unsafe { op.unwrap_unchecked() };
-    // SAFETY: the provider's own function and CQ (SAFETY.md F3).
+    // SAFETY: the function and the CQ belong to one provider (SAFETY.md F3).
     unsafe { op(cq, solicited_only) }
 }
 
 /// Changes the event moderation of the CQ; man `ibv_modify_cq`.
 ///
-/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` from a
-/// provider without this function.
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` if the
+/// provider lacks this function.
 ///
 /// # Safety
 /// `cq` is live; `attr` is valid.
@@ -70,9 +70,11 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
 pub unsafe fn ibv_modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
     let context = unsafe { (*cq).context };
-    // SAFETY: a live CQ's context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    // SAFETY: a live CQ's context is live (SAFETY.md F1), and the macro matches the field's offset
+    // and type (F5).
     let modify = unsafe { verbs_get_ctx_op!(context, modify_cq) };
     let Some(modify) = modify else { return libc::EOPNOTSUPP };
-    // SAFETY: the provider's own function and CQ (SAFETY.md F3), valid attributes (F1).
+    // SAFETY: the function and the CQ belong to one provider (SAFETY.md F3), and the attributes are
+    // valid (F1).
     unsafe { modify(cq, attr) }
 }

@@ -8,13 +8,12 @@
 // Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
 // conditions and the disclaimer are in LICENSE-OPENIB.
 
-//! The inline functions of `verbs.h`. No library exports them: each C program contains its own
-//! copy, so a Rust program does too.
+//! The inline functions of `verbs.h`. No library exports them. A C program compiles its own copy,
+//! so a Rust program needs one too.
 //!
-//! They have their names in C, make the same checks, and call the provider through the same
-//! pointers. Functions that call an exported function in C take its [table](crate::Verbs) here. Of
-//! the 95 functions, only those that the layers above need are here; the others are added when
-//! needed.
+//! They have C's names, make the same checks, and call the provider through the same pointers.
+//! Functions that call an exported function in C take its [table](crate::Verbs) here. Of the 95
+//! functions, only those that the layers above need are here; the others are added when needed.
 
 mod context;
 mod cq;

@@ -20,19 +20,19 @@ use crate::generated::verbs::{
 };
 use crate::table::Verbs;
 
-/// The access flags that a kernel may ignore, such as relaxed ordering.
+/// Access flags that a kernel may ignore, such as relaxed ordering.
 const OPTIONAL: u32 = ib_uverbs_access_flags::IB_UVERBS_ACCESS_OPTIONAL_RANGE.0;
 
 /// Registers `length` bytes at `addr`; man `ibv_reg_mr`.
 ///
 /// As in C, optional flags go through `ibv_reg_mr_iova2`, which drops those that the kernel does
-/// not know. That function does not exist before rdma-core 28. In that case all optional flags are
-/// dropped here, which is allowed since they are optional. Returns NULL on failure
+/// not know. Before rdma-core 28 that function does not exist. In that case all optional flags are
+/// dropped here, which their definition allows. Returns NULL on failure
 /// ([`Errno::check_null`](crate::Errno::check_null)).
 ///
 /// # Safety
-/// `pd` is live and from `verbs`. The memory stays mapped unchanged until `ibv_dereg_mr` has
-/// returned 0. Code and peers that have the region's keys may access it as `access` allows.
+/// `pd` is live and from `verbs`. The memory stays mapped unchanged until `ibv_dereg_mr` returns 0.
+/// Code and peers that have the region's keys may access it as `access` allows.
 #[inline]
 pub unsafe fn ibv_reg_mr(
     verbs: &Verbs,
@@ -44,22 +44,23 @@ pub unsafe fn ibv_reg_mr(
     if access & OPTIONAL != 0
         && let Some(reg_mr_iova2) = verbs.reg_mr_iova2
     {
-        // SAFETY: the table's own PD (SAFETY.md F2), and memory as the contract requires (F8).
+        // SAFETY: the PD belongs to this table (SAFETY.md F2), and the contract covers the memory
+        // (F8).
         return unsafe { reg_mr_iova2(pd, addr, length, addr.addr() as u64, access) };
     }
     let access = (access & !OPTIONAL).cast_signed();
-    // SAFETY: as above.
+    // SAFETY: same argument as above.
     unsafe { (verbs.reg_mr)(pd, addr, length, access) }
 }
 
-/// Makes [`ibv_advise_mr`] return only after the advice was followed; `IBV_ADVISE_MR_FLAG_FLUSH` of
-/// `enum ibv_advise_mr_flag`.
+/// Makes [`ibv_advise_mr`] return only after the device has followed the advice;
+/// `IBV_ADVISE_MR_FLAG_FLUSH` in `enum ibv_advise_mr_flag`.
 pub const IBV_ADVISE_MR_FLAG_FLUSH: u32 = 1;
 
-/// Advises the device about pieces of registered memory; man `ibv_advise_mr`.
+/// Advises the device about ranges of registered memory; man `ibv_advise_mr`.
 ///
-/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` from a
-/// provider without this function.
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` if the
+/// provider lacks this function.
 ///
 /// # Safety
 /// `pd` is live; `sg_list` points to `num_sges` elements.
@@ -73,9 +74,11 @@ pub unsafe fn ibv_advise_mr(
 ) -> c_int {
     // SAFETY: the PD is live by this function's contract (SAFETY.md F1).
     let context = unsafe { (*pd).context };
-    // SAFETY: a live PD's context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    // SAFETY: a live PD's context is live (SAFETY.md F1), and the macro matches the field's offset
+    // and type (F5).
     let advise = unsafe { verbs_get_ctx_op!(context, advise_mr) };
     let Some(advise) = advise else { return libc::EOPNOTSUPP };
-    // SAFETY: the provider's own function and PD (SAFETY.md F3), valid elements (F1).
+    // SAFETY: the function and the PD belong to one provider (SAFETY.md F3), and the elements are
+    // valid (F1).
     unsafe { advise(pd, advice, flags, sg_list, num_sges) }
 }

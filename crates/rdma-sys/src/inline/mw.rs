@@ -33,11 +33,11 @@ pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
         Errno::EOPNOTSUPP.set();
         return ptr::null_mut();
     };
-    // SAFETY: the provider's own function and PD (SAFETY.md F3).
+    // SAFETY: the function and the PD belong to one provider (SAFETY.md F3).
     unsafe { op(pd, kind) }
 }
 
-/// Deallocates a memory window, and unbinds it if it is bound; man `ibv_dealloc_mw`.
+/// Deallocates a memory window, which also unbinds it; man `ibv_dealloc_mw`.
 ///
 /// Returns 0 or an error number ([`Errno::check`]).
 ///
@@ -51,11 +51,11 @@ pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let Some(op) = (unsafe { (*context).ops.dealloc_mw }) else {
         return Errno::EOPNOTSUPP.raw();
     };
-    // SAFETY: the provider's own function and window (SAFETY.md F3).
+    // SAFETY: the function and the window belong to one provider (SAFETY.md F3).
     unsafe { op(mw) }
 }
 
-/// Returns the key with its low eight bits increased by one. The program may choose these bits.
+/// Returns the key with its low eight bits incremented. Programs may choose these bits.
 ///
 /// ```
 /// assert_eq!(rdma_sys::ibv_inc_rkey(0x0102_03ff), 0x0102_0300);
@@ -66,20 +66,21 @@ pub const fn ibv_inc_rkey(rkey: u32) -> u32 {
     rkey & !0xff | (rkey.wrapping_add(1) & 0xff)
 }
 
-/// Posts to the send queue of `qp` a request that binds a window of type 1, or unbinds it if the
+/// Posts a request to the send queue of `qp` that binds a type 1 window, or unbinds it if the
 /// length is 0; man `ibv_bind_mw`.
 ///
-/// Returns 0 or an error number ([`Errno::check`]). It is `EINVAL` for a window of type 2, which is bound by
-/// `IBV_WR_BIND_MW`, and for an address or length without a region. It is `EPERM` for a region of another PD. After
-/// success, `mw->rkey` is the key that the window will have. If the request fails later, the caller has to restore the
-/// old key.
+/// Returns 0 or an error number ([`Errno::check`]). It is `EINVAL` for a type 2 window, because
+/// only `IBV_WR_BIND_MW` can bind it, and for an address or length without a region. It is `EPERM`
+/// for a region in another PD. After success, `mw->rkey` is the key that the window will have. If
+/// the request fails later, the caller has to restore the old key.
 ///
 /// # Safety
-/// `qp`, `mw` and the region of `bind`, if there is one, are live. `bind` may be read and written, and `mw` is not used
-/// elsewhere during the call. Code and peers that have the key may use the memory as `bind` allows.
+/// `qp`, `mw` and the region in `bind`, if there is one, are live. `bind` may be read and written,
+/// and `mw` is not used elsewhere during the call. Code and peers that have the key may use the
+/// memory as `bind` allows.
 #[inline]
 pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
-    // SAFETY: owned by the caller, by this function's contract (SAFETY.md F1).
+    // SAFETY: `bind` may be read, by this function's contract (SAFETY.md F1).
     let info = unsafe { (*bind).bind_info };
     // SAFETY: the window is live by this function's contract (SAFETY.md F1).
     let window = unsafe { mw.read() };
@@ -101,6 +102,7 @@ pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bi
     let Some(op) = (unsafe { (*window.context).ops.bind_mw }) else {
         return Errno::EOPNOTSUPP.raw();
     };
-    // SAFETY: the provider's own function and objects (SAFETY.md F3), and the caller's `bind` (F1).
+    // SAFETY: the function and the objects belong to one provider (SAFETY.md F3), and the contract
+    // covers `bind` (F1).
     unsafe { op(qp, mw, bind) }
 }

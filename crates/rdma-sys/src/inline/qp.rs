@@ -8,7 +8,7 @@
 // Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
 // conditions and the disclaimer are in LICENSE-OPENIB.
 
-//! Queue pairs: their extended creation, and the data path.
+//! Extended creation of queue pairs, and their data path.
 
 #![allow(unsafe_code)]
 
@@ -23,11 +23,12 @@ use crate::table::Verbs;
 
 /// Creates a QP with attributes that `ibv_create_qp` does not have; man `ibv_create_qp_ex`.
 ///
-/// As in C, attributes with a PD only go to that function. Returns NULL on failure
-/// ([`Errno::check_null`]); `EOPNOTSUPP` from a provider without the extended function.
+/// As in C, attributes that contain only a PD are passed to `ibv_create_qp`. Returns NULL on
+/// failure ([`Errno::check_null`]); `EOPNOTSUPP` if the provider lacks the extended function.
 ///
 /// # Safety
-/// `context` is live and from `verbs`; the attributes are valid, and their objects of that context.
+/// `context` is live and from `verbs`; the attributes are valid, and their objects belong to that
+/// context.
 #[inline]
 pub unsafe fn ibv_create_qp_ex(
     verbs: &Verbs,
@@ -37,31 +38,32 @@ pub unsafe fn ibv_create_qp_ex(
     // SAFETY: the attributes are valid by this function's contract (SAFETY.md F1).
     let comp_mask = unsafe { (*qp_init_attr_ex).comp_mask };
     if comp_mask == ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0 {
-        // SAFETY: as above.
+        // SAFETY: same argument as above.
         let pd = unsafe { (*qp_init_attr_ex).pd };
-        // SAFETY: the table's own PD (SAFETY.md F2); the classic attributes are the beginning of the
-        // extended ones, as in C (F5).
+        // SAFETY: the PD belongs to this table (SAFETY.md F2); as in C, the extended attributes
+        // begin with the classic ones (F5).
         return unsafe { (verbs.create_qp)(pd, qp_init_attr_ex.cast()) };
     }
-    // SAFETY: the context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    // SAFETY: the context is live (SAFETY.md F1), and the macro matches the field's offset and type
+    // (F5).
     let create = unsafe { verbs_get_ctx_op!(context, create_qp_ex) };
     let Some(create) = create else {
         Errno::EOPNOTSUPP.set();
         return null_mut();
     };
-    // SAFETY: the provider's own function and context (SAFETY.md F3), attributes as the contract
-    // requires (F1).
+    // SAFETY: the function and the context belong to one provider (SAFETY.md F3), and the contract
+    // covers the attributes (F1).
     unsafe { create(context, qp_init_attr_ex) }
 }
 
 /// Posts a list of requests to the send queue; man `ibv_post_send`.
 ///
 /// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)). After a failure, `*bad_wr`
-/// is the refused request, and those before it are posted. Set it to NULL before the call: a
-/// provider that fails without setting it must be assumed to have posted all requests.
+/// is the refused request, and the requests before it are posted. Set it to NULL before the call:
+/// if a provider fails without setting it, assume that all requests were posted.
 ///
 /// # Safety
-/// `qp` is live; the list and its SGEs are valid during the call, `bad_wr` may be written. The
+/// `qp` is live; the list and its SGEs are valid during the call, and `bad_wr` may be written. The
 /// memory that the SGEs name belongs to the device until the request has completed.
 #[inline]
 pub unsafe fn ibv_post_send(
@@ -73,19 +75,19 @@ pub unsafe fn ibv_post_send(
     let context = unsafe { (*qp).context };
     // SAFETY: a live QP's context is live (SAFETY.md F1).
     let op = unsafe { (*context).ops.post_send };
-    // SAFETY: every provider sets it when it opens the device (SAFETY.md F3).
+    // SAFETY: every provider sets the pointer when it opens the device (SAFETY.md F3).
     let op = unsafe { op.unwrap_unchecked() };
-    // SAFETY: the provider's own function and QP (SAFETY.md F3), requests that are valid during the
-    // call (F12).
+    // SAFETY: the function and the QP belong to one provider (SAFETY.md F3), and the requests are
+    // valid during the call (F12).
     unsafe { op(qp, wr, bad_wr) }
 }
 
 /// Posts a list of requests to the receive queue; man `ibv_post_recv`.
 ///
-/// The results are those of [`ibv_post_send`].
+/// The results of [`ibv_post_send`] apply.
 ///
 /// # Safety
-/// Same contract as that of [`ibv_post_send`].
+/// The contract of [`ibv_post_send`] applies.
 #[inline]
 pub unsafe fn ibv_post_recv(
     qp: *mut ibv_qp,
@@ -96,9 +98,9 @@ pub unsafe fn ibv_post_recv(
     let context = unsafe { (*qp).context };
     // SAFETY: a live QP's context is live (SAFETY.md F1).
     let op = unsafe { (*context).ops.post_recv };
-    // SAFETY: every provider sets it when it opens the device (SAFETY.md F3).
+    // SAFETY: every provider sets the pointer when it opens the device (SAFETY.md F3).
     let op = unsafe { op.unwrap_unchecked() };
-    // SAFETY: the provider's own function and QP (SAFETY.md F3), requests that are valid during the
-    // call (F12).
+    // SAFETY: the function and the QP belong to one provider (SAFETY.md F3), and the requests are
+    // valid during the call (F12).
     unsafe { op(qp, wr, bad_wr) }
 }

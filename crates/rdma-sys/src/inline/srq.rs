@@ -18,7 +18,7 @@ use crate::generated::verbs::{ibv_recv_wr, ibv_srq};
 
 /// Posts a list of receives to a shared receive queue; man `ibv_post_srq_recv`.
 ///
-/// The results are those of [`ibv_post_send`](crate::ibv_post_send).
+/// The results of [`ibv_post_send`](crate::ibv_post_send) apply.
 ///
 /// # Safety
 /// `srq` is live. Otherwise the contract of [`ibv_post_send`](crate::ibv_post_send) applies.
@@ -32,9 +32,10 @@ pub unsafe fn ibv_post_srq_recv(
     let context = unsafe { (*srq).context };
     // SAFETY: a live SRQ's context is live (SAFETY.md F1).
     let op = unsafe { (*context).ops.post_srq_recv };
-    // SAFETY: a provider that makes SRQs sets it when it opens the device (SAFETY.md F3).
+    // SAFETY: a provider that supports SRQs sets the pointer when it opens the device (SAFETY.md
+    // F3).
     let op = unsafe { op.unwrap_unchecked() };
-    // SAFETY: the provider's own function and SRQ (SAFETY.md F3), requests that are valid during the
-    // call (F12).
+    // SAFETY: the function and the SRQ belong to one provider (SAFETY.md F3), and the requests are
+    // valid during the call (F12).
     unsafe { op(srq, wr, bad_wr) }
 }
