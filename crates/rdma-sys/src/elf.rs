@@ -1,4 +1,4 @@
-//! ELF headers: the machine that a file is built for.
+//! ELF headers: which machine a file is built for.
 
 #![allow(unsafe_code)]
 
@@ -10,7 +10,8 @@ use std::{
     ptr, slice,
 };
 
-/// Returns true if this program is statically linked, that is, has no interpreter (`PT_INTERP`).
+/// Returns true if this program is statically linked, that is, if it has no interpreter
+/// (`PT_INTERP`).
 pub(crate) fn program_is_static() -> bool {
     let mut asks_for_loader = false;
     // SAFETY: the callback has the signature that dl_iterate_phdr(3) requires, and `data` is the
@@ -21,7 +22,7 @@ pub(crate) fn program_is_static() -> bool {
     !asks_for_loader
 }
 
-/// The callback for each object. It is called for the program itself first, and stops there.
+/// Called for each object. The program itself is the first one, and the iteration stops there.
 unsafe extern "C" fn first_object(
     info: *mut libc::dl_phdr_info,
     _size: usize,
@@ -29,10 +30,11 @@ unsafe extern "C" fn first_object(
 ) -> c_int {
     // SAFETY: the C library passes a valid description of an object (SAFETY.md F1).
     let info = unsafe { &*info };
-    // SAFETY: `dlpi_phdr` are `dlpi_phnum` program headers, mapped as long as the object is (F1).
+    // SAFETY: `dlpi_phdr` points to `dlpi_phnum` program headers, which are mapped while the object
+    // is (F1).
     let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
     let asks_for_loader = headers.iter().any(|header| header.p_type == libc::PT_INTERP);
-    // SAFETY: `data` is the `bool` of `program_is_static` (F1).
+    // SAFETY: `data` points to the `bool` in `program_is_static` (F1).
     unsafe { data.cast::<bool>().write(asks_for_loader) };
     1
 }

@@ -1,12 +1,12 @@
-//! Error reports of the verbs, turned into one type.
+//! Error numbers, and conversions from the ways in which verbs report them.
 //!
-//! libibverbs has three conventions, and each function's manual page states the one it uses:
+//! libibverbs has three conventions, and each function's manual page states which one it follows:
 //!
 //! | C returns | of | here |
 //! |---|---|---|
 //! | the error number, 0 for success | most verbs, and the data path | [`Errno::check`] |
 //! | -1, the number in `errno` | `ibv_get_cq_event`, `ibv_query_gid`, `ibv_query_pkey` … | [`Errno::check_minus_one`] |
-//! | NULL, the number in `errno` | what creates an object | [`Errno::check_null`] |
+//! | NULL, the number in `errno` | functions that create an object | [`Errno::check_null`] |
 //!
 //! Two functions return a count. `ibv_poll_cq` returns a negative value that is not an error number
 //! ([`Errno::check_poll`]); `ibv_query_gid_table` returns a negated error number
@@ -39,7 +39,7 @@ macro_rules! names {
                 pub const $name: Self = Self(libc::$name);
             )+
 
-            /// Returns the number's name in C, for those that verbs return.
+            /// Returns the number's name in C, if verbs return this number.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
@@ -72,9 +72,9 @@ impl Errno {
         Self(number)
     }
 
-    /// Returns the value of `errno` after the last failed call of this thread.
+    /// Returns the value of `errno` after this thread's last failed call.
     ///
-    /// Returns [`Errno::EIO`] if `errno` is 0: the call did fail, but gave no reason.
+    /// Returns [`Errno::EIO`] if `errno` is 0: the call failed, but gave no reason.
     #[must_use]
     pub fn last() -> Self {
         match io::Error::last_os_error().raw_os_error() {
@@ -83,20 +83,22 @@ impl Errno {
         }
     }
 
-    /// Stores the number in this thread's `errno`, like a C function that then returns NULL or -1.
+    /// Stores the number in this thread's `errno`, as a C function does before it returns NULL or
+    /// -1.
     #[doc(alias = "errno")]
     pub fn set(self) {
-        // SAFETY: no precondition (SAFETY.md F1); the C library has an `errno` for each thread.
+        // SAFETY: the call has no precondition (SAFETY.md F1); the C library has an `errno` for
+        // each thread.
         let place = unsafe { libc::__errno_location() };
         // SAFETY: the pointer is to this thread's own `errno`, which lives as long as the thread
-        // does (SAFETY.md F1).
+        // (SAFETY.md F1).
         unsafe { place.write(self.0) };
     }
 
     /// Checks the result of a function that returns an error number, or 0 for success.
     ///
-    /// A correct provider never returns a negative value. -1 is read as "the number is in `errno`",
-    /// any other one as a negated number.
+    /// A correct provider never returns a negative value. -1 is interpreted as "the number is in
+    /// `errno`", any other negative value as a negated number.
     ///
     /// # Errors
     /// Returns an error if `returned` is not 0.

@@ -1,4 +1,4 @@
-//! The network interfaces of this host and their addresses, listed by the C library.
+//! The network interfaces of this host and their addresses, as the C library lists them.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -8,8 +8,8 @@ use std::ptr;
 
 use crate::errno::Errno;
 
-/// An entry of [`interface_addresses`]: an interface with one of its addresses, or without an
-/// address.
+/// An entry of [`interface_addresses`]: an interface with one of its addresses, or an interface
+/// that has none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InterfaceAddress {
@@ -17,8 +17,8 @@ pub struct InterfaceAddress {
     pub interface: String,
     /// Whether it is a loopback interface.
     pub is_loopback: bool,
-    /// An IP address, without a port. The scope of a link-local address is the index of its interface. `None` for an
-    /// entry with another kind of address: each interface has at least one entry.
+    /// An IP address, without a port. The scope of a link-local address is the index of its
+    /// interface. `None` if the address is of another kind: each interface has at least one entry.
     pub address: Option<SocketAddr>,
     /// The mask of the address.
     pub mask: Option<IpAddr>,
@@ -39,7 +39,7 @@ pub struct InterfaceAddress {
 #[doc(alias = "getifaddrs")]
 pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Errno> {
     let mut first = ptr::null_mut();
-    // SAFETY: SAFETY.md F15: stores the address of a list in `first`, or fails.
+    // SAFETY: SAFETY.md F15: the call stores the address of a list in `first`, or fails.
     Errno::check_minus_one(unsafe { libc::getifaddrs(&raw mut first) })?;
     let list = List(first);
     Ok(list.entries().map(|entry| entry.read()).collect())
@@ -50,7 +50,8 @@ struct List(*mut libc::ifaddrs);
 
 impl List {
     fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        // SAFETY: SAFETY.md F15: NULL, or an entry of the list, which stays as it is while `self` is borrowed.
+        // SAFETY: SAFETY.md F15: the pointer is NULL, or an entry in the list, which does not
+        // change while `self` is borrowed.
         let at = |entry: *mut libc::ifaddrs| unsafe { entry.as_ref() }.map(Entry);
         iter::successors(at(self.0), move |entry| at(entry.0.ifa_next))
     }
@@ -58,21 +59,23 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: SAFETY.md F15: from `getifaddrs`, freed once, and no longer borrowed.
+        // SAFETY: SAFETY.md F15: the list comes from `getifaddrs`, is freed once, and is no longer
+        // borrowed.
         unsafe { libc::freeifaddrs(self.0) };
     }
 }
 
-/// An entry of a list that is not freed yet.
+/// An entry in a list that is not freed yet.
 struct Entry<'a>(&'a libc::ifaddrs);
 
 impl Entry<'_> {
     fn read(&self) -> InterfaceAddress {
-        // SAFETY: SAFETY.md F15: the entry's name ends with a zero byte, and is freed with the list.
+        // SAFETY: SAFETY.md F15: the entry's name ends with a zero byte, and is freed together with
+        // the list.
         let name = unsafe { CStr::from_ptr(self.0.ifa_name) };
-        // SAFETY: an address of this entry.
+        // SAFETY: it is an address of this entry.
         let address = unsafe { ip(self.0.ifa_addr) };
-        // SAFETY: an address of this entry.
+        // SAFETY: it is an address of this entry.
         let mask = unsafe { ip(self.0.ifa_netmask) };
         InterfaceAddress {
             interface: name.to_string_lossy().into_owned(),
@@ -86,19 +89,20 @@ impl Entry<'_> {
 /// Reads an IP address; `None` for NULL and for other kinds of address.
 ///
 /// # Safety
-/// `address` is NULL, or an address of an [`Entry`].
+/// `address` is NULL, or is an address in an [`Entry`].
 unsafe fn ip(address: *const libc::sockaddr) -> Option<SocketAddr> {
-    // SAFETY: SAFETY.md F15: NULL, or as long as the struct that all kinds of address start with; freed with the list.
+    // SAFETY: SAFETY.md F15: the pointer is NULL, or the address has at least the fields that every
+    // kind of address starts with. It is freed together with the list.
     let family = unsafe { address.as_ref() }?.sa_family;
     match i32::from(family) {
         libc::AF_INET => {
-            // SAFETY: SAFETY.md F15: an address of this family is this struct (ip(7)).
+            // SAFETY: SAFETY.md F15: an address in this family has this struct (ip(7)).
             let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
             let ip = u32::from_be(v4.sin_addr.s_addr);
             Some(SocketAddrV4::new(ip.into(), 0).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: SAFETY.md F15: an address of this family is this struct (ipv6(7)).
+            // SAFETY: SAFETY.md F15: an address in this family has this struct (ipv6(7)).
             let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
             let ip = v6.sin6_addr.s6_addr;
             Some(SocketAddrV6::new(ip.into(), 0, 0, v6.sin6_scope_id).into())
@@ -114,7 +118,7 @@ mod tests {
     #[test]
     fn the_loopback_interface_is_listed_with_its_address_and_mask() {
         let all = interface_addresses().unwrap();
-        // A separate network namespace may have no interface that is up.
+        // A separate network namespace may not have any interface that is up.
         let Some(own) = all
             .iter()
             .find(|entry| entry.address.is_some_and(|own| own.ip().is_loopback() && own.is_ipv4()))

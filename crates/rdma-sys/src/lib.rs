@@ -73,7 +73,7 @@ mod registry;
 mod table;
 
 pub use errno::Errno;
-/// The signatures of libibverbs' functions, declared by the headers.
+/// The signatures of libibverbs' functions, as the headers declare them.
 pub use generated::functions;
 pub use generated::verbs::*;
 pub use inline::*;
@@ -86,7 +86,7 @@ pub use process::Process;
 pub use registry::{Provider, UnknownProvider, providers, register};
 pub use table::{NoteMapped, Unsupported, Verbs};
 
-/// Runs the example in the README.
+/// Runs the README's example as a doc test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

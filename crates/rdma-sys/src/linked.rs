@@ -1,27 +1,27 @@
-//! The libibverbs that the linker binds at build time.
+//! The libibverbs against which the program is linked.
 
 use crate::table::Verbs;
 
-// Only for the linker flag `-l ibverbs`: its types are closed enums, and none is used here.
+// Needed only for the linker flag `-l ibverbs`: its types are closed enums, and none is used here.
 extern crate ibverbs_sys as _;
 
-/// Returns the verbs of the libibverbs that this program is linked with.
+/// Returns the verbs of the libibverbs against which this program is linked.
 ///
-/// For programs that must not load libraries at run time, or need a missing function to be a link
-/// error. They do not start where `libibverbs.so.1` is not installed; [`system`] reports an error
-/// instead, and needs nothing to build.
+/// This is for programs that must not load libraries at run time, or that want a missing function
+/// to be a link error. They do not start where `libibverbs.so.1` is not installed. [`system`], in
+/// contrast, reports an error in that case, and needs nothing to build.
 ///
 /// The feature does not change `system`, and [`providers`] does not list this table. To use its
 /// devices together with others, [`register`] it and leave `system` out of `RDMA_PROVIDERS`;
 /// otherwise each of them is listed twice. The provider is called `linked`.
 ///
 /// The table has all functions up to `IBVERBS_1.14`, which rdma-core 36 and later provide (Debian
-/// 12 has 44, Ubuntu 22.04 has 39). Linking with an older library fails, and the linker names the
-/// missing functions.
+/// 12 has 44, Ubuntu 22.04 has 39). Linking against an older library fails, and the linker names
+/// the missing functions.
 ///
 /// `ibverbs-sys`, which finds the library, first builds all of rdma-core, in about a minute. It
-/// needs, on Debian:
-/// `gcc libc6-dev cmake make pkg-config python3-minimal libnl-3-dev libnl-route-3-dev libclang-dev libibverbs-dev`.
+/// needs, on Debian: `gcc libc6-dev cmake make pkg-config python3-minimal libnl-3-dev
+/// libnl-route-3-dev libclang-dev libibverbs-dev`.
 ///
 /// ```
 /// let verbs = rdma_sys::linked();

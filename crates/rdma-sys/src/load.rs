@@ -12,30 +12,30 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::{elf, load_error::LoadError, table::Verbs};
 
-/// The file name of libibverbs since its first release.
+/// The file name that libibverbs has had since its first release.
 pub(crate) const SONAME: &str = "libibverbs.so.1";
 
 /// The environment variable that names another file.
 const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
 
-/// Returns the verbs of the installed libibverbs, which has all RDMA devices of this machine that
+/// Returns the verbs of the installed libibverbs, which lists all RDMA devices of this machine that
 /// the kernel knows.
 ///
-/// The library is searched for once, at the first call, and never unloaded; later calls return the
-/// same table or the same error. `RDMA_LIBIBVERBS` sets the path of another library than
+/// The first call searches for the library, which is never unloaded; later calls return the same
+/// table or the same error. `RDMA_LIBIBVERBS` sets the path of a library other than
 /// `libibverbs.so.1`. It is loaded with `RTLD_NOW | RTLD_LOCAL`, so its names are not visible to
 /// other libraries. The provider is called `system`.
 ///
-/// A program can continue if this function fails: a software device is a [`Verbs`] of its own.
+/// A program can continue if this function fails, because a software device has its own [`Verbs`].
 ///
 /// # Errors
-/// The library is missing, too old, made for another machine, or cannot be loaded into a static
-/// binary. Each [`LoadError`] states the remedy.
+/// The library is missing, too old, built for another machine, or cannot be loaded because this
+/// binary is static. Each [`LoadError`] states the remedy.
 ///
 /// ```
 /// match rdma_sys::system() {
-///     Ok(verbs) => assert_eq!(verbs.name, "system"),
-///     Err(error) => eprintln!("no RDMA hardware: {error}"),
+///       Ok(verbs) => assert_eq!(verbs.name, "system"),
+///       Err(error) => eprintln!("no RDMA hardware: {error}"),
 /// }
 /// ```
 #[doc(alias = "dlopen")]
@@ -52,14 +52,14 @@ fn load(file: &OsStr) -> Result<Verbs, LoadError> {
     if elf::program_is_static() {
         return Err(LoadError::StaticBinary);
     }
-    // SAFETY: the file is the machine's libibverbs, or the one that the user who started the
-    // program named. Its initialisers register drivers and touch nothing of ours (SAFETY.md F2).
+    // SAFETY: the file is the machine's libibverbs, or one that the user who started the program
+    // named. Its initialisers register drivers and touch no memory of ours (SAFETY.md F2).
     let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
     let library = opened.map_err(|error| LoadError::of_dlopen(file, &reason(&error)))?;
-    // SAFETY: as above for its exported functions; the library is never closed, neither here nor
-    // below (SAFETY.md F2).
+    // SAFETY: the same holds for its exported functions. The library is never closed, neither here
+    // nor below (SAFETY.md F2).
     let table = unsafe { Verbs::load("system", &library) };
-    // Never closed, even after a failure: its drivers may have started threads or kept pointers.
+    // Never close it, even after a failure: its drivers may have started threads or kept pointers.
     let _open_for_ever = library.into_raw();
     table.map_err(|symbol| LoadError::TooOld { file: file.to_owned(), symbol })
 }

@@ -5,14 +5,14 @@ use std::{ffi::OsStr, ffi::OsString, path::Path};
 use crate::elf;
 use crate::load::SONAME;
 
-/// The end of each message.
+/// The text with which each message ends.
 macro_rules! without {
     () => {
         "; the software device needs none: rdma_soft::install()"
     };
 }
 
-/// Reason for a failure of [`system`](crate::system).
+/// The reason that [`system`](crate::system) failed.
 ///
 /// The software device works in each of these cases.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -33,10 +33,10 @@ pub enum LoadError {
     TooOld {
         /// The library.
         file: OsString,
-        /// The first function that it lacks.
+        /// The first missing function.
         symbol: &'static str,
     },
-    /// The library is made for another kind of machine than this program.
+    /// The library is built for another kind of machine than this program.
     #[error(
         "{} is for {found}, this program for {expected}: install the libibverbs package of \
          {expected}, or set RDMA_LIBIBVERBS to such a file{}",
@@ -76,7 +76,7 @@ rdma_types::debug_messages!(enum LoadError {
     StaticBinary, Refused { file, reason },
 });
 
-/// Only `RDMA_LIBIBVERBS` names a file other than the default one.
+/// Adapts the message: only `RDMA_LIBIBVERBS` can name a file other than the default one.
 fn not_found(file: &OsStr) -> String {
     let shown = file.display();
     if file == SONAME {
@@ -95,8 +95,8 @@ fn not_found(file: &OsStr) -> String {
 impl LoadError {
     /// Determines the reason for a failed `dlopen` from the file on disk and the loader's message.
     ///
-    /// The message alone is not enough: the loader of glibc reports a library of another machine as
-    /// "not found".
+    /// The message alone is not enough, because glibc's loader reports a library for another
+    /// machine as "not found".
     pub(crate) fn of_dlopen(file: &OsStr, reason: &str) -> Self {
         let file = file.to_owned();
         let path = Path::new(&file);

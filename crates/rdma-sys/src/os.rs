@@ -1,4 +1,4 @@
-//! Definitions of the C library and the kernel's headers that the generated bindings use.
+//! Definitions from the C library and the kernel's headers that the generated bindings use.
 
 #![allow(non_camel_case_types)]
 

@@ -1,19 +1,21 @@
-//! Identity of this process, so that a forked child recognises the objects of its parent, without a
+//! The identity of this process. A forked child can recognise its parent's objects by it, without a
 //! system call.
 #![allow(unsafe_code)]
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// A process, distinct from those that are forked from it.
+/// A process, as distinct from its forked children.
 ///
-/// Objects that a provider creates belong to the process that requested them. A forked child has copies, which no
-/// device knows, and must neither use nor destroy them. The code that creates such an object keeps [`Process::current`]
-/// with it, and checks [`is_current`](Self::is_current) before it uses the object.
+/// Objects that a provider creates belong to the process that requested them. A forked child has
+/// copies that no device knows, and must neither use nor destroy them. The code that creates such
+/// an object stores [`Process::current`] with it, and checks [`is_current`](Self::is_current)
+/// before using the object.
 ///
-/// The check makes no system call. The kernel clears a word of memory in a forked child (`MADV_WIPEONFORK`, see
-/// `man madvise`), and a child that finds it cleared counts itself. Where the kernel refuses that advice, a handler of
-/// `pthread_atfork` clears the word. A child of a bare `clone` call does not run this handler.
+/// The check makes no system call. The kernel clears a word of memory in a forked child
+/// (`MADV_WIPEONFORK`, see `man madvise`). A child that finds the word cleared assigns itself a new
+/// generation. If the kernel refuses that advice, a `pthread_atfork` handler clears the word
+/// instead. A child of a bare `clone` call does not run this handler.
 ///
 /// ```
 /// use rdma_sys::Process;
@@ -32,13 +34,13 @@ impl Process {
     /// Returns this process.
     #[must_use]
     pub fn current() -> Self {
-        // This has to be first, since it determines the number.
+        // This comes first, because it determines the generation.
         let generation = THIS.generation();
         let id = THIS.id.load(Ordering::Relaxed);
         Self { generation, id }
     }
 
-    /// Returns true if this value is the current process and not an ancestor that forked it.
+    /// Returns true if this value is the current process, not an ancestor of it.
     #[inline]
     #[must_use]
     pub fn is_current(self) -> bool {
@@ -55,17 +57,18 @@ impl Process {
 
 static THIS: This = This::new();
 
-/// Value of a mark without a generation: 0, the content before any store, as in a child.
+/// The mark has no generation: 0, its content before any store, and in a new child.
 const UNSET: u32 = 0;
-/// A thread of this process is counting it.
+/// A thread of this process is assigning the generation.
 const COUNTING: u32 = u32::MAX - 1;
-/// Value if no word can be cleared: the number of the process is its generation.
+/// The value if no clearable word is available.
 const UNKNOWN: u32 = u32::MAX;
 
 struct This {
-    /// A word with the generation of this process. A forked child finds it cleared.
+    /// A word that holds this process's generation. A forked child finds it cleared.
     mark: AtomicPtr<AtomicU32>,
-    /// The number of processes that have counted themselves, from the first to this one.
+    /// The number of processes that have assigned themselves a generation, from the first ancestor
+    /// to this one.
     generation: AtomicU32,
     id: AtomicU32,
 }
@@ -83,23 +86,23 @@ impl This {
         }
     }
 
-    /// Returns true if this process has `generation`. A child that has not counted itself yet is
-    /// counted first.
+    /// Returns true if this process has `generation`. A child without a generation first gets one.
     #[cold]
     #[inline(never)]
     fn is_counted_as(&self, generation: u32) -> bool {
         self.generation() == generation
     }
 
-    /// Returns the word, or one that is still unset.
+    /// Returns the mark, or one that is still unset.
     #[inline]
     fn mark(&self) -> &'static AtomicU32 {
-        // SAFETY: SAFETY.md F15: a word that is aligned, is never unmapped, and is used as an atomic alone. It is
-        // initialised before its address is stored: that store releases what this load acquires.
+        // SAFETY: SAFETY.md F15: the word is aligned, never unmapped, and accessed only as an
+        // atomic. It is initialised before its address is stored: that store releases what this
+        // load acquires.
         unsafe { &*self.mark.load(Ordering::Acquire) }
     }
 
-    /// Counts this process, unless another thread has already done so.
+    /// Assigns a generation to this process, unless another thread has already done so.
     #[cold]
     fn count(&self) -> u32 {
         let mark = self.own_mark();
@@ -124,7 +127,7 @@ impl This {
         }
     }
 
-    /// Returns the mark, which the first caller creates.
+    /// Returns the mark; the first caller creates it.
     fn own_mark(&self) -> &'static AtomicU32 {
         let first = ptr::from_ref(&FIRST_MARK).cast_mut();
         let mark = self.mark();
@@ -133,7 +136,7 @@ impl This {
         }
         let own = wiped_by_kernel().or_else(wiped_by_handler).unwrap_or(&NO_MARK);
         let new = ptr::from_ref(own).cast_mut();
-        // If several threads are the first, the mark of one is used; those of the others stay unused.
+        // If several threads race to create it, one mark wins, and the others stay unused.
         match self.mark.compare_exchange(first, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => own,
             Err(_) => self.mark(),
@@ -141,11 +144,11 @@ impl This {
     }
 }
 
-/// The mark before one is created; it stays unset.
+/// The mark until one is created; it stays unset.
 static FIRST_MARK: AtomicU32 = AtomicU32::new(UNSET);
 static NO_MARK: AtomicU32 = AtomicU32::new(UNKNOWN);
 
-/// Returns a word of a page that the kernel clears in a child.
+/// Returns a word on a page that the kernel clears in a forked child.
 fn wiped_by_kernel() -> Option<&'static AtomicU32> {
     const LENGTH: usize = size_of::<AtomicU32>();
     if cfg!(miri) {
@@ -153,26 +156,27 @@ fn wiped_by_kernel() -> Option<&'static AtomicU32> {
     }
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: SAFETY.md F15: new memory, at no address that is in use.
+    // SAFETY: SAFETY.md F15: this maps new memory, at no address that is in use.
     let page = unsafe { libc::mmap(ptr::null_mut(), LENGTH, protection, flags, -1, 0) };
     if page == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: SAFETY.md F15: the whole page of the mapping above; the advice changes no byte here.
+    // SAFETY: SAFETY.md F15: the range is the whole page mapped above, and the advice changes no
+    // byte here.
     let advise = |advice| unsafe { libc::madvise(page, LENGTH, advice) };
-    // An emulator may accept any advice and follow none. Such an emulator also accepts one that no
+    // An emulator may accept any advice and follow none. It then also accepts an advice that no
     // kernel knows.
     if advise(-1) == 0 || advise(libc::MADV_WIPEONFORK) != 0 {
-        // SAFETY: SAFETY.md F15: the mapping above, which nothing refers to.
+        // SAFETY: SAFETY.md F15: this is the mapping from above, and nothing refers to it.
         unsafe { libc::munmap(page, LENGTH) };
         return None;
     }
-    // SAFETY: SAFETY.md F15: mapped for reading and writing, aligned to a page, zeroed, never unmapped, and from
-    // now on used as an atomic alone.
+    // SAFETY: SAFETY.md F15: the page is readable and writable, aligned, zeroed and never unmapped,
+    // and from now on it is accessed only as an atomic.
     Some(unsafe { &*page.cast::<AtomicU32>() })
 }
 
-/// Returns a word that is set to zero in a child before `fork` returns.
+/// Returns a word that a handler sets to zero in a child before `fork` returns.
 fn wiped_by_handler() -> Option<&'static AtomicU32> {
     static MARK: AtomicU32 = AtomicU32::new(UNSET);
     extern "C" fn wipe() {
@@ -181,8 +185,9 @@ fn wiped_by_handler() -> Option<&'static AtomicU32> {
     if cfg!(miri) {
         return None; // Miri cannot fork
     }
-    // SAFETY: SAFETY.md F15: the handler runs in a child, where it stores to an atomic. It is never unloaded: if it is
-    // linked into a library that can be unloaded, the C library removes its handlers then (pthread_atfork(3)).
+    // SAFETY: SAFETY.md F15: the handler runs in a child, where it stores to an atomic. It is never
+    // unloaded while registered: if it is linked into a library that is unloaded, the C library
+    // removes its handlers (pthread_atfork(3)).
     let errno = unsafe { libc::pthread_atfork(None, None, Some(wipe)) };
     (errno == 0).then_some(&MARK)
 }
@@ -195,25 +200,26 @@ mod tests {
 
     /// Runs a check in a forked child, and in a child of that child.
     fn in_descendants(check: &dyn Fn() -> bool) {
-        // SAFETY: SAFETY.md F15: the child only makes calls that wait for no other thread, and ends
-        // below.
+        // SAFETY: SAFETY.md F15: the child only makes calls that wait for no other thread, and
+        // exits below.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "no child");
         if pid == 0 {
-            // SAFETY: SAFETY.md F15: it ends a child that hangs, and this one.
+            // SAFETY: SAFETY.md F15: the alarm ends this child, or one of its children that hangs.
             unsafe { libc::alarm(20) };
             let status = i32::from(!check());
             // SAFETY: SAFETY.md F15: nothing else runs in this child.
             unsafe { libc::_exit(status) };
         }
         let mut status = 0;
-        // SAFETY: SAFETY.md F15: the child of this process, and room for its status.
+        // SAFETY: SAFETY.md F15: the pid is that of a child of this process, and `status` may be
+        // written.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         assert_eq!(status, 0, "what the child saw");
     }
 
-    /// Checks that parent, child and grandchild differ, and that each stays the same, even if its first call comes
-    /// late.
+    /// Checks that parent, child and grandchild differ, and that each keeps its identity, even if
+    /// its first call comes late.
     fn descendants_differ(this: &'static This) {
         let parent = this.generation();
         in_descendants(&|| {
@@ -232,8 +238,8 @@ mod tests {
     #[test]
     fn forked_processes_differ_by_the_wiped_page() {
         static OF_KERNEL: This = This::new();
-        // Refused before Linux 4.14, and by some emulators: then the next test covers the
-        // distinction.
+        // The kernel refuses this before Linux 4.14, and so do some emulators. The next test then
+        // covers the distinction.
         let Some(mark) = wiped_by_kernel() else { return };
         OF_KERNEL.mark.store(ptr::from_ref(mark).cast_mut(), Ordering::Release);
         descendants_differ(&OF_KERNEL);
@@ -259,7 +265,7 @@ mod tests {
     fn all_threads_are_of_one_process() {
         for _ in 0..100 {
             let (this, begin) = (Arc::new(This::new()), Arc::new(Barrier::new(4)));
-            // The handler's word is shared by all, so this test uses another one in its place.
+            // All handlers share one word, so this test uses another one in its place.
             let mark = wiped_by_kernel().unwrap_or_else(|| Box::leak(Box::default()));
             this.mark.store(ptr::from_ref(mark).cast_mut(), Ordering::Release);
             let ask = || {

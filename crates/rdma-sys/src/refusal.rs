@@ -1,5 +1,5 @@
-//! The functions of [`Verbs::unsupported`](crate::Verbs::unsupported). Each fails in the way of the
-//! function that it replaces.
+//! The functions of [`Verbs::unsupported`](crate::Verbs::unsupported). Each fails in the way that
+//! the function it replaces reports errors.
 
 use std::{
     ffi::{c_char, c_int},
@@ -8,7 +8,7 @@ use std::{
 
 use crate::errno::Errno;
 
-/// The result of a function without an implementation; `R` is its return type.
+/// The result of an unimplemented function; `R` is its return type.
 pub(crate) trait Refusal<R> {
     fn refuse() -> R;
 }
@@ -19,7 +19,7 @@ pub(crate) struct Number;
 pub(crate) struct MinusOne;
 /// Returns NULL and sets `errno` to `ENOSYS`.
 pub(crate) struct Null;
-/// Returns a text that states this, because C programs print it unchecked.
+/// Returns a text that says so, because C programs print it unchecked.
 pub(crate) struct Text;
 /// Returns 0, where C has no way to report an error.
 pub(crate) struct Zero;
@@ -63,7 +63,7 @@ impl Refusal<()> for Nothing {
     fn refuse() {}
 }
 
-/// Gives each C function type a function that refuses in the way of `K`.
+/// Provides, for each C function type, a function that fails in the way of `K`.
 pub(crate) trait Refuse<K> {
     const REFUSE: Self;
 }

@@ -1,4 +1,4 @@
-//! The providers of this process, and the order in which their devices are listed.
+//! The providers in this process, and the order in which their devices are listed.
 
 #![allow(unsafe_code)]
 
@@ -17,14 +17,14 @@ const SYSTEM: &str = "system";
 
 static REGISTERED: Mutex<Vec<&'static Verbs>> = Mutex::new(Vec::new());
 
-/// A requested provider, available or not.
+/// A selected provider, available or not.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Provider {
-    /// Its [name](Verbs::name): `system`, or that of a registered table.
+    /// The provider's [name](Verbs::name): `system`, or the name of a registered table.
     pub name: &'static str,
-    /// Its table. For `system`, this may be the reason for its absence, which does not affect the
-    /// other providers.
+    /// The provider's table. For `system`, this may be the reason that it is missing, which does
+    /// not affect the other providers.
     pub verbs: Result<&'static Verbs, LoadError>,
 }
 
@@ -53,12 +53,12 @@ rdma_types::debug_messages!(struct UnknownProvider { name, known });
 ///
 /// The list is global to the process and only grows. Registering the same table again changes
 /// nothing. Any thread may call this at any time; results that [`providers`] has already returned
-/// do not change. Two tables may have the same name; then they are selected together.
+/// do not change. If two tables have the same name, they are selected together.
 ///
 /// # Safety
-/// Each function of the table must behave like the function of libibverbs that its field is named
-/// after. This holds for the objects that the table itself created, from any thread (SAFETY.md F2):
-/// safe code relies on it.
+/// Each function in the table must behave like the libibverbs function after which its field is
+/// named. This must hold for the objects that the table itself created, from any thread (SAFETY.md
+/// F2), because safe code relies on it.
 pub unsafe fn register(verbs: &'static Verbs) {
     let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
     if !registered.iter().any(|known| ptr::eq(*known, verbs)) {
@@ -70,18 +70,18 @@ pub unsafe fn register(verbs: &'static Verbs) {
 /// (`system`), then the [registered](register) ones in the order of registration.
 ///
 /// The environment variable `RDMA_PROVIDERS`, a list such as `soft,system`, selects and orders them
-/// instead; unset and empty are equivalent. libibverbs is not loaded if it is not selected.
+/// instead; unset and empty are equivalent. libibverbs is not loaded unless it is selected.
 ///
 /// # Errors
 /// Returns an error if `RDMA_PROVIDERS` names an unknown provider. If libibverbs cannot be loaded,
-/// that is no error of this function, but part of its [`Provider`].
+/// this function does not fail; the error is in the [`Provider`].
 ///
 /// ```
 /// for provider in rdma_sys::providers()? {
-///     match provider.verbs {
-///         Ok(_) => println!("{}: there", provider.name),
-///         Err(error) => println!("{}: {error}", provider.name),
-///     }
+///       match provider.verbs {
+///           Ok(_) => println!("{}: there", provider.name),
+///           Err(error) => println!("{}: {error}", provider.name),
+///       }
 /// }
 /// # Ok::<(), rdma_sys::UnknownProvider>(())
 /// ```
@@ -181,9 +181,9 @@ mod tests {
     #[test]
     fn registering_twice_is_registering_once() {
         static EXAMPLE: Verbs = named("example");
-        // SAFETY: no object comes from this table, all its functions refuse (SAFETY.md F2).
+        // SAFETY: no object comes from this table, because all its functions fail (SAFETY.md F2).
         unsafe { register(&EXAMPLE) };
-        // SAFETY: as above.
+        // SAFETY: same argument as above.
         unsafe { register(&EXAMPLE) };
         let found = providers().unwrap();
         let examples: Vec<_> = found.iter().filter(|one| one.name == "example").collect();

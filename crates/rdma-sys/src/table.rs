@@ -1,4 +1,4 @@
-//! The table of verbs: one function pointer for each function of libibverbs that is used.
+//! The table of verbs: one function pointer for each libibverbs function that is used.
 
 #![allow(unsafe_code)]
 
@@ -14,8 +14,8 @@ use crate::{
 /// The type of [`Verbs::note_mapped`].
 pub type NoteMapped = unsafe extern "C" fn(mr: *mut ibv_mr);
 
-/// A function that this provider does not have. Either its libibverbs is older than the function,
-/// or the provider is a software device that does not implement it.
+/// A function that this provider lacks: its libibverbs is too old, or it is a software device that
+/// does not implement the function.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the provider `{provider}` has no `{verb}` (libibverbs has it since {since}): update \
@@ -23,30 +23,31 @@ pub type NoteMapped = unsafe extern "C" fn(mr: *mut ibv_mr);
 )]
 #[non_exhaustive]
 pub struct Unsupported {
-    /// The function, as C spells it.
+    /// The function's name in C.
     pub verb: &'static str,
-    /// The symbol version that introduced it, and the release of rdma-core that has this version.
+    /// The symbol version that introduced the function, and the rdma-core release that has this
+    /// version.
     pub since: &'static str,
-    /// The [name](Verbs::name) of the provider's table.
+    /// The [name](Verbs::name) in the provider's table.
     pub provider: &'static str,
 }
 
 rdma_types::debug_messages!(struct Unsupported { verb, since, provider });
 
-/// Looks up a function by its name in C.
+/// Looks up a function by its C name.
 ///
 /// # Safety
-/// `F` is a function pointer type, that of the function which `library` exports as `name`.
+/// `F` is the type of a pointer to the function that `library` exports as `name`.
 unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
-    // SAFETY: `Option<F>` has the size and the niche of a pointer, so that NULL is a value of it;
-    // the rest is this function's contract (SAFETY.md F2).
+    // SAFETY: `Option<F>` has the size and the niche of a pointer, so NULL is a valid value; this
+    // function's contract covers the rest (SAFETY.md F2).
     let found = unsafe { library.get::<Option<F>>(name) };
     found.ok().and_then(|symbol| *symbol)
 }
 
 /// Defines the struct, the empty table, the loader, the linked table and the list of symbol
-/// versions from one list, so that they cannot differ. An entry is `field: C name => failure mode`;
-/// the header gives its signature ([`functions`](crate::functions)).
+/// versions from one list, so they cannot differ. An entry is `field: C name => failure mode`; the
+/// header defines its signature ([`functions`](crate::functions)).
 macro_rules! table {
     (
         required { $($field:ident: $symbol:ident => $refusal:ident,)+ }
@@ -56,10 +57,10 @@ macro_rules! table {
         ///
         /// A field has the name of its C function without `ibv_`, and that function's manual page
         /// documents it. Functions that libibverbs has had from the beginning (symbol versions 1.0
-        /// and 1.1) are always present. A later function is an `Option`, and a method of the
+        /// and 1.1) are always present. A later function is an `Option`, and a method with the
         /// field's name turns a missing one into a typed [`Unsupported`].
         ///
-        /// Calls on the data path do not go through this table. They go through the `ops` of the
+        /// Calls on the data path do not go through this table. They go through the `ops` in the
         /// object's context, as in the inline functions of `verbs.h`
         /// ([`ibv_post_send`](crate::ibv_post_send) …).
         ///
@@ -70,7 +71,7 @@ macro_rules! table {
         /// use rdma_sys::{Verbs, ibv_device};
         ///
         /// unsafe extern "C" fn name(_device: *mut ibv_device) -> *const std::ffi::c_char {
-        ///     c"example0".as_ptr()
+        ///       c"example0".as_ptr()
         /// }
         ///
         /// let mut verbs = Verbs::unsupported();
@@ -91,19 +92,19 @@ macro_rules! table {
                 #[doc = concat!("`", stringify!($newer), "`, since ", $since, ".")]
                 pub $optional: Option<$newer>,
             )+)+
-            /// Notes that the memory of a region stays mapped while any request can use it.
+            /// Notes that a region's memory stays mapped while any request can use it.
             ///
             /// This is an extension: libibverbs has no such function, and [`system`](crate::system)
-            /// never sets the field. Any provider may set it. It is for providers that copy by
-            /// instructions of the process, and otherwise have to check that memory is still
-            /// mapped. A device that pins pages does not need it. The method
-            /// [`note_mapped`](Self::note_mapped) calls it, and states its contract.
+            /// never sets the field. Any provider may set it. It is for providers that copy with
+            /// the process's own instructions, and that would otherwise have to check that memory
+            /// is still mapped. A device that pins pages does not need it. The method
+            /// [`note_mapped`](Self::note_mapped) calls it and states the contract.
             pub note_mapped: Option<NoteMapped>,
         }
 
         impl Verbs {
-            /// Returns a table without optional functions. Each function fails like in C: with NULL
-            /// or -1 and `errno` set to `ENOSYS`, or with `ENOSYS` itself. Its name is
+            /// Returns a table without optional functions. Each function fails as in C: with NULL
+            /// or -1 and `errno` set to `ENOSYS`, or with `ENOSYS` itself. The table's name is
             /// `unsupported`.
             #[must_use]
             pub const fn unsupported() -> Self {
@@ -120,7 +121,7 @@ macro_rules! table {
             ///
             /// # Safety
             /// The symbols that `library` exports under the names of libibverbs' functions must be
-            /// these functions (SAFETY.md F2), and it must stay loaded.
+            /// these functions (SAFETY.md F2), and the library must stay loaded.
             pub(crate) unsafe fn load(
                 name: &'static str,
                 library: &Library,
@@ -128,20 +129,20 @@ macro_rules! table {
                 Ok(Self {
                     name,
                     $(
-                        // SAFETY: the type is that of the header's declaration (SAFETY.md F5), and
-                        // the function is that one by this function's contract (F2).
+                        // SAFETY: the type matches the header's declaration (SAFETY.md F5), and the
+                        // symbol is that function by this function's contract (F2).
                         $field: unsafe { symbol::<$symbol>(library, stringify!($symbol)) }
                             .ok_or(stringify!($symbol))?,
                     )+
                     $($(
-                        // SAFETY: as above.
+                        // SAFETY: same argument as above.
                         $optional: unsafe { symbol::<$newer>(library, stringify!($newer)) },
                     )+)+
                     note_mapped: None,
                 })
             }
 
-            /// Returns the table of the functions that the program is linked with.
+            /// Returns the table of the functions against which the program is linked.
             #[cfg(feature = "linked")]
             pub(crate) const fn of_symbols(name: &'static str) -> Self {
                 Self {
@@ -265,19 +266,20 @@ table! {
 }
 
 impl Verbs {
-    /// Notes that the memory of a region stays mapped while any request can use it. Does nothing if the provider [does
-    /// not need it](Self#structfield.note_mapped).
+    /// Notes that a region's memory stays mapped while any request can use it. Does nothing if the
+    /// provider [does not need it](Self#structfield.note_mapped).
     ///
     /// # Safety
-    /// `mr` is a live region of this table. The call is made at most once, after the registration and before any key of
-    /// the region is used. Until `ibv_dereg_mr` returns 0 for the region, its memory is mapped whenever a request or a
-    /// peer can use it. A use may be by one of its keys, or by that of a window on the region. The mapping has the
-    /// rights that the region's access needs.
+    /// `mr` is a live region from this table. The call is made at most once, after the registration
+    /// and before any key of the region is used. Until `ibv_dereg_mr` returns 0 for the region, its
+    /// memory is mapped whenever a request or a peer can use it. The key for that may be one of the
+    /// region's, or that of a window on the region. The mapping has the rights that the region's
+    /// access needs.
     #[inline]
     pub unsafe fn note_mapped(&self, mr: *mut ibv_mr) {
         if let Some(note_mapped) = self.note_mapped {
-            // SAFETY: the table's own region (SAFETY.md F2), and memory as the contract requires
-            // (F29).
+            // SAFETY: the region belongs to this table (SAFETY.md F2), and the contract covers the
+            // memory (F29).
             unsafe { note_mapped(mr) };
         }
     }
