@@ -1,12 +1,15 @@
-//! The differential test: random programs of verbs on two devices, which must produce the same results.
+//! The differential test: runs random programs of verbs on two devices, which must produce the same
+//! results.
 //!
-//! A program is a list of steps, and the devices are idle after each. A step contains only requests whose order cannot
-//! matter, so that the comparison excludes all choices of the devices.
+//! A program is a list of steps, and the devices are idle after each step. A step contains only
+//! requests whose order cannot matter, so the comparison does not depend on any choice that a
+//! device may make.
 //!
-//! - `program`: the data of a program; `generate` makes one from a seed.
-//! - `model`: decides whether a program is fair, that is, leaves no choice to the devices. Its parts `footprint` and
-//!   `windows` cover the memory that requests touch, and memory windows.
-//! - `run`: executes a program on a device, with `end`, `settle` and `refusal`; its observations are a `trace`.
+//! - `program`: a program as data; `generate` creates one from a seed.
+//! - `model`: decides whether a program is fair, that is, leaves no choice to the devices. Its
+//!   parts `footprint` and `windows` cover the memory that requests touch, and memory windows.
+//! - `run`: executes a program on a device, using `end`, `settle` and `refusal`; it records a
+//!   `trace`.
 //! - `child`: a device in a separate process.
 //! - `compare`: compares two traces.
 //! - `shrink`: makes a failing program smaller.
@@ -40,14 +43,14 @@ use program::Program;
 
 use crate::{devices, remote};
 
-/// The limits of the shrinker: the number of programs that it tries, and the time.
+/// The shrinker's limits: how many programs it tries, and for how long.
 const TRIES: usize = 600;
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The note on a program that differed once.
+/// The note about a program that differed only once.
 const AGAIN: &str = "agreed only when it was run again";
 
-/// Compares devices as `cargo test` does, or serves as the process of one.
+/// Compares devices, with the interface of `cargo test`, or serves as the process for one device.
 #[must_use]
 pub fn main() -> ExitCode {
     if child::serve() {
@@ -75,7 +78,7 @@ fn here((left, right): (String, String), arguments: &Arguments) -> Trial {
     Trial::test(name(&left, &right), move || compare(&left, &right, programs, all))
 }
 
-/// SoftRoCE, where it was set up, unless this process runs there already.
+/// Runs the programs where SoftRoCE was set up, unless this process already runs there.
 fn elsewhere(arguments: &Arguments) -> Result<Option<Trial>, String> {
     if env::var_os(devices::VARIABLE).is_some() {
         return Ok(None);
@@ -95,7 +98,7 @@ fn elsewhere(arguments: &Arguments) -> Result<Option<Trial>, String> {
     })))
 }
 
-/// Two devices; the right one may be SoftRoCE.
+/// Two devices to compare; the right one may be SoftRoCE.
 struct Comparison {
     left: Device,
     right: Device,
@@ -109,7 +112,7 @@ impl Comparison {
         Self { left: Device::new(left), right: Device::new(right), met }
     }
 
-    /// The difference between the devices, if there is one.
+    /// Returns the difference between the devices, if any.
     fn difference(&mut self, program: &Program) -> Option<String> {
         match (self.left.run(program), self.right.run(program)) {
             (Ok(left), Ok(right)) => compare::difference(&left, &right, self.met.as_mut()),
@@ -132,7 +135,7 @@ fn compare(
     let mut failures = Vec::new();
     for (name, program) in programs {
         let Some(found) = devices.difference(&program) else { continue };
-        // An emulated machine may stop for longer than the wait for a completion.
+        // An emulated machine may pause for longer than the wait for a completion.
         if devices.met.is_some() && devices.difference(&program).is_none() {
             println!("{name}: {AGAIN}\n{found}");
             continue;

@@ -10,23 +10,23 @@ use crate::devices;
 /// The number of programs in a CI run.
 const COUNT: u64 = 200;
 
-/// Out of this many programs, one uses a fresh seed if one is given.
+/// If a fresh seed is given, one in this many programs uses it.
 const FRESH_IN: u64 = 10;
 
-/// The device that others are compared with, unless another one is named.
+/// The device with which others are compared, by default.
 const SOFTWARE: &str = "soft0";
 
-/// Programs, each with a description.
+/// Programs with their descriptions.
 pub(super) type Programs = Box<dyn Iterator<Item = (String, Program)> + Send>;
 
 #[derive(Debug)]
 pub(super) struct Arguments {
     seed: u64,
     count: u64,
-    /// The first of the fresh seeds.
+    /// The first fresh seed.
     fresh: Option<u64>,
     program: Option<Program>,
-    /// The device that others are compared with.
+    /// The device with which others are compared.
     pub(super) against: String,
     /// Whether to continue after a failure.
     pub(super) all: bool,
@@ -63,8 +63,8 @@ impl Arguments {
         Self { seed, count, fresh, program, against, all, harness }
     }
 
-    /// Pairs of devices to compare: the schedules and kinds of the software devices, or the software device with each
-    /// named one.
+    /// Returns pairs of devices to compare: the schedules and kinds of the software devices, or the
+    /// software device with each named device.
     pub(super) fn devices(&self) -> impl Iterator<Item = (String, String)> {
         let named = devices::named().into_iter();
         let mut pairs: Vec<_> = named.map(|named| (self.against.clone(), named.name)).collect();
@@ -78,7 +78,7 @@ impl Arguments {
         pairs.into_iter()
     }
 
-    /// The arguments with which another process runs the same programs.
+    /// Returns the arguments with which another process runs the same programs.
     pub(super) fn own(&self) -> Vec<String> {
         let mut own = vec!["--against".to_owned(), self.against.clone()];
         if let Some(program) = &self.program {
@@ -92,7 +92,7 @@ impl Arguments {
         own
     }
 
-    /// The programs of this run's seeds; each can be run alone.
+    /// Returns the programs for this run's seeds. Each can also run alone.
     pub(super) fn programs(&self) -> Programs {
         if let Some(program) = self.program.clone() {
             return Box::new(iter::once(("the program".to_owned(), program)));
@@ -114,7 +114,8 @@ impl fmt::Display for Arguments {
     }
 }
 
-/// Consecutive seeds; with a fresh seed, every tenth is taken from the seeds that follow it.
+/// Returns consecutive seeds; with a fresh seed, every tenth comes from the sequence that starts
+/// there.
 fn seeds(first: u64, count: u64, fresh: Option<u64>) -> impl Iterator<Item = u64> {
     (0..count).map(move |n| match fresh {
         Some(fresh) if n % FRESH_IN == FRESH_IN - 1 => fresh.wrapping_add(n / FRESH_IN),
@@ -141,7 +142,7 @@ fn written(text: &str) -> Program {
     Program::from_json(&json).unwrap_or_else(|error| panic!("not a program: {error}"))
 }
 
-/// A different seed each time.
+/// Returns a different seed each time.
 fn seed_of_clock() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_secs() * 1_000 + u64::from(now.subsec_millis())

@@ -1,5 +1,5 @@
-//! One device in a separate process, which runs programs one after the other. libibverbs and our software device have a
-//! process each, so a crash or hang ends only one of them.
+//! Runs programs on one device in a separate process, one after the other. libibverbs and our
+//! software device each have their own process, so a crash or hang ends only one of them.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -15,13 +15,14 @@ use super::run;
 use super::trace::Trace;
 use crate::devices;
 
-/// The variable that marks a child process, with the name of its device.
+/// The environment variable that marks a child process; its value is the device's name.
 const VARIABLE: &str = "RDMA_TEST_DIFFERENTIAL";
 
-/// The time limit of a program, far above that of any working device.
+/// The time limit of a program, far longer than any working device needs.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Runs the programs that the parent sends, if this process was started for that. Returns true in that case.
+/// Runs the programs that the parent sends, if this process was started for that. Returns true in
+/// that case.
 pub(super) fn serve() -> bool {
     let Ok(name) = env::var(VARIABLE) else { return false };
     let device = devices::prepare(&name);
@@ -35,8 +36,9 @@ pub(super) fn serve() -> bool {
     true
 }
 
-/// The command that starts the process of a device. It gets a separate network namespace if the device needs one, since
-/// SoftRoCE has the port in the other. This process must be able to create one, as root is.
+/// Returns the command that starts a device's process. If the device needs it, the process gets its
+/// own network namespace, because SoftRoCE occupies the port in the current one. This needs the
+/// right to create one, as root has.
 fn command(device: &str) -> Command {
     const UP: &str = "ip link set lo up";
     let isolated = |then: &str| {
@@ -54,7 +56,7 @@ fn command(device: &str) -> Command {
     command
 }
 
-/// A device and its process, which is restarted after it died.
+/// A device and its process, which is restarted if it dies.
 pub(super) struct Device {
     pub(super) name: String,
     process: Option<Process>,
@@ -71,7 +73,7 @@ impl Device {
         Self { name: name.to_owned(), process: None }
     }
 
-    /// The trace of the program on the device; an error if the process dies.
+    /// Returns the trace of the program on the device, or an error if the process dies.
     pub(super) fn run(&mut self, program: &Program) -> Result<Trace> {
         let trace = self.try_run(program);
         if trace.is_err() {

@@ -6,7 +6,7 @@ use rdma_sys::{Errno, ibv_wc_status as Status};
 
 use super::trace::{Completion, Invalidated, RXE_WITH_INV, StepTrace, Trace, WITH_INV};
 
-/// A known difference of SoftRoCE: its value where the contract has another one.
+/// A known difference of SoftRoCE: its value, and the contract's.
 struct Difference<T: 'static> {
     /// The entry of `docs/rxe-differences.md`.
     name: &'static str,
@@ -53,15 +53,15 @@ const RECEIVED: &[Difference<Status>] = &[
 const CALLS: &[Difference<Errno>] =
     &[Difference { name: "bound-region-einval", contract: Errno::EBUSY, rxe: Errno::EINVAL }];
 
-/// Flags of a receive whose sender invalidated a key.
+/// The flags of a receive whose sender invalidated a key.
 const FLAGS: &[Difference<u32>] =
     &[Difference { name: "with-invalidate-flag", contract: WITH_INV, rxe: RXE_WITH_INV }];
 
-/// The known differences that occurred, with their counts.
+/// The known differences that occurred, with counts.
 pub(super) type Met = BTreeMap<&'static str, usize>;
 
-/// The first step that differs, and its difference. With `met` the right device is SoftRoCE, and known differences are
-/// allowed.
+/// Returns the first step that differs, and how. With `met`, the right device is SoftRoCE, and its
+/// known differences are allowed.
 pub(super) fn difference(left: &Trace, right: &Trace, mut met: Option<&mut Met>) -> Option<String> {
     for (n, (left, right)) in left.steps.iter().zip(&right.steps).enumerate() {
         let other = match &mut met {
@@ -75,9 +75,9 @@ pub(super) fn difference(left: &Trace, right: &Trace, mut met: Option<&mut Met>)
     (left.steps.len() != right.steps.len()).then(|| "the numbers of steps differ".to_owned())
 }
 
-/// SoftRoCE's step, with known differences replaced by the contract's values.
+/// Returns SoftRoCE's step, with known differences replaced by the contract's values.
 fn as_contract(contract: &StepTrace, rxe: &StepTrace, met: &mut Met) -> StepTrace {
-    // SoftRoCE's events are not known well enough.
+    // SoftRoCE's events are not known well enough to compare.
     let mut step = StepTrace { events: contract.events.clone(), ..rxe.clone() };
     for (wanted, errno) in contract.calls.iter().zip(&mut step.calls) {
         let (one, other) = (Errno::from_raw(*wanted), Errno::from_raw(*errno));
@@ -139,7 +139,7 @@ fn describe(n: usize, left: &StepTrace, right: &StepTrace) -> String {
     lines.join("\n")
 }
 
-/// The first bytes, which suffice to recognise them.
+/// Keeps the first bytes of each entry, which are enough to recognise it.
 fn shortened(memory: &Entries) -> Entries {
     const SHOWN: usize = 32;
     let short = |bytes: &String| match bytes.get(..2 * SHOWN) {
@@ -151,7 +151,7 @@ fn shortened(memory: &Entries) -> Entries {
 
 type Entries = BTreeMap<String, String>;
 
-/// The entries that differ.
+/// Returns the entries that differ.
 fn entries(what: &str, left: &Entries, right: &Entries) -> Vec<String> {
     let mut keys: Vec<&String> = left.keys().chain(right.keys()).collect();
     keys.sort();

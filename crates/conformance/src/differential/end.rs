@@ -1,4 +1,4 @@
-//! The ends of a program's pairs on a device: queue pairs, completion queues and memory.
+//! The ends of a program's pairs on one device: queue pairs, completion queues and memory.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -21,10 +21,10 @@ use super::run::knobs;
 use super::settle::imm;
 use super::trace::Completion;
 
-/// No device assigns such a key.
+/// A key that no device assigns.
 const UNKNOWN_KEY: u32 = 0xdead_0000;
 
-/// Memory, and its registration. Fields of all these types drop in order.
+/// Memory and its registration. The fields of these types are dropped in order.
 pub(super) struct MemorySlot {
     region: Option<*mut ibv_mr>,
     stale: u32,
@@ -33,7 +33,7 @@ pub(super) struct MemorySlot {
     pub(super) seen: Vec<u8>,
 }
 
-/// A memory window, and the key of its last binding; a new window has none.
+/// A memory window, and the key from its last bind; a new window has none.
 struct Window {
     mw: Mw,
     key: Option<u32>,
@@ -61,7 +61,7 @@ pub(super) struct EndState {
     pub(super) receive_cq: Cq,
     pub(super) slots: Vec<MemorySlot>,
     pub(super) pd: Rc<Pd>,
-    /// The separate domain of the foreign registrations.
+    /// The separate domain for the foreign registrations.
     _foreign_pd: Pd,
     /// Receives that have not completed.
     pub(super) posted: BTreeMap<u64, Vec<Element>>,
@@ -75,7 +75,8 @@ impl Drop for MemorySlot {
     }
 }
 
-/// The initial contents of a slot: different for each slot, and for neighbouring bytes.
+/// Returns the initial contents of a slot. They differ between slots, and between neighbouring
+/// bytes.
 fn pattern(end: QpId, slot: u8) -> Vec<u8> {
     let seed = u32::from(end.pair) * 6 + end.side as u32 * 3 + u32::from(slot) + 1;
     let byte = |at: u32| (at.wrapping_mul(seed.wrapping_mul(2_654_435_761)) >> 24) as u8;
@@ -83,7 +84,7 @@ fn pattern(end: QpId, slot: u8) -> Vec<u8> {
 }
 
 impl EndState {
-    /// A joined end shares the domain and the shared receive queue of the other one.
+    /// If the end is joined, it shares its domain and shared receive queue with `joined`.
     fn new(context: &Context, end: QpId, plan: Pair, joined: Option<&Self>) -> Self {
         let pd = joined.map_or_else(|| Rc::new(context.pd()), |other| Rc::clone(&other.pd));
         let foreign_pd = context.pd();
@@ -115,7 +116,7 @@ impl EndState {
             MemorySlot { region: None, stale: UNKNOWN_KEY, seen: memory.bytes(), memory }
         };
         let slots = (0..SLOTS).map(slot).collect();
-        // Without windows, none are allocated.
+        // Without windows in the plan, none are allocated.
         let wanted = if plan.windows { WINDOWS } else { 0 };
         let windows = (0..wanted).map(|window| Window::new(&pd, end, window)).collect();
         let (ah, posted) = (None, BTreeMap::new());
@@ -161,7 +162,7 @@ impl EndState {
         errno
     }
 
-    /// Deallocates a window, and allocates another one in its place.
+    /// Deallocates a window, and allocates another in its place.
     pub(super) fn renew(&mut self, window: u8) {
         drop(self.windows.remove(usize::from(window)));
         let new = Window::new(&self.pd, self.end, window);
@@ -241,7 +242,8 @@ impl EndState {
         }
     }
 
-    /// A request that binds a window, which has its new key from now on: later requests may name it.
+    /// Returns a request that binds a window. The window has its new key from now on, so later
+    /// requests may name it.
     fn bind_request(&mut self, wr_id: u64, bind: Bind) -> Wr {
         let info = self.bind_info(bind);
         let window = &mut self.windows[usize::from(bind.window)];
@@ -253,7 +255,7 @@ impl EndState {
         Wr::bind(wr_id, &window.mw, key, info)
     }
 
-    /// Clears bytes that devices may leave in any state.
+    /// Clears bytes whose contents the devices may leave undefined.
     pub(super) fn clear(&self, elements: &[Element]) {
         for element in elements {
             let memory = &self.slots[usize::from(element.slot)].memory;
@@ -261,7 +263,7 @@ impl EndState {
         }
     }
 
-    /// Clears the bytes that a failed receive may have written, and the header of a datagram.
+    /// Clears the bytes that a failed receive may have written, and the header before a datagram.
     pub(super) fn clear_undefined(
         &self,
         elements: &[Element],
@@ -278,14 +280,14 @@ impl EndState {
     }
 }
 
-/// All ends of a program.
+/// All ends in a program.
 pub(super) struct Ends<'a> {
     pub(super) context: &'a Context,
     states: BTreeMap<QpId, EndState>,
 }
 
 impl<'a> Ends<'a> {
-    /// Connects all ends, with nothing registered.
+    /// Connects all ends; nothing is registered yet.
     pub(super) fn new(context: &'a Context, program: &Program) -> Self {
         let mut states = BTreeMap::new();
         for (pair, plan) in (0..).zip(&program.pairs) {
@@ -312,7 +314,7 @@ impl<'a> Ends<'a> {
         self.states.get_mut(&end).expect("the end belongs to the program")
     }
 
-    /// Returns true if the same slots are registered as in the model.
+    /// Returns true if the registered slots are those in the model.
     pub(super) fn are_registered_as(&self, model: &Model) -> bool {
         self.states.iter().all(|(&end, state)| {
             let expected = model.end(end).regions.iter().map(Option::is_some);
@@ -320,7 +322,7 @@ impl<'a> Ends<'a> {
         })
     }
 
-    /// The end that has posted this one's receive requests.
+    /// Returns the end that posts receives for this one.
     pub(super) fn receiver(&mut self, end: QpId, plan: Pair) -> &mut EndState {
         let joined = plan.joined && end.side == Side::B;
         self.get_mut(if joined { QpId { pair: 0, ..end } } else { end })
@@ -330,7 +332,7 @@ impl<'a> Ends<'a> {
         self.states.keys().copied().collect()
     }
 
-    /// The name of an object that has an event.
+    /// Returns the name of an object that has an event.
     pub(super) fn name(&self, object: usize) -> String {
         let is_srq = |srq: &Rc<Srq>| srq.0.addr() == object;
         let of_queue_pair = self.states.iter().find(|(_, state)| state.qp.0.addr() == object);
@@ -375,7 +377,7 @@ impl<'a> Ends<'a> {
         self.connect(pair, plan);
     }
 
-    /// The request in its C form.
+    /// Returns the request in C's form.
     pub(super) fn request(&mut self, wr_id: u64, send: &Send) -> Wr {
         let wr = match send.bind {
             Some(bind) => self.get_mut(send.end).bind_request(wr_id, bind),

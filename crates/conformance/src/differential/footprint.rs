@@ -1,5 +1,5 @@
-//! The memory and windows that the requests of a phase touch. No other request may touch memory that one writes, or a
-//! window that one changes, unless their order is certain.
+//! The memory and windows that the requests of a phase touch. If a request writes memory or changes
+//! a window, no other request may touch it, unless their order is certain.
 
 use super::model::{Unfair, fair, length};
 use super::program::{Element, Key, Opcode, QpId, Send};
@@ -13,7 +13,7 @@ struct Footprint {
     written: bool,
 }
 
-/// A request that names a window.
+/// The action of a request on a window that it names.
 #[derive(Debug, Clone, Copy)]
 struct Touch {
     owner: QpId,

@@ -1,7 +1,8 @@
-//! Programs from seeds.
+//! Generates programs from seeds.
 //!
-//! Not by proptest: the next step depends on all previous ones, and the removal of a part must leave a fair program. So
-//! the generator proposes, and the model decides; the shrinker uses it, too.
+//! This does not use proptest, because each step depends on all previous ones, and removing a part
+//! must leave a fair program. So the generator proposes and the model decides. The shrinker uses
+//! the model in the same way.
 
 mod windows;
 
@@ -16,11 +17,11 @@ pub(super) const ALL_ACCESS: u32 = Access::IBV_ACCESS_LOCAL_WRITE.0
     | Access::IBV_ACCESS_REMOTE_READ.0
     | Access::IBV_ACCESS_REMOTE_ATOMIC.0;
 
-/// The program of a seed, always the same.
+/// Returns the program for a seed, which is always the same.
 pub(super) fn program(seed: u64) -> Program {
     let mut rng = Rng::with_seed(seed);
     let mut pairs: Vec<Pair> = (0..rng.usize(1..=3)).map(|_| pair(&mut rng)).collect();
-    // Every third program has windows; the others are the same as without this extension.
+    // Every third program has windows. The others do not change because of this extension.
     let extended = seed.is_multiple_of(3);
     if extended {
         windows::extend(&mut rng, &mut pairs);
@@ -46,12 +47,12 @@ fn pair(rng: &mut Rng) -> Pair {
     let shared = transport != Transport::Uc && rng.u8(0..5) == 0;
     let all_signaled = rng.u8(0..5) == 0;
     let access = if rng.u8(0..8) == 0 { access(rng) } else { ALL_ACCESS };
-    // The end of the range is as likely as all the rest.
+    // Numbers near the end of the range are as likely as all others together.
     let psn = if rng.bool() { rng.u32(0xff_fff0..=0xff_ffff) } else { rng.u32(0..=0xff_ffff) };
     Pair { transport, shared, joined: false, windows: false, all_signaled, psn, access }
 }
 
-/// Rights that may be requested together.
+/// Returns rights that can be requested together.
 fn access(rng: &mut Rng) -> u32 {
     let rights = rng.u32(..) & ALL_ACCESS;
     let writes = Access::IBV_ACCESS_REMOTE_WRITE.0 | Access::IBV_ACCESS_REMOTE_ATOMIC.0;
@@ -99,7 +100,7 @@ impl Generator {
         Step::Register { end, slot, length, access }
     }
 
-    /// Appends the step if that is fair. Returns true if it does.
+    /// Appends the step if that is fair, and returns true if so.
     fn add(&mut self, step: Step) -> bool {
         let mut after = self.model.clone();
         if after.apply(&step).is_err() {
@@ -115,7 +116,7 @@ impl Generator {
         QpId { pair, side: if self.rng.bool() { Side::A } else { Side::B } }
     }
 
-    /// Appends a random step, if it is fair.
+    /// Appends a random step if it is fair.
     fn step(&mut self) {
         let end = self.end();
         let slot = self.rng.u8(0..SLOTS);
@@ -171,7 +172,7 @@ impl Generator {
         Some(Race { pair: of.pair, length, written, read, target })
     }
 
-    /// Each end's last send is found first, then others before it.
+    /// Generates each end's sends in reverse: the last one first, then the ones that precede it.
     fn phase(&mut self) -> Vec<ProgramRequest> {
         let mut requests = Vec::new();
         for pair in 0..self.program.pairs.len() {
@@ -194,7 +195,7 @@ impl Generator {
         requests
     }
 
-    /// Inserts a send of this end, and usually a receive for it, if that is fair.
+    /// Inserts a send by this end, and usually a receive for it, if that is fair.
     fn propose(&mut self, requests: &mut Vec<ProgramRequest>, end: QpId, last: bool) {
         for _ in 0..4 {
             let windows = self.has_windows(end) && self.rng.u8(0..3) == 0;
@@ -249,7 +250,7 @@ impl Generator {
             _ => Some(self.remote(end.peer(), length)?),
         };
         let inline = !opcode.fetches() && length <= INLINE && self.rng.u8(0..4) == 0;
-        // Few values, so that a comparison may succeed.
+        // Few values, so comparisons often succeed.
         let mut operand = || if self.rng.bool() { self.rng.u64(0..3) } else { self.rng.u64(..) };
         let operands = (operand(), operand());
         Some(Send {
@@ -277,7 +278,7 @@ impl Generator {
         }
     }
 
-    /// Elements in registered slots, with `total` bytes and few in number.
+    /// Returns a few elements in registered slots, with `total` bytes together.
     fn elements(&mut self, end: QpId, total: u32) -> Option<Vec<Element>> {
         let mut elements = Vec::new();
         let mut left = total;
@@ -304,7 +305,7 @@ impl Generator {
         Some(Remote { slot, offset, key: Key::Own })
     }
 
-    /// Space in a registered slot.
+    /// Returns a place in a registered slot.
     fn place(&mut self, end: QpId, length: u32, alignment: u32) -> Option<(u8, u32)> {
         let slot = self.rng.u8(0..SLOTS);
         let region = self.model.end(end).regions[usize::from(slot)]?;
@@ -312,7 +313,7 @@ impl Generator {
         Some((slot, self.rng.u32(0..=most) / alignment * alignment))
     }
 
-    /// A receive that is long enough, if the send needs one.
+    /// Returns a receive that is long enough, if the send needs one.
     fn receive(&mut self, send: &Send) -> Option<Vec<Element>> {
         if !send.opcode.is_received() {
             return None;
@@ -323,7 +324,7 @@ impl Generator {
         self.elements(send.end.peer(), header + length(&send.elements) + spare)
     }
 
-    /// Puts a mistake into the send, or into the receive that it would use.
+    /// Introduces a mistake into the send, or into the receive that it would consume.
     fn spoil(&mut self, send: &mut Send, receive: Option<&mut Vec<Element>>) {
         let beyond = |region: u32, length: u32| (region + 1).saturating_sub(length);
         if self.has_windows(send.end) && self.rng.bool() {
@@ -399,7 +400,7 @@ mod tests {
         }
     }
 
-    /// Any CI run should include all of these, whatever its seed.
+    /// Every CI run should include all of these, whatever its seed.
     #[test]
     fn two_hundred_programs_cover_every_feature() {
         let programs: Vec<String> = (0..200).map(|seed| format!("{:?}", program(seed))).collect();

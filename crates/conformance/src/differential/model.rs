@@ -1,7 +1,7 @@
-//! Decides whether a program is fair: whether it leaves no choice to the devices.
+//! Decides whether a program is fair, that is, whether it leaves no choice to the devices.
 //!
-//! The model knows the registrations and the posted requests, and derives the faulty requests from them. It does not
-//! know the error of a fault: the devices must agree on that.
+//! The model knows the registrations and the posted requests, and derives from them which requests
+//! are faulty. It does not know which error a fault causes: the devices must agree on that.
 
 use std::collections::VecDeque;
 
@@ -11,18 +11,18 @@ use super::footprint::Footprints;
 use super::program::*;
 use super::windows::Window;
 
-/// The requested size of each queue of a program.
+/// The size that a program requests for each queue.
 pub(super) const QUEUE: u32 = 32;
-/// Elements of a request, and bytes of inline data.
+/// The maximum numbers of elements, and of inline bytes, in a request.
 pub(super) const ELEMENTS: u32 = 3;
 pub(super) const INLINE: u32 = 64;
 /// The path MTU.
 const PACKET: u32 = 1024;
-/// The longest datagram, and the length of the header before it.
+/// The length of the longest datagram, and of the header before a datagram.
 pub(super) const DATAGRAM: u32 = 1024;
 pub(super) const HEADER: u32 = 40;
 
-/// The reason why a program is unfair.
+/// The reason that a program is unfair.
 pub(super) type Unfair = &'static str;
 pub(super) type Fair<T = ()> = Result<T, Unfair>;
 
@@ -45,7 +45,7 @@ impl Region {
 #[derive(Debug, Clone, Default)]
 pub(super) struct EndState {
     pub(super) regions: [Option<Region>; SLOTS as usize],
-    /// Whether the slot had a registration before.
+    /// Whether the slot was registered before.
     pub(super) stale: [bool; SLOTS as usize],
     pub(super) receives: VecDeque<Vec<Element>>,
     pub(super) windows: [Window; WINDOWS as usize],
@@ -55,9 +55,9 @@ pub(super) struct EndState {
 pub(super) struct PairState {
     pub(super) plan: Pair,
     pub(super) ends: [EndState; 2],
-    /// Whether one of its queue pairs is in error.
+    /// Whether one of the pair's queue pairs is in error.
     pub(super) broken: bool,
-    /// Whether each queue pair is certainly in error, which flushes its sends.
+    /// Whether each queue pair is certainly in error, so that its sends are flushed.
     pub(super) flushes: [bool; 2],
 }
 
@@ -66,7 +66,7 @@ impl PairState {
         self.plan.shared && side == Side::B
     }
 
-    /// Forgets the receives that end with their queue pairs; those of a shared queue remain.
+    /// Forgets the receives that end with their queue pairs; those in a shared queue remain.
     fn forget_receives(&mut self) {
         for side in [Side::A, Side::B] {
             if !self.shares(side) {
@@ -85,9 +85,9 @@ pub(super) struct Model {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Done,
-    /// It is sent, but not received.
+    /// It is sent but not received.
     Lost,
-    /// It fails, and its queue pair with it.
+    /// It fails, and moves its queue pair to error.
     Fails,
 }
 
@@ -122,13 +122,13 @@ impl Model {
         &mut self.pairs[usize::from(end.pair)].ends[end.side as usize]
     }
 
-    /// The end whose receive requests this end uses.
+    /// Returns the end whose receives this end consumes.
     pub(super) fn receiver(&self, end: QpId) -> QpId {
         let joined = self.pairs[usize::from(end.pair)].plan.joined && end.side == Side::B;
         if joined { QpId { pair: 0, ..end } } else { end }
     }
 
-    /// Applies the step, if it is fair; otherwise the model must not be used any longer.
+    /// Applies the step if it is fair; otherwise the model must not be used any more.
     pub(super) fn apply(&mut self, step: &Step) -> Fair {
         match step {
             Step::Phase(requests) => self.phase(requests),
@@ -145,7 +145,7 @@ impl Model {
                 }
                 fair(state.regions[slot].take().is_some(), "the slot is not registered")?;
                 state.stale[slot] = true;
-                // Requests posted with its key keep that key.
+                // Requests that were posted with its key keep that key.
                 let posted = state.receives.iter_mut().flatten();
                 let with_key =
                     |part: &&mut Element| usize::from(part.slot) == slot && part.key == Key::Own;
@@ -213,7 +213,7 @@ impl Model {
         Ok(())
     }
 
-    /// It would be open which message uses which receive request.
+    /// Otherwise the devices could choose which message consumes which receive.
     fn only_one_of_a_queue(&self, requests: &[ProgramRequest]) -> Fair {
         let joined = |pair: u8| self.pairs[usize::from(pair)].plan.joined;
         let mut pairs: Vec<u8> = Vec::new();
@@ -228,7 +228,7 @@ impl Model {
         fair(same, "two senders to one shared receive queue")
     }
 
-    /// The sends of one pair.
+    /// Applies the sends of one pair.
     fn sends(&mut self, sends: &[&Send]) -> Fair {
         let index = usize::from(sends[0].end.pair);
         let plan = self.pairs[index].plan;
@@ -255,11 +255,11 @@ impl Model {
                         n == 0 && own.len() == sends.len(),
                         "a failure must come first and alone",
                     )?;
-                    // Later requests may be executed before the response fails to be stored.
+                    // Later requests may be executed before storing the response fails.
                     let early = send.opcode.fetches() && self.local_faults(send) > 0;
                     fair(!early || own.len() == 1, "later requests may be executed")?;
-                    // On SoftRoCE a request that waits for a receive may never complete if a later one fails here
-                    // meanwhile, or if there is a fence.
+                    // On SoftRoCE, a request that waits for a receive may never complete if a later
+                    // request fails here meanwhile, or if there is a fence.
                     let fenced = own.len() > 1 && own.iter().any(|send| send.fenced);
                     fair(!fenced, "a fence after a failure")?;
                     let wrong = own[1..].iter().any(|send| self.local_faults(send) > 0);
@@ -282,7 +282,7 @@ impl Model {
         Ok(())
     }
 
-    /// Sends of a pair that is broken already.
+    /// Applies the sends of a pair that is already broken.
     fn flushed(&self, plan: Pair, sends: &[&Send]) -> Fair {
         let flushes = self.pairs[usize::from(sends[0].end.pair)].flushes;
         fair(sends.len() <= QUEUE as usize / 2, "the queue may be full")?;
@@ -327,7 +327,7 @@ impl Model {
         fair(needs_remote == send.remote.is_some(), "a remote address is missing or superfluous")
     }
 
-    /// Checks that the key and the memory exist.
+    /// Checks that the keys and the memory exist.
     fn nameable(&self, end: QpId, elements: &[Element]) -> Fair {
         for element in elements {
             named(self.end(end), usize::from(element.slot), element.key)?;
@@ -337,7 +337,8 @@ impl Model {
         Ok(())
     }
 
-    /// The outcome of a request, and its effects. With two faults, a device could report either of them.
+    /// Returns the fate of a request, and applies its effects. With two faults, a device could
+    /// report either one.
     fn execute(&mut self, plan: Pair, send: &Send, footprints: &mut Footprints) -> Fair<Fate> {
         if matches!(send.opcode, Opcode::Bind | Opcode::Invalidate) {
             return Ok(self.change_window(send));
@@ -347,7 +348,7 @@ impl Model {
         let remote = self.remote_faults(plan, send)? + usize::from(!send.good_qkey);
         fair(local + remote <= 1, "two faults")?;
         if local == 1 {
-            // Earlier packets may have arrived by then.
+            // Earlier packets may have arrived before the failure.
             let whole = send.opcode.fetches() || length(&send.elements) <= PACKET;
             fair(whole, "a mistake after the first packet")?;
             return Ok(Fate::Fails);
@@ -360,7 +361,7 @@ impl Model {
             return Ok(if remote == 1 { Fate::Fails } else { Fate::Done });
         }
         if remote == 1 {
-            // It is open whether a request of a shared queue is consumed.
+            // Devices may choose whether a receive in a shared queue is consumed.
             fair(
                 !self.pairs[usize::from(peer.pair)].shares(peer.side),
                 "a refused message to a shared queue",
@@ -377,7 +378,7 @@ impl Model {
         let header = if plan.transport == Transport::Ud { HEADER } else { 0 };
         let short = length(&receive) < carried + header;
         let bad = self.faults(receiver, &beginning(&receive, carried + header), true);
-        // It is open whether elements beyond the message's end are checked.
+        // Devices may choose whether elements beyond the message's end are checked.
         fair(bad == self.faults(receiver, &receive, true), "a bad element that is not reached")?;
         fair(bad + usize::from(short) <= 1, "two faults")?;
         footprints.add_receive(receiver, &receive)?;
@@ -434,7 +435,7 @@ pub(super) fn length(elements: &[Element]) -> u32 {
     elements.iter().map(|element| element.length).sum()
 }
 
-/// The elements, cut after the first `bytes` bytes.
+/// Returns the elements, truncated after the first `bytes` bytes.
 pub(super) fn beginning(elements: &[Element], mut bytes: u32) -> Vec<Element> {
     let mut parts = Vec::new();
     for element in elements {

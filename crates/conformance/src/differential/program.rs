@@ -1,20 +1,20 @@
 //! A program of verbs, as data.
 //!
-//! It names objects by position (pair, side, slot), never by address or key. So it has the same meaning on every
-//! device, in every process, and after a part of it was removed.
+//! It names objects by position (pair, side, slot), never by address or key. So it means the same
+//! on every device and in every process, even if a part of it is removed.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The size of a slot's memory; a registration begins at the start of its slot.
+/// The size of a slot's memory. A registration starts at the beginning of its slot.
 pub(super) const SLOT_BYTES: u32 = 8192;
-/// Slots of each end.
+/// The number of slots at each end.
 pub(super) const SLOTS: u8 = 3;
-/// Memory windows of each end.
+/// The number of memory windows at each end.
 pub(super) const WINDOWS: u8 = 2;
 
-/// Pairs of connected queue pairs, and the steps executed on them one after the other.
+/// Pairs of connected queue pairs, and the steps to execute on them in order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Program {
     pub(super) pairs: Vec<Pair>,
@@ -26,14 +26,14 @@ pub(super) struct Pair {
     pub(super) transport: Transport,
     /// Whether B uses a shared receive queue.
     pub(super) shared: bool,
-    /// Whether that queue, and B's protection domain, are those of the first pair's B.
+    /// Whether B shares its receive queue and protection domain with the first pair's B.
     pub(super) joined: bool,
-    /// Whether its ends have memory windows.
+    /// Whether the pair's ends have memory windows.
     pub(super) windows: bool,
     pub(super) all_signaled: bool,
-    /// The first sequence number.
+    /// The first PSN.
     pub(super) psn: u32,
-    /// The rights that the queue pairs grant to their peers; flags of registrations.
+    /// The rights that the queue pairs grant to their peers, as registration flags.
     pub(super) access: u32,
 }
 
@@ -59,7 +59,7 @@ impl Side {
     }
 }
 
-/// One queue pair with its memory.
+/// One of a pair's queue pairs, with its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct QpId {
     pub(super) pair: u8,
@@ -71,18 +71,19 @@ impl QpId {
         Self { side: self.side.other(), ..self }
     }
 
-    /// Returns true if this window of it is of type 1, which is bound by a separate call: B posts one by one.
+    /// Returns true if this end's window is of type 1, which a separate call binds: B posts
+    /// requests one by one.
     pub(super) fn is_type_1(self, window: u8) -> bool {
         self.side == Side::B && window == 1
     }
 }
 
-/// A step; the device is idle after it.
+/// A step. The device is idle afterwards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Step {
-    /// Requests whose order cannot matter, then all their completions.
+    /// Posts requests whose order cannot matter, and polls all their completions.
     Phase(Vec<ProgramRequest>),
-    /// Registers the beginning of a slot, which is not registered.
+    /// Registers the beginning of a slot that is not registered.
     Register {
         end: QpId,
         slot: u8,
@@ -93,7 +94,7 @@ pub(super) enum Step {
         end: QpId,
         slot: u8,
     },
-    /// Deallocates a window, bound or not, and allocates another one in its place.
+    /// Deallocates a window, whether or not it is bound, and allocates another in its place.
     Renew {
         end: QpId,
         window: u8,
@@ -115,12 +116,12 @@ pub(super) enum Step {
     },
 }
 
-/// A WRITE from A and a READ by B into the same bytes of B. Each byte then comes from one of them.
+/// A WRITE by A and a READ by B into the same bytes of B. Each byte then comes from one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Race {
     pub(super) pair: u8,
     pub(super) length: u32,
-    /// Slots and offsets: in A, the sources of the WRITE and of the READ; in B, the destination.
+    /// Slots and offsets: the sources of the WRITE and the READ in A, and the destination in B.
     pub(super) written: (u8, u32),
     pub(super) read: (u8, u32),
     pub(super) target: (u8, u32),
@@ -132,7 +133,7 @@ impl Race {
         (a, a.peer())
     }
 
-    /// The two requests; each of them alone is fair.
+    /// Returns the two requests; each of them alone is fair.
     pub(super) fn requests(self) -> [ProgramRequest; 2] {
         let (a, b) = self.ends();
         let send = |end, opcode, from: (u8, u32), to: (u8, u32)| {
@@ -178,16 +179,17 @@ pub(super) struct Send {
     pub(super) inline: bool,
     pub(super) fenced: bool,
     pub(super) solicited: bool,
-    /// For atomics, the value to compare or add, and the value to swap in.
+    /// For atomics: the value to compare or add, and the value to swap in.
     pub(super) operands: (u64, u64),
-    /// Whether a datagram has its receiver's Q_Key.
+    /// Whether a datagram has the Q_Key of its receiver.
     pub(super) good_qkey: bool,
     pub(super) bind: Option<Bind>,
-    /// The key to invalidate, here or at the peer; for a registration's key, that of the first slot.
+    /// The key to invalidate, here or at the peer. For a registration, it is the key of the first
+    /// slot.
     pub(super) invalidates: Option<Key>,
 }
 
-/// The target of a bind.
+/// The window and the target of a bind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Bind {
     pub(super) window: u8,
@@ -195,7 +197,7 @@ pub(super) struct Bind {
     pub(super) offset: u32,
     pub(super) length: u32,
     pub(super) access: u32,
-    /// For windows of type 2, the number added to the low byte of the first key.
+    /// For type 2 windows, the number to add to the low byte of the window's first key.
     pub(super) low: u8,
 }
 
@@ -218,12 +220,12 @@ impl Opcode {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 
-    /// Returns true if it uses a receive request.
+    /// Returns true if the operation consumes a receive.
     pub(super) fn is_received(self) -> bool {
         matches!(self, Self::Send | Self::SendImm | Self::WriteImm | Self::SendInvalidate)
     }
 
-    /// Returns true if it changes the binding of a window.
+    /// Returns true if the operation changes the binding of a window.
     pub(super) fn is_of_windows(self) -> bool {
         matches!(self, Self::Bind | Self::Invalidate | Self::SendInvalidate)
     }
@@ -232,7 +234,7 @@ impl Opcode {
         matches!(self, Self::SendImm | Self::WriteImm)
     }
 
-    /// Returns true if bytes arrive in the requester's elements.
+    /// Returns true if the operation stores bytes in the requester's elements.
     pub(super) fn fetches(self) -> bool {
         self.is_atomic() || self == Self::Read
     }
@@ -254,7 +256,7 @@ pub(super) struct Remote {
     pub(super) key: Key,
 }
 
-/// The key used for a location in a slot.
+/// Which key a request uses for a location in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Key {
     /// The key of the slot's registration.
@@ -265,18 +267,18 @@ pub(super) enum Key {
     Foreign,
     /// A key that was never assigned.
     Unknown,
-    /// The key of a window, from its last binding or from its allocation.
+    /// The key of a window, from its last bind or from its allocation.
     Window(u8),
 }
 
-/// Calls that every device refuses at once.
+/// Calls that every device refuses immediately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum RefusedCall {
-    /// A SEND with one element more than the queue pair has.
+    /// A SEND with one element more than the queue pair supports.
     SendElements,
-    /// A receive with one element more than the queue pair has.
+    /// A receive with one element more than the queue pair supports.
     ReceiveElements,
-    /// Inline data with one byte more than the queue pair accepts.
+    /// One byte more inline data than the queue pair supports.
     InlineBytes,
     /// Remote write without local write.
     RemoteWriteAlone,
@@ -288,15 +290,16 @@ pub(super) enum RefusedCall {
     Backwards,
     /// An attribute that this transition does not accept.
     ForeignAttribute,
-    /// One receive more than a queue pair has space for, and one send.
+    /// One request more than a queue has space for: a receive, or a send.
     FullReceiveQueue,
     FullSendQueue,
-    /// A queue pair with more requests than the device has.
+    /// A queue pair with more requests than the device supports.
     HugeQueuePair,
-    /// A completion queue with more entries than the device has, or with none.
+    /// A completion queue with more entries than the device supports, or with none.
     HugeCompletionQueue,
     EmptyCompletionQueue,
-    /// A protection domain that has regions, a completion queue that a queue pair uses.
+    /// Destroying a protection domain that has regions, or a completion queue that a queue pair
+    /// uses.
     DomainInUse,
     CompletionQueueInUse,
 }
@@ -392,7 +395,7 @@ impl fmt::Display for Program {
     }
 }
 
-/// The identifier of a request, which is also its immediate data.
+/// Returns the ID of a request, which is also its immediate data.
 pub(super) fn wr_id(step: usize, request: usize) -> u64 {
     1000 * (step as u64 + 1) + request as u64
 }

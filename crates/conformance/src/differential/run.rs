@@ -14,7 +14,8 @@ use super::program::*;
 use super::trace::{Completion, Queue, StepTrace, Trace, changes};
 use super::{refusal, settle};
 
-/// The time limit for a completion that the contract guarantees; afterwards it is missing in the trace.
+/// The time limit for a completion that the contract guarantees. After that, it is missing from the
+/// trace.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs the program on new queue pairs and memory.
@@ -28,7 +29,7 @@ pub(super) fn run(context: &Context, program: &Program, has_events: bool) -> Tra
         run.note_memory();
         run.note_events();
         steps.push(std::mem::take(&mut run.step));
-        // Later steps would name objects that do not exist.
+        // Otherwise later steps would name objects that do not exist.
         if model.apply(step).is_err() || !run.ends.are_registered_as(&model) {
             break;
         }
@@ -43,7 +44,7 @@ pub(super) struct Run<'a> {
     pub(super) ends: Ends<'a>,
     pub(super) step: StepTrace,
     pub(super) program: &'a Program,
-    /// Whether events are compared, and so waited for.
+    /// Whether events are compared, which requires waiting for them.
     has_events: bool,
 }
 
@@ -91,7 +92,7 @@ impl Run<'_> {
         for (&end, sends) in &mut accepted {
             let wrs: Vec<Wr> =
                 sends.iter().map(|(id, send)| self.ends.request(*id, send)).collect();
-            // One side posts lists, the other one by one.
+            // One side posts a list, the other one posts request by request.
             let (count, errno) = match end.side {
                 Side::A => self.ends.get(end).post_list(&wrs),
                 Side::B => self.ends.get(end).post_each(&wrs, sends),
@@ -102,7 +103,7 @@ impl Run<'_> {
         settle::settle(self, &accepted);
     }
 
-    /// Each byte must come from one of the writers; the comparison ignores which.
+    /// Each byte must come from one of the writers; the comparison ignores which one.
     fn race(&mut self, n: usize, race: Race) {
         let (a, b) = race.ends();
         let bytes = |ends: &Ends<'_>, end: QpId, place: (u8, u32)| {
@@ -120,7 +121,7 @@ impl Run<'_> {
         }
     }
 
-    /// Moves a queue pair to the error state and polls the flushes.
+    /// Moves a queue pair to the error state and polls the flushed requests.
     pub(super) fn fail(&mut self, end: QpId) {
         let errno = self.ends.get(end).qp.to_state(State::IBV_QPS_ERR);
         self.step.calls.push(errno);
@@ -128,7 +129,7 @@ impl Run<'_> {
         self.note_state(end, State::IBV_QPS_ERR);
     }
 
-    /// Records the state, which the queue pair may still be changing to.
+    /// Records the state, after waiting for it if the queue pair is still changing.
     pub(super) fn note_state(&mut self, end: QpId, expected: State) {
         let until = Instant::now() + PATIENCE;
         let qp = &self.ends.get(end).qp;
@@ -148,7 +149,7 @@ impl Run<'_> {
         self.step.sent.entry(end.to_string()).or_default().extend(found);
     }
 
-    /// Polls `count` receives of this end.
+    /// Polls `count` receive completions at this end.
     pub(super) fn take_received(&mut self, end: QpId, count: usize) {
         if count > 0 {
             let found =
@@ -157,7 +158,7 @@ impl Run<'_> {
         }
     }
 
-    /// Polls receives up to the one with this immediate data.
+    /// Polls receive completions up to the one with this immediate data.
     pub(super) fn take_received_until(&mut self, end: QpId, imm: u32) {
         let found = wait(&self.ends.get(end).receive_cq, self.queue(end), |found| {
             let details = found.last().and_then(|last: &Completion| last.details.as_ref());
@@ -166,7 +167,7 @@ impl Run<'_> {
         self.received(end, found);
     }
 
-    /// The receive queue of this end.
+    /// Returns the receive queue of this end.
     fn queue(&self, end: QpId) -> Queue {
         let plan = self.program.pairs[usize::from(end.pair)];
         let datagrams = plan.transport == Transport::Ud;
@@ -174,7 +175,7 @@ impl Run<'_> {
         Queue::Receive { datagrams_of, windows: self.ends.get(end).window_keys() }
     }
 
-    /// Polls all receives of a queue pair in error; those of a shared queue remain.
+    /// Polls all receive completions of a queue pair in error; receives in a shared queue remain.
     pub(super) fn take_all_receives(&mut self, end: QpId) {
         let state = self.ends.get(end);
         if state.srq.is_none() {
@@ -204,7 +205,8 @@ impl Run<'_> {
         }
     }
 
-    /// Waits until a queue pair has reported the cause of its error, which may follow the state change.
+    /// Waits until a queue pair has reported the cause of its error, which may happen after the
+    /// state change.
     pub(super) fn take_event(&mut self, end: QpId) {
         let until = Instant::now() + PATIENCE;
         while self.has_events && Instant::now() < until {
@@ -229,7 +231,7 @@ impl Run<'_> {
         }
     }
 
-    /// Flushes the posted requests, after which nothing else completes.
+    /// Flushes the posted requests, and checks that nothing else completes.
     fn finish(&mut self) {
         for end in self.ends.all() {
             self.fail(end);
@@ -262,7 +264,8 @@ fn wait(cq: &Cq, queue: Queue, done: impl Fn(&[Completion]) -> bool) -> Vec<Comp
     }
 }
 
-/// Reliable, and patient where the device is slow; but a missing receive request fails soon.
+/// Returns options that are reliable, and patient if the device is slow. A missing receive still
+/// fails soon.
 pub(super) fn knobs(pair: Pair) -> Knobs {
     Knobs { access: pair.access, psn: pair.psn, rnr_retries: 1, ..Knobs::default() }
 }

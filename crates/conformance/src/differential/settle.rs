@@ -1,4 +1,4 @@
-//! The completions that a phase must wait for.
+//! Determines which completions a phase must wait for.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::model::length;
 use super::program::*;
 use super::run::Run;
 
-/// The requests that the ends' send queues have accepted.
+/// The requests that each end's send queue accepted.
 type Accepted<'p> = BTreeMap<QpId, Vec<(u64, &'p Send)>>;
 
 /// Polls all completions of the requests.
@@ -22,7 +22,7 @@ pub(super) fn settle(run: &mut Run<'_>, accepted: &Accepted<'_>) {
         let transport = run.program.pairs[usize::from(end.pair)].transport;
         match failure(run, end, sends) {
             Some((_, status)) if transport == Transport::Rc => failed(run, end, sends, status),
-            // Only its send queue may have stopped: the error state flushes its receives.
+            // Only its send queue may have stopped, so the error state flushes its receives too.
             Some(_) => run.fail(end),
             None if transport == Transport::Rc => {
                 let count = sends.iter().filter(|(_, send)| send.opcode.is_received()).count();
@@ -39,12 +39,12 @@ pub(super) fn settle(run: &mut Run<'_>, accepted: &Accepted<'_>) {
     }
 }
 
-/// The immediate data of a request.
+/// Returns the immediate data of a request.
 pub(super) fn imm(wr_id: u64) -> u32 {
     u32::try_from(wr_id).expect("few requests")
 }
 
-/// The first request that failed, if any did.
+/// Returns the first request that failed, if any.
 fn failure(run: &mut Run<'_>, end: QpId, sends: &[(u64, &Send)]) -> Option<(u64, u32)> {
     let sent = run.step.sent.get(&end.to_string())?;
     let failed = |id: u64| sent.iter().find(|wc| wc.wr_id == id && wc.status != 0);
@@ -54,8 +54,8 @@ fn failure(run: &mut Run<'_>, end: QpId, sends: &[(u64, &Send)]) -> Option<(u64,
         // The contents are undefined after a failed request.
         run.ends.get(end).clear(&send.elements);
     }
-    // An atomic may have been executed before its response failed to be stored. A WRITE may have been executed, except
-    // for its end, before its immediate data found no receive request.
+    // An atomic may have been executed before storing its response failed. A WRITE may have been
+    // executed, except for its end, before its immediate data found no receive.
     let unheard =
         send.opcode == Opcode::WriteImm && Status(status) == Status::IBV_WC_RNR_RETRY_EXC_ERR;
     if let (Some(Remote { slot, offset, .. }), true) =
@@ -73,7 +73,7 @@ fn failed(run: &mut Run<'_>, end: QpId, sends: &[(u64, &Send)], status: u32) {
     let answered =
         [Status::IBV_WC_REM_ACCESS_ERR, Status::IBV_WC_REM_INV_REQ_ERR, Status::IBV_WC_REM_OP_ERR];
     if answered.contains(&Status(status)) {
-        // Earlier messages were received; then the peer's queue pair is in error, too.
+        // Earlier messages were received, so the peer's queue pair is in error too.
         if run.ends.get(peer).srq.is_none() {
             run.take_all_receives(peer);
         } else {

@@ -1,4 +1,4 @@
-//! Shrinks a program while it stays fair and still fails.
+//! Shrinks a failing program while it stays fair and still fails.
 
 use rdma_sys::ibv_access_flags as Access;
 
@@ -7,7 +7,7 @@ use super::model::Model;
 use super::program::*;
 use super::windows::REMOTE_ACCESS;
 
-/// The smallest program found with at most `tries` attempts.
+/// Returns the smallest failing program that at most `tries` attempts found.
 pub(super) fn shrink(
     program: Program,
     mut tries: usize,
@@ -32,7 +32,7 @@ pub(super) fn shrink(
     }
 }
 
-/// Smaller programs, those with the largest reduction first.
+/// Returns smaller programs, starting with the largest reduction.
 fn candidates(program: &Program) -> Vec<Program> {
     let mut found = Vec::new();
     found.extend((0..program.pairs.len()).filter_map(|pair| without_pair(program, pair)));
@@ -95,7 +95,7 @@ fn candidates(program: &Program) -> Vec<Program> {
     found
 }
 
-/// The program without a pair and all its steps.
+/// Returns the program without one pair and all its steps.
 fn without_pair(program: &Program, pair: usize) -> Option<Program> {
     let gone = u8::try_from(pair).ok()?;
     if program.pairs.len() == 1 {
@@ -137,7 +137,7 @@ fn end_of(request: &mut ProgramRequest) -> &mut QpId {
     }
 }
 
-/// Returns true if the end exists without that pair, and renumbers it accordingly.
+/// Returns true if the end still exists without that pair, and renumbers it if necessary.
 fn keep(end: &mut QpId, gone: u8) -> bool {
     let kept = end.pair != gone;
     end.pair -= u8::from(end.pair > gone);
@@ -153,7 +153,7 @@ fn smaller_phases(requests: &[ProgramRequest]) -> Vec<Step> {
             found.push(Step::Phase(fewer));
         }
     }
-    // A send with the receive that it uses.
+    // Remove a send together with the receive that it consumes.
     for n in 0..requests.len() {
         for m in 0..n {
             let mut fewer = requests.to_vec();
@@ -213,7 +213,7 @@ fn simpler_sends(send: &Send) -> Vec<Send> {
     found
 }
 
-/// Fewer elements, then shorter ones, then ones at the beginning.
+/// Returns fewer elements, then shorter ones, then ones at the beginning.
 fn simpler_elements(elements: &[Element]) -> Vec<Vec<Element>> {
     let mut found = Vec::new();
     let mut change = |n: usize, new: Option<Element>| {
@@ -269,7 +269,7 @@ mod tests {
             assert_eq!(Model::check(&small), Ok(()));
             assert!(fails(&small));
             assert_eq!((small.pairs.len(), sends(&small).len()), (1, 1), "{small}");
-            // A registration at each end, perhaps the end of one, the phase.
+            // A registration at each end, perhaps a deregistration, and the phase.
             assert!(small.steps.len() <= 4, "{small}");
             shrunk += 1;
         }
@@ -286,7 +286,7 @@ mod tests {
                 .iter()
                 .map(|send| super::super::model::length(&send.elements))
                 .collect();
-            // Unreliable sends need a later one that arrives.
+            // After an unreliable send, another one must arrive.
             assert_eq!(lengths.iter().sum::<u32>(), 100, "{small}");
         }
     }

@@ -1,4 +1,4 @@
-//! The observed behaviour of a device on a program.
+//! The observed behaviour of a device that ran a program.
 
 use std::collections::BTreeMap;
 
@@ -10,28 +10,28 @@ use test_support::rig::window::invalidated_key;
 use super::program::WINDOWS;
 
 pub(super) const WITH_INV: u32 = ibv_wc_flags::IBV_WC_WITH_INV.0;
-/// SoftRoCE's flag for it.
+/// SoftRoCE's flag for the same.
 pub(super) const RXE_WITH_INV: u32 = ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
 
-/// The behaviour of a device, step by step.
+/// The observed behaviour of a device, step by step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Trace {
     pub(super) steps: Vec<StepTrace>,
 }
 
-/// The observations of one step. Ends are named as `0A`.
+/// The observations in one step. Ends have names such as `0A`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StepTrace {
-    /// The results of the calls in order: 0 or an error number.
+    /// The results of the calls in order: 0 or an error number each.
     pub(super) calls: Vec<i32>,
     pub(super) sent: BTreeMap<String, Vec<Completion>>,
     pub(super) received: BTreeMap<String, Vec<Completion>>,
     /// States of the queue pairs that were used.
     pub(super) states: BTreeMap<String, u32>,
-    /// Asynchronous events of each object, sorted: of queue pairs by their ends, of shared receive queues by `SRQ`.
-    /// Events of SoftRoCE are not compared.
+    /// The asynchronous events of each object, sorted. Queue pairs are named by their ends, shared
+    /// receive queues `SRQ`. SoftRoCE's events are not compared.
     pub(super) events: BTreeMap<String, Vec<String>>,
-    /// Bytes that changed: slot and offset, then the new contents in hexadecimal.
+    /// Bytes that changed. The key is slot and offset, the value the new contents in hexadecimal.
     pub(super) memory: BTreeMap<String, String>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct StepTrace {
 pub(super) struct Completion {
     pub(super) wr_id: u64,
     pub(super) status: u32,
-    /// The fields that only a success has.
+    /// The fields that only a successful completion has.
     pub(super) details: Option<Details>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Details {
     /// For receives, READs and atomics.
     pub(super) byte_len: Option<u32>,
     pub(super) imm: Option<u32>,
-    /// For datagrams: whether the reported source is the peer.
+    /// For datagrams, whether the reported source is the peer.
     pub(super) of_peer: Option<bool>,
     pub(super) invalidated: Option<Invalidated>,
 }
@@ -67,7 +67,8 @@ pub(super) struct Invalidated {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Queue {
     Send,
-    /// With the number of the queue pair that sends datagrams to it, and the keys of its windows.
+    /// The receive queue, with the number of the queue pair that sends datagrams to it, and the
+    /// keys of its windows.
     Receive {
         datagrams_of: Option<u32>,
         windows: [u32; WINDOWS as usize],
@@ -110,7 +111,7 @@ impl Invalidated {
     }
 }
 
-/// The differences between two states of memory.
+/// Returns the differences between two states of memory.
 pub(super) fn changes(before: &[u8], after: &[u8]) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     if before == after {

@@ -24,7 +24,7 @@ pub(super) const REMOTE_ACCESS: u32 = Access::IBV_ACCESS_REMOTE_WRITE.0
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Window {
     pub(super) bound: Option<Bind>,
-    /// The last binding since its allocation.
+    /// The window's last bind since its allocation.
     pub(super) last: Option<Bind>,
 }
 
@@ -33,7 +33,7 @@ impl Window {
         self.bound.is_some_and(|bound| usize::from(bound.slot) == slot)
     }
 
-    /// The number of faults in a use of it.
+    /// Returns how many reasons there are to refuse an access through this window.
     pub(super) fn faults(
         self,
         place: Remote,
@@ -59,7 +59,7 @@ impl Model {
         &mut self.end_mut(end).windows[usize::from(window)]
     }
 
-    /// Renews the windows that end with their queue pair.
+    /// Reallocates the windows that end with their queue pair.
     pub(super) fn renew_windows(&mut self, pair: u8) {
         for end in [Side::A, Side::B].map(|side| QpId { pair, side }) {
             for window in (0..WINDOWS).filter(|&window| !end.is_type_1(window)) {
@@ -105,14 +105,14 @@ impl Model {
         let again = window.last.is_some() && window.bound.is_none();
         fair(is_type_1 || !again, "a second bind")?;
         if is_type_1 {
-            // Its key changes when it is posted, and does not change back.
+            // Its key changes when the bind is posted, and does not change back.
             fair(!self.pairs[usize::from(end.pair)].broken, "its key would be uncertain")?;
             fair(!self.is_wrong(end, bind), "its key would be uncertain")?;
         }
         Ok(())
     }
 
-    /// Returns true if a bind fails; all causes have the same outcome.
+    /// Returns true if a bind must fail; all causes have the same outcome.
     fn is_wrong(&self, end: QpId, bind: Bind) -> bool {
         let state = self.end(end);
         let is_type_1 = end.is_type_1(bind.window);
@@ -128,7 +128,7 @@ impl Model {
             || bind.offset + bind.length > region.length
     }
 
-    /// The outcome of a bind or a local invalidation, and its effect.
+    /// Returns the fate of a bind or a local invalidation, and applies its effect.
     pub(super) fn change_window(&mut self, send: &Send) -> Fate {
         if let Some(bind) = send.bind {
             if self.is_wrong(send.end, bind) {

@@ -1,4 +1,4 @@
-//! The part of the generator for memory windows, and for shared receive queues of several pairs.
+//! The part of the generator for memory windows and for receive queues that several pairs share.
 
 use fastrand::Rng;
 
@@ -33,8 +33,8 @@ impl Generator {
         }
     }
 
-    /// Tests the bindings at the end: reads through windows, usually unbound ones, and then deregisters the regions
-    /// that they were bound to.
+    /// Checks the bindings at the end: reads through windows, of which most are unbound by then,
+    /// and deregisters the regions to which they were bound.
     pub(super) fn look_at_windows(&mut self) {
         for end in self.ends_with_windows() {
             let windows = self.model.end(end).windows;
@@ -73,7 +73,7 @@ impl Generator {
         self.program.pairs[usize::from(end.pair)].windows
     }
 
-    /// A request that changes a window, usually one that permits the change.
+    /// Returns a request that changes a window, usually one that allows the change.
     pub(super) fn any_window_send(&mut self, end: QpId) -> Option<Send> {
         let opcode =
             [Opcode::Bind, Opcode::Invalidate, Opcode::SendInvalidate][self.rng.usize(0..3)];
@@ -124,7 +124,7 @@ impl Generator {
         Some(send)
     }
 
-    /// Occasionally, an invalidation directly after the bind of the request.
+    /// Occasionally returns an invalidation that directly follows the bind in the request.
     pub(super) fn invalidation_of(&mut self, send: &Send) -> Option<ProgramRequest> {
         let window = send.bind?.window;
         let chosen = !send.end.is_type_1(window) && self.rng.u8(0..8) == 0;
@@ -147,7 +147,7 @@ impl Generator {
         Some(Remote { slot: bound.slot, offset, key: Key::Window(window) })
     }
 
-    /// Puts a mistake into the part of the send about a window.
+    /// Introduces a mistake into the window part of the send.
     pub(super) fn spoil_window(&mut self, send: &mut Send) {
         let key = Key::Window(self.rng.u8(0..WINDOWS));
         if let Some(bind) = &mut send.bind {
