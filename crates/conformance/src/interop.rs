@@ -1,12 +1,14 @@
-//! Two devices that communicate, each in a separate process: `docs/interop.md` describes how to run it.
+//! Runs checks between two devices, each in a separate process: `docs/interop.md` describes how to
+//! run it.
 //!
-//! One process serves its device, and the other one drives: it runs a table of checks, and sends commands to both
-//! devices. So each check runs in both directions, and the serving process does not know the checks.
+//! One process serves its device. The other one drives: it runs a table of checks, and sends
+//! commands to both devices. So each check runs in both directions, and the serving process does
+//! not know the checks.
 //!
 //! - `arguments`: the command line; `control`: the TCP connection between the two.
 //! - `command`: the commands to a device, and its answers; `station`: a device that executes them.
-//! - `pattern`: the bytes of messages.
-//! - `scene`: two stations with a queue pair each, and their operations for checks.
+//! - `pattern`: the bytes in messages.
+//! - `scene`: two stations with a queue pair each, and the operations that checks use.
 //! - `checks`: the table; `drive`: runs it; `rows`: the results.
 
 mod arguments;
