@@ -1,4 +1,4 @@
-//! The cases, in folders by noun. The last part of a file's path is the first part of its cases' names.
+//! The cases, in folders by topic. A file's name is the first part of its cases' names.
 
 mod channel;
 mod completion;

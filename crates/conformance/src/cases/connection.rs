@@ -1,4 +1,4 @@
-//! Connections: the effects of one end on the other.
+//! Connections: how each end affects the other.
 
 pub(super) mod async_connections;
 pub(super) mod async_leases;

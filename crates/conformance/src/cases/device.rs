@@ -1,4 +1,4 @@
-//! Devices, and the objects that they have.
+//! Devices and their objects.
 
 pub(super) mod async_events;
 pub(super) mod objects;

@@ -1,4 +1,4 @@
-//! Queue pairs: their attributes, states and ends.
+//! Queue pairs: their attributes, states and destruction.
 
 pub(super) mod attributes;
 pub(super) mod drained;

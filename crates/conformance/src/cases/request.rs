@@ -1,4 +1,4 @@
-//! Work requests: the effect of each kind.
+//! Work requests: what each kind does.
 
 pub(super) mod atomics;
 pub(super) mod extended_batches;

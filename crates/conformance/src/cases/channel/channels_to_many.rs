@@ -22,7 +22,7 @@ cases![
     a_peer_that_is_gone_fails_alone,
 ];
 
-/// The limit of all waits; only a hanging case reaches it.
+/// The limit for all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 const LATE: CloseReason = CloseReason::Timeout { operation: Operation::Receive };
@@ -42,7 +42,7 @@ fn open(channels: &MultiChannel) -> Vec<usize> {
     (0..3).filter(|&peer| channels.closed(peer).unwrap().is_none()).collect()
 }
 
-/// Checks that each of these still receives messages.
+/// Checks that each of these channels still receives messages.
 fn assert_open(channels: &mut MultiChannel, peers: &[usize]) {
     assert_eq!(open(channels), peers);
     let numbers = channels.scope(|s| {
@@ -131,7 +131,7 @@ fn a_peer_that_does_not_answer_a_scope_loses_its_connection_alone(device: &Devic
         for sent in s.post_multicast_send([2, 0], SendWorkRequest::new(&list))? {
             sent.wait(BOUND)?;
         }
-        // The short limit is that of the peer that does not answer.
+        // The short limit applies to the peer that does not answer.
         for answered in [0, 2] {
             rooms[answered].wait(BOUND)?;
         }
@@ -162,7 +162,7 @@ fn a_receive_that_runs_out_closes_one_connection(device: &Device) {
 
 fn a_peer_that_is_gone_fails_alone(device: &Device) {
     let pd = domain(device);
-    // A second, so that the peers that exist have answered on a busy machine too.
+    // This adds up to a second, so the peers that exist answer in time even on a busy machine.
     let (timeout, retries) = (AckTimeout::limited(16).unwrap(), MaxAckRetries::limited(3).unwrap());
     let center = pd.create_multi_channel().num_channels(3).ack_timeout(timeout);
     let center = center.max_ack_retries(retries).build().unwrap();

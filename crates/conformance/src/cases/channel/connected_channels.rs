@@ -1,4 +1,4 @@
-//! The additional guarantees of `rdma-channel`: memory is returned, and every operation ends.
+//! The additional guarantees of `rdma-channel`: memory is returned, and every operation completes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::thread;
@@ -47,7 +47,7 @@ cases![
     a_channel_goes_to_another_thread,
 ];
 
-/// The limit of all waits; only a hanging case reaches it.
+/// The limit for all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -249,7 +249,7 @@ fn a_scope_left_by_a_panic_ends_what_is_under_way(device: &Device) {
     expect_closed(&mut channel, LATE);
 }
 
-/// The earlier receives are not waited for without a limit.
+/// The earlier receives must not be waited for indefinitely.
 fn a_post_that_is_refused_ends_those_before_it(device: &Device) {
     let pd = domain(device);
     let mut channel = looped(pd.create_channel().drain_timeout(SHORT));
@@ -424,7 +424,7 @@ fn a_ring_of_rented_buffers_goes_round_in_one_scope(device: &Device) {
             ring.push_back(s.receive_into(arrived.buf)?);
             from = sent.wait(BOUND).unwrap().buf;
         }
-        // The last two receives are answered, so that the scope ends without an error.
+        // The last two receives get messages, so the scope ends without an error.
         s.post_batch([1, 2].map(|number| SendWorkRequest::only_immediate(number).into()))?;
         Ok::<_, TransportError>(sum)
     });

@@ -1,4 +1,5 @@
-//! Channels whose queue pair cannot be destroyed: the provider's function is replaced by one that refuses.
+//! Channels whose queue pair cannot be destroyed, because the provider's function is replaced with
+//! one that fails.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -24,7 +25,7 @@ cases![
     a_channel_dropped_with_unpolled_work_that_cannot_be_destroyed_lives_on,
 ];
 
-/// The limit of all waits; only a hanging case reaches it.
+/// The limit for all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -45,7 +46,7 @@ fn open_for_good(device: &Device) -> Context {
     list.iter().find(|found| found.name() == &**device).unwrap().open().unwrap()
 }
 
-/// A channel of that context, and its peer, which is destroyed as usual.
+/// A channel in that context, and its peer, which is destroyed as usual.
 fn pair(device: &Device, context: &Context) -> (Channel, Channel) {
     let far = rdma_mem::open_device(&**device).unwrap();
     let [one, other] = [context, &far].map(|context| {
@@ -56,7 +57,7 @@ fn pair(device: &Device, context: &Context) -> (Channel, Channel) {
     (one.handshake(other_end).unwrap(), other.handshake(one_end).unwrap())
 }
 
-/// The memory is borrowed, and it is unknown whether the queue pair still uses it.
+/// The memory is borrowed, and the queue pair may still be using it.
 fn leave_a_scope(device: &Device) {
     let context = open_for_good(device);
     let (mut here, _there) = pair(device, &context);
@@ -88,7 +89,8 @@ fn leave_unpolled(device: &Device) {
     let mut first = ScatterList::from([owned.as_slice_mut()]);
     let mut second = ScatterList::from([shared.element(0..8).unwrap()]);
     for list in [&mut first, &mut second] {
-        // SAFETY: SAFETY.md F8: the regions are left alone until the messages have arrived, and then deregistered.
+        // SAFETY: SAFETY.md F8: the regions are not touched until the messages arrive, and are
+        // deregistered afterwards.
         let handle = unsafe { here.receive_unpolled(ReceiveWorkRequest::from_list(list)) };
         assert!(handle.unwrap().poll().is_none(), "the receive has not completed");
     }

@@ -1,4 +1,5 @@
-//! Channels whose completion queue cannot be polled: the provider's function is replaced by one that fails.
+//! Channels whose completion queue cannot be polled, because the provider's function is replaced
+//! with one that fails.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -19,7 +20,7 @@ cases![
     a_handle_whose_polls_fail_keeps_its_memory,
 ];
 
-/// The limit of all waits; only a hanging case reaches it.
+/// The limit for all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -27,9 +28,9 @@ unsafe extern "C" fn fail(_: *mut ibv_cq, _: c_int, _: *mut ibv_wc) -> c_int {
     -1
 }
 
-/// Makes all polls of this context fail from now on.
+/// Makes all polls in this context fail from now on.
 pub(super) fn break_polls(context: &Context) {
-    // SAFETY: SAFETY.md F1: a live context, whose completion queues this thread alone polls.
+    // SAFETY: SAFETY.md F1: the context is live, and only this thread polls its completion queues.
     let ops = unsafe { &mut (*context.as_raw()).ops };
     ops.poll_cq = Some(fail);
 }
@@ -49,7 +50,7 @@ fn pair(device: &Device) -> (Context, ProtectionDomain, Channel, Channel) {
     (near, pd, here, there)
 }
 
-/// Expects the queue pair to be gone, and the channel to report the reason.
+/// Checks that the queue pair is destroyed, and that the channel reports the reason.
 fn expect_gone(here: &mut Channel, there: &mut Channel) {
     assert_eq!((here.closed(), here.qpn()), (Some(CloseReason::Poll), None));
     let again = here.receive(ReceiveWorkRequest::only_immediate()).unwrap_err();
@@ -83,7 +84,7 @@ fn a_blocking_call_whose_polls_fail_ends_by_destroying_the_queue_pair(device: &D
     let mut list = ScatterList::from([memory.as_slice_mut()]);
     break_polls(&context);
     let start = Instant::now();
-    // This receive has no limit.
+    // This receive has no time limit.
     let error = here.receive(ReceiveWorkRequest::from_list(&mut list)).unwrap_err();
     assert!(start.elapsed() < BOUND);
     assert!(matches!(error, TransportError::PollError(_)), "{error}");

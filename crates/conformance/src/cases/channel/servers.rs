@@ -31,7 +31,7 @@ cases![
     a_server_is_woken_by_another_thread,
 ];
 
-/// The limit of all waits; only a hanging case reaches it.
+/// The limit for all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 
 fn domain(device: &Device) -> ProtectionDomain {
@@ -257,12 +257,13 @@ fn senders_wait_while_nobody_asks(device: &Device) {
             channel.send_inline(&[number]).unwrap();
             count.fetch_add(1, Relaxed);
         });
-        // The channel closes after its messages.
+        // The channel's end follows its messages.
         let mut room = pd.allocate_region(1).unwrap();
         channel.receive_into(&mut room).unwrap();
     });
     let peer = joined(&mut server);
-    // There are four receives, and one more for each message that the server polled with the event of the client.
+    // There are four receives, and another one for each message that the server polled together
+    // with the client's event.
     let begin = Instant::now();
     while sent.load(Relaxed) < 4 && begin.elapsed() < BOUND {
         thread::yield_now();

@@ -1,4 +1,4 @@
-//! Channels that connect by an address, and sleep while they wait.
+//! Channels that connect by address, and sleep while they wait.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,15 +24,14 @@ cases![
     the_place_of_a_removed_peer_is_that_of_the_next,
 ];
 
-/// The limit of all waits; only a hanging case reaches it.
+/// The limit for all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 
 fn domain(device: &Device) -> ProtectionDomain {
     rdma_mem::open_device(&**device).unwrap().allocate_pd().unwrap()
 }
 
-/// Two channels connected by an address: that of the connecting side, and that of the listening
-/// side.
+/// Two channels connected by address: the connecting one, and the listening one.
 fn met(
     device: &Device,
     knobs: impl Fn(ChannelBuilder<'_, Rendezvous>) -> ChannelBuilder<'_, Rendezvous>,

@@ -1,4 +1,4 @@
-//! Channels that end before their unpolled operations, whose memory is not guarded.
+//! Channels that end before their unpolled operations, whose memory nothing guards.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ cases![
     a_scope_ends_what_was_unpolled_too,
 ];
 
-/// The limit of all waits; only a hanging case reaches it.
+/// The limit for all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -35,8 +35,8 @@ fn end(device: &Device, end: impl FnOnce(Channel) -> Option<Channel>) {
     let data = pd.allocate_region(8).unwrap();
 
     let mut list = ScatterList::from([memory.as_slice_mut()]);
-    // SAFETY: SAFETY.md F8: the region outlives the channel's queue pair, and is left alone until that is in error or
-    // gone.
+    // SAFETY: SAFETY.md F8: the region outlives the channel's queue pair, and is not touched until
+    // the queue pair is in error or destroyed.
     let handle = unsafe { here.receive_unpolled(ReceiveWorkRequest::from_list(&mut list)) };
     assert!(handle.unwrap().poll().is_none(), "the receive has not completed");
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! Completion channels: the completions that cause events, and the handling of events.
+//! Completion channels: which completions cause events, and how events are handled.
 
 use std::sync::Mutex;
 
@@ -47,7 +47,7 @@ cases![
 const PLAIN: ibv_send_flags = ibv_send_flags(0);
 const SOLICITED: ibv_send_flags = ibv_send_flags::IBV_SEND_SOLICITED;
 
-/// A receiver with a completion channel for both of its queues. Fields drop in order.
+/// A receiver with one completion channel for both of its queues. Fields are dropped in order.
 struct Receiver {
     qp: Qp,
     send_cq: Cq,
@@ -71,13 +71,13 @@ impl Receiver {
         Self { qp, send_cq, receive_cq, pd, channel, context }
     }
 
-    /// Gets the next event, which must be of this queue.
+    /// Gets the next event and checks that it is from this queue.
     #[track_caller]
     fn expect(&self, cq: &Cq) {
         expect_event(&self.channel, cq);
     }
 
-    /// Checks that no event came before the one that its send queue now causes.
+    /// Checks that no event precedes the one that its send queue causes now.
     #[track_caller]
     fn expect_no_event(&self, peer: &Side) {
         self.send_cq.request_event(false);
@@ -183,7 +183,7 @@ fn what_came_before_the_request_is_found_by_a_poll_behind_it(device: &Device) {
     b.qp.post_receive(1, &[]);
     a.qp.post(&Wr::send(2, &[]));
     a.send_cq.expect_success(2);
-    // Whether its completion arrives before the request or after it, either the poll or the event
+    // Whether the completion arrives before or after the request, either the poll or the event
     // reports it.
     b.receive_cq.request_event(false);
     if b.receive_cq.is_empty() {
@@ -256,7 +256,7 @@ fn a_failed_send_counts_as_solicited(device: &Device) {
     let memory = a.pd.register(8, LOCAL_WRITE);
     b.send_cq.request_event(true);
     b.qp.post(&Wr::write(1, &[], &memory, 0).remote(64, 0));
-    // An empty write checks no key, so the next write has a byte.
+    // An empty write checks no key, so the next write has one byte.
     b.send_cq.expect_success(1);
     let local = b.pd.register(8, LOCAL_WRITE);
     b.qp.post(&Wr::write(2, &[local.sge(0, 8)], &memory, 0).remote(64, 0));
@@ -368,7 +368,7 @@ fn a_channel_with_a_queue_stays(device: &Device) {
     let cq = context.cq_with(&channel, 8);
     assert_eq!(channel.try_destroy(), Errno::EBUSY.raw());
     drop(cq);
-    // Dropping it now asserts that the destruction succeeds.
+    // Dropping it now asserts that it can be destroyed.
     drop(channel);
 }
 
@@ -399,7 +399,7 @@ fn events_are_acknowledged_many_at_once(device: &Device) {
         until("an event", || b.channel.is_readable());
         assert_eq!(b.channel.get(), Ok(b.receive_cq.0));
     }
-    // Otherwise its destruction, at the end, would wait.
+    // Otherwise the destruction at the end would wait.
     b.receive_cq.acknowledge(5);
 }
 
@@ -443,7 +443,7 @@ fn destroying_a_queue_waits_for_acknowledgements(device: &Device) {
     let name = receive_cq.name();
     std::thread::scope(|threads| {
         let destroyer = threads.spawn(move || drop(receive_cq));
-        // The unread event is discarded first; then the destruction waits for the others.
+        // The destruction first discards the unread event; then it waits for the others.
         until("the discard of the unread event", || !channel.is_readable());
         assert!(!destroyer.is_finished());
         name.acknowledge(1);

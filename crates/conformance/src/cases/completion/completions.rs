@@ -1,4 +1,4 @@
-//! Completions: their fields, their order, and the effects that have happened before them.
+//! Completions: their fields, their order, and the effects that precede them.
 
 use rdma_sys::{ibv_atomic_cap, ibv_wc_opcode as Opcode, ibv_wc_status as Status, ibv_wr_opcode};
 use test_support::rig::connect::{Knobs, pair};
@@ -93,8 +93,8 @@ fn failed_completions_name_their_request_and_queue_pair(device: &Device) {
         let (own, whole) = (scene.at_a.sge(0, 8), scene.at_a.sge(0, 64));
         let write = Wr::write(REFUSED, &[own], &scene.at_b, 0);
         let requests = [
-            // A wrong key there, a wrong key here, a missing right of the queue pair, a missing
-            // receive request.
+            // A wrong remote key, a wrong local key, a right that the queue pair lacks, and a
+            // missing receive.
             vec![write.remote(scene.at_b.address(), scene.at_b.key() ^ 1)],
             vec![Wr::send(REFUSED, &[rdma_sys::ibv_sge { lkey: own.lkey ^ 1, ..own }])],
             vec![Wr::read(REFUSED, &[whole], &scene.at_b, 8)],
@@ -155,7 +155,7 @@ fn different_operations_complete_in_the_order_they_were_posted(device: &Device) 
     for n in 0..8 {
         b.qp.post_receive(n, &[there.sge(0, 20_000)]);
     }
-    // Long and short, with and without a separate answer.
+    // Long and short messages, with and without a separate answer.
     let (long, short) = ([large.sge(0, 20_000)], [large.sge(0, 1)]);
     for round in 0..4 {
         let id = |n: u64| 10 * round + n;
@@ -261,7 +261,7 @@ fn completion_of_a_write_means_that_the_bytes_are_there(device: &Device) {
         a.qp.post(&Wr::write(1, &[own.sge(0, 5000)], &target, 0));
         a.send_cq.expect_success(1);
         target.assert_filled(n);
-        // The sent bytes belong to the program again.
+        // The bytes were sent, so the program may change them again.
         own.fill(0xff);
         target.assert_filled(n);
     }

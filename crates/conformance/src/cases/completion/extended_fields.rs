@@ -55,7 +55,7 @@ fn scene(device: &Device, fields: u64) -> Scene {
     Scene { at_a, at_b, a, b }
 }
 
-/// Waits for the next completion, which must be this success. Returns its fields.
+/// Waits for the next completion, checks that this request succeeded, and returns the fields.
 #[track_caller]
 fn read_next(cq: &Cq, wr_id: u64) -> Read {
     cq.start_at_next();
@@ -66,7 +66,7 @@ fn read_next(cq: &Cq, wr_id: u64) -> Read {
 }
 
 impl Scene {
-    /// SEND, WRITE with immediate, READ, WRITE and both atomics.
+    /// Returns SEND, WRITE with immediate, READ, WRITE and both atomics.
     fn requests(&self) -> [(Wr, Opcode); 6] {
         let (local, word) = ([self.at_a.sge(0, 24)], [self.at_a.sge(56, 8)]);
         let swap = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
@@ -237,7 +237,7 @@ fn fields_may_be_read_again(device: &Device) {
     let cq = &scene.b.receive_cq;
     assert_eq!(cq.start(), 0);
     let first = (cq.at(), cq.read());
-    // Other operations meanwhile, also on the other queue, do not change it.
+    // Other operations in the meantime, including some on the other queue, do not change it.
     scene.exchange(&Wr::send(3, &[scene.at_a.sge(0, 9)]).with_imm(6));
     scene.a.send_cq.expect_success(3);
     assert_eq!((cq.at(), cq.read()), first);
@@ -293,7 +293,7 @@ fn wallclock_times_say_when_it_completed(device: &Device) {
     }
 }
 
-/// Nanoseconds since 1970.
+/// Returns the wall-clock time, in nanoseconds since 1970.
 fn wall() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     u64::try_from(since.as_nanos()).unwrap()

@@ -1,4 +1,4 @@
-//! Extended completion queues: polling one completion after the other (man `ibv_create_cq_ex`).
+//! Extended completion queues: polling completions one at a time (man `ibv_create_cq_ex`).
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -50,14 +50,14 @@ const EMPTY_ATTR: ibv_cq_init_attr_ex = ibv_cq_init_attr_ex {
     parent_domain: std::ptr::null_mut(),
 };
 
-/// Continues only if the device has extended queues with these fields.
+/// Skips the case unless the device has extended queues with these fields.
 pub(super) fn needs_fields(device: &Device, wc_flags: u64) {
     let refused = device.open().try_cq_ex(&ibv_cq_init_attr_ex { wc_flags, ..EMPTY_ATTR }).err();
     let lacks = [Errno::EOPNOTSUPP, Errno::ENOSYS].map(Some).contains(&refused);
     device.needs(!lacks, "the device has no extended completion queues with these fields");
 }
 
-/// Two connected sides; the queues of B are extended.
+/// Connects two sides; B's queues are extended.
 pub(super) fn to_extended(device: &Device) -> (Side, Side) {
     needs_fields(device, STANDARD);
     let a = Side::new(device, &Size::default(), 256);
@@ -66,7 +66,7 @@ pub(super) fn to_extended(device: &Device) -> (Side, Side) {
     (a, b)
 }
 
-/// Sends an empty message for each ID, after which B's receives have completed.
+/// Sends an empty message for each ID, and waits until B's receives have completed.
 fn exchange(a: &Side, b: &Side, wr_ids: std::ops::Range<u64>) {
     for wr_id in wr_ids.clone() {
         b.qp.post_receive(wr_id, &[]);
@@ -77,8 +77,8 @@ fn exchange(a: &Side, b: &Side, wr_ids: std::ops::Range<u64>) {
     }
 }
 
-/// Polls these completions in one batch, and does not advance beyond the last: on SoftRoCE that
-/// breaks the queue.
+/// Polls these completions in one batch. Does not advance beyond the last one, because that breaks
+/// the queue on SoftRoCE.
 #[track_caller]
 pub(super) fn take(cq: &Cq, wr_ids: std::ops::Range<u64>) {
     assert_eq!(cq.start(), 0);
@@ -331,7 +331,7 @@ fn one_thread_alone_may_be_promised(device: &Device) {
     assert_eq!(taken, [1, 2]);
 }
 
-/// Checks that the attributes are refused because of the change alone.
+/// Checks that the attributes are refused, and only because of the change.
 #[track_caller]
 fn expect_refusal(device: &Device, change: impl Fn(&mut ibv_cq_init_attr_ex)) {
     needs_fields(device, STANDARD);

@@ -1,5 +1,5 @@
-//! Completion queues that are full, and those that overflow. For an overflow the verbs specify only an event, so the
-//! cases require that no completion is duplicated or invented.
+//! Full and overflowing completion queues. The verbs specify only an event for an overflow, so the
+//! cases check only that no completion is duplicated or made up.
 
 use rdma_sys::{ibv_event_type as Event, ibv_wc_status as Status};
 use test_support::rig::connect::{Knobs, Side, connect_sides, pair};
@@ -21,7 +21,8 @@ cases![
     a_queue_that_overflowed_can_be_destroyed,
 ];
 
-/// A pair whose A has space for few completions of sends and of receives; and their number.
+/// Returns a pair in which A has space for few send and receive completions, and the number of
+/// them.
 fn small(device: &Device, capacity: i32) -> (Side, Side, u64) {
     let (a, b) =
         (Side::new(device, &Size::default(), capacity), Side::new(device, &Size::default(), 256));
@@ -70,7 +71,7 @@ fn expect_overflow(side: &Side, cq: &Cq) {
     });
 }
 
-/// Polls the remaining completions: some of these, in order, each once.
+/// Polls the remaining completions. They must be some of these, in order, each at most once.
 #[track_caller]
 fn expect_some_of(cq: &Cq, wr_ids: std::ops::Range<u64>, status: Status) {
     let mut next = wr_ids.start;
@@ -140,6 +141,6 @@ fn a_queue_that_overflowed_can_be_destroyed(device: &Device) {
         a.qp.post(&Wr::write(n, &[], &sink, 0));
     }
     expect_overflow(&a, &a.send_cq);
-    // Whether polled or not; each destruction succeeds.
+    // Whether or not the completions are polled, destroying each object succeeds.
     drop((a, sink, b));
 }

@@ -1,4 +1,4 @@
-//! Completion queues that are resized (man `ibv_resize_cq`).
+//! Resizing completion queues (man `ibv_resize_cq`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ cases![
 
 const REFUSED: i32 = Errno::EINVAL.raw();
 
-/// Skips the case if the device does not resize queues.
+/// Skips the case if the device cannot resize queues.
 fn needs_resize(device: &Device) {
     let context = device.open();
     let errno = context.cq(4).try_resize(8);
@@ -33,7 +33,7 @@ fn needs_resize(device: &Device) {
     device.needs(!lacks, "the device does not resize completion queues");
 }
 
-/// Two sides; A has eight unpolled completions of sends.
+/// Two sides, of which A has eight unpolled send completions.
 fn with_eight_completions(device: &Device) -> (Side, Side) {
     let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
     for n in 0..8 {
@@ -143,7 +143,7 @@ fn a_queue_is_resized_while_it_is_filled_and_polled(device: &Device) {
             }
             resized
         });
-        // Caught, since after a panic the other thread would otherwise continue without a limit.
+        // A panic is caught, because otherwise the other thread would never stop.
         let result = catch_unwind(AssertUnwindSafe(|| {
             for n in 0..rounds {
                 for n in [2 * n, 2 * n + 1] {

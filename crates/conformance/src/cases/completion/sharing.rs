@@ -1,4 +1,5 @@
-//! Completion queues that several queues use, queue pairs connected to themselves, and many of them.
+//! Completion queues shared by several queues, and queue pairs connected to themselves, in large
+//! numbers too.
 
 use rdma_sys::ibv_wc_status as Status;
 use test_support::rig::connect::{Knobs, Side, connect, connect_sides, endpoint, pair};
@@ -22,7 +23,7 @@ cases![
     queue_pair_numbers_are_different,
 ];
 
-/// A device with one completion queue for everything.
+/// A device that uses one completion queue for everything.
 struct Node {
     cq: Cq,
     pd: Pd,
@@ -36,7 +37,7 @@ impl Node {
         Self { cq, pd, context }
     }
 
-    /// Two queue pairs of this device that are connected to each other.
+    /// Connects two queue pairs of this device to each other.
     fn pair(&self) -> (Qp, Qp) {
         let [a, b] = [(); 2].map(|()| self.pd.qp(&self.cq, &self.cq, &Size::default()));
         let (at_a, at_b) = (endpoint(&self.context, &a), endpoint(&self.context, &b));
@@ -45,7 +46,7 @@ impl Node {
         (a, b)
     }
 
-    /// The next completions: queue pair, request, status.
+    /// Returns the next completions: queue pair, request and status.
     fn take(&self, count: usize) -> Vec<(u32, u64, Status)> {
         let next = || self.cq.next();
         (0..count).map(|_| next()).map(|wc| (wc.qp_num, wc.wr_id, wc.status)).collect()
@@ -124,7 +125,7 @@ fn flushes_of_both_ends_of_a_queue_pair_share_a_queue(device: &Device) {
         let ids = found.iter().map(|completion| completion.1);
         ids.filter(|id| (first..first + 4).contains(id)).collect::<Vec<_>>()
     };
-    // The order of the queues is the device's choice.
+    // The device chooses the order of the queues.
     assert_eq!((of(0), of(10)), ((0..4).collect(), (10..14).collect()));
     for (qpn, _, status) in found {
         assert_eq!((qpn, status), (a.number(), Status::IBV_WC_WR_FLUSH_ERR));
@@ -212,7 +213,7 @@ fn queue_pairs_of_one_domain_work_side_by_side(device: &Device) {
     let node = Node::new(device);
     let ((a, b), (c, _d)) = (node.pair(), node.pair());
     let memory = node.pd.register(8, ALL_ACCESS);
-    // One waits for a receiver, the other continues.
+    // One request waits for a receive, and the other continues.
     a.post(&Wr::send(1, &[]));
     for n in 10..20 {
         c.post(&Wr::write(n, &[memory.sge(0, 8)], &memory, 0));

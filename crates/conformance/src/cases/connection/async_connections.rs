@@ -1,5 +1,5 @@
-//! The additional guarantees of asynchronous connections: memory is returned with each outcome, no message is lost, and
-//! each end learns the other's state.
+//! The additional guarantees of asynchronous connections. Memory is returned whatever the outcome,
+//! no message is lost, and each end learns the other's state.
 
 use std::future::Future;
 use std::time::Duration;
@@ -30,7 +30,7 @@ cases![
     memory_is_open_to_one_peer_until_the_function_ends_and_again_later,
 ];
 
-/// The limit of all waits; only a hanging case reaches it.
+/// The limit for all waits; only a hanging case reaches it.
 pub(super) const BOUND: Duration = Duration::from_secs(60);
 
 /// Both ends of a connection, in one process.
@@ -42,7 +42,7 @@ pub(super) struct Ends {
     pub(super) server: Connection,
 }
 
-/// All rights that the device can grant to peers.
+/// Returns all rights that the device can grant to peers.
 fn all_rights(pd: &ProtectionDomain) -> AccessFlags {
     let rights = AccessFlags::new().with_remote_read().with_remote_write();
     match pd.context().query_device().unwrap().atomic_capability {
@@ -111,7 +111,7 @@ fn is_closed(error: &TransportError, why: CloseReason) -> bool {
 
 /// Returns true if the peer's device has refused the access.
 pub(super) fn is_refused(error: &TransportError) -> bool {
-    // The peer may detect it and report it before the device here does.
+    // The peer may detect and report it before the device here does.
     let is_remote_access = matches!(error, TransportError::WorkError(error)
         if error.code() == WorkErrorCode::RemoteAccessError);
     is_remote_access || is_closed(error, CloseReason::PeerFailed)
@@ -235,7 +235,7 @@ fn a_further_connection_has_rights_of_its_own(device: &Device) {
         let all = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
         let board = own.allocate_shared_region(64, all).unwrap();
         one.read(ends.room(), board.remote()).await.unwrap();
-        // The region would allow it, but the queue pair does not.
+        // The region allows it, but the queue pair does not.
         one.write(ends.room(), board.remote()).await.unwrap_err();
         ends.talk().await;
     });
@@ -275,7 +275,7 @@ fn a_driver_that_ends_gives_all_memory_back(device: &Device) {
     run(device, |ends| async move {
         let waits = ends.server.receive(ends.room()).post().await.unwrap();
         drop(ends.server.receive(ends.room()).post().await.unwrap());
-        // No receive is posted for it.
+        // No receive is posted for this message.
         drop(ends.server.send(ends.room()).post().await.unwrap());
         ends.driver.shutdown().await;
         let failed = waits.await.unwrap_err();
@@ -322,7 +322,7 @@ fn memory_is_open_to_one_peer_until_the_function_ends_and_again_later(device: &D
         let is_refused = matches!(late.error, TransportError::WorkError(_));
         assert!(is_refused || is_closed(&late.error, CloseReason::PeerFailed), "{late}");
         assert_eq!(region[..4], *b"two.");
-        // The refusal has ended the connection, and later requests grant no access.
+        // The refusal ended the connection, and later requests get no access.
         while ends.server.closed().is_none() {
             drop(ends.server.receive(ends.room()).await);
         }

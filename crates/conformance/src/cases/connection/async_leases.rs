@@ -1,5 +1,5 @@
-//! The guarantees of asynchronous connections for lent memory. The peer has access for the time and with the rights of
-//! the lease, and afterwards the owner has the memory exclusively.
+//! The guarantees of asynchronous connections for lent memory. The peer has access only during the
+//! lease, and only with its rights. Afterwards the owner has the memory exclusively.
 
 use std::collections::HashSet;
 use std::future::pending;
@@ -31,7 +31,7 @@ fn filled(ends: &Ends) -> Region {
     region
 }
 
-/// Checks that a write by the peer is refused now, and changes nothing.
+/// Checks that a write by the peer is now refused and changes nothing.
 async fn expect_closed(ends: &Ends, by: &Connection, key: RemoteMemoryRegion, region: &Region) {
     let before = region.to_vec();
     let late = by.write(ends.buffer(b"late"), key.slice(0..4).unwrap()).await.unwrap_err();
@@ -65,7 +65,7 @@ fn memory_that_is_lent_is_open_until_it_is_given_back(device: &Device) {
 fn a_lease_ends_with_its_time(device: &Device) {
     run(device, |ends| async move {
         let (mut time, mut region) = (Duration::from_millis(50), filled(&ends));
-        // Doubles the time until it is longer than this device needs to transfer the lease.
+        // Doubles the time until it is long enough for this device to transfer the lease.
         let (lent, region) = loop {
             let begin = Instant::now();
             let mut lease = ends.server.lend(region, WRITE, time).await.unwrap();
@@ -84,7 +84,7 @@ fn a_lease_ends_with_its_time(device: &Device) {
             }
             (time, region) = (time * 2, ended.region);
         };
-        // The lease is over at this end, too, and the connection continues.
+        // The lease has ended at this end too, and the connection continues.
         let over = lent.write(ends.buffer(b"over")).await.unwrap_err();
         assert_eq!(*over.memory.unwrap(), *b"over");
         expect_over(&over.error, LeaseEnd::TimeOver);
@@ -152,7 +152,8 @@ fn memory_that_is_open_for_a_time_is_closed_behind_it(device: &Device) {
     });
 }
 
-/// More often than a byte of a key has values. The contract does not forbid early reuse of keys.
+/// Repeats this more often than a byte of the key has values. The contract does not forbid reusing
+/// keys early.
 fn no_key_comes_again_soon(device: &Device) {
     device.needs(!device.is_other(), "a device may use keys again at once");
     run(device, |ends| async move {

@@ -1,5 +1,5 @@
-//! Receiver not ready: the requester waits as often and as long as its attributes specify, whether
-//! or not the program polls.
+//! Receiver not ready: the requester retries as often, and waits as long, as its attributes
+//! specify, whether or not the program polls.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ cases![
     endless_wait_for_a_receiver_that_goes_away_ends,
 ];
 
-/// The code of 655 ms, the longest wait: long enough for any machine to do something meanwhile.
+/// The code for 655 ms, the longest wait: long enough to do something meanwhile on any machine.
 const LONGEST: u8 = 0;
 
 fn ready_never(device: &Device, rnr_retries: u8, min_rnr_timer: u8) -> (Side, Side) {
@@ -44,7 +44,7 @@ fn ready_never(device: &Device, rnr_retries: u8, min_rnr_timer: u8) -> (Side, Si
     pair_with(device, &Size::default(), &knobs)
 }
 
-/// A pair with these options whose A has posted a SEND to a B without a receive request.
+/// Returns a pair with these options. A has posted a SEND, but B has no receive.
 fn sent_too_early(device: &Device, rnr_retries: u8, min_rnr_timer: u8) -> (Side, Side) {
     let (a, b) = ready_never(device, rnr_retries, min_rnr_timer);
     a.qp.post(&Wr::send(1, &[]));
@@ -60,7 +60,7 @@ fn no_retry_fails_and_leaves_the_receiver_alone(device: &Device) {
     assert!(b.receive_cq.is_empty());
 }
 
-/// The minimum duration of that many waits, for a requester whose clock ticks every 4 ms.
+/// Returns the minimum duration of this many waits, for a requester whose clock ticks every 4 ms.
 fn least(code: u8, waits: u32) -> Duration {
     let wait = MinRnrTimer::from_code(code).unwrap().duration();
     (wait - Duration::from_millis(4)) * waits
@@ -102,7 +102,7 @@ fn requests_behind_one_that_gave_up_are_flushed(device: &Device) {
     let scene =
         Scene::with(device, &Size::default(), &Knobs { rnr_retries: 0, ..Knobs::default() });
     let [write, ..] = scene.requests();
-    // The first uses B's receive request.
+    // The first one consumes B's receive.
     let list = [Wr::send(1, &[]), Wr::send(2, &[]).unsignaled(), write];
     assert_eq!(scene.a.qp.try_post_list(&list), Ok(()));
     scene.a.send_cq.expect_success(1);
@@ -134,7 +134,7 @@ fn a_wait_that_ended_does_not_shorten_the_next(device: &Device) {
     let (a, _b) = loop {
         let begin = Instant::now();
         let (a, b) = sent_too_early(device, 1, LONGEST);
-        // During the first wait, unless this thread is late.
+        // This falls into the first wait, unless this thread is late.
         thread::sleep(Duration::from_millis(200));
         b.qp.post_receive(1, &[]);
         if begin.elapsed() < least(LONGEST, 1) {
@@ -167,14 +167,14 @@ fn receive_ends_the_wait_also_when_nobody_polls(device: &Device) {
     a.qp.post(&Wr::write(2, &[source.sge(0, 8)], &sink, 0).remote(0, 0));
     b.qp.post_receive(2, &[sink.sge(0, 8)]);
     until("the message", || sink.bytes() == [9; 8]);
-    // The write after it is executed, too: its key is wrong.
+    // The write after it is executed too, because it fails with a wrong key.
     a.qp.wait_for_error();
     a.send_cq.expect_success(1);
     b.receive_cq.expect_success(2);
     a.send_cq.expect(2, Status::IBV_WC_REM_ACCESS_ERR);
 }
 
-/// Also on a requester that knows its peer, and may execute them on a fast path.
+/// This includes a requester that knows its peer, and might execute the requests on a fast path.
 fn requests_behind_one_that_waits_keep_their_order(device: &Device) {
     for acquainted in [false, true] {
         let (a, b) = ready_never(device, 7, 1);
@@ -206,7 +206,7 @@ fn each_message_takes_a_receive_request_of_its_own(device: &Device) {
     let (a, b) = ready_never(device, 0, 1);
     let sink = b.pd.register(64, LOCAL_WRITE);
     let sources = [5, 6].map(|byte| a.pd.register_filled(vec![byte; 8], 0));
-    // Both messages would fit into one receive.
+    // The receive is large enough for both messages.
     b.qp.post_receive(1, &[sink.sge(0, 64)]);
     a.qp.post(&Wr::send(2, &[sources[0].sge(0, 8)]));
     a.send_cq.expect_success(2);
@@ -222,7 +222,7 @@ fn write_with_immediate_waits_without_writing(device: &Device) {
     let source = a.pd.register_filled(vec![3; 8], 0);
     let sink = b.pd.register(8, ALL_ACCESS);
     a.qp.post(&Wr::write(1, &[source.sge(0, 8)], &sink, 0).with_imm(4));
-    // Meanwhile another connection completes seven waits of 10 ms.
+    // Meanwhile another connection goes through seven waits of 10 ms each.
     let (limited, _peer) = sent_too_early(device, 6, 18);
     limited.send_cq.expect(1, Status::IBV_WC_RNR_RETRY_EXC_ERR);
     assert!(a.send_cq.is_empty() && b.receive_cq.is_empty());
@@ -260,7 +260,7 @@ fn wait_ends_with_the_error_state(device: &Device) {
     a.qp.post(&Wr::send(2, &[]).unsignaled());
     a.qp.to_error();
     a.send_cq.expect_flushed([1, 2]);
-    // Packets already sent arrive, and find no receive request.
+    // Packets that were sent before arrive now, and find no receive.
     expect_nothing_under_way(device);
     b.qp.post_receive(3, &[]);
     expect_nothing_under_way(device);

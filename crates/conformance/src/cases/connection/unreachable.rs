@@ -1,5 +1,5 @@
-//! Peers that do not answer: the requester retries as often as its attributes specify and gives up,
-//! and no other queue pair is affected.
+//! Peers that do not answer: the requester retries as often as its attributes specify and then
+//! gives up, and no other queue pair is affected.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ cases![
     requester_that_gives_up_leaves_other_queue_pairs_alone,
 ];
 
-/// Three attempts of 17 ms each.
+/// Options for three attempts of 17 ms each.
 fn impatient() -> Knobs {
     Knobs { timeout: 12, retries: 2, ..Knobs::default() }
 }
@@ -50,7 +50,7 @@ fn sides(device: &Device) -> (Side, Side) {
     (side(device), side(device))
 }
 
-/// A connected pair whose A has sent a message, and is impatient from now on.
+/// Returns a connected pair. A has sent a message, and is impatient from now on.
 fn acquainted(device: &Device) -> (Side, Side) {
     let (a, b) = sides(device);
     let knobs = Knobs { timeout: 14, retries: 6, ..Knobs::default() };
@@ -59,7 +59,7 @@ fn acquainted(device: &Device) -> (Side, Side) {
     (a, b)
 }
 
-/// A queue pair that no longer exists: numbers are not reused soon.
+/// Returns the address of a destroyed queue pair. Numbers are not reused soon.
 fn nobody(device: &Device, at: &Endpoint) -> Endpoint {
     Endpoint { qpn: side(device).endpoint().qpn, ..*at }
 }
@@ -155,7 +155,7 @@ fn peer_that_becomes_ready_in_time_gets_the_message(device: &Device) {
 fn requests_that_are_tried_again_are_executed_once(device: &Device) {
     let has = device.attributes().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
     device.needs(has, "the device has no atomic operations");
-    // Eight attempts of 0.27 s each: the peer gets ready within them on every machine.
+    // Eight attempts of 0.27 s each, during which the peer becomes ready on every machine.
     let knobs = Knobs { timeout: 16, retries: 7, ..Knobs::default() };
     let (a, b) = sides(device);
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
@@ -170,7 +170,7 @@ fn requests_that_are_tried_again_are_executed_once(device: &Device) {
     for n in 0..20 {
         b.qp.post_receive(n, &[]);
     }
-    // After the first attempts.
+    // This is after the first attempts.
     let (c, _d) = acquainted(device);
     c.qp.assert_ready();
     to_rtr(&b.qp, &attr);
@@ -203,7 +203,7 @@ fn peer_in_error_is_unreachable(device: &Device) {
     b.qp.to_error();
     a.expect_unreachable();
     b.receive_cq.expect_flushed([1]);
-    // A write needs no receive request, and one of one element may be executed on a fast path.
+    // A write needs no receive, and one with a single element may be executed on a fast path.
     let (a, b) = acquainted(device);
     let (source, sink) = (a.pd.register_filled(vec![1; 8], 0), b.pd.register(8, ALL_ACCESS));
     b.qp.to_error();
@@ -222,7 +222,7 @@ fn queue_pair_number_that_nobody_has_is_unreachable(device: &Device) {
     assert!(b.receive_cq.is_empty());
 }
 
-/// The same queue pair at an address that no device has.
+/// Returns the same queue pair at an address that no device has.
 fn elsewhere(at: &Endpoint) -> Endpoint {
     let mut raw = gid_of(&at.gid).to_bytes();
     raw[15] ^= 2;
@@ -243,14 +243,14 @@ fn address_that_the_peer_does_not_expect_is_unreachable(device: &Device) {
     let (a, b) = sides(device);
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
     connect(&a.qp, &at_a, &at_b, &impatient());
-    // B expects a queue pair of A's number at another address.
+    // B expects a queue pair with A's number at another address.
     connect(&b.qp, &at_b, &elsewhere(&at_a), &impatient());
     b.qp.post_receive(1, &[]);
     a.expect_unreachable();
     assert!(b.receive_cq.is_empty());
 }
 
-/// Connects A at one of its GIDs with B at one of B's. Returns the status of a SEND.
+/// Connects one of A's GIDs with one of B's. Returns the status of a SEND.
 fn over_gids(device: &Device, at_a: u8, at_b: u8, knobs: &Knobs) -> Status {
     let (a, b) = sides(device);
     let at_a = endpoint_with_gid(&a.context, &a.qp, at_a);
@@ -262,7 +262,7 @@ fn over_gids(device: &Device, at_a: u8, at_b: u8, knobs: &Knobs) -> Status {
     a.send_cq.next().status
 }
 
-/// The indices and kinds of the GIDs.
+/// Returns the indices and types of the GIDs.
 fn gids(device: &Device) -> Vec<(u8, u32)> {
     let rows = gid_table(&device.open(), 256, 0).unwrap();
     rows.iter().map(|row| (row.index.try_into().unwrap(), row.kind)).collect()
@@ -302,7 +302,7 @@ fn timeout_0_waits_for_ever_and_ends_with_the_error_state(device: &Device) {
     );
     a.qp.post(&Wr::send(1, &[]));
     a.qp.post(&Wr::send(2, &[]));
-    // Longer than any other timeout of this length would take.
+    // Waits longer than any other timeout of this length would take.
     let at_limited = limited.endpoint();
     connect(&limited.qp, &at_limited, &nobody(device, &at_limited), &impatient());
     limited.expect_unreachable();

@@ -1,7 +1,9 @@
-//! Unreliable connections: there are no acknowledgements, so a message counts as sent whatever happens to it.
+//! Unreliable connections: there are no acknowledgements, so a message counts as sent whatever
+//! happens to it.
 //!
-//! The loss of a message is shown by a mark. A mark is a message sent later on the same connection, which uses the
-//! receive request that the lost one would have used.
+//! A lost message is not reported. To detect a loss, a case sends another message, the mark, on the
+//! same connection. If the first message was lost, the mark arrives in the receive that was posted
+//! for it.
 
 use rdma_sys::{
     ibv_event_type, ibv_mw_type, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
@@ -64,7 +66,7 @@ fn pair_of_sides(device: &Device, knobs: &Knobs) -> (Side, Side) {
     (a, b)
 }
 
-/// Two connected ends with memory of 64 bytes: a's are 0xaa, b's 0xbb.
+/// Two connected ends with 64 bytes of memory each: A's are 0xaa, B's 0xbb.
 pub(super) struct Pair {
     pub(super) at_a: Mr,
     pub(super) at_b: Mr,
@@ -84,24 +86,24 @@ impl Pair {
         Self { at_a, at_b, a, b }
     }
 
-    /// A SEND of sixteen bytes.
+    /// Returns a SEND of sixteen bytes.
     pub(super) fn send(&self, wr_id: u64) -> Wr {
         Wr::send(wr_id, &[self.at_a.sge(0, 16)])
     }
 
-    /// A WRITE of sixteen bytes to offset 8 of B's memory.
+    /// Returns a WRITE of sixteen bytes to offset 8 in B's memory.
     pub(super) fn write(&self, wr_id: u64) -> Wr {
         Wr::write(wr_id, &[self.at_a.sge(0, 16)], &self.at_b, 8)
     }
 
-    /// A message with an element that has a wrong key.
+    /// Returns a message with an element whose key is wrong.
     pub(super) fn bad(&self, wr_id: u64) -> Wr {
         let mut bad = self.at_a.sge(0, 16);
         bad.lkey ^= 1;
         Wr::send(wr_id, &[bad])
     }
 
-    /// Posts a request that succeeds at A, whatever happens to the message.
+    /// Posts a request, and checks that it succeeds at A, whatever happens to the message.
     #[track_caller]
     pub(super) fn expect_sent(&self, wr: &Wr) {
         self.a.qp.post(wr);
@@ -109,7 +111,8 @@ impl Pair {
         self.a.qp.assert_ready();
     }
 
-    /// Expects a mark as B's next message, so that everything sent before has arrived or is lost.
+    /// Sends a mark and checks that it is B's next message, so everything sent before has arrived
+    /// or was lost.
     #[track_caller]
     pub(super) fn expect_mark(&self, receive: u64) {
         self.expect_sent(&Wr::send(99, &[]).with_imm(MARK));
@@ -171,7 +174,7 @@ fn messages_of_many_packets_arrive_whole(device: &Device) {
     let data: Vec<u8> = (0_u32..).map(|n| n.to_le_bytes()[0]).take(longest).collect();
     let at_a = a.pd.register_filled(data.clone(), LOCAL_WRITE);
     let at_b = b.pd.register(longest, ALL_ACCESS);
-    // Below and above the path's MTU and twice the MTU, and longer.
+    // Lengths around the path MTU and twice the MTU, and longer ones.
     for length in [0, 1, 1023, 1024, 1025, 2048, 2049, longest] {
         let local = [at_a.sge(0, length)];
         let write = Wr::write(1, &local, &at_b, 0).with_imm(1);
@@ -256,7 +259,7 @@ fn unsignaled_messages_complete_silently(device: &Device) {
     pair.b.qp.post_receive(10, &[]);
     pair.a.qp.post(&pair.write(1).unsignaled());
     pair.a.qp.post(&pair.write(2).unsignaled());
-    // A's next completion is that of the mark.
+    // A's next completion is the mark's.
     pair.expect_mark(10);
     assert_eq!(pair.at_b.bytes()[8..24], [0xaa; 16]);
 }
@@ -348,7 +351,7 @@ fn messages_that_are_lost_are_no_events(device: &Device) {
     }
 }
 
-/// Targets that B does not let A write to: an address and a key each.
+/// Returns targets to which B does not let A write, each as an address and a key.
 fn forbidden(pair: &Pair, unwritable: &Mr, foreign: &Mr) -> [(u64, u32); 5] {
     let (address, key) = (pair.at_b.address(), pair.at_b.key());
     [
@@ -393,7 +396,7 @@ fn writes_of_many_packets_that_are_not_allowed_write_nothing(device: &Device) {
     let at_a = a.pd.register_filled(vec![0xaa; length], LOCAL_WRITE);
     let at_b = b.pd.register_filled(vec![0xbb; length], ALL_ACCESS);
     b.qp.post_receive(10, &[]);
-    // All but its last byte would fit.
+    // All of it except the last byte would fit.
     for wr in [Wr::write(1, &[at_a.sge(0, length)], &at_b, 1), Wr::send(2, &[]).with_imm(MARK)] {
         a.qp.post(&wr);
         a.send_cq.expect_success(wr.wr.wr_id);
@@ -428,7 +431,7 @@ fn the_first_message_is_an_event(device: &Device) {
     assert_eq!(context.async_events(), expected);
 }
 
-/// Two ends that disagree about the start of A's sequence numbers.
+/// Two ends that disagree about A's first PSN.
 fn out_of_step(device: &Device) -> (Side, Side) {
     let (a, b) = (Side::new(device, &size(), 256), Side::new(device, &size(), 256));
     let with = |psn| Knobs { psn, ..Knobs::default() };
@@ -467,7 +470,7 @@ fn sequence_numbers_count_what_was_lost(device: &Device) {
 fn queue_pairs_of_other_types_are_not_heard(device: &Device) {
     let reliable = Side::new(device, &Size::default(), 256);
     let unreliable = Side::new(device, &size(), 256);
-    // Two tries of 67 ms.
+    // Two attempts of 67 ms each.
     let knobs = Knobs { timeout: 14, retries: 1, ..Knobs::default() };
     let (at_r, at_u) = (reliable.endpoint(), unreliable.endpoint());
     connect(&reliable.qp, &at_r, &at_u, &knobs);
@@ -534,7 +537,7 @@ fn after_a_reset_it_can_be_connected_again(device: &Device) {
 
 fn after_a_reset_no_receive_of_before_is_used(device: &Device) {
     let pair = Pair::new(device);
-    // One that a message would have used, and one without a message.
+    // One that a message would have consumed, and one without a message.
     pair.receive(8, 32);
     pair.receive(9, 32);
     pair.expect_sent(&pair.write(1).remote(pair.at_b.address(), pair.at_b.key() ^ 1).with_imm(5));

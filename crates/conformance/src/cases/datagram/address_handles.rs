@@ -43,7 +43,7 @@ cases![
     a_handle_of_another_domain_stops_the_send_queue_alone,
 ];
 
-/// The paths that the port's GIDs allow, each between equal rows of the table.
+/// The paths that the port's GIDs allow. Each path connects two rows of the table of the same type.
 struct Way {
     index: u8,
     kind: ibv_gid_type,
@@ -90,7 +90,7 @@ impl Scene {
         self.a.pd.ah_to(&self.a.endpoint(), &self.b.endpoint())
     }
 
-    /// Sends `length` bytes to B. Returns the completion and the header.
+    /// Sends `length` bytes to B. Returns the completion and the received header.
     fn send(&self, ah: &Ah, length: usize) -> (ibv_wc, Vec<u8>) {
         self.b.qp.post_receive(10, &[self.sink.sge(0, HEADER + 24)]);
         let wr = Wr::send(1, &[self.source.sge(0, length)]).with_imm(5);
@@ -136,7 +136,7 @@ fn headers_carry_the_traffic_class(device: &Device) {
     }
 }
 
-/// The traffic class in the received header.
+/// Returns the traffic class in the received header.
 fn carried_class(device: &Device, traffic_class: u8) -> u8 {
     match device.differs_by_udp("traffic-class-of-udp") {
         true => traffic_class & 3,
@@ -182,8 +182,8 @@ fn headers_say_how_long_the_packet_is(device: &Device) {
     for way in scene.ways() {
         let ah = scene.a.pd.ah(vector(&way.from, &way.to, true));
         let (_, header) = scene.send(&ah, 13);
-        // Base header 12, datagram header 8, immediate 4, data and padding 16, checksum 4; UDP's
-        // header 8; IPv4's own length counts.
+        // Base header 12, datagram header 8, immediate data 4, data and padding 16, checksum 4, and
+        // the UDP header 8; for IPv4, the length includes its header.
         let packet = 12 + 8 + 4 + 16 + 4;
         let (at, length) = match way.kind {
             ibv_gid_type::IBV_GID_TYPE_ROCE_V2 if way.is_ipv4() => (22, 20 + 8 + packet),
@@ -194,7 +194,7 @@ fn headers_say_how_long_the_packet_is(device: &Device) {
     }
 }
 
-/// The sum of the words of an IPv4 header, as in its checksum.
+/// Returns the sum of an IPv4 header's words, as its checksum defines it.
 fn ipv4_sum(header: &[u8]) -> u16 {
     let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], pair[1]]));
     let sum: u32 = header[20..].chunks(2).map(word).sum();
@@ -202,7 +202,7 @@ fn ipv4_sum(header: &[u8]) -> u16 {
     u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap()
 }
 
-/// Sets the checksum of a changed header.
+/// Updates the checksum of a modified header.
 fn set_ipv4_checksum(header: &mut [u8]) {
     header[30..32].fill(0);
     let checksum = !ipv4_sum(header);
@@ -231,7 +231,7 @@ fn on_ethernet_service_levels_say_what_packet_came(device: &Device) {
             (true, true) => 8 | 2,
         };
         if device.is_other() {
-            // Adapters report this, the part without bit 3, or nothing.
+            // Adapters report the packet type, its low three bits, or nothing.
             assert!([packet_type, packet_type & 7, 0].contains(&got.sl), "{}", got.sl);
         } else {
             let difference = "service-level-of-a-packet-type";
@@ -252,7 +252,7 @@ fn attributes_of_the_way_back_are_in_what_came(device: &Device) {
         assert_eq!(attr.grh.sgid_index, way.index, "the index of the destination address");
         let carried = (way.hop_limit(&header), carried_class(device, 0x2c));
         assert_eq!((attr.grh.hop_limit, attr.grh.traffic_class), carried);
-        // An IPv4 header follows zeroes.
+        // If the header is IPv4, zeros precede it.
         let start = u32::from_be_bytes(header[..4].try_into().unwrap());
         assert_eq!(attr.grh.flow_label, start & 0x000f_ffff);
         assert_eq!(attr.sl, question.sl);
@@ -267,7 +267,7 @@ fn the_way_back_leads_to_whom_the_header_names(device: &Device) {
     for way in scene.ways() {
         let ah = scene.a.pd.ah(vector(&way.from, &way.to, true));
         let (question, mut header) = scene.send(&ah, 0);
-        // As if it came from another source: the last byte of the source differs.
+        // The last byte of the source differs, as if the datagram came from elsewhere.
         let last = if way.is_ipv4() { 35 } else { 23 };
         header[last] ^= 0x40;
         if way.is_ipv4() {
@@ -295,7 +295,7 @@ fn an_answer_goes_back_by_what_came_with_the_question(device: &Device) {
     }
 }
 
-/// A completion of a datagram received with a header.
+/// Returns the completion of a datagram received with a header.
 fn with_header() -> ibv_wc {
     ibv_wc { wc_flags: ibv_wc_flags::IBV_WC_GRH.0, ..Default::default() }
 }
@@ -315,7 +315,7 @@ fn headers_for_other_addresses_make_no_handle(device: &Device) {
     let (question, mut header) = scene.send(&scene.ah(), 0);
     device.needs(scene.a.endpoint().ethernet, "without a header only the port is checked");
     assert!(scene.b.context.ah_attributes(&question, &header).is_ok());
-    // The last byte of the destination.
+    // This is the last byte of the destination.
     header[39] ^= 0x40;
     if header[0] >> 4 != 6 {
         set_ipv4_checksum(&mut header);
@@ -324,7 +324,7 @@ fn headers_for_other_addresses_make_no_handle(device: &Device) {
     assert!(scene.b.pd.try_ah_from(&question, &header).is_err());
 }
 
-/// Checks that a good address vector makes no handle after `spoil`.
+/// Checks that no handle can be created from a good address vector after `spoil`.
 #[track_caller]
 fn expect_refused(device: &Device, spoil: impl Fn(&mut ibv_ah_attr)) {
     let side = side(device);
@@ -345,7 +345,7 @@ fn handles_need_a_port_of_the_device(device: &Device) {
 fn handles_need_a_source_of_the_port(device: &Device) {
     let rows = gid_table(&device.open(), 256, 0).unwrap();
     let has = |index: u8| rows.iter().any(|row| row.index == u32::from(index));
-    // The first index without a GID or outside the table, and the last.
+    // The first index without a GID (or beyond the table), and the last index.
     let first = (0..=u8::MAX).find(|&index| !has(index));
     for index in first.into_iter().chain([u8::MAX]) {
         expect_refused(device, |attr| (attr.is_global, attr.grh.sgid_index) = (1, index));
@@ -356,11 +356,11 @@ fn on_ethernet_handles_need_a_global_route(device: &Device) {
     let ethernet = side(device).endpoint().ethernet;
     device.needs(ethernet, "the port is of InfiniBand");
     expect_refused(device, |attr| attr.is_global = 0);
-    // Nor is the all-zero address valid.
+    // The all-zero address is not valid either.
     expect_refused(device, |attr| attr.grh.dgid = Default::default());
 }
 
-/// Handles made from completions have such levels.
+/// Handles created from completions have such service levels.
 fn on_ethernet_handles_take_every_service_level(device: &Device) {
     let scene = Scene::new(device);
     device.needs(scene.a.endpoint().ethernet, "the port is of InfiniBand");
@@ -398,7 +398,7 @@ fn domains_with_handles_cannot_be_deallocated(device: &Device) {
     let ah = pd.ah_to(&side.endpoint(), &side.endpoint());
     assert_eq!(pd.try_dealloc(), Errno::EBUSY.raw());
     ah.destroy();
-    // The drop asserts that the destruction succeeds now.
+    // The drop asserts that the domain can be destroyed now.
     drop(pd);
 }
 
@@ -449,7 +449,7 @@ fn a_handle_may_go_when_its_requests_are_complete(device: &Device) {
     }
 }
 
-/// Posts a datagram with a handle of another domain. Returns its status.
+/// Posts a datagram with a handle from another domain. Returns its status.
 fn post_by_foreign_handle(scene: &Scene) -> Status {
     let foreign = scene.a.context.pd();
     let ah = foreign.ah_to(&scene.a.endpoint(), &scene.b.endpoint());

@@ -1,7 +1,7 @@
-//! Datagrams: between any queue pairs with the right key, one packet each. The loss of one is not reported.
+//! Datagrams: single packets between any queue pairs that have the right Q_Key.
 //!
-//! The loss of a datagram is shown by a mark. A mark is a datagram sent later, which uses the receive request that the
-//! lost one would have used.
+//! A lost datagram is not reported. To detect a loss, a case sends another datagram, the mark. If
+//! the first one was lost, the mark arrives in the receive that was posted for it.
 
 use rdma_sys::{
     ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_qp_type, ibv_sge, ibv_wc,
@@ -49,10 +49,10 @@ cases![
     the_key_is_what_was_set,
 ];
 
-/// The immediate data of marks.
+/// The immediate data in marks.
 const MARK: u32 = 0x4d41_524b;
 
-/// A pair, a path from A to B, and space for marks outside B's other memory.
+/// A pair, a path from A to B, and memory for marks outside B's other memory.
 pub(super) struct Scene {
     pub(super) ah: Ah,
     room: Mr,
@@ -78,14 +78,15 @@ impl Scene {
         self.pair.b.qp.post_receive(wr_id, &[self.room.sge(0, HEADER)]);
     }
 
-    /// Sends a request that succeeds at the sender, whatever happens to the datagram.
+    /// Sends a request, and checks that it succeeds at the sender, whatever happens to the
+    /// datagram.
     #[track_caller]
     pub(super) fn send(&self, wr: &Wr) {
         self.pair.a.qp.post(wr);
         self.pair.a.send_cq.expect_success(wr.wr.wr_id);
     }
 
-    /// Expects a mark as B's next datagram, so that nothing sent before it arrived.
+    /// Sends a mark and checks that it is B's next datagram, so nothing sent before it arrived.
     #[track_caller]
     pub(super) fn expect_mark(&self, receive: u64) {
         self.send(&self.good(99, 0).with_imm(MARK));
@@ -94,7 +95,7 @@ impl Scene {
     }
 }
 
-/// The longest message that the port sends.
+/// Returns the longest datagram that the port can send.
 pub(super) fn mtu(side: &Side) -> usize {
     128 << side.context.query_port().active_mtu.0
 }
@@ -210,7 +211,7 @@ fn elements_are_joined_and_filled_in_order(device: &Device) {
     a.qp.post(&Wr::send(1, &data).to(&ah, b.qp.number(), QKEY));
     assert_eq!(b.receive_cq.expect_success(10).byte_len, 58);
     let bytes = sink.bytes();
-    // 30 bytes of the header, 10 more and 5 of the message, the rest of it.
+    // 30 bytes of the header, then its other 10 and 5 of the message, then the rest of the message.
     let message: Vec<u8> = (10..15).chain(30..33).chain(40..50).collect();
     assert_eq!(bytes[10..15], message[..5]);
     assert_eq!(bytes[20..33], message[5..]);
@@ -241,7 +242,7 @@ fn unsignaled_datagrams_complete_silently(device: &Device) {
     }
     scene.pair.a.qp.post(&scene.good(1, 0).unsignaled());
     scene.pair.a.qp.post(&scene.good(2, 0).unsignaled());
-    // The sender's next completion is that of the mark.
+    // The sender's next completion is the mark's.
     scene.pair.a.qp.post(&scene.good(3, 0).with_imm(MARK));
     scene.pair.a.send_cq.expect_success(3);
     for wr_id in 10..13 {
@@ -289,7 +290,7 @@ fn wrong_keys_are_counted(device: &Device) {
         let wr = scene.pair.send(wr_id, 0);
         scene.send(&scene.to(wr, scene.pair.b.qp.number(), QKEY + 1));
     }
-    // Other programs may use the port at the same time.
+    // Other programs may be using the port.
     until("the count", || violations() - before >= 2);
 }
 
@@ -336,7 +337,7 @@ fn a_key_with_the_high_bit_is_only_sent_by_those_who_have_it(device: &Device) {
 fn sequence_numbers_count_datagrams(device: &Device) {
     let scene = Scene::new(device);
     let a = &scene.pair.a;
-    // The last one takes it beyond 24 bits.
+    // The last one makes the PSN exceed 24 bits.
     for first in [0, 5, 0x00ff_fffe] {
         let mut attr = ibv_qp_attr { qp_state: State::IBV_QPS_RESET, ..Default::default() };
         assert_eq!(a.qp.modify(attr, Mask::IBV_QP_STATE.0), 0);
@@ -388,13 +389,13 @@ fn an_address_that_nobody_has_gets_nothing(device: &Device) {
     let scene = Scene::new(device);
     let mut nowhere = scene.pair.b.endpoint();
     (nowhere.lid, nowhere.gid) = (nowhere.lid ^ 1, changed(&nowhere.gid));
-    // One goes to the right address before.
+    // Before that, one goes to the right address.
     scene.receive_mark(9);
     scene.expect_mark(9);
     scene.pair.receive(10, HEADER + 8);
     let from = scene.pair.a.endpoint();
     let way = vector(&from, &nowhere, from.ethernet);
-    // Where handle creation resolves the address, it may fail.
+    // If creating a handle resolves the address, it may fail.
     if let Ok(ah) = scene.pair.a.pd.try_ah(way) {
         scene.send(&scene.pair.good(&ah, 1, 8));
         if device.differs("loopback-ignores-addresses") {

@@ -1,4 +1,4 @@
-//! Groups: a datagram to all queue pairs that have joined.
+//! Multicast groups: a datagram reaches all queue pairs that have joined.
 
 use std::net::{Ipv4Addr, UdpSocket};
 
@@ -34,19 +34,19 @@ cases![
     members_cannot_be_destroyed,
 ];
 
-/// The destination queue pair number of datagrams to groups.
+/// The destination QPN in datagrams to groups.
 const GROUP_QPN: u32 = 0x00ff_ffff;
 
-/// The first group of all networks.
+/// The first group in all networks.
 const MULTICAST: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
-/// A group of this machine's own, by a number: 239.255/16 is locally scoped.
+/// A group on this machine, identified by a number: 239.255/16 is locally scoped.
 struct Group {
     address: ibv_gid,
-    /// 0 on Ethernet.
+    /// The LID; 0 on Ethernet.
     lid: u16,
-    /// The host's own membership, without which its network stack drops incoming packets. A software device has no
-    /// address of the host.
+    /// The host's own membership, without which its network stack drops incoming packets. It is
+    /// `None` for a software device that does not use an address of the host.
     _socket: Option<UdpSocket>,
 }
 
@@ -57,7 +57,7 @@ impl Group {
         raw[15] = number;
         let mut socket = None;
         if own.is_ipv4_mapped() {
-            // Over UDP it also reaches other processes, which run other cases.
+            // Over UDP, the group also reaches other processes that run other cases.
             let [.., first, second] = std::process::id().to_be_bytes();
             let [first, second] = if device.has_network() { [first, second] } else { [255, 77] };
             let group = Ipv4Addr::new(239, first, second, number);
@@ -93,7 +93,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Continues only if the device has groups.
+    /// Skips the case unless the device has groups.
     fn new(device: &Device, others: usize) -> Self {
         needs_groups(device);
         let a = side(device);
@@ -115,13 +115,13 @@ impl Scene {
         self.others[n].qp.post_receive(wr_id, &[self.room[n].sge(0, HEADER)]);
     }
 
-    /// Sends to the group, with a number.
+    /// Sends a datagram with this number to the group.
     fn send(&self, imm: u32) {
         self.a.qp.post(&Wr::send(1, &[]).with_imm(imm).to(&self.ah, GROUP_QPN, QKEY));
         self.a.send_cq.expect_success(1);
     }
 
-    /// Expects this number in the member's next datagram.
+    /// Checks that the member's next datagram has this number.
     #[track_caller]
     fn expect(&self, n: usize, wr_id: u64, imm: u32) {
         let got = self.others[n].receive_cq.expect_success(wr_id);
@@ -219,7 +219,7 @@ fn who_left_hears_nothing(device: &Device) {
     scene.send(1);
     scene.expect(1, 10, 1);
     device.let_arrive();
-    // The next one received is the one sent after it joined again.
+    // Its next datagram is the one sent after it joined again.
     scene.join(0);
     scene.receive(1, 11);
     scene.send(2);
@@ -252,7 +252,7 @@ fn members_with_another_key_hear_nothing(device: &Device) {
     scene.receive(0, 20);
     scene.send(1);
     scene.expect(1, 10, 1);
-    // The next one received has its key.
+    // Its next datagram is the one with its own Q_Key.
     scene.a.qp.post(&Wr::send(2, &[]).with_imm(2).to(&scene.ah, GROUP_QPN, QKEY + 1));
     scene.a.send_cq.expect_success(2);
     scene.expect(0, 20, 2);
@@ -282,7 +282,7 @@ fn senders_need_not_join(device: &Device) {
     scene.receive(0, 10);
     scene.send(1);
     scene.expect(0, 10, 1);
-    // The sender next receives its own datagram, addressed to its own number.
+    // The sender's next datagram is its own, which it addressed to its own QPN.
     let own = scene.a.pd.ah_to(&scene.a.endpoint(), &scene.a.endpoint());
     scene.a.qp.post(&Wr::send(2, &[]).with_imm(2).to(&own, scene.a.qp.number(), QKEY));
     scene.a.send_cq.expect_success(2);
@@ -314,7 +314,7 @@ fn who_joined_twice_hears_once_and_leaves_once(device: &Device) {
     for wr_id in 10..12 {
         scene.receive(0, wr_id);
     }
-    // Each datagram uses one receive.
+    // Each datagram consumes one receive.
     for imm in 0..2 {
         scene.send(imm);
         scene.expect(0, 10 + u64::from(imm), imm);
@@ -349,7 +349,7 @@ fn members_that_are_reset_stay_members(device: &Device) {
     (0..2).for_each(|n| scene.join(n));
     (0..2).for_each(|n| scene.receive(n, 10));
     scene.others[0].qp.to_reset();
-    // In RESET it receives nothing.
+    // In RESET, it receives nothing.
     scene.send(1);
     scene.expect(1, 10, 1);
     device.let_arrive();

@@ -1,4 +1,4 @@
-//! Asynchronous events: of queue pairs, of completion queues, and their handling.
+//! Asynchronous events of queue pairs and completion queues, and how they are handled.
 
 use rdma_sys::{
     Errno, ibv_event_type as Event, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
@@ -32,7 +32,8 @@ cases![
     an_overflow_is_an_event_of_the_queue,
 ];
 
-/// Causes an event of a queue pair on every device: its send queue is drained.
+/// Makes a queue pair report an event, in a way that works on every device: its send queue is
+/// drained.
 fn provoke(qp: &Qp) {
     let attr =
         ibv_qp_attr { qp_state: State::IBV_QPS_SQD, en_sqd_async_notify: 1, ..Default::default() };
@@ -49,7 +50,7 @@ fn events(side: &Side) -> Vec<(Event, usize)> {
     side.context.async_events()
 }
 
-/// Checks that a side has no other event than the one caused now.
+/// Checks that a side has no event other than the one caused now.
 #[track_caller]
 fn expect_no_event(side: &Side) {
     provoke(&side.qp);
@@ -136,14 +137,14 @@ fn a_completion_is_no_event(device: &Device) {
     expect_no_event(&b);
 }
 
-/// Writes from A to memory that it may not write to.
+/// Writes from A to memory that A must not write.
 fn refused_access(a: &Side) {
     let memory = a.pd.register(8, LOCAL_WRITE);
     a.qp.post(&Wr::write(1, &[memory.sge(0, 8)], &memory, 0).remote(64, 0));
     a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
 }
 
-/// Expects B's event after a failure; none on SoftRoCE.
+/// Checks B's event after a failure. SoftRoCE reports none.
 #[track_caller]
 fn expect_failure(device: &Device, b: &Side, event: Event) {
     b.qp.wait_for_error();
@@ -215,7 +216,7 @@ fn destroying_a_queue_pair_waits_for_acknowledgements(device: &Device) {
     until("an event", || a.context.has_async_events());
     let taken = a.context.take_async_events(false);
     assert_eq!(taken, [(PROVOKED, a.qp.0.addr())]);
-    // One more, which is not read.
+    // Causes another event, which is not read.
     assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
     provoke(&a.qp);
     until("an event", || a.context.has_async_events());
@@ -223,7 +224,7 @@ fn destroying_a_queue_pair_waits_for_acknowledgements(device: &Device) {
     let name = qp.name();
     std::thread::scope(|threads| {
         let destroyer = threads.spawn(move || drop(qp));
-        // The unread event is discarded first; then the destruction waits for the other.
+        // The destruction first discards the unread event; then it waits for the other.
         until("the discard of the unread event", || !context.has_async_events());
         assert!(!destroyer.is_finished());
         name.acknowledge(PROVOKED);
@@ -233,7 +234,7 @@ fn destroying_a_queue_pair_waits_for_acknowledgements(device: &Device) {
     drop(context);
 }
 
-/// A side whose send queue overflowed.
+/// Returns a side whose send completion queue has overflowed.
 fn overflowed(device: &Device) -> (Side, Side) {
     let (a, b) = (Side::new(device, &Size::default(), 2), Side::new(device, &Size::default(), 64));
     connect_sides(&a, &b, &Knobs::default());

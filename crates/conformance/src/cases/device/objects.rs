@@ -1,4 +1,5 @@
-//! The lives of objects: the order of destruction, the state of the others, and their owners.
+//! The lifetimes of objects: the order of destruction, how it affects other objects, and what owns
+//! them.
 
 use std::ptr;
 
@@ -126,7 +127,7 @@ fn objects_of_one_kind_are_told_apart(device: &Device) {
 
 fn numbers_of_queue_pairs_can_be_sent(device: &Device) {
     for service in device.types(&SERVICES) {
-        // 24 bits, and neither of the two subnet management numbers.
+        // 24 bits, but not the two numbers reserved for subnet management.
         assert!((2..1 << 24).contains(&alone(device, service).qp.number()));
     }
 }

@@ -1,4 +1,4 @@
-//! The attributes of a device, its ports and its tables, and the texts for numbers.
+//! The attributes of a device, its ports and its tables, and the texts for numeric codes.
 
 use std::path::Path;
 
@@ -73,7 +73,7 @@ fn the_list_has_the_files_of_each_device(device: &Device) {
         assert!(listed.ibdev_path.ends_with(&format!("/class/infiniband/{}", listed.name)));
         let same = all.iter().filter(|other| other.dev_name == listed.dev_name).count();
         assert_eq!(same, 1, "{}", listed.dev_name);
-        // A file of the kernel belongs to the kernel's device.
+        // If a path is in the kernel's file system, the device belongs to the kernel.
         let is_there = Path::new(&listed.dev_path).exists();
         assert!(!is_there || !device.is_software(), "{}", listed.dev_path);
     }
@@ -143,7 +143,7 @@ fn a_device_has_room_for_something_of_everything(device: &Device) {
         assert!(most > 0);
     }
     assert!(attr.phys_port_cnt > 0 && attr.max_pkeys > 0 && attr.max_mr_size > 0);
-    // At least the page size; all page sizes that regions may have.
+    // The bits include at least the page size, and all page sizes that regions can have.
     assert!(attr.page_size_cap >= 4096);
     assert!(attr.atomic_cap.0 <= ibv_atomic_cap::IBV_ATOMIC_GLOB.0);
 }
@@ -180,7 +180,7 @@ fn a_port_has_a_table_of_partition_keys(device: &Device) {
     }
 }
 
-/// Numbers that no port has; an adapter may have many ports.
+/// Returns numbers that no port has, considering that an adapter may have many ports.
 fn no_ports(device: &Device) -> [u8; 3] {
     [0, device.attributes().phys_port_cnt + 1, u8::MAX]
 }
@@ -330,7 +330,7 @@ fn a_context_has_the_functions_that_programs_call_without_a_look(device: &Device
     assert!(context.is_extended() && context.has_unchecked_functions());
 }
 
-/// Checks that each number has a unique text, and none is called unknown.
+/// Checks that each number has a unique text, and that none is called unknown.
 fn expect_texts(numbers: impl Iterator<Item = u32>, text: fn(u32) -> &'static str) {
     let mut texts: Vec<_> = numbers.map(text).collect();
     let count = texts.len();

@@ -1,4 +1,4 @@
-//! The maximum sizes and numbers of objects.
+//! The maximum sizes and counts of objects.
 
 use rdma_sys::{Errno, ibv_qp_state as State, ibv_qp_type};
 use test_support::rig::connect::{Knobs, Side, connect, endpoint, pair, pair_with};
@@ -32,7 +32,8 @@ cases![
     queues_above_the_devices_number_are_refused_until_one_is_gone,
 ];
 
-/// A queue pair in this domain with these queues, connected to a peer with separate ones.
+/// Creates a queue pair in this domain with these queues, and connects it to a peer with separate
+/// ones.
 fn connected(context: &Context, pd: &Pd, cq: &Cq, peer: &Side) -> Qp {
     let qp = pd.qp(cq, cq, &Size::default());
     let (here, there) = (endpoint(context, &qp), peer.endpoint());
@@ -45,7 +46,7 @@ fn sizes(attr: &rdma_sys::ibv_qp_cap) -> [u32; 5] {
     [attr.max_send_wr, attr.max_recv_wr, attr.max_send_sge, attr.max_recv_sge, attr.max_inline_data]
 }
 
-/// A queue pair of these sizes, and the sizes that the device returned.
+/// Creates a queue pair with these sizes. Returns it with the sizes that the device reported.
 fn of_sizes(device: &Device, size: &Size) -> (Side, [u32; 5]) {
     let mut side = alone(device, size.qp_type);
     side.qp.destroy();
@@ -113,7 +114,7 @@ fn a_queue_pair_works_at_the_sizes_that_it_got(device: &Device) {
     a.send_cq.expect_success(1);
 }
 
-/// Expects creation with these sizes to be refused because of the sizes.
+/// Checks that creation with these sizes is refused, and only because of the sizes.
 #[track_caller]
 fn expect_too_large(device: &Device, size: &Size) {
     let side = alone(device, ibv_qp_type::IBV_QPT_RC);
@@ -225,7 +226,7 @@ fn many_completion_queues_are_there_at_once(device: &Device) {
     drop(qp);
 }
 
-/// Creates as many objects as the device's limit allows, and expects the next one to be refused.
+/// Creates as many objects as the device's limit allows, and checks that the next one is refused.
 fn fill<T>(most: i32, create: impl Fn() -> Result<T, Errno>) {
     let mut all: Vec<_> =
         (0..most).map(|n| create().unwrap_or_else(|errno| panic!("{n}: {errno}"))).collect();

@@ -1,4 +1,4 @@
-//! Binding memory windows: the memory, the queue pairs, the keys, and the results (IBTA volume 1, 10.6.7.2).
+//! Binding memory windows: memory, queue pairs, keys, and results (IBTA volume 1, 10.6.7.2).
 
 use rdma_sys::{
     Errno, ibv_inc_rkey, ibv_mw_bind_info, ibv_mw_type, ibv_wc_opcode, ibv_wc_status as Status,
@@ -47,7 +47,7 @@ cases![
     a_queue_pair_that_is_not_connected_binds_nothing,
 ];
 
-/// Binds as the rig does, but to a key whose low byte no window had before.
+/// Binds as the rig does, but to a key whose low byte no window has had before.
 fn bind_as(grant: &Grant, mw: &Mw, low: u8) -> u32 {
     let key = mw.key_with(mw.key().to_le_bytes()[0].wrapping_add(low));
     grant.b.qp.post(&Wr::bind(1, mw, key, grant.at_b.part(0, 8, REMOTE)));
@@ -62,7 +62,7 @@ fn binding_a_window_of_type_1_again_moves_it(device: &Device) {
     let second = grant.bind(&mw, grant.at_b.part(0, 8, REMOTE_READ));
     assert_ne!(second, first);
     grant.allows(&grant.read(second, 0, 8));
-    // It was bound for writing before.
+    // It was bound for writing earlier.
     grant.refuses(&grant.write(second, 0, 8));
 }
 
@@ -74,7 +74,8 @@ fn binding_a_window_of_type_1_again_ends_the_key_before(device: &Device) {
     grant.refuses(&grant.write(first, 16, 8));
 }
 
-/// Binds a window of type 1 to this part of B's memory, then to nothing, and checks that neither key works.
+/// Binds a type 1 window to this part of B's memory, then to nothing, and checks that neither key
+/// works.
 fn unbinds(device: &Device, nothing: impl Fn(&Grant) -> ibv_mw_bind_info) {
     for before in [true, false] {
         let grant = Grant::new(device);
@@ -136,14 +137,14 @@ fn a_key_of_type_2_may_be_the_one_before(device: &Device) {
     drop(mw);
 }
 
-/// Checks that a second bind of a window of type 2 fails, and leaves the window unchanged.
+/// Checks that binding a type 2 window a second time fails and leaves the window unchanged.
 fn not_bound_again(device: &Device, length: usize) {
     needs(device, TYPE_2);
     let grant = Grant::new(device);
     let (mw, key) = grant.window(TYPE_2, REMOTE);
     let low = key.to_le_bytes()[0].wrapping_add(1);
     let again = Wr::bind(1, &mw, mw.key_with(low), grant.at_b.part(0, length, REMOTE));
-    // With another queue pair, since a failed bind ends the one that it is posted to.
+    // This uses another queue pair, because a failed bind moves its own to the error state.
     let (_c, d) = grant.second_pair(device);
     d.qp.post(&again);
     d.send_cq.expect(1, Status::IBV_WC_MW_BIND_ERR);
@@ -169,7 +170,7 @@ fn length_0_binds_no_window_of_type_2(device: &Device) {
     });
 }
 
-/// The result of binding a new window to a modified part of B's memory.
+/// Returns the result of binding a new window to a modified part of B's memory.
 fn bound_with(
     device: &Device,
     kind: ibv_mw_type,
@@ -210,7 +211,7 @@ fn a_window_gives_no_local_rights(device: &Device) {
     }
 }
 
-/// Programs pass the flags of the region.
+/// Programs pass the region's flags here.
 fn a_bind_may_name_local_write_which_gives_nothing(device: &Device) {
     for kind in kinds(device) {
         let grant = Grant::new(device);
@@ -230,7 +231,7 @@ fn fails_on(device: &Device, kind: ibv_mw_type, memory: u32, access: u32) {
     let region = grant.b.pd.register(BYTES, memory);
     let mw = grant.b.pd.mw(kind);
     let part = region.part(0, 8, access);
-    // The base address of its requests.
+    // The base address for its requests.
     let addr = if memory & ZERO_BASED == 0 { part.addr } else { 0 };
     grant.fails_at_b(|qp| {
         qp.post_bind(1, &mw, ibv_mw_bind_info { addr, ..part });
@@ -288,7 +289,7 @@ fn no_window_of_type_1_is_zero_based(device: &Device) {
     let grant = Grant::new(device);
     let one = grant.b.pd.mw(TYPE_1);
     let info = grant.at_b.part(16, 32, REMOTE | ZERO_BASED);
-    // Refused by the post, or by the completion.
+    // The post may refuse it, or the completion may fail.
     match grant.b.qp.try_bind(1, &one, info, 0) {
         0 => drop(grant.b.send_cq.expect(1, Status::IBV_WC_MW_BIND_ERR)),
         refused => assert_eq!(refused, Errno::EINVAL.raw()),
@@ -323,7 +324,7 @@ fn a_message_behind_a_bind_comes_when_the_window_is_there(device: &Device) {
         let mw = grant.b.pd.mw(kind);
         let key = grant.b.qp.post_bind(1, &mw, grant.at_b.part(16, 32, REMOTE));
         grant.b.qp.post(&Wr::send(2, &[]));
-        // After the receiver has the message, it may use the key.
+        // Once the peer has received the message, it may use the key.
         grant.a.receive_cq.expect_success(10);
         grant.allows(&grant.write(key, 16, 8));
         grant.b.send_cq.expect_success(1);
@@ -401,7 +402,7 @@ fn binds_fill_the_queue_as_other_requests_do(device: &Device) {
     let (posted, errno) = a.qp.try_post_list(&Vec::from_iter((0..256).map(bind))).unwrap_err();
     assert!(posted >= 4);
     assert_eq!(errno, Errno::ENOMEM.raw());
-    // The first binds it, so the second fails.
+    // The first one binds the window, so the second fails.
     a.send_cq.expect_success(0);
     a.send_cq.expect(1, FAILED);
     a.send_cq.expect_flushed(2..posted as u64);

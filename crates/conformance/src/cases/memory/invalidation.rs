@@ -1,5 +1,5 @@
-//! Revocation of the access that a memory window grants: by invalidation here or by the peer, by deallocation, by the
-//! end of its queue pair.
+//! The ways in which access through a memory window can end: invalidation here or by the peer,
+//! deallocation, or the end of its queue pair.
 
 use std::time::Instant;
 
@@ -103,14 +103,15 @@ fn unreliable_pair(device: &Device, access: u32) -> (Side, Side) {
     (a, b)
 }
 
-/// On an unreliable connection, a write that arrives after B's window was revoked is dropped.
+/// Checks that a write on an unreliable connection is dropped if it arrives after B's window was
+/// revoked.
 fn dropped_unreliably(device: &Device, take_back: impl FnOnce(&Grant, Mw, u32) -> Option<Mw>) {
     let (a, b) = unreliable_pair(device, REMOTE_WRITE);
     let at_a = a.pd.register_filled(vec![AT_A; BYTES], 0);
     let at_b = b.pd.register_filled(vec![AT_B; BYTES], BINDABLE);
     let grant = Grant { at_a, at_b, a, b };
     let (mw, key) = grant.window(TYPE_2, REMOTE_WRITE);
-    // A later message has arrived, so earlier writes have arrived or were dropped.
+    // When a later message has arrived, earlier writes have arrived or were dropped.
     let later = |wr_id| {
         grant.b.qp.post_receive(wr_id, &[]);
         grant.allows(&Wr::send(1, &[]));
@@ -171,7 +172,7 @@ fn on_an_unreliable_connection_a_failed_invalidation_stops_the_send_queue_alone(
     a.receive_cq.expect_success(1);
 }
 
-/// The key of a window of type 2 with `add` added to the low byte of its first key.
+/// Returns the key of a type 2 window with `add` added to the low byte of its first key.
 fn key_plus(mw: &Mw, add: u8) -> u32 {
     mw.key_with(mw.key().to_le_bytes()[0].wrapping_add(add))
 }
@@ -214,7 +215,8 @@ fn an_invalidated_window_can_be_bound_by_another_queue_pair(device: &Device) {
     drop(mw);
 }
 
-/// Checks that B's local invalidation of this key fails, and ends its queue pair.
+/// Checks that B's local invalidation of this key fails and moves its queue pair to the error
+/// state.
 #[track_caller]
 fn fails(grant: &Grant, key: u32) {
     grant.b.qp.post(&Wr::local_invalidate(1, key).unsignaled());
@@ -222,7 +224,7 @@ fn fails(grant: &Grant, key: u32) {
     grant.b.qp.wait_for_error();
 }
 
-/// Runs `act` with a grant and each of several keys that belong to no window of type 2.
+/// Runs `act` with a grant and, in turn, each of several keys that belong to no type 2 window.
 fn with_other_keys(device: &Device, act: impl Fn(&Grant, u32)) {
     let grant = Grant::new(device);
     act(&grant, grant.at_b.key());
@@ -247,7 +249,8 @@ fn a_local_invalidation_under_another_key_fails(device: &Device) {
     fails(&grant, key ^ 1);
 }
 
-/// Runs `act` with a grant and the key of an unbound window: never bound, or no longer.
+/// Runs `act` with a grant and the key of an unbound window: one that was never bound, and one that
+/// no longer is.
 fn with_unbound_windows(device: &Device, act: impl Fn(&Grant, u32)) {
     needs(device, TYPE_2);
     if device.differs("invalidation-of-an-unbound-window") {
@@ -332,7 +335,7 @@ fn invalidated_by_a(grant: &Grant, length: usize) -> (Mw, u32, Mr) {
     let room = grant.b.pd.register(BYTES, LOCAL_WRITE);
     grant.b.qp.post_receive(10, &[room.sge(0, BYTES)]);
     let send = Wr::send_with_invalidate(2, &[grant.at_a.sge(0, length)], key);
-    // The window works until then.
+    // The window works up to that point.
     assert_eq!(grant.a.qp.try_post_list(&[grant.write(key, 16, 8), send]), Ok(()));
     grant.a.send_cq.expect_success(1);
     let wc = grant.a.send_cq.expect_success(2);
@@ -390,7 +393,8 @@ fn only_the_named_window_is_invalidated(device: &Device) {
     grant.refuses(&grant.write(key, 16, 8));
 }
 
-/// Sends a message from A whose key cannot be invalidated: B has the data, and is in error.
+/// Sends a message from A with a key that cannot be invalidated. Checks that B gets the data and
+/// goes to error.
 #[track_caller]
 fn delivered_and_ended(grant: &Grant, key: u32) {
     let room = grant.b.pd.register(BYTES, LOCAL_WRITE);
@@ -434,7 +438,8 @@ fn a_send_that_invalidates_nothing_is_an_event_of_its_receiver(device: &Device) 
     assert_eq!(context.async_events(), [expected]);
 }
 
-/// Checks that A's write through a revoked window is refused, and its region can be deregistered.
+/// Checks that A's write through a revoked window is refused, and that its region can be
+/// deregistered.
 #[track_caller]
 fn is_gone(grant: Grant, write: &Wr) {
     grant.refuses(write);
@@ -463,7 +468,7 @@ fn a_window_of_type_2_ends_with_the_reset_of_its_queue_pair(device: &Device) {
         drop(mw);
         return;
     }
-    // An unbound window can be bound by another queue pair.
+    // Another queue pair can bind an unbound window.
     let (c, d) = grant.second_pair(device);
     d.qp.post_bind(1, &mw, grant.at_b.part(0, 8, REMOTE));
     d.send_cq.expect_success(1);
@@ -522,7 +527,7 @@ fn the_error_state_puts_windows_out_of_reach(device: &Device) {
     }
 }
 
-/// The way in which B revokes a window.
+/// The ways in which B can revoke a window.
 #[derive(Clone, Copy)]
 enum Way {
     Invalidate,
@@ -536,9 +541,9 @@ impl Way {
     }
 }
 
-/// A peer writes continuously while its window is revoked, and afterwards no write arrives. The memory is the test's
-/// then, although the region is still registered. The window is revoked after a few writes, which take a while; the
-/// number of further ones is a race.
+/// A peer writes continuously while its window is revoked; afterwards no write may arrive. The
+/// memory then belongs to the test, although the region is still registered. The window is revoked
+/// after a few writes, which take a while; how many follow is a race.
 fn race(device: &Device, way: Way, writes: u32) {
     let length = if device.is_software() { 1 << 20 } else { 1024 };
     let grant = Grant::new(device);
@@ -560,7 +565,7 @@ fn race(device: &Device, way: Way, writes: u32) {
                     status => return status,
                 }
                 let _ = written.send(());
-                // Otherwise it starves the revoking thread, where threads run one at a time.
+                // Otherwise it would starve the revoking thread where threads run one at a time.
                 std::thread::yield_now();
             }
             panic!("the peer's writes still succeed");
@@ -577,7 +582,7 @@ fn race(device: &Device, way: Way, writes: u32) {
         } else {
             Some(mw)
         };
-        // The part that a write still in progress reaches last.
+        // The part that a write in progress reaches last.
         lent.fill_part(length - 64, 64, 7);
         assert_eq!(writer.join().unwrap(), Status::IBV_WC_REM_ACCESS_ERR);
         let last = &lent.bytes()[length - 64..];

@@ -1,5 +1,5 @@
-//! Keys, bounds, protection domains and rights: checked on both sides when a request is executed, and nothing is copied
-//! when one of them is wrong.
+//! Keys, bounds, protection domains and rights. Both sides check them when a request is executed,
+//! and nothing is copied if one of them is wrong.
 
 use rdma_sys::{ibv_mr, ibv_sge, ibv_wc_status as Status};
 use test_support::rig::connect::{Knobs, Side, connect, endpoint, pair};
@@ -47,7 +47,7 @@ cases![
     keys_of_another_opening_of_the_device_are_refused,
 ];
 
-/// WRITE and READ, of the requests of a scene.
+/// The indices of WRITE and READ in the requests of a scene.
 const ONE_SIDED: [usize; 2] = [0, 2];
 
 /// Checks that B refuses WRITE and READ after `spoil`.
@@ -59,7 +59,8 @@ fn remote_refusals(device: &Device, spoil: impl Fn(&Scene, Wr) -> Wr) {
     }
 }
 
-/// Posts WRITE, WRITE with immediate, READ and SEND with another local element, which A refuses. Returns the statuses.
+/// Posts WRITE, WRITE with immediate, READ and SEND with another local element. A must refuse them.
+/// Returns the statuses.
 fn local_refusals(device: &Device, element: impl Fn(&Scene) -> ibv_sge) -> [Status; 4] {
     [0, 1, 2, 3].map(|n| {
         let scene = Scene::new(device);
@@ -89,7 +90,7 @@ fn wrong_lkey_is_refused(device: &Device) {
 }
 
 fn remote_range_past_the_end_is_refused(device: &Device) {
-    // One byte too far, and entirely outside.
+    // One byte beyond the end, and entirely outside.
     for offset in [BYTES - 31, BYTES] {
         remote_refusals(device, |scene, wr| {
             wr.remote(scene.at_b.address() + offset as u64, scene.at_b.rkey())
@@ -102,7 +103,7 @@ fn remote_range_before_the_start_is_refused(device: &Device) {
 }
 
 fn remote_range_that_wraps_is_refused(device: &Device) {
-    // 32 bytes from here end at the 17th byte of the address space.
+    // 32 bytes that start here would wrap around to the 17th byte of the address space.
     remote_refusals(device, |scene, wr| wr.remote(u64::MAX - 15, scene.at_b.rkey()));
 }
 
@@ -112,7 +113,7 @@ fn range_that_wraps_back_into_a_region_is_refused(device: &Device) {
         let memory = Mapping::writable(BYTES);
         memory.put(0, &[AT_B; BYTES]);
         let mr = scene.b.pd.try_register_range_at(memory.start(), BYTES, 0, ALL_ACCESS).unwrap();
-        // It would end at the region's 17th byte.
+        // It would wrap around to the region's 17th byte.
         let wr = scene.requests()[n].clone().remote(u64::MAX - 15, rkey_of(mr));
         scene.expect_remote_refusal(&wr, Status::IBV_WC_REM_ACCESS_ERR);
         assert_eq!(memory.bytes(0, BYTES), [AT_B; BYTES]);
@@ -161,7 +162,7 @@ fn remote_range_over_two_regions_is_refused(device: &Device) {
     }
 }
 
-/// Posts writes with immediate that B refuses because of their key, bounds or rights.
+/// Posts writes with immediate data that B refuses because of their key, bounds or rights.
 fn refused_writes_with_immediate(device: &Device, then: impl Fn(&Scene)) {
     let spoils: [fn(&Scene, &Mr, Wr) -> Wr; 3] = [
         |scene, _, wr| wr.remote(scene.at_b.address(), scene.at_b.rkey() ^ 1),
@@ -250,7 +251,7 @@ fn one_bad_element_among_good_ones_is_refused(device: &Device) {
         scene.a.qp.wait_for_error();
         scene.b.qp.assert_ready();
         assert!(scene.b.receive_cq.is_empty());
-        // A READ leaves the data that it has already written to the good element.
+        // A READ does not undo what it has already written to the good element.
         assert_eq!(scene.at_a.bytes()[8..], [AT_A; BYTES - 8]);
         scene.at_b.assert_filled(AT_B);
     }
@@ -310,7 +311,7 @@ fn keys_serve_all_queue_pairs_of_their_protection_domain(device: &Device) {
     assert_eq!(to.bytes(), [[1; 32].as_slice(), &[0; 8]].concat());
 }
 
-/// A request to a region with other rights.
+/// Posts a request to a region with other rights.
 fn refused_by_region(device: &Device, n: usize, access: u32) {
     let scene = Scene::new(device);
     let mr = scene.b.pd.register_filled(vec![AT_B; BYTES], access);
@@ -330,7 +331,7 @@ fn region_without_remote_read_refuses_reads(device: &Device) {
 fn region_without_rights_for_peers_refuses_both(device: &Device) {
     for n in ONE_SIDED {
         refused_by_region(device, n, LOCAL_WRITE);
-        // With the local key, which is not for peers.
+        // It uses the local key, which is not for peers.
         let scene = Scene::new(device);
         let mr = scene.b.pd.register_filled(vec![AT_B; BYTES], LOCAL_WRITE);
         let wr = scene.requests()[n].clone().remote(mr.address(), mr.key());
@@ -358,7 +359,7 @@ fn read_into_a_region_without_local_write_is_refused(device: &Device) {
     mr.assert_filled(AT_A);
 }
 
-/// A request to a queue pair with other rights, whose region has all.
+/// Posts a request to a queue pair with other rights; the region has all rights.
 fn refused_by_queue_pair(device: &Device, n: usize, access: u32) {
     let knobs = Knobs { access, ..Knobs::default() };
     let scene = Scene::with(device, &Size::default(), &knobs);
@@ -430,7 +431,7 @@ fn deregistered_lkey_is_refused(device: &Device) {
     }
 }
 
-/// Puts a fresh registration into a scene, and returns the previous one.
+/// Replaces a scene's registration with a new one, and returns the previous one.
 fn replace(scene: &mut Scene, place: impl Fn(&mut Scene) -> &mut Mr, byte: u8) -> Mr {
     let side = if byte == AT_A { &scene.a } else { &scene.b };
     let fresh = side.pd.register_filled(vec![byte; BYTES], ALL_ACCESS);

@@ -21,7 +21,8 @@ cases![
 
 const PAGE: usize = 4096;
 
-/// The device for a process that may lock `pages` pages. The software device locks none and has its own limit.
+/// Opens the device for a process that may lock `pages` pages. The software device locks none and
+/// has its own limit.
 fn limited(device: &Device, pages: usize) -> Context {
     let bytes = (pages * PAGE) as u64;
     if device.is_software() {
@@ -52,7 +53,7 @@ fn limit_counts_whole_pages(device: &Device) {
     let context = limited(device, 2);
     let pd = context.pd();
     let mapping = Mapping::writable(3 * PAGE);
-    // Three pages contain a byte of it.
+    // It extends over three pages.
     let start = mapping.start().wrapping_add(PAGE - 1);
     assert_eq!(pd.try_register(start, PAGE + 2, 0).err(), Some(Errno::ENOMEM));
     let two = pd.try_register(start, 2, 0).unwrap();

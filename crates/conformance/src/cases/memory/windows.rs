@@ -1,4 +1,5 @@
-//! Memory windows: the memory that they are bound to, and the accesses of a peer through them (IBTA volume 1, 10.6.7).
+//! Memory windows: which memory they can be bound to, and which accesses they give a peer (IBTA
+//! volume 1, 10.6.7).
 
 use rdma_sys::{
     Errno, ibv_device_cap_flags as Cap, ibv_mw_bind_info, ibv_mw_type, ibv_wc_status as Status,
@@ -44,7 +45,7 @@ cases![
 
 pub(super) const SIZE: u64 = BYTES as u64;
 
-/// Returns true if the device has windows of this kind.
+/// Returns true if the device has windows of this type.
 fn has(device: &Device, kind: ibv_mw_type) -> bool {
     let attributes = device.attributes();
     let flags = match kind {
@@ -59,7 +60,7 @@ pub(super) fn needs(device: &Device, kind: ibv_mw_type) {
     device.needs(has(device, kind), &format!("the device has no memory windows of {what}"));
 }
 
-/// The kinds that the device has.
+/// Returns the types of windows that the device has.
 pub(super) fn kinds(device: &Device) -> Vec<ibv_mw_type> {
     let kinds = Vec::from_iter([TYPE_1, TYPE_2].into_iter().filter(|&kind| has(device, kind)));
     device.needs(!kinds.is_empty(), "the device has no memory windows");
@@ -93,7 +94,7 @@ fn windows_have_keys_of_their_own(device: &Device) {
     let mut places = Vec::from_iter(windows.iter().map(|mw| mw.key() >> 8));
     places.sort_unstable();
     places.dedup();
-    // The low byte of a key of type 2 is the program's.
+    // The program chooses the low byte of a type 2 key.
     assert_eq!(places.len(), windows.len());
 }
 
@@ -159,7 +160,7 @@ fn what_reaches_out_of_a_windows_region_is_refused(device: &Device) {
     }
 }
 
-/// A request of A's that needs this right.
+/// Returns a request by A that needs this right.
 fn using(grant: &Grant, key: u32, right: u32) -> Wr {
     match right {
         REMOTE_WRITE => grant.write(key, 16, 8),
@@ -253,8 +254,8 @@ fn the_key_of_a_window_is_no_local_key(device: &Device) {
     }
 }
 
-/// Writes through B's window from a third queue pair. This changes nothing but the memory: A can use the window
-/// afterwards.
+/// Writes through B's window from a third queue pair. This affects only the memory: A can still use
+/// the window afterwards.
 #[track_caller]
 fn by_another(device: &Device, kind: ibv_mw_type, expected: Status) {
     let grant = Grant::new(device);
@@ -323,7 +324,7 @@ fn a_window_counts_as_its_region_does(device: &Device) {
     for kind in kinds(device) {
         let grant = Grant::new(device);
         let memory = vec![AT_B; BYTES];
-        // At the same offset in a page, as devices with pages need it.
+        // It has the same offset within a page, as devices with pages require.
         let start = 0x1000_0000 + memory.as_ptr().addr() as u64 % 4096;
         let region = grant.b.pd.register_at(memory, start, BINDABLE);
         let mw = grant.b.pd.mw(kind);
@@ -363,7 +364,7 @@ fn a_regions_own_key_works_beside_its_windows(device: &Device) {
     }
 }
 
-/// Revokes the access that a window of either kind grants.
+/// Revokes the access that a window of either type grants.
 fn take_back(grant: &Grant, mw: &test_support::rig::window::Mw, key: u32) {
     if mw.kind() == TYPE_1 {
         grant.bind(mw, grant.at_b.part(0, 0, 0));

@@ -1,4 +1,4 @@
-//! Control calls from many threads, and objects that end while others use them.
+//! Control calls from many threads, and objects that are destroyed while others use them.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,14 +31,15 @@ cases![
     every_accepted_request_completes_once_when_the_queue_pair_fails_under_load,
 ];
 
-/// The number of rounds: `many` on the software device, and fewer where each takes milliseconds.
+/// Returns the number of rounds: `many` on the software device, fewer if each round takes
+/// milliseconds.
 fn rounds(device: &Device, many: u64) -> u64 {
     if device.is_software() { many } else { many.div_ceil(10) }
 }
 
 const THREADS: u8 = 4;
 
-/// Runs `act` in several threads at once; each has its number, from 1 on.
+/// Runs `act` in several threads at once; each gets its number, starting at 1.
 fn in_threads(act: impl Fn(u8) + Sync) {
     thread::scope(|scope| {
         for n in 1..=THREADS {
@@ -62,7 +63,7 @@ fn contexts_are_opened_and_closed_by_many_threads(device: &Device) {
     });
 }
 
-/// A write between two new queue pairs of this domain, from memory that is new too.
+/// Writes between two new queue pairs in this domain, from newly registered memory.
 fn write_with_new_objects(context: &Context, pd: &Pd, byte: u8) {
     let cq = context.cq(16);
     let [a, b] = [(); 2].map(|()| pd.qp(&cq, &cq, &Size::default()));
@@ -87,7 +88,7 @@ fn objects_of_one_context_are_made_and_destroyed_by_many_threads(device: &Device
     });
 }
 
-/// The names that threads hold; each must belong to one thread at a time.
+/// Names that threads currently hold. Each must belong to only one thread at a time.
 #[derive(Default)]
 struct Held(Mutex<BTreeSet<u32>>);
 
@@ -162,7 +163,7 @@ fn an_object_serves_every_thread_whoever_made_it(device: &Device) {
     });
 }
 
-/// Runs `works` to its end, while another thread repeats `comes_and_goes`.
+/// Runs `works` to completion while another thread repeats `comes_and_goes`.
 fn beside(works: impl FnOnce(), comes_and_goes: impl Fn() + Sync) {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -171,7 +172,7 @@ fn beside(works: impl FnOnce(), comes_and_goes: impl Fn() + Sync) {
                 comes_and_goes();
             }
         });
-        // Caught, since after a panic the other thread would otherwise continue without a limit.
+        // A panic is caught, because otherwise the other thread would never stop.
         let result = catch_unwind(AssertUnwindSafe(works));
         done.store(true, Ordering::Release);
         result.unwrap();
@@ -233,7 +234,8 @@ fn a_state_is_queried_while_requests_complete(device: &Device) {
     beside(|| write_again_and_again(rounds, &a, &from, &to), query);
 }
 
-/// Writes from A until that fails, while another thread runs `end`. Returns the failure, and the result of `end`.
+/// Writes from A until a write fails, while another thread runs `end`. Returns the failure, and the
+/// result of `end`.
 fn write_until<T: Send>(a: &Side, wr: &Wr, end: impl FnOnce() -> T + Send) -> (Status, T) {
     let works = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -252,7 +254,7 @@ fn write_until<T: Send>(a: &Side, wr: &Wr, end: impl FnOnce() -> T + Send) -> (S
     })
 }
 
-/// A write of all bytes at one place, which outlives the regions.
+/// Returns a write of all bytes to one place; it outlives the regions.
 fn write(from: &Mr, to: &Mr) -> Wr {
     let wr = Wr::new(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &[from.sge(0, BYTES)]);
     wr.remote(to.address(), to.key())
@@ -277,13 +279,13 @@ fn deregistered_memory_is_not_sent_from_any_more(device: &Device) {
     for _ in 0..rounds(device, 20) {
         let Scene { a, b, at_a, at_b } = Scene::new(device);
         let wr = write(&at_a, &at_b);
-        // The status is asserted in cases without concurrency.
+        // Cases without concurrency check the status.
         let (_, memory) = write_until(&a, &wr, || {
             let mut memory = at_a.deregister();
             memory.fill(0xee);
             memory
         });
-        // The successful writes used the old bytes.
+        // The writes that succeeded used the old bytes.
         at_b.assert_filled(AT_A);
         b.qp.assert_ready();
         drop(memory);

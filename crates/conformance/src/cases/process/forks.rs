@@ -1,4 +1,4 @@
-//! Forks, and child programs, while a process uses the device (man `ibv_fork_init`).
+//! Forks and child processes while the parent uses a device (man `ibv_fork_init`).
 
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
 use std::process::Command;
@@ -26,7 +26,7 @@ cases![
     a_child_uses_the_device_for_itself,
 ];
 
-/// More than a page, so that some pages contain nothing else.
+/// More than a page, so some pages contain nothing else.
 const LENGTH: usize = 4 * 4096;
 
 /// A child that runs a closure on command.
@@ -63,7 +63,7 @@ fn prepare() {
 fn forks_are_prepared_for_before_the_first_region(device: &Device) {
     prepare();
     assert_ne!(fork_status(), ibv_fork_status::IBV_FORK_DISABLED);
-    // Another call does no harm, and a region can be registered afterwards.
+    // Another call does no harm, and a region can still be registered afterwards.
     prepare();
     let (a, _b) = pair(device);
     drop(a.pd.register(LENGTH, LOCAL_WRITE));
@@ -75,7 +75,8 @@ fn the_parents_memory_stays_the_devices_while_a_child_lives(device: &Device) {
     let from = a.pd.register_filled(vec![3; LENGTH], ALL_ACCESS);
     let to = b.pd.register_filled(vec![1; LENGTH], ALL_ACCESS);
     let child = Waiting::fork(|| {});
-    // The first writer gets a copy of the page: that must not disconnect the parent's memory from the device.
+    // The first process that writes to a page gets a copy. That must not detach the parent's memory
+    // from the device.
     from.fill(4);
     to.fill(2);
     a.qp.post(&Wr::write(1, &[from.sge(0, LENGTH)], &to, 0));
@@ -103,7 +104,7 @@ fn the_parents_receives_stay_posted_while_a_child_lives(device: &Device) {
     child.go();
 }
 
-/// Continues only if children have copies of registered memory, as of any other.
+/// Skips the case unless children get copies of registered memory, as of any other.
 fn needs_copies(device: &Device) {
     let unneeded = fork_status() == ibv_fork_status::IBV_FORK_UNNEEDED;
     device.needs(unneeded, "children do not have registered memory here");
@@ -149,7 +150,7 @@ fn the_parents_objects_outlive_a_child_that_ends(device: &Device) {
         expect_to_work(write, &a, &to, byte);
         a.qp.assert_ready();
     }
-    // Objects created afterwards belong to the parent, too.
+    // Objects that are created afterwards belong to the parent too.
     let (c, d) = pair(device);
     let more = d.pd.register(8, ALL_ACCESS);
     let source = c.pd.register_filled(vec![9; 8], LOCAL_WRITE);
@@ -182,7 +183,7 @@ fn programs_are_started_while_requests_wait(device: &Device) {
     let (a, b) = pair(device);
     let from = a.pd.register_filled(vec![3; LENGTH], LOCAL_WRITE);
     let to = b.pd.register(LENGTH, LOCAL_WRITE);
-    // This one waits for a receive, and the other for a message, while a program runs.
+    // While a program runs, this one waits for a receive, and the other one for a message.
     a.qp.post(&Wr::send(1, &[from.sge(0, LENGTH)]));
     a.qp.post_receive(2, &[from.sge(0, 8)]);
     for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! Many threads at once: posting and polling from several, and queue pairs that exchange messages, end under load, and
-//! are created and destroyed.
+//! Many threads at once: several post and poll, and queue pairs exchange messages, fail under load,
+//! and are created and destroyed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -24,12 +24,13 @@ cases![
     many_queue_pairs_come_and_go_while_others_work,
 ];
 
-/// The number of rounds: `many` on the software device, and fewer where each takes milliseconds.
+/// Returns the number of rounds: `many` on the software device, fewer if each round takes
+/// milliseconds.
 fn count(device: &Device, many: u64) -> u64 {
     if device.is_software() { many } else { many / 10 }
 }
 
-/// Posts a request, waiting for a free slot.
+/// Posts a request as soon as there is a free slot.
 fn post_when_there_is_room(qp: &Qp, wr: &Wr) {
     until("room", || match Errno::from_raw(qp.try_post(wr)) {
         Errno::ENOMEM => false,
@@ -69,7 +70,8 @@ fn each_request_completes_to_one_of_many_polling_threads(device: &Device) {
     assert!(a.send_cq.is_empty());
 }
 
-/// Counts completions of several posters, each of whose requests must complete in order.
+/// Counts the completions of several posters, and checks that each poster's requests complete in
+/// order.
 struct Order {
     next: [u64; 4],
 }
@@ -161,7 +163,8 @@ fn threads_with_queue_pairs_of_their_own_do_not_disturb_each_other(device: &Devi
     });
 }
 
-/// Sends `count` messages to its peer and receives as many, each carrying its number. Ends when both sides are done.
+/// Sends `count` numbered messages to the peer, receives as many, and returns when both sides are
+/// done.
 fn converse(own: &Side, count: u64, done: &AtomicU32) {
     let source = own.pd.register_filled((0..=255).collect(), 0);
     let sink = own.pd.register(32, LOCAL_WRITE);
@@ -188,10 +191,10 @@ fn converse(own: &Side, count: u64, done: &AtomicU32) {
         }
         completed == count && received == count
     });
-    // A queue pair that fails need not acknowledge received messages any longer.
+    // A queue pair that fails from here on need not acknowledge received messages any more.
     done.fetch_add(1, Ordering::Relaxed);
     until("both are done", || done.load(Ordering::Relaxed) == 2);
-    // The peer may still send to the memory registered here, if anything was wrong.
+    // If anything went wrong, the peer may still send to the memory that is registered here.
     own.qp.to_error();
     own.receive_cq.expect_flushed(count..count + 32);
 }
@@ -206,9 +209,9 @@ fn two_queue_pairs_send_to_each_other_at_once(device: &Device) {
     });
 }
 
-/// Writes from A to B's memory until that fails, while another thread runs `end`.
+/// Writes from A to B's memory until a write fails, while another thread runs `end`.
 fn write_until(device: &Device, end: impl Fn(&mut Qp) + Sync) {
-    // Over a network each round waits some seconds for a host that may be busy.
+    // Over a network, each round waits several seconds for a peer that may only be busy.
     let rounds = if device.has_network() { 1 } else { count(device, 10) };
     for _ in 0..rounds {
         let knobs = Knobs { timeout: 12, retries: 6, ..Knobs::default() };

@@ -1,4 +1,4 @@
-//! The attributes of a queue pair that each transition requires, accepts and refuses.
+//! The attributes that each transition of a queue pair requires, accepts and refuses.
 
 use rdma_sys::{
     Errno, ibv_device_cap_flags, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
@@ -36,7 +36,7 @@ fn bits(mask: u32) -> impl Iterator<Item = u32> {
     (0..32).map(|n| 1 << n).filter(move |bit| mask & bit != 0)
 }
 
-/// The valid transitions, with the required and the optional attributes of each.
+/// Returns the valid transitions, each with its required and its optional attributes.
 fn ways(service: ibv_qp_type) -> impl Iterator<Item = ((State, State), u32, u32)> {
     let all = STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to)));
     all.filter_map(move |(from, to)| {
@@ -58,7 +58,7 @@ fn each_attribute_that_a_step_needs_is_missed(device: &Device) {
     }
 }
 
-/// Attributes that the kernel rejects although the transition allows them.
+/// Returns the attributes that the kernel rejects although the transition allows them.
 fn not_by_the_kernel(service: ibv_qp_type, way: (State, State)) -> u32 {
     let is_it = service == UC && way == (State::IBV_QPS_SQD, State::IBV_QPS_SQD);
     if is_it { Mask::IBV_QP_AV.0 } else { 0 }
@@ -106,7 +106,8 @@ fn attributes_that_a_transition_does_not_take_are_refused(device: &Device) {
 fn refused_attributes_change_nothing(device: &Device) {
     let side = alone(device, RC);
     side.bring(State::IBV_QPS_INIT);
-    // Only one of the attributes that RTR needs, and values that differ from the previous ones.
+    // Sets only one of the attributes that RTR needs, and values that differ from the previous
+    // ones.
     let change = |attr: &mut ibv_qp_attr| (attr.qp_access_flags, attr.min_rnr_timer) = (0, 20);
     let mask = Mask::IBV_QP_ACCESS_FLAGS.0 | Mask::IBV_QP_DEST_QPN.0;
     assert_eq!(side.transit_with(RTR, mask, change), REFUSED);

@@ -1,4 +1,4 @@
-//! Draining a send queue: requests already begun are finished, no others, and the program is
+//! Draining a send queue: requests that have begun finish, no others begin, and the program is
 //! notified on request.
 
 use rdma_sys::{
@@ -29,7 +29,7 @@ fn drain(qp: &Qp, notify: bool) {
     assert_eq!(qp.modify(attr, mask.0), 0);
 }
 
-/// Waits for the event, which must be the only one.
+/// Waits for the event, and checks that it is the only one.
 #[track_caller]
 fn expect_drained(side: &Side) {
     let mut events = Vec::new();
@@ -63,7 +63,7 @@ fn queue_is_drained_when_what_it_began_is_finished(device: &Device) {
     for n in 0..3 {
         a.qp.post(&Wr::send(n, &[]));
     }
-    // The number of requests that it has begun is the device's choice.
+    // The device decides how many requests have begun.
     drain(&a.qp, true);
     for n in 0..3 {
         b.qp.post_receive(n, &[]);
@@ -74,7 +74,7 @@ fn queue_is_drained_when_what_it_began_is_finished(device: &Device) {
         assert_eq!((wc.wr_id, wc.status), (finished, Status::IBV_WC_SUCCESS));
         finished += 1;
     }
-    // The peer has received those, and nothing else is in flight.
+    // The peer has received these, and nothing else is in flight.
     for n in 0..finished {
         b.receive_cq.expect_success(n);
     }
@@ -121,7 +121,7 @@ fn queue_may_be_drained_again_and_again(device: &Device) {
 
 fn requests_of_a_drained_queue_are_begun_when_it_sends_again(device: &Device) {
     let (a, b) = pair(device);
-    // It knows its peer, and may execute posts on a fast path.
+    // The requester then knows its peer, and may execute posts on a fast path.
     acquaint(&a, &b);
     let source = a.pd.register_filled(vec![1; 8], 0);
     let sinks = [(); 3].map(|()| b.pd.register(8, LOCAL_WRITE));

@@ -1,4 +1,5 @@
-//! Queue pairs that end with outstanding work: their requests are gone, and no other queue pair is affected.
+//! Queue pairs that are destroyed with outstanding work: their requests disappear, and no other
+//! queue pair is affected.
 
 use rdma_sys::{ibv_qp_state as State, ibv_wc_status as Status};
 use test_support::rig::connect::{
@@ -47,7 +48,7 @@ fn queue_pair_is_destroyed_with_work_outstanding(device: &Device) {
     for _ in 0..5 {
         let (mut a, b) = pair(device);
         for n in 0..10 {
-            // Not received.
+            // It will not be received.
             a.qp.post(&Wr::send(n, &[]));
             a.qp.post_receive(n, &[]);
         }
@@ -63,7 +64,7 @@ fn requests_of_a_destroyed_queue_pair_move_no_bytes(device: &Device) {
     a.qp.post(&Wr::send(1, &[source.sge(0, 8)]));
     a.qp.post(&Wr::write(2, &[source.sge(0, 8)], &sink, 0));
     a.qp.destroy();
-    // Packets already sent arrive, and find no receive request.
+    // Packets that were sent before arrive now, and find no receive.
     expect_nothing_under_way(device);
     b.qp.post_receive(3, &[sink.sge(0, 8)]);
     expect_nothing_under_way(device);

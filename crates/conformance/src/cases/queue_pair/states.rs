@@ -1,5 +1,5 @@
-//! The state machine of queue pairs: the valid transitions, the posts allowed in each state, and the requests left
-//! when a state ends.
+//! The state machine of queue pairs: valid transitions, allowed posts in each state, and the fate
+//! of requests when the state changes.
 
 use rdma_sys::{Errno, ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_wc_status as Status};
 use test_support::rig::connect::{
@@ -59,7 +59,7 @@ fn no_other_transition_is_allowed(device: &Device) {
         for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
             if transition(service, from, to).is_none() {
                 side.bring(from);
-                // With the attributes that other transitions to that state need, too.
+                // The attributes include those that other transitions to that state need.
                 for before in STATES {
                     let needed = transition(service, before, to).map_or(0, |way| way.required);
                     let result = side.transit((from, to), needed);
@@ -88,7 +88,7 @@ fn no_receive_is_taken_before_init(device: &Device) {
     for service in device.types(&SERVICES) {
         let side = alone(device, service);
         assert_eq!(side.qp.try_post_receive(1, &[]), REFUSED, "{service:?}");
-        // Nothing of it stays.
+        // Nothing from before remains.
         side.bring(State::IBV_QPS_RTR);
         side.qp.post_receive(2, &[]);
         side.qp.to_error();
@@ -218,7 +218,7 @@ fn draining_queue_can_be_flushed(device: &Device) {
     a.send_cq.expect_flushed([1]);
 }
 
-/// Sends a message, and expects it as the next completion on both sides.
+/// Sends a message, and checks that its completions are the next ones on both sides.
 #[track_caller]
 fn expect_nothing_but_a_message(a: &Side, b: &Side) {
     b.qp.post_receive(1000, &[]);
@@ -285,7 +285,7 @@ fn reset_leaves_the_completions_of_other_queue_pairs(device: &Device) {
         peer.receive_cq.expect_success(n);
     }
     a.qp.to_reset();
-    // Completions of the reset queue pair, where they stay, are covered by another case.
+    // Completions of a queue pair that was reset may remain in the queue; another case covers them.
     let mut next = 10;
     while next < 13 {
         let wc = a.send_cq.next();

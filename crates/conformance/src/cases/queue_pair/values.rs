@@ -1,4 +1,5 @@
-//! The values of queue pairs' attributes: those refused, those accepted, and those returned by a query.
+//! Attribute values of queue pairs: which are refused, which are accepted, and which a query
+//! returns.
 
 use rdma_sys::{
     Errno, ibv_global_route, ibv_mtu, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
@@ -52,7 +53,8 @@ const INIT: (State, State) = STEPS[0];
 const RTR: (State, State) = STEPS[1];
 const RTS: (State, State) = STEPS[2];
 
-/// Checks that attributes with one bad value are refused, and the same with a good one are accepted.
+/// Checks that attributes with one bad value are refused, and that they are accepted with a good
+/// one.
 #[track_caller]
 fn expect_refused(
     device: &Device,
@@ -69,7 +71,7 @@ fn expect_refused(
     }
 }
 
-/// Like [`expect_refused`] with the connected services, except that SoftRoCE accepts it.
+/// Like [`expect_refused`], except that SoftRoCE is expected to accept the bad value.
 #[track_caller]
 fn expect_refused_but(
     device: &Device,
@@ -189,7 +191,7 @@ fn source_gids_that_are_not_there_are_refused(device: &Device) {
     }
 }
 
-/// The attributes set for a state, and those that a query then returns.
+/// Returns the attributes that were set for a state, and those that a query then returns.
 fn set_and_found(side: &Side, state: State) -> (ibv_qp_attr, ibv_qp_attr) {
     side.bring(state);
     (right(&side.endpoint(), state, state), side.qp.query())
@@ -278,7 +280,7 @@ fn a_reset_queue_pair_forgets_its_attributes(device: &Device) {
     assert_eq!((found.dest_qp_num, found.timeout, found.port_num), (peer, timeout, port));
 }
 
-/// The next sequence numbers of A's requests, as A sends them and as B expects them.
+/// Returns the PSN of A's next request, as A sends it and as B expects it.
 fn numbers(a: &Side, b: &Side) -> (u32, u32) {
     (a.qp.query().sq_psn, b.qp.query().rq_psn)
 }
@@ -387,7 +389,7 @@ fn every_combination_of_accesses_is_taken(device: &Device) {
     for service in device.types(&[RC, UC]) {
         let side = alone(device, service);
         side.bring(State::IBV_QPS_RTS);
-        // Of writes, reads and atomics by the peer.
+        // Rights for the peer's writes, reads and atomics.
         for access in (0..8).map(|bits| bits << 1) {
             let change = |attr: &mut ibv_qp_attr| attr.qp_access_flags = access;
             assert_eq!(side.transit_with(again, Mask::IBV_QP_ACCESS_FLAGS.0, change), 0);

@@ -1,5 +1,5 @@
-//! Batches of function calls (`ibv_wr_start` … `ibv_wr_complete`): all or none, in order, of one thread (man
-//! `ibv_wr_post`).
+//! Batches of function calls (`ibv_wr_start` … `ibv_wr_complete`): posted completely or not at all,
+//! in order, and by one thread (man `ibv_wr_post`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -39,8 +39,8 @@ cases![
     batches_and_lists_of_several_threads_do_not_mix,
 ];
 
-/// Checks that nothing of a failed or abandoned batch is posted. A request posted now completes first and alone, and
-/// only its bytes arrive at B.
+/// Checks that nothing from a failed or abandoned batch was posted. A request that is posted now
+/// completes first and alone, and only its bytes arrive at B.
 #[track_caller]
 fn expect_nothing_posted(scene: &Scene) {
     assert_eq!(scene.a.qp.try_call(&[scene.write(77, 56)]), 0);
@@ -65,7 +65,8 @@ fn nothing_is_executed_before_the_batch_is_complete(device: &Device) {
     let (c, d) = pair(device);
     scene.a.qp.start();
     scene.a.qp.build(&scene.write(1, 0));
-    // Two connections are unordered: enough messages on another one for a message on this one to have arrived.
+    // Two connections are not ordered, so this sends enough messages on another one for a message
+    // on this one to arrive.
     for n in 0..20 {
         d.qp.post_receive(n, &[]);
         c.qp.post(&Wr::send(n, &[]));
@@ -82,7 +83,8 @@ fn a_batch_is_executed_in_the_order_of_its_calls(device: &Device) {
     let scene = scene(device);
     let to_the_same = |wr_id, from| Wr::write(wr_id, &[scene.at_a.sge(from, 8)], &scene.at_b, 0);
     let read_back = Wr::read(3, &[scene.at_a.sge(32, 8)], &scene.at_b, 0);
-    // A READ may return data that a later request writes, unless that one is fenced (IBTA volume 1, 10.8.3.3).
+    // A READ may return data that a later request writes, unless the later request is fenced (IBTA
+    // volume 1, 10.8.3.3).
     let batch = [to_the_same(1, 8), to_the_same(2, 16), read_back, to_the_same(4, 24).fenced()];
     assert_eq!(scene.a.qp.try_call(&batch), 0);
     scene.expect_successes(1..5);
@@ -182,8 +184,8 @@ fn too_much_inline_data_in_pieces_fails_the_batch(device: &Device) {
     let scene = scene(device);
     let most = scene.a.qp.capacity().max_inline_data as usize;
     let whole = vec![1; most];
-    // SoftRoCE checks each piece only by itself, and copies the pieces past the end of their space. It refuses a single
-    // piece that is too long before that.
+    // SoftRoCE checks each piece only by itself, so it copies several pieces beyond the end of
+    // their space. It refuses a single piece that is too long.
     let too_long = vec![1; most + 1];
     let pieces: [&[u8]; 2] =
         device.expected([&whole, &[1]], "wr-set-inline-data-list-length", [&[], &too_long]);
@@ -194,7 +196,7 @@ fn too_much_inline_data_in_pieces_fails_the_batch(device: &Device) {
     expect_nothing_posted(&scene);
 }
 
-/// Requests that move no data; only the last is signaled.
+/// Returns requests that move no data; only the last one is signaled.
 fn empty_writes(scene: &Scene, count: u32) -> Vec<Wr> {
     let silent = Wr::write(5, &[], &scene.at_b, 0).unsignaled();
     let mut all = vec![silent; count as usize - 1];
@@ -217,7 +219,7 @@ fn more_requests_than_the_queue_has_fail_the_batch_and_nothing_is_posted(device:
     expect_nothing_posted(&scene);
 }
 
-/// Posts messages without a receive, at most `most`. Returns the number that fitted.
+/// Posts at most `most` messages while there is no receive. Returns the number that fit.
 fn post_waiting(scene: &Scene, most: u64) -> u64 {
     (0..most).take_while(|&n| scene.a.qp.try_call(&[Wr::send(n, &[])]) == 0).count() as u64
 }

@@ -1,4 +1,5 @@
-//! Requests posted by function calls (`ibv_wr_*`): the effect of each (man `ibv_wr_post`).
+//! Requests that are posted with function calls (`ibv_wr_*`): what each one does (man
+//! `ibv_wr_post`).
 
 use std::slice;
 
@@ -41,7 +42,7 @@ cases![
     a_solicited_call_wakes_who_waits_for_solicited_completions,
 ];
 
-/// Continues only if the device has queue pairs that post by function calls.
+/// Skips the case unless the device has queue pairs that can post with function calls.
 pub(in crate::cases) fn needs_calls(device: &Device) {
     let context = device.open();
     let (cq, pd) = (context.cq(4), context.pd());
@@ -135,7 +136,8 @@ fn calls_of_an_unreliable_connection_are_what_a_list_would_have(device: &Device)
             };
             assert_eq!(posted, 0);
             seen.push((a.send_cq.expect_success(wr_id).opcode, 0, 0));
-            // A write without immediate data uses no receive: the next three use the first three.
+            // A write without immediate data consumes no receive, so the next three requests
+            // consume the first three receives.
             if wr_id > 1 {
                 let wc = b.receive_cq.expect_success(wr_id - 1);
                 seen.push((wc.opcode, wc.byte_len, wc.wc_flags));
@@ -148,7 +150,7 @@ fn calls_of_an_unreliable_connection_are_what_a_list_would_have(device: &Device)
 
 const DATAGRAMS: u64 = (Op::IBV_QP_EX_WITH_SEND.0 | Op::IBV_QP_EX_WITH_SEND_WITH_IMM.0) as u64;
 
-/// A side that sends datagrams by function calls.
+/// Returns a side that sends datagrams with function calls.
 fn datagram_side(device: &Device) -> Side {
     needs_calls(device);
     device.needs_type(ibv_qp_type::IBV_QPT_UD);
@@ -217,7 +219,7 @@ fn a_datagram_by_call_carries_immediate_data(device: &Device) {
     a.send_cq.expect_success(2);
 }
 
-/// Two connected sides that post by function calls.
+/// Returns two connected sides that post with function calls.
 fn both_sides(device: &Device) -> (Side, Side) {
     needs_calls(device);
     let (a, b) = (
@@ -234,7 +236,7 @@ fn a_call_binds_a_window(device: &Device) {
     let local = user.pd.register_filled(vec![7; 64], LOCAL_WRITE);
     let mw = needs_windows(device, &grantor);
     let key = mw.key_with(1);
-    // The local write right has no effect, and is no mistake.
+    // Local write has no effect here, but is not a mistake.
     let bind = Wr::bind(1, &mw, key, shown.part(16, 8, REMOTE_WRITE | LOCAL_WRITE));
     assert_eq!(grantor.qp.try_call(&[bind]), 0);
     assert_eq!(grantor.send_cq.expect_success(1).opcode, Opcode::IBV_WC_BIND_MW);
@@ -285,7 +287,7 @@ fn a_send_by_call_invalidates_the_peers_window(device: &Device) {
     user.send_cq.expect(2, Status::IBV_WC_REM_ACCESS_ERR);
 }
 
-/// Writes the elements to B's memory by a call. Returns the memory's contents.
+/// Writes the elements to B's memory with a function call. Returns the memory's contents.
 fn written(scene: &Scene, pieces: &[(usize, usize)]) -> Vec<u8> {
     let sges: Vec<_> = pieces.iter().map(|&(from, length)| scene.at_a.sge(from, length)).collect();
     assert_eq!(scene.a.qp.try_call(&[Wr::write(1, &sges, &scene.at_b, 0)]), 0);
@@ -296,7 +298,7 @@ fn written(scene: &Scene, pieces: &[(usize, usize)]) -> Vec<u8> {
 fn lists_of_elements_are_sent_one_behind_the_other(device: &Device) {
     let scene = scene(device);
     let bytes = written(&scene, &[(40, 2), (0, 10), (20, 3)]);
-    // SoftRoCE sends as many bytes as three elements of the first one's length have.
+    // SoftRoCE sends as many bytes as if all three elements had the length of the first.
     let count = device.expected(15, "wr-set-sge-list-length", 6);
     let wanted: Vec<u8> = (40..42).chain(0..10).chain(20..23).take(count).collect();
     assert_eq!(bytes[..count], wanted);
@@ -317,7 +319,8 @@ fn as_many_elements_as_the_queue_pair_has_are_sent(device: &Device) {
     assert_eq!(bytes[..4 * most], wanted);
 }
 
-/// A write whose data is set later. SoftRoCE treats data as inline only if the flag is set too.
+/// Returns a write whose data is set later. SoftRoCE treats the data as inline only if the flag is
+/// also set.
 fn flagged(scene: &Scene, wr_id: u64, place: usize) -> Wr {
     Wr::write(wr_id, &[], &scene.at_b, place).inline()
 }

@@ -1,4 +1,4 @@
-//! The bytes that a request moves, their destination, and the order.
+//! Tests of which bytes a request moves, where to, and in which order.
 
 use rdma_sys::{ibv_mtu, ibv_sge, ibv_wc_opcode as Done};
 use test_support::rig::connect::{Knobs, Side, pair, pair_with};
@@ -36,7 +36,7 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 const MTU: usize = 1024;
-/// None, one, around one packet, several, many.
+/// Lengths of zero, one, around one packet, several packets, and many.
 const LENGTHS: [usize; 9] =
     [0, 1, MTU - 1, MTU, MTU + 1, 3 * MTU - 1, 3 * MTU, 7 * MTU + 13, 1 << 20];
 /// The bytes around the data, which must not change.
@@ -78,7 +78,8 @@ fn send_fills_the_oldest_receive_request(device: &Device) {
     );
 }
 
-/// For each length, checks the bytes that `go` moves from one region to the other; both have a margin.
+/// Checks, for each length, exactly which bytes `go` moves from one region to the other. Both
+/// regions have a margin.
 fn exactly_its_bytes(device: &Device, reads: bool, go: impl Fn(&Side, &Side, &Mr, &Mr, usize)) {
     let (a, b) = pair(device);
     for length in LENGTHS {
@@ -161,10 +162,10 @@ fn addresses_need_no_alignment(device: &Device) {
     }
 }
 
-/// Two queue pairs with as many elements as the device has, up to 32, and that number.
+/// Returns two queue pairs with as many elements as the device supports, up to 32, and that number.
 fn with_many_elements(device: &Device) -> (Side, Side, usize) {
     let most = device.attributes().max_sge.min(32).cast_unsigned();
-    // A request needs space besides its elements.
+    // A request needs space in addition to its elements.
     let size = Size { sge: most, send_wr: 8, receive_wr: 8, inline: 0, ..Size::default() };
     let (a, b) = pair_with(device, &size, &Knobs::default());
     (a, b, most as usize)
@@ -172,7 +173,7 @@ fn with_many_elements(device: &Device) -> (Side, Side, usize) {
 
 const PIECE: usize = 5;
 
-/// Every second piece of a region of `2 * count` pieces, the last one first.
+/// Returns every second piece of a region of `2 * count` pieces, in reverse order.
 fn pieces(mr: &Mr, count: usize) -> Vec<ibv_sge> {
     (0..count).rev().map(|n| mr.sge(2 * n * PIECE, PIECE)).collect()
 }
@@ -249,7 +250,8 @@ fn data_stays_at_its_source(device: &Device) {
     assert_eq!(source.bytes(), pattern(64));
 }
 
-/// Requests that use no receive: the next SEND finds the oldest one, and no completion was reported before.
+/// Checks that a request consumes no receive and causes no completion: the next SEND consumes the
+/// oldest receive, and completes first.
 fn silent_at_its_target(device: &Device, request: impl Fn(&Mr, &Mr) -> Wr) {
     let (a, b) = pair(device);
     let (here, there) = (a.pd.register(8, LOCAL_WRITE), b.pd.register(8, ALL_ACCESS));

@@ -1,4 +1,4 @@
-//! Sends and receives, and their errors; immediate and inline data; valid and invalid requests.
+//! Sends and receives, and how they fail; immediate and inline data; valid and invalid requests.
 
 use rdma_sys::{ibv_sge, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status as Status, ibv_wr_opcode};
 use test_support::rig::connect::{Knobs, Side, pair, pair_with};
@@ -44,7 +44,7 @@ cases![
     fence_alone_changes_nothing,
 ];
 
-/// A message of 12 bytes that does not fit into the receive request. Returns both statuses.
+/// Sends a message of 12 bytes that does not fit into the receive. Returns both statuses.
 fn too_long_for_its_receive(device: &Device) -> (Status, Status) {
     let (a, b) = pair(device);
     let source = a.pd.register_filled(vec![1; 12], 0);
@@ -57,7 +57,7 @@ fn too_long_for_its_receive(device: &Device) -> (Status, Status) {
     b.receive_cq.expect_flushed([2]);
     a.qp.wait_for_error();
     b.qp.wait_for_error();
-    // No byte was written after the elements.
+    // No byte after the elements was written.
     assert_eq!((&sink.bytes()[3..8], &sink.bytes()[16..]), (&[0; 5][..], &[0; 16][..]));
     (sent.status, received.status)
 }
@@ -76,7 +76,7 @@ fn receive_too_small_is_a_length_error_here_and_an_invalid_request_there(device:
     assert_eq!(too_long_for_its_receive(device), wanted);
 }
 
-/// A SEND of 12 bytes into an element that the receiver may not use. Returns the receiver's status.
+/// Sends 12 bytes into an element that the receiver must not use. Returns the receiver's status.
 fn bad_receive(device: &Device, element: impl Fn(&Side) -> (Option<Mr>, ibv_sge)) -> Status {
     let (a, b) = pair(device);
     let source = a.pd.register_filled(vec![1; 12], 0);
@@ -171,7 +171,7 @@ fn message_may_be_as_long_as_the_port_says_and_not_longer(device: &Device) {
     for beyond in [0, 1] {
         let (a, b) = pair_with(device, &Size { sge, ..Size::default() }, &Knobs::default());
         let length = a.context.query_port().max_msg_sz + beyond;
-        // All elements are of the same memory.
+        // All elements are in the same memory.
         let part = length.div_ceil(sge);
         let memory = Mapping::readable(part as usize);
         let region = a.pd.try_register(memory.start(), part as usize, 0).unwrap();
@@ -368,7 +368,8 @@ fn inline_data_that_is_too_long_is_refused_at_the_post(device: &Device) {
     scene.a.qp.assert_ready();
 }
 
-/// A request that the post itself refuses: nothing is done, and the queue pair is unchanged.
+/// Posts a request that the post itself refuses. Nothing is executed, and the queue pair is
+/// unchanged.
 fn refused_at_the_post(device: &Device, spoil: impl Fn(&Scene) -> Wr) {
     let scene = Scene::new(device);
     assert_ne!(scene.a.qp.try_post(&spoil(&scene)), 0);
@@ -379,7 +380,7 @@ fn refused_at_the_post(device: &Device, spoil: impl Fn(&Scene) -> Wr) {
     assert!(scene.b.receive_cq.is_empty());
 }
 
-/// A request that the post itself refuses or that ends in error, with nothing done.
+/// Posts a request that is refused by the post or fails later; nothing is executed in either case.
 fn never_executed(device: &Device, spoil: impl Fn(&Scene) -> Wr) {
     let scene = Scene::new(device);
     if scene.a.qp.try_post(&spoil(&scene)) == 0 {
@@ -463,7 +464,7 @@ fn elements_of_the_list_may_be_reused_after_the_post(device: &Device) {
     b.qp.post_receive(1, &[sink.sge(32, 8)]);
     let mut wr = Wr::write(1, &[source.sge(0, 8)], &sink, 0);
     a.qp.post(&wr);
-    // The same request again, with other elements and another target.
+    // This posts the same request again, with other elements and another target.
     wr.sges[0] = source.sge(8, 8);
     let wr = wr.remote(sink.address() + 8, sink.rkey());
     a.qp.post(&wr);

@@ -1,5 +1,5 @@
-//! Shared receive queues as objects: their sizes, their slots, their limit, their end (IBTA volume
-//! 1, 10.2.9).
+//! Shared receive queues as objects: their sizes, slots, limits and destruction (IBTA volume 1,
+//! 10.2.9).
 #![allow(clippy::cast_possible_truncation)] // Small numbers.
 
 use rdma_sys::{
@@ -147,7 +147,7 @@ fn polled_completions_give_their_room_back(device: &Device) {
 fn a_queue_pair_that_is_destroyed_gives_its_room_back(device: &Device) {
     let (clients, mut server) = with_clients(device, 4, 2);
     let room = server.srq.fill(0);
-    // One completion is polled, two are dropped with the queue pair.
+    // One completion is polled; the other two are dropped with the queue pair.
     deliver(&clients[0], &server);
     send(&clients[0]);
     send(&clients[0]);
@@ -186,7 +186,7 @@ fn what_nobody_took_goes_with_the_queue(device: &Device) {
     let Server { srq, pd, receive_cq, send_cq, context, .. } = server;
     drop(srq);
     sink.deregister();
-    // The next queue pair with this queue causes its first event.
+    // The next queue pair that uses this queue causes its first event.
     let other = pd.qp(&send_cq, &receive_cq, &Size::default());
     let client = &clients[0];
     client.qp.to_reset();
@@ -232,7 +232,7 @@ fn the_limit_is_an_event_when_fewer_are_left(device: &Device) {
     let (client, server) = of_eight(device);
     server.srq.set_limit(5);
     (0..3).for_each(|_| deliver(&client, &server));
-    // Five are left, which is not below the limit. The event would have set it to 0.
+    // Five are left, which is not below the limit. The event would have reset the limit to 0.
     assert_eq!(server.srq.limit(), 5);
     deliver(&client, &server);
     assert_eq!(events(&server, LIMIT, 1), [(LIMIT, server.srq.name())]);
@@ -245,7 +245,7 @@ fn the_limit_is_an_event_once(device: &Device) {
     deliver(&client, &server);
     assert_eq!(events(&server, LIMIT, 1).len(), 1);
     (0..6).for_each(|_| deliver(&client, &server));
-    // Only the event of the new limit is reported.
+    // Only the new limit's event is reported.
     server.srq.set_limit(1);
     deliver(&client, &server);
     assert_eq!(events(&server, LIMIT, 1).len(), 1);
@@ -287,9 +287,9 @@ fn a_queue_waits_for_the_acknowledgement_of_its_events(device: &Device) {
     let name = SrqName::of(&srq);
     std::thread::scope(|threads| {
         let destroyer = threads.spawn(move || drop(srq));
-        // The unread event is discarded first, then the destruction waits for the other.
+        // The destruction first discards the unread event; then it waits for the other.
         until("the discard of the unread event", || !context.has_async_events());
-        // Enough time for the destruction to end if it did not wait.
+        // This is enough time for the destruction to finish if it did not wait.
         for _ in 0..20 {
             drop(device.open());
         }

@@ -1,4 +1,5 @@
-//! Shared receive queues: the use of requests, the refused ones, and the ends of queue pairs (IBTA volume 1, 10.2.9).
+//! Shared receive queues: how their receives are consumed and refused, and what happens when queue
+//! pairs end (IBTA volume 1, 10.2.9).
 #![allow(clippy::cast_possible_truncation)] // Small numbers.
 
 use rdma_sys::{
@@ -64,14 +65,14 @@ pub(super) fn send(client: &Side) {
     client.send_cq.expect_success(1);
 }
 
-/// Sends from a client, and polls the completion of the receive.
+/// Sends a message from a client, and polls the receive's completion.
 #[track_caller]
 pub(super) fn deliver(client: &Side, server: &Server) {
     send(client);
     server.receive_cq.next();
 }
 
-/// The source memory of the messages: eight bytes of the client's number.
+/// Registers the source memory of the messages: for each client, eight bytes with its number.
 fn sources(clients: &[Side]) -> Vec<Mr> {
     let source = |(n, client): (usize, &Side)| client.pd.register_filled(vec![n as u8 + 1; 8], 0);
     clients.iter().enumerate().map(source).collect()
@@ -255,7 +256,7 @@ fn a_list_of_requests_serves_all_who_wait(device: &Device) {
     assert_eq!(takers.len(), 3);
 }
 
-/// Clients that soon give up a message without a receive request.
+/// Returns clients that soon give up on a message for which there is no receive.
 fn with_impatient_clients(device: &Device, clients: usize) -> (Vec<Side>, Server) {
     needs_queues(device);
     let knobs = Knobs { rnr_retries: 1, min_rnr_timer: 10, ..Knobs::default() };
@@ -284,12 +285,13 @@ fn a_sender_that_goes_leaves_the_request_to_the_next(device: &Device) {
     for client in &clients {
         client.qp.post(&Wr::send(1, &[]));
     }
-    // Five wait; four of them end by error, reset, destruction, and the receiver's end.
+    // Five clients wait. Four of them end: by an error, a reset, destruction, and the end of the
+    // receiver.
     clients[0].qp.to_error();
     clients[1].qp.to_reset();
     clients[2].qp.destroy();
     server.qps.remove(3);
-    // Packets already sent arrive, and find no receive request.
+    // Packets that were sent before arrive now, and find no receive.
     expect_nothing_under_way(device);
     server.srq.post(7, &[]);
     clients[4].send_cq.expect_success(1);
@@ -318,8 +320,8 @@ fn a_queue_pair_with_a_shared_queue_has_no_receives_of_its_own(device: &Device) 
     assert_eq!(is_named, device.expected(true, "no-bad-wr-without-a-queue", false));
 }
 
-/// A message for a queue pair of another domain than the queue's, into memory of one or the other. Returns both
-/// statuses, and whether the data has arrived.
+/// Sends a message to a queue pair in another domain than its shared queue, with receive memory
+/// from one of the two domains. Returns both statuses, and whether the data arrived.
 fn between_domains(device: &Device, memory_of_queue: bool) -> (Status, Status, bool) {
     let (clients, server) = with_clients(device, 8, 1);
     let other = server.context.pd();
@@ -339,7 +341,7 @@ fn between_domains(device: &Device, memory_of_queue: bool) -> (Status, Status, b
 const CAME: (Status, Status, bool) = (Status::IBV_WC_SUCCESS, Status::IBV_WC_SUCCESS, true);
 const REFUSED: (Status, Status, bool) =
     (Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_LOC_PROT_ERR, false);
-/// The result on RXE.
+/// The result on SoftRoCE.
 const REFUSED_BY_RXE: (Status, Status, bool) =
     (Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_LOC_QP_OP_ERR, false);
 
@@ -429,11 +431,11 @@ fn the_last_request_is_an_event_once_in_each_life(device: &Device) {
         if !differs {
             assert_eq!(events(&server, LAST, 1), [last]);
         }
-        // It is in error already.
+        // It is already in error.
         server.qps[1].to_error();
         server.connect(&server.qps[1], &clients[1], &Knobs::default());
     }
-    // The next event is that of a later message.
+    // The next event is for a later message.
     server.srq.post(1, &[]);
     server.srq.set_limit(1);
     deliver(&clients[0], &server);
@@ -447,7 +449,7 @@ fn a_queue_pair_without_a_shared_queue_has_no_last_request(device: &Device) {
     clients[0].qp.post_receive(1, &[]);
     clients[0].qp.to_error();
     clients[0].receive_cq.expect_flushed([1]);
-    // The flush would be reported after it.
+    // A flush would be reported after it.
     assert!(context.async_events().iter().all(|event| event.0 != LAST));
     drop(server);
 }
