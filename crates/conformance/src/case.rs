@@ -6,24 +6,24 @@ use rdma_sys::ibv_qp_type;
 
 use crate::device::Device;
 
-/// One sentence of the contract.
+/// One sentence of the contract, which this case checks.
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
-    /// The part of the contract; with the sentence it gives the name, as in
+    /// The part of the contract. Part and sentence form the case's name, as in
     /// `keys::wrong_rkey_is_refused`.
     pub(crate) part: &'static str,
     pub(crate) sentence: &'static str,
     pub(crate) run: fn(&Device),
-    /// Whether the case overflows, exhausts or breaks something that other users of the machine may
+    /// Whether the case overflows, exhausts or breaks something that others on this machine may
     /// need.
     pub(crate) destructive: bool,
 }
 
-/// The time limit of a case, far above that of any working device. It exceeds the rig's deadline,
-/// so that a case can still report its unfinished wait.
+/// The time limit of a case, far longer than any working device needs. It exceeds the rig's
+/// deadline, so a case can still report a wait that did not end.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// The parts with unreliable connections or datagrams.
+/// The parts that use unreliable connections or datagrams.
 const UNRELIABLE: [&str; 8] = [
     "address_handles",
     "concurrency",
@@ -35,12 +35,12 @@ const UNRELIABLE: [&str; 8] = [
     "unreliable_errors",
 ];
 
-/// The parts among these with unreliable connections only, and with datagrams only.
+/// The parts among these that use only unreliable connections, and those that use only datagrams.
 const UNRELIABLE_CONNECTIONS: [&str; 2] = ["unreliable", "unreliable_errors"];
 const DATAGRAMS: [&str; 4] = ["address_handles", "datagram_errors", "datagrams", "multicast"];
 
 impl Case {
-    /// The type of queue pairs that its part is about, if other types do not suffice.
+    /// Returns the queue pair type that the part is about, unless other types are enough.
     pub(crate) fn qp_type(&self) -> Option<ibv_qp_type> {
         if UNRELIABLE_CONNECTIONS.contains(&self.part) {
             return Some(ibv_qp_type::IBV_QPT_UC);
@@ -52,7 +52,7 @@ impl Case {
         format!("{}::{}", self.part, self.sentence)
     }
 
-    /// Returns true if the case needs unacknowledged messages to arrive.
+    /// Returns true if the case requires that unacknowledged messages arrive.
     pub(crate) fn is_unreliable(&self) -> bool {
         UNRELIABLE.contains(&self.part)
     }
@@ -63,7 +63,7 @@ impl Case {
     }
 }
 
-/// Lists the cases of a file; those after `destructive:` overflow, exhaust or break something.
+/// Lists the cases in a file. Cases after `destructive:` overflow, exhaust or break something.
 macro_rules! cases {
     ($($sentence:ident),* $(,)? $(; destructive: $($breaks:ident),* $(,)?)?) => {
         pub(in crate::cases) const CASES: &[$crate::case::Case] = &[

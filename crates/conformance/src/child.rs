@@ -1,4 +1,4 @@
-//! One case in a separate process.
+//! Runs one case in a separate process.
 
 use std::env;
 use std::fs::File;
@@ -18,16 +18,16 @@ use crate::cases;
 use crate::devices;
 use crate::outcome::Outcome;
 
-/// The variable that marks a child process, with `DEVICE::CASE`.
+/// The environment variable that marks a child process; its value is `DEVICE::CASE`.
 const VARIABLE: &str = "RDMA_TEST_CASE";
 
-/// The variable that marks a case's process as started by [`once_more`].
+/// The environment variable that marks a process started by [`once_more`].
 const AGAIN: &str = "RDMA_TEST_CASE_AGAIN";
 
-/// The limit for the end of a killed process.
+/// The time that a killed process may take to end.
 const LAST: Duration = Duration::from_secs(10);
 
-/// Runs the case that this process was started for. Returns true if there is one.
+/// Runs the case for which this process was started. Returns true if there is one.
 pub(crate) fn run_own_case() -> bool {
     let Ok(wanted) = env::var(VARIABLE) else { return false };
     let (device, case) = wanted.split_once("::").expect("DEVICE::CASE");
@@ -55,19 +55,20 @@ pub(crate) struct Ended {
     pub(crate) errors: String,
 }
 
-/// For a case that ends its process: starts this case again in another process, which runs `work`. This one waits for
-/// its end, at most `limit`. If `work` returns, the process succeeds.
+/// For a case whose process must die: starts the case again in another process, which runs `work`.
+/// This process waits for it at most `limit`. If `work` returns, the other process exits with
+/// success.
 pub(crate) fn once_more(limit: Duration, work: impl FnOnce()) -> Ended {
     if env::var_os(AGAIN).is_some() {
         work();
-        // Without the leak check, since `work` may have leaked memory.
+        // Skip the leak check, because `work` may have leaked memory.
         leave();
     }
     let mut errors = tempfile::tempfile().unwrap();
     let mut command = this_program();
     command.env(AGAIN, "").stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.stderr(errors.try_clone().unwrap()).spawn().unwrap();
-    // A hanging process belongs to this process's group, and is killed with it.
+    // A hanging process is in this process's group, and is killed together with it.
     let status = child.wait_timeout(limit).unwrap();
     let errors = contents(&mut errors).unwrap();
     let status =
@@ -75,17 +76,17 @@ pub(crate) fn once_more(limit: Duration, work: impl FnOnce()) -> Ended {
     Ended { status, errors }
 }
 
-/// Runs a process whose last line is its outcome, at most `limit`.
+/// Runs a process for at most `limit`. Its last line is its outcome.
 fn finish(mut command: Command, limit: Duration) -> Result<Outcome> {
     let (mut output, mut errors) = (tempfile::tempfile()?, tempfile::tempfile()?);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(errors.try_clone()?);
-    // Processes that it leaves running are ended with it.
+    // Processes that it leaves running are killed together with it.
     let mut child = command.process_group(0).spawn().context("starting the case")?;
     let status = child.wait_timeout(limit)?;
     kill_group(&child);
     let ended = match status {
         Some(status) => describe(status),
-        // A process that the kernel cannot end stays.
+        // If the kernel cannot end the process, it stays.
         None => match child.wait_timeout(LAST)? {
             Some(_) => format!("killed: it still ran after {limit:?}"),
             None => format!("it still ran after {limit:?}, and cannot be killed"),
@@ -101,7 +102,7 @@ fn finish(mut command: Command, limit: Duration) -> Result<Outcome> {
     Ok(Outcome::Failed { message: format!("{ended}\n{said}{errors}") })
 }
 
-/// A group that has ended already is no error.
+/// It is not an error if the group is already gone.
 fn kill_group(child: &Child) {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     if let Some(group) = group {
@@ -166,7 +167,7 @@ mod tests {
     #[test]
     fn a_hanging_process_is_killed_with_its_children() {
         let start = Instant::now();
-        // The process waits for a grandchild, whose number is printed.
+        // The process prints the number of a grandchild and waits for it.
         let ended = message(shell("sleep 1000 & echo $!; wait", Duration::from_secs(1)));
         assert!(ended.contains("killed: it still ran after 1s"), "{ended}");
         assert!(start.elapsed() < Duration::from_secs(600));

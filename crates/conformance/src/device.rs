@@ -1,4 +1,4 @@
-//! The device that a case runs on.
+//! The device on which a case runs.
 
 use std::cell::RefCell;
 use std::ops::Deref;
@@ -18,7 +18,7 @@ use crate::outcome::Outcome;
 const OF_RXE: &str = include_str!("../../../docs/rxe-differences.md");
 const OF_PACKETS: &str = include_str!("../../../docs/wire-differences.md");
 
-/// The reasons for skipped cases on the software devices.
+/// The reasons for which cases may be skipped on the software devices.
 const LACKED: &[&str] = &[
     "InfiniBand headers have only one form",
     "an address of the host belongs to one process",
@@ -32,7 +32,7 @@ const LACKED: &[&str] = &[
     "without a header only the port is checked",
 ];
 
-/// The additional reasons on devices that imitate hardware.
+/// The additional reasons for devices that imitate hardware.
 const LACKED_BY_PROFILES: &[&str] = &[
     "the device does not map memory that comes as a file",
     "the device has no limit below the largest request",
@@ -55,18 +55,18 @@ const LACKED_BY_PROFILES: &[&str] = &[
     "the device has no timestamps",
 ];
 
-/// The origin and the kind of a device.
+/// The origin of a device, and the way in which it works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A software device.
     Software,
-    /// A software device that sends and receives everything as packets.
+    /// A software device on which all messages travel as packets.
     Packets,
-    /// A software device whose packets go through sockets, as between processes.
+    /// A software device whose packets go through sockets, as they do between processes.
     Sockets,
-    /// A software device whose packets go over UDP, as between hosts.
+    /// A software device whose packets go over UDP, as they do between hosts.
     Network,
-    /// A software device with the features of a piece of hardware.
+    /// A software device that imitates the features of hardware.
     Profile,
     /// The kernel's SoftRoCE.
     Rxe,
@@ -74,7 +74,7 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// The device of this process. It dereferences to its name, which the rig needs.
+/// This process's device. It dereferences to its name, which the rig needs.
 #[derive(Debug)]
 pub(crate) struct Device {
     name: String,
@@ -112,7 +112,7 @@ impl Device {
         features::has_atomics(&self.open())
     }
 
-    /// Skips the case, since the device lacks the feature.
+    /// Skips the case, because the device lacks a feature.
     ///
     /// On a software device this fails, unless the reason is [known](LACKED).
     pub(crate) fn skip(&self, reason: &str) -> ! {
@@ -123,24 +123,24 @@ impl Device {
         process::exit(0);
     }
 
-    /// Returns true if its packets go over UDP.
+    /// Returns true if the device's packets go over UDP.
     pub(crate) fn has_network(&self) -> bool {
         self.kind == Kind::Network
     }
 
-    /// Continues only if the device has the feature.
+    /// Skips the case unless the device has the feature.
     pub(crate) fn needs(&self, has: bool, reason: &str) {
         if !has {
             self.skip(reason);
         }
     }
 
-    /// Returns those of these types of queue pairs that the device has.
+    /// Returns the types, of those given, that the device supports for queue pairs.
     pub(crate) fn types(&self, types: &[ibv_qp_type]) -> Vec<ibv_qp_type> {
         types.iter().copied().filter(|&qp_type| self.has_type(qp_type)).collect()
     }
 
-    /// Continues only if the device has queue pairs of that type.
+    /// Skips the case unless the device supports queue pairs of this type.
     pub(crate) fn needs_type(&self, qp_type: ibv_qp_type) {
         let what = match qp_type {
             ibv_qp_type::IBV_QPT_UC => "of unreliable connections",
@@ -149,14 +149,14 @@ impl Device {
         self.needs(self.has_type(qp_type), &format!("the device has no queue pairs {what}"));
     }
 
-    /// Sizes of a queue pair of that type, which the device must support.
+    /// Returns queue sizes for this type, after checking that the device supports it.
     pub(crate) fn size_of(&self, qp_type: ibv_qp_type) -> Size {
         self.needs_type(qp_type);
         Size { qp_type, ..Size::default() }
     }
 
-    /// Returns true if it has queue pairs of that type. Only a trial can show this, and only some kinds of devices lack
-    /// one.
+    /// Returns true if the device supports queue pairs of this type. Only trying shows this, and
+    /// only some kinds of devices lack a type.
     fn has_type(&self, qp_type: ibv_qp_type) -> bool {
         if qp_type == ibv_qp_type::IBV_QPT_RC || !matches!(self.kind, Kind::Profile | Kind::Other) {
             return true;
@@ -164,12 +164,12 @@ impl Device {
         features::has_type(&self.open(), qp_type)
     }
 
-    /// Continues only if the device has that many bytes of inline data.
+    /// Skips the case unless the device supports this much inline data.
     pub(crate) fn needs_inline(&self, bytes: u32) {
         self.needs(usual_inline() >= bytes, "the device has less inline data");
     }
 
-    /// The operations that queue pairs of the device cannot post.
+    /// Returns the operations that the device's queue pairs cannot post.
     fn lacking_operations(&self) -> u64 {
         let attributes = self.attributes();
         let windows =
@@ -181,8 +181,8 @@ impl Device {
         (without_atomics | without_windows).into()
     }
 
-    /// Makes all queue pairs request as much inline data as the device has, where that is less than usual. Only a trial
-    /// can show the limit.
+    /// If the device supports less inline data than usual, makes all queue pairs request as much as
+    /// it supports. Only trying shows the limit.
     fn find_inline(&self) {
         let context = self.open();
         let (cq, pd) = (context.cq(4), context.pd());
@@ -193,7 +193,7 @@ impl Device {
         limit_inline([64, 32, 16].into_iter().find(fits).unwrap_or(0));
     }
 
-    /// Returns true if nothing is known of it except the contract.
+    /// Returns true if nothing about the device is known except the contract.
     pub(crate) fn is_other(&self) -> bool {
         self.kind == Kind::Other
     }
@@ -203,13 +203,14 @@ impl Device {
         !matches!(self.kind, Kind::Rxe | Kind::Other)
     }
 
-    /// Returns true if the difference of SoftRoCE with this name in `docs/rxe-differences.md` applies, instead of the
-    /// contract. The case then asserts the difference, and is counted separately.
+    /// Returns true if SoftRoCE's difference with this name in `docs/rxe-differences.md` applies
+    /// instead of the contract. The case then checks the difference, and is counted separately.
     pub(crate) fn differs(&self, difference: &str) -> bool {
         self.is_of(Kind::Rxe, OF_RXE, difference)
     }
 
-    /// The same for the software device that sends packets, with `docs/wire-differences.md`.
+    /// Like [`differs`](Self::differs), for the software device that sends packets and
+    /// `docs/wire-differences.md`.
     pub(crate) fn differs_by_packets(&self, difference: &str) -> bool {
         let kind = match self.kind {
             kind @ (Kind::Sockets | Kind::Network) => kind,
@@ -218,14 +219,14 @@ impl Device {
         self.is_of(kind, OF_PACKETS, difference)
     }
 
-    /// The same for the one whose packets go over UDP.
+    /// Like [`differs`](Self::differs), for the device whose packets go over UDP.
     pub(crate) fn differs_by_udp(&self, difference: &str) -> bool {
         self.is_of(Kind::Network, OF_PACKETS, difference)
     }
 
-    /// Waits until unacknowledged messages have arrived, where packets carry them: a completion there means only that
-    /// the message was sent. Messages of connections arrive in order, and so do datagrams, but not both together. So
-    /// one message of each kind follows.
+    /// Waits until unacknowledged messages have arrived, if packets carry them: a completion then
+    /// means only that the message was sent. Messages on a connection arrive in order, and so do
+    /// datagrams, but not relative to each other. So this sends one of each kind.
     pub(crate) fn let_arrive(&self) {
         if matches!(self.kind, Kind::Packets | Kind::Sockets | Kind::Network) {
             expect_nothing_under_way(self);
@@ -246,12 +247,12 @@ impl Device {
         true
     }
 
-    /// Returns `contract`, or on SoftRoCE `rxe` if it [differs](Self::differs).
+    /// Returns `contract`, or `rxe` on SoftRoCE if it [differs](Self::differs).
     pub(crate) fn expected<T>(&self, contract: T, difference: &str, rxe: T) -> T {
         if self.differs(difference) { rxe } else { contract }
     }
 
-    /// Reports the outcome of a case that has reached its end.
+    /// Reports the outcome of a case that ran to its end.
     pub(crate) fn report(&self) {
         let mut differences = self.differences.borrow().clone();
         differences.sort();

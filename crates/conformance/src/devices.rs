@@ -14,17 +14,17 @@ use crate::device::{Device, Kind};
 enum Way {
     /// Copies within the process.
     Direct,
-    /// Packets, through memory.
+    /// Packets through memory.
     Packets,
-    /// Packets, through the sockets by which processes reach each other.
+    /// Packets through the sockets that connect processes.
     Sockets,
-    /// Packets, over UDP.
+    /// Packets over UDP.
     Network,
-    /// Packets, over UDP; one in a hundred is lost.
+    /// Packets over UDP, with a loss of one percent.
     LossyNetwork,
 }
 
-/// The software devices: name, link, schedule, and the way in which messages are sent.
+/// The software devices: name, link, schedule, and how messages are sent.
 const SOFTWARE: [(&str, Link, Schedule, Way); 9] = [
     ("soft0", Link::Ethernet, Schedule::Immediate, Way::Direct),
     ("soft0-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Direct),
@@ -37,34 +37,36 @@ const SOFTWARE: [(&str, Link, Schedule, Way); 9] = [
     ("softib0-local", Link::InfiniBand, Schedule::Immediate, Way::Sockets),
 ];
 
-/// Additional ones for runs that name them: packets with a deferred schedule, and a network that loses some.
+/// Additional devices, for runs that name them: packets with a deferred schedule, and lossy
+/// networks.
 const MORE: [(&str, Link, Schedule, Way); 3] = [
     ("soft0-lossy", Link::Ethernet, Schedule::Immediate, Way::LossyNetwork),
     ("soft0-wire-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Packets),
     ("softib0-wire-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, Way::Packets),
 ];
 
-/// The prefix of the names of devices that imitate hardware; the first of them is in each run.
+/// The name prefix of devices that imitate hardware. Every run includes the first of them.
 const LIKE: &str = "like-";
 const LIKE_IN_EACH_RUN: [Profile; 2] = [Profile::CONNECTX_7, Profile::INTEL_E810];
 
-/// The profile of the device of that name.
+/// Returns the profile of the device with this name.
 fn profile(name: &str) -> Option<Profile> {
     name.strip_prefix(LIKE).and_then(Profile::named)
 }
 
-/// The variable with further devices of the machine, `NAME` or `NAME:all`, separated by commas.
+/// The environment variable that names further devices of the machine: `NAME` or `NAME:all`,
+/// separated by commas.
 pub(crate) const VARIABLE: &str = "RDMA_TEST_DEVICES";
 
 /// A device of this run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) name: String,
-    /// Whether it also gets the cases that overflow, exhaust or break something.
+    /// Whether to run also the cases that overflow, exhaust or break something.
     pub(crate) all: bool,
 }
 
-/// The software devices, then those that were named.
+/// Returns the software devices, then the named ones.
 pub(crate) fn wanted() -> Vec<Wanted> {
     let software = SOFTWARE.iter().map(|(name, ..)| (*name).to_owned());
     let like = LIKE_IN_EACH_RUN.iter().map(|profile| format!("{LIKE}{}", profile.name()));
@@ -72,7 +74,7 @@ pub(crate) fn wanted() -> Vec<Wanted> {
     software.chain(named()).collect()
 }
 
-/// The devices that were named.
+/// Returns the devices that were named.
 pub(crate) fn named() -> Vec<Wanted> {
     let named = env::var(VARIABLE).unwrap_or_default();
     named.split(',').filter(|name| !name.is_empty()).map(named_device).collect()
@@ -86,37 +88,38 @@ fn named_device(text: &str) -> Wanted {
     }
 }
 
-/// Returns true if the device of this name is SoftRoCE: only for that the kernel names the network interface.
+/// Returns true if the device with this name is SoftRoCE. Only for SoftRoCE does the kernel name
+/// the network interface.
 pub(crate) fn is_rxe(name: &str) -> bool {
     Path::new("/sys/class/infiniband").join(name).join("parent").is_file()
 }
 
-/// Returns true if the software device of that name loses unacknowledged messages.
+/// Returns true if the software device with this name loses unacknowledged messages.
 pub(crate) fn is_lossy(name: &str) -> bool {
     MORE.iter().any(|&(own, .., way)| own == name && way == Way::LossyNetwork)
 }
 
-/// The software device of that name, if a run can have it.
+/// Returns the software device with this name, if a run can include it.
 fn software(name: &str) -> Option<&'static (&'static str, Link, Schedule, Way)> {
     SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name)
 }
 
-/// Returns true if a run can have the software device of that name.
+/// Returns true if a run can include the software device with this name.
 pub(crate) fn is_software(name: &str) -> bool {
     software(name).is_some() || profile(name).is_some()
 }
 
-/// Returns true if the software device of that name sends messages over UDP.
+/// Returns true if the software device with this name sends messages over UDP.
 pub(crate) fn is_by_network(name: &str) -> bool {
     software(name).is_some_and(|(.., way)| matches!(way, Way::Network | Way::LossyNetwork))
 }
 
-/// An address of the loopback interface that no other process of this machine listens at.
+/// Returns a loopback address at which no other process on this machine listens.
 fn own_address() -> String {
     Ipv4Addr::from_bits(0x7f40_0000 | std::process::id() & 0x3f_ffff).to_string()
 }
 
-/// Makes this process's device; any name other than those of the software devices belongs to libibverbs.
+/// Prepares this process's device. A name that no software device has belongs to libibverbs.
 pub(crate) fn prepare(name: &str) -> Device {
     if let Some(profile) = profile(name) {
         rdma_soft::install();
@@ -127,7 +130,7 @@ pub(crate) fn prepare(name: &str) -> Device {
     let kind = match software(name) {
         Some(&(_, link, schedule, way)) => {
             let by_packets = way != Way::Direct;
-            // The devices that exist without being built have the same names.
+            // The devices that exist by default have the same names.
             rdma_soft::install();
             if rdma_soft::SoftDevice::find(name).is_none() {
                 let builder = Builder::new(name).link(link).schedule(schedule);
@@ -143,7 +146,7 @@ pub(crate) fn prepare(name: &str) -> Device {
                 };
                 builder.install().unwrap();
             }
-            // Packets are sent again after a timeout, which a busy machine may exceed.
+            // Packets are sent again after a timeout, and a busy machine may exceed it.
             use_provider(Provider { verbs: rdma_soft::verbs(), slow: by_packets });
             match way {
                 Way::Direct => Kind::Software,
