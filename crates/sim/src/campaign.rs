@@ -1,4 +1,4 @@
-//! Runs workload after workload, until enough packets were sent or a check fails.
+//! Runs one workload after another until enough packets were sent or a check fails.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,7 +9,7 @@ use crate::generate;
 use crate::run::{Done, run};
 use crate::shrink::shrink;
 
-/// The totals of all workloads.
+/// The totals over all workloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Total {
@@ -19,7 +19,7 @@ pub struct Total {
     pub packets: u64,
     /// The virtual time that passed.
     pub time: Duration,
-    /// A hash of all packets and completions: the same for the same seed.
+    /// A hash of all packets and completions. It is always the same for the same seed.
     pub trace: u64,
 }
 
@@ -31,15 +31,15 @@ pub struct Finding {
     pub seed: u64,
     /// The error of the workload.
     pub first: String,
-    /// The number of its operations.
+    /// The number of operations in the workload.
     pub operations: usize,
-    /// The number of operations of the smaller script.
+    /// The number of operations in the smaller script.
     pub left: usize,
-    /// The smaller script, with an operation on each line.
+    /// The smaller script, one operation per line.
     pub script: String,
     /// The error of the smaller script.
     pub why: String,
-    /// The totals of the workloads before.
+    /// The totals of the preceding workloads.
     pub before: Total,
 }
 
@@ -53,18 +53,18 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The seed of workload `n`.
+/// Returns the seed of workload `n`.
 fn derive(seed: u64, n: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
     (seed, n).hash(&mut hasher);
     hasher.finish()
 }
 
-/// Runs the workloads of a seed until `packets` packets were sent.
+/// Runs a seed's workloads until `packets` packets were sent.
 ///
 /// # Errors
 ///
-/// Returns the first failed workload, with a smaller script.
+/// Returns the first workload that fails, with a smaller script.
 pub fn campaign(seed: u64, packets: u64) -> Result<Total, Box<Finding>> {
     let (mut total, mut trace) = (Total::default(), DefaultHasher::new());
     while total.packets < packets {
@@ -78,11 +78,11 @@ pub fn campaign(seed: u64, packets: u64) -> Result<Total, Box<Finding>> {
     Ok(total)
 }
 
-/// Runs one workload, by its own seed.
+/// Runs one workload, given its own seed.
 ///
 /// # Errors
 ///
-/// Returns the failed workload, with a smaller script.
+/// Returns the workload with a smaller script if it fails.
 pub fn workload(seed: u64) -> Result<Total, Box<Finding>> {
     let Done { packets, time, trace } = one(seed, Total::default())?;
     Ok(Total { workloads: 1, packets, time, trace })
@@ -97,7 +97,7 @@ fn one(seed: u64, before: Total) -> Result<Done, Box<Finding>> {
     let operations = script.operations.len();
     // Shrinking may take a long time.
     eprintln!("workload {seed:#x}: {first}");
-    // A panic that repeats is reported once.
+    // Report a repeated panic only once.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
     let (script, why) = shrink(script, first.clone());

@@ -1,15 +1,15 @@
-//! The sources of the generator's choices: a seed, or bytes.
+//! Sources for the generator's choices: a seed, or bytes.
 
 use std::ops::RangeBounds;
 
 use fastrand::Rng;
 
-/// Makes choices, the same ones each time.
+/// Makes choices reproducibly.
 #[derive(Debug)]
 pub(crate) enum Choices<'a> {
     /// Unlimited choices derived from a seed.
     OfSeed(Rng),
-    /// The choices that the bytes encode. After the last byte, each choice is the first possibility.
+    /// Choices that the bytes encode. After the last byte, every choice is the first possibility.
     OfBytes(&'a [u8]),
 }
 
@@ -53,7 +53,7 @@ impl Choices<'_> {
         self.u8(..2) == 1
     }
 
-    /// Returns true if choices are left.
+    /// Returns true if there are choices left.
     pub(crate) fn go_on(&self) -> bool {
         match self {
             Self::OfSeed(_) => true,

@@ -1,4 +1,4 @@
-//! The completions that are allowed, their order, and their contents.
+//! Checks completions: which ones are allowed, their order, and their contents.
 
 use std::hash::Hash;
 
@@ -18,7 +18,7 @@ use crate::run::{Outcome, SHARED, World, ensure};
 use crate::script::{Connection, GROUPS, Kind, SLOTS, ScriptRequest, Service};
 use crate::windows::{Use, Verdict, is_first_type};
 
-/// Completions polled per call.
+/// The maximum number of completions polled per call.
 const POLLED: usize = 16;
 
 fn poll(cq: &Cq) -> Outcome<Vec<ibv_wc>> {
@@ -33,7 +33,7 @@ fn poll(cq: &Cq) -> Outcome<Vec<ibv_wc>> {
     }
 }
 
-/// The expected opcode of a request's completion.
+/// Returns the opcode that a request's completion must have.
 fn code(request: &ScriptRequest) -> Code {
     let first = request.window.is_some_and(|window| is_first_type(window.slot % SLOTS));
     match request.kind {
@@ -48,8 +48,8 @@ fn code(request: &ScriptRequest) -> Code {
 }
 
 impl World<'_> {
-    /// Polls all completion queues and checks the completions. Those of receives are polled last and checked first:
-    /// messages that were certainly sent have arrived by then.
+    /// Polls all completion queues and checks the completions. Receive completions are polled last
+    /// and checked first, so messages that were certainly sent have arrived by then.
     pub(crate) fn complete(&mut self) -> Outcome {
         let ends = self.ends.iter().enumerate();
         let flushed: Vec<_> =
@@ -78,8 +78,9 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks the completions of send requests, which are in order for each queue pair. The order in which two queue
-    /// pairs failed is unknown: if one has given up by itself, its peer rightly got no answer.
+    /// Checks the completions of send requests, which are in order for each queue pair. The order
+    /// in which two queue pairs failed is unknown: if one gave up by itself, its peer rightly got
+    /// no answer.
     fn sent_in_any_order(&mut self, mut sends: Vec<ibv_wc>) -> Outcome {
         loop {
             let before = sends.len();
@@ -143,7 +144,7 @@ impl World<'_> {
         }
     }
 
-    /// Accounts for a successful request. Its local memory is free, and not reused yet.
+    /// Accounts for a request that succeeded. Its local memory is free, but not reused yet.
     pub(crate) fn succeeded(&mut self, end: usize, sent: &Sent) -> Outcome {
         let own = &self.ends[end];
         let (to, request) = (own.peer, &sent.request);
@@ -184,7 +185,8 @@ impl World<'_> {
         self.ends[to].known.check(DATA + placed.at, &actual, later)
     }
 
-    /// The bytes that a request fetched, if nothing around them was touched.
+    /// Returns the bytes that a request fetched, after checking that nothing around them was
+    /// touched.
     fn fetched(&self, end: usize, sent: &Sent) -> Outcome<Vec<u8>> {
         let mut block = vec![0; sent.request.block_bytes()];
         self.ends[end].local.copy_out(sent.block, &mut block);
@@ -217,7 +219,7 @@ impl World<'_> {
         let connection = self.script.settings.connections.get(end / 2);
         let reliable = own.service == Service::Reliable;
         let not_ready = connection.is_some_and(|c| c.rnr_retries < 7) && self.ends[to].starved;
-        // A SEND that names a key succeeds.
+        // A SEND succeeds whatever key it names.
         let used = sent.through.filter(|_| request.kind != Kind::Send);
         let verdict = used.map_or(Verdict::Works, |used| self.verdict(end, request, &used));
         let for_ever = connection.is_some_and(Connection::waits_for_ever);
@@ -246,7 +248,7 @@ impl World<'_> {
         }
         self.linger(to, sent);
         self.ends[end].failed = true;
-        // The peer receives nothing from now on.
+        // The peer receives nothing from here on.
         self.ends[to].excuses.silence = true;
         Ok(())
     }
@@ -275,8 +277,8 @@ impl World<'_> {
             Status::IBV_WC_REM_INV_REQ_ERR => self
                 .took_wrong_key(end, &bytes)
                 .map_err(|why| format!("q{end}, receive of a SEND that names a key: {why}")),
-            // A WRITE with immediate had consumed it, and was then refused; the receive cannot return to a shared
-            // queue.
+            // A WRITE with immediate consumed it and was then refused; the receive cannot return to
+            // a shared queue.
             Status::IBV_WC_REM_ACCESS_ERR
                 if shared
                     && self.ends[end].service == Service::Unreliable
@@ -288,7 +290,7 @@ impl World<'_> {
         }
     }
 
-    /// Checks a received message whose key cannot be invalidated.
+    /// Checks a received message that names a key that cannot be invalidated.
     fn took_wrong_key(&mut self, end: usize, bytes: &[u8]) -> Outcome {
         let own = &self.ends[end];
         let Some(message) = own.expected.front().copied() else {
@@ -310,7 +312,7 @@ impl World<'_> {
     /// Checks a received message.
     fn took(&mut self, end: usize, wc: &ibv_wc, bytes: &[u8]) -> Outcome {
         let own = &self.ends[end];
-        // A repeated or late message may be any of those that were sent.
+        // A repeated or late message may be any one that was sent.
         let (in_order, times) = match own.service {
             Service::Reliable => (true, 1),
             _ if self.unordered => (false, 2),
@@ -320,7 +322,7 @@ impl World<'_> {
         let candidates = if own.service == Service::Reliable { 1 } else { usize::MAX };
         let mut why = String::from("no message was sent");
         let mut found = None;
-        // Among equal messages, those that must arrive are tried first.
+        // Among equal messages, try first those that must arrive.
         let expected = || own.expected.iter().enumerate().take(candidates);
         let first = expected().filter(|(_, message)| message.certain);
         for (n, message) in first.chain(expected().filter(|(_, message)| !message.certain)) {
@@ -362,7 +364,7 @@ impl World<'_> {
         ensure!(immediate == message.immediate, "message {number}: immediate data {immediate:?}");
         let source = own.service == Service::Datagram && message.source != wc.src_qp;
         ensure!(!source, "message {number} is not from {:#x}", wc.src_qp);
-        // An interrupted unreliable message may have written more.
+        // An interrupted unreliable message may have written more bytes.
         let last = slot.len() - BETWEEN;
         let behind = if own.service == Service::Unreliable { last } else { header };
         if let Some(placed) = message.placed {
@@ -380,7 +382,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks the invalidated key, and the group that the message was for.
+    /// Checks the invalidated key, and the group to which the message was sent.
     fn names_what_it_has_to(
         &self,
         end: usize,
@@ -404,7 +406,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks that the bytes of a WRITE whose receive has completed are in place, or those of a later one.
+    /// Checks that the bytes of a WRITE whose receive has completed are in place, or else those of
+    /// a later WRITE.
     fn is_placed(&self, end: usize, placed: &memory::Placed) -> Outcome {
         let actual = self.ends[end].target_bytes(DATA + placed.at, placed.length);
         if actual == memory::bytes(placed.message, placed.length) {

@@ -12,7 +12,7 @@ use crate::script::Service;
 const STEPS: u32 = 64;
 
 impl World<'_> {
-    /// Lets all requests end, and checks that they do within the time allowed.
+    /// Lets all requests complete, and checks that they do so in the allowed time.
     pub(crate) fn end(&mut self) -> Outcome {
         self.come_to_rest()?;
         if self.give_up_waiting()? {
@@ -27,8 +27,9 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Moves queue pairs that wait without a limit to the error state, as a program would do, since nothing reports
-    /// that no answer will arrive. Returns true if there was one. Checks that it has a reason to wait.
+    /// Moves queue pairs that wait indefinitely to the error state, as a program would do, because
+    /// nothing reports that no answer will arrive. Returns true if there was one. Checks that it
+    /// has a reason to wait.
     fn give_up_waiting(&mut self) -> Outcome<bool> {
         let mut any = false;
         for (n, c) in self.script.settings.connections.iter().enumerate() {
@@ -55,7 +56,7 @@ impl World<'_> {
         Ok(any)
     }
 
-    /// Runs until no event is left.
+    /// Runs until no events are left.
     fn come_to_rest(&mut self) -> Outcome {
         let until = self.network.now() + self.patience();
         loop {
@@ -73,7 +74,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The time limit for the end: all attempts of all requests, one after the other.
+    /// Returns the time limit for the end: all attempts of all requests, one after another.
     fn patience(&self) -> Duration {
         let mut patience = Duration::from_secs(20);
         for (end, own) in self.ends.iter().enumerate() {
@@ -96,7 +97,7 @@ impl World<'_> {
         }
     }
 
-    /// The numbers of requests and of receives that are left.
+    /// Returns how many requests and receives are left.
     fn message_count(&self) -> (usize, usize) {
         let pending = self.ends.iter().map(|own| own.pending.len()).sum();
         let posted = self.ends.iter().map(|own| own.pool.posted.len());
@@ -138,7 +139,7 @@ impl World<'_> {
         let actual = own.target_bytes(0, own.known.known.len());
         own.known.check_words(&actual, &[])?;
         own.known.check(8 * WORDS, &actual[8 * WORDS..], [].iter())?;
-        // Without faults all unreliable WRITEs arrive.
+        // Without faults, all unreliable WRITEs arrive.
         if own.service == Service::Unreliable && self.calm && !own.starved {
             let mut known = own.known.known.clone();
             for placed in &own.known.uncertain {

@@ -10,11 +10,12 @@ use crate::run::{Outcome, World, ensure};
 use crate::script::{SLOTS, Service, Weather};
 use crate::windows::{Use, Verdict, Windows};
 
-/// Fewer faults than this, in 10,000 packets, never stop a queue pair that tries eight times.
+/// If fewer than this many in 10,000 packets have faults, a queue pair that tries eight times never
+/// stops.
 const FEW: u32 = 200;
 
 impl World<'_> {
-    /// Records the queue pairs that may get no answer on the present links.
+    /// Records which queue pairs may get no answer in the current state of the links.
     pub(crate) fn excuse_by_weather(&mut self) {
         for end in 0..self.ends.len() {
             let Some(c) = self.script.settings.connections.get(end / 2) else { continue };
@@ -95,7 +96,8 @@ impl World<'_> {
         own.last_rkey = target.rkey();
         let memory = target.deregister();
         own.frozen = Some((memory.clone(), memory));
-        // A refused request moves it to the error state if it is connected reliably.
+        // On a reliable connection, refusing the peer's request moves this queue pair to the error
+        // state.
         own.excuses.flushed |= own.service == Service::Reliable;
         let peer = own.peer;
         self.ends[peer].excuses.access = true;
@@ -120,7 +122,7 @@ impl World<'_> {
         for end in ends {
             self.set_error(end);
         }
-        // After this, no earlier packet is in flight.
+        // Afterwards no earlier packet is in flight.
         self.network.run_for(self.longest + Duration::from_millis(1));
         self.complete()?;
         for end in ends {
@@ -168,7 +170,7 @@ impl World<'_> {
         own.silent = 0;
     }
 
-    /// Checks that a queue pair is idle: its requests are done, and memory is as expected.
+    /// Checks that a queue pair is idle: its requests are complete, and memory is as expected.
     pub(crate) fn settle(&mut self, end: usize) -> Outcome {
         while let Some(sent) = self.ends[end].pending.pop_front() {
             self.ends[end].release(sent.block_bytes);

@@ -1,4 +1,4 @@
-//! Workloads made of any bytes, for a fuzzer.
+//! Workloads from arbitrary bytes, for a fuzzer.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -7,11 +7,11 @@ use crate::campaign::Total;
 use crate::generate;
 use crate::run::{Done, run};
 
-/// The error of the script that bytes encode.
+/// A script that bytes encode, and the error that it found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Wrong {
-    /// The script, with an operation on each line.
+    /// The script, one operation per line.
     pub script: String,
     /// The error.
     pub why: String,
@@ -25,15 +25,15 @@ impl fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// One run at a time: the names of devices depend on the bytes.
+/// Allows one run at a time, because the names of devices depend on the bytes.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs and checks the workload that any bytes encode. The same bytes do the same each time. At most some thousand
-/// packets are sent.
+/// Runs and checks the workload that the bytes encode. The same bytes always cause the same run. At
+/// most a few thousand packets are sent.
 ///
 /// # Errors
 ///
-/// Returns the error and the script. The script is not shrunk: that is the fuzzer's task.
+/// Returns the error and the script. The script is not shrunk, because the fuzzer does that.
 pub fn bytes(bytes: &[u8]) -> Result<Total, Wrong> {
     let script = generate::script_of(bytes);
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,7 +43,7 @@ pub fn bytes(bytes: &[u8]) -> Result<Total, Wrong> {
     }
 }
 
-/// The script that bytes encode, with an operation on each line.
+/// Returns the script that the bytes encode, one operation per line.
 #[must_use]
 pub fn script_of(bytes: &[u8]) -> String {
     generate::script_of(bytes).to_string()

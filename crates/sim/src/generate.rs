@@ -1,4 +1,4 @@
-//! Generates the script of a seed.
+//! Generates a script from a seed.
 
 use fastrand::Rng;
 
@@ -8,34 +8,34 @@ use crate::script::{
     Window,
 };
 
-/// The severity of faults.
+/// The severity of the faults.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Season {
     /// No faults.
     Clear,
-    /// Few packets are lost, and no request fails.
+    /// Few packets are lost, so no request fails.
     Rain,
-    /// Any fault.
+    /// Any fault may happen.
     Storm,
 }
 
-/// The script of a seed, always the same.
+/// Returns the script for a seed, which is always the same.
 pub(crate) fn script(seed: u64) -> Script {
     make(seed, Choices::OfSeed(Rng::with_seed(seed)), LONGEST, None)
 }
 
-/// The script that bytes encode. Any bytes give a fair and short script.
+/// Returns the script that bytes encode. Any bytes result in a fair and short script.
 pub(crate) fn script_of(bytes: &[u8]) -> Script {
     let mut choices = Choices::OfBytes(bytes);
     let seed = choices.u32(..).into();
     make(seed, choices, SHORT, Some(PACKETS))
 }
 
-/// The maximum length of a message.
+/// The maximum message length.
 const LONGEST: usize = 150_000;
-/// The maximum length of a message of a script from bytes.
+/// The maximum message length in a script from bytes.
 const SHORT: usize = 8_192;
-/// The packet limit of a script from bytes.
+/// The maximum number of packets in a script from bytes.
 const PACKETS: u64 = 2_000;
 
 fn make(seed: u64, mut rng: Choices<'_>, most: usize, packets: Option<u64>) -> Script {
@@ -71,7 +71,7 @@ fn connection(rng: &mut Choices<'_>, devices: usize, season: Season) -> Connecti
     let service = if rng.u32(..5) == 0 { Service::Unreliable } else { Service::Reliable };
     let storm = season == Season::Storm;
     let a = rng.usize(..devices);
-    // Rarely, a device is connected to itself.
+    // Rarely, connect a device to itself.
     let b = if rng.u32(..12) == 0 { a } else { (a + rng.usize(1..devices)) % devices };
     let psn = match rng.u32(..4) {
         0 => 0x00ff_ffff - rng.u32(..200),
@@ -83,7 +83,7 @@ fn connection(rng: &mut Choices<'_>, devices: usize, season: Season) -> Connecti
         Season::Rain => rng.u8(11..14),
         Season::Storm => rng.u8(5..13),
     };
-    // Some wait without a limit.
+    // Some queue pairs wait indefinitely.
     let for_ever = rng.u32(..8) == 0;
     Connection {
         devices: [a, b],
@@ -137,7 +137,7 @@ struct Generator<'a> {
 impl Generator<'_> {
     fn operations(&mut self) {
         for end in 0..self.settings.ends() {
-            // Late receives are posted below, or at the end.
+            // Late receives are posted below or at the end.
             if self.rng.u32(..5) > 0 {
                 self.receive(end);
             }
@@ -183,7 +183,7 @@ impl Generator<'_> {
         self.operations.push(Operation::Pass { nanoseconds });
     }
 
-    /// A few requests of one queue pair.
+    /// Generates a few requests by one queue pair.
     fn posts(&mut self) {
         let end = self.rng.usize(..self.settings.ends());
         let receiver = self.settings.connections.get(end / 2).map_or(end, |_| end ^ 1);
@@ -196,7 +196,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Operations of a queue pair on its windows.
+    /// Generates a queue pair's operations on its windows.
     fn windows(&mut self) {
         let end = self.rng.usize(..self.settings.ends());
         let slot = self.rng.usize(..SLOTS);
@@ -205,7 +205,7 @@ impl Generator<'_> {
             6..9 => self.local(end, Kind::Invalidate),
             _ => self.operations.push(Operation::Deallocate { end, slot }),
         }
-        // So that its outcome is usually known.
+        // This is so that the outcome is usually known.
         if self.rng.u32(..3) > 0 {
             self.pass();
         }
@@ -232,7 +232,7 @@ impl Generator<'_> {
         }
     }
 
-    /// A queue pair for datagrams joins or leaves a group.
+    /// Makes a datagram queue pair join or leave a group.
     fn groups(&mut self) {
         let first = 2 * self.settings.connections.len();
         if self.settings.datagrams.is_empty() {
@@ -276,7 +276,7 @@ impl Generator<'_> {
             signaled: rng.u32(..3) > 0,
             inline: rng.u32(..4) == 0,
             elements: rng.usize(1..=3),
-            // Few SENDs invalidate windows that others may use.
+            // Let only few SENDs invalidate windows, because others may be using them.
             window: window.filter(|_| kind != Kind::Send || rng.bool()),
             group: group.then(|| rng.usize(..GROUPS)),
             to: if service == Service::Datagram { rng.usize(datagrams..ends) } else { usize::MAX },
@@ -329,7 +329,7 @@ impl Generator<'_> {
         }
     }
 
-    /// A link is cut, and usually restored later.
+    /// Cuts a link, and usually restores it later.
     fn cut(&mut self, from: usize, to: usize, both: bool) {
         let link = |from, to, weather| Operation::Link { from, to, weather };
         self.operations.push(link(from, to, Weather::CUT));

@@ -1,4 +1,4 @@
-//! Multicast groups: their members, and the messages that these may receive.
+//! Multicast groups: their members, and which messages the members may receive.
 
 use rdma_sys::ibv_gid;
 use test_support::rig::datagram::{self, Ah, gid_of};
@@ -7,13 +7,13 @@ use crate::host::{Host, Message, SimQueuePair};
 use crate::run::{Outcome, World, ensure};
 use crate::script::{GROUPS, Service};
 
-/// The queue pair number that addresses all members.
+/// The QPN that addresses all members of a group.
 pub(crate) const EVERYBODY: u32 = 0x00ff_ffff;
 
-/// A group of all networks, by its number.
+/// A group address that exists in all networks; the last byte is the group's number.
 const MULTICAST: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// The address of a group, of the same kind as `own`, and its LID.
+/// Returns the address of a group, of the same type as `own`, and its LID.
 fn address(own: &ibv_gid, group: usize) -> (ibv_gid, u16) {
     let number = 1 + group as u8;
     let mut raw = MULTICAST;
@@ -24,7 +24,7 @@ fn address(own: &ibv_gid, group: usize) -> (ibv_gid, u16) {
     (ibv_gid { raw }, 0xc000 + u16::from(number))
 }
 
-/// Address handles from a queue pair to all groups.
+/// Creates address handles from a queue pair to all groups.
 pub(crate) fn ways(hosts: &[Host], own: &SimQueuePair) -> Vec<Ah> {
     let Some(endpoint) = own.endpoint(hosts) else { return Vec::new() };
     let way = |group| {
@@ -37,17 +37,18 @@ pub(crate) fn ways(hosts: &[Host], own: &SimQueuePair) -> Vec<Ah> {
 
 /// Returns true if the header before a datagram names the group.
 pub(crate) fn is_named(header: &[u8], own: &ibv_gid, group: usize) -> bool {
-    // The last bytes of a GID, and of an IPv4 header.
+    // Compare the last bytes of a GID with those of an IPv4 header.
     header.get(36..40) == gid_of(&address(own, group).0).to_bytes().get(12..16)
 }
 
 impl World<'_> {
-    /// Makes a queue pair join a group. Messages in flight to the group may arrive or not.
+    /// Makes a queue pair join a group. Messages to the group that are in flight may or may not
+    /// arrive.
     pub(crate) fn join(&mut self, end: usize, group: usize) -> Outcome {
         self.belong(end, group % GROUPS, true)
     }
 
-    /// Makes a queue pair leave a group: no later message arrives.
+    /// Makes a queue pair leave a group. No later message may arrive.
     pub(crate) fn leave(&mut self, end: usize, group: usize) -> Outcome {
         self.belong(end, group % GROUPS, false)
     }
@@ -68,7 +69,7 @@ impl World<'_> {
             let errno = qp.detach(&gid, lid);
             let left = own.groups.remove(&group);
             ensure!((errno == 0) == left, "q{end} leaves, was it a member: {left}, got {errno}");
-            // Messages that have already arrived were in time.
+            // Messages that have arrived by now were in time.
             self.complete()?;
         }
         let own = &mut self.ends[end];
@@ -79,7 +80,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Leaves all groups: a member queue pair cannot be destroyed.
+    /// Makes a queue pair leave all groups, because a member cannot be destroyed.
     pub(crate) fn leave_all(&mut self, end: usize) -> Outcome {
         for group in self.ends[end].groups.clone() {
             self.belong(end, group, false)?;
@@ -87,7 +88,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Expects a message at all present and future members of a group.
+    /// Records that all present and future members of a group may receive a message.
     pub(crate) fn expect_in_group(&mut self, group: usize, message: &Message) {
         for end in 0..self.ends.len() {
             if self.ends[end].service != Service::Datagram {

@@ -1,4 +1,4 @@
-//! The devices of a run, their queue pairs, and their expected state.
+//! The devices and queue pairs of a run, and their expected state.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,7 +13,7 @@ use crate::memory::{Atomic, Placed, Target};
 use crate::script::{Connection, Script, ScriptRequest, Service, Settings};
 use crate::windows::{BINDABLE, Use, Windows};
 
-/// A device and the objects that its queue pairs share. Fields drop in order.
+/// A device and the objects that its queue pairs share. Fields are dropped in order.
 pub(crate) struct Host {
     pub(crate) srq: Option<Srq>,
     pub(crate) shared: Pool,
@@ -24,7 +24,7 @@ pub(crate) struct Host {
     pub(crate) soft: SoftDevice,
 }
 
-/// Memory for receives, in slots.
+/// Slots of memory for receives.
 pub(crate) struct Pool {
     mr: Mr,
     iova: u64,
@@ -34,11 +34,11 @@ pub(crate) struct Pool {
     pub(crate) posted: VecDeque<usize>,
 }
 
-/// The contents of a slot before something is received.
+/// The contents of a slot before anything is received.
 const EMPTY: u8 = 0xee;
 /// The number of bytes after each slot.
 pub(crate) const BETWEEN: usize = 16;
-/// The maximum bytes in the slots of a queue, unless two slots need more.
+/// The maximum total size of a queue's slots, unless two slots need more.
 const POOL_BYTES: usize = 1 << 18;
 
 impl Pool {
@@ -81,24 +81,24 @@ pub(crate) fn untouched(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == EMPTY)
 }
 
-/// A request that was posted and is not done.
+/// A request that was posted and has not completed.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     pub(crate) sequence: u32,
     pub(crate) message: u64,
     pub(crate) request: ScriptRequest,
-    /// The offset of its bytes in the local memory, and the number that it occupies there.
+    /// The offset of the request's bytes in local memory, and how many bytes it occupies there.
     pub(crate) block: usize,
     pub(crate) block_bytes: usize,
     pub(crate) placed: Option<Placed>,
     pub(crate) atomic: Option<Atomic>,
-    /// Whether the target was deregistered before.
+    /// Whether the target was deregistered before the post.
     pub(crate) too_late: bool,
-    /// The window that it uses or changes.
+    /// The window that the request uses or changes.
     pub(crate) through: Option<Use>,
 }
 
-/// A message that a receive is for.
+/// A message that consumes a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) number: u64,
@@ -108,40 +108,40 @@ pub(crate) struct Message {
     pub(crate) immediate: Option<u32>,
     /// The target of a WRITE.
     pub(crate) placed: Option<Placed>,
-    /// The number of times that it arrived.
+    /// The number of times that the message has arrived.
     pub(crate) came: u32,
-    /// The group that it was sent to.
+    /// The group to which the message was sent.
     pub(crate) group: Option<usize>,
-    /// Whether the receiver is a member of that group, and whether it always was.
+    /// Whether the receiver is a member of that group, and whether it has been one all the time.
     pub(crate) member: bool,
     pub(crate) certain: bool,
-    /// The window that it invalidates.
+    /// The window that the message invalidates.
     pub(crate) invalidates: Option<Use>,
 }
 
 impl Message {
-    /// Returns true if it may be in flight.
+    /// Returns true if the message may be in flight.
     pub(crate) fn is_awaited(&self) -> bool {
         self.came == 0 && self.member
     }
 }
 
-/// Outcomes that faults permit for requests of a queue pair.
+/// Outcomes of a queue pair's requests that faults excuse.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Excuses {
-    /// Answers may be missing for longer than the queue pair retries.
+    /// Answers may be missing for longer than the queue pair keeps retrying.
     pub(crate) silence: bool,
     /// The peer's target may be deregistered.
     pub(crate) access: bool,
-    /// The queue pair may go to the error state without a failure of its own.
+    /// The queue pair may go to the error state although none of its own requests failed.
     pub(crate) flushed: bool,
-    /// A window that is to be bound or invalidated may be gone.
+    /// A window to be bound or invalidated may no longer exist.
     pub(crate) binds: bool,
 }
 
-/// A queue pair, its memory, and their expected state. Fields drop in order.
+/// A queue pair, its memory, and their expected state. Fields are dropped in order.
 pub(crate) struct SimQueuePair {
-    /// `None` if it was destroyed.
+    /// `None` after it was destroyed.
     pub(crate) qp: Option<Qp>,
     pub(crate) ways: BTreeMap<usize, Ah>,
     pub(crate) group_ways: Vec<Ah>,
@@ -154,7 +154,7 @@ pub(crate) struct SimQueuePair {
     pub(crate) service: Service,
     pub(crate) shares: bool,
     pub(crate) capacity: usize,
-    /// The groups that it is a member of.
+    /// The groups of which the queue pair is a member.
     pub(crate) groups: BTreeSet<usize>,
 
     // The local memory is used as a ring.
@@ -164,7 +164,7 @@ pub(crate) struct SimQueuePair {
     pub(crate) known: Target,
     /// The memory of a deregistered target, and its contents at that time.
     pub(crate) frozen: Option<(Vec<u8>, Vec<u8>)>,
-    /// The last key of its target.
+    /// The last key of the target.
     pub(crate) last_rkey: u32,
     pub(crate) pending: VecDeque<Sent>,
     pub(crate) sequence: u32,
@@ -172,11 +172,11 @@ pub(crate) struct SimQueuePair {
     pub(crate) silent: usize,
     pub(crate) failed: bool,
     pub(crate) excuses: Excuses,
-    /// The messages to be received.
+    /// Messages that are still to be received.
     pub(crate) expected: VecDeque<Message>,
     /// The last message that was received.
     pub(crate) received: u64,
-    /// Whether there were messages without a receive.
+    /// Whether there were messages for which no receive was posted.
     pub(crate) starved: bool,
     /// Whether a receive was flushed before the reason was known.
     pub(crate) flushed_early: bool,
@@ -194,10 +194,10 @@ fn pool_iova(end: usize) -> u64 {
     0x10_0000_0000 * (4 * end as u64 + 3)
 }
 
-/// The rights of a target without a window, including that of binding windows.
+/// The rights of a target without a window, including the right to bind windows.
 pub(crate) const TARGET_ACCESS: u32 = ALL_ACCESS | BINDABLE;
 pub(crate) const INLINE: usize = 64;
-/// The number of requests of a queue pair for datagrams.
+/// The queue size of a datagram queue pair.
 const DATAGRAMS: u32 = 32;
 
 impl Host {
@@ -309,7 +309,7 @@ impl SimQueuePair {
         self.qp.as_ref().map(|qp| connect::endpoint(&hosts[self.device].context, qp))
     }
 
-    /// The contents of its target, registered or not.
+    /// Returns the contents of the target, whether or not it is registered.
     pub(crate) fn target_bytes(&self, from: usize, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         match (&self.target, &self.frozen) {
@@ -321,7 +321,7 @@ impl SimQueuePair {
     }
 }
 
-/// Connects both ends, or makes a queue pair ready for datagrams.
+/// Connects both ends, or readies a queue pair for datagrams.
 pub(crate) fn connect(
     hosts: &[Host],
     ends: &[SimQueuePair],

@@ -25,7 +25,8 @@ struct Args {
     limit: f64,
 }
 
-/// The maximum number of packets of one process in a long run: its end frees what networks leave allocated.
+/// The maximum number of packets that one process sends in a long run. When the process ends, the
+/// memory that networks keep allocated is freed.
 const PACKETS: u64 = 10_000_000;
 
 fn number(text: &str) -> Result<u64, String> {
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
             println!(
                 "{packets} packets, {workloads} workloads, {time:?} of virtual time, trace {trace:016x}"
             );
-            // Printed separately, since it differs between two runs.
+            // This goes to standard error, because it differs between two runs.
             eprintln!("{took:.1} s, {:.0} packets per second", packets as f64 / took);
             ExitCode::SUCCESS
         }
@@ -83,7 +84,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs one seed after the other, each in a new process, while `goes_on` returns true for the number of runs.
+/// Runs one seed after another, each in a new process, while `goes_on` returns true for the number
+/// of runs.
 fn in_processes(seed: Option<u64>, limit: f64, goes_on: impl Fn(u64) -> bool) -> ExitCode {
     let first = seed.unwrap_or_else(fresh);
     let mut runs = 0;

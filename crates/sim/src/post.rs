@@ -1,4 +1,4 @@
-//! Requests of a queue pair, and the memory that they occupy.
+//! A queue pair's requests, and the memory that they occupy.
 
 use rdma_sys::{ibv_send_flags as Flags, ibv_sge, ibv_wr_opcode as Opcode};
 use test_support::rig::datagram::QKEY;
@@ -14,13 +14,13 @@ use crate::windows::{Use, is_first_type, part};
 /// The gap between the elements of a request, and around them.
 const GAP: usize = 8;
 const GAP_BYTE: u8 = 0xa5;
-/// The initial contents of memory that a READ writes to.
+/// The initial contents of memory into which a READ writes.
 const SINK_BYTE: u8 = 0x5a;
 /// The longest datagram.
 const DATAGRAM: usize = 4096;
 
 impl ScriptRequest {
-    /// Each local element: its offset in the message, and its length.
+    /// Returns each local element as its offset in the message and its length.
     pub(crate) fn parts(&self) -> Vec<(usize, usize)> {
         let elements = if self.length < self.elements { 1 } else { self.elements.max(1) };
         let part = self.length / elements;
@@ -34,12 +34,12 @@ impl ScriptRequest {
     }
 }
 
-/// The offset of a part in its block.
+/// Returns the offset of a part in its block.
 fn place(n: usize, from: usize) -> usize {
     from + GAP * (n + 1)
 }
 
-/// The bytes of a request in a block, or `None` if a gap was touched.
+/// Extracts a request's bytes from a block; `None` if a gap was touched.
 pub(crate) fn unpack(request: &ScriptRequest, block: &[u8]) -> Option<Vec<u8>> {
     let (mut bytes, mut end) = (Vec::with_capacity(request.length), 0);
     let is_gap = |gap: &[u8]| gap.iter().all(|&byte| byte == GAP_BYTE);
@@ -55,11 +55,11 @@ pub(crate) fn unpack(request: &ScriptRequest, block: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl World<'_> {
-    /// Posts a request, if there is space for it.
+    /// Posts a request if there is space for it.
     pub(crate) fn post(&mut self, end: usize, mut request: ScriptRequest) -> Outcome {
         self.make_fair(end, &mut request);
         let own = &self.ends[end];
-        // Windows are for reliable connections here.
+        // Windows are used only on reliable connections here.
         let of_none = request.kind.is_local() && request.window.is_none();
         if own.qp.is_none() || own.pending.len() >= own.capacity || of_none {
             return Ok(());
@@ -118,12 +118,13 @@ impl World<'_> {
         }
         let moves = request.kind.moves();
         request.inline &= moves && request.length <= INLINE;
-        // A SEND has space for immediate data or a key, not both.
+        // A SEND can carry immediate data or a key, but not both.
         request.immediate &= moves && !(request.kind == Kind::Send && request.window.is_some());
         request.signaled |= own.silent + 1 >= own.capacity / 2;
     }
 
-    /// The value that a comparison expects: usually the actual one, if everything goes well.
+    /// Returns the value for an atomic to compare with: the actual one, unless something goes
+    /// wrong.
     fn guess(&self, to: usize, request: &ScriptRequest) -> u64 {
         let word = request.at % memory::WORDS;
         let target = &self.ends[to].known;
@@ -133,7 +134,7 @@ impl World<'_> {
         expected ^ u64::from(request.immediate || self.message.is_multiple_of(4))
     }
 
-    /// Allocates the memory of a request, and posts it.
+    /// Allocates the memory for a request, and posts it.
     fn give_out(&mut self, end: usize, to: usize, sent: &Sent) -> Outcome {
         let Sent { request, block, message, .. } = sent;
         let moves = request.kind.moves();
@@ -157,7 +158,7 @@ impl World<'_> {
         }
         let mut wr = self.request(end, to, sent, &sges);
         if request.inline {
-            // Inline data is read at its address, without a key.
+            // Inline data is read from its address, without a key.
             for (sge, (from, length)) in wr.sges.iter_mut().zip(request.parts()) {
                 debug_assert_eq!(sge.length as usize, length);
                 let at = block + place(0, 0) + from + GAP * parts_before(request, from);
@@ -219,7 +220,7 @@ impl World<'_> {
         if request.fenced { wr.fenced() } else { wr }
     }
 
-    /// Posts a request for the queue pair's own windows.
+    /// Posts a request on one of the queue pair's own windows.
     fn post_local(&mut self, end: usize, sent: &Sent, used: &Use) -> Outcome {
         let request = &sent.request;
         let own = &mut self.ends[end];
@@ -253,12 +254,12 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The key of a registered or deregistered target.
+    /// Returns the key of a target, registered or deregistered.
     fn rkey(&self, end: usize) -> u32 {
         self.ends[end].target.as_ref().map_or(self.ends[end].last_rkey, |target| target.rkey())
     }
 
-    /// Records the message that the other end is to receive.
+    /// Records the message that the other end must receive.
     fn expect(&mut self, end: usize, to: usize, sent: &Sent) {
         let request = &sent.request;
         if request.kind == Kind::Send || request.kind == Kind::Write && request.immediate {

@@ -24,7 +24,7 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// The prefix of a finding that is a panic.
+/// The prefix of a finding that was a panic.
 pub(crate) const PANICKED: &str = "panicked";
 
 /// The results of a run.
@@ -41,17 +41,17 @@ pub(crate) struct World<'a> {
     pub(crate) network: &'a Network,
     pub(crate) ends: Vec<SimQueuePair>,
     pub(crate) hosts: Vec<Host>,
-    /// The properties of each link, by sender and receiver.
+    /// The properties of each link, indexed by sender and receiver.
     pub(crate) links: Vec<Vec<Weather>>,
     /// The state of each device's port.
     pub(crate) ports: Vec<bool>,
     /// The number of reconnections.
     pub(crate) lives: u32,
-    /// The number of the last message.
+    /// The number of the latest message.
     pub(crate) message: u64,
-    /// Whether no deliberate fault has happened.
+    /// Whether no deliberate fault has happened yet.
     pub(crate) calm: bool,
-    /// Whether links have duplicated or reordered packets.
+    /// Whether links may have duplicated or reordered packets.
     pub(crate) unordered: bool,
     /// The longest travel time of a packet.
     pub(crate) longest: Duration,
@@ -59,15 +59,15 @@ pub(crate) struct World<'a> {
     pub(crate) trace: DefaultHasher,
 }
 
-/// Runs a script. A panic is a finding like any other.
+/// Runs a script. A panic is reported like any other finding.
 pub(crate) fn run(script: &Script) -> Outcome<Done> {
     watch::begins(script.seed);
     let network = Network::simulated(script.seed);
     let result = catch_unwind(AssertUnwindSafe(|| {
-        // Leaked after a panic: dropping it would fail too.
+        // It is leaked after a panic, because dropping it would panic again.
         let mut world = ManuallyDrop::new(World::new(script, &network));
         let done = world.run();
-        // After a failure queue pairs may be left unchecked; how they end no longer matters.
+        // After a failure, queue pairs may be unchecked; how they end no longer matters.
         if done.is_ok() {
             drop(ManuallyDrop::into_inner(world));
         }
@@ -166,13 +166,13 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The receives that a queue pair uses.
+    /// Returns the receives that a queue pair consumes.
     pub(crate) fn pool(&mut self, end: usize) -> &mut Pool {
         let SimQueuePair { device, shares, .. } = self.ends[end];
         if shares { &mut self.hosts[device].shared } else { &mut self.ends[end].pool }
     }
 
-    /// Posts at most `count` receives, as space permits.
+    /// Posts up to `count` receives, as space permits.
     pub(crate) fn receive(&mut self, end: usize, count: usize, elements: usize) {
         if self.ends[end].qp.is_none() && !self.ends[end].shares {
             return;
@@ -188,7 +188,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Records the queue pairs that have too few receives for their messages.
+    /// Records which queue pairs have too few receives for their messages.
     pub(crate) fn note_starved(&mut self, end: usize) {
         let SimQueuePair { device, shares, .. } = self.ends[end];
         let posted = self.pool(end).posted.len();
@@ -207,10 +207,10 @@ impl<'a> World<'a> {
     }
 }
 
-/// Marks the number of a receive that was posted to a shared queue.
+/// The bit that marks the number of a receive in a shared queue.
 pub(crate) const SHARED: u64 = 1 << 63;
 
-/// Address handles between all queue pairs for datagrams.
+/// Creates address handles between all datagram queue pairs.
 fn find_ways(hosts: &[Host], ends: &mut [SimQueuePair]) {
     let datagrams: Vec<_> =
         (0..ends.len()).filter(|&end| ends[end].service == Service::Datagram).collect();

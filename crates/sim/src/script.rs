@@ -1,7 +1,7 @@
-//! A workload: settings, and a list of operations that are executed one after the other.
+//! A workload: settings, and a list of operations that are executed in order.
 //!
-//! Each part can be removed or reduced, and the script stays fair: an operation whose object is gone, or that finds no
-//! space, is skipped.
+//! Each part can be removed or reduced, and the script stays fair. An operation is skipped if its
+//! object no longer exists or if there is no space for it.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ pub(crate) struct Script {
     pub(crate) seed: u64,
     pub(crate) settings: Settings,
     pub(crate) operations: Vec<Operation>,
-    /// The run ends after that many packets.
+    /// If set, the run ends after this many packets.
     pub(crate) packets: Option<u64>,
 }
 
-/// The objects at the start. Connection `n` has the ends `2n` and `2n + 1`. The numbers after those of all connections
-/// are the queue pairs for datagrams.
+/// The objects at the start. Connection `n` has the ends `2n` and `2n + 1`. The numbers after all
+/// connections belong to the datagram queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(crate) infiniband: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Settings {
     /// The longest message, in bytes.
     pub(crate) longest: usize,
     pub(crate) connections: Vec<Connection>,
-    /// The device of each queue pair for datagrams.
+    /// The device of each datagram queue pair.
     pub(crate) datagrams: Vec<usize>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Connection {
     pub(crate) rd_atomic: u8,
     pub(crate) sends: u32,
     pub(crate) receives: u32,
-    /// Whether each end uses the shared receive queue of its device.
+    /// Whether each end uses its device's shared receive queue.
     pub(crate) shared: [bool; 2],
 }
 
@@ -74,7 +74,7 @@ pub(crate) enum Operation {
         end: usize,
         request: ScriptRequest,
     },
-    /// Posts `count` receives of `elements` elements each.
+    /// Posts `count` receives with `elements` elements each.
     Receive {
         end: usize,
         count: usize,
@@ -93,11 +93,11 @@ pub(crate) enum Operation {
         device: usize,
         up: bool,
     },
-    /// Destroys the queue pairs of a device without notice.
+    /// Destroys a device's queue pairs without notice.
     Die {
         device: usize,
     },
-    /// Deregisters the memory that peers write to.
+    /// Deregisters the memory to which peers write.
     Deregister {
         end: usize,
     },
@@ -114,12 +114,12 @@ pub(crate) enum Operation {
         end: usize,
         slot: usize,
     },
-    /// Makes a queue pair for datagrams join a group.
+    /// Makes a datagram queue pair join a group.
     Join {
         end: usize,
         group: usize,
     },
-    /// Makes it leave the group.
+    /// Makes a datagram queue pair leave a group.
     Leave {
         end: usize,
         group: usize,
@@ -133,9 +133,9 @@ pub(crate) enum Kind {
     Read,
     FetchAdd,
     CompareSwap,
-    /// Binds a window of the queue pair itself.
+    /// Binds one of the queue pair's own windows.
     Bind,
-    /// Invalidates it.
+    /// Invalidates one of the queue pair's own windows.
     Invalidate,
 }
 
@@ -143,47 +143,48 @@ pub(crate) enum Kind {
 pub(crate) struct ScriptRequest {
     pub(crate) kind: Kind,
     pub(crate) length: usize,
-    /// The offset in the target for a WRITE or a READ; the word for an atomic.
+    /// The offset in the target for a WRITE or a READ; the index of the word for an atomic.
     pub(crate) at: usize,
     pub(crate) immediate: bool,
     pub(crate) fenced: bool,
     pub(crate) signaled: bool,
     pub(crate) inline: bool,
     pub(crate) elements: usize,
-    /// The queue pair that a datagram is sent to.
+    /// The queue pair to which a datagram is sent.
     pub(crate) to: usize,
-    /// The group that it is sent to instead.
+    /// The group to which a datagram is sent instead.
     pub(crate) group: Option<usize>,
-    /// The window that is bound or invalidated, or through which the target is used. A SEND invalidates it.
+    /// The window that is bound or invalidated, or through which the target is accessed. A SEND
+    /// invalidates it.
     pub(crate) window: Option<Window>,
 }
 
-/// A window, and one of the keys that it had.
+/// A window, and one of the keys that it has had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) slot: usize,
-    /// The number of binds since it had the key.
+    /// The number of binds since the window had the key.
     pub(crate) back: usize,
-    /// Whether the request is skipped if it may fail.
+    /// Whether to skip the request if it may fail.
     pub(crate) careful: bool,
     /// The parameters of a bind: the offset in the target, the number of bytes, and the rights.
     pub(crate) from: usize,
     pub(crate) bytes: usize,
     pub(crate) rights: u8,
-    /// Moves the request so that it ends with the last byte of the window, or one byte after it.
+    /// Moves the request so that it ends at the last byte of the window, or one byte beyond it.
     pub(crate) edge: Option<bool>,
 }
 
-/// Windows of a queue pair: the first is of type 1, the others of type 2.
+/// The number of windows of a queue pair: the first is of type 1, the others of type 2.
 pub(crate) const SLOTS: usize = 3;
-/// Multicast groups.
+/// The number of multicast groups.
 pub(crate) const GROUPS: usize = 2;
 /// The rights of a window.
 pub(crate) const READS: u8 = 1;
 pub(crate) const WRITES: u8 = 2;
 pub(crate) const ATOMICS: u8 = 4;
 
-/// Certainty, in units of 1/10,000.
+/// A probability of one, in units of 1/10,000.
 pub(crate) const ALWAYS: u32 = 10_000;
 
 impl Weather {
@@ -211,12 +212,13 @@ impl Weather {
             .corruption(of(self.corruption))
     }
 
-    /// The probability that a packet has a fault.
+    /// Returns the probability that a packet suffers a fault.
     pub(crate) fn faults(&self) -> u32 {
         self.loss + self.duplication + self.reordering + self.corruption
     }
 
-    /// The maximum delay of a packet; its answer takes at most as long again. Two megabytes may be queued before it.
+    /// Returns the maximum delay of a packet, before which two megabytes may be queued. Its answer
+    /// takes at most as long again.
     pub(crate) fn longest(&self) -> Duration {
         let sending = (2u64 << 23).saturating_mul(1_000_000_000);
         let sending = sending.checked_div(self.bits_per_second).unwrap_or(0);
@@ -234,7 +236,7 @@ impl Kind {
         matches!(self, Self::FetchAdd | Self::CompareSwap)
     }
 
-    /// Returns true if it sends its own bytes.
+    /// Returns true if the request sends its own bytes.
     pub(crate) fn moves(self) -> bool {
         matches!(self, Self::Send | Self::Write)
     }

@@ -1,4 +1,4 @@
-//! Shrinks a failing script: removes parts while it still fails, with any error.
+//! Shrinks a failing script: removes parts while it still fails with some error.
 
 use crate::run::{PANICKED, run};
 use crate::script::{Operation, Script, ScriptRequest, Weather, Window};
@@ -6,7 +6,7 @@ use crate::script::{Operation, Script, ScriptRequest, Weather, Window};
 /// The maximum number of runs.
 const RUNS: u32 = 4000;
 
-/// The smaller script, and its error.
+/// Returns the smaller script, and its error.
 pub(crate) fn shrink(script: Script, why: String) -> (Script, String) {
     let mut shrinker = Shrinker { script, why, runs: 0 };
     loop {
@@ -35,7 +35,7 @@ impl Shrinker {
         }
         self.runs += 1;
         match run(&script) {
-            // A panic in place of another error is a different failure.
+            // A panic instead of another error is a different failure.
             Err(why) if why.contains(PANICKED) == self.why.contains(PANICKED) => {
                 (self.script, self.why) = (script, why);
                 true
@@ -51,11 +51,11 @@ impl Shrinker {
         self.try_it(script)
     }
 
-    /// Removes operations: half of them, a quarter, single ones.
+    /// Removes operations: first half of them, then a quarter, and finally single ones.
     fn operations(&mut self) {
         let mut chunk = self.script.operations.len().div_ceil(2).max(1);
         loop {
-            // From the end: early operations are often needed.
+            // Start at the end, because early operations are often needed.
             let mut end = self.script.operations.len();
             while end > 0 {
                 let start = end.saturating_sub(chunk);
@@ -85,10 +85,10 @@ impl Shrinker {
         }
     }
 
-    /// Removes queue pairs for datagrams, simplifies connections, and shortens messages.
+    /// Removes datagram queue pairs, simplifies connections, and shortens messages.
     fn settings(&mut self) {
         while self.last_goes(|script| script.settings.datagrams.pop().is_some()) {}
-        // Queue pairs for datagrams are numbered after those of connections.
+        // Datagram queue pairs have the numbers after those of connections.
         while self.script.settings.datagrams.is_empty()
             && self.script.settings.connections.len() > 1
             && self.last_goes(|script| script.settings.connections.pop().is_some())

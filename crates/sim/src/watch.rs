@@ -1,4 +1,4 @@
-//! Reports and ends a workload that does not end: runs have no limit of their own in real time.
+//! Reports and ends a workload that hangs, because runs have no limit in real time.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -8,17 +8,18 @@ use std::time::Duration;
 
 static BEGUN: OnceLock<Sender<u64>> = OnceLock::new();
 
-/// Makes a workload that exceeds the limit end the process (`abort`), which prints its seed.
+/// Aborts the process if a workload exceeds the limit, after printing the workload's seed.
 ///
-/// `of` describes the source of all workloads. A program calls this once, before the first workload.
+/// `of` describes the source of all workloads. A program calls this once, before the first
+/// workload.
 ///
 /// # Errors
 ///
-/// If the thread cannot be created, or if it was called before.
+/// If the thread cannot be created, or if this was called before.
 pub fn watch(of: String, limit: Duration) -> Result<(), String> {
     let (begins, begun) = mpsc::channel();
     let watcher = move || {
-        // Nothing to watch before the first workload.
+        // There is nothing to watch before the first workload.
         let Ok(mut workload) = begun.recv() else { return };
         loop {
             match begun.recv_timeout(limit) {
@@ -27,7 +28,7 @@ pub fn watch(of: String, limit: Duration) -> Result<(), String> {
                 Err(RecvTimeoutError::Timeout) => break,
             }
         }
-        // Not by `println`, whose lock may be held by the thread that hangs.
+        // Do not use `println`: the hanging thread may hold its lock.
         let text = format!(
             "hangs: workload {workload:#x} ({of}) has not ended in {limit:?}\n\
              to repeat: cargo xtask sim --workload {workload:#x}\n"
@@ -40,10 +41,10 @@ pub fn watch(of: String, limit: Duration) -> Result<(), String> {
     thread.map(drop).map_err(|error| error.to_string())
 }
 
-/// Records that a workload begins, and so the one before has ended.
+/// Records that a workload begins, which means that the previous one has ended.
 pub(crate) fn begins(workload: u64) {
     if let Some(begun) = BEGUN.get() {
-        // The watching thread may be gone while the process ends.
+        // The watching thread may already be gone when the process ends.
         let _ = begun.send(workload);
     }
 }

@@ -1,4 +1,5 @@
-//! Memory windows of a queue pair on its target: the keys that peers were given, and their validity.
+//! A queue pair's memory windows on its target: the keys that peers got, and whether they are
+//! valid.
 
 use rdma_sys::{ibv_inc_rkey, ibv_mw_bind_info};
 use test_support::rig::window::{Mw, TYPE_1, TYPE_2};
@@ -9,11 +10,11 @@ use crate::memory::DATA;
 use crate::run::{Outcome, World, ensure};
 use crate::script::{ATOMICS, Kind, READS, SLOTS, ScriptRequest, WRITES, Window};
 
-/// The outcome of a request that uses a key, if it is executed.
+/// The expected outcome of a request that uses a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Works,
-    /// Depends on the order of two unordered requests.
+    /// The outcome depends on the order of two unordered requests.
     May,
     Fails,
 }
@@ -35,13 +36,14 @@ pub(crate) struct Grant {
     bytes: usize,
     rights: u8,
     state: GrantState,
-    /// Whether its owner has posted its invalidation.
+    /// Whether the owner has posted the invalidation.
     taken_back: bool,
-    /// Whether the peer has, by a SEND.
+    /// Whether the peer has invalidated it with a SEND.
     sent_back: bool,
     /// Whether it may have ended before requests that were in flight.
     raced: bool,
-    /// Whether a request for it has failed, or its queue pair is gone, so that packets may still arrive.
+    /// Whether packets for it may still arrive, because a request failed or its queue pair no
+    /// longer exists.
     lingers: bool,
 }
 
@@ -51,15 +53,15 @@ pub(crate) struct Use {
     pub(crate) grant: usize,
     pub(crate) key: u32,
     pub(crate) verdict: Verdict,
-    /// For a bind, the previous grant of the window.
+    /// For a bind, the window's previous grant.
     before: Option<usize>,
 }
 
-/// The windows of a queue pair, by slot, and all their grants.
+/// A queue pair's windows, by slot, and all their grants.
 #[derive(Default)]
 pub(crate) struct Windows {
     there: [Option<Mw>; SLOTS],
-    /// The last keys.
+    /// The latest key of each window.
     keys: [u32; SLOTS],
     grants: Vec<Grant>,
 }
@@ -73,7 +75,7 @@ impl Grant {
         is_first_type(self.slot)
     }
 
-    /// The outcome of a request that the peer posts now.
+    /// Returns the outcome of a request that the peer posts now.
     fn verdict(&self, request: &ScriptRequest) -> Verdict {
         let (right, from, length) = match request.kind {
             Kind::Read => (READS, DATA + request.at, request.length),
@@ -85,14 +87,14 @@ impl Grant {
             // An access of zero bytes checks no key.
             _ if length == 0 => Verdict::Works,
             GrantState::Gone => Verdict::Fails,
-            // The SEND was earlier on the same connection.
+            // The SEND precedes it on the same connection.
             _ if self.sent_back || !inside || self.rights & right == 0 => Verdict::Fails,
             GrantState::Bound if !self.taken_back => Verdict::Works,
             _ => Verdict::May,
         }
     }
 
-    /// The outcome of a SEND that invalidates it.
+    /// Returns the outcome of a SEND that invalidates the grant.
     fn verdict_of_send(&self) -> Verdict {
         match self.state {
             GrantState::Gone => Verdict::Fails,
@@ -102,7 +104,7 @@ impl Grant {
         }
     }
 
-    /// The outcome of its owner's request to invalidate it.
+    /// Returns the outcome of the owner's request to invalidate the grant.
     fn verdict_of_taking_back(&self) -> Verdict {
         match self.state {
             // A bind of zero bytes revokes it.
@@ -120,13 +122,13 @@ impl Grant {
 }
 
 impl Windows {
-    /// The grant of a slot, `back` binds ago.
+    /// Returns the slot's grant from `back` binds ago.
     fn grant(&self, slot: usize, back: usize) -> Option<usize> {
         let of_slot = |n: &usize| self.grants[*n].slot == slot;
         (0..self.grants.len()).rev().filter(of_slot).nth(back)
     }
 
-    /// The outcome of a bind, and the previous grant of the window.
+    /// Returns the outcome of a bind, and the window's previous grant.
     fn verdict_of_bind(&self, slot: usize) -> (Verdict, Option<usize>) {
         let before = self.grant(slot, 0);
         let verdict = match before.map(|n| &self.grants[n]) {
@@ -139,7 +141,7 @@ impl Windows {
         (verdict, before)
     }
 
-    /// The window of a slot, allocated if it does not exist.
+    /// Returns the slot's window, which is allocated if necessary.
     pub(crate) fn window(&mut self, slot: usize, pd: &Pd) -> &Mw {
         let key = &mut self.keys[slot];
         self.there[slot].get_or_insert_with(|| {
@@ -149,23 +151,23 @@ impl Windows {
         })
     }
 
-    /// The window of a slot, if it exists.
+    /// Returns the slot's window, if it exists.
     pub(crate) fn known(&self, slot: usize) -> Option<&Mw> {
         self.there[slot].as_ref()
     }
 
-    /// The next key of a window of type 2.
+    /// Returns the next key of a type 2 window.
     pub(crate) fn next_key(&mut self, slot: usize) -> u32 {
         self.keys[slot] = ibv_inc_rkey(self.keys[slot]);
         self.keys[slot]
     }
 
-    /// Records the key that a posted bind of type 1 has returned.
+    /// Records the key that a posted type 1 bind returned.
     pub(crate) fn note_key(&mut self, grant: usize, key: u32) {
         self.grants[grant].key = key;
     }
 
-    /// Returns true if the windows prevent the deregistration of a region.
+    /// Returns true if the windows prevent deregistering the region.
     pub(crate) fn hold(&self) -> bool {
         self.grants.iter().any(Grant::is_certainly_bound)
     }
@@ -179,7 +181,7 @@ impl Windows {
     }
 }
 
-/// The part of a target that a window covers.
+/// Returns the part of a target that a window covers.
 pub(crate) fn part(end: usize, target: &Mr, window: &Window) -> ibv_mw_bind_info {
     let right = |bit: u8, right: u32| if window.rights & bit != 0 { right } else { 0 };
     ibv_mw_bind_info {
@@ -196,7 +198,8 @@ pub(crate) fn part(end: usize, target: &Mr, window: &Window) -> ibv_mw_bind_info
 pub(crate) const BINDABLE: u32 = LOCAL_WRITE | MW_BIND;
 
 impl World<'_> {
-    /// The use of a window by a request. A careful request that may fail loses its window, or is skipped.
+    /// Returns how a request uses a window. A careful request that may fail loses its window, or is
+    /// skipped.
     pub(crate) fn use_window(
         &mut self,
         end: usize,
@@ -232,7 +235,7 @@ impl World<'_> {
         }
         let own = &mut self.ends[end];
         own.windows.window(slot, &self.hosts[own.device].pd);
-        // A window of type 1 gets its key when the bind is posted.
+        // A type 1 window gets its key when the bind is posted.
         let key = if first { 0 } else { own.windows.next_key(slot) };
         own.windows.grants.push(Grant {
             slot,
@@ -252,7 +255,7 @@ impl World<'_> {
     fn use_for_end(&mut self, end: usize, slot: usize, window: &Window) -> Option<Use> {
         let own = &self.ends[end];
         own.windows.known(slot)?;
-        // A bind of zero bytes revokes the last binding of type 1.
+        // A bind of zero bytes revokes the latest type 1 binding.
         let back = if is_first_type(slot) { 0 } else { window.back };
         let grant = own.windows.grant(slot, back)?;
         let (key, verdict) = {
@@ -267,7 +270,7 @@ impl World<'_> {
         Some(Use { grant, key, verdict, before: None })
     }
 
-    /// The use of a window by a request of the peer.
+    /// Returns how a peer's request uses a window.
     fn use_of_peer(
         &mut self,
         end: usize,
@@ -300,7 +303,7 @@ impl World<'_> {
         Some(Use { grant, key, verdict, before: None })
     }
 
-    /// Records a SEND that is to invalidate the grant.
+    /// Records a SEND that will invalidate the grant.
     fn send_back(
         &mut self,
         end: usize,
@@ -310,7 +313,7 @@ impl World<'_> {
         request: &mut ScriptRequest,
     ) {
         let owner = self.ends[end].peer;
-        // A READ that is sent again needs the key again.
+        // A READ that is retransmitted needs the key again.
         let reads = self.ends[end].pending.iter().any(|sent| {
             sent.request.kind == Kind::Read && sent.through.is_some_and(|used| used.grant == grant)
         });
@@ -325,7 +328,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns true if requests of the peer that need it are in flight.
+    /// Returns true if requests by the peer that need the grant are in flight.
     fn is_used(&self, owner: usize, grant: usize) -> bool {
         let through = |used: &Use| used.grant == grant;
         let pending = &self.ends[self.ends[owner].peer].pending;
@@ -343,7 +346,7 @@ impl World<'_> {
         }
     }
 
-    /// Records that its owner has posted its invalidation.
+    /// Records that the owner has posted the invalidation.
     fn take_back(&mut self, owner: usize, grant: usize) {
         if self.ends[owner].windows.grants[grant].state != GrantState::Gone {
             self.ends[owner].windows.grants[grant].taken_back = true;
@@ -351,7 +354,7 @@ impl World<'_> {
         }
     }
 
-    /// Records that the peer's requests may be executed before or after its end.
+    /// Records that the peer's requests may be executed before or after the grant ends.
     fn race(&mut self, owner: usize, grant: usize) {
         self.ends[owner].windows.grants[grant].raced = true;
         if self.is_used(owner, grant) {
@@ -359,21 +362,22 @@ impl World<'_> {
         }
     }
 
-    /// Records that a queue pair may refuse its peer's request, which moves it to the error state.
+    /// Records that a queue pair may refuse its peer's request, which would move it to the error
+    /// state.
     fn may_refuse(&mut self, owner: usize) {
         self.ends[owner].excuses.flushed = true;
         let peer = self.ends[owner].peer;
         self.ends[peer].excuses.silence = true;
     }
 
-    /// The possible outcome of a request, by what is known now.
+    /// Returns the possible outcome of a request, given what is known now.
     pub(crate) fn verdict(&self, end: usize, request: &ScriptRequest, used: &Use) -> Verdict {
         let own = &self.ends[end];
         let owner = if request.kind.is_local() { own } else { &self.ends[own.peer] };
         let grants = &owner.windows.grants;
         let Some(grant) = grants.get(used.grant) else { return Verdict::May };
         let changed = match request.kind {
-            // The peer has invalidated the previous binding since.
+            // The peer has invalidated the previous binding in the meantime.
             Kind::Bind => used.before.and_then(|n| grants.get(n)).is_some_and(|it| it.sent_back),
             Kind::Invalidate => grant.sent_back,
             _ => {
@@ -390,12 +394,12 @@ impl World<'_> {
         }
     }
 
-    /// Accounts for a successful request of a queue pair for its own windows.
+    /// Accounts for a successful request on one of the queue pair's own windows.
     pub(crate) fn bound(&mut self, end: usize, request: &ScriptRequest, used: &Use) -> Outcome {
         let fails = self.verdict(end, request, used) == Verdict::Fails;
         ensure!(!fails, "succeeded although the window's state forbids it");
         let grants = &mut self.ends[end].windows.grants;
-        // A deallocated window stays gone.
+        // A deallocated window stays deallocated.
         if let Some(before) = used.before {
             grants[before].state = GrantState::Gone;
         }
@@ -408,25 +412,26 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Accounts for a failed one: a new binding does not exist.
+    /// Accounts for a failed request on one of the queue pair's own windows: a new binding does not
+    /// exist.
     pub(crate) fn not_bound(&mut self, end: usize, request: &ScriptRequest, used: &Use) {
         if request.kind == Kind::Bind {
             self.ends[end].windows.grants[used.grant].state = GrantState::Gone;
         }
     }
 
-    /// Accounts for a received SEND that invalidated the grant.
+    /// Accounts for a received SEND that has invalidated the grant.
     pub(crate) fn came_back(&mut self, owner: usize, used: &Use) {
         self.ends[owner].windows.grants[used.grant].state = GrantState::Gone;
     }
 
-    /// The outcome of a SEND that invalidates a key, by what is known now.
+    /// Returns the outcome of a SEND that invalidates a key, given what is known now.
     pub(crate) fn verdict_of_send(&self, owner: usize, used: &Use) -> Verdict {
         let raced = self.ends[owner].windows.grants.get(used.grant).is_none_or(|it| it.raced);
         if raced && used.verdict == Verdict::Works { Verdict::May } else { used.verdict }
     }
 
-    /// Deallocates a window: its keys fail from now on.
+    /// Deallocates a window. Its keys fail from now on.
     pub(crate) fn deallocate(&mut self, end: usize, slot: usize) {
         for grant in 0..self.ends[end].windows.grants.len() {
             if self.ends[end].windows.grants[grant].slot == slot {
@@ -438,7 +443,7 @@ impl World<'_> {
         own.windows.deallocate(slot);
     }
 
-    /// Like [`Self::deallocate`], if no request in flight needs it.
+    /// Like [`Self::deallocate`], but only if no request in flight needs the window.
     pub(crate) fn deallocate_unused(&mut self, end: usize, slot: usize) {
         let of_slot = |n: &usize| self.ends[end].windows.grants[*n].slot == slot;
         let mut grants = (0..self.ends[end].windows.grants.len()).filter(of_slot);
