@@ -1,4 +1,4 @@
-//! The assembly of the machine in stages, each made from the one before.
+//! Builds the machine in stages, each from the previous one.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::{host, initramfs, stage};
 const KVM_LIMIT: Duration = Duration::from_secs(20);
 const EMULATION_LIMIT: Duration = Duration::from_secs(180);
 
-/// Makes each missing stage of the machine, and starts it once to verify that it works.
+/// Builds each missing stage of the machine, and starts the machine once to verify that it works.
 pub(super) fn make(home: &Path, given: Option<&GivenKernel>, install: bool) -> Result<Machine> {
     let key = packages::key(given);
     forget_after(home, "packages", &key, "boot")?;
@@ -35,16 +35,16 @@ pub(super) fn make(home: &Path, given: Option<&GivenKernel>, install: bool) -> R
     made(home)
 }
 
-/// Removes the stage `next` if the one before it must be made again.
+/// Removes the stage `next` if the stage before it must be rebuilt.
 fn forget_after(home: &Path, name: &str, key: &str, next: &str) -> Result<()> {
     if stage::is_made(&home.join(name), key) { Ok(()) } else { stage::remove(&home.join(next)) }
 }
 
-/// The machine that `make` has completed.
+/// Returns the machine that `make` has completed.
 pub(super) fn made(home: &Path) -> Result<Machine> {
     let manifest = |name| stage::manifest(&home.join(name));
     let stages = [manifest("check"), manifest("boot"), manifest("packages")];
-    // Each stage's key starts with that of the stage before.
+    // Each stage's key starts with the key of the previous stage.
     let whole = stages.windows(2).all(|two| match two {
         [Some(later), Some(earlier)] => later.starts_with(earlier.as_str()),
         _ => false,
@@ -61,7 +61,7 @@ pub(super) fn made(home: &Path) -> Result<Machine> {
     })
 }
 
-/// Starts the machine by the fastest accelerator that works.
+/// Starts the machine with the fastest accelerator that works.
 fn check(tree: &Path, boot: &Path) -> Result<Accelerator> {
     let kvm = host::may_use_kvm().then_some((Accelerator::Kvm, KVM_LIMIT));
     let mut last = None;

@@ -1,18 +1,18 @@
-//! Chooses how a machine gets SoftRoCE, and gives the reason: a pure function of what was found.
+//! Decides how this machine gets SoftRoCE, and why: a pure function of what was found.
 
 use anyhow::{Result, bail};
 
-/// The findings on the machine.
+/// The properties of the machine that matter.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     pub(super) arch: String,
-    /// Release of the running kernel.
+    /// The release of the running kernel.
     pub(super) kernel: String,
     pub(super) devices: Vec<Device>,
     pub(super) module: Module,
     /// Whether the user is root or has `sudo`.
     pub(super) may_be_root: bool,
-    /// Whether standard input is a terminal, so that the user can be asked.
+    /// Whether standard input is a terminal, so the user can be asked.
     pub(super) terminal: bool,
     pub(super) apt: bool,
 }
@@ -21,7 +21,7 @@ pub(super) struct Host {
 #[derive(Clone, Debug)]
 pub(super) struct Device {
     pub(super) name: String,
-    /// The reason why programs cannot use it, if they cannot.
+    /// The reason that programs cannot use the device, if they cannot.
     pub(super) trouble: Option<String>,
 }
 
@@ -39,7 +39,7 @@ pub(super) enum Module {
 pub(super) struct Wish {
     pub(super) native: bool,
     pub(super) machine: bool,
-    /// Whether a kernel and its modules were given.
+    /// Whether the user supplied a kernel and its modules.
     pub(super) kernel: bool,
 }
 
@@ -49,13 +49,13 @@ pub(super) enum Way {
     Present(String),
     /// Load the module and add a device.
     Native,
-    /// Ask whether to load the module; if not, use the machine.
+    /// Ask whether to load the module; if not, use a virtual machine.
     Ask,
     /// Use a virtual machine.
     Machine,
 }
 
-/// The best way, and the reason for it.
+/// Returns the best way, and the reason for it.
 pub(super) fn choose(host: &Host, wish: Wish) -> Result<(Way, String)> {
     let usable = host.devices.iter().find(|device| device.trouble.is_none());
     if let Some(device) = usable.filter(|_| !wish.machine) {
@@ -88,7 +88,7 @@ fn native(host: &Host) -> Result<(Way, String)> {
     Ok((Way::Native, "--native was given".to_owned()))
 }
 
-/// The reason why SoftRoCE of the running kernel is out of the question; `None` if the user should
+/// Returns the reason that the running kernel's SoftRoCE cannot be used; `None` if the user should
 /// be asked.
 fn why_not_native(host: &Host, wish: Wish) -> Option<String> {
     if wish.machine {
@@ -114,7 +114,7 @@ fn why_not_native(host: &Host, wish: Wish) -> Option<String> {
     }
 }
 
-/// Checks whether a virtual machine can be made at all.
+/// Checks whether a virtual machine can be built at all.
 pub(super) fn machine(host: &Host, wish: Wish) -> Result<()> {
     if host.arch != "x86_64" {
         bail!(

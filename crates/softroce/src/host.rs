@@ -24,14 +24,14 @@ pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The path of a program, also where users have no `sbin` in their `PATH`.
+/// Returns the path of a program, even if `sbin` is not in the user's `PATH`.
 pub(super) fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(more).map(|at| at.join(name)).find(|file| file.is_file())
 }
 
-/// The RXE devices: those on a network interface, which their `parent` names.
+/// Returns the RXE devices: those whose `parent` names a network interface.
 fn devices(sys: &Path, dev: &Path) -> Vec<Device> {
     let all = entries(&sys.join("class/infiniband"));
     let rxe = all.into_iter().filter(|at| at.join("parent").is_file());
@@ -39,7 +39,7 @@ fn devices(sys: &Path, dev: &Path) -> Vec<Device> {
     found.collect()
 }
 
-/// The reason why programs cannot use the device at `at`.
+/// Returns the reason that programs cannot use the device at `at`.
 fn trouble(at: &Path, sys: &Path, dev: &Path) -> Option<String> {
     let state = fs::read_to_string(at.join("ports/1/state")).unwrap_or_default();
     if !state.contains("ACTIVE") {
@@ -79,12 +79,12 @@ fn has_module(folder: &Path, list: &str) -> bool {
     files.filter_map(|file| file.rsplit('/').next()).any(|file| file.starts_with("rdma_rxe.ko"))
 }
 
-/// Returns true if this user may use KVM; it may still fail.
+/// Returns true if this user may use KVM, which can still fail.
 pub(super) fn may_use_kvm() -> bool {
     File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// A field of `/etc/os-release`.
+/// Returns a field of `/etc/os-release`.
 pub(super) fn os_release(field: &str) -> String {
     let text = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix('='));

@@ -1,4 +1,5 @@
-//! The machine's initramfs: a static busybox, the modules that reach the host's files, a script.
+//! The machine's initramfs: a static busybox, the modules needed to reach the host's files, and a
+//! script.
 
 use std::fs;
 use std::path::Path;
@@ -11,10 +12,10 @@ use super::tools::{done, tool};
 pub(super) const INIT: &str = include_str!("init.sh");
 pub(super) const GUEST: &str = include_str!("guest.sh");
 
-/// The modules that reach the host's files; the others are loaded from these files.
+/// The modules needed to reach the host's files; the other modules are loaded from there.
 const MODULES: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 
-/// Writes `initramfs` for the kernel `version`, whose modules are in `tree`.
+/// Writes `initramfs` for kernel `version`, whose modules are in `tree`.
 pub(super) fn write(tree: &Path, version: &str, initramfs: &Path) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let root = folder.path();
@@ -49,7 +50,8 @@ pub(super) fn write(tree: &Path, version: &str, initramfs: &Path) -> Result<()> 
     Ok(())
 }
 
-/// Checks that busybox is static: the first process has no libraries, and no interpreter, yet.
+/// Checks that busybox is static, because the first process has no libraries and no interpreter
+/// yet.
 fn ensure_static(busybox: &Path) -> Result<()> {
     const INTERPRETER: &[u8] = b"/ld-linux";
     let bytes = fs::read(busybox)?;
@@ -60,7 +62,7 @@ fn ensure_static(busybox: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The files of `MODULES` and their dependencies, each after its own dependencies.
+/// Returns the files of `MODULES` and their dependencies, each one after its own dependencies.
 fn dependencies(tree: &Path, version: &str) -> Result<Vec<String>> {
     let mut files = Vec::new();
     for module in MODULES {
@@ -77,19 +79,19 @@ fn dependencies(tree: &Path, version: &str) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// The files in the output of `modprobe --show-depends`: `insmod FILE [PARAMETERS]`.
+/// Returns the files in the output of `modprobe --show-depends`: `insmod FILE [PARAMETERS]`.
 fn loaded(text: &str) -> Vec<String> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("insmod "));
     lines.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
 }
 
-/// The name of a module's file without its compression suffix.
+/// Returns the name of a module's file without its compression suffix.
 fn unpacked_name(file: &str) -> &str {
     let name = file.rsplit('/').next().unwrap_or(file);
     name.find(".ko").map_or(name, |at| &name[..at + 3])
 }
 
-/// Decompresses a module, since busybox loads no compressed ones.
+/// Decompresses a module, because busybox cannot load compressed ones.
 fn unpack_module(tree: &Path, from: &Path, to: &Path) -> Result<()> {
     let program = match from.extension().and_then(|ending| ending.to_str()) {
         Some("ko") => return fs::copy(from, to).map(drop).context("copying a module"),

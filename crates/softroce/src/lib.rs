@@ -43,32 +43,32 @@ use choice::{Way, Wish};
 use machine::Ended;
 pub use packages::GivenKernel;
 
-/// The options of the set-up.
+/// Options for the set-up.
 #[derive(Clone, Debug, Default)]
 pub struct SetUp {
     /// Whether to load `rdma_rxe` into the running kernel and add `rxe0`, without asking.
     pub native: bool,
-    /// The interface that `rxe0` is added to with `native`, instead of a dummy one; the device then accepts packets
-    /// from anyone.
+    /// The interface to which `native` adds `rxe0`, instead of a dummy one. The device then accepts
+    /// packets from anyone.
     pub netdev: Option<String>,
-    /// Whether to make the virtual machine even where the running kernel has SoftRoCE.
+    /// Whether to build the virtual machine even if the running kernel has SoftRoCE.
     pub machine: bool,
-    /// Whether to install missing programs with the package manager, where they cannot be unpacked.
+    /// Whether to install missing programs with the package manager if they cannot be unpacked.
     pub install: bool,
-    /// The kernel of the virtual machine, if it is not that of the distribution's package.
+    /// The kernel for the virtual machine, unless the distribution's package is used.
     pub kernel: Option<GivenKernel>,
 }
 
-/// The options of a run.
+/// Options for a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Run {
-    /// The time limit of the command, which then ends with exit status 124.
+    /// The time limit of the command. After that, it is ended with exit status 124.
     pub limit: Option<Duration>,
-    /// Whether to run in the virtual machine even where the running kernel has SoftRoCE.
+    /// Whether to run in the virtual machine even if the running kernel has SoftRoCE.
     pub machine: bool,
 }
 
-/// SoftRoCE, and the folder with everything made for it.
+/// SoftRoCE, and the folder that contains everything built for it.
 #[derive(Clone, Debug)]
 pub struct SoftRoce {
     home: PathBuf,
@@ -99,11 +99,12 @@ impl SoftRoce {
 
     /// Sets up the device in the best way that the machine allows, and describes its location.
     ///
-    /// `agreed` is called to ask whether the module may be loaded into the running kernel. This happens where loading
-    /// is possible, was not requested, and standard input is a terminal.
+    /// `agreed` is called to ask whether the module may be loaded into the running kernel. This
+    /// happens if loading is possible but was not requested, and standard input is a terminal.
     ///
     /// # Errors
-    /// If the machine allows no device, or not in the requested way; the error states what would help.
+    /// If the machine allows no device, or not in the requested way; the error states what would
+    /// help.
     pub fn set_up(&self, what: &SetUp, agreed: impl FnOnce() -> Result<bool>) -> Result<String> {
         let host = host::look();
         let wish =
@@ -129,11 +130,11 @@ impl SoftRoce {
         })
     }
 
-    /// Runs a command where the device is, and returns its exit status. If that is the running kernel, this process
-    /// becomes the command, and the function returns only if that fails.
+    /// Runs a command where the device is, and returns its exit status. If that is the running
+    /// kernel, the command replaces this process, so the function returns only on failure.
     ///
     /// # Errors
-    /// If SoftRoCE is not set up, the machine does not start, or the command does not.
+    /// If SoftRoCE is not set up, or if the machine or the command does not start.
     pub fn run(&self, command: &[OsString], how: Run) -> Result<ExitCode> {
         let native = host::look().devices.iter().any(|device| device.trouble.is_none());
         if native && !how.machine {
@@ -167,7 +168,7 @@ impl SoftRoce {
         Ok(())
     }
 
-    /// Locks the folder: runs share the machine, and its changes are exclusive.
+    /// Locks the folder: runs share it, and changes to the machine need it exclusively.
     fn lock(&self, how: FlockOperation) -> Result<File> {
         let file = File::create(self.home.join("lock"))?;
         let locked = rustix::fs::flock(&file, how);
@@ -177,7 +178,7 @@ impl SoftRoce {
     }
 }
 
-/// Replaces this process by the command: its signals, output and status are its own.
+/// Replaces this process with the command, which keeps its own signals, output and status.
 fn replace(command: &[OsString], limit: Option<Duration>) -> anyhow::Error {
     let limit = limit.map(|limit| ["timeout".into(), limit.as_secs().to_string().into()]);
     let mut words = limit.into_iter().flatten().chain(command.iter().cloned());
@@ -200,8 +201,8 @@ mod tests {
         let error = lock(FlockOperation::NonBlockingLockExclusive).unwrap_err();
         assert!(format!("{error:#}").contains("is running"), "{error:#}");
         drop((run, other));
-        // A child process that another test starts has copies of the descriptors for a moment: waits until it has
-        // closed them.
+        // A child process that another test starts holds copies of the descriptors for a moment.
+        // This waits until it has closed them.
         lock(FlockOperation::LockExclusive).unwrap();
     }
 

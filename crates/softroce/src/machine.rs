@@ -1,4 +1,4 @@
-//! The virtual machine: its options, and one run of a command in it.
+//! The virtual machine: its options, and running a command in it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,7 +23,7 @@ use super::tools::tool;
 pub(super) struct Machine {
     /// The unpacked packages.
     pub(super) tree: PathBuf,
-    /// The folder of the kernel and the initramfs.
+    /// The folder that contains the kernel and the initramfs.
     pub(super) boot: PathBuf,
     pub(super) accelerator: Accelerator,
 }
@@ -47,23 +47,23 @@ impl Accelerator {
     }
 }
 
-/// The reason why a run ended.
+/// The reason that a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     /// The command ended, with this exit status.
     Status(u8),
     /// The time limit passed.
     TimedOut,
-    /// This signal requested the end.
+    /// This signal requested that the run end.
     Interrupted(i32),
 }
 
 /// An event while the machine runs.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// Output was passed on, of this length in bytes.
+    /// Output of this length in bytes was passed on.
     Output(Port, u64),
-    /// The command ended with this status, and with these lengths of its output and its errors.
+    /// The command ended with this status, after writing this many bytes of output and errors.
     Finished {
         status: u8,
         lengths: [u64; 2],
@@ -74,8 +74,8 @@ pub(super) enum Event {
 }
 
 impl Machine {
-    /// Runs `command` in the machine, in the working directory of this process. Returns the reason for its end, and the
-    /// last lines of the console.
+    /// Runs `command` in the machine, in this process's working directory. Returns the reason that
+    /// it ended, and the last lines of the console.
     pub(super) fn run(
         &self,
         command: &[OsString],
@@ -93,7 +93,7 @@ impl Machine {
         let ports = Ports::listen(folder.path(), &sender)?;
         let mut qemu = self.start(folder.path(), &sender)?;
         let ended = follow(&events, limit);
-        // qemu only waits to be ended: the output is complete, and it has no disk.
+        // qemu only waits to be killed: the output is complete, and there is no disk.
         let killed = qemu.kill().and_then(|()| qemu.wait());
         handle.close();
         ports.close();
@@ -109,7 +109,7 @@ impl Machine {
     fn start(&self, folder: &Path, events: &Sender<Event>) -> Result<Child> {
         let mut command = tool(&self.tree, "qemu-system-x86_64")?;
         command.args(self.arguments(folder));
-        // In a separate process group, so that Ctrl-C reaches it only through this process.
+        // It gets its own process group, so that Ctrl-C reaches it only through this process.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut qemu = command.spawn().context("starting qemu")?;
         let mut complaints = qemu.stderr.take().context("qemu has no stderr")?;
@@ -140,7 +140,8 @@ impl Machine {
         let fixed =
             "-m 3G -nodefaults -no-user-config -display none -no-reboot -device virtio-serial";
         words.extend(fixed.split(' ').map(OsString::from));
-        // Emulated on a busy machine, timer interrupts can be too late for the kernel's check of them.
+        // When emulated on a busy machine, timer interrupts can be too late for the kernel's timer
+        // check.
         let fixed = "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off";
         let append = format!("{fixed} rxe={} ", folder.display());
         words.extend(["-append".into(), append.into()]);
@@ -164,12 +165,13 @@ impl Machine {
     }
 }
 
-/// An option of qemu that ends in a path, whose commas are doubled.
+/// Returns a qemu option that ends in a path, with commas doubled.
 fn with_path(option: &str, path: &Path) -> OsString {
     format!("{option}{}", path.display().to_string().replace(',', ",,")).into()
 }
 
-/// Waits until the command has ended and all of its output has arrived, or something else ends the run.
+/// Waits until the command has ended and all of its output has arrived, or until something else
+/// ends the run.
 fn follow(events: &Receiver<Event>, limit: Option<Duration>) -> Result<Ended> {
     let end = limit.map(|limit| Instant::now() + limit);
     let (mut passed, mut finished) = ([0; 2], None);
@@ -198,7 +200,7 @@ fn follow(events: &Receiver<Event>, limit: Option<Duration>) -> Result<Ended> {
     }
 }
 
-/// The last lines of the console.
+/// Returns the last lines of the console.
 fn tail(console: &[u8]) -> String {
     let text = String::from_utf8_lossy(console).replace('\r', "");
     let lines: Vec<_> = text.lines().collect();
@@ -224,7 +226,7 @@ mod tests {
         for events in [[out(3), out(2), err(2), finished()], [finished(), out(1), err(2), out(4)]] {
             assert_eq!(followed(events, minute).unwrap(), Ended::Status(3));
         }
-        // Incomplete output keeps the run going: here until no event can arrive.
+        // Incomplete output keeps the run going; here it ends because all senders are dropped.
         followed([finished(), out(4), err(2)], None).unwrap_err();
         followed([finished(), out(5), err(1)], None).unwrap_err();
     }

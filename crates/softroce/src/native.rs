@@ -1,5 +1,5 @@
-//! SoftRoCE of the running kernel. It is added step by step, and each step is recorded before it is taken, so that
-//! exactly these steps can be undone.
+//! The running kernel's SoftRoCE. It is added step by step, and each step is recorded before it is
+//! executed, so exactly these steps can be undone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use super::tools::{as_root, done, line, on_path_or};
 const DEVICE: &str = "rxe0";
 const INTERFACE: &str = "rxe-dummy0";
 
-/// A step, and the command that undoes it if `trace` exists.
+/// A step, and the command that undoes it, which is used only if `trace` exists.
 #[derive(Debug, PartialEq, Eq)]
 struct Step {
     command: Vec<String>,
@@ -103,10 +103,10 @@ fn take(words: &[String]) -> Result<()> {
     done(&mut command).map(drop)
 }
 
-/// The modules that are not loaded yet, each after its dependencies.
+/// Returns the modules that are not loaded yet, each one after its dependencies.
 fn modules_to_load(dummy: bool) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    // Some kernels need the first module to make the device; others include it, or lack it.
+    // Some kernels need the first module to create the device; others include it, or lack it.
     for (module, needed) in [("crc32_generic", false), ("dummy", dummy), ("rdma_rxe", true)] {
         let mut command = Command::new(on_path_or("modprobe"));
         let text = done(command.args(["--show-depends", module]));
@@ -126,7 +126,7 @@ fn modules_to_load(dummy: bool) -> Result<Vec<String>> {
     Ok(fresh)
 }
 
-/// The names in the output of `modprobe --show-depends`, as the kernel spells them.
+/// Returns the names in the output of `modprobe --show-depends`, as the kernel spells them.
 fn modules(text: &str) -> impl Iterator<Item = String> {
     let files = text.lines().filter_map(|line| line.strip_prefix("insmod ")?.split(' ').next());
     let names = files.filter_map(|file| file.rsplit('/').next()?.split('.').next());
@@ -150,7 +150,8 @@ fn steps(modules: &[String], netdev: Option<&str>) -> Vec<Step> {
         let trace = format!("/sys/class/net/{INTERFACE}");
         let undo = format!("ip link delete {INTERFACE}");
         steps.push(step(&format!("ip link add {INTERFACE} type dummy"), Some((&trace, &undo))));
-        // An address for tests of networks, which no host has; an MTU with space for a path MTU of 4096.
+        // An address reserved for testing networks, which no host has, and an MTU that has space
+        // for a path MTU of 4096.
         steps.push(step(&format!("ip address add 198.18.0.1/32 dev {INTERFACE}"), None));
         steps.push(step(&format!("ip link set {INTERFACE} mtu 4200 up"), None));
     }
@@ -162,7 +163,7 @@ fn steps(modules: &[String], netdev: Option<&str>) -> Vec<Step> {
     steps
 }
 
-/// Polls, since the kernel has no simple notification that a port became active.
+/// Polls, because the kernel has no simple notification that a port became active.
 fn wait_for_device() -> Result<()> {
     let mut trouble = "it did not appear".to_owned();
     for _ in 0..50 {

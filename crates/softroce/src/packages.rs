@@ -1,7 +1,8 @@
-//! The packages that the machine needs and the host lacks: downloaded and unpacked, never installed.
+//! The packages that the machine needs and the host lacks. They are downloaded and unpacked, never
+//! installed.
 //!
-//! The unpacked tree serves both sides: programs of the host (qemu) run from it, and the guest mounts it over the
-//! host's files.
+//! Both sides use the unpacked tree: programs of the host (qemu) run from it, and the guest mounts
+//! it over the host's files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,22 +14,22 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::host::{has_rxe, on_path, os_release};
 use super::tools::{PROGRAMS, done, require, tool};
 
-/// The packages for programs in the guest: the library, its provider, `ibv_rc_pingpong`, `rping`, `rdma`,
-/// `ib_send_lat`.
+/// The packages for the guest's programs: the library, its provider, `ibv_rc_pingpong`, `rping`,
+/// `rdma`, `ib_send_lat`.
 const GUEST: [&str; 5] =
     ["ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "iproute2", "perftest"];
 
-/// The packages that decompress modules, which some distributions compress.
+/// The packages that decompress kernel modules, which some distributions compress.
 const UNPACKERS: [&str; 2] = ["xz-utils", "zstd"];
 
-/// The space for the packages, packed and unpacked, and everything else.
+/// The space needed for the packages, both packed and unpacked, and for everything else.
 const NEEDED_MIB: u64 = 1024;
 
-/// The remedy that follows apt's own error message.
+/// The remedy, which follows apt's own error message.
 const ARCHIVES: &str = "cannot download the packages from the archives: check the network, apt's proxy \
     and its sources, then run this again; to use your own kernel, pass --kernel and --modules";
 
-/// A kernel of the user's, instead of that of the distribution's package.
+/// A kernel that the user supplies, instead of the distribution's package.
 #[derive(Clone, Debug)]
 pub struct GivenKernel {
     /// A kernel that has `rdma_rxe`.
@@ -37,7 +38,7 @@ pub struct GivenKernel {
     pub modules: PathBuf,
 }
 
-/// The inputs of the tree, which is remade when they change.
+/// Returns a key over the inputs of the tree, which is rebuilt when they change.
 pub(super) fn key(given: Option<&GivenKernel>) -> String {
     let (distribution, version) = (os_release("ID"), os_release("VERSION_ID"));
     format!("1 {distribution} {version} {given:?} {PROGRAMS:?} {GUEST:?}\n")
@@ -90,7 +91,7 @@ pub(super) fn kernel(tree: &Path, given: Option<&GivenKernel>, version: &str) ->
     }
 }
 
-/// The version of the kernel whose modules are in `tree`.
+/// Returns the version of the kernel whose modules are in `tree`.
 pub(super) fn version(tree: &Path) -> Result<String> {
     let folder = tree.join("lib/modules");
     let mut found = fs::read_dir(&folder).into_iter().flatten().flatten();
@@ -98,8 +99,8 @@ pub(super) fn version(tree: &Path) -> Result<String> {
     Ok(first.file_name().to_string_lossy().into_owned())
 }
 
-/// Links `lib` and others in `tree` as the host does. If the host has `/lib -> usr/lib`, a folder `lib` of a package
-/// would hide the host's.
+/// Creates links such as `lib` in `tree` as they exist on the host. If the host has `/lib ->
+/// usr/lib`, a folder `lib` in a package would hide the host's.
 fn link_as_the_host_does(tree: &Path, host: &Path) -> Result<()> {
     for name in ["bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
         let Ok(target) = fs::read_link(host.join(name)) else { continue };
@@ -110,7 +111,8 @@ fn link_as_the_host_does(tree: &Path, host: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads and unpacks what is not installed, without root: apt's lists are kept here too.
+/// Downloads and unpacks everything that is not installed, without root: apt's lists are kept here
+/// too.
 fn download(tree: &Path, kernel: bool) -> Result<()> {
     ensure_space(tree)?;
     let own = tempfile::Builder::new().prefix("partial-apt-").tempdir_in(tree)?;
@@ -147,7 +149,8 @@ fn ensure_space(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Keeps the links of `tree`, as an installation keeps those of the host.
+/// Unpacks a package without replacing the links in `tree`, as an installation keeps the host's
+/// links.
 fn unpack_one(deb: &Path, tree: &Path) -> Result<()> {
     let mut archive = Command::new("dpkg-deb");
     let mut archive = archive.arg("--fsys-tarfile").arg(deb).stdout(Stdio::piped()).spawn()?;
@@ -162,13 +165,13 @@ fn unpack_one(deb: &Path, tree: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The package that depends on the newest stock kernel.
+/// Returns the package that depends on the newest stock kernel.
 fn kernel_package(distribution: &str, like: &str) -> &'static str {
     let ubuntu = distribution == "ubuntu" || like.split(' ').any(|name| name == "ubuntu");
     if ubuntu { "linux-image-generic" } else { "linux-image-amd64" }
 }
 
-/// apt with separate lists and a separate cache in a folder.
+/// apt with its own lists and cache in a folder.
 struct Apt<'a> {
     own: &'a Path,
 }
@@ -182,32 +185,32 @@ impl Apt<'_> {
         option("Dir::State::Lists", &self.own.join("lists").display());
         option("Dir::Cache", &self.own.join("cache").display());
         option("Acquire::Retries", &3);
-        // Not the user `_apt`, which may not write here.
+        // Do not use the user `_apt`, which may not write here.
         option("APT::Sandbox::User", &"root");
         option("Debug::NoLocking", &true);
         command.args(["--quiet", "--no-install-recommends", verb]).env("LC_ALL", "C");
         command
     }
 
-    /// The packages that installing `packages` would install, as `NAME=VERSION`.
+    /// Returns what installing `packages` would install, as `NAME=VERSION`.
     fn missing(&self, packages: &[&str]) -> Result<Vec<String>> {
         let text = done(self.get("install").arg("--simulate").args(packages)).context(ARCHIVES)?;
         Ok(to_install(&text))
     }
 
-    /// The kernel packages that `package` depends on, even if they are installed.
+    /// Returns the kernel packages on which `package` depends, even if they are installed.
     fn kernel(&self, package: &str) -> Result<Vec<String>> {
         let mut command = self.get("install");
         command.args(["-o", "Dir::State::status=/dev/null", "--simulate", package]);
         let text = done(&mut command).context(ARCHIVES)?;
         let mut parts = to_install(&text);
-        // Its image and modules, without firmware and boot loader.
+        // Keep the image and the modules, but not firmware and boot loader.
         parts.retain(|name| name.starts_with("linux-image-") || name.starts_with("linux-modules-"));
         Ok(parts)
     }
 }
 
-/// The packages in the output of a simulated installation: `Inst NAME [OLD] (VERSION …`.
+/// Returns the packages in the output of a simulated installation: `Inst NAME [OLD] (VERSION …`.
 fn to_install(text: &str) -> Vec<String> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("Inst "));
     let packages = lines.filter_map(|line| {

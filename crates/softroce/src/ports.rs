@@ -1,4 +1,4 @@
-//! The machine's output: output and errors of the command, and its status.
+//! The machine's output ports: the command's output, its errors, and its status.
 
 use std::io::{Read as _, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,7 +21,7 @@ pub(super) enum Port {
 impl Port {
     pub(super) const ALL: [Self; 3] = [Self::Out, Self::Err, Self::Status];
 
-    /// The name of the port in the guest.
+    /// Returns the name of the port in the guest.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Out => "out",
@@ -30,13 +30,13 @@ impl Port {
         }
     }
 
-    /// The socket to which qemu connects the port.
+    /// Returns the socket to which qemu connects the port.
     pub(super) fn socket(self, folder: &Path) -> PathBuf {
         folder.join(self.name())
     }
 }
 
-/// The sockets, each with a thread that reads it.
+/// The sockets; a thread reads each one.
 pub(super) struct Ports(Vec<PathBuf>);
 
 impl Ports {
@@ -57,13 +57,14 @@ impl Ports {
         Ok(Self(sockets))
     }
 
-    /// Ends the threads to which qemu never connected.
+    /// Ends the threads whose sockets qemu never connected.
     pub(super) fn close(self) {
         self.0.into_iter().for_each(|socket| drop(UnixStream::connect(socket)));
     }
 }
 
-/// Passes data on until the machine ends. The run is over when the receiver of `events` is dropped.
+/// Passes data on until the machine ends. The run has ended when the receiver of `events` is
+/// dropped.
 fn read(port: Port, mut stream: UnixStream, events: &Sender<Event>) {
     match port {
         Port::Out => pass(port, stream, std::io::stdout(), events),
@@ -83,7 +84,7 @@ fn read(port: Port, mut stream: UnixStream, events: &Sender<Event>) {
 fn pass(port: Port, mut from: UnixStream, mut to: impl Write, events: &Sender<Event>) {
     let mut bytes = vec![0; 1 << 16];
     while let Ok(n @ 1..) = from.read(&mut bytes) {
-        // The output's reader has closed it: end as by the signal that the command would have
+        // The reader of the output has closed it. End with the signal that the command would have
         // received.
         let written = to.write_all(&bytes[..n]).and_then(|()| to.flush());
         let event = match written {
@@ -96,7 +97,7 @@ fn pass(port: Port, mut from: UnixStream, mut to: impl Write, events: &Sender<Ev
     }
 }
 
-/// `STATUS BYTES-OF-OUTPUT BYTES-OF-ERRORS`.
+/// Parses `STATUS BYTES-OF-OUTPUT BYTES-OF-ERRORS`.
 fn parse(line: &str) -> Option<Event> {
     let mut words = line.split(' ');
     let status = words.next()?.parse().ok()?;
@@ -141,7 +142,7 @@ mod tests {
         let ports = Ports::listen(folder.path(), &sender).unwrap();
         drop(sender);
         ports.close();
-        // Dropped senders mean that the threads have ended.
+        // All senders are dropped, which means that the threads have ended.
         assert!(events.recv().is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The command as a script: in the same directory, with the same variables.
+//! Writes the command as a script that runs in the same directory, with the same variables.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -33,7 +33,8 @@ fn text(
     Ok(text)
 }
 
-/// Returns true if a shell accepts it as the name of a variable. `PWD` is the shell's own.
+/// Returns true if this is a valid shell variable name. Excludes `PWD`, which the shell sets
+/// itself.
 fn is_name(name: &OsStr) -> bool {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     let bytes = name.as_bytes();

@@ -1,17 +1,17 @@
-//! Stages of the set-up: folders that are made under a temporary name and renamed when complete.
+//! Stages of the set-up: folders that are built under a temporary name and renamed when complete.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// The file with the key that a stage was made from; its presence means that the stage is complete.
+/// The file with the key from which a stage was built. If it exists, the stage is complete.
 const MANIFEST: &str = "manifest";
 
 const PARTIAL: &str = "partial-";
 
-/// Returns the folder `name` in `home`, and calls `make` unless it was made from the same `key`
-/// before.
+/// Returns the folder `name` in `home`. Calls `make` unless the folder was already built from the
+/// same `key`.
 pub(super) fn stage(
     home: &Path,
     name: &str,
@@ -31,17 +31,17 @@ pub(super) fn stage(
     Ok(place)
 }
 
-/// Returns true if the stage at `place` was completely made from `key`.
+/// Returns true if the stage at `place` was completely built from `key`.
 pub(super) fn is_made(place: &Path, key: &str) -> bool {
     manifest(place).is_some_and(|made| made == key)
 }
 
-/// The key that the stage at `place` was made from, if it is complete.
+/// Returns the key from which the stage at `place` was built, if the stage is complete.
 pub(super) fn manifest(place: &Path) -> Option<String> {
     fs::read_to_string(place.join(MANIFEST)).ok()
 }
 
-/// Removes the partial folders of interrupted set-ups.
+/// Removes the partial folders that interrupted set-ups left.
 pub(super) fn sweep(home: &Path) -> Result<()> {
     for entry in fs::read_dir(home)?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(PARTIAL) {

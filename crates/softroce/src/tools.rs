@@ -1,4 +1,4 @@
-//! Programs: those of the unpacked packages first, then the host's.
+//! Finds programs: in the unpacked packages first, then on the host.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::host::{is_root, on_path, os_release};
 
-/// The programs that run on the host, and the Debian package of each.
+/// The programs that run on the host, each with its Debian package.
 pub(super) const PROGRAMS: [(&str, &str); 5] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -17,7 +17,7 @@ pub(super) const PROGRAMS: [(&str, &str); 5] = [
     ("modprobe", "kmod"),
 ];
 
-/// The commands with which other distributions install the same programs, and those that the guest
+/// The commands that install these programs on other distributions, and the programs that the guest
 /// uses from the host.
 const MANAGERS: [(&str, &str); 3] = [
     ("dnf", "install --assumeyes qemu-system-x86-core busybox cpio kmod iproute libibverbs-utils"),
@@ -25,7 +25,7 @@ const MANAGERS: [(&str, &str); 3] = [
     ("zypper", "--non-interactive install qemu-x86 busybox-static cpio kmod iproute2 rdma-core"),
 ];
 
-/// A command that runs a program of the packages in `tree`, or of the host.
+/// Returns a command that runs a program from the packages in `tree`, or from the host.
 pub(super) fn tool(tree: &Path, name: &str) -> Result<Command> {
     let places = ["usr/bin", "usr/sbin", "bin", "sbin"].map(|folder| tree.join(folder).join(name));
     let Some(file) = places.iter().find_map(|place| file_in(tree, place)) else {
@@ -33,12 +33,12 @@ pub(super) fn tool(tree: &Path, name: &str) -> Result<Command> {
         return Ok(Command::new(file));
     };
     let mut command = Command::new(file);
-    // The kernel does not follow the link, and some programs act by the name of their link.
+    // The kernel does not follow the link, and some programs depend on the name of the link.
     command.arg0(name).env("LD_LIBRARY_PATH", tree.join("usr/lib/x86_64-linux-gnu"));
     Ok(command)
 }
 
-/// The file at `place`; links from the root are resolved in `tree`.
+/// Returns the file at `place`, where absolute links are resolved within `tree`.
 fn file_in(tree: &Path, place: &Path) -> Option<PathBuf> {
     let target = std::fs::read_link(place).ok();
     let inside = target.as_deref().and_then(|target| target.strip_prefix("/").ok());
@@ -46,7 +46,7 @@ fn file_in(tree: &Path, place: &Path) -> Option<PathBuf> {
     file.is_file().then_some(file)
 }
 
-/// Runs `command` to its end. Returns its output, or an error with its error output.
+/// Runs `command` to completion. Returns its output, or an error that contains its error output.
 pub(super) fn done(command: &mut Command) -> Result<String> {
     let line = line(command);
     let output = command.stdin(Stdio::null()).output();
@@ -58,13 +58,13 @@ pub(super) fn done(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The command as a user would type it.
+/// Returns the command as a user would type it.
 pub(super) fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// A command that runs as root, by `sudo` if this user is not root.
+/// Returns a command that runs as root, using `sudo` if this user is not root.
 pub(super) fn as_root(program: &str) -> Command {
     let program = on_path_or(program);
     if is_root() {
@@ -75,8 +75,8 @@ pub(super) fn as_root(program: &str) -> Command {
     command
 }
 
-/// The path of a program; its name alone if it is not found, so that the error of starting it
-/// contains the name.
+/// Returns the path of a program. If it is not found, returns only the name, so that the error of
+/// starting it contains the name.
 pub(super) fn on_path_or(program: &str) -> PathBuf {
     on_path(program).unwrap_or_else(|| PathBuf::from(program))
 }
