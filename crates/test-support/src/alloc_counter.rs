@@ -34,7 +34,7 @@ pub struct CountingAllocator {
 }
 
 impl CountingAllocator {
-    /// An allocator that has counted nothing yet.
+    /// Creates an allocator whose counters are zero.
     pub const fn new() -> Self {
         Self { allocations: AtomicU64::new(0), bytes: AtomicU64::new(0), freed: AtomicU64::new(0) }
     }
@@ -54,7 +54,7 @@ impl CountingAllocator {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of bytes that are allocated now.
+    /// Returns the number of bytes that are currently allocated.
     pub fn in_use(&self) -> u64 {
         self.bytes().wrapping_sub(self.freed.load(Ordering::Relaxed))
     }
@@ -69,18 +69,18 @@ impl CountingAllocator {
     }
 }
 
-// SAFETY: SAFETY.md F13: every call goes unchanged to `System`, which keeps the contract of `GlobalAlloc`; counting
-// neither allocates nor unwinds.
+// SAFETY: SAFETY.md F13: every call goes unchanged to `System`, which upholds the contract of
+// `GlobalAlloc`; counting neither allocates nor unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.count(layout.size());
-        // SAFETY: SAFETY.md F13: the caller's promises are those that `System` requires.
+        // SAFETY: SAFETY.md F13: the caller promises what `System` requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         self.count(layout.size());
-        // SAFETY: SAFETY.md F13: the caller's promises are those that `System` requires.
+        // SAFETY: SAFETY.md F13: the caller promises what `System` requires.
         unsafe { System.alloc_zeroed(layout) }
     }
 

@@ -1,6 +1,6 @@
-//! Benches that compare instruction counts with C. Each runs its loops under callgrind, on a device that does nothing,
-//! with n and with 2n operations. The difference, minus the device's own instructions, is the cost of the caller's
-//! code.
+//! Benches that compare instruction counts with C. Each bench runs its loops under callgrind, on a
+//! device that does nothing, with n and with 2n operations. The difference, minus the device's own
+//! instructions, is the cost of the caller's code.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,14 +10,15 @@ use crate::c_loops::OPERATIONS;
 use crate::callgrind::{self, Profile, profiles};
 use crate::quiet_device;
 
-/// The environment variable of the run under callgrind: the path of the shared object.
+/// The environment variable for the run under callgrind; its value is the path of the shared
+/// object.
 const OBJECT: &str = "RDMA_QUIET_DEVICE";
 
-/// The `main` of such a bench. `run_all` gets the path of the shared object, and makes [`Loops`] of it. `compare` gets
-/// the cost of each loop, in the order in which they ran. It prints a table and returns whether all are within the
-/// limits.
+/// The `main` of such a bench. `run_all` gets the path of the shared object, and creates [`Loops`]
+/// from it. `compare` gets the cost of each loop, in the order in which they ran. It prints a table
+/// and returns whether all costs are within the limits.
 ///
-/// Fails above the limits, and if valgrind or gcc is missing.
+/// Fails if a cost exceeds its limit, or if valgrind or gcc is missing.
 ///
 /// [`Loops`]: crate::c_loops::Loops
 pub fn bench(folder: &Path, run_all: fn(&Path), compare: fn(&[Cost]) -> Option<bool>) -> ExitCode {
@@ -40,13 +41,13 @@ fn costs(folder: &Path) -> Result<Vec<Cost>, String> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Cost {
-    /// Instructions of the caller.
+    /// The caller's instructions.
     pub own: f64,
-    /// Instructions of the caller and the device.
+    /// The instructions of the caller and the device together.
     pub all: f64,
 }
 
-/// Computes the cost from a run of [`OPERATIONS`] and one of twice as many.
+/// Computes the cost from a run with [`OPERATIONS`] and one with twice as many.
 #[allow(clippy::cast_precision_loss)] // a few thousand
 fn cost(once: &Profile, twice: &Profile) -> Cost {
     let own = |profile: &Profile| profile.of(|function| !function.starts_with("quiet_"));

@@ -21,19 +21,19 @@ pub const DEPTH: usize = 16;
 pub const PLACES: usize = 64;
 /// The length of the data in bytes.
 pub const LENGTH: usize = 8;
-/// The number of operations of each loop, which also runs with twice as many.
+/// The number of operations in each loop, which also runs with twice as many.
 pub const OPERATIONS: u64 = 1024;
 
-/// The number of calls, like `struct quiet_device_calls`.
+/// The number of calls of each kind; the same as `struct quiet_device_calls`.
 #[allow(clippy::exhaustive_structs)] // as in C
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Calls {
-    /// Calls of `ibv_post_send`.
+    /// Calls to `ibv_post_send`.
     pub post_send: u64,
-    /// Calls of `ibv_post_recv`.
+    /// Calls to `ibv_post_recv`.
     pub post_recv: u64,
-    /// Calls of `ibv_poll_cq`.
+    /// Calls to `ibv_poll_cq`.
     pub poll_cq: u64,
     /// The number of requests.
     pub requests: u64,
@@ -42,99 +42,100 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// The calls of writes, with this many posts and polls.
+    /// Returns the calls that writes cause, with this many posts and polls.
     pub const fn writes(requests: u64, post_send: u64, poll_cq: u64) -> Self {
         Self { post_send, post_recv: 0, poll_cq, requests, completions: requests }
     }
 
-    /// The calls of writes when one in [`DEPTH`] is signaled, and polled alone.
+    /// Returns the calls that writes cause if one in [`DEPTH`] is signaled and polled alone.
     pub const fn unsignaled(n: u64) -> Self {
         let polled = n / DEPTH as u64;
         Self { completions: polled, ..Self::writes(n, n, polled) }
     }
 
-    /// The calls of messages, one at a time: a receive and a send each, and a poll for either.
+    /// Returns the calls that messages cause, one at a time: a receive and a send each, and a poll
+    /// for either.
     pub const fn messages(n: u64) -> Self {
         let twice = 2 * n;
         Self { post_send: n, post_recv: n, poll_cq: twice, requests: twice, completions: twice }
     }
 
-    /// The calls of empty polls.
+    /// Returns the calls that empty polls cause.
     pub const fn empty_polls(n: u64) -> Self {
         Self::writes(0, 0, n)
     }
 }
 
-/// A loop of `loops.c`. Each name exists three times: `bare_`, `checked_` and `credited_`.
+/// A loop in `loops.c`. Each one exists under three names: `bare_`, `checked_` and `credited_`.
 #[derive(Clone, Copy, Debug)]
 pub struct CLoop {
     name: &'static str,
-    /// The calls of n operations.
+    /// The calls that n operations cause.
     pub calls: fn(u64) -> Calls,
     /// The sum of the polled ids and message lengths.
     pub sum: fn(u64) -> u64,
 }
 
 impl CLoop {
-    /// A write and its poll.
+    /// A write, and a poll for it.
     pub const ONE: Self = Self { name: "one", calls: |n| Calls::writes(n, n, n), sum: ids };
-    /// [`DEPTH`] writes, and a poll for all.
+    /// [`DEPTH`] writes, and one poll for all of them.
     pub const OUTSTANDING: Self =
         Self { name: "outstanding", calls: |n| Calls::writes(n, n, n / DEPTH as u64), sum: ids };
-    /// [`DEPTH`] writes, the last of them signaled, and a poll for that one.
+    /// [`DEPTH`] writes, of which the last is signaled, and a poll for that one.
     pub const UNSIGNALED: Self = Self {
         name: "unsignaled",
         calls: Calls::unsignaled,
         sum: |n| (0..n / DEPTH as u64).map(|run| (run + 1) * DEPTH as u64 - 1).sum(),
     };
-    /// [`DEPTH`] writes with one post, and a poll for all.
+    /// [`DEPTH`] writes in one post, and one poll for all of them.
     pub const BATCHES: Self = Self {
         name: "batches",
         calls: |n| Calls::writes(n, n / DEPTH as u64, n / DEPTH as u64),
         sum: ids,
     };
-    /// A receive, a send, and a poll of each.
+    /// A receive, a send, and a poll for each.
     pub const MESSAGES: Self =
         Self { name: "messages", calls: Calls::messages, sum: |n| 2 * ids(n) + n * LENGTH as u64 };
 }
 
-/// Returns the sum of the ids of n operations.
+/// Returns the sum of the ids that n operations use.
 pub const fn ids(n: u64) -> u64 {
     n * (n - 1) / 2
 }
 
-/// Runs each loop with [`OPERATIONS`] and with twice as many, and lets callgrind count both.
+/// Runs each loop with [`OPERATIONS`] and with twice as many, and lets callgrind count both runs.
 #[allow(missing_debug_implementations)] // like the rig
 pub struct Loops {
     object: CObject,
     end: End,
-    // In the order in which they are destroyed; the end has their addresses.
+    // The fields are in the order of destruction; `end` holds their addresses.
     _queues: (Qp, Cq, Cq),
     _memory: Mr,
     _pd: Pd,
 }
 
 impl Loops {
-    /// Redirects all posts to queue pairs of this context to the quiet device of this object.
+    /// Redirects all posts on this context's queue pairs to the quiet device in this object.
     ///
     /// # Panics
-    /// The object cannot be loaded, or was compiled for other structs than those of rdma-sys.
+    /// The object cannot be loaded, or was compiled for structs other than those in rdma-sys.
     ///
     /// # Safety
-    /// The object was built by [`compile`](crate::quiet_device::compile). The context outlives this value, its objects
-    /// are used only in the loops, and they post to one queue pair.
+    /// The object was built by [`compile`](crate::quiet_device::compile). The context outlives this
+    /// value, its objects are used only in the loops, and they post to one queue pair.
     pub unsafe fn new(object: &Path, context: *mut ibv_context) -> Self {
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         let object = unsafe { CObject::load(object) };
         // Its owner closes it.
         let owned = ManuallyDrop::new(Context(context));
         let pd = owned.pd();
         let (send_cq, recv_cq) = (owned.cq(64), owned.cq(64));
-        // Never connected: the quiet device does not check.
+        // It is never connected, because the quiet device does not check that.
         let qp = pd.qp(&send_cq, &recv_cq, &Size::default());
         let memory = pd.register(PLACES * LENGTH, LOCAL_WRITE | REMOTE_WRITE);
         let end = End::new(&qp, &send_cq, &recv_cq, &pd, &memory);
-        // SAFETY: live, as the caller promises.
+        // SAFETY: the context is live, as the caller promises.
         unsafe { object.attach(context) };
         Self { object, end, _queues: (qp, send_cq, recv_cq), _memory: memory, _pd: pd }
     }
@@ -142,12 +143,12 @@ impl Loops {
     /// Runs a loop in C: `kind` is `bare`, `checked` or `credited`.
     ///
     /// # Panics
-    /// Its calls or its sum are not the expected ones.
+    /// The loop's calls or its sum are not the expected ones.
     pub fn c(&mut self, kind: &str, work: CLoop) {
         self.run_c(&format!("{kind}_{}", work.name), work.calls, work.sum);
     }
 
-    /// Runs a loop in Rust with these calls and this sum.
+    /// Runs a loop in Rust that should cause these calls and this sum.
     ///
     /// # Panics
     /// The calls or the sum differ.
@@ -169,24 +170,25 @@ impl Loops {
         self.run_c("empty_polls", Calls::empty_polls, |_| 0);
     }
 
-    /// Redirects posts to this queue pair by function calls to the quiet device; [`extended`](Self::extended) posts to
-    /// it.
+    /// Redirects posts that use function calls on this queue pair to the quiet device;
+    /// [`extended`](Self::extended) posts to it.
     ///
     /// # Safety
-    /// The queue pair outlives this value, posts by function calls, and belongs to the context.
+    /// The queue pair outlives this value, posts with function calls, and belongs to the context.
     pub unsafe fn attach_extended(&mut self, qp: *mut ibv_qp_ex) {
         type Attach = unsafe extern "C" fn(*mut ibv_qp_ex);
-        // SAFETY: the type that the C file has.
+        // SAFETY: the C file declares the symbol with this type.
         let attach = unsafe { self.object.symbol::<Attach>("quiet_device_attach_extended") };
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { attach(qp) };
         self.end.extended = qp;
     }
 
-    /// Runs writes in C that are posted by function calls, each with its poll.
+    /// Runs writes in C that are posted with function calls, and a poll for each.
     ///
     /// # Panics
-    /// [`attach_extended`](Self::attach_extended) was not called, or the calls or the sum are not the expected ones.
+    /// [`attach_extended`](Self::attach_extended) was not called, or the calls or the sum are not
+    /// the expected ones.
     pub fn extended(&mut self) {
         assert!(!self.end.extended.is_null(), "no queue pair that posts by function calls");
         self.run_c("extended_one", CLoop::ONE.calls, CLoop::ONE.sum);
@@ -195,9 +197,9 @@ impl Loops {
     fn run_c(&mut self, name: &str, calls: fn(u64) -> Calls, sum: fn(u64) -> u64) {
         type Loop = unsafe extern "C" fn(*mut End, u64) -> u64;
         let Self { object, end, .. } = self;
-        // SAFETY: the type of all loops.
+        // SAFETY: all loops have this type.
         let function = unsafe { object.symbol::<Loop>(name) };
-        // SAFETY: the objects that `end` names outlive this call.
+        // SAFETY: the objects to which `end` points outlive this call.
         both(object, name, calls, sum, &mut |n| unsafe { function(end, n) });
     }
 
@@ -220,13 +222,13 @@ fn both(
     }
 }
 
-/// The function that callgrind counts, which it finds by name.
+/// The function that callgrind counts; callgrind finds it by name.
 #[inline(never)]
 pub fn counted(work: &mut dyn FnMut(u64) -> u64, n: u64) -> u64 {
     black_box(work(black_box(n)))
 }
 
-/// `struct end` of `loops.c`.
+/// `struct end` in `loops.c`.
 #[repr(C)]
 struct End {
     qp: *mut ibv_qp,
@@ -307,45 +309,45 @@ const LAYOUT: [usize; 21] = [
     offset_of!(ibv_qp_ex, wr_complete),
 ];
 
-/// The loaded shared object of [`compile`](crate::quiet_device::compile).
+/// The shared object that [`compile`](crate::quiet_device::compile) built, loaded.
 struct CObject(Library);
 
 impl CObject {
     /// # Safety
     /// The object was built by [`compile`](crate::quiet_device::compile).
     unsafe fn load(object: &Path) -> Self {
-        // SAFETY: it has no initialisers.
+        // SAFETY: the object has no initialisers.
         let library = unsafe { Library::new(object) }.expect("what gcc made can be loaded");
-        // SAFETY: the type that the C file has.
+        // SAFETY: the C file declares the symbol with this type.
         let layout = unsafe { library.get::<*const [usize; 21]>(b"quiet_device_layout") };
-        // SAFETY: a constant of the object, which stays loaded.
+        // SAFETY: it points to a constant in the object, which stays loaded.
         let layout = unsafe { **layout.expect("the layout is in the object") };
         assert_eq!(layout, LAYOUT, "verbs.h of the quiet device is not what rdma-sys has");
         Self(library)
     }
 
     /// # Safety
-    /// The type is that of the symbol in the C file.
+    /// `T` is the type with which the C file declares the symbol.
     unsafe fn symbol<T>(&self, name: &str) -> Symbol<'_, T> {
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.0.get(name.as_bytes()) }.expect("it is in the object")
     }
 
     /// # Safety
-    /// The same as for [`Loops::new`].
+    /// The contract of [`Loops::new`] applies.
     unsafe fn attach(&self, context: *mut ibv_context) {
         type Attach = unsafe extern "C" fn(*mut ibv_context);
-        // SAFETY: the type that the C file has.
+        // SAFETY: the C file declares the symbol with this type.
         let attach = unsafe { self.symbol::<Attach>("quiet_device_attach") };
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { attach(context) };
     }
 
     /// Returns the calls since the previous call of this function.
     fn calls(&self) -> Calls {
-        // SAFETY: the type that the C file has.
+        // SAFETY: the C file declares the symbol with this type.
         let calls = unsafe { self.symbol::<unsafe extern "C" fn() -> Calls>("quiet_device_calls") };
-        // SAFETY: it copies a struct.
+        // SAFETY: the function only copies a struct.
         unsafe { calls() }
     }
 }

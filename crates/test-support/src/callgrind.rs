@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-/// The instructions of one call of a function named `…counted…`, by function.
+/// The instructions in one call of a function named `…counted…`, by function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
     functions: HashMap<String, u64>,
@@ -22,14 +22,15 @@ impl Profile {
         self.of(|_| true)
     }
 
-    /// Parses a dump of callgrind. The inclusive cost of calls is left out: it is in the callee's lines.
+    /// Parses a callgrind dump. The inclusive cost of calls is skipped, because the callee's lines
+    /// contain it.
     fn parse(dump: &str) -> Option<Self> {
         let (mut names, mut functions) = (HashMap::new(), HashMap::new());
         let (mut current, mut after_calls) = (None, false);
         for line in dump.lines() {
             let function = line.strip_prefix("fn=").or_else(|| line.strip_prefix("cfn="));
             if let Some((id, name)) = function.and_then(|rest| rest.split_once(')')) {
-                // "(7) name" at first, "(7)" afterwards.
+                // The first occurrence is "(7) name", later ones are "(7)".
                 if !name.is_empty() {
                     names.insert(id, name.trim());
                 }
@@ -41,7 +42,7 @@ impl Profile {
             } else if line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c))
                 && !std::mem::take(&mut after_calls)
             {
-                // "line cost", and no cost if it is 0.
+                // The line is "line cost"; the cost is omitted if it is 0.
                 let cost = line.split_whitespace().nth(1).map_or(Some(0), |c| c.parse().ok())?;
                 *functions.entry(current?.to_owned()).or_insert(0) += cost;
             }
@@ -50,9 +51,10 @@ impl Profile {
     }
 }
 
-/// The `main` of a bench outside callgrind: `compare` prints a table and returns whether all are within the limits.
+/// The `main` of a bench, outside callgrind: `compare` prints a table and returns whether all costs
+/// are within the limits.
 pub fn bench(compare: impl FnOnce() -> Result<bool, String>) -> ExitCode {
-    // `cargo test --benches` only checks that it starts.
+    // `cargo test --benches` only checks that the bench starts.
     if !env::args().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
     }
@@ -66,16 +68,17 @@ pub fn bench(compare: impl FnOnce() -> Result<bool, String>) -> ExitCode {
     }
 }
 
-/// Runs this program again under callgrind, with this environment. Returns a profile of each call of a function with
-/// `counted` in its name, in order. Nothing else is counted.
+/// Runs this program again under callgrind, with this environment. Returns a profile of each call
+/// of a function with `counted` in its name, in order. Nothing else is counted.
 ///
 /// # Errors
-/// A message with the remedy if valgrind is missing; or the error output of valgrind or the program.
+/// If valgrind is missing, a message with the remedy; otherwise the error output of valgrind or of
+/// the program.
 pub fn profiles(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, String> {
     let folder = folder.join(format!("callgrind-{}", std::process::id()));
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let found = run(environment, &folder);
-    // A failure to remove it has no effect.
+    // It does not matter if removing the folder fails.
     let _ = fs::remove_dir_all(&folder);
     found
 }
@@ -83,7 +86,8 @@ pub fn profiles(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profi
 fn run(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, String> {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")
-        // Two patterns for one name: of two options with the same pattern, valgrind obeys only one.
+        // Use two patterns for the one name: if two options have the same pattern, valgrind obeys
+        // only one of them.
         .args(["--tool=callgrind", "--zero-before=*count?d", "--dump-after=*counte?"])
         .arg(format!("--callgrind-out-file={}", folder.join("out").display()))
         .arg(program)
@@ -95,7 +99,7 @@ fn run(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, Stri
         return Err(format!("under valgrind: {}\n{report}", output.status));
     }
     let mut profiles = Vec::new();
-    // The dump without a number is that of the end of the program.
+    // The dump without a number is the one from the end of the program.
     for number in 1.. {
         let Ok(dump) = fs::read_to_string(folder.join(format!("out.{number}"))) else { break };
         let profile = Profile::parse(&dump).ok_or_else(|| format!("not understood:\n{dump}"))?;

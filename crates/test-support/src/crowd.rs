@@ -1,4 +1,5 @@
-//! TCP clients that connect, send a few bytes, and stay connected: a listener must serve others nevertheless.
+//! TCP clients that connect, send a few bytes, and stay connected. A listener must still serve
+//! other clients.
 #![allow(clippy::expect_used, clippy::panic)] // helpers of tests
 
 use std::io::{ErrorKind, Read, Write};
@@ -13,14 +14,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// A longer wait counts as a hang.
 const HANG: Duration = Duration::from_secs(60);
 
-/// An address of this host other than 127.0.0.1, which a program's `connect` does not use.
+/// An address of this host that a program's `connect` does not use (it uses 127.0.0.1).
 pub const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// Connects `count` clients from this address. Each sends these bytes and then nothing. They are connected when this
-/// returns, whether or not the listener has accepted them.
+/// Connects `count` clients from this address. Each sends these bytes and then stays silent. All
+/// are connected when this returns, whether or not the listener has accepted them.
 ///
 /// # Panics
-/// A client gets no connection.
+/// A client cannot connect.
 #[must_use]
 pub fn crowd(from: Ipv4Addr, to: SocketAddr, count: usize, says: &[u8]) -> Vec<TcpStream> {
     let clients: Vec<_> = (0..count).map(|_| begin(from, to)).collect();
@@ -30,7 +31,7 @@ pub fn crowd(from: Ipv4Addr, to: SocketAddr, count: usize, says: &[u8]) -> Vec<T
         let ready = poll(&mut files, limit.as_ref()).expect("poll");
         assert_eq!(ready, 1, "a client gets no connection to {to}");
         assert!(client.take_error().expect("the error of a socket").is_none());
-        // A write to a client that was already dropped fails.
+        // Writing fails if the listener has already dropped the client.
         let _ = client.write(says);
     }
     clients

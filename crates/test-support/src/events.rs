@@ -17,7 +17,7 @@ pub struct Event {
     pub level: Level,
     /// The target of the event.
     pub target: &'static str,
-    /// Names and values, as text.
+    /// The names and values of the fields, as text.
     pub fields: Vec<(&'static str, String)>,
 }
 

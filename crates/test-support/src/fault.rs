@@ -1,4 +1,4 @@
-//! Faults that a test plants on purpose.
+//! Faults that a test injects on purpose.
 
 /// A byte of a stream that is changed in flight, to show that a checksum detects it.
 ///

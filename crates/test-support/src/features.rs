@@ -41,7 +41,7 @@ impl Feature {
 /// Returns true if the device has the feature.
 ///
 /// # Panics
-/// No device has this name. The caller must install the software devices before.
+/// No device has this name. The caller must have installed the software devices.
 #[must_use]
 pub fn has(device: &str, feature: Feature) -> bool {
     let context = Context::open(device);
@@ -79,13 +79,15 @@ pub fn has_atomics(context: &Context) -> bool {
     context.query_device().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE
 }
 
-/// Returns true if the device has inline data of this size. No query reports it, so this creates a queue pair.
+/// Returns true if the device supports this much inline data. No query reports it, so this creates
+/// a queue pair.
 fn has_inline(context: &Context, bytes: u32) -> bool {
     let (cq, pd) = (context.cq(4), context.pd());
     pd.try_qp(&cq, &cq, &Size { inline: bytes, ..Size::default() }).is_ok()
 }
 
-/// Returns true if the device has queue pairs of this type. No query reports it, so this creates one.
+/// Returns true if the device supports queue pairs of this type. No query reports it, so this
+/// creates one.
 #[must_use]
 pub fn has_type(context: &Context, qp_type: ibv_qp_type) -> bool {
     let (cq, pd) = (context.cq(4), context.pd());

@@ -1,9 +1,9 @@
-//! A flag for threads that continue until others have ended.
+//! A flag for threads that run until others have ended.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Sets a flag when it is dropped, even by a panic. Then a thread that waits for the flag ends, and the test fails
-/// instead of hanging.
+/// Sets a flag when it is dropped, even during a panic. So a thread that waits for the flag ends,
+/// and the test fails instead of hanging.
 ///
 /// # Examples
 ///
@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// let done = AtomicBool::new(false);
 /// std::thread::scope(|scope| {
-///     let watch = scope.spawn(|| while !done.load(Ordering::Acquire) {});
-///     let works = SetWhenDropped(&done);
-///     // ... what is watched, which may panic
-///     drop(works);
-///     watch.join().unwrap();
+///       let watch = scope.spawn(|| while !done.load(Ordering::Acquire) {});
+///       let works = SetWhenDropped(&done);
+///       // ... what is watched, which may panic
+///       drop(works);
+///       watch.join().unwrap();
 /// });
 /// ```
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! The format of the inputs of fuzz targets: records of numbers, the lower bytes first. Zeros follow the end of an
-//! input.
+//! The input format of fuzz targets: records of numbers, lower bytes first. After the end of an
+//! input, zeros are read.
 #![allow(clippy::expect_used)] // A failing helper fails its test.
 
 use std::fmt::Debug;
@@ -22,7 +22,8 @@ pub fn trace(step: &impl Debug) {
     }
 }
 
-/// Writes an input to the folder of the fuzzer's seeds: `temporary` is the test's `CARGO_TARGET_TMPDIR`.
+/// Writes an input to the folder with the fuzzer's seeds. `temporary` is the test's
+/// `CARGO_TARGET_TMPDIR`.
 pub fn write_seed(temporary: &str, target: &str, name: &str, bytes: &[u8]) {
     let folder = Path::new(temporary).join("fuzz").join(target);
     fs::create_dir_all(&folder).expect("a folder for seeds");

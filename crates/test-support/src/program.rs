@@ -1,18 +1,18 @@
-//! Programs that were built for the target of the tests, which may differ from this machine. Where an emulator runs the
-//! tests, it must also run the programs that they start.
+//! Programs built for the tests' target, which may differ from this machine. If an emulator runs
+//! the tests, it must also run the programs that they start.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::process::Command;
 
-/// The command that starts programs of the target, with its arguments, as in cargo's `runner`. Unset where the kernel
-/// can start them.
+/// The command that starts programs for the target, with its arguments, as in cargo's `runner`. It
+/// is unset if the kernel can start them.
 const EMULATOR: &str = "RDMA_TEST_EMULATOR";
 
-/// Set in the second process of [`in_own_process`].
+/// The environment variable that is set in the second process of [`in_own_process`].
 const OWN: &str = "RDMA_TEST_OWN_PROCESS";
 
-/// Returns a command that runs this program of the target.
+/// Returns a command that runs this program, which is built for the target.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     words_of(env::var(EMULATOR).ok().as_deref(), program.as_ref())
 }
@@ -54,7 +54,8 @@ pub fn in_own_process_with(test: &str, prepare: impl FnOnce(&mut Command), work:
     assert!(output.status.success() && said.contains(" 1 passed"), "`{test}`: {said}{failure}");
 }
 
-/// Returns true if an emulator runs the tests, which may itself do things that a test would attribute to the program.
+/// Returns true if an emulator runs the tests. The emulator may itself do things that a test would
+/// attribute to the program.
 #[must_use]
 pub fn is_emulated() -> bool {
     env::var_os(EMULATOR).is_some_and(|emulator| !emulator.is_empty())
@@ -74,7 +75,8 @@ fn words_of(emulator: Option<&str>, program: &OsStr) -> Command {
     command
 }
 
-/// Waits until all other threads of this process sleep: until then, threads of a device may allocate.
+/// Waits until all other threads in this process sleep, because a device's threads may allocate
+/// until then.
 ///
 /// # Panics
 /// `/proc` cannot be read.
@@ -83,7 +85,7 @@ pub fn await_threads() {
     let own = std::fs::read_link("/proc/thread-self").expect("this thread");
     let sleeps = |thread: std::fs::DirEntry| {
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // After the name, `man 5 proc_pid_stat`; a thread that has ended has none.
+        // The state follows the name (`man 5 proc_pid_stat`); a thread that has ended has none.
         let state = stat.rsplit_once(") ").map_or("S", |(_, behind)| behind);
         Some(&*thread.file_name()) == own.file_name() || state.starts_with('S')
     };

@@ -1,4 +1,4 @@
-//! A connection on which requests are posted by function calls.
+//! A connection on which requests are posted with function calls.
 
 use super::connect::{Knobs, Side, connect_sides};
 use super::extended::operations;

@@ -1,4 +1,4 @@
-//! Connection of queue pairs to each other.
+//! Connecting queue pairs to each other.
 
 use rdma_sys::{ibv_qp_attr_mask as Mask, *};
 
@@ -16,7 +16,7 @@ pub struct Endpoint {
     pub ethernet: bool,
 }
 
-/// The options of a connection that tests change.
+/// The connection options that tests change.
 #[derive(Clone, Copy)]
 pub struct Knobs {
     pub access: u32,
@@ -30,15 +30,15 @@ pub struct Knobs {
 }
 
 impl Knobs {
-    /// Options of a connection that gives up soon, for operations that should fail by a timeout. Where a thread with
-    /// packets may be delayed, the default is used instead.
+    /// Returns options for a connection that gives up soon, for operations that should time out. If
+    /// a thread with packets may be delayed, returns the default instead.
     pub fn prompt() -> Self {
         let patient = Self::default();
         if provider().slow { patient } else { Self { timeout: 8, retries: 2, ..patient } }
     }
 }
 
-/// A connection that does not give up while a thread with packets is delayed.
+/// Returns options for a connection that does not give up while a thread with packets is delayed.
 impl Default for Knobs {
     fn default() -> Self {
         Self {
@@ -129,7 +129,7 @@ pub fn attributes(own: &Endpoint, peer: &Endpoint, knobs: &Knobs) -> ibv_qp_attr
     attr
 }
 
-/// Changes to this state, with the masked attributes.
+/// Moves the queue pair to this state, with the masked attributes.
 fn step(qp: &Qp, attr: &ibv_qp_attr, qp_state: ibv_qp_state, mask: u32) {
     assert_eq!(qp.modify(ibv_qp_attr { qp_state, ..*attr }, mask), 0);
 }
@@ -162,7 +162,7 @@ pub fn connect(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
     to_rts(qp, &attr);
 }
 
-/// One side of a connection. Fields drop in order: the queue pair first, the context last.
+/// One side of a connection. Fields are dropped in order: the queue pair first, the context last.
 pub struct Side {
     pub qp: Qp,
     pub send_cq: Cq,
@@ -184,7 +184,7 @@ impl Side {
         endpoint(&self.context, &self.qp)
     }
 
-    /// Posts a request, which must fail as unanswered.
+    /// Posts a request, and checks that it fails because nothing answers.
     #[track_caller]
     pub fn expect_unreachable(&self) {
         self.qp.post(&Wr::send(77, &[]));
@@ -194,12 +194,12 @@ impl Side {
     }
 }
 
-/// Two connected queue pairs on one device.
+/// Creates two connected queue pairs on one device.
 pub fn pair(device: &str) -> (Side, Side) {
     pair_with(device, &Size::default(), &Knobs::default())
 }
 
-/// Sends an empty message from A to B, after which A knows its peer.
+/// Sends an empty message from A to B. A then knows its peer.
 #[track_caller]
 pub fn acquaint(a: &Side, b: &Side) {
     b.qp.post_receive(1, &[]);
@@ -220,8 +220,8 @@ pub fn connect_sides(a: &Side, b: &Side, knobs: &Knobs) {
     connect(&b.qp, &at_b, &at_a, knobs);
 }
 
-/// Waits until everything that queue pairs of the device have sent has arrived, even from destroyed ones. A message on
-/// a new connection arrives after it.
+/// Waits until everything that the device's queue pairs have sent has arrived, even from destroyed
+/// ones. A message on a new connection arrives after it.
 #[track_caller]
 pub fn expect_nothing_under_way(device: &str) {
     let (a, b) = pair(device);

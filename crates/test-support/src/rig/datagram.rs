@@ -1,4 +1,4 @@
-//! Datagrams: queue pairs for them, and address handles.
+//! Datagram queue pairs and address handles.
 
 use rdma_sys::{ibv_qp_attr_mask as Mask, *};
 use rdma_types::Gid;
@@ -20,7 +20,7 @@ pub fn size() -> Size {
     Size { qp_type: ibv_qp_type::IBV_QPT_UD, ..Size::default() }
 }
 
-/// Changes to this state from the one before it.
+/// Moves the queue pair to this state from the previous one.
 pub fn step(qp: &Qp, state: ibv_qp_state, qkey: u32) {
     let mut attr = ibv_qp_attr { qp_state: state, port_num: 1, qkey, ..Default::default() };
     attr.sq_psn = 5;
@@ -183,7 +183,7 @@ impl Pair {
         self.send(wr_id, length).to(ah, self.b.qp.number(), QKEY)
     }
 
-    /// Posts a message that must be lost: the send completes, and B is unchanged.
+    /// Posts a message, and checks that it is lost: the send completes, and B is unchanged.
     #[track_caller]
     pub fn expect_lost(&self, wr: &Wr) {
         self.a.qp.post(wr);
@@ -193,7 +193,7 @@ impl Pair {
         self.a.qp.assert_ready();
     }
 
-    /// Posts a message that must arrive.
+    /// Posts a message, and checks that it arrives.
     #[track_caller]
     pub fn expect_sent(&self, wr: &Wr, receive: u64) -> ibv_wc {
         self.a.qp.post(wr);

@@ -200,14 +200,15 @@ impl Context {
 
     /// Returns the port's attributes, as filled in for a program whose struct has `length` bytes.
     pub fn query_port_bytes(&self, length: usize) -> Vec<u8> {
-        // Aligned like the struct, with a mark after it.
+        // Aligned like the struct, with a marker after it.
         let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
         let query = unsafe { (*self.extended()).query_port }.unwrap();
         assert_eq!(unsafe { query(self.0, 1, room.as_mut_ptr().cast(), length) }, 0);
         marked(&room, length)
     }
 
-    /// Like [`query_port_bytes`](Self::query_port_bytes), by the function of the first header.
+    /// Like [`query_port_bytes`](Self::query_port_bytes), but with the function from the first
+    /// version of the header.
     pub fn query_port_compat(&self) -> Vec<u8> {
         let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
         let old = room.as_mut_ptr().cast();
@@ -223,7 +224,8 @@ impl Context {
         }
     }
 
-    /// Returns true if programs find a `verbs_context` around it, as large as in their bindings.
+    /// Returns true if programs find a `verbs_context` around it that is as large as in their
+    /// bindings.
     pub fn is_extended(&self) -> bool {
         let mark = unsafe { (*self.0).abi_compat };
         let size = unsafe { (*self.extended()).sz };
@@ -328,14 +330,15 @@ impl Cq {
 }
 
 impl Mr {
-    /// Returns the result of changing its access.
+    /// Changes the region's access, and returns the result.
     pub fn try_reregister(&self) -> i32 {
         let none = ptr::null_mut();
         unsafe { (verbs().rereg_mr)(self.mr, 4, ptr::null_mut(), none, 0, 0) }
     }
 }
 
-/// Returns the first `length` bytes, which were filled; the bytes after them must be unchanged.
+/// Returns the first `length` bytes, which were filled in, after checking that the bytes after them
+/// are unchanged.
 fn marked(room: &[u64], length: usize) -> Vec<u8> {
     let bytes: Vec<u8> = room.iter().flat_map(|word| word.to_ne_bytes()).collect();
     assert!(bytes[length..].iter().all(|&byte| byte == 0xee), "written after {length} bytes");

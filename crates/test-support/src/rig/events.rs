@@ -49,12 +49,12 @@ impl Channel {
         set_non_blocking(self.fd(), on);
     }
 
-    /// Returns the queue that the next event is for.
+    /// Returns the queue of the next event.
     pub fn get(&self) -> Result<*mut ibv_cq, Errno> {
         self.get_tagged().map(|(cq, _)| cq)
     }
 
-    /// Returns the queue that the next event is for, and the pointer that the program stored in it.
+    /// Returns the queue of the next event, and the pointer that the program stored in it.
     pub fn get_tagged(&self) -> Result<(*mut ibv_cq, usize), Errno> {
         let (mut cq, mut tag) = (ptr::null_mut(), ptr::null_mut());
         match unsafe { (verbs().get_cq_event)(self.0, &raw mut cq, &raw mut tag) } {
@@ -136,7 +136,7 @@ impl Context {
         self.cq_tagged(channel, capacity, 0)
     }
 
-    /// Creates a queue with a pointer of the program.
+    /// Creates a queue that stores a pointer for the program.
     pub fn cq_tagged(&self, channel: &Channel, capacity: i32, tag: usize) -> Cq {
         let tag = ptr::without_provenance_mut(tag);
         let cq = unsafe { (verbs().create_cq)(self.0, capacity, tag, channel.0, 0) };

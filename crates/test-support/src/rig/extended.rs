@@ -41,7 +41,7 @@ impl Context {
 }
 
 impl Side {
-    /// A side whose two queues are extended and have these fields.
+    /// Creates a side whose two queues are extended and have these fields.
     pub fn with_fields(device: &str, capacity: u32, wc_flags: u64) -> Self {
         let context = Context::open(device);
         let (send_cq, receive_cq) =
@@ -94,8 +94,8 @@ impl Cq {
         unsafe { ((*self.ex()).wr_id, (*self.ex()).status) }
     }
 
-    /// Returns all fields of the current completion; [`JUNK`] where its provider has no function, as it may for fields
-    /// that were not requested.
+    /// Returns all fields of the current completion. A field is [`JUNK`] if the provider has no
+    /// function for it, which is allowed for fields that were not requested.
     pub fn read(&self) -> Read {
         let cq = self.ex();
         macro_rules! read {

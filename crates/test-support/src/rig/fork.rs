@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::verbs;
 
-/// A child that was forked and did not execute a program.
+/// A forked child that has not called `exec`.
 pub struct Child(libc::pid_t);
 
 impl Child {
@@ -23,7 +23,7 @@ impl Child {
         }
     }
 
-    /// Waits for its end, which must be successful.
+    /// Waits for the child to end, and checks that it succeeded.
     #[track_caller]
     pub fn join(self) {
         let mut status = 0;
@@ -43,7 +43,8 @@ pub fn fork_init() -> i32 {
     unsafe { (verbs().fork_init)() }
 }
 
-/// Returns whether forks were prepared for, or need no preparation, as `enum ibv_fork_status`.
+/// Returns whether the process is prepared for forks, or needs no preparation, as `enum
+/// ibv_fork_status`.
 pub fn fork_status() -> rdma_sys::ibv_fork_status {
     let status = verbs().is_fork_initialized.expect("since 1.13 of the library");
     unsafe { status() }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
-/// Anonymous private memory; unmapped when dropped.
+/// Anonymous private memory, which is unmapped on drop.
 pub struct Mapping {
     start: *mut u8,
     length: usize,
@@ -49,7 +49,7 @@ impl Mapping {
         self.start
     }
 
-    /// Copies some of its bytes, which must not change meanwhile.
+    /// Copies some of the bytes, which must not change meanwhile.
     pub fn bytes(&self, from: usize, length: usize) -> Vec<u8> {
         assert!(from + length <= self.length);
         let mut bytes = vec![0; length];
@@ -62,7 +62,8 @@ impl Mapping {
         unsafe { self.start.add(from).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Makes the memory inaccessible as unmapping does, except that no other mapping can get its addresses.
+    /// Makes the memory inaccessible, as unmapping would, but without letting other mappings use
+    /// its addresses.
     pub fn take_away(&self) {
         unsafe { mprotect(self.start.cast(), self.length, MprotectFlags::empty()) }.unwrap();
     }

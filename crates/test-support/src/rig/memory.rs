@@ -54,7 +54,7 @@ impl Pd {
         if mr.is_null() { Err(errno()) } else { Ok(mr) }
     }
 
-    /// Prefetches the pages of this element; returns the error number, or 0.
+    /// Prefetches the pages of this element; returns 0 or an error number.
     pub fn prefetch(&self, mut sge: ibv_sge) -> i32 {
         let advice = ib_uverbs_advise_mr_advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH;
         unsafe { ibv_advise_mr(self.0, advice, IBV_ADVISE_MR_FLAG_FLUSH, &raw mut sge, 1) }
@@ -97,7 +97,8 @@ pub fn deregister(mr: *mut ibv_mr) {
     assert_eq!(try_deregister(mr), 0);
 }
 
-/// Deregisters; returns 0 or an error number, and then the memory is still registered.
+/// Deregisters the region; returns 0 or an error number. After an error the memory is still
+/// registered.
 pub fn try_deregister(mr: *mut ibv_mr) -> i32 {
     unsafe { (verbs().dereg_mr)(mr) }
 }
@@ -107,7 +108,7 @@ impl Mr {
         key_of(self.mr)
     }
 
-    /// Notes that the memory stays mapped, as it does: the `Mr` owns it.
+    /// Notes that the memory stays mapped, which holds because the `Mr` owns it.
     pub fn mapped(self) -> Self {
         note_mapped(self.mr);
         self
@@ -176,7 +177,7 @@ impl Mr {
         assert_eq!(self.bytes(), vec![byte; self.memory.len()]);
     }
 
-    /// Attempts to deregister, which must be refused; returns the error number.
+    /// Attempts to deregister, checks that this is refused, and returns the error number.
     pub fn try_deregister(&self) -> i32 {
         let refused = try_deregister(self.mr);
         assert_ne!(refused, 0);

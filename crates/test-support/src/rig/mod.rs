@@ -1,9 +1,9 @@
-//! The base of the device's tests: the verbs as C calls them, without a layer of ours in between.
+//! The base of the device tests: the verbs as C calls them, without a layer of ours in between.
 //!
-//! Objects are created in order, checked, and destroyed in the opposite order; each destruction must succeed. Memory is
-//! a `Vec` that the test owns for longer than its registration.
+//! Objects are created in order, checked, and destroyed in the opposite order; each destruction
+//! must succeed. Memory is a `Vec` that the test owns for longer than its registration.
 //!
-//! A process tests the devices of one provider: `use_provider` names it before the first call.
+//! A process tests the devices of one provider, which `use_provider` selects before the first call.
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block)]
 #![allow(clippy::undocumented_unsafe_blocks)] // Tests call C as C does; the argument is the rig's order.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
@@ -45,10 +45,10 @@ pub const ZERO_BASED: u32 = ibv_access_flags::IBV_ACCESS_ZERO_BASED.0;
 /// All rights that a region or a queue pair can grant.
 pub const ALL_ACCESS: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 
-/// The limit of every wait, far longer than any successful one.
+/// The limit for every wait, far longer than any successful wait.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for an effect of the device.
+/// Waits until the device has caused an effect.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let (end, mut turns) = (Instant::now() + PATIENCE, 0);
@@ -60,9 +60,10 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// Pauses after an empty poll; `turns` counts such polls.
 ///
-/// It sleeps now and then. When many processes only yielded, some of them and some kernel threads (Linux 6.18) were
-/// seen waiting for a processor for minutes. It yields rarely: on a busy machine, each yield lasts for a turn of all
-/// other threads. Besides, a poll may advance virtual time by one event only.
+/// It sleeps occasionally. When many processes only yielded, some of them, and some kernel threads
+/// (Linux 6.18), waited for a processor for minutes. It yields rarely: on a busy machine, each
+/// yield lasts until all other threads have had a turn. Besides, a poll may advance virtual time by
+/// only one event.
 pub fn pause(turns: &mut u32) {
     *turns = turns.wrapping_add(1);
     match *turns % 1024 {
@@ -81,7 +82,8 @@ pub fn imm_of(wc: &ibv_wc) -> u32 {
 #[derive(Clone, Copy)]
 pub struct Provider {
     pub verbs: &'static Verbs,
-    /// Whether an answer may take long without an error: connections then wait longer and retry more often by default.
+    /// Whether an answer may take long without an error. Connections then wait longer and retry
+    /// more often by default.
     pub slow: bool,
 }
 
@@ -185,7 +187,7 @@ unsafe impl Send for Pd {}
 unsafe impl Sync for Pd {}
 
 impl Pd {
-    /// Attempts to deallocate, which must be refused; returns the error number.
+    /// Attempts to deallocate, checks that this is refused, and returns the error number.
     pub fn try_dealloc(&self) -> i32 {
         let refused = unsafe { (verbs().dealloc_pd)(self.0) };
         assert_ne!(refused, 0);
@@ -272,7 +274,7 @@ impl Cq {
         usize::try_from(polled).map(|count| wcs[..count].to_vec()).map_err(|_| polled)
     }
 
-    /// Attempts to destroy, which must be refused; returns the error number.
+    /// Attempts to destroy, checks that this is refused, and returns the error number.
     pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_cq)(self.0) };
         assert_ne!(refused, 0);
@@ -295,7 +297,7 @@ impl Cq {
         polled.expect("a completion was polled")
     }
 
-    /// Waits for the next completion, which must be this one.
+    /// Waits for the next completion, and checks that it is this one.
     #[track_caller]
     pub fn expect(&self, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
         let wc = self.next();
@@ -308,7 +310,7 @@ impl Cq {
         self.expect(wr_id, ibv_wc_status::IBV_WC_SUCCESS)
     }
 
-    /// Waits for the flushes of these requests, in this order.
+    /// Waits until these requests are flushed, in this order.
     #[track_caller]
     pub fn expect_flushed(&self, wr_ids: impl IntoIterator<Item = u64>) {
         for wr_id in wr_ids {
@@ -347,7 +349,7 @@ impl Qp {
         self.0 = ptr::null_mut();
     }
 
-    /// Attempts to destroy, which must be refused; returns the error number.
+    /// Attempts to destroy, checks that this is refused, and returns the error number.
     pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_qp)(self.0) };
         assert_ne!(refused, 0);

@@ -105,7 +105,7 @@ impl Wr {
     }
 }
 
-/// The index if a refused post does not report the refused request.
+/// The index that is returned if a refused post does not report which request was refused.
 pub const NOT_SAID: usize = usize::MAX;
 
 /// Returns the index of the refused request.
@@ -127,7 +127,8 @@ impl Qp {
         assert_eq!(self.try_post(wr), 0);
     }
 
-    /// Posts a list by one call; if refused, returns the number of posted requests and the error number.
+    /// Posts a list in one call; if it is refused, returns the number of posted requests and the
+    /// error number.
     pub fn try_post_list(&self, wrs: &[Wr]) -> Result<(), (usize, i32)> {
         let mut list: Vec<ibv_send_wr> = wrs.iter().map(|wr| wr.wr).collect();
         for (n, wr) in wrs.iter().enumerate() {
@@ -150,7 +151,8 @@ impl Qp {
         self.try_post_receive_list(&[(wr_id, sges)]).map_or_else(|(_, errno)| errno, |()| 0)
     }
 
-    /// Posts a list by one call; if refused, returns the number of posted requests and the error number.
+    /// Posts a list in one call; if it is refused, returns the number of posted requests and the
+    /// error number.
     pub fn try_post_receive_list(
         &self,
         requests: &[(u64, &[ibv_sge])],

@@ -1,5 +1,5 @@
-//! Two connected queue pairs, each with memory that the other may use and one receive request. Most refusals are tested
-//! on them.
+//! Two connected queue pairs, each with memory that the other may use, and with one receive. Most
+//! refusals are tested with them.
 
 use rdma_sys::ibv_wc_status as Status;
 
@@ -43,8 +43,8 @@ impl Scene {
         [write.clone(), write.with_imm(5), read, Wr::send(1, &local)]
     }
 
-    /// Posts a request that B must refuse. A's completion has `status`, both queue pairs are in error with their
-    /// receive requests flushed, and nothing was copied.
+    /// Posts a request, and checks that B refuses it. A's completion has `status`, both queue pairs
+    /// are in error with their receives flushed, and nothing was copied.
     #[track_caller]
     pub fn expect_remote_refusal(&self, wr: &Wr, status: Status) {
         self.a.qp.post(wr);
@@ -57,7 +57,7 @@ impl Scene {
         self.assert_untouched();
     }
 
-    /// Posts a request that A itself must refuse: B does not notice it.
+    /// Posts a request, and checks that A itself refuses it and B does not notice.
     #[track_caller]
     pub fn expect_local_refusal(&self, wr: &Wr, status: Status) {
         assert_eq!(self.local_refusal(wr), status);

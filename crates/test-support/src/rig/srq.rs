@@ -48,8 +48,8 @@ impl Pd {
 }
 
 impl Qp {
-    /// Posts a receive to the queue pair itself. Returns the error number, and whether the request is reported as
-    /// refused.
+    /// Posts a receive to the queue pair itself. Returns the error number, and whether the request
+    /// is reported as the refused one.
     pub fn try_post_own_receive(&self) -> (i32, bool) {
         let (mut wr, mut bad) = (ibv_recv_wr::default(), std::ptr::null_mut());
         let errno = unsafe { ibv_post_recv(self.0, &raw mut wr, &raw mut bad) };
@@ -79,7 +79,8 @@ impl Srq {
         assert_eq!(self.modify(0, limit, ibv_srq_attr_mask::IBV_SRQ_LIMIT), 0);
     }
 
-    /// Posts a list by one call; if refused, returns the number of posted requests and the error number.
+    /// Posts a list in one call; if it is refused, returns the number of posted requests and the
+    /// error number.
     pub fn try_post_list(&self, requests: &[(u64, &[ibv_sge])]) -> Result<(), (usize, i32)> {
         receive_list(requests, |list, bad| unsafe { ibv_post_srq_recv(self.0, list, bad) })
     }
@@ -108,14 +109,14 @@ impl Srq {
         }
     }
 
-    /// Attempts to destroy, which must be refused; returns the error number.
+    /// Attempts to destroy, checks that this is refused, and returns the error number.
     pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_srq)(self.0) };
         assert_ne!(refused, 0);
         refused
     }
 
-    /// Returns its address, by which events identify it.
+    /// Returns the address by which events identify the queue.
     pub fn name(&self) -> usize {
         self.0.addr()
     }
@@ -147,7 +148,8 @@ impl Drop for Srq {
     }
 }
 
-/// Queue pairs that share a receive queue, and their completion queues. Fields drop in order.
+/// Queue pairs that share a receive queue, and their completion queues. Fields are dropped in
+/// order.
 pub struct Server {
     pub qps: Vec<Qp>,
     pub srq: Srq,
@@ -201,7 +203,8 @@ impl Server {
         (clients, server)
     }
 
-    /// Waits for the next receive, which must be this one, of this client's queue pair.
+    /// Waits for the next receive completion, and checks that it is this one, on this client's
+    /// queue pair.
     #[track_caller]
     pub fn expect(&self, client: usize, wr_id: u64) -> ibv_wc {
         let wc = self.receive_cq.expect_success(wr_id);

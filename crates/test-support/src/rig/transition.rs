@@ -11,7 +11,7 @@ pub const UC: ibv_qp_type = ibv_qp_type::IBV_QPT_UC;
 pub const UD: ibv_qp_type = ibv_qp_type::IBV_QPT_UD;
 pub const SERVICES: [ibv_qp_type; 3] = [RC, UC, UD];
 
-/// The states that a program can cause.
+/// The states to which a program can move a queue pair.
 pub const STATES: [State; 6] = [
     State::IBV_QPS_RESET,
     State::IBV_QPS_INIT,
@@ -21,7 +21,7 @@ pub const STATES: [State; 6] = [
     State::IBV_QPS_ERR,
 ];
 
-/// The transitions to the state in which a queue pair sends.
+/// The transitions that lead to the state in which a queue pair can send.
 pub const STEPS: [(State, State); 3] = [
     (State::IBV_QPS_RESET, State::IBV_QPS_INIT),
     (State::IBV_QPS_INIT, State::IBV_QPS_RTR),
@@ -56,7 +56,7 @@ fn by_service(service: ibv_qp_type, rc: u32, uc: u32, ud: u32) -> u32 {
     }
 }
 
-/// Returns the transition between two states; `None` if the verbs have none.
+/// Returns the transition between two states; `None` if the verbs do not define it.
 pub fn transition(service: ibv_qp_type, from: State, to: State) -> Option<Transition> {
     let of = |rc, uc, ud| by_service(service, rc, uc, ud);
     let init = PKEY | PORT | of(ACCESS, ACCESS, QKEY_BIT);
