@@ -27,7 +27,7 @@ use clap::Parser as _;
 
 use arguments::{Arguments, Role};
 
-/// Serves a device, or drives two.
+/// Serves a device, or drives two devices.
 #[must_use]
 pub fn main() -> ExitCode {
     let done = match Arguments::parse().role {

@@ -81,7 +81,7 @@ impl Own {
     }
 }
 
-/// The selected GID of the table.
+/// The way to select a GID of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     Index(u8),

@@ -10,7 +10,7 @@ pub(super) enum Service {
     Ud,
 }
 
-/// A range of an end's memory: its offset, and its length.
+/// A range of an end's memory: offset and length.
 pub(super) type Piece = (usize, usize);
 
 /// A command. A station has one end at a time: a queue pair, its completion queues, and a region.
@@ -18,13 +18,13 @@ pub(super) type Piece = (usize, usize);
 pub(super) enum Command {
     /// Describes the station. [`Answer::Facts`]
     Describe,
-    /// Makes an end, and drops the one before. [`Answer::Destination`]
+    /// Creates an end, and drops the previous one. [`Answer::Destination`]
     Create {
         service: Service,
         bytes: usize,
         remote_rights: bool,
     },
-    /// Brings the queue pair to RTS, and makes the address handle for datagrams.
+    /// Moves the queue pair to RTS, and creates the address handle for datagrams.
     Connect {
         peer: Destination,
         tuning: Tuning,
@@ -33,7 +33,7 @@ pub(super) enum Command {
     Fill {
         ranges: Vec<(Piece, u64)>,
     },
-    /// Finds the first byte of the ranges that matches none of the patterns of their seeds.
+    /// Finds the first byte in the ranges that matches none of the patterns of their seeds.
     /// [`Answer::Wrong`]
     Compare {
         ranges: Vec<(Piece, Vec<u64>)>,
@@ -51,24 +51,24 @@ pub(super) enum Command {
         wr_id: u64,
         pieces: Vec<Piece>,
     },
-    /// Posts a list by one call.
+    /// Posts a list in one call.
     Post {
         requests: Vec<SendWr>,
     },
-    /// Polls `count` completions, fewer if the time is over. [`Answer::Completions`]
+    /// Polls `count` completions, or fewer if the time limit passes. [`Answer::Completions`]
     Take {
         queue: Queue,
         count: usize,
         limit_ms: u64,
     },
-    /// Binds a window of type 2 to a range. [`Answer::Key`]
+    /// Binds a type 2 window to a range. [`Answer::Key`]
     Bind {
         piece: Piece,
     },
     DestroyQueuePair,
     /// Drops the end.
     Drop,
-    /// Ends the connection; the last command.
+    /// Ends the connection. This is the last command.
     Leave,
 }
 
@@ -90,11 +90,11 @@ pub(super) struct Facts {
     pub(super) device: String,
     pub(super) rxe: bool,
     pub(super) ethernet: bool,
-    /// In text form.
+    /// The GID in text form.
     pub(super) gid: String,
     /// The port's MTU, in bytes.
     pub(super) mtu: u32,
-    /// Whether it has windows of type 2.
+    /// Whether the device has type 2 windows.
     pub(super) windows: bool,
 }
 
@@ -111,9 +111,9 @@ pub(super) struct Destination {
 /// The options of a connection.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Tuning {
-    /// In bytes.
+    /// The MTU, in bytes.
     pub(super) mtu: u32,
-    /// 4.096 us times two to the power of this.
+    /// The code of the timeout: 4.096 µs · 2^code.
     pub(super) timeout: u8,
     pub(super) retries: u8,
     pub(super) rnr_retries: u8,
@@ -121,7 +121,8 @@ pub(super) struct Tuning {
 }
 
 impl Tuning {
-    /// Options of a connection that is to survive as much as possible: 67 ms and all retries.
+    /// Returns options for a connection that should survive as much as possible: 67 ms and all
+    /// retries.
     pub(super) const fn patient(mtu: u32) -> Self {
         Self { mtu, timeout: 14, retries: 7, rnr_retries: 7, min_rnr_timer: 12 }
     }
@@ -139,12 +140,12 @@ pub(super) struct SendWr {
     pub(super) wr_id: u64,
     pub(super) operation: Operation,
     pub(super) pieces: Vec<Piece>,
-    /// Address and key, for operations that need them.
+    /// The remote address and key, for operations that need them.
     pub(super) remote: (u64, u32),
-    /// In host order.
+    /// The immediate data, in host order.
     pub(super) imm: Option<u32>,
     pub(super) inline: bool,
-    /// For datagrams.
+    /// The Q_Key, for datagrams.
     pub(super) qkey: u32,
 }
 
@@ -158,16 +159,16 @@ pub(super) enum Operation {
     SendInvalidate { key: u32 },
 }
 
-/// A completion; the numbers are those of C.
+/// A completion, with C's numeric codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Completion {
     pub(super) wr_id: u64,
     pub(super) status: u32,
     pub(super) opcode: u32,
     pub(super) bytes: u32,
-    /// In host order; only valid with its flag.
+    /// The immediate data, in host order; valid only if its flag is set.
     pub(super) imm: u32,
-    /// The invalidated key; only valid with its flag.
+    /// The invalidated key; valid only if its flag is set.
     pub(super) invalidated: u32,
     pub(super) flags: u32,
     pub(super) source: u32,

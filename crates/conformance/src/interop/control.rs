@@ -1,4 +1,4 @@
-//! The TCP connection between the two processes: a line of JSON for each command and each answer.
+//! The TCP connection between the two processes. Each command and each answer is a line of JSON.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
@@ -13,7 +13,7 @@ use super::arguments::Serve;
 use super::command::{Answer, Command};
 use super::station::Station;
 
-/// The additional time of the other process beyond its own patience.
+/// The time to wait for the other process, in addition to its own patience.
 const MARGIN: Duration = Duration::from_secs(30);
 
 /// Waits for the other process, and executes its commands until it leaves.
@@ -23,7 +23,7 @@ pub(super) fn serve(arguments: &Serve) -> Result<()> {
         .with_context(|| format!("cannot listen on {}", arguments.listen))?;
     println!("listening on {}", listener.local_addr()?);
     let (stream, _) = listener.accept()?;
-    // The driving process may be busy with its own device for as long as its patience.
+    // The driving process may be busy with its own device for as long as its patience lasts.
     let mut lines = Lines::new(stream, arguments.own.patience() + MARGIN)?;
     loop {
         match lines.take::<Command>().context("no further command")? {
@@ -33,11 +33,11 @@ pub(super) fn serve(arguments: &Serve) -> Result<()> {
     }
 }
 
-/// The other process, as the driving one sees it.
+/// The other process, as seen by the driving one.
 pub(super) struct Remote(Lines);
 
 impl Remote {
-    /// Connects to the process that listens there, or will do so soon.
+    /// Connects to the process that listens there, or will soon do so.
     pub(super) fn connect(address: &str, patience: Duration) -> Result<Self> {
         let end = Instant::now() + patience;
         let places: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
@@ -57,7 +57,7 @@ impl Remote {
                 Instant::now() < end,
                 "no process listens at {address}; start `interop serve` there"
             );
-            // No notification exists for a process that begins to listen.
+            // There is no notification that a process has begun to listen.
             thread::sleep(Duration::from_millis(20));
         }
     }

@@ -13,7 +13,7 @@ use super::scene::{Hand, Options, Scene, Skip};
 use super::station::Station;
 use crate::outcome::Outcome;
 
-/// Runs all checks. Returns true if none failed.
+/// Runs all checks. Returns true unless one failed.
 pub(super) fn drive(arguments: &Drive) -> Result<bool> {
     let wanted =
         |check: &Check| arguments.only.as_ref().is_none_or(|text| check.name.contains(text));
@@ -84,7 +84,7 @@ fn run(
         names.reverse();
     }
     let ([a, b], [from, to]) = (hands, names);
-    // A check that runs alone has the same bytes as in a whole run.
+    // A check uses the same bytes when it runs alone as in a whole run.
     let seed = arguments.seed.wrapping_mul(1 << 32).wrapping_add(n << 20 | u64::from(back) << 19);
     let mut scene = Scene::new(a, b, facts, Options::of(arguments), seed);
     let begin = Instant::now();
@@ -106,7 +106,7 @@ fn run(
 }
 
 impl Scene<'_> {
-    /// Drops both ends, so that nothing of a check reaches the next one.
+    /// Drops both ends, so that nothing from one check reaches the next one.
     fn drop_ends(self) -> Result<()> {
         self.into_hands().into_iter().try_for_each(|mut hand| hand.ask(Command::Drop).map(drop))
     }

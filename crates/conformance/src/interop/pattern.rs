@@ -1,6 +1,6 @@
-//! The bytes of messages: those of two seeds, and neighbouring ones, are unrelated.
+//! The bytes in messages. Bytes from different seeds, and neighbouring bytes, are unrelated.
 
-/// The bytes of a seed, of this length.
+/// Returns `length` bytes for a seed.
 pub(super) fn bytes(seed: u64, length: usize) -> Vec<u8> {
     let words = (0..length.div_ceil(8) as u64).map(|n| mix(seed.wrapping_add(mix(n))));
     let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
@@ -8,7 +8,7 @@ pub(super) fn bytes(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// The first byte that matches none of the seeds at its offset.
+/// Returns the first byte that matches none of the seeds at its offset.
 pub(super) fn first_wrong(found: &[u8], seeds: &[u64]) -> Option<usize> {
     let expected: Vec<_> = seeds.iter().map(|&seed| bytes(seed, found.len())).collect();
     let right = |at: usize, byte: u8| expected.iter().any(|one| one[at] == byte);

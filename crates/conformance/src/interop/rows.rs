@@ -11,11 +11,11 @@ use crate::outcome::Outcome;
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) check: &'static str,
-    /// The acting device, and the other one.
+    /// The acting device and the other one.
     pub(super) from: String,
     pub(super) to: String,
     pub(super) outcome: Outcome,
-    /// The numbers of UC and UD messages that were sent, and that arrived.
+    /// The number of UC and UD messages that were sent, and the number that arrived.
     pub(super) sent: u32,
     pub(super) arrived: u32,
     pub(super) millis: u128,
@@ -27,7 +27,7 @@ impl Row {
     }
 }
 
-/// A word for the outcome; the messages follow the table.
+/// Returns a word for the outcome; the messages follow the table.
 fn word(row: &Row) -> String {
     let word = match &row.outcome {
         Outcome::Passed | Outcome::PassedAlone => "passed".to_owned(),
@@ -38,7 +38,7 @@ fn word(row: &Row) -> String {
     if row.arrived == row.sent { word } else { format!("{word} ({} of {})", row.arrived, row.sent) }
 }
 
-/// The table for people: a line for each check, a column for each direction.
+/// The table for people, with a line for each check and a column for each direction.
 pub(super) struct Table<'a>(pub(super) &'a [Row]);
 
 impl Display for Table<'_> {

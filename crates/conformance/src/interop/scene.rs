@@ -1,4 +1,4 @@
-//! Two stations with a queue pair each, and their operations for checks.
+//! Two stations with a queue pair each, and the operations that checks use.
 
 use std::fmt;
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl Side {
     }
 }
 
-/// A station of this process, or of the other one.
+/// A station in this process, or in the other one.
 pub(super) enum Hand<'a> {
     Here(&'a mut Station),
     There(&'a mut Remote),
@@ -75,7 +75,7 @@ impl Options {
         Self { mtu: drive.mtu as usize, longest, lossy: drive.lossy, patience }
     }
 
-    /// Message lengths on both sides of every limit.
+    /// Returns message lengths on both sides of every limit.
     pub(super) fn lengths(&self) -> Vec<usize> {
         let mtu = self.mtu;
         let mut all = vec![0, 1, 3, mtu - 1, mtu, mtu + 1, 3 * mtu + 5, 64 << 10, 1 << 20];
@@ -87,12 +87,12 @@ impl Options {
         // Requests that are outstanding together have two packets each.
         let together = 64 * (2 * self.mtu + 64);
         let message = self.longest.max(3 * self.mtu + 5) + HEADER;
-        // Words of atomics are aligned.
+        // The words that atomics use are aligned.
         (message.max(together) + 3 * GUARD).next_multiple_of(GUARD)
     }
 }
 
-/// Skips a check since a device lacks the feature.
+/// Skips a check because a device lacks the feature.
 #[derive(Debug)]
 pub(super) struct Skip(pub(super) &'static str);
 
@@ -104,7 +104,7 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// The number of bytes around received data that must not change.
+/// The number of bytes on either side of received data that must not change.
 pub(super) const GUARD: usize = 64;
 
 /// The time limit for a message that the network may have lost.
@@ -122,7 +122,7 @@ pub(super) struct Scene<'a> {
     seed: u64,
     pub(super) options: Options,
     pub(super) differences: Vec<String>,
-    /// The numbers of UC and UD messages that were sent, and that arrived.
+    /// The number of UC and UD messages that were sent, and the number that arrived.
     pub(super) sent: u32,
     pub(super) arrived: u32,
 }
@@ -153,12 +153,12 @@ impl<'a> Scene<'a> {
         &self.facts[side as usize]
     }
 
-    /// The offset of outgoing bytes.
+    /// Returns the offset of outgoing bytes.
     pub(super) fn source(&self) -> usize {
         GUARD
     }
 
-    /// The offset of incoming bytes.
+    /// Returns the offset of incoming bytes.
     pub(super) fn sink(&self) -> usize {
         self.options.half() + GUARD
     }
@@ -172,13 +172,14 @@ impl<'a> Scene<'a> {
         self.connect_with(service, self.patient(), true)
     }
 
-    /// The same for requests that are to be refused. A requester without an answer must give up: SoftRoCE does not
-    /// after seven retries.
+    /// Like [`connect`](Self::connect), for requests that should be refused. A requester without an
+    /// answer must give up, which SoftRoCE does not do after seven retries.
     pub(super) fn connect_to_fail(&mut self) -> Result<()> {
         self.connect_with(Service::Rc, Tuning { retries: 6, ..self.patient() }, true)
     }
 
-    /// The same, with these options, and with or without rights of peers.
+    /// Like [`connect`](Self::connect), with these options, and with or without rights for the
+    /// peer.
     pub(super) fn connect_with(
         &mut self,
         service: Service,
@@ -192,7 +193,7 @@ impl<'a> Scene<'a> {
         };
         let (at_a, at_b) = (destination(A)?, destination(B)?);
         self.destinations = Some([at_a, at_b]);
-        // The receiver is ready first.
+        // The receiver becomes ready first.
         self.ask(B, Command::Connect { peer: at_a, tuning })?;
         self.ask(A, Command::Connect { peer: at_b, tuning })?;
         Ok(())
@@ -202,7 +203,7 @@ impl<'a> Scene<'a> {
         Ok(self.destinations.context("not connected")?[side as usize])
     }
 
-    /// A different seed each time.
+    /// Returns a different seed each time.
     pub(super) fn seed(&mut self) -> u64 {
         self.seed = self.seed.wrapping_add(1);
         self.seed
@@ -212,7 +213,8 @@ impl<'a> Scene<'a> {
         self.ask(side, Command::Fill { ranges: ranges.to_vec() }).map(drop)
     }
 
-    /// Checks that each range has the pattern of its seed, or each byte that of one of them.
+    /// Checks that each range has the pattern of its seed. With several seeds, each byte may come
+    /// from any of them.
     pub(super) fn expect(&mut self, side: Side, ranges: &[(Piece, &[u64])]) -> Result<()> {
         let owned = ranges.iter().map(|&(piece, seeds)| (piece, seeds.to_vec())).collect();
         match self.ask(side, Command::Compare { ranges: owned })? {
@@ -233,7 +235,7 @@ impl<'a> Scene<'a> {
         self.ask(side, Command::Write { at, bytes: bytes.to_vec() }).map(drop)
     }
 
-    /// The word of an atomic.
+    /// Returns the word that an atomic uses.
     pub(super) fn word(&mut self, side: Side, at: usize) -> Result<u64> {
         let bytes = self.bytes(side, (at, 8))?;
         Ok(u64::from_ne_bytes(bytes[..].try_into()?))
@@ -258,7 +260,7 @@ impl<'a> Scene<'a> {
         self.ask(side, Command::DestroyQueuePair).map(drop)
     }
 
-    /// Polls `count` completions, or fewer if no others arrive in this time.
+    /// Polls `count` completions, or fewer if the others do not arrive in this time.
     pub(super) fn take_within(
         &mut self,
         (side, queue): (Side, Queue),
@@ -287,7 +289,7 @@ impl<'a> Scene<'a> {
         Ok(self.take_many(from, 1)?[0])
     }
 
-    /// Expects the next completion to be a success of this request.
+    /// Checks that the next completion reports this request's success.
     pub(super) fn succeed(&mut self, from: (Side, Queue), wr_id: u64) -> Result<Completion> {
         let done = self.take(from).with_context(|| format!("waiting for request {wr_id}"))?;
         ensure_status(&done, wr_id, &[Status::IBV_WC_SUCCESS])?;
@@ -301,7 +303,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Polls a message that the network may have lost, if it has arrived.
+    /// Polls a message that the network may have lost; `None` if it has not arrived.
     pub(super) fn arrived(&mut self) -> Result<Option<Completion>> {
         self.sent += 1;
         if !self.options.lossy {
@@ -313,12 +315,13 @@ impl<'a> Scene<'a> {
         Ok(taken.first().copied())
     }
 
-    /// Returns `contract`, or `rxe` where that side is SoftRoCE and differs as in `docs/rxe-differences.md`.
+    /// Returns `contract`, or `rxe` if that side is SoftRoCE and differs as described in
+    /// `docs/rxe-differences.md`.
     pub(super) fn expected<T>(&mut self, side: Side, contract: T, difference: &str, rxe: T) -> T {
         if self.differs(side, difference) { rxe } else { contract }
     }
 
-    /// Returns true if the difference of this name applies.
+    /// Returns true if the difference with this name applies to `side`.
     pub(super) fn differs(&mut self, side: Side, difference: &str) -> bool {
         let entry = format!("## {difference}");
         assert!(DIFFERENCES.lines().any(|line| line == entry), "no entry {difference}");
@@ -327,13 +330,13 @@ impl<'a> Scene<'a> {
         differs
     }
 
-    /// Returns true if the difference of this name applies: of a software device that sends over UDP, in
-    /// `docs/wire-differences.md`.
+    /// Returns true if the difference with this name in `docs/wire-differences.md` applies to
+    /// `side`, which is then a software device that sends over UDP.
     pub(super) fn differs_by_udp(&mut self, side: Side, difference: &str) -> bool {
         let entry = format!("## {difference}");
         assert!(OF_PACKETS.lines().any(|line| line == entry), "no entry {difference}");
         let [own, other] = [side, side.other()].map(|side| self.facts(side));
-        // Data for another device is sent over UDP.
+        // Data for another device goes over UDP.
         let differs = !own.rxe && own.device != other.device;
         self.note(differs, difference);
         differs
@@ -345,7 +348,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// A request of A with these elements; its remote address, if needed, is B's sink.
+    /// Returns a request by A with these elements. If it needs a remote address, that is B's sink.
     pub(super) fn request(
         &self,
         wr_id: u64,
@@ -357,14 +360,14 @@ impl<'a> Scene<'a> {
         Ok(SendWr { wr_id, operation, pieces, remote, imm: None, inline: false, qkey: QKEY })
     }
 
-    /// The address and the key of an offset in B's memory.
+    /// Returns the address and the key for an offset in B's memory.
     pub(super) fn remote(&self, at: usize) -> Result<(u64, u32)> {
         let destination = self.destination(B)?;
         Ok((destination.address + at as u64, destination.rkey))
     }
 }
 
-/// Checks that the completion is of this request, and has one of these statuses.
+/// Checks that the completion is for this request, and has one of these statuses.
 pub(super) fn ensure_status(done: &Completion, wr_id: u64, statuses: &[Status]) -> Result<()> {
     ensure!(done.wr_id == wr_id, "the completion of request {wr_id} should come next: {done:?}");
     let texts: Vec<_> = statuses.iter().map(|status| status_text(status.0)).collect();

@@ -27,11 +27,11 @@ use super::command::{
 use super::pattern;
 use crate::devices;
 
-/// The number of requests of each queue.
+/// The number of requests in each queue.
 pub(super) const DEPTH: usize = 80;
-/// The maximum number of elements of a request.
+/// The maximum number of elements in a request.
 pub(super) const ELEMENTS: usize = 4;
-/// The maximum number of inline bytes of a request.
+/// The maximum number of inline bytes in a request.
 pub(super) const INLINE: usize = 64;
 
 /// A device, and its end if it has one.
@@ -42,7 +42,7 @@ pub(super) struct Station {
     context: Context,
 }
 
-/// Fields drop in order: dependent objects before the objects that they were made of.
+/// Fields are dropped in order: dependent objects before the objects from which they were created.
 struct VerbsObjects {
     way: Option<(Ah, u32)>,
     qp: Option<Qp>,
@@ -83,7 +83,7 @@ impl Station {
         &self.facts
     }
 
-    /// Executes the command; errors and failed assertions of the rig are answers too.
+    /// Executes the command. Errors, and failed assertions in the rig, are answers too.
     pub(super) fn execute(&mut self, command: Command) -> Answer {
         let done = panic::catch_unwind(AssertUnwindSafe(|| self.try_execute(command)));
         match done {

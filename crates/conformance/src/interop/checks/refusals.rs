@@ -1,4 +1,4 @@
-//! Requests that a responder refuses or cannot receive, on reliable connections.
+//! Requests on reliable connections that a responder refuses or cannot receive.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use super::reliable::refused;
 use crate::interop::command::{Operation, Queue, SendWr, Service, Tuning};
 use crate::interop::scene::{A, B, GUARD, Scene, ensure_status};
 
-/// Expects the request after a failed one to be flushed.
+/// Checks that the request after a failed one is flushed.
 fn flushed(scene: &mut Scene<'_>, wr_id: u64) -> Result<()> {
     let done = scene.take((A, Queue::Send)).context("waiting for a flush")?;
     ensure_status(&done, wr_id, &[Status::IBV_WC_WR_FLUSH_ERR])
 }
 
-/// A request waits for a receive that is posted late.
+/// Checks that a request waits for a receive that is posted late.
 pub(super) fn late_receive(scene: &mut Scene<'_>) -> Result<()> {
     scene.connect(Service::Rc)?;
     for (n, length) in (1..).zip([8, 3 * scene.options.mtu + 5]) {
@@ -32,7 +32,7 @@ pub(super) fn late_receive(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A missing receive fails the request, when its retries are used up.
+/// Checks that a request fails if no receive is posted and its retries are exhausted.
 pub(super) fn no_receive(scene: &mut Scene<'_>) -> Result<()> {
     let tuning = Tuning { rnr_retries: 2, ..scene.patient() };
     scene.connect_with(Service::Rc, tuning, true)?;
@@ -45,7 +45,7 @@ pub(super) fn no_receive(scene: &mut Scene<'_>) -> Result<()> {
     flushed(scene, 2)
 }
 
-/// Each operation that names a remote address: its effect there, and its number of bytes.
+/// Each operation that names a remote address, and the number of bytes that it accesses.
 const REMOTE: [(Operation, usize); 4] = [
     (Operation::Write, 64),
     (Operation::Read, 64),
@@ -53,7 +53,7 @@ const REMOTE: [(Operation, usize); 4] = [
     (Operation::FetchAdd { add: 1 }, 8),
 ];
 
-/// Posts the request, which is refused, and another one after it.
+/// Posts the request, and another one after it. Checks that the first is refused.
 fn expect_refused(scene: &mut Scene<'_>, request: SendWr) -> Result<()> {
     let source = scene.source();
     let behind = scene.request(2, Operation::Write, &[(source, 8)])?;
@@ -84,7 +84,7 @@ pub(super) fn out_of_bounds(scene: &mut Scene<'_>) -> Result<()> {
             scene.connect_to_fail()?;
             let (source, before) = (scene.source(), scene.seed());
             let end = 2 * scene.sink() - 2 * GUARD;
-            // The first or the last bytes are inside.
+            // Either the first bytes are inside, or the last ones.
             let inside = if behind { (end - length / 2, length / 2) } else { (0, length / 2) };
             scene.fill(B, &[(inside, before)])?;
             let mut request = scene.request(1, operation, &[(source, length)])?;
@@ -99,7 +99,7 @@ pub(super) fn out_of_bounds(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A region that peers have no rights to.
+/// Uses a region to which peers have no rights.
 pub(super) fn no_rights(scene: &mut Scene<'_>) -> Result<()> {
     for (operation, length) in REMOTE {
         scene.connect_with(Service::Rc, Tuning { retries: 6, ..scene.patient() }, false)?;
@@ -112,7 +112,7 @@ pub(super) fn no_rights(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A WRITE with immediate data that is refused uses no receive.
+/// Checks that a WRITE with immediate data that is refused consumes no receive.
 pub(super) fn refused_write_imm(scene: &mut Scene<'_>) -> Result<()> {
     scene.connect_to_fail()?;
     let source = scene.source();
@@ -131,7 +131,7 @@ pub(super) fn refused_write_imm(scene: &mut Scene<'_>) -> Result<()> {
     ensure_status(&got, 100, &[status])
 }
 
-/// A message that is longer than its receive.
+/// Sends a message that is longer than its receive.
 pub(super) fn too_long(scene: &mut Scene<'_>) -> Result<()> {
     let mtu = scene.options.mtu;
     for (room, length) in [(100, 200), (mtu + 10, 3 * mtu + 5)] {
@@ -150,7 +150,7 @@ pub(super) fn too_long(scene: &mut Scene<'_>) -> Result<()> {
             name,
             [Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_RETRY_EXC_ERR],
         );
-        // A lost answer is not repeated.
+        // If the answer is lost, it is not repeated.
         ensure_status(&done, 1, &status[..1 + usize::from(scene.options.lossy)])?;
         let status =
             scene.expected(B, Status::IBV_WC_LOC_LEN_ERR, name, Status::IBV_WC_LOC_QP_OP_ERR);
@@ -161,19 +161,19 @@ pub(super) fn too_long(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A destroyed queue pair does not answer.
+/// Checks that a destroyed queue pair does not answer.
 pub(super) fn destroyed_peer(scene: &mut Scene<'_>) -> Result<()> {
     let tuning = Tuning { retries: 3, ..scene.patient() };
     lose_peer(scene, tuning)?;
     give_up(scene)
 }
 
-/// A retry count of seven is finite.
+/// Checks that a retry count of seven is finite.
 pub(super) fn seven_retries(scene: &mut Scene<'_>) -> Result<()> {
     let tuning = scene.patient();
     lose_peer(scene, tuning)?;
     if scene.differs(A, "seven-retries-are-endless") {
-        // Eight times 67 ms have passed long ago.
+        // By then, eight times 67 ms have passed.
         let done = scene.take_within((A, Queue::Send), 1, Duration::from_secs(5))?;
         ensure!(done.is_empty(), "the requester should not have given up: {done:?}");
         return Ok(());

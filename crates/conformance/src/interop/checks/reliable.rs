@@ -18,12 +18,12 @@ pub(super) const SEND_IMM: Kind = Kind { operation: Operation::Send, imm: true }
 pub(super) const WRITE: Kind = Kind { operation: Operation::Write, imm: false };
 pub(super) const WRITE_IMM: Kind = Kind { operation: Operation::Write, imm: true };
 
-/// No elements if the message is empty.
+/// Returns no elements if the message is empty.
 pub(super) fn piece(at: usize, length: usize) -> Vec<Piece> {
     if length == 0 { Vec::new() } else { vec![(at, length)] }
 }
 
-/// The bytes around a range.
+/// Returns the bytes around a range.
 pub(super) fn guards(at: usize, length: usize) -> [Piece; 2] {
     [(at - GUARD, GUARD), (at + length, GUARD)]
 }
@@ -70,13 +70,13 @@ pub(super) fn ensure_received(
     Ok(())
 }
 
-/// A window is bound, written through, invalidated, and then unusable.
+/// Checks that a window can be bound, written through and invalidated, and is unusable afterwards.
 pub(super) fn invalidations(scene: &mut Scene<'_>) -> Result<()> {
     if !(scene.facts(A).windows && scene.facts(B).windows) {
         return Err(Skip("a device has no memory windows of type 2").into());
     }
     for length in [0, 24, scene.options.mtu + 1] {
-        // SoftRoCE does not bind a window twice, so each has a separate connection.
+        // SoftRoCE does not bind a window twice, so each one uses a separate connection.
         scene.connect_to_fail()?;
         let (source, sink) = (scene.source(), scene.sink());
         let (data, before) = (scene.seed(), scene.seed());
@@ -106,8 +106,8 @@ pub(super) fn invalidations(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Expects a remote access error. A lost answer is not repeated, so the requester may time out instead: the responder
-/// is in error.
+/// Expects a remote access error. If the answer is lost, it is not repeated, so the requester may
+/// time out instead, because the responder is in error.
 pub(super) fn refused(scene: &mut Scene<'_>, wr_id: u64) -> Result<()> {
     let done = scene.take((A, Queue::Send)).context("waiting for a refusal")?;
     let statuses = [Status::IBV_WC_REM_ACCESS_ERR, Status::IBV_WC_RETRY_EXC_ERR];
@@ -153,7 +153,7 @@ fn atomic(scene: &mut Scene<'_>, wr_id: u64, operation: Operation) -> Result<u64
 
 const FIRST: u64 = 0x0123_4567_89ab_cdef;
 
-/// Puts a word at B between bytes that must not change.
+/// Writes a word at B, between bytes that must not change.
 fn with_word(scene: &mut Scene<'_>) -> Result<u64> {
     scene.connect(Service::Rc)?;
     let (sink, before) = (scene.sink(), scene.seed());
@@ -175,7 +175,7 @@ pub(super) fn compare_swaps(scene: &mut Scene<'_>) -> Result<()> {
     let around = with_word(scene)?;
     let mut word = FIRST;
     for n in 1..20 {
-        // Every third one compares with another value.
+        // Every third operation compares with another value.
         let compare = if n % 3 == 0 { !word } else { word };
         let swap = word.rotate_left(7) ^ n;
         let found = atomic(scene, n, Operation::CompareSwap { compare, swap })?;

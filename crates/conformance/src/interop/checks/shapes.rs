@@ -1,4 +1,4 @@
-//! Requests with inline data, and requests of several elements.
+//! Requests with inline data, and requests with several elements.
 
 use anyhow::{Result, bail, ensure};
 
@@ -8,12 +8,12 @@ use crate::interop::pattern;
 use crate::interop::scene::{A, B, GUARD, Scene};
 use crate::interop::station::{ELEMENTS, INLINE};
 
-/// The length of the header before each message.
+/// Returns the length of the header before each message.
 pub(super) fn header(service: Service) -> usize {
     if service == Service::Ud { test_support::rig::datagram::HEADER } else { 0 }
 }
 
-/// The number of attempts where messages may be lost.
+/// The number of attempts if messages may be lost.
 const ATTEMPTS: usize = 20;
 
 /// Sends a message until it arrives in the posted receive. `prepare` is called before each attempt, `posted` after it.
@@ -40,7 +40,8 @@ pub(super) fn deliver(
     bail!("a message did not arrive in {ATTEMPTS} attempts");
 }
 
-/// The bytes of an inline request are those at the time of the post, whatever is written to the memory later.
+/// Checks that an inline request sends the bytes as they are when it is posted, whatever is written
+/// to the memory later.
 pub(super) fn inline(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     scene.connect(service)?;
     let (source, sink) = (scene.source(), scene.sink());
@@ -71,7 +72,7 @@ pub(super) fn inline(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     Ok(())
 }
 
-/// Ranges of these lengths, with gaps between them.
+/// Returns ranges with these lengths, and with gaps between them.
 fn spread(at: usize, lengths: [usize; ELEMENTS]) -> Vec<Piece> {
     let mut at = at;
     let mut next = |length| {
@@ -82,7 +83,7 @@ fn spread(at: usize, lengths: [usize; ELEMENTS]) -> Vec<Piece> {
     lengths.map(&mut next).to_vec()
 }
 
-/// Puts bytes into the ranges, one after the other.
+/// Writes bytes to the ranges, in order.
 fn scatter(scene: &mut Scene<'_>, into: &[Piece], bytes: &[u8]) -> Result<()> {
     let mut rest = bytes;
     for &(at, length) in into {
@@ -102,7 +103,7 @@ fn gathered(
     Ok(parts?.concat())
 }
 
-/// A message of several elements arrives in several others.
+/// Checks that a message with several elements arrives in several others.
 pub(super) fn elements(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     scene.connect(service)?;
     let (mtu, front) = (scene.options.mtu, header(service));

@@ -1,4 +1,4 @@
-//! Messages that may be lost. Those that arrive are whole.
+//! Messages that may be lost. Those that arrive are complete.
 
 use anyhow::{Result, ensure};
 use rdma_sys::ibv_wc_status as Status;
@@ -14,7 +14,7 @@ pub(super) fn sends(scene: &mut Scene<'_>, imm: bool) -> Result<()> {
     each(scene, Service::Uc, &lengths, imm)
 }
 
-/// One SEND of each length; each receive has space for any of them.
+/// Sends one message of each length; each receive has space for any of them.
 pub(super) fn each(
     scene: &mut Scene<'_>,
     service: Service,
@@ -44,7 +44,7 @@ pub(super) fn each(
         };
         (waiting, arrived) = (false, arrived + 1);
         ensure_status(&got, 100, &[Status::IBV_WC_SUCCESS])?;
-        // A message that was considered lost may be late.
+        // A message that was considered lost may arrive late.
         let place = sent.iter().position(|sent| front + sent.0 == got.bytes as usize);
         let Some(place) = place else {
             anyhow::bail!("no message of that length was sent: {got:?}")
@@ -60,7 +60,7 @@ pub(super) fn each(
     Ok(())
 }
 
-/// The arrival of a WRITE is not reported; that of a later SEND is.
+/// The arrival of a WRITE is not reported, but that of a later SEND is.
 pub(super) fn writes(scene: &mut Scene<'_>) -> Result<()> {
     scene.connect(Service::Uc)?;
     let (mut waiting, mut arrived) = (false, 0);
@@ -84,7 +84,7 @@ pub(super) fn writes(scene: &mut Scene<'_>) -> Result<()> {
             ensure_status(&got, 100, &[Status::IBV_WC_SUCCESS])?;
             arrived += 1;
         }
-        // Packets of a lost one may have been written.
+        // Some packets of a lost message may have been written.
         let either = [data, before];
         let seeds = if scene.options.lossy { &either[..] } else { &either[..1] };
         scene.expect(B, &[((sink, length), seeds), (front, &[before]), (back, &[before])])?;
@@ -134,7 +134,8 @@ pub(super) fn writes_imm(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A message that is longer than its receive is lost, and the receive is used by the next one.
+/// Checks that a message longer than its receive is lost, and that the next message consumes the
+/// receive.
 pub(super) fn too_long(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     if scene.options.lossy {
         return Err(Skip("a loss by the network looks the same").into());
