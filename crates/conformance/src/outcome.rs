@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Outcome {
     /// The device fulfils the contract.
     Passed,
-    /// It did only when no other case ran at the same time.
+    /// The device fulfils the contract, but only when no other case ran at the same time.
     PassedAlone,
     /// The device differs from the contract, exactly as documented under these names.
     Differs {

@@ -1,5 +1,5 @@
-//! The cases of SoftRoCE: one process runs them on its device, natively or in the virtual machine, and prints a line
-//! when each ends.
+//! SoftRoCE's cases. One process runs them on its device, natively or in the virtual machine, and
+//! prints a line when each case ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::env;
@@ -15,10 +15,12 @@ use serde::{Deserialize, Serialize};
 use crate::outcome::Outcome;
 use crate::{cases, child};
 
-/// The variable with the device name, for a process that runs the cases of its arguments.
+/// The environment variable with the device's name, for a process that runs the cases in its
+/// arguments.
 const VARIABLE: &str = "RDMA_TEST_REMOTE";
 
-/// The limit for an emulated guest on a slow machine; on most machines the run takes a few minutes.
+/// The time limit for an emulated guest on a slow machine; on most machines the run takes a few
+/// minutes.
 const LIMIT_SECONDS: &str = "1500";
 
 /// The outcome of one case, as a line.
@@ -28,10 +30,11 @@ struct Line {
     outcome: Outcome,
 }
 
-/// The variable that decides whether SoftRoCE is tested: `auto` (if it was set up), `off` or `required`.
+/// The environment variable that decides whether SoftRoCE is tested: `auto` (if it was set up),
+/// `off` or `required`.
 const WISH: &str = "RDMA_TEST_RXE";
 
-/// SoftRoCE, if it is to be tested: the name of its device, and a description of its location.
+/// Returns the name and location of SoftRoCE's device, if SoftRoCE should be tested.
 pub(crate) fn wanted() -> Result<Option<(String, String)>, String> {
     let wish = env::var(WISH).unwrap_or_else(|_| "auto".to_owned());
     let found = match wish.as_str() {
@@ -49,7 +52,8 @@ pub(crate) fn wanted() -> Result<Option<(String, String)>, String> {
     Ok(found)
 }
 
-/// The location of SoftRoCE, described, and the name of its device; `None` if it was not set up.
+/// Returns a description of SoftRoCE's location, and the name of its device; `None` if it was not
+/// set up.
 fn find() -> Option<(String, String)> {
     let output = xtask("rxe-setup").arg("--check").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -64,7 +68,8 @@ fn xtask(chore: &str) -> Command {
     command
 }
 
-/// Runs the cases of its arguments, if this process was started for that. Returns true in that case.
+/// Runs the cases in its arguments, if this process was started for that. Returns true in that
+/// case.
 pub(crate) fn serve() -> bool {
     let Ok(device) = env::var(VARIABLE) else { return false };
     let wanted: Vec<String> = env::args().skip(1).collect();
@@ -84,7 +89,7 @@ pub(crate) fn serve() -> bool {
             });
         }
     });
-    // An emulated kernel can be late when two cases use it: each is repeated alone.
+    // An emulated kernel can be late when two cases use it, so each failed case is repeated alone.
     for case in failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
         let outcome = match child::run(&device, case) {
             Outcome::Passed => Outcome::PassedAlone,
@@ -99,7 +104,8 @@ fn print(case: String, outcome: Outcome) {
     println!("{}", serde_json::to_string(&Line { case, outcome }).unwrap());
 }
 
-/// A command that runs this program where SoftRoCE is, with the device name in `variable`.
+/// Returns a command that runs this program where SoftRoCE is, with the device's name in
+/// `variable`.
 pub(crate) fn command(variable: &str, device: &str, arguments: Vec<String>) -> io::Result<Command> {
     let mut command = xtask("rxe-run");
     command.args(["--timeout", LIMIT_SECONDS, "--"]).arg(env::current_exe()?).args(arguments);
@@ -117,12 +123,12 @@ pub(crate) struct Remote {
 #[derive(Debug, Default)]
 struct RemoteOutcomes {
     outcomes: BTreeMap<String, Outcome>,
-    /// The reason why the remaining outcomes will not arrive.
+    /// The reason that the remaining outcomes will not arrive.
     ended: Option<String>,
 }
 
 impl Remote {
-    /// Starts them.
+    /// Starts the cases.
     pub(crate) fn start(device: String, cases: Vec<String>) -> Arc<Self> {
         let remote = Arc::new(Self::default());
         let own = Arc::clone(&remote);
@@ -139,7 +145,7 @@ impl Remote {
         self.changed.notify_all();
     }
 
-    /// Reads the lines of the process that runs them.
+    /// Reads the lines that the process with the cases prints.
     fn follow(&self, mut command: Command) -> anyhow::Result<()> {
         let mut errors = tempfile::tempfile()?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors.try_clone()?);
@@ -160,7 +166,7 @@ impl Remote {
         bail!("cargo xtask rxe-run: {status}\n{said}");
     }
 
-    /// Waits for the end of a case.
+    /// Waits until a case ends.
     pub(crate) fn wait(&self, case: &str) -> Outcome {
         let going_on = |state: &mut RemoteOutcomes| {
             !state.outcomes.contains_key(case) && state.ended.is_none()

@@ -13,14 +13,15 @@ use crate::remote::{self, Remote};
 use crate::table::Results;
 use crate::{cases, child};
 
-/// Runs the suite as `cargo test` does, or the part that this process was started for.
+/// Runs the suite, with the interface of `cargo test`, or the part for which this process was
+/// started.
 #[must_use]
 pub fn main() -> ExitCode {
     if child::run_own_case() || remote::serve() {
         return ExitCode::SUCCESS;
     }
     let mut arguments = Arguments::from_args();
-    // Each case is a process, and many of them wait for most of their time.
+    // Each case is a process, and many of them mostly wait.
     let processors = thread::available_parallelism().map_or(1, usize::from);
     arguments.test_threads.get_or_insert(2 * processors);
     let results = Arc::new(Results::default());
@@ -48,13 +49,13 @@ fn cases_for(device: &Wanted) -> impl Iterator<Item = &'static Case> {
     cases::all().filter(move |case| (all || !case.destructive) && !(lossy && case.is_unreliable()))
 }
 
-/// The trial of a case that this process runs.
+/// Returns the trial for a case that this process runs.
 fn here(device: &str, case: &'static Case, results: &Arc<Results>) -> Trial {
     let name = device.to_owned();
     trial(device, case, results, move || child::run(&name, case))
 }
 
-/// The trials of SoftRoCE. Starts the process that runs the requested ones.
+/// Returns the trials for SoftRoCE, and starts the process that runs the requested ones.
 fn with_rxe(arguments: &Arguments, results: &Arc<Results>) -> Result<Vec<Trial>, String> {
     let Some((device, place)) = remote::wanted()? else { return Ok(Vec::new()) };
     if devices::named().iter().any(|named| named.name == device) {

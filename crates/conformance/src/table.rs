@@ -1,4 +1,4 @@
-//! The outcomes, and the table at the end.
+//! The outcomes, and the table that is printed at the end.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
