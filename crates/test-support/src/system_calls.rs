@@ -1,7 +1,7 @@
 //! Proof that a piece of code makes no system call: the kernel stops the first one.
 //!
-//! The piece runs in a separate process, since a filter of system calls cannot be removed (`man 2 seccomp`). Calls that
-//! are served without entering the kernel (`man 7 vdso`) do not count.
+//! The code runs in a separate process, because a seccomp filter cannot be removed (`man 2
+//! seccomp`). Calls that do not enter the kernel (`man 7 vdso`) do not count.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long, c_ulong, c_void};
@@ -13,7 +13,8 @@ use std::ptr;
 /// The exit status of a process that cannot install a filter.
 const NO_FILTER: c_int = 254;
 
-/// Runs the piece, and ends the process with a status for [`first_system_call`]. It does not return.
+/// Runs the code, and ends the process with a status for [`first_system_call`]. This does not
+/// return.
 pub fn end_at_first_system_call(piece: impl FnOnce()) {
     let status = if filter() {
         piece();
@@ -24,10 +25,10 @@ pub fn end_at_first_system_call(piece: impl FnOnce()) {
     end(status)
 }
 
-/// Ends the process by the only call that the filter allows. A sanitizer makes more calls in `_exit`, and before any
-/// function that is declared not to return.
+/// Ends the process with the only call that the filter allows. A sanitizer makes more calls in
+/// `_exit`, and before any function that is declared not to return.
 fn end(status: c_int) {
-    // SAFETY: SAFETY.md F15: it ends the process.
+    // SAFETY: SAFETY.md F15: the call only ends the process.
     unsafe { libc::syscall(libc::SYS_exit_group, status) };
 }
 
@@ -46,16 +47,18 @@ pub fn first_system_call(program: &mut Command) -> Option<c_int> {
     (code > 0).then(|| code - 1)
 }
 
-/// Stops this thread from now on at each call, except those that end the process or handle a signal.
+/// From now on, stops this thread at each call, except calls that end the process or handle a
+/// signal.
 fn filter() -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     let set_up = action.as_mut_ptr();
     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = stop;
-    // SAFETY: SAFETY.md F15: a field of the struct that is being set up; the rest of it is zeros.
+    // SAFETY: SAFETY.md F15: the field belongs to the struct that is being set up; the rest of the
+    // struct is zero.
     unsafe { (*set_up).sa_sigaction = handler as libc::sighandler_t };
-    // SAFETY: SAFETY.md F15: likewise.
+    // SAFETY: SAFETY.md F15: same argument as above.
     unsafe { (*set_up).sa_flags = libc::SA_SIGINFO };
-    // SAFETY: SAFETY.md F15: the handler calls nothing that a handler may not call.
+    // SAFETY: SAFETY.md F15: the handler calls nothing that a signal handler must not call.
     assert_eq!(unsafe { libc::sigaction(libc::SIGSYS, set_up, ptr::null_mut()) }, 0);
 
     let load = |at| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, at);
@@ -77,13 +80,14 @@ fn filter() -> bool {
     install(&mut program)
 }
 
-/// Makes a kernel without this socket option, for this thread and those that it starts from now on: setting it fails
-/// with `ENOPROTOOPT` (`man 2 setsockopt`).
+/// Makes the kernel act as if it lacked this socket option, for this thread and those that it
+/// starts from now on. Setting the option fails with `ENOPROTOOPT` (`man 2 setsockopt`).
 ///
 /// # Panics
 /// The kernel refuses the filter.
 pub fn refuse_socket_option(level: c_int, option: c_int) {
-    /// The offsets of the number of the call and of its second and third argument (`struct seccomp_data`).
+    /// The offsets of the call's number, and of its second and third argument (`struct
+    /// seccomp_data`).
     const NUMBER: u32 = 0;
     const LEVEL: u32 = if cfg!(target_endian = "little") { 24 } else { 28 };
     const OPTION: u32 = LEVEL + 8;
@@ -108,17 +112,18 @@ pub fn refuse_socket_option(level: c_int, option: c_int) {
     assert!(install(&mut program), "the kernel refuses filters of system calls");
 }
 
-/// Applies the filter from now on to the calls of this thread, and of those that it starts.
+/// Applies the filter from now on to the calls of this thread and of those that it starts.
 fn install(program: &mut [libc::sock_filter]) -> bool {
     let filter = libc::sock_fprog {
         len: u16::try_from(program.len()).unwrap_or(u16::MAX),
         filter: program.as_mut_ptr(),
     };
     let (one, zero): (c_ulong, c_ulong) = (1, 0);
-    // SAFETY: SAFETY.md F15: only numbers.
+    // SAFETY: SAFETY.md F15: the arguments are only numbers.
     let quiet = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, one, zero, zero, zero) };
     let mode = libc::SECCOMP_MODE_FILTER;
-    // SAFETY: SAFETY.md F15: the program and its instructions live during the call, which reads them.
+    // SAFETY: SAFETY.md F15: the filter program and its instructions live during the call, which
+    // only reads them.
     quiet == 0
         && unsafe { libc::prctl(libc::PR_SET_SECCOMP, c_ulong::from(mode), &raw const filter) } == 0
 }
@@ -133,10 +138,11 @@ fn instruction(code: u32, jt: u8, k: u32) -> libc::sock_filter {
 
 /// Ends the process with the number of the call, counted from 1.
 extern "C" fn stop(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
-    // The address of the call, then its number (`man 2 sigaction`, SIGSYS).
+    // The address of the call precedes its number (`man 2 sigaction`, SIGSYS).
     const NUMBER: usize = 24;
     let number = info.wrapping_byte_add(NUMBER).cast::<c_int>();
-    // SAFETY: SAFETY.md F15: the kernel passes this signal with its information, which has more bytes than these.
+    // SAFETY: SAFETY.md F15: the kernel passes this signal with its information, which is longer
+    // than the bytes read.
     let call = unsafe { number.read() };
     end((call + 1).clamp(1, NO_FILTER - 1))
 }

@@ -1,4 +1,4 @@
-//! Cases that must not compile, each with a twin that differs in one line and does.
+//! Cases that must not compile. Each has a twin that differs in one line and compiles.
 //!
 //! Without the twin, a case could fail for any other reason, such as a changed name.
 
@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Declares the tests of a folder `tests/compile`. The compiler must reject each case of `fail`; its twin in `pass`
-/// must compile and run, as a test of its name. The calling crate depends on `trybuild`.
+/// Declares the tests in a folder `tests/compile`. The compiler must reject each case in `fail`.
+/// Its twin in `pass` must compile and run, as a test with the same name. The calling crate depends
+/// on `trybuild`.
 #[macro_export]
 macro_rules! twins {
     ($($name:ident)+) => {
@@ -37,10 +38,11 @@ macro_rules! twins {
     };
 }
 
-/// Checks that `fail` and `pass` in this folder have these cases, and that each pair differs in one line.
+/// Checks that `fail` and `pass` in this folder contain these cases, and that each pair differs in
+/// one line.
 ///
 /// # Panics
-/// A case is missing or differs in another number of lines; the message names it.
+/// A case is missing, or a pair differs in another number of lines; the message names it.
 pub fn assert_one_line_apart(folder: &Path, cases: &[&str]) {
     let cases: BTreeSet<_> = cases.iter().map(|case| format!("{case}.rs")).collect();
     for kind in ["fail", "pass"] {

@@ -5,7 +5,7 @@ use std::fs;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Returns the memory of this process in bytes (`man 5 proc_pid_statm`).
+/// Returns the memory that this process uses, in bytes (`man 5 proc_pid_statm`).
 ///
 /// # Errors
 /// The system does not report it.
@@ -15,7 +15,8 @@ pub fn resident() -> Outcome<u64> {
     Ok(pages * rustix::param::page_size() as u64)
 }
 
-/// Returns the processor time of this process, in ticks of a hundredth of a second (`man 5 proc_pid_stat`).
+/// Returns the processor time that this process has used, in ticks of a hundredth of a second (`man
+/// 5 proc_pid_stat`).
 ///
 /// # Errors
 /// The system does not report it.

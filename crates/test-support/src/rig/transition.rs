@@ -90,7 +90,7 @@ pub fn transition(service: ibv_qp_type, from: State, to: State) -> Option<Transi
     Some(Transition { required, optional })
 }
 
-/// A queue pair that can only send to itself.
+/// Creates a queue pair that can send only to itself.
 pub fn alone(device: &str, service: ibv_qp_type) -> Side {
     Side::new(device, &Size { qp_type: service, ..Size::default() }, 16)
 }
@@ -103,13 +103,13 @@ pub fn right(at: &Endpoint, from: State, to: State) -> ibv_qp_attr {
 }
 
 impl Side {
-    /// Changes from one state to another with the required attributes, except that the `toggled` ones are added or left
-    /// out. Returns 0 or an error number.
+    /// Moves from one state to another with the required attributes, where the `toggled` ones are
+    /// added or left out. Returns 0 or an error number.
     pub fn transit(&self, (from, to): (State, State), toggled: u32) -> i32 {
         self.transit_with((from, to), toggled, |_| {})
     }
 
-    /// Like [`transit`](Self::transit), with changed values.
+    /// Like [`transit`](Self::transit), but with modified values.
     pub fn transit_with(
         &self,
         (from, to): (State, State),
@@ -122,7 +122,7 @@ impl Side {
         self.qp.modify(attr, (Mask::IBV_QP_STATE.0 | required) ^ toggled)
     }
 
-    /// Brings a queue pair from any state to this one.
+    /// Moves a queue pair from any state to this one.
     #[track_caller]
     pub fn bring(&self, state: State) {
         self.qp.to_reset();
