@@ -46,7 +46,7 @@ struct Group {
     /// The LID; 0 on Ethernet.
     lid: u16,
     /// The host's own membership, without which its network stack drops incoming packets. It is
-    /// `None` for a software device that does not use an address of the host.
+    /// `None` for a software device, which has no address of the host.
     _socket: Option<UdpSocket>,
 }
 
