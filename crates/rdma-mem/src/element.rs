@@ -31,8 +31,8 @@ use crate::region::unowned::MemoryRegion;
 /// let region = pd.register_local_mr_slice(&memory[..32])?;
 /// assert_eq!(GatherElement::new(&region, &memory[8..16]).length(), 8);
 /// assert_eq!(
-///       GatherElement::new_checked(&region, &memory[30..34]).unwrap_err(),
-///       ScatterGatherElementError::SliceNotWithinBounds,
+///     GatherElement::new_checked(&region, &memory[30..34]).unwrap_err(),
+///     ScatterGatherElementError::SliceNotWithinBounds,
 /// );
 /// # Ok::<(), rdma_mem::Error>(())
 /// ```

@@ -86,9 +86,9 @@ impl fmt::Display for ForkStatus {
 ///
 /// rdma_soft::install();
 /// match fork_support(ForkMode::Query) {
-///       Ok(status) if status.is_safe() => println!("this program may start others"),
-///       Ok(status) => println!("registered memory and fork: {status}"),
-///       Err(error) => println!("unknown status: {error}"),
+///     Ok(status) if status.is_safe() => println!("this program may start others"),
+///     Ok(status) => println!("registered memory and fork: {status}"),
+///     Err(error) => println!("unknown status: {error}"),
 /// }
 /// ```
 #[doc(alias = "ibv_fork_init")]

@@ -24,21 +24,21 @@ use crate::wire::{Aeth, Headers, Ieth, ImmDt, Opcode, Operation, PadCount};
 /// let first = Bth::new(opcode(Operation::SendFirst), Qpn::masked(0x11), Psn::masked(7));
 /// let last = Bth { opcode: opcode(Operation::SendLast), ack_request: true, ..first };
 /// let burst = Burst {
-///       header: Headers::new(first),
-///       last: Some(Last::of(&Headers::new(last))),
-///       segment: 256,
-///       segments: 3,
-///       length: 600,
+///     header: Headers::new(first),
+///     last: Some(Last::of(&Headers::new(last))),
+///     segment: 256,
+///     segments: 3,
+///     length: 600,
 /// };
 /// let payload = [0; 600];
 /// let packets: Vec<_> = burst
-///       .packets(&payload)
-///       .map(|(headers, payload)| (headers.bth.opcode.operation(), headers.bth.psn.get(), payload.len()))
-///       .collect();
+///     .packets(&payload)
+///     .map(|(headers, payload)| (headers.bth.opcode.operation(), headers.bth.psn.get(), payload.len()))
+///     .collect();
 /// let expected = [
-///       (Operation::SendFirst, 7, 256),
-///       (Operation::SendMiddle, 8, 256),
-///       (Operation::SendLast, 9, 88),
+///     (Operation::SendFirst, 7, 256),
+///     (Operation::SendMiddle, 8, 256),
+///     (Operation::SendLast, 9, 88),
 /// ];
 /// assert_eq!(packets, expected);
 /// ```

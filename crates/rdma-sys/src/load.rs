@@ -34,8 +34,8 @@ const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
 ///
 /// ```
 /// match rdma_sys::system() {
-///       Ok(verbs) => assert_eq!(verbs.name, "system"),
-///       Err(error) => eprintln!("no RDMA hardware: {error}"),
+///     Ok(verbs) => assert_eq!(verbs.name, "system"),
+///     Err(error) => eprintln!("no RDMA hardware: {error}"),
 /// }
 /// ```
 #[doc(alias = "dlopen")]

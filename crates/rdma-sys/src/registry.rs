@@ -78,10 +78,10 @@ pub unsafe fn register(verbs: &'static Verbs) {
 ///
 /// ```
 /// for provider in rdma_sys::providers()? {
-///       match provider.verbs {
-///           Ok(_) => println!("{}: there", provider.name),
-///           Err(error) => println!("{}: {error}", provider.name),
-///       }
+///     match provider.verbs {
+///         Ok(_) => println!("{}: there", provider.name),
+///         Err(error) => println!("{}: {error}", provider.name),
+///     }
 /// }
 /// # Ok::<(), rdma_sys::UnknownProvider>(())
 /// ```

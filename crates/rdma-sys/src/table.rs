@@ -71,7 +71,7 @@ macro_rules! table {
         /// use rdma_sys::{Verbs, ibv_device};
         ///
         /// unsafe extern "C" fn name(_device: *mut ibv_device) -> *const std::ffi::c_char {
-        ///       c"example0".as_ptr()
+        ///     c"example0".as_ptr()
         /// }
         ///
         /// let mut verbs = Verbs::unsupported();

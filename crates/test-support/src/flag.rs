@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// let done = AtomicBool::new(false);
 /// std::thread::scope(|scope| {
-///       let watch = scope.spawn(|| while !done.load(Ordering::Acquire) {});
-///       let works = SetWhenDropped(&done);
-///       // ... what is watched, which may panic
-///       drop(works);
-///       watch.join().unwrap();
+///     let watch = scope.spawn(|| while !done.load(Ordering::Acquire) {});
+///     let works = SetWhenDropped(&done);
+///     // ... what is watched, which may panic
+///     drop(works);
+///     watch.join().unwrap();
 /// });
 /// ```
 #[derive(Debug)]

@@ -33,7 +33,7 @@ use crate::object::ownership::Ownership;
 /// let context = rdma_mem::open_device("soft0")?;
 /// let device = context.query_device()?;
 /// for number in 1..=device.port_count {
-///       println!("port {number} is {}", context.query_port(number)?.state);
+///     println!("port {number} is {}", context.query_port(number)?.state);
 /// }
 /// # Ok::<(), rdma_mem::Error>(())
 /// ```

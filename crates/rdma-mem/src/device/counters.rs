@@ -26,7 +26,7 @@ impl Device {
     /// # rdma_soft::install();
     /// let soft = rdma_mem::open_device("soft0")?;
     /// for (name, value) in soft.device().counters(1) {
-    ///       println!("{name} {value}"); // on a NIC, such as `out_of_sequence 0`
+    ///     println!("{name} {value}"); // on a NIC, such as `out_of_sequence 0`
     /// }
     /// # assert!(soft.device().counters(1).is_empty());
     /// # Ok::<(), rdma_mem::Error>(())

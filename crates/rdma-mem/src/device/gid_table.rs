@@ -25,7 +25,7 @@ impl Context {
     /// rdma_soft::install();
     /// let context = rdma_mem::open_device("soft0")?;
     /// for entry in context.gid_table()? {
-    ///       println!("{}[{}] {} {}", entry.port, entry.index, entry.gid, entry.gid_type);
+    ///     println!("{}[{}] {} {}", entry.port, entry.index, entry.gid, entry.gid_type);
     /// }
     /// # Ok::<(), rdma_mem::Error>(())
     /// ```

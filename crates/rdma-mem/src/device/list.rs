@@ -138,10 +138,10 @@ fn open_active(device: &Device) -> Result<Option<Context>, Error> {
 /// # rdma_soft::install();
 /// let devices = rdma_mem::list_devices();
 /// for device in &devices {
-///       println!("{} {}", device.name(), device.guid());
+///     println!("{} {}", device.name(), device.guid());
 /// }
 /// for error in devices.errors() {
-///       println!("no others: {error}");
+///     println!("no others: {error}");
 /// }
 /// assert!(devices.iter().any(|device| device.name() == "soft0"));
 /// ```

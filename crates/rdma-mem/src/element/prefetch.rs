@@ -49,9 +49,9 @@ impl ProtectionDomain {
     /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
     /// let region = pd.allocate_region(1 << 20)?;
     /// match pd.prefetch(&[region.as_slice().gather_element()], Prefetch::Read, true) {
-    ///       Ok(()) => println!("the first read waits for no page"),
-    ///       Err(Error::Verb(error)) if error.errno == Errno::EOPNOTSUPP => println!("{error}"),
-    ///       Err(error) => return Err(error),
+    ///     Ok(()) => println!("the first read waits for no page"),
+    ///     Err(Error::Verb(error)) if error.errno == Errno::EOPNOTSUPP => println!("{error}"),
+    ///     Err(error) => return Err(error),
     /// }
     /// # Ok::<(), Error>(())
     /// ```

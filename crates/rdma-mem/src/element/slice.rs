@@ -180,8 +180,8 @@ impl<'r> SliceMut<'r> {
     /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
     /// let mut region = pd.allocate_region(10)?;
     /// for mut piece in region.as_slice_mut().into_chunks(4) {
-    ///       let length = piece.len() as u8;
-    ///       piece.fill(length); // here a receive would be posted for each
+    ///     let length = piece.len() as u8;
+    ///     piece.fill(length); // here a receive would be posted for each
     /// }
     /// assert_eq!(region[..], [4, 4, 4, 4, 4, 4, 4, 4, 2, 2]);
     /// # Ok::<(), rdma_mem::Error>(())

@@ -37,7 +37,7 @@ const MOST: usize = 4096;
 /// let context = rdma_mem::open_device("soft0")?;
 /// let events = context.async_events()?;
 /// while let Some(event) = events.get_event_timeout(Duration::from_millis(1))? {
-///       println!("{}: {:?}", event.kind, event.source);
+///     println!("{}: {:?}", event.kind, event.source);
 /// }
 /// # Ok::<(), rdma_mem::Error>(())
 /// ```

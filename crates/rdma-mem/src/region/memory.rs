@@ -107,7 +107,7 @@ impl RegionMemory {
     ///
     /// let length = 3 << 20;
     /// let memory = RegionMemory::huge_pages(length, HugePageSize::MIB2)
-    ///       .or_else(|_| RegionMemory::allocate(length))?;
+    ///     .or_else(|_| RegionMemory::allocate(length))?;
     /// assert_eq!(memory.len(), length);
     /// # Ok::<(), rdma_mem::Error>(())
     /// ```

@@ -42,7 +42,7 @@ const BTH: Mask = &[(4, 0xff)];
 /// let mut datagram = [0; 40];
 /// datagram[..12].copy_from_slice(&[0x04, 0x30, 0xff, 0xff, 0, 0, 0, 0x11, 0x80, 0x10, 0, 0]);
 /// for (at, byte) in (0..21).enumerate() {
-///       datagram[12 + at] = byte;
+///     datagram[12 + at] = byte;
 /// }
 /// datagram[36..].copy_from_slice(&[0x65, 0xbe, 0xc9, 0x58]);
 ///
