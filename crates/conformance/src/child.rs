@@ -27,7 +27,7 @@ const AGAIN: &str = "RDMA_TEST_CASE_AGAIN";
 /// The time that a killed process may take to end.
 const LAST: Duration = Duration::from_secs(10);
 
-/// Runs the case for which this process was started. Returns true if there is one.
+/// Runs the case that this process was started for. Returns true if there is one.
 pub(crate) fn run_own_case() -> bool {
     let Ok(wanted) = env::var(VARIABLE) else { return false };
     let (device, case) = wanted.split_once("::").expect("DEVICE::CASE");

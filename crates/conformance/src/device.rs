@@ -18,7 +18,7 @@ use crate::outcome::Outcome;
 const OF_RXE: &str = include_str!("../../../docs/rxe-differences.md");
 const OF_PACKETS: &str = include_str!("../../../docs/wire-differences.md");
 
-/// The reasons for which cases may be skipped on the software devices.
+/// The reasons that may skip cases on the software devices.
 const LACKED: &[&str] = &[
     "InfiniBand headers have only one form",
     "an address of the host belongs to one process",

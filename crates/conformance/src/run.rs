@@ -13,8 +13,8 @@ use crate::remote::{self, Remote};
 use crate::table::Results;
 use crate::{cases, child};
 
-/// Runs the suite, with the interface of `cargo test`, or the part for which this process was
-/// started.
+/// Runs the suite, with the interface of `cargo test`, or the part that this process was
+/// started for.
 #[must_use]
 pub fn main() -> ExitCode {
     if child::run_own_case() || remote::serve() {

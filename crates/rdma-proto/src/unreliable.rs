@@ -36,7 +36,7 @@ impl UnreliableRequester {
         Self { connection, psn, next: 0, packet: 0, stopped: false, counters }
     }
 
-    /// Returns the number that follows the last request of which at least a packet was sent.
+    /// Returns the number that follows the last request with at least one sent packet.
     #[must_use]
     pub const fn begun(&self) -> u32 {
         if self.packet > 0 { self.next.wrapping_add(1) } else { self.next }

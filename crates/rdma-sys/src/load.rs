@@ -52,8 +52,8 @@ fn load(file: &OsStr) -> Result<Verbs, LoadError> {
     if elf::program_is_static() {
         return Err(LoadError::StaticBinary);
     }
-    // SAFETY: the file is the machine's libibverbs, or one that the user who started the program
-    // named. Its initialisers register drivers and touch no memory of ours (SAFETY.md F2).
+    // SAFETY: the file is the machine's libibverbs, or one named by the user of this
+    // program. Its initialisers register drivers and touch no memory of ours (SAFETY.md F2).
     let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
     let library = opened.map_err(|error| LoadError::of_dlopen(file, &reason(&error)))?;
     // SAFETY: the same holds for its exported functions. The library is never closed, neither here

@@ -19,7 +19,7 @@ pub(crate) struct Number;
 pub(crate) struct MinusOne;
 /// Returns NULL and sets `errno` to `ENOSYS`.
 pub(crate) struct Null;
-/// Returns a text that says so, because C programs print it unchecked.
+/// Returns a text that states this, because C programs print it unchecked.
 pub(crate) struct Text;
 /// Returns 0, where C has no way to report an error.
 pub(crate) struct Zero;

@@ -154,7 +154,7 @@ pub(crate) struct SimQueuePair {
     pub(crate) service: Service,
     pub(crate) shares: bool,
     pub(crate) capacity: usize,
-    /// The groups of which the queue pair is a member.
+    /// The groups that the queue pair is a member of.
     pub(crate) groups: BTreeSet<usize>,
 
     // The local memory is used as a ring.
@@ -176,7 +176,7 @@ pub(crate) struct SimQueuePair {
     pub(crate) expected: VecDeque<Message>,
     /// The last message that was received.
     pub(crate) received: u64,
-    /// Whether there were messages for which no receive was posted.
+    /// Whether messages found no posted receive.
     pub(crate) starved: bool,
     /// Whether a receive was flushed before the reason was known.
     pub(crate) flushed_early: bool,

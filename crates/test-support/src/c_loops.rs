@@ -82,7 +82,7 @@ impl CLoop {
     /// [`DEPTH`] writes, and one poll for all of them.
     pub const OUTSTANDING: Self =
         Self { name: "outstanding", calls: |n| Calls::writes(n, n, n / DEPTH as u64), sum: ids };
-    /// [`DEPTH`] writes, of which the last is signaled, and a poll for that one.
+    /// [`DEPTH`] writes, the last of them signaled, and a poll for that one.
     pub const UNSIGNALED: Self = Self {
         name: "unsignaled",
         calls: Calls::unsignaled,

@@ -94,8 +94,8 @@ impl Context {
     ///
     /// # Safety
     /// The caller upholds the contract of [`Ownership`]. The context was opened by this table's
-    /// `ibv_open_device`. All functions in the table come from one provider, as
-    /// [`DeviceList::of`](crate::DeviceList::of) requires.
+    /// `ibv_open_device`. All functions in the table come from one provider:
+    /// [`DeviceList::of`](crate::DeviceList::of) requires this.
     ///
     /// # Examples
     /// ```
@@ -291,7 +291,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Verb`] if the provider refuses. The usual cause is a missing permission for
-    /// `/dev/infiniband`; the hint then says so.
+    /// `/dev/infiniband`; the hint then names it.
     ///
     /// # Examples
     /// ```

@@ -11,7 +11,7 @@ use crate::device::protection_domain::ProtectionDomain;
 /// Bytes of a region: the address that the processor uses, the address that a device uses, and the
 /// key.
 ///
-/// It guarantees nothing about the contents of the bytes, or about who else uses them.
+/// It guarantees nothing about the contents of the bytes, or about other users of them.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'r> {
     base: NonNull<u8>,

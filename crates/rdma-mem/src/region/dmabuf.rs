@@ -63,8 +63,8 @@ impl ProtectionDomain {
     /// Registers `length` bytes at `offset` in a dma-buf for local access: they can be sent, and
     /// received or read into. Peers have no access. See `man ibv_reg_dmabuf_mr`.
     ///
-    /// This is safe, although the memory may be mapped elsewhere and visible as a slice. Whoever
-    /// created that slice has promised that no process changes the file meanwhile, and any process
+    /// This is safe, although the memory may be mapped elsewhere and visible as a slice. The
+    /// creator of that slice has promised that no process changes the file meanwhile, and any process
     /// with a descriptor could do so. Requests of this machine change the file just as `write(2)`
     /// does.
     ///

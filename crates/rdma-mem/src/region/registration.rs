@@ -167,7 +167,7 @@ impl<M> Registration<M> {
         self.rkey
     }
 
-    /// Returns the access for which the region was registered.
+    /// Returns the access that the region was registered with.
     pub(crate) fn access(&self) -> AccessFlags {
         self.access
     }

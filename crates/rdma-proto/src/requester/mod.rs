@@ -63,7 +63,7 @@ pub struct Requester<W = Fixed> {
     /// never sent. The second is larger while packets are retransmitted.
     sent: u32,
     ever_sent: u32,
-    /// The number that follows the last request of which at least a packet was sent.
+    /// The number that follows the last request with at least one sent packet.
     begun: u32,
     in_flight: InFlight,
     /// The oldest packet, if it is due to be sent as a probe.
@@ -114,7 +114,7 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns the number that follows the last request of which at least a packet was sent. A
+    /// Returns the number that follows the last request with at least one sent packet. A
     /// draining queue (SQD) still admits the requests before this number (IBTA section 10.3.1).
     #[must_use]
     pub const fn begun(&self) -> u32 {

@@ -72,7 +72,7 @@ pub struct Responder {
     taken: Psn,
     /// The number of executed messages (MSN).
     msn: u32,
-    /// The message of which only a part has arrived.
+    /// The message that has arrived only in part.
     message: Option<Message>,
     /// Whether the peer was notified that the expected packet is missing or found no receive. It is
     /// notified once, and all other packets are dropped until the expected one arrives.

@@ -4,7 +4,7 @@ use crate::connection::Connection;
 use crate::operation::{End, Kind, MAX_MESSAGE_BYTES, Remote, Start};
 use crate::wire::{Headers, Operation};
 
-/// A SEND or a WRITE of which only a part has arrived.
+/// A SEND or a WRITE that has arrived only in part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) start: Start,

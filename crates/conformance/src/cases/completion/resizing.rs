@@ -33,7 +33,7 @@ fn needs_resize(device: &Device) {
     device.needs(!lacks, "the device does not resize completion queues");
 }
 
-/// Two sides, of which A has eight unpolled send completions.
+/// Two sides. A has eight unpolled send completions.
 fn with_eight_completions(device: &Device) -> (Side, Side) {
     let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
     for n in 0..8 {

@@ -121,7 +121,7 @@ fn a_datagram_longer_than_the_mtu_never_arrives(device: &Device) {
     let at_b = b.pd.register_filled(vec![0xbb; HEADER + longest + 1], LOCAL_WRITE);
     b.qp.post_receive(10, &[at_b.sge(0, HEADER + longest + 1)]);
     if scene.pair.a.qp.try_post(&scene.good(1, longest + 1)) == 0 {
-        // The specification says to drop it silently, but some devices stop their send queue.
+        // The specification requires to drop it silently, but some devices stop their send queue.
         let ended = scene.pair.a.send_cq.next();
         assert_eq!(ended.wr_id, 1);
         if ended.status != Status::IBV_WC_SUCCESS {

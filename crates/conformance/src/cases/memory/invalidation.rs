@@ -1,5 +1,5 @@
-//! The ways in which access through a memory window can end: invalidation here or by the peer,
-//! deallocation, or the end of its queue pair.
+//! The ways in which access through a memory window can end: invalidation here or by the peer, deallocation, or the end
+//! of its queue pair.
 
 use std::time::Instant;
 
@@ -103,8 +103,7 @@ fn unreliable_pair(device: &Device, access: u32) -> (Side, Side) {
     (a, b)
 }
 
-/// Checks that a write on an unreliable connection is dropped if it arrives after B's window was
-/// revoked.
+/// Checks that a write on an unreliable connection is dropped if it arrives after B's window was revoked.
 fn dropped_unreliably(device: &Device, take_back: impl FnOnce(&Grant, Mw, u32) -> Option<Mw>) {
     let (a, b) = unreliable_pair(device, REMOTE_WRITE);
     let at_a = a.pd.register_filled(vec![AT_A; BYTES], 0);
@@ -215,8 +214,7 @@ fn an_invalidated_window_can_be_bound_by_another_queue_pair(device: &Device) {
     drop(mw);
 }
 
-/// Checks that B's local invalidation of this key fails and moves its queue pair to the error
-/// state.
+/// Checks that B's local invalidation of this key fails and moves its queue pair to the error state.
 #[track_caller]
 fn fails(grant: &Grant, key: u32) {
     grant.b.qp.post(&Wr::local_invalidate(1, key).unsignaled());
@@ -249,8 +247,7 @@ fn a_local_invalidation_under_another_key_fails(device: &Device) {
     fails(&grant, key ^ 1);
 }
 
-/// Runs `act` with a grant and the key of an unbound window: one that was never bound, and one that
-/// no longer is.
+/// Runs `act` with a grant and the key of an unbound window: one that was never bound, and one that no longer is.
 fn with_unbound_windows(device: &Device, act: impl Fn(&Grant, u32)) {
     needs(device, TYPE_2);
     if device.differs("invalidation-of-an-unbound-window") {
@@ -393,8 +390,7 @@ fn only_the_named_window_is_invalidated(device: &Device) {
     grant.refuses(&grant.write(key, 16, 8));
 }
 
-/// Sends a message from A with a key that cannot be invalidated. Checks that B gets the data and
-/// goes to error.
+/// Sends a message from A with a key that cannot be invalidated. Checks that B gets the data and goes to error.
 #[track_caller]
 fn delivered_and_ended(grant: &Grant, key: u32) {
     let room = grant.b.pd.register(BYTES, LOCAL_WRITE);
@@ -438,8 +434,7 @@ fn a_send_that_invalidates_nothing_is_an_event_of_its_receiver(device: &Device) 
     assert_eq!(context.async_events(), [expected]);
 }
 
-/// Checks that A's write through a revoked window is refused, and that its region can be
-/// deregistered.
+/// Checks that A's write through a revoked window is refused, and that its region can be deregistered.
 #[track_caller]
 fn is_gone(grant: Grant, write: &Wr) {
     grant.refuses(write);
@@ -541,9 +536,9 @@ impl Way {
     }
 }
 
-/// A peer writes continuously while its window is revoked; afterwards no write may arrive. The
-/// memory then belongs to the test, although the region is still registered. The window is revoked
-/// after a few writes, which take a while; how many follow is a race.
+/// A peer writes continuously while its window is revoked; afterwards no write may arrive. The memory then belongs to
+/// the test, although the region is still registered. The window is revoked after a few writes, which take a while; how
+/// many follow is a race.
 fn race(device: &Device, way: Way, writes: u32) {
     let length = if device.is_software() { 1 << 20 } else { 1024 };
     let grant = Grant::new(device);

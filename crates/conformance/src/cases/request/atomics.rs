@@ -66,7 +66,7 @@ fn word(side: &Side, number: u64) -> Mr {
     side.pd.register_filled(number.to_ne_bytes().to_vec(), ALL_ACCESS)
 }
 
-/// Returns the result of one atomic, and the value that it leaves behind.
+/// Returns the result of one atomic, and the value that it stores.
 fn outcome(device: &Device, before: u64, request: impl Fn(&Mr, &Mr) -> Wr) -> (u64, u64) {
     let (a, b) = sides(device);
     let (result, word) = (a.pd.register(8, LOCAL_WRITE), word(&b, before));

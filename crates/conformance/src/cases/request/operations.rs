@@ -1,4 +1,4 @@
-//! Tests of which bytes a request moves, where to, and in which order.
+//! Tests of the bytes that a request moves, their destination, and their order.
 
 use rdma_sys::{ibv_mtu, ibv_sge, ibv_wc_opcode as Done};
 use test_support::rig::connect::{Knobs, Side, pair, pair_with};

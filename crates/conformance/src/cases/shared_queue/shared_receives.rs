@@ -256,7 +256,7 @@ fn a_list_of_requests_serves_all_who_wait(device: &Device) {
     assert_eq!(takers.len(), 3);
 }
 
-/// Returns clients that soon give up on a message for which there is no receive.
+/// Returns clients that soon give up on a message without a receive.
 fn with_impatient_clients(device: &Device, clients: usize) -> (Vec<Side>, Server) {
     needs_queues(device);
     let knobs = Knobs { rnr_retries: 1, min_rnr_timer: 10, ..Knobs::default() };

@@ -33,7 +33,7 @@ impl Generator {
         }
     }
 
-    /// Checks the bindings at the end: reads through windows, of which most are unbound by then,
+    /// Checks the bindings at the end: reads through windows, most of them unbound by then,
     /// and deregisters the regions to which they were bound.
     pub(super) fn look_at_windows(&mut self) {
         for end in self.ends_with_windows() {

@@ -129,7 +129,7 @@ impl CommonRegion {
         self.0.pd()
     }
 
-    /// Returns the memory of which this is a part.
+    /// Returns the memory that this is a part of.
     #[must_use]
     pub fn memory(&self) -> &CommonMemory {
         self.0.memory()

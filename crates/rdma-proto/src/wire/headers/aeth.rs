@@ -100,7 +100,7 @@ impl Syndrome {
     }
 }
 
-/// The number of further messages for which the responder has posted receives, as a 5-bit code
+/// The number of further messages with a posted receive at the responder, as a 5-bit code
 /// (IBTA section 9.7.7.2).
 ///
 /// # Examples
