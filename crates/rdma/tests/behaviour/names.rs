@@ -80,7 +80,7 @@ names! {
     PeerSendWorkRequest Prefix PreparedChannel Progress ProtectionDomain QueuePairEndpoint
     ReadWorkRequest ReceiveWorkRequest Rejected RemoteMemoryRegion RemoteRef RemoteSlice ScatterList Scope
     ScopeError ScopedPendingWork SendWorkRequest Server ServerError ServerEvent SharedRegion SliceMut SliceRef TransportError
-    Wait WorkSuccess WriteWorkRequest confirm exchange exchange_all list_devices open_device
+    Wait WorkSuccess WriteWorkRequest confirm exchange exchange_all list_devices open_default_device open_device
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Messages that are half copied when their receiver is reset, and sources that change: a partial message is never
 //! continued into another one.
 
+#![allow(clippy::disallowed_methods)] // The test measures its own time.
+
 use std::time::{Duration, Instant};
 
 use rdma_soft::{Builder, GidPlace, Network, Schedule};
