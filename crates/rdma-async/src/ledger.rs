@@ -325,8 +325,8 @@ impl Ledger {
         }
         // Destroying takes time, so the lock is not held and other connections continue.
         let closed = qp.close();
-        // Polls completions that the provider left in the queue for the destroyed queue pair, and any that arrived in
-        // the meantime.
+        // Polls the completions of the destroyed queue pair that the provider left in the completion queue, and any
+        // that arrived in the meantime.
         let _ = self.drain();
         let mut table = self.lock();
         let afters = match closed {
@@ -438,7 +438,7 @@ impl Table {
         self.queued = if is_one_more { self.queued + 1 } else { self.queued.saturating_sub(1) };
     }
 
-    /// Same as [`ConnectionEntry::await_end`].
+    /// See [`ConnectionEntry::await_end`].
     pub(crate) fn await_end(&mut self, id: Id, waker: Waker) -> Option<Waker> {
         self.entries[id.entry()].await_end(id, waker, &mut self.afters)
     }

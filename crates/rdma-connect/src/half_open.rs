@@ -106,7 +106,7 @@ pub enum NoEnd {
     Full(String),
     /// The queue pair cannot be created.
     Failed(rdma_qp::Error),
-    /// The queue pair, on the device with this name, cannot be connected to the client's.
+    /// The queue pair cannot be connected to the client's. The string is the name of the queue pair's device.
     Unfit(rdma_qp::Error, String),
 }
 

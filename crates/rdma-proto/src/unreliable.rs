@@ -72,9 +72,9 @@ impl UnreliableRequester {
         &self.counters
     }
 
-    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns
-    /// `None` if only sent and received packets were counted, so calling it for every packet costs
-    /// little.
+    /// Returns the counters and resets them to zero, for a caller that keeps running totals. If
+    /// only sent and received packets were counted, returns `None` and resets nothing. The call is
+    /// therefore cheap enough for every packet.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }
@@ -173,9 +173,9 @@ impl UnreliableResponder {
         &self.counters
     }
 
-    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns
-    /// `None` if only sent and received packets were counted, so calling it for every packet costs
-    /// little.
+    /// Returns the counters and resets them to zero, for a caller that keeps running totals. If
+    /// only sent and received packets were counted, returns `None` and resets nothing. The call is
+    /// therefore cheap enough for every packet.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }

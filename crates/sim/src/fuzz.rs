@@ -7,7 +7,7 @@ use crate::campaign::Total;
 use crate::generate;
 use crate::run::{Done, run};
 
-/// A script that bytes encode, and the error that it found.
+/// A script decoded from the fuzzer's bytes, and the error that it found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Wrong {

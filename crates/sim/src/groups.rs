@@ -42,8 +42,8 @@ pub(crate) fn is_named(header: &[u8], own: &ibv_gid, group: usize) -> bool {
 }
 
 impl World<'_> {
-    /// Makes a queue pair join a group. Messages to the group that are in flight may or may not
-    /// arrive.
+    /// Makes a queue pair join a group. Messages to the group that are already in flight may or
+    /// may not reach it.
     pub(crate) fn join(&mut self, end: usize, group: usize) -> Outcome {
         self.belong(end, group % GROUPS, true)
     }

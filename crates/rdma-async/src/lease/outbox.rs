@@ -10,7 +10,7 @@ use super::frame::LeaseFrame;
 const MOST_ASKS: usize = 64;
 /// The maximum number of bytes of answers to the peer that have not been written yet.
 const MOST_ANSWERS: usize = 1 << 20;
-/// The maximum number of queued bytes of any kind, in addition to the bytes that are being written.
+/// The maximum number of queued bytes of all kinds together, not counting the bytes that are being written.
 pub(crate) const MOST: usize = 4 << 20;
 
 /// Encoded frames, in order, that wait for the task that owns the stream to write them.
@@ -59,7 +59,7 @@ impl Outbox {
         frame.write(bytes);
     }
 
-    /// Same as [`send`](Self::send), for an answer to a frame from the other end.
+    /// Like [`send`](Self::send), but for an answer to a frame from the other end.
     ///
     /// # Errors
     /// If the other end keeps sending frames without reading the answers.

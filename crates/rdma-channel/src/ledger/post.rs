@@ -232,7 +232,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Detaches the slots of a partly posted batch from handles, so that completions free them. Returns the error.
+    /// Detaches the posted slots of a partly posted batch from their handles, so that their completions free them.
+    /// Returns the error that stopped the batch.
     #[cold]
     pub(crate) fn disown_posted(
         &self,

@@ -206,7 +206,8 @@ impl PostedRequest<'_> {
         })
     }
 
-    /// Like [`wait`](Self::wait), for a handle that is kept.
+    /// Like [`wait`](Self::wait), but returns a failed request as an error. A request that has already succeeded is
+    /// marked as reported and keeps its slot, because its handle still exists.
     #[inline(never)]
     pub(crate) fn succeed(
         self,

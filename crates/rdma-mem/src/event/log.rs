@@ -42,7 +42,7 @@ pub(crate) struct Events {
 struct Taker {
     /// The number of events that this taker has read, including those from before it joined.
     has: u64,
-    /// Identifies the taker. It is readable exactly while the taker has an unread event.
+    /// Identifies the taker. It is readable if and only if the taker has an unread event.
     wake: Arc<OwnedFd>,
 }
 

@@ -122,7 +122,7 @@ impl<T: Pod> RemoteSlice<T> {
         self.region.address()
     }
 
-    /// Returns the memory of the values, for requests.
+    /// Returns the remote region that holds the values, for use in requests.
     #[inline]
     #[must_use]
     pub const fn region(&self) -> RemoteMemoryRegion {

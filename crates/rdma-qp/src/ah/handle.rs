@@ -47,8 +47,8 @@ impl AddressHandle {
         Self::create_raw(pd, vector.to_raw())
     }
 
-    /// Creates a handle from this port to the sender named in a completion. In the completion, only the source, the
-    /// service level, the path bits and the header flag are set.
+    /// Creates a handle from this port to the sender named in a completion. The caller needs to set only the
+    /// source, the service level, the path bits and the header flag of `wc`.
     ///
     /// # Errors
     /// Returns the provider's error.

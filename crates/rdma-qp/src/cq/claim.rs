@@ -20,7 +20,8 @@ pub(crate) type Claims = [Option<Claim>; 2];
 /// Reserves the capacity that a queue pair may need in its completion queues, which may be the same queue.
 ///
 /// # Errors
-/// [`Error::CompletionQueueTooSmall`] if `strict` is set and the capacity does not suffice. Nothing is reserved then.
+/// [`Error::CompletionQueueTooSmall`] if `strict` is set and there is not enough capacity. In that case, nothing is
+/// reserved.
 pub(crate) fn claim(
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
     sizes: &QueuePairCapabilities,

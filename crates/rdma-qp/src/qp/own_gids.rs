@@ -40,7 +40,7 @@ fn of_table(
             Err(Error::NoGidInNetwork { port, network, table: table.collect() })
         }
         _ => {
-            // The sort is stable, so GIDs of the same rank keep the order of the table.
+            // The sort is stable, so GIDs of the same rank keep their order from the table.
             gids.sort_by_key(|&(rank, ..)| rank);
             Ok(gids.into_iter().map(|(_, gid, index)| (gid, index)).collect())
         }

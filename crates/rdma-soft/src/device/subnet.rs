@@ -43,7 +43,7 @@ pub enum InstallError {
          (`RDMA_SOFT_DIRECTORY` or `Builder::directory`), or install it for `Peers::ThisProcess`"
     )]
     NotShared {
-        /// The error from the system or the directory.
+        /// The error from the system, or what is wrong with the directory.
         reason: String,
     },
     /// The device cannot listen at the place set by [`Builder::listen`](crate::Builder::listen) or the environment.

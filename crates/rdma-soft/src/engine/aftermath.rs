@@ -37,7 +37,8 @@ impl Aftermath {
         self.responder.is_some()
     }
 
-    /// Flushes the failed queue pairs, then moves the users of completion queues that overflowed meanwhile to error.
+    /// Flushes the failed queue pairs. Then, for each completion queue that overflowed in the meantime, moves the queue
+    /// pairs that use it to error.
     #[inline]
     pub(crate) fn settle(&mut self, requester: &Station) {
         self.flush(requester);

@@ -114,7 +114,7 @@ impl ReceiveSlots {
 
     #[inline(always)]
     fn place(&self, number: u64) -> usize {
-        // The mask fits in a `usize`, so the result does.
+        // The mask fits in a `usize`, so the result does, too.
         usize::try_from(number & (self.slots.len() as u64 - 1)).unwrap_or(0)
     }
 

@@ -63,7 +63,7 @@ impl Entry {
         self.timer.set(Time::AT_ONCE);
     }
 
-    /// Marks the task as not queued, so that new work queues another turn.
+    /// Marks the task as not queued, so that new work queues it again.
     fn leave(&self) {
         // Synchronizes with all threads that found the task queued, so that it sees the work they added.
         self.is_queued.swap(0, Ordering::AcqRel);

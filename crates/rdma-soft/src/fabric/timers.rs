@@ -44,7 +44,7 @@ pub(crate) struct Timers {
     changed: Condvar,
     /// Whether time is virtual. If so, no thread handles timers, and each empty poll looks.
     in_virtual_time: bool,
-    /// Whether each empty poll also looks at a link.
+    /// Whether each empty poll also checks a link.
     polls_look: std::sync::atomic::AtomicBool,
     /// Whether the thread currently leaves all timers to polls.
     rests: std::sync::atomic::AtomicBool,

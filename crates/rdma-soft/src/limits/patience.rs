@@ -1,4 +1,4 @@
-//! Time limits for peers that do not answer, in addition to the settings of queue pairs.
+//! Time limits for unresponsive peers, in addition to each queue pair's own timeout settings.
 
 use std::time::Duration;
 

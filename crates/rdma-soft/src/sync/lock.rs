@@ -266,7 +266,7 @@ pub(super) mod tests {
         })
     }
 
-    /// Returns true if a thread of this process is in the state S (proc_pid_stat(5)).
+    /// Returns true if the given thread of this process is sleeping (state `S` in proc_pid_stat(5)).
     fn is_asleep(thread: impl std::fmt::Display) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
         stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S")))

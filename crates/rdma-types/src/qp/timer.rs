@@ -30,8 +30,8 @@ pub struct AckTimeout(u8);
 code!(AckTimeout, "ack timeout code", 0..=31);
 
 impl AckTimeout {
-    /// Creates the timeout with this code (`1..=31`); `None` for any other. Code 0, which has no
-    /// limit, is [`unlimited`](Self::unlimited).
+    /// Creates the timeout with this code; returns `None` unless the code is in `1..=31`. Code 0
+    /// means no timeout; see [`unlimited`](Self::unlimited).
     #[inline]
     pub const fn limited(code: u8) -> Option<Self> {
         if code == 0 { None } else { Self::from_code(code) }

@@ -149,7 +149,7 @@ impl Mr {
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(start, bytes.len()) };
     }
 
-    /// Returns the current eight bytes at this offset, for a program that waits for a write of a peer.
+    /// Returns the eight bytes now at this offset, for a program that waits for a peer's write.
     pub fn word(&self, from: usize) -> u64 {
         assert!(from.is_multiple_of(8) && from + 8 <= self.memory.len());
         unsafe { self.start().add(from).cast::<u64>().read_volatile() }

@@ -98,7 +98,7 @@ pub fn use_provider(provider: Provider) {
 /// The inline data of queue pairs by default.
 static INLINE: AtomicU32 = AtomicU32::new(64);
 
-/// Lowers the default amount of inline data, for a device with less.
+/// Lowers the default amount of inline data, for a device that supports less.
 pub fn limit_inline(bytes: u32) {
     INLINE.store(bytes, Ordering::Relaxed);
 }

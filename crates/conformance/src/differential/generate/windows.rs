@@ -33,8 +33,8 @@ impl Generator {
         }
     }
 
-    /// Checks the bindings at the end: reads through windows, most of them unbound by then,
-    /// and deregisters the regions to which they were bound.
+    /// Checks the bindings at the end of the program. Reads through windows, most of them unbound
+    /// by then, and deregisters the regions that the windows were bound to.
     pub(super) fn look_at_windows(&mut self) {
         for end in self.ends_with_windows() {
             let windows = self.model.end(end).windows;

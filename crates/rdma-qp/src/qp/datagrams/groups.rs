@@ -56,7 +56,8 @@ impl Groups {
     /// Leaves all groups, beginning with the one joined last.
     ///
     /// # Errors
-    /// Returns the first error. The queue pair stays in that group, and in the groups that it joined before.
+    /// Stops at the first error and returns it. The queue pair remains in the group that it could not leave, and in
+    /// every group that it joined earlier.
     pub(crate) fn leave_all(&self) -> Result<(), Error> {
         let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(group) = joined.last() {

@@ -1,5 +1,6 @@
-//! The requester of a queue pair: its queue, its connection, why it waits, and the completions of posted requests, in
-//! order. The posting thread drives it, or a thread that finds that it can continue, under the send lock.
+//! The requester of a queue pair: its queue, its connection, the reason why it waits, and the completions of posted
+//! requests, in order. The requester is driven under the send lock, either by the posting thread or by a thread that
+//! finds that the requester can continue.
 
 mod deferred;
 pub(crate) mod direct;

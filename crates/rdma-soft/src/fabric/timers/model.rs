@@ -109,7 +109,7 @@ impl Fabric {
         self.timers.changed.notify_all();
     }
 
-    /// Waits until the thread has ended, which requires that time passes.
+    /// Waits until the thread has ended. It ends only if [`let_time_pass`](Self::let_time_pass) was called.
     pub(crate) fn thread_ends(&self) {
         let mut schedule = self.timers.lock();
         while schedule.served_by.is_some() {

@@ -10,10 +10,13 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use super::*;
 
-/// The read-only page, the place of the first store to it, and the number of bytes that were not written by then.
+/// The read-only page.
 static PAGE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+/// The address of the first store to the page.
 static FAULT: AtomicUsize = AtomicUsize::new(0);
+/// The start of the sink.
 static SINK: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+/// The number of bytes before the page that were still unwritten at that store.
 static MISSING: AtomicUsize = AtomicUsize::new(0);
 /// Only one test at a time uses the handler.
 static TURN: Mutex<()> = Mutex::new(());
