@@ -31,7 +31,7 @@ impl Ledger {
             );
             occupied += u64::from(state.is_occupied());
         }
-        let (unreleased, unasked) = (self.counts.unreleased(), self.unasked.get());
+        let (unreleased, unasked) = (self.unreleased.get(), self.unasked.get());
         assert_eq!(unreleased.checked_sub(unasked), Some(occupied), "{unreleased} - {unasked}");
         self.queues.iter().for_each(|connection| self.check_connection(connection));
     }

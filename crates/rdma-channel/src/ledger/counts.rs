@@ -1,4 +1,4 @@
-//! Counts of requests, for the ledger itself and for the counters of its connections.
+//! Counts for the counters of a ledger's connections.
 
 use std::cell::Cell;
 
@@ -7,8 +7,6 @@ use rdma_connect::ConnectionCounters;
 /// Counts since the ledger was created. They have 64 bits, so they never overflow in practice.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// Posted requests that no handle has released. If this is 0, there is nothing to end when the scope ends.
-    unreleased: Cell<u64>,
     failed: Cell<u64>,
     slot_waits: Cell<u64>,
     /// Markers: requests that the ledger itself posts after unsignaled requests to detect their completion.
@@ -16,26 +14,6 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    #[inline(always)]
-    pub(super) fn post(&self, count: u64) {
-        self.unreleased.set(self.unreleased.get() + count);
-    }
-
-    #[inline(always)]
-    pub(super) fn unreleased(&self) -> u64 {
-        self.unreleased.get()
-    }
-
-    #[inline(always)]
-    pub(super) fn release(&self, count: u64) {
-        self.unreleased.set(self.unreleased.get() - count);
-    }
-
-    #[inline(always)]
-    pub(super) fn release_all_but(&self, occupied: u64) {
-        self.unreleased.set(occupied);
-    }
-
     pub(super) fn fail(&self) {
         self.failed.set(self.failed.get() + 1);
     }

@@ -73,7 +73,7 @@ impl Ledger {
     #[cold]
     #[inline(never)]
     fn forget(&mut self) {
-        self.counts.release(self.unasked.replace(0));
+        self.unreleased.set(self.unreleased.get() - self.unasked.replace(0));
         for slot in self.queues.slots().iter().filter(|slot| slot.state().is_occupied()) {
             let state = slot.state();
             if state.is_reported() || state.is_done() && slot.result().is_ok() {
@@ -130,7 +130,7 @@ impl Ledger {
     #[inline(always)]
     fn end_one(&self, polled: usize) -> Option<Ended> {
         let unasked = self.unasked.get() + 1;
-        if polled != 1 || self.counts.unreleased() != unasked {
+        if polled != 1 || self.unreleased.get() != unasked {
             return None;
         }
         let completion = self.polled[0].get().last();
@@ -139,7 +139,7 @@ impl Ledger {
             return None;
         }
         slot.free();
-        self.counts.release_all_but(0);
+        self.unreleased.set(0);
         self.unasked.set(0);
         Some(Ended { errors: None, unasked })
     }
@@ -150,7 +150,7 @@ impl Ledger {
         if self.note_completions(polled) == 0 || !self.all_succeed() {
             return self.end_others();
         }
-        self.counts.release_all_but(0);
+        self.unreleased.set(0);
         Ended { errors: None, unasked: self.unasked.replace(0) }
     }
 
@@ -172,7 +172,7 @@ impl Ledger {
     /// and have no handle.
     #[inline(always)]
     fn all_succeed(&self) -> bool {
-        while self.counts.unreleased() != self.unasked.get() {
+        while self.unreleased.get() != self.unasked.get() {
             let matched = match self.cq.poll_into(&*self.polled) {
                 Ok(polled) => self.note_completions(polled),
                 Err(error) => {
@@ -428,7 +428,7 @@ impl Ledger {
                 errors.push(OperationError::new(operation, id, peer, error));
             }
         }
-        self.counts.release_all_but(occupied);
+        self.unreleased.set(occupied);
         self.unasked.set(0);
         self.checked();
         Ended { errors: (!errors.is_empty()).then(|| Box::new(errors)), unasked }

@@ -164,7 +164,7 @@ impl Ledger {
     /// Marks the completed requests that handles have not reported yet. Returns true if there are any. They may have
     /// been completed by a poll for another handle, so no event will arrive for them.
     fn tell(&self) -> bool {
-        if self.counts.unreleased() == self.unasked.get() {
+        if self.unreleased.get() == self.unasked.get() {
             return false;
         }
         let mut any = false;

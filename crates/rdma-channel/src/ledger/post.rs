@@ -219,7 +219,7 @@ impl Ledger {
                 for (item, slot) in items.iter().zip(&*slots) {
                     slot.begin(item.operation(), SlotState::IN_FLIGHT);
                 }
-                self.counts.post(count as u64);
+                self.unreleased.set(self.unreleased.get() + count as u64);
             }
             Ok(()) => self.note_batch(connection, items, slots, items.len()),
             Err((posted, error)) => {
