@@ -40,7 +40,7 @@ pub(crate) fn run() -> Result<bool> {
     for package in &packages {
         unpack(&places, package)?;
     }
-    join(&places, &root.join("Cargo.lock"))?;
+    join(&places, &packages, &root.join("Cargo.lock"))?;
     for package in &packages {
         compile(&places, package)?;
         document(&places, package)?;
@@ -163,10 +163,10 @@ fn unpack(places: &Places, package: &Package) -> Result<()> {
 }
 
 /// Makes one workspace of the unpacked packages, which use each other and the locked versions of all other crates.
-fn join(places: &Places, lock: &Path) -> Result<()> {
+fn join(places: &Places, packages: &[Package], lock: &Path) -> Result<()> {
     let mut manifest = "[workspace]\nresolver = \"3\"\nmembers = [\"*\"]\n".to_owned();
     manifest += "\n[patch.crates-io]\n";
-    for package in published(&places.checkout)? {
+    for package in packages {
         let folder = format!("{}-{}", package.name, package.version);
         manifest += &format!("{} = {{ path = \"{folder}\" }}\n", package.name);
     }

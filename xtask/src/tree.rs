@@ -71,15 +71,23 @@ impl Tree {
 
 /// Returns the paths of the files that git tracks or would add, relative to the root.
 pub(crate) fn listed(root: &Path) -> Result<Vec<String>> {
-    // The checkout may belong to another user, as in a container.
-    let args = ["-c", "safe.directory=*", "ls-files", "-z"];
-    let which = ["--cached", "--others", "--exclude-standard"];
-    let listed = Command::new("git").current_dir(root).args(args).args(which).output();
-    let listed = listed.context("starting git, which lists the files of the checkout")?;
-    let why = String::from_utf8_lossy(&listed.stderr);
-    ensure!(listed.status.success(), "`git ls-files` failed, is this a git checkout? {why}");
-    let paths = String::from_utf8_lossy(&listed.stdout);
+    let paths = git(root, &["ls-files", "-z", "--cached", "--others", "--exclude-standard"])?;
     Ok(paths.split_terminator('\0').map(str::to_owned).collect())
+}
+
+/// Runs a command of git in the checkout, and returns its output.
+///
+/// # Errors
+/// Git cannot be started or fails, for example because the folder is not a checkout.
+pub(crate) fn git(root: &Path, args: &[&str]) -> Result<String> {
+    // The checkout may belong to another user, as in a container.
+    let trusted = ["-c", "safe.directory=*"];
+    let output = Command::new("git").current_dir(root).args(trusted).args(args).output();
+    let output =
+        output.context("starting git, which knows the files and commits of the checkout")?;
+    let (why, command) = (String::from_utf8_lossy(&output.stderr), args.join(" "));
+    ensure!(output.status.success(), "`git {command}` failed, is this a git checkout? {why}");
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Returns the workspace root, derived from the path at which this crate was compiled.

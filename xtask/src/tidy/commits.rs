@@ -2,11 +2,11 @@
 //! explain itself needs a body.
 
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 
 use super::Finding;
+use crate::tree;
 
 /// The start of the rule (25 November 2026, 11:00 UTC). Commits with an earlier author date are not checked.
 pub(crate) const SINCE: u64 = 1_795_604_400;
@@ -32,11 +32,7 @@ pub(crate) struct Commit {
 /// all, and a commit whose parents a shallow clone lacks are left out: their diff is not the author's change.
 pub(crate) fn read(root: &Path, since: u64) -> Result<Vec<Commit>> {
     let format = "--format=%x1e%h%x1f%at%x1f%p%x1f%B%x1f";
-    let args = ["-c", "safe.directory=*", "log", LAST, "--no-merges", "-M", "--numstat", format];
-    let output = Command::new("git").current_dir(root).args(args).output();
-    let output = output.context("starting git, which lists the commits to check")?;
-    ensure!(output.status.success(), "`git log`: {}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8_lossy(&output.stdout);
+    let text = tree::git(root, &["log", LAST, "--no-merges", "-M", "--numstat", format])?;
     Ok(text.split('\x1e').filter_map(|record| parse(record, since)).collect())
 }
 
@@ -129,6 +125,8 @@ const NO_VERBS: &[&str] = &[
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     fn found(message: &str, changed: usize) -> Vec<String> {
