@@ -18,6 +18,7 @@ use std::fs;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::ExitCode;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -92,9 +93,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let text = serde_json::to_string_pretty(&report)?;
         // Files first: a full or closed standard output loses none of them.
         let written = json.map_or(Ok(()), |file| file.write(format!("{text}\n").as_bytes()));
-        let table = table::table(&report, run.settings.operation);
-        let drawn = picture.map_or(Ok(()), |picture| picture.draw(&[report]));
-        print(if prints_json { text } else { table })?;
+        let drawn = picture.map_or(Ok(()), |picture| picture.draw(slice::from_ref(&report)));
+        match prints_json {
+            true => print(&text)?,
+            false => print(table::table(&report, run.settings.operation))?,
+        }
         written.and(drawn)?;
     }
     match error {
