@@ -20,8 +20,7 @@ const ALLOWED: &str = "xtask/english-allowed.txt";
 const DOC_SENTENCE: usize = 25;
 const SENTENCE: usize = 30;
 
-/// Neither a doc comment nor the name of a test opens with one of these words: one opens with a noun phrase or a verb, the
-/// other states a behaviour.
+/// Words that open neither a doc comment nor the name of a test.
 const OPENINGS: &[&str] = &[
     "what", "how", "who", "whom", "whose", "whoever", "whatever", "where", "why", "of", "so",
     "there", "nobody", "somebody",

@@ -5,7 +5,7 @@
 //! `ops` of the context, so neither compiler sees the called code. Each loop runs under callgrind with n and with 2n
 //! operations. The difference, without the device's own instructions, is the cost of the caller's code.
 //!
-//! There are two comparisons: raw posts with bare C, and checked posts with C that makes the same checks. The bench
+//! The bench compares raw posts with bare C, and checked posts with C that makes the same checks. The bench
 //! fails above the limits, and without valgrind or gcc.
 //!
 //! Before these comparisons, all instructions of a write and its poll are counted on the software device: the total

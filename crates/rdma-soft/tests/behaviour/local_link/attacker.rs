@@ -32,7 +32,7 @@ fn attacker() {
 const PLAN: &str = "RDMA_TEST_ATTACK";
 const NAME: &str = "RDMA_TEST_ATTACKED";
 const MARK: &str = "attacked ";
-/// A user that never runs the tests (`nobody`).
+/// The user `nobody`, which never runs the tests.
 const NOBODY: u32 = 65534;
 
 const HOUR: Duration = Duration::from_secs(3600);
