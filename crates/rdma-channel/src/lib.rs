@@ -40,7 +40,7 @@
 //! | reuse the same memory within a scope | [`ScopedPeer::send_from`] and its variants, [`InFlight`] |
 //! | sleep, spin, or wait in your own event loop | [`Wait`], [`Channel::arm`] |
 //! | serve clients that come and go | [`Server`], [`ServerEvent`] |
-//! | detect that a peer is gone | [`ChannelBuilder::watch`] |
+//! | choose how soon a silent machine counts as gone | [`ChannelBuilder::watch`] |
 //! | talk to many peers with one completion queue | [`MultiChannel`] |
 //! | handle errors | [`TransportError`], [`ScopeError`], [`CloseReason`] |
 //!

@@ -150,9 +150,12 @@ pub(crate) struct RendezvousOptions {
     pub(crate) watch: Option<Duration>,
 }
 
+/// The default time that a peer's machine may be silent.
+pub(crate) const SILENCE: Duration = Duration::from_secs(10);
+
 impl Default for RendezvousOptions {
     fn default() -> Self {
-        Self { user_bytes: Box::default(), timeout: Duration::from_secs(10), watch: None }
+        Self { user_bytes: Box::default(), timeout: Duration::from_secs(10), watch: Some(SILENCE) }
     }
 }
 

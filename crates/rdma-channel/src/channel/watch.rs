@@ -12,19 +12,23 @@ use crate::channel::Channel;
 use crate::rendezvous::builder::{ByAddress, Rendezvous, RendezvousBuilder};
 
 impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
-    /// Detects that the peer is gone. The channel keeps the stream of the rendezvous, and every wait for an operation
-    /// also watches it. The peer's end of the stream is closed when its process ends or its program drops the channel.
-    /// Then pending completions are polled, and a wait for more fails with
-    /// [`PeerGone`](crate::TransportError::PeerGone). That closes the channel, and the reason shows whether the peer
-    /// disconnected or died. Default: no stream is kept.
+    /// The time that the peer's machine may be silent before the peer counts as gone. Default: 10 seconds.
     ///
-    /// A machine that loses power or its network stops responding, and counts as gone after `limit`. During that time,
-    /// TCP probes it four times (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but at most once per second. So the shortest
-    /// limit is two seconds.
+    /// A channel keeps the stream of its rendezvous, and every wait for an operation also watches the stream. The
+    /// peer's end of the stream is closed when its process ends or its program drops the channel. Then pending
+    /// completions are polled, and a wait for more fails with [`PeerGone`](crate::TransportError::PeerGone). That
+    /// closes the channel, and the reason shows whether the peer disconnected or died. All this happens at once,
+    /// whatever the limit is.
     ///
-    /// If one end watches, both keep the stream, which takes one more file descriptor at each end. A channel that spins
-    /// checks the stream at most once per millisecond, and only after it has begun to yield the processor. A channel
-    /// that sleeps wakes at once. A program that sleeps [in its own event loop](crate::Scope::arm) is not notified.
+    /// A machine that loses power or its network closes no stream. It counts as gone after `limit`. During that time,
+    /// TCP probes it four times (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but at most once per second, so the shortest
+    /// limit is two seconds. The kernel answers the probes: a process that is stopped or gets no processor is not
+    /// silent.
+    ///
+    /// A channel that spins checks the stream at most once per millisecond, and only after it has begun to yield the
+    /// processor. A channel that sleeps wakes at once. A program that sleeps [in its own event
+    /// loop](crate::Scope::arm) is not notified. The stream takes one file descriptor at each end; see
+    /// [`watch_nothing`](Self::watch_nothing).
     ///
     /// # Examples
     /// ```
@@ -33,8 +37,8 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     ///
     /// rdma_soft::install();
     /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-    /// let watching = pd.create_channel().watch(Duration::from_secs(10));
-    /// let mut listener = watching.listen("127.0.0.1:0")?;
+    /// let patient = pd.create_channel().watch(Duration::from_secs(60));
+    /// let mut listener = patient.listen("127.0.0.1:0")?;
     /// let address = listener.local_addr();
     /// // The client's process ends.
     /// let client = std::thread::spawn({
@@ -54,11 +58,21 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
         builder.rendezvous.watch = Some(limit);
         builder
     }
+
+    /// Watches no stream: this channel does not detect that its peer is gone, except by an operation that fails after
+    /// its retries. A receive then waits until its own time limit. If the peer does not watch either, both ends close
+    /// the stream after the rendezvous, which saves one file descriptor at each end.
+    pub fn watch_nothing(self) -> RendezvousBuilder<'a> {
+        let mut builder = self.into_builder_of::<Rendezvous>();
+        builder.rendezvous.watch = None;
+        builder
+    }
 }
 
 impl ChannelBuilder<'_> {
     /// Detects that the peer is gone, like [`watch`](Self::watch), through a stream that the program has created: TCP
-    /// or a Unix socket. The peer keeps its end of the stream until its channel is dropped. Nothing is written to the
+    /// or a Unix socket. A channel from [`connect`](Self::connect) or
+    /// [`listen`](Self::listen) watches the stream of its rendezvous instead. The peer keeps its end of the stream until its channel is dropped. Nothing is written to the
     /// stream, so the reason is always [`Died`](crate::CloseReason::Died).
     ///
     /// Only the end of the peer's data matters. Bytes that pass through the stream, and a
@@ -103,8 +117,8 @@ impl ChannelBuilder<'_> {
 impl Channel {
     /// Closes the channel, and sends the peer a reason of at most 64 bytes, which the peer gets from
     /// [`disconnect_reason`](Self::disconnect_reason). This does not wait, so wait for the completion of important
-    /// messages first. If neither end [watches](ChannelBuilder::watch), the channel has kept no stream, and no reason
-    /// is sent.
+    /// messages first. If neither end [watches](ChannelBuilder::watch_nothing), the channel has kept no stream, and no
+    /// reason is sent.
     ///
     /// # Errors
     /// [`ConnectError::ReasonTooLong`], or [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
@@ -112,12 +126,11 @@ impl Channel {
     ///
     /// # Examples
     /// ```
-    /// use std::time::Duration;
     /// use rdma_channel::{CloseReason, ReceiveWorkRequest, prelude::*};
     ///
     /// rdma_soft::install();
     /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-    /// let mut listener = pd.create_channel().watch(Duration::from_secs(10)).listen("127.0.0.1:0")?;
+    /// let mut listener = pd.create_channel().listen("127.0.0.1:0")?;
     /// let address = listener.local_addr();
     /// let client = std::thread::spawn({
     ///     let pd = pd.clone();
@@ -143,8 +156,8 @@ impl Channel {
     }
 
     /// The reason that the peer's program passed when it [disconnected](Self::disconnect_with); empty if it dropped its
-    /// channel. `None` if this end does not [watch](ChannelBuilder::watch), or has not detected a disconnect. Also
-    /// `None` if the peer is gone for another reason, which [`closed`](Self::closed) returns.
+    /// channel. `None` if this end [does not watch](ChannelBuilder::watch_nothing), or has not detected a disconnect.
+    /// Also `None` if the peer is gone for another reason, which [`closed`](Self::closed) returns.
     #[must_use]
     pub fn disconnect_reason(&self) -> Option<Box<[u8]>> {
         Some(self.ledger.watch.as_ref()?.farewell()?.reason().into())

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_connect::{CloseReason, Operation, TransportError};
-use rdma_qp::CompletionChannel;
+use rdma_qp::{CompletionChannel, QueuePair};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -54,7 +54,14 @@ impl Ledger {
                 if let Some((watch, awaited)) = watched
                     && let Some(reason) = watch.gone()
                 {
-                    return Err(self.peer_gone(awaited, reason));
+                    if watch.is_settled() {
+                        return Err(self.peer_gone(awaited, reason));
+                    }
+                    // The device may have acknowledged a message whose completion it has not added yet. A query waits
+                    // for the device, and the caller polls again. If the query fails, the poll comes without it.
+                    let _ = self.only().qp().map(QueuePair::query);
+                    watch.settle();
+                    return Ok(false);
                 }
                 self.rest(left, watched.map(|(watch, _)| watch))?;
                 Ok(false)

@@ -22,6 +22,8 @@ pub(crate) struct Watch {
     process: u32,
     looked: Cell<Option<Instant>>,
     gone: Cell<Option<CloseReason>>,
+    /// Whether polls now find the completions of everything that the peer sent before it was gone.
+    is_settled: Cell<bool>,
     /// The farewell that this end will send. The next field is the one that the peer has sent.
     last_word: Cell<Farewell>,
     farewell: Cell<Option<Farewell>>,
@@ -52,6 +54,7 @@ impl Watch {
             process: process::id(),
             looked: Cell::default(),
             gone: Cell::default(),
+            is_settled: Cell::default(),
             last_word: Cell::new(Farewell::PLAIN),
             farewell: Cell::default(),
         }
@@ -64,6 +67,16 @@ impl Watch {
     /// Returns why the peer is gone, once a check has found that it is.
     pub(crate) const fn gone(&self) -> Option<CloseReason> {
         self.gone.get()
+    }
+
+    /// Returns true if [`settle`](Self::settle) was called.
+    pub(crate) const fn is_settled(&self) -> bool {
+        self.is_settled.get()
+    }
+
+    /// Records that polls now find the completions of everything that the peer sent before it was gone.
+    pub(crate) fn settle(&self) {
+        self.is_settled.set(true);
     }
 
     /// Returns the peer's farewell, if the peer has sent one.

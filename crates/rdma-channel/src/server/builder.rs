@@ -10,6 +10,7 @@ use rdma_qp::Error;
 use super::Server;
 use super::queues::ServerQueues;
 use crate::channel::builder::ChannelBuilder;
+use crate::channel::options::SILENCE;
 use crate::limits::Limits;
 use crate::rendezvous::address::resolve;
 
@@ -62,8 +63,6 @@ impl ServerOptions {
 
 /// The default number of receives, shared by all clients.
 const RECEIVES: u32 = 256;
-/// The default time that a client's machine may be silent.
-const SILENCE: Duration = Duration::from_secs(10);
 
 impl<'a> ServerBuilder<'a> {
     pub(super) fn of_server(pd: &'a ProtectionDomain) -> Self {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::common::{everything, open};
 use rdma_channel::{Channel, CloseReason, Operation, TransportError, Wait, prelude::*};
-use rdma_mem::{OwnedRegion, ProtectionDomain, SharedRegion};
+use rdma_mem::{Context, OwnedRegion, ProtectionDomain, SharedRegion};
 use rdma_qp::ReceiveWorkRequest;
 
 const MODES: [Wait; 3] = [Wait::Spin, Wait::SpinThenSleep, Wait::Sleep];
@@ -78,8 +78,12 @@ fn unix() -> [End; 2] {
 }
 
 impl Watched {
-    fn new(device: &str, wait: Wait, [own, end]: [End; 2]) -> Self {
-        let (pd, far) = (open(device).allocate_pd().unwrap(), open(device).allocate_pd().unwrap());
+    fn new(device: &str, wait: Wait, ends: [End; 2]) -> Self {
+        Self::on(&open(device), &open(device), wait, ends)
+    }
+
+    fn on(context: &Context, other: &Context, wait: Wait, [own, end]: [End; 2]) -> Self {
+        let (pd, far) = (context.allocate_pd().unwrap(), other.allocate_pd().unwrap());
         let never = Duration::MAX;
         let builder = pd.create_channel().wait(wait).access(everything(&pd));
         let builder = builder.read_timeout(never).send_timeout(LIMIT).drain_timeout(never);

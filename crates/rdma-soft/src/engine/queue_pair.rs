@@ -468,6 +468,11 @@ impl QueuePair {
 
     /// Implements `ibv_query_qp`. Like other providers, returns all attributes, whatever the mask requests.
     pub(crate) fn query(&self) -> Found {
+        // The peer may have received an acknowledgement of a message whose completion another thread is still adding. A
+        // program that queries the queue pair and then polls finds it.
+        if let Some(inbox) = self.device.inbox_if_any() {
+            inbox.finish_executing();
+        }
         let mut settings = self.attributes().settings;
         // `attributes` may have found that the queue pair has failed.
         self.device.fabric.run_queue.run();

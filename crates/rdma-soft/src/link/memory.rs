@@ -91,7 +91,11 @@ impl<D: Receives> Inbox<D> {
         while locked(&self.letters).arrived.waiting.front().is_some_and(waits) {
             Arc::clone(self).run();
         }
-        // Another thread may still be executing the last packet.
+        self.finish_executing();
+    }
+
+    /// Waits until no thread is executing a packet that has arrived. The caller holds no lock.
+    pub(crate) fn finish_executing(&self) {
         drop(locked(&self.receive_side));
     }
 

@@ -350,8 +350,7 @@ fn the_peer_does_not_answer() {
 #[test]
 fn the_peer_is_gone() {
     let pd = domain("soft0");
-    let builder = pd.create_channel().watch(Duration::from_secs(10));
-    let mut listener = builder.listen("127.0.0.1:0").unwrap();
+    let mut listener = pd.create_channel().listen("127.0.0.1:0").unwrap();
     let address = listener.local_addr();
     let client = thread::spawn(move || Channel::connect(address, &domain("soft0")).map(drop));
     let mut here = listener.accept().unwrap();

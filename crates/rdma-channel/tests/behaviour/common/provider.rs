@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 
 use rdma_mem::{Context, DeviceList, Errno};
 use rdma_sys::{
-    Verbs, ibv_context, ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_recv_wr,
-    ibv_send_wr, ibv_wc,
+    Verbs, ibv_context, ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
+    ibv_qp_state, ibv_recv_wr, ibv_send_wr, ibv_wc,
 };
 
 /// The result that a post reports, and whether it was executed.
@@ -50,6 +50,8 @@ thread_local! {
     pub(crate) static STAY: Cell<bool> = const { Cell::new(false) };
     /// Number of destroyed queue pairs.
     pub(crate) static DESTROYED: Cell<u32> = const { Cell::new(0) };
+    /// Whether polls find nothing until a queue pair is queried.
+    pub(crate) static UNTIL_QUERY: Cell<bool> = const { Cell::new(false) };
     /// A completion that each poll returns.
     pub(crate) static ENDLESS: Cell<Option<ibv_wc>> = const { Cell::new(None) };
     static AT_POLL: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
@@ -91,6 +93,7 @@ pub(crate) fn honest() {
     KEEP.set(false);
     KEPT.set(None);
     STAY.set(false);
+    UNTIL_QUERY.set(false);
 }
 
 struct Ops {
@@ -108,6 +111,9 @@ fn ops() -> &'static Ops {
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int {
     if let Some(run) = AT_POLL.take() {
         run();
+    }
+    if UNTIL_QUERY.get() {
+        return 0;
     }
     if POLLS.get() > 0 {
         POLLS.set(POLLS.get() - 1);
@@ -221,6 +227,17 @@ unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_
     unsafe { (rdma_soft::verbs().modify_qp)(qp, attr, mask) }
 }
 
+unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    UNTIL_QUERY.set(false);
+    // SAFETY: SAFETY.md F1: the caller upholds the same contract.
+    unsafe { (rdma_soft::verbs().query_qp)(qp, attr, mask, init) }
+}
+
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: SAFETY.md F1: the caller upholds the same contract.
     let number = unsafe { (*qp).qp_num };
@@ -239,6 +256,7 @@ pub(crate) fn faulty(device: &str) -> Context {
     let verbs = TABLE.get_or_init(|| {
         let mut verbs = *rdma_soft::verbs();
         verbs.modify_qp = modify_qp;
+        verbs.query_qp = query_qp;
         verbs.destroy_qp = destroy_qp;
         verbs
     });

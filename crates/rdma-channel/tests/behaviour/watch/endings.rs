@@ -7,7 +7,8 @@ use rdma_channel::{CloseReason, Operation, ScopeError, TransportError, Wait};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest};
 use rdma_soft::SoftDevice;
 
-use crate::common::{HELD, in_flight, must_end};
+use crate::common::provider::{UNTIL_QUERY, faulty, honest};
+use crate::common::{HELD, in_flight, must_end, open};
 use crate::watch::{ROOM, SHORTLY, Watched, assert_gone, each, ends_shortly, unix};
 
 #[test]
@@ -45,6 +46,28 @@ fn earlier_messages_are_received_first() {
             let gone = here.receive(ROOM).unwrap_err();
             assert_gone(&gone, Operation::Receive, &here);
             peer.join().unwrap();
+        });
+    });
+}
+
+/// The peer knows that its message has arrived, but polls here do not find the completion until the device is queried.
+#[test]
+fn a_message_whose_completion_is_late_is_received_before_the_end() {
+    each(|wait, ends| {
+        must_end(move || {
+            let watched = Watched::on(&faulty("soft0"), &open("soft0"), wait, ends);
+            let Watched { mut here, mut there, end, .. } = watched;
+            let received = here.scope(|s| {
+                let receive = s.post_receive(ROOM)?;
+                there.send(SendWorkRequest::only_immediate(7))?;
+                drop(end);
+                UNTIL_QUERY.set(true);
+                receive.wait(Duration::MAX)
+            });
+            assert_eq!(received.unwrap().immediate_data(), Some(7));
+            let gone = here.receive(ROOM).unwrap_err();
+            assert_gone(&gone, Operation::Receive, &here);
+            honest();
         });
     });
 }

@@ -16,7 +16,7 @@ fn connected(wait: Wait, [client, server]: [bool; 2]) -> [Channel; 2] {
     let pd = open("soft0").allocate_pd().unwrap();
     let builder = |watches| {
         let builder = pd.create_channel().wait(wait).user_bytes(b"");
-        if watches { builder.watch(LIMIT) } else { builder }
+        if watches { builder.watch(LIMIT) } else { builder.watch_nothing() }
     };
     let mut listener = builder(server).listen("127.0.0.1:0").unwrap();
     let address = listener.local_addr();
@@ -62,6 +62,27 @@ fn an_end_that_does_not_watch_is_not_notified() {
         drop(there);
         let late = here.within(Duration::from_millis(50)).receive(ROOM).unwrap_err();
         assert!(matches!(late, TransportError::Timeout { .. }), "{late}");
+    }
+}
+
+#[test]
+fn both_ends_watch_by_default() {
+    let pd = open("soft0").allocate_pd().unwrap();
+    let mut listener = pd.create_channel().listen("127.0.0.1:0").unwrap();
+    let address = listener.local_addr();
+    for is_client in [true, false] {
+        let ends = thread::scope(|threads| {
+            let client = threads.spawn(|| Channel::connect(address, &pd).unwrap());
+            let server = listener.accept().unwrap();
+            [client.join().unwrap(), server]
+        });
+        must_end(move || {
+            let [client, server] = ends;
+            let (mut here, there) = if is_client { (client, server) } else { (server, client) };
+            drop(there);
+            let gone = here.receive(ROOM).unwrap_err();
+            assert_gone_by(&gone, Operation::Receive, CloseReason::Disconnected, &here);
+        });
     }
 }
 
