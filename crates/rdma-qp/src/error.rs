@@ -206,15 +206,17 @@ pub enum Error {
         count: u8,
     },
     /// The port's table has no GID at this index.
-    #[error("port {port} has no usable GID at index {index}")]
+    #[error("port {port} has no usable GID at index {index}; it has GIDs at {}", joined(.indexes))]
     NoSuchGid {
         /// The port.
         port: u8,
         /// The requested index.
         index: u8,
+        /// The indexes of the port's GIDs.
+        indexes: Vec<u8>,
     },
     /// The port has no GID in this network.
-    #[error("port {port} has no usable GID in {network}; it has {}", list_gids(.table))]
+    #[error("port {port} has no usable GID in {network}; it has {}", joined(.table))]
     NoGidInNetwork {
         /// The port.
         port: u8,
@@ -278,7 +280,7 @@ rdma_types::debug_messages!(enum Error {
     ForeignSharedReceiveQueue, SharedReceives, LimitTooLarge { limit, max_wr },
     CompletionQueueTooSmall { knob, capacity, needed }, NoCompletionChannel,
     NoSuchVector { vector, count }, ForeignChannel, NoTimestamps { device },
-    NoActivePort { device, ports }, NoSuchPort { port, count }, NoSuchGid { port, index },
+    NoActivePort { device, ports }, NoSuchPort { port, count }, NoSuchGid { port, index, indexes },
     NoGidInNetwork { port, network, table }, Environment { variable, value, expected },
     MtuTooLarge { asked, port, active }, TooLarge { knob, value, most }, TooSmall { knob, least },
     StillUsed { what },
@@ -315,9 +317,9 @@ fn list_ports(states: &[PortState]) -> String {
     ports.collect::<Vec<_>>().join(", ")
 }
 
-fn list_gids(gids: &[Gid]) -> String {
-    let gids = gids.iter().map(Gid::to_string).collect::<Vec<_>>();
-    if gids.is_empty() { "none".to_owned() } else { gids.join(", ") }
+fn joined(items: &[impl ToString]) -> String {
+    let items = items.iter().map(ToString::to_string).collect::<Vec<_>>();
+    if items.is_empty() { "none".to_owned() } else { items.join(", ") }
 }
 
 /// Returns the hint for a queue that could not be created.

@@ -192,7 +192,7 @@ mod tests {
         for error in [
             ConnectError::Timeout { limit, awaited: "it".to_owned() },
             verbs(Error::NoActivePort { device: "d".to_owned(), ports: vec![PortState::DOWN] }),
-            verbs(Error::NoSuchGid { port: 1, index: 3 }),
+            verbs(Error::NoSuchGid { port: 1, index: 3, indexes: Vec::new() }),
         ] {
             assert!(is_temporary(&error), "{error}");
         }

@@ -197,9 +197,10 @@ codes! {
         "the peer failed at its side: look at the errors of its queue pair";
     /// The peer did not answer.
     RetryExceededError = RETRY_EXC_ERR, Transport,
-        "the peer did not answer: check that its queue pair is in RTR or RTS and alive; that QPN, \
-         PSN, LID, GID index and GID type (RoCE v1 or v2) at both ends are a pair; that the path MTU \
-         fits; that the network lets UDP port 4791 through (RoCE v2); then a longer ack_timeout";
+        "the peer did not answer: most often its process has ended or has destroyed its queue pair; if the \
+         connection never worked, check that the peer's queue pair is in RTR or RTS; that QPN, PSN, LID, GID \
+         index and GID type (RoCE v1 or v2) match at both ends; that the path MTU fits; that the network \
+         lets UDP port 4791 through (RoCE v2); and try a longer ack_timeout";
     /// The peer had no receive posted.
     RnrRetryExceededError = RNR_RETRY_EXC_ERR, Transport,
         "the peer had no receive posted during all retries: post more of them in time, give credits, or \

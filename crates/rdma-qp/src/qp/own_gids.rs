@@ -33,11 +33,15 @@ fn of_table(
         Some((class::rank(&gid).filter(|_| chosen && entry.port == port)?, gid, index))
     };
     let mut gids: Vec<_> = table.iter().filter_map(usable).collect();
+    let of_port = || table.iter().filter(|entry| entry.port == port);
     match choice {
-        GidChoice::Index(index) if gids.is_empty() => Err(Error::NoSuchGid { port, index }),
+        GidChoice::Index(index) if gids.is_empty() => {
+            let indexes = of_port().filter_map(|entry| u8::try_from(entry.index).ok());
+            Err(Error::NoSuchGid { port, index, indexes: indexes.collect() })
+        }
         GidChoice::Network(network) if gids.is_empty() => {
-            let table = table.iter().filter(|entry| entry.port == port).map(|entry| entry.gid);
-            Err(Error::NoGidInNetwork { port, network, table: table.collect() })
+            let table = of_port().map(|entry| entry.gid).collect();
+            Err(Error::NoGidInNetwork { port, network, table })
         }
         _ => {
             // The sort is stable, so GIDs of the same rank keep their order from the table.

@@ -46,7 +46,7 @@ fn ports_gids_and_mtus_that_are_not_there() {
     assert_eq!(error.to_string(), "there is no port 9: the device has ports 1 to 1");
     assert!(matches!(build_error(|builder| builder.port(0)), Error::NoSuchPort { port: 0, .. }));
     let error = build_error(|builder| builder.gid_index(200));
-    assert!(matches!(error, Error::NoSuchGid { port: 1, index: 200 }), "{error}");
+    assert!(matches!(error, Error::NoSuchGid { port: 1, index: 200, .. }), "{error}");
     let (pd, cq) = parts("soft0");
     let active = pd.context().query_port(1).unwrap().active_mtu.unwrap();
     if active < Mtu::MTU4096 {
