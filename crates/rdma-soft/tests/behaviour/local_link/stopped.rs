@@ -5,9 +5,12 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::time::{Duration, Instant};
 
 use rdma_soft::{Builder, Peers, SoftDevice};
-use rdma_sys::{ibv_qp_type, ibv_wc_status as Status, ibv_wr_opcode as Opcode};
+use rdma_sys::{
+    ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_qp_type, ibv_wc_opcode as Done,
+    ibv_wc_status as Status, ibv_wr_opcode as Opcode,
+};
 use test_support::program::in_own_process_with;
-use test_support::rig::connect::Knobs;
+use test_support::rig::connect::{Knobs, attributes};
 use test_support::rig::post::Wr;
 
 use crate::two_processes::near::{Near, PATIENT};
@@ -60,6 +63,26 @@ fn stop_and_go_on(rounds: u64, stopped: impl Fn(&mut Near)) {
 #[test]
 fn a_stopped_process_loses_nothing_when_it_goes_on() {
     stop_and_go_on(3, Near::all_of_it);
+}
+
+/// A request in flight is reported by a word in the ring. Setting the same path keeps the word.
+#[test]
+fn the_same_path_while_draining_keeps_the_requests_in_flight() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.all_of_it();
+    near.peer.receive();
+    near.peer.stop();
+    near.side.qp.post(&near.send(8));
+    assert_eq!(near.side.qp.to_state(State::IBV_QPS_SQD), 0);
+    let mut attr = attributes(&near.side.endpoint(), &near.far, &PATIENT);
+    attr.qp_state = State::IBV_QPS_SQD;
+    assert_eq!(near.side.qp.modify(attr, (Mask::IBV_QP_STATE | Mask::IBV_QP_AV).0), 0);
+    near.peer.go_on();
+    near.side.send_cq.expect_success(1);
+    assert_eq!(near.peer.completion().0, Done::IBV_WC_RECV.0);
+    assert_eq!(near.side.qp.to_state(State::IBV_QPS_RTS), 0);
+    near.all_of_it();
+    near.peer.end();
 }
 
 /// For the full tier.
