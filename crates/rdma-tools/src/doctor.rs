@@ -86,6 +86,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(path) => {
             let root = Root::of_copy(path);
             let root = root.with_context(|| format!("--sysroot {}", path.display()))?;
+            if !root.names("").iter().any(|name| name == "sys") {
+                bail!("--sysroot {}: contains no folder `sys`, a copy of /sys", path.display());
+            }
             (root, Some(path.display().to_string()))
         }
         None => (Root::of_this_machine().context("/ cannot be opened")?, None),

@@ -38,51 +38,48 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// A file for the result of a long operation, opened before the operation starts.
+/// A file for the result of a long operation, checked before the operation starts.
 #[derive(Debug)]
 pub(crate) struct Destination {
-    file: File,
+    /// The file, if it exists. It is not created before there is a result, so that a program that is killed leaves no
+    /// empty file.
+    file: Option<File>,
     path: PathBuf,
-    /// Whether [`open`](Self::open) created the file and nothing has been written to it.
-    is_new: bool,
 }
 
 impl Destination {
-    /// Opens the file, and creates it if it does not exist. The old contents stay until [`write`](Self::write).
+    /// Checks that the file can be written. The contents of an existing file stay until [`write`](Self::write).
     ///
     /// # Errors
-    /// The file cannot be opened for writing.
+    /// The file cannot be opened for writing, or not created.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
         let created = OpenOptions::new().write(true).create_new(true).open(path);
-        let (file, is_new) = match created {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                (OpenOptions::new().write(true).create(true).truncate(false).open(path), false)
-            }
-            created => (created, true),
+        let file = match created {
+            Ok(_) => fs::remove_file(path).map(|()| None),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => open(path).map(Some),
+            Err(error) => Err(error),
         };
         let file = file.with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Self { file, path: path.to_owned(), is_new })
+        Ok(Self { file, path: path.to_owned() })
     }
 
     /// Replaces the contents.
     ///
     /// # Errors
     /// The disk is full, or the reader of a pipe has closed it.
-    pub(crate) fn write(mut self, bytes: &[u8]) -> anyhow::Result<()> {
-        self.is_new = false;
-        // A pipe has no length to set.
-        let is_regular = self.file.metadata().is_ok_and(|metadata| metadata.is_file());
-        let emptied = if is_regular { self.file.set_len(0) } else { Ok(()) };
-        let written = emptied.and_then(|()| self.file.write_all(bytes));
-        written.with_context(|| format!("cannot write {}", self.path.display()))
+    pub(crate) fn write(self, bytes: &[u8]) -> anyhow::Result<()> {
+        let Self { file, path } = self;
+        let written = file.map_or_else(|| open(&path), Ok).and_then(|mut file| {
+            // A pipe has no length to set.
+            if file.metadata()?.is_file() {
+                file.set_len(0)?;
+            }
+            file.write_all(bytes)
+        });
+        written.with_context(|| format!("cannot write {}", path.display()))
     }
 }
 
-impl Drop for Destination {
-    /// Removes a file that was created for a result if no result was written.
-    fn drop(&mut self) {
-        if self.is_new {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(false).open(path)
 }

@@ -15,6 +15,7 @@ mod table;
 mod watch;
 
 use std::fs;
+use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,7 +25,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::SystemTime;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, Error, bail};
 use rdma::device::Context;
 use signal_hook::consts::SIGINT;
 
@@ -114,10 +115,12 @@ fn is_interruption(error: &anyhow::Error) -> bool {
 /// Returns the connection to the other end, and the other end itself if this program started it.
 fn meet(arguments: &Arguments, local: &Local) -> anyhow::Result<(Option<SecondEnd>, TcpStream)> {
     if let Some(address) = &arguments.connect {
-        let stream = TcpStream::connect(address).with_context(|| {
-            format!(
-                "cannot connect to {address}: start `rdmatool perf --listen {address}` there first"
-            )
+        let stream = TcpStream::connect(address).map_err(|error| {
+            let cure = match error.kind() {
+                ErrorKind::InvalidInput => "give HOST:PORT, such as 192.0.2.7:18515".to_owned(),
+                _ => format!("start `rdmatool perf --listen {address}` there first"),
+            };
+            Error::new(error).context(format!("cannot connect to {address}: {cure}"))
         })?;
         return Ok((None, stream));
     }

@@ -27,6 +27,7 @@ use self::requests::{Memory, Requests};
 use self::stream::{Peer, Stream};
 use self::talk::{Report, Talk};
 use crate::output::print;
+use crate::units::bytes_of;
 
 /// Measures with a program of perftest at the other end
 ///
@@ -50,8 +51,8 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "rc", value_parser = service)]
     service: QueuePairType,
     /// The length of a message [default: that of perftest]
-    #[arg(long, value_name = "BYTES")]
-    size: Option<usize>,
+    #[arg(long, value_name = "BYTES", value_parser = bytes_of)]
+    size: Option<u32>,
     /// The number of messages [default: that of perftest]
     #[arg(long, value_name = "N")]
     iterations: Option<u32>,
@@ -176,7 +177,7 @@ impl Arguments {
             (_, true) => 2,
             _ => 65536,
         };
-        self.size.unwrap_or(usual)
+        self.size.map_or(usual, |size| size as usize)
     }
 
     fn iterations(&self) -> u32 {

@@ -39,6 +39,21 @@ pub(crate) fn bytes(bytes: u64) -> String {
     unit.map_or_else(|| format!("{bytes} B"), |(unit, name)| format!("{} {name}", bytes / unit))
 }
 
+/// Parses a number of bytes, where K, M or G multiply by a power of 1024.
+pub(crate) fn bytes_of(text: &str) -> Result<u32, String> {
+    let wrong = || format!("not 1 to {} bytes, such as 8, 64K or 1M", u32::MAX);
+    let (digits, shift) = match text.char_indices().last() {
+        Some((end, 'k' | 'K')) => (text.get(..end), 10),
+        Some((end, 'm' | 'M')) => (text.get(..end), 20),
+        Some((end, 'g' | 'G')) => (text.get(..end), 30),
+        _ => (Some(text), 0),
+    };
+    let number: Option<u64> = digits.and_then(|digits| digits.parse().ok());
+    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
+    let bytes = bytes.and_then(|bytes| u32::try_from(bytes).ok());
+    bytes.filter(|&bytes| bytes > 0).ok_or_else(wrong)
+}
+
 fn scaled(measure: Measure, value: f64) -> (f64, &'static str) {
     let (units, least) = match measure {
         Measure::Lat => (TIME, (1.0, "ns")),
@@ -72,5 +87,14 @@ mod tests {
             [0, 8, 1500, 65_536, 1 << 20].map(bytes),
             ["0 B", "8 B", "1500 B", "64 KiB", "1 MiB"]
         );
+    }
+
+    #[test]
+    fn sizes_have_suffixes_and_limits() {
+        let good = [("8", 8), ("64k", 65536), ("1M", 1 << 20), ("3G", 3 << 30)];
+        assert!(good.iter().all(|&(text, bytes)| bytes_of(text) == Ok(bytes)));
+        for bad in ["", "0", "0K", "K", "-8", "4G", "1.5K", "1T", "99999999999999999999", "8 "] {
+            assert!(bytes_of(bad).is_err(), "{bad:?}");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! Checks that facts in two places are the same in both.
 
+use std::collections::BTreeSet;
+
 use super::{Finding, line_of};
 use crate::tree::Tree;
 
@@ -14,6 +16,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut found = rust_version(tree);
     found.extend(safety_facts(tree));
     found.extend(verbs(tree));
+    found.extend(variables(tree));
     found
 }
 
@@ -62,6 +65,36 @@ fn verbs(tree: &Tree) -> Vec<Finding> {
     let lacking = names.filter(|name| !page.contains(&format!("`{name}`")));
     lacking
         .map(|name| Finding::new(PAGE, 1, format!("`{name}` is missing; add its counterpart")))
+        .collect()
+}
+
+/// Checks that `rdmatool doctor` knows each environment variable that the crates read, and no other.
+fn variables(tree: &Tree) -> Vec<Finding> {
+    const LIST: &str = "crates/rdma-tools/src/doctor/host.rs";
+    const TOOL: &str = "crates/rdma-tools/";
+    /// The opcodes' names, and the variable of a unit test.
+    const NOT_READ: [&str; 3] = ["RDMA_READ", "RDMA_WRITE", "RDMA_X"];
+    let named = |text: &str| -> BTreeSet<String> {
+        let starts = text.match_indices("\"RDMA_").map(|(at, _)| &text[at + 1..]);
+        let names = starts.filter_map(|rest| rest.split_once('"')).map(|(name, _)| name.to_owned());
+        let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+        names.filter(|name| is_name(name) && !NOT_READ.contains(&name.as_str())).collect()
+    };
+    let known = named(tree.text(LIST).unwrap_or_default());
+    let published = |path: &&str| {
+        path.starts_with("crates/rdma") && path.contains("/src/") && !path.starts_with(TOOL)
+    };
+    let sources = tree.ending(&[".rs"]).filter(|(path, _)| published(path));
+    let read: BTreeSet<_> = sources.flat_map(|(_, text)| named(text)).collect();
+    let differing = known.symmetric_difference(&read);
+    differing
+        .map(|name| {
+            let what = match known.contains(name) {
+                true => format!("no crate reads `{name}`; remove it from `VARIABLES`"),
+                false => format!("a crate reads `{name}`; add it to `VARIABLES`"),
+            };
+            Finding::new(LIST, 1, what)
+        })
         .collect()
 }
 
@@ -144,6 +177,18 @@ mod tests {
         let found = verbs(&Tree::of([functions, (page, "`ibv_one`, `ibv_two_ex`")]));
         assert_eq!(found.len(), 1);
         assert!(found[0].to_string().contains("`ibv_two` is missing"), "{found:?}");
+    }
+
+    #[test]
+    fn an_environment_variable_that_the_doctor_does_not_know_fails() {
+        let list = ("crates/rdma-tools/src/doctor/host.rs", r#"["RDMA_A", "RDMA_B"]"#);
+        let tree = |source| Tree::of([list, ("crates/rdma-soft/src/a.rs", source)]);
+        assert_eq!(variables(&tree(r#"var("RDMA_A"); var_os("RDMA_B"); "RDMA_READ""#)), []);
+        let found = variables(&tree(r#"var("RDMA_A"); var("RDMA_C");"#));
+        let found: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("no crate reads `RDMA_B`"), "{found:?}");
+        assert!(found[1].contains("a crate reads `RDMA_C`"), "{found:?}");
     }
 
     #[test]

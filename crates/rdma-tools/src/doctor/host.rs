@@ -70,13 +70,46 @@ fn rdma_core(machine: &Machine, is_needed: bool) -> Finding {
     }
 }
 
-fn environment(machine: &Machine) -> Option<Finding> {
-    if machine.environment.is_empty() {
-        return None;
+/// The environment variables that programs of this stack read.
+const VARIABLES: [&str; 16] = [
+    "RDMA_DEVICE",
+    "RDMA_GID_INDEX",
+    "RDMA_GID_NETWORK",
+    "RDMA_LIBIBVERBS",
+    "RDMA_PROVIDERS",
+    "RDMA_RELAXED_ORDERING",
+    "RDMA_SERVICE_LEVEL",
+    "RDMA_SOFT_COUNTERS",
+    "RDMA_SOFT_DIRECTORY",
+    "RDMA_SOFT_LIKE",
+    "RDMA_SOFT_LISTEN",
+    "RDMA_SOFT_PCAP",
+    "RDMA_SOFT_PEERS",
+    "RDMA_SOFT_PEER_LIMIT",
+    "RDMA_SOFT_RETRY_TIME",
+    "RDMA_TRAFFIC_CLASS",
+];
+
+fn environment(machine: &Machine) -> Vec<Finding> {
+    let is_read = |variable: &&String| {
+        variable.split_once('=').is_some_and(|(name, _)| VARIABLES.contains(&name))
+    };
+    let (read, others): (Vec<_>, Vec<_>) = machine.environment.iter().partition(is_read);
+    let list = |variables: &[&String]| {
+        variables.iter().map(|variable| variable.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let mut findings = Vec::new();
+    if !read.is_empty() {
+        let text = format!("set, and followed by programs: {}", list(&read));
+        let finding = Finding::new("environment", Severity::Note, text);
+        findings.push(finding.cure("unset what is not meant for this machine"));
     }
-    let text = format!("set, and followed by programs: {}", machine.environment.join(", "));
-    let finding = Finding::new("environment", Severity::Note, text);
-    Some(finding.cure("unset what is not meant for this machine"))
+    if !others.is_empty() {
+        let text = format!("set, but read by no program of this library: {}", list(&others));
+        let cure = format!("check the spelling; the variables are {}", VARIABLES.join(", "));
+        findings.push(Finding::new("environment", Severity::Warning, text).cure(cure));
+    }
+    findings
 }
 
 /// Formats a number of bytes in the largest unit that divides it.

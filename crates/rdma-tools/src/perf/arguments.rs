@@ -10,6 +10,25 @@ use crate::perf::client::{Length, Line, Run};
 use crate::perf::protocol::Work;
 use crate::perf::report::Measure;
 use crate::perf::settings::{Api, Operation, Settings, WORD, Wait};
+use crate::units::bytes_of;
+
+/// The arguments of the end that measures. The end that listens gets its settings from its clients.
+const CLIENT: [&str; 14] = [
+    "measure",
+    "connect",
+    "threads",
+    "size",
+    "queue_pairs",
+    "depth",
+    "inline",
+    "api",
+    "wait",
+    "foreign_memory",
+    "iterations",
+    "duration",
+    "scale",
+    "verbose",
+];
 
 /// Measures latency, bandwidth or message rate
 ///
@@ -29,7 +48,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N")]
     pub(crate) gid_index: Option<u8>,
     /// Serve clients that connect to this address; they have the settings
-    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["measure", "connect", "threads"])]
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = CLIENT)]
     pub(crate) listen: Option<String>,
     /// End after one client
     #[arg(long, requires = "listen", conflicts_with_all = ["measure", "connect", "serve"])]
@@ -44,16 +63,16 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) threads: bool,
     /// Lengths of messages in bytes, such as 8,64K,1M [default: 8,64,512,4K,64K,1M]
-    #[arg(long, short, value_name = "BYTES", value_delimiter = ',', value_parser = size)]
+    #[arg(long, short, value_name = "BYTES", value_delimiter = ',', value_parser = bytes_of)]
     size: Vec<u32>,
     /// Numbers of queue pairs, for bw and rate
     #[arg(long, short, value_name = "N", value_delimiter = ',', default_value = "1", value_parser = RangedU64ValueParser::<u32>::new().range(1..=4096))]
     queue_pairs: Vec<u32>,
     /// Numbers of requests outstanding on a queue pair, for bw and rate [default: 64]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = RangedU64ValueParser::<u32>::new().range(1..))]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = RangedU64ValueParser::<u32>::new().range(1..=u64::from(u32::MAX)))]
     depth: Vec<u32>,
     /// Post messages of at most this length inline
-    #[arg(long, value_name = "BYTES", value_parser = size)]
+    #[arg(long, value_name = "BYTES", value_parser = bytes_of)]
     inline: Option<u32>,
     /// The interface of the library
     #[arg(long, default_value = "qp")]
@@ -144,21 +163,6 @@ fn distinct(values: &[u32]) -> Vec<u32> {
     values.iter().copied().filter(|value| seen.insert(*value)).collect()
 }
 
-/// Parses a number of bytes, where K, M or G multiply by a power of 1024.
-fn size(text: &str) -> Result<u32, String> {
-    let wrong = || format!("not 1 to {} bytes, such as 8, 64K or 1M", u32::MAX);
-    let (digits, shift) = match text.char_indices().last() {
-        Some((end, 'k' | 'K')) => (text.get(..end), 10),
-        Some((end, 'm' | 'M')) => (text.get(..end), 20),
-        Some((end, 'g' | 'G')) => (text.get(..end), 30),
-        _ => (Some(text), 0),
-    };
-    let number: Option<u64> = digits.and_then(|digits| digits.parse().ok());
-    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
-    let bytes = bytes.and_then(|bytes| u32::try_from(bytes).ok());
-    bytes.filter(|&bytes| bytes > 0).ok_or_else(wrong)
-}
-
 fn seconds(text: &str) -> Result<Duration, String> {
     let parsed = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     parsed
@@ -169,15 +173,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_have_suffixes_and_limits() {
-        let good = [("8", 8), ("64k", 65536), ("1M", 1 << 20), ("3G", 3 << 30)];
-        assert!(good.iter().all(|&(text, bytes)| size(text) == Ok(bytes)));
-        for bad in ["", "0", "0K", "K", "-8", "4G", "1.5K", "1T", "99999999999999999999", "8 "] {
-            assert!(size(bad).is_err(), "{bad:?}");
-        }
-    }
 
     #[test]
     fn durations_are_finite_and_not_zero() {

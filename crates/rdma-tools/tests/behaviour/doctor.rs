@@ -148,10 +148,34 @@ fn findings_name_the_values() {
 
 #[test]
 fn a_machine_without_rdma_gets_a_warning_with_the_module_to_load() {
-    let empty = tempfile::tempdir().unwrap();
-    let (status, findings) = doctor(&["--sysroot", empty.path().to_str().unwrap()]);
+    let bare = tempfile::tempdir().unwrap();
+    fs::create_dir(bare.path().join("sys")).unwrap();
+    let (status, findings) = doctor(&["--sysroot", bare.path().to_str().unwrap()]);
     assert_eq!((status, faults(&findings)), (3, vec![("devices", "warning")]));
     assert!(of(&findings, "devices")["cure"].as_str().unwrap().contains("modprobe"));
+}
+
+#[test]
+fn a_folder_without_sys_is_refused() {
+    let empty = tempfile::tempdir().unwrap();
+    let output = rdmatool(&["doctor", "--sysroot", empty.path().to_str().unwrap()]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("contains no folder `sys`"), "{error}");
+}
+
+#[test]
+fn a_variable_that_no_program_reads_is_a_warning() {
+    let mut command = program(&["doctor", "soft0"]);
+    command.env("RDMA_SOFT_PEER", "none").env("RDMA_SOFT_PEERS", "none");
+    let (status, findings) = findings(command);
+    let texts: Vec<_> = findings.iter().filter(|it| it["check"] == "environment").collect();
+    let [read, unknown] = &texts[..] else { panic!("{texts:?}") };
+    assert!(read["text"].as_str().unwrap().ends_with(": RDMA_SOFT_PEERS=none"), "{read}");
+    assert_eq!(unknown["severity"], "warning");
+    assert!(unknown["text"].as_str().unwrap().contains("RDMA_SOFT_PEER=none"), "{unknown}");
+    assert!(unknown["cure"].as_str().unwrap().contains("RDMA_SOFT_PEERS"), "{unknown}");
+    assert_eq!(status, 3);
 }
 
 /// Copies a tree, each file by `write`.

@@ -23,7 +23,7 @@ fn fails(command: &mut Command, status: i32, parts: &[&str]) {
 
 #[test]
 fn arguments_that_do_not_fit_are_refused() {
-    let usage: [(&str, &[&str]); 10] = [
+    let usage: [(&str, &[&str]); 11] = [
         ("", &["<MEASURE>", "<OPERATION>"]),
         ("lat fly", &["'fly'", "write, read, send, atomic"]),
         ("lat send --size 0", &["'0'", "1 to 4294967295 bytes"]),
@@ -34,6 +34,7 @@ fn arguments_that_do_not_fit_are_refused() {
         ("bw send --iterations 5 --duration 1", &["cannot be used with"]),
         ("bw send --listen 127.0.0.1:0", &["cannot be used with"]),
         ("bw send --once", &["cannot be used with"]),
+        ("--listen 127.0.0.1:0 --size 8", &["cannot be used with"]),
     ];
     for (arguments, parts) in usage {
         fails(&mut perf(arguments), 2, parts);

@@ -81,6 +81,16 @@ fn an_interrupted_run_of_futures_prints_what_was_measured() {
 }
 
 #[test]
+fn a_terminated_run_leaves_no_empty_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("perf.svg");
+    let mut client = Measuring::start(perf(LONG).args(["--threads", "--plot"]).arg(&file));
+    kill_process(Pid::from_child(&client.process), Signal::TERM).unwrap();
+    client.process.wait().unwrap();
+    assert!(!file.exists());
+}
+
+#[test]
 fn a_killed_server_is_reported_after_what_was_measured() {
     let mut listener = Listener::start(&mut perf(""));
     let client = Measuring::start(perf(LONG).args(["--connect", &listener.address]));
