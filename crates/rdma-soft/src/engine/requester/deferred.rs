@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn queue_pair_that_was_destroyed_with_work_to_do_is_forgotten() {
         let schedule = Schedule::Deferred { seed: 1 };
-        // In a static, a leak checker finds it.
+        // The device is in a static, so that a leak checker finds it.
         static SUBNET: Subnet = Subnet::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
         let device = DEVICE.get_or_init(|| {
@@ -110,7 +110,7 @@ mod tests {
         let weak = Arc::downgrade(&queue_pair);
         queue_pair.destroy();
         assert_eq!(pending(), 0);
-        // The other thread may be looking at it.
+        // The device's thread may still hold a reference to the queue pair.
         while weak.strong_count() > 0 {
             std::thread::yield_now();
         }

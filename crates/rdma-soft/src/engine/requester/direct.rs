@@ -1,5 +1,5 @@
-//! Direct execution on a peer in this process. One attempt at a request consists of a check on this side, and then of
-//! calls of the peer's [`Inbound`]. The peer's lock is held from the first check to the last byte.
+//! Direct execution on a peer in this process. One attempt at a request consists of a check on this side, followed by
+//! calls to the peer's [`Inbound`]. The peer's lock is held from the first check to the last byte.
 
 use rdma_types::{AccessFlags, WcStatus as Status};
 
@@ -45,8 +45,8 @@ impl Extent {
 /// The minimum length of a part of a message in bytes, unless the message itself is shorter.
 const SHORTEST_PART: u64 = 4096;
 
-/// Returns the end of a part of about `bytes` bytes. It is the end of a 64-byte line, and not shortly before the end of
-/// the message. So no word is written in two parts, and the last word is written after all others.
+/// Returns the end of a part of about `bytes` bytes. The result is the end of a 64-byte line, and is not close to the
+/// end of the message. So no word is written in two parts, and the last word is written after all others.
 #[cold]
 fn part_end(progress: u64, length: u64, bytes: u64) -> u64 {
     let end = progress.saturating_add(bytes.max(SHORTEST_PART)) & !63;
@@ -128,8 +128,8 @@ impl<P: Near> Requester<P> {
         }
     }
 
-    /// Checks the local elements and returns their total length, so that errors on this side are found before anything
-    /// is sent.
+    /// Checks the local elements, so that errors on this side are found before anything is sent. Returns the total
+    /// length.
     #[inline]
     pub(super) fn locate_payload(
         &mut self,
@@ -162,7 +162,7 @@ pub(super) struct Progress<'a> {
 }
 
 impl Progress<'_> {
-    /// Makes the responder execute a message that it has begun, or the next part of the message.
+    /// Makes the responder execute the message that it has begun, or the next part of that message.
     #[inline(always)]
     pub(super) fn exchange(
         self,

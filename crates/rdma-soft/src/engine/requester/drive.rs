@@ -19,13 +19,13 @@ mod tests;
 /// The amount of work that one drive may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// This many requests, up to [`STRETCH_BYTES`], by a thread that releases them.
+    /// Up to this many requests and [`STRETCH_BYTES`] bytes, on a thread that releases the requests.
     Requests(u32),
     /// The whole head.
     Head,
-    /// This many requests, up to [`TURN_BYTES`], by a thread that serves several queues.
+    /// Up to this many requests and [`TURN_BYTES`] bytes, on a thread that serves several queues.
     Turn(u32),
-    /// Like [`Requests`](Self::Requests), by the thread that posts them.
+    /// Like [`Requests`](Self::Requests), but on the thread that posts the requests.
     Stretch(u32),
     /// The head, up to the middle of its copy.
     HalfOfHead,
@@ -182,7 +182,7 @@ pub(crate) fn release<P: Near>(own: &Arc<P>, most: u32) -> u32 {
             let mut send = own.send_side().lock();
             let there = (u32::try_from(send.queue.len()).unwrap_or(u32::MAX), send.incarnation);
             let (count, incarnation) = *begun.get_or_insert(there);
-            // Requests posted after a reset were not in the queue.
+            // Requests that were posted after a reset do not count.
             let left = if send.incarnation == incarnation { most.min(count) - ended } else { 0 };
             let done = send.drive(own, Work::Requests(left), &mut aftermath);
             ended += done;

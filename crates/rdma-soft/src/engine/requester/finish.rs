@@ -11,7 +11,7 @@ use crate::engine::requester::side::{Blocked, Peer, SendSide};
 use crate::engine::station::Station;
 
 impl<P: Near> SendSide<P> {
-    /// Completes a request after an attempt. `upto` is one more than its number.
+    /// Completes a request after an attempt. `upto` is one more than the request's number.
     #[inline]
     pub(crate) fn finish(
         &mut self,

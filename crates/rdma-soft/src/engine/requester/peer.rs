@@ -34,7 +34,7 @@ pub(crate) trait Near: Owner + Deref<Target = Station> + Sized + 'static {
     /// Returns the members of a group on devices whose port is up and that this device copies to directly.
     fn members_of(&self, group: Group) -> impl Iterator<Item = Arc<Self>>;
 
-    /// Returns the outlet for packets to a group outside the devices of this process.
+    /// Returns the outlet through which packets for a group leave this process, if any.
     fn outlet_from(&self, path: &Path) -> Option<Outlet>;
 }
 

@@ -20,7 +20,7 @@ use crate::memory::copy::Reach;
 use crate::sync::Ordering;
 
 /// Posts requests until one is refused; earlier requests stay posted. `next` is called for each request, under the send
-/// lock. The lock is yielded whenever [`STRETCH_BYTES`] bytes were posted.
+/// lock. The lock is yielded whenever [`STRETCH_BYTES`] bytes have been posted.
 #[inline]
 pub(crate) fn post_each<'a, P: Near>(
     own: &Arc<P>,
@@ -101,7 +101,8 @@ pub(crate) fn post_datagrams<'a, P: Near>(
     })
 }
 
-/// Queues requests first, and then executes them. So the code that executes requests within a post exists only once.
+/// Queues all requests, and then executes them. This way, the code that executes requests within a post exists only
+/// once.
 fn post_by_queue<P: Near>(
     own: &Arc<P>,
     queue: impl FnOnce(&mut SendSide<P>) -> Result<(), Refusal>,
@@ -144,9 +145,8 @@ fn check_destination(
 }
 
 impl<P: Near> SendSide<P> {
-    /// Returns one more than the number of the last request that a post leaves in the queue. Returns `None` unless this
-    /// thread must execute the requests before it returns. If earlier requests are in the queue, the thread only takes
-    /// a turn.
+    /// If this thread must execute the requests that its post leaves in the queue, returns one more than the number of
+    /// the last one. Otherwise returns `None`. If earlier requests are in the queue, the thread only executes a turn.
     #[inline]
     fn rest(&mut self, own: &P, behind_others: bool, aftermath: &mut Aftermath) -> Option<u32> {
         if self.queue.is_empty() || !own.immediate || !self.has_work() {
@@ -188,7 +188,7 @@ impl<P: Near> SendSide<P> {
     /// Queues a request that is not executed now. A queue in error flushes it.
     fn post_later(&mut self, own: &P, request: &Request, payload: Payload<'_>) {
         if matches!(self.state, QpState::ERR | QpState::SQE) {
-            // The queued requests were posted earlier, and may not be flushed yet.
+            // Requests that were posted earlier may still be in the queue. They are flushed first.
             self.flush(own);
             self.posted = self.posted.wrapping_add(1);
             let status = Status::WR_FLUSH_ERR;

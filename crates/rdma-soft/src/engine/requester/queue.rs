@@ -104,7 +104,7 @@ impl SendQueue {
         let first = place * self.max_sge;
         let sges = &self.sges[first..first + slot.sges];
         let payload = if slot.inline {
-            // Exposed again for reads from here on, because `push` has exclusively borrowed all of the memory since.
+            // Exposed again for the reads that follow, because `push` has borrowed all of the memory exclusively since.
             self.inline.as_ptr().expose_provenance();
             // SAFETY: `take_inline` pointed the element at the slot's own bytes. They stay in place, and are not
             // written until the request is popped (SAFETY.md F12). They are exposed above, through a pointer from the
@@ -208,11 +208,11 @@ mod tests {
         parts.iter_mut().for_each(|part| part.fill(0));
     }
 
-    /// The inline data of the head.
+    /// Returns the inline data of the head.
     fn front_data(queue: &SendQueue) -> Vec<u8> {
         let (_, payload) = queue.front().unwrap();
         let mut out = vec![0; usize::try_from(payload.length()).unwrap()];
-        // SAFETY: exclusive memory of the test.
+        // SAFETY: the test owns this memory exclusively.
         let sink =
             unsafe { Segment::new(out.as_mut_ptr().expose_provenance() as u64, out.len() as u64) };
         let source: Vec<_> = payload.inline_segments().collect();

@@ -33,8 +33,8 @@ impl Request {
     };
 }
 
-/// The memory that a request refers to. Its local data consists of ranges of registered memory, or of plain memory if
-/// it is inline. A datagram also has a destination.
+/// The memory that a request refers to. Its local data consists of ranges of registered memory or, if the data is
+/// inline, of plain memory. A datagram also has a destination.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Payload<'a> {
     sges: &'a [Sge],

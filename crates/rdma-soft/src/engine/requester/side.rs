@@ -93,7 +93,7 @@ impl<P> Requester<P> {
             self.peer_qpn = new.peer_qpn;
         }
         if has(QpAttributes::PATH_MTU) {
-            // Code 1 is 256 bytes.
+            // Code 1 means 256 bytes.
             self.mtu_log2 = 7 + new.path_mtu;
         }
         if has(QpAttributes::SQ_PSN) {
@@ -116,7 +116,7 @@ impl<P> Requester<P> {
         }
     }
 
-    /// From now on, uses another path, and the queue pair found there.
+    /// Uses another path from now on, and looks up the queue pair there when the next request is executed.
     pub(crate) fn go(&mut self, path: Option<Path>) {
         self.origin = Origin { number: self.ids.unique(), path, ..self.origin };
         (self.peer, self.last) = (Peer::Unresolved, Weak::new());
@@ -150,7 +150,7 @@ impl<P> Requester<P> {
 /// The maximum length of a message in bytes (IBTA volume 1, 9.7.1: 2^31 bytes).
 pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 
-/// Returns the length of a message of `length` bytes, if a request with this opcode may have it.
+/// Returns the length of a message, if a request with this opcode may have that length.
 #[inline]
 pub(super) fn local_length(opcode: Opcode, length: u64) -> Result<u32, WcStatus> {
     // The result of an atomic is eight bytes (IBTA volume 1, 9.4.5).
@@ -205,7 +205,7 @@ pub(crate) enum Verdict {
 #[derive(Debug)]
 pub(crate) struct SendSide<P> {
     pub(crate) state: QpState,
-    /// The number of resets, so that a late error of an earlier life has no effect.
+    /// The number of resets. With it, a late error of an earlier incarnation is recognised, and has no effect.
     pub(crate) incarnation: u32,
     pub(crate) queue: SendQueue,
     pub(crate) requester: Requester<P>,
@@ -216,7 +216,7 @@ pub(crate) struct SendSide<P> {
     pub(crate) blocked: Blocked,
     /// The number of requests accepted since the queue pair was created (free-running).
     pub(crate) posted: u32,
-    /// The completion counter when the requester last read it.
+    /// The value of the completion counter when the requester last read it.
     pub(crate) reclaimed: u32,
     /// The number of executed requests.
     pub(crate) executed: u64,

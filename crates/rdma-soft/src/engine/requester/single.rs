@@ -1,7 +1,7 @@
 //! A post of one plain request with one element, the most common kind, executed with as few instructions as possible.
 //!
-//! This code has no rules of its own about what a request may do. Each check is one of the general code's, with the
-//! opcode known to the compiler. Unusual requests are left to the general code, which starts from the beginning.
+//! This code adds no rules about what a request may do. Each check is one of the general code's, with the opcode known
+//! to the compiler. Unusual requests are left to the general code, which starts from the beginning.
 
 use std::slice;
 use std::sync::Arc;
@@ -46,8 +46,8 @@ impl<P: Near> SendSide<P> {
 
 impl<P: Near> Requester<P> {
     /// Like [`attempt`](Self::attempt), for a request that has not copied any bytes yet. Returns the request's length.
-    /// If this gives up, what it has done is also what an attempt does first, and an attempt continues from there. The
-    /// responder may then know the requester, or have taken the next receive request.
+    /// If this gives up, it has only done things that an attempt does first, so an attempt continues from there. The
+    /// responder may already know the requester, or have taken the next receive request.
     #[inline(always)]
     fn execute_single(&mut self, own: &P, request: &Request, payload: Payload<'_>) -> Option<u64> {
         let [sge] = payload.sges() else { return None };

@@ -15,7 +15,7 @@ use crate::engine::responder::inbound::{Inbound, Stop};
 use crate::memory::copy::Reach;
 use crate::memory::grace_period::Visit;
 
-/// A request whose local data was found.
+/// A request whose local data has been located.
 pub(crate) struct Message<'a> {
     pub(crate) request: &'a Request,
     pub(crate) payload: Payload<'a>,
@@ -26,8 +26,8 @@ pub(crate) struct Message<'a> {
 }
 
 impl<P: Near> Requester<P> {
-    /// Sends a message whose local data was found, on a queue pair without acknowledgements. Not inlined, so that queue
-    /// pairs with acknowledgements do not pay for it.
+    /// Sends a message on a queue pair without acknowledgements. The message's local data has been located. Not
+    /// inlined, so that queue pairs with acknowledgements do not pay for it.
     #[inline(never)]
     pub(super) fn send_unreliably(
         &mut self,
@@ -71,7 +71,7 @@ impl<P: Near> Requester<P> {
             }
             drop(responder);
             if !knows {
-                // By the next message, another queue pair may have its number.
+                // By the next message, another queue pair may have the peer's number.
                 self.peer = Peer::Unresolved;
             }
         }

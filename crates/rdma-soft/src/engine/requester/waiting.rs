@@ -1,4 +1,4 @@
-//! Waiting: why the head of a send queue waits, until when, and what follows.
+//! Waiting: the reason why the head of a send queue waits, its deadline, and what happens then.
 
 use rdma_types::{MinRnrTimer, WcStatus as Status};
 
@@ -7,8 +7,8 @@ use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 
 impl<P: Near> SendSide<P> {
-    /// Records why the head waits, and sets the timer. If the head already waits for the same reason, it keeps its
-    /// deadline. If it had no deadline, it may get one now.
+    /// Records why the head waits, and sets the timer. If the head already waits for the same reason, its deadline
+    /// stays; if it had none, one may be set now.
     #[cold]
     pub(super) fn block(&mut self, own: &P, verdict: Verdict) -> Result<(), Status> {
         if let Verdict::NotReady { .. } = verdict {

@@ -38,7 +38,7 @@ pub(crate) struct Wire {
     /// Shows which requests the peer has executed, if the peer is in another process on this host.
     word: Option<Word>,
     mtu: Mtu,
-    /// The protocol's number for the oldest request in the queue.
+    /// The number that the protocol uses for the oldest request in the queue.
     head: u32,
     /// One more than the number of the last request that the schedule has released, if the schedule holds requests
     /// back.
@@ -48,7 +48,7 @@ pub(crate) struct Wire {
     /// The number of the last question to the peer's process, while the timer is held. The answer shows that the
     /// process had time to run.
     question: u32,
-    /// The number of the first letter that may be for this queue pair. Earlier letters are for an earlier life.
+    /// The number of the first letter that may be for this queue pair. Earlier letters are for an earlier incarnation.
     hears_from: u64,
 }
 
@@ -78,8 +78,8 @@ impl Wire {
         Self { protocol, route, word, mtu, head, released, timer, question, hears_from }
     }
 
-    /// Sends packets by another route from now on. The word stays if the same connection between processes carries
-    /// them, because requests already sent are executed with that word.
+    /// Sends packets by another route from now on. Keeps the word if the same connection between processes carries the
+    /// packets, because requests that were already sent are reported in that word.
     pub(crate) fn go(&mut self, route: Route) {
         let carrier = |route: &Route| route.outlet.carrier().map(Arc::as_ptr);
         let is_same = match (carrier(&self.route), carrier(&route)) {
@@ -153,7 +153,7 @@ impl Wire {
         }
     }
 
-    /// Adds the protocol's counts to those of the device.
+    /// Adds the protocol's counts to the device's counters.
     fn count(&mut self, own: &Station, peer_qpn: u32) {
         let counted = match &mut self.protocol {
             Protocol::Reliable(protocol) => protocol.take_counters(),
@@ -194,7 +194,7 @@ fn settings<P>(
         timeout: patience::at_least(timeout, least / (u32::from(requester.retries) + 1)),
         retries: MaxAckRetries::from_code(requester.retries).unwrap_or_default(),
         rnr_retries: MaxRnrRetries::from_code(requester.rnr_retries).unwrap_or_default(),
-        // If no READs or atomics are allowed, none are posted, but those posted before are still sent.
+        // If no READs or atomics are allowed, none can be posted, but those posted earlier are still sent.
         max_rd_atomic: requester.max_rd_atomic.max(1),
     }
 }
@@ -210,7 +210,7 @@ impl<P: Near> SendSide<P> {
         self.with_packets(own, None, aftermath, work)
     }
 
-    /// Like [`with_wire`](Self::with_wire), with packets that have arrived.
+    /// Like [`with_wire`](Self::with_wire), but for packets that have arrived.
     fn with_packets<R>(
         &mut self,
         own: &P,
@@ -280,7 +280,7 @@ impl<P: Near> SendSide<P> {
                 Protocol::Unreliable(_) => false,
             };
             if idle {
-                // The queue pair's attributes may have changed.
+                // The deadline may have changed together with the queue pair's attributes.
                 wire.arm(own);
             }
             self.wire = Some(wire);
@@ -304,8 +304,8 @@ impl<P: Near> SendSide<P> {
         sent == Some(true)
     }
 
-    /// Sends some of the last `posts` requests, which this call has posted. While the call runs, their memory can be
-    /// copied like any other. The remaining and the earlier requests get turns.
+    /// Sends some of the last `posts` requests, which this call has posted. Their memory is certainly mapped while the
+    /// call runs. The remaining requests and the earlier ones are sent in turns.
     #[cold]
     pub(super) fn transmit_posted(&mut self, own: &P, posts: u32, aftermath: &mut Aftermath) {
         self.posts = Some(posts);
@@ -370,7 +370,7 @@ impl<P: Near> SendSide<P> {
         !self.queue.is_empty()
     }
 
-    /// Handles the expiry of the timer. A deadline may have passed.
+    /// Handles the expiry of the timer. A deadline may have passed, but need not have.
     pub(crate) fn expire_on_wire(&mut self, own: &P, aftermath: &mut Aftermath) {
         let now = own.adapter.fabric.clock.now();
         let Some(wire) = &mut self.wire else { return };

@@ -1,5 +1,5 @@
-//! Budgets: the length of a turn, when the rest goes on, and which threads are admitted in between. No thread serves
-//! the timers of these fabrics, so turns are taken only when the test does so.
+//! Budgets: how long a turn is, when the remaining work continues, and which threads get the locks in between. No
+//! thread serves the timers of these fabrics, so turns are executed only when a test does so.
 
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::thread;
@@ -27,7 +27,8 @@ use crate::memory::sge::Sge;
 use crate::schedule::Schedule;
 use crate::sync::while_one_waits;
 
-/// Devices, each of its own fabric: never freed, and where a leak checker finds them.
+/// The devices, each in a separate fabric. They are never freed, and are kept in a static so that a leak checker finds
+/// them.
 static DEVICES: OnceLock<Mutex<Vec<&'static Device>>> = OnceLock::new();
 
 fn device(schedule: Schedule) -> &'static Device {
@@ -41,7 +42,7 @@ fn device(schedule: Schedule) -> &'static Device {
     device
 }
 
-/// A queue pair that is connected to another one by hand, and memory of `a`'s domain and of `b`'s.
+/// Two queue pairs that are connected without `modify`, and memory in the domain of each.
 struct Pair {
     a: Arc<QueuePair>,
     b: Arc<QueuePair>,
@@ -97,7 +98,7 @@ impl Pair {
         Self { a, b, source, sink }
     }
 
-    /// A write of the first bytes.
+    /// Returns a write of the first `length` bytes.
     fn write(&self, length: u32) -> (Request, Sge) {
         let operation = Operation {
             opcode: Opcode::Write,
@@ -116,8 +117,8 @@ impl Pair {
         (0..count).for_each(|_| send.push(&request, Payload::keyed(&[sge])));
     }
 
-    /// Leaves the queue to turns, and takes them one after the other like a poll does. Returns the number of requests
-    /// left after each.
+    /// Leaves the queue to turns, and executes these one after the other as polls do. Returns the number of requests
+    /// left after each turn.
     fn left_by_turns(&self) -> Vec<usize> {
         self.a.send.lock().leave_rest(&self.a);
         let turn = |_: &usize| {
@@ -150,7 +151,7 @@ fn a_turn_is_limited_in_bytes() {
     let pair = Pair::new(Schedule::Immediate, 64 << 10);
     pair.queue(3, 64 << 10);
     assert_eq!(pair.left_by_turns(), [2, 1, 0]);
-    // Shorter requests with that many bytes in total.
+    // Several shorter requests with the same number of bytes in total.
     pair.queue(4, 16 << 10);
     pair.queue(1, 8);
     assert_eq!(pair.left_by_turns(), [1, 0]);
@@ -175,9 +176,10 @@ fn the_rest_of_a_turn_goes_on_within_a_millisecond() {
 
 const STRETCH: u32 = 1 << 20;
 
-/// Lets a thread sleep at one of the pair's locks, which is released for the execution of two stretches. Returns true
-/// if the thread entered between them; by itself it would hardly ever see the short moment when the lock is free. There
-/// are several tries, since the thread may not get its core in time; in an emulator it may never do so.
+/// Lets a thread wait for one of the pair's locks until it sleeps, then releases the lock and executes two stretches.
+/// Returns true if the thread got the lock between the stretches. Unless the lock is yielded to it, the thread hardly
+/// ever finds the lock free. There are several tries, because the thread may not get a core in time; in an emulator, it
+/// may never get one.
 fn is_let_in(
     waits_for_peer: bool,
     between: impl Fn(&Pair) -> bool + Sync,

@@ -1,4 +1,4 @@
-//! Unreliable datagrams as they are sent. Each message is one packet, to any queue pair that has the same Q_Key.
+//! The sending of unreliable datagrams. Each message is one packet, to any queue pair that has the same Q_Key.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::engine::wire::letter::{self, Letter};
 use crate::engine::wire::route_header;
 use crate::memory::copy::{Data, Fault};
 
-/// The maximum length of a datagram in bytes: the largest MTU that a port has.
+/// The maximum length of a datagram in bytes: the largest MTU that a port can have.
 pub(super) const PORT_MTU: u16 = 4096;
 /// The bit of a request's Q_Key that selects the queue pair's own key (IBTA volume 1, 10.2.5).
 const OWN_QKEY: u32 = 0x8000_0000;
@@ -65,7 +65,7 @@ impl<P: Near> Requester<P> {
             );
         }
         if let DatagramReceiver::Direct(receiver) = found {
-            // A half-copied datagram starts again, because it may take another receive request.
+            // A half-copied datagram starts again, because it may use a different receive request.
             let begun = std::mem::take(&mut self.progress) > 0;
             let half = message.extent == Extent::Half && !begun;
             let extent = if half { Extent::Half } else { Extent::WHOLE };
@@ -81,7 +81,8 @@ impl<P: Near> Requester<P> {
             };
             let mut responder = receiver.responder().lock();
             let mut inbound = Inbound { own: &receiver, side: &mut responder, visit, reach };
-            // If the receiver does not accept datagrams, another queue pair may have its number by the next datagram.
+            // The receiver is remembered only if it accepts datagrams. Otherwise, another queue pair may have its
+            // number by the next datagram.
             let ready = inbound.takes_datagrams();
             let arrived = match ready {
                 true => inbound.datagram(&datagram, aftermath),

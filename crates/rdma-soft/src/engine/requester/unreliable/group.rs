@@ -17,7 +17,8 @@ use crate::memory::copy::{Data, Fault};
 
 impl<P: Near> Requester<P> {
     /// Sends a datagram to all members of a group, including the sender if it is a member. A member that cannot receive
-    /// the datagram loses only its own copy. Such a datagram is never sent in halves: it goes to all members at once.
+    /// the datagram loses only its own copy. A datagram to a group is never sent in two halves: it goes to all members
+    /// at once.
     #[cold]
     pub(super) fn send_to_group(
         &mut self,
@@ -59,7 +60,7 @@ impl<P: Near> Requester<P> {
         Verdict::Done { bytes: message.length }
     }
 
-    /// Writes the packet to the capture of its device, if there is one. Then sends the packet to each of these inboxes,
+    /// Writes the packet to this device's capture, if there is one. Then sends the packet to each of these inboxes,
     /// whose devices copy it to their members.
     fn send_to_inboxes(
         &self,
@@ -185,7 +186,7 @@ mod tests {
         member
     }
 
-    /// While an inbox has no space the packet is in none; then it is in each once.
+    /// While one of the inboxes has no space, the packet reaches none of them. Afterwards, it is in each inbox once.
     #[test]
     fn a_packet_goes_to_all_inboxes_or_to_none() {
         static SUBNET: Subnet = Subnet::new();
