@@ -1,4 +1,4 @@
-//! Unreliable datagrams as they arrive.
+//! The receiving of unreliable datagrams.
 
 use rdma_types::{WcOpcode, WcStatus};
 

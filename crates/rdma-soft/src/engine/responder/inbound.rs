@@ -17,8 +17,8 @@ use crate::engine::station::Station;
 use crate::memory::copy::{AtomicWord, Data, Fault, Reach, Segment};
 use crate::memory::grace_period::Visit;
 
-/// The answer to a request that moves the responder to error. It holds the status of the request, and the status of the
-/// receive request that the request may have taken.
+/// The refusal of a request, which moves the responder to error. Holds the status of the request, and the status of the
+/// receive request that it took, if any.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Refused {
     pub(crate) receive: Status,
@@ -44,12 +44,12 @@ impl From<Refused> for Stop {
     }
 }
 
-/// Returns a refusal that is the request's own fault. The receive request is flushed.
+/// Returns the refusal of a request that is itself at fault, so that its receive request is only flushed.
 fn fault_of_request(request: Status) -> Refused {
     Refused { receive: Status::WR_FLUSH_ERR, request }
 }
 
-/// Converts the fault of a copy to the responder's memory.
+/// Converts a fault in a copy to the responder's memory. `refused` applies if that memory is at fault.
 pub(super) fn stop(fault: Fault, refused: Refused) -> Stop {
     match fault {
         Fault::Source => Stop::Local,
@@ -74,8 +74,8 @@ impl Inbound<'_> {
         !operation.opcode.takes_receive() || self.side.take_receive(self.own)
     }
 
-    /// Looks again for a receive request, for a message that found none. If there is still none, the answer is that the
-    /// receiver is not ready. The requester is notified once the receiver is ready, so it need not retry.
+    /// Looks for a receive request again, after a message found none. If there is still none, returns false: the
+    /// receiver is not ready. The requester is notified once a request is posted, so it need not retry.
     #[cold]
     pub(crate) fn begin_or_wait(&mut self, requester: Weak<dyn Waiter>) -> bool {
         let waits = Waits { waiter: requester, is_far: false };
@@ -115,7 +115,7 @@ impl Inbound<'_> {
         moved.map_err(|fault| stop(fault, refused))
     }
 
-    /// Copies the bytes `from..to` of the memory that a READ of `length` bytes requests.
+    /// Copies to `out` the bytes `from..to` of the memory that a READ of `length` bytes requested.
     #[inline]
     pub(crate) fn fetch(
         &mut self,
@@ -169,14 +169,14 @@ impl Inbound<'_> {
         })
     }
 
-    /// Expects the message that follows a message of `packets` packets starting at number `psn`.
+    /// Makes the responder expect the message that follows a message of `packets` packets starting at number `psn`.
     #[inline(always)]
     pub(crate) fn expect_after(&mut self, psn: Psn, packets: u32) {
         self.side.psn = psn.wrapping_add(packets);
     }
 
-    /// Records that a part of a message was received. Only the same requester can send the rest, and it may never do
-    /// so.
+    /// Records that a part of a message was received. Only the requester that sent this part can send the rest, and it
+    /// may never do so.
     #[cold]
     pub(crate) fn pause(&mut self, origin: u64) {
         self.side.begun = origin;
@@ -216,10 +216,10 @@ impl Inbound<'_> {
         self.side.fail(self.own, refused.receive, event, aftermath);
     }
 
-    /// Drops an unacknowledged message that cannot be received. The next message uses its receive request (IBTA volume
-    /// 1, 9.9.3, class D). A receive request from a shared queue completes in error instead, because other queue pairs
-    /// would miss it (class E). If the receive request itself is bad, its queue pair fails (class A). If another queue
-    /// pair has already failed in this call, this one fails with its next message.
+    /// Drops a message of an unreliable service that cannot be received. The next message uses the same receive request
+    /// (IBTA volume 1, 9.9.3, class D). A receive request from a shared queue completes in error instead, because it
+    /// would be lost to the other queue pairs (class E). If the receive request itself is bad, the queue pair fails
+    /// (class A). If another queue pair has already failed in this call, this queue pair fails with its next message.
     #[cold]
     pub(crate) fn abandon(&mut self, refused: Refused, aftermath: &mut Aftermath) {
         self.side.room.clear();

@@ -6,8 +6,8 @@ use crate::engine::queue_pair::service::Service;
 /// A requester, as its responder knows it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
-    /// A number that changes with each address vector and each reset of the requester. So nothing from an earlier life,
-    /// and no packet from elsewhere, is mistaken for this requester's.
+    /// A number that changes whenever the requester is reset or gets another address vector. So no request from an
+    /// earlier incarnation or another sender is mistaken for this requester's.
     pub(crate) number: u64,
     pub(crate) service: Service,
     pub(crate) qpn: u32,

@@ -30,8 +30,8 @@ pub(crate) struct Responder {
     pub(crate) max_rd_atomic: u8,
     /// The Q_Key that datagrams must carry.
     pub(crate) qkey: u32,
-    /// The number of the first letter that may be for this queue pair. Earlier letters arrived when it was not ready,
-    /// or for an earlier life.
+    /// The number of the first letter that may be for this queue pair. Earlier letters arrived before it was ready, or
+    /// are for an earlier incarnation.
     pub(crate) hears_from: u64,
     /// The protocol's state between RTR and RESET, if messages arrive as packets.
     pub(crate) wire: Option<Box<Wire>>,
@@ -39,21 +39,25 @@ pub(crate) struct Responder {
     pub(crate) verified: u64,
     /// The receive request of the current message.
     pub(crate) current: Option<Receive>,
-    /// The origin of a message that was copied in part; 0 for none. A SEND was copied to the current receive request.
+    /// The origin of a partly copied message; 0 for none. The bytes of a partly copied SEND are in the memory of the
+    /// current receive request.
     pub(crate) begun: u64,
     /// The number of the next message's receive request, which is also the number of requests taken. In a shared queue,
     /// only requests that this queue pair took count.
     pub(crate) next_receive: u64,
-    /// The elements of the current receive request, and the memory of these elements.
+    /// The elements of the current receive request.
     pub(crate) sges: Vec<Sge>,
+    /// The memory of these elements, looked up again for each part of a message.
     pub(crate) room: Vec<Segment>,
-    /// Whether completions are held back until their requests are acknowledged, and the completions held back.
+    /// Whether completions are held back until their requests are acknowledged.
     pub(super) holds: bool,
+    /// The completions held back.
     held: Vec<Completion>,
-    /// Whether answers were passed to a carrier, but no thread has flushed the carrier since.
+    /// Whether answers have been passed to a carrier that no thread has flushed since.
     pub(super) unflushed: bool,
-    /// The number of executed requests, and the number of receive requests that these requests completed.
+    /// The number of executed requests.
     pub(crate) executed: u64,
+    /// The number of receive requests that executed requests have completed.
     pub(crate) receives: u64,
 }
 
@@ -130,7 +134,7 @@ impl Responder {
         matches!(self.state, QpState::RTS | QpState::RTR | QpState::SQD)
     }
 
-    /// Returns true if the responder accepts packets, and accepts them from this requester.
+    /// Returns true if the responder currently accepts packets from this requester.
     #[inline]
     pub(crate) fn knows(&mut self, own: &Station, from: &Origin) -> bool {
         self.is_ready() && (self.verified == from.number || self.verify(own, from))
@@ -169,8 +173,8 @@ impl Responder {
         self.current.is_some()
     }
 
-    /// Looks for a receive request again, under the lock under which requests are posted. Takes one if it was posted
-    /// meanwhile. Otherwise a later post notifies the requester.
+    /// Looks for a receive request again, holding the lock under which requests are posted. Takes one if it was posted
+    /// in the meantime. Otherwise, the next post notifies the requester.
     #[cold]
     pub(super) fn take_receive_or_wait(&mut self, own: &Station, waits: Waits) -> bool {
         let Self { next_receive, sges, .. } = self;
@@ -188,7 +192,7 @@ impl Responder {
         self.current.is_some()
     }
 
-    /// Completes the current receive request. `flags` are added to those of the operation.
+    /// Completes the current receive request. Adds `flags` to the flags of the operation.
     #[inline(always)]
     pub(crate) fn complete(
         &mut self,
@@ -233,7 +237,7 @@ impl Responder {
         self.held.drain(..).for_each(|completion| own.push_receive(completion));
     }
 
-    /// Adds the held-back completions to the completion queue, because the answers were sent.
+    /// Called when the answers were sent. Adds the held-back completions to the completion queue.
     pub(crate) fn has_answered(&mut self, own: &Station) {
         self.unflushed = false;
         self.publish(own);
@@ -244,8 +248,8 @@ impl Responder {
         !self.held.is_empty()
     }
 
-    /// Answers with a negative acknowledgement that is fatal to both sides. The current receive request completes with
-    /// `status` or is flushed, and the queue pair moves to error.
+    /// Fails the responder with an error that is fatal to both sides. Completes the current receive request, if any,
+    /// with `status`, and moves the queue pair to error.
     #[cold]
     pub(crate) fn fail(
         &mut self,

@@ -33,9 +33,9 @@ pub(crate) struct Wire {
     protocol: Protocol,
     pub(crate) route: Route,
     mtu: Mtu,
-    /// Whether a packet of the peer has arrived.
+    /// Whether a packet from the peer has arrived.
     heard: bool,
-    /// Whether the refusal is yet to be sent again as a void refusal.
+    /// Whether the last refusal must still be followed by a void refusal.
     ready: bool,
 }
 
@@ -72,7 +72,7 @@ impl Wire {
         Self { protocol, route, mtu: connection.mtu, heard: false, ready: false }
     }
 
-    /// Applies changed attributes of a queue pair that is ready to receive.
+    /// Applies a changed minimum RNR timer to a queue pair that is ready to receive.
     pub(crate) fn set(&mut self, timer_code: u8) {
         if let Protocol::Reliable(protocol) = &mut self.protocol
             && let Some(timer) = MinRnrTimer::from_code(timer_code)
@@ -81,7 +81,7 @@ impl Wire {
         }
     }
 
-    /// The packet sequence number that is expected next.
+    /// Returns the packet sequence number that is expected next.
     pub(crate) fn psn(&self) -> Psn {
         match &self.protocol {
             Protocol::Reliable(protocol) => protocol.expected(),
@@ -94,8 +94,9 @@ impl Wire {
         matches!(self.protocol, Protocol::Reliable(_)) && self.route.outlet.carrier().is_some()
     }
 
-    /// Reports the executed requests of this letter to the peer's process before the program can see them, if the
-    /// letter has a word for this. A duplicate is acknowledged by a packet, because the word may not have reported it.
+    /// If the letter has a word, reports the executed requests to the peer's process in it, before the program can see
+    /// their completions. A duplicate is acknowledged with a packet, because the word may not have reported the
+    /// request.
     fn tell_executed(&mut self, own: &Station, expected_before: Psn, letter: &Letter) {
         if let Protocol::Reliable(protocol) = &mut self.protocol
             && protocol.expected() != expected_before
@@ -126,7 +127,7 @@ impl Wire {
         }
     }
 
-    /// Adds the protocol's counts to those of the device.
+    /// Adds the protocol's counts to the device's counters.
     fn count(&mut self, own: &Station, peer_qpn: u32) {
         let counted = match &mut self.protocol {
             Protocol::Reliable(protocol) => protocol.take_counters(),
@@ -180,7 +181,7 @@ impl Responder {
         let owes = wire.owes();
         self.wire = Some(wire);
         let owes = owes != Owes::Nothing;
-        // Another thread may not have sent its answers yet.
+        // Another thread may have passed answers to the carrier, but not flushed it yet.
         if self.has_held() && (owes || self.unflushed) {
             return Answers::First;
         }
@@ -253,8 +254,8 @@ impl Responder {
         if own.service != Service::UnreliableDatagram || !listens {
             return Some(Reason::WrongState);
         }
-        // The header is empty if the packet has none. The code that receives the datagram takes its header from the
-        // link.
+        // If the packet has no route header, the protocol sees zeros instead. The code below that delivers the datagram
+        // uses the header from the link.
         let (qkey, header) = (self.qkey, datagram.header.unwrap_or([0; 40]));
         let mut protocol = Datagrams::new(Qpn::masked(own.qpn), PORT_MTU, Psn::default());
         let mut arrival = Arrival::new(own, self, aftermath);
@@ -278,8 +279,8 @@ struct Arrival<'a> {
     aftermath: &'a mut Aftermath,
     /// The reason why the current request was refused.
     refused: Option<Refused>,
-    /// Whether the current request needs a receive request, and has taken one. If the current request is refused, a
-    /// receive request that another request took stays in place.
+    /// Whether the current request needs a receive request, and has taken one. If not, a refusal of the current request
+    /// does not affect a receive request that another request took.
     uses_receive: bool,
     /// The link's information about a datagram.
     datagram: Option<letter::Datagram>,
@@ -287,7 +288,7 @@ struct Arrival<'a> {
     dropped: Option<Reason>,
     /// The received packets.
     run: Run<'a>,
-    /// Whether this queue pair is notified of the next receive request after a packet found none.
+    /// Whether this queue pair waits to be notified of the next receive request when a packet finds none.
     waits: bool,
 }
 
@@ -298,7 +299,7 @@ impl<'a> Arrival<'a> {
         Self { own, side, aftermath, refused, uses_receive, datagram, dropped, run, waits }
     }
 
-    /// Runs `work` on the responder within its own visit.
+    /// Runs `work` on the responder, within a separate visit.
     fn inbound<R>(&mut self, work: impl FnOnce(&mut Inbound<'_>, &mut Aftermath) -> R) -> R {
         let visit = Visit::begin();
         let (own, side, reach) = (self.own, &mut *self.side, self.own.adapter.later());
@@ -428,11 +429,11 @@ impl Host for Arrival<'_> {
         let is_send = operation.opcode.is_send();
         let finished = self.inbound(|inbound, aftermath| {
             if is_send && length == 0 {
-                // No packet had bytes that would have shown whether the receive request can be used.
+                // The message had no bytes, so no packet has checked yet whether the receive request can be used.
                 inbound.find_room(0)?;
             }
             match inbound.finish(&operation, length) {
-                // The message was delivered: only the responder has an error.
+                // The message was delivered; only the responder fails.
                 Err(refused) if refused.request == Status::SUCCESS => {
                     inbound.fail(refused, aftermath);
                     Ok(())
