@@ -10,7 +10,8 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seat(pub(super) u32);
 
-/// The bit after the flags of a completion, which use the lowest four bits.
+/// Marks the completion of a receive request. This is the bit above the completion's flags, which use the lowest four
+/// bits.
 const OF_RECEIVE: u32 = 0x10;
 
 /// A slot for one completion that itself shows whether it is filled, as on hardware. So only one cache line moves from
@@ -41,8 +42,8 @@ impl CompletionEntry {
         self.filled.load(Ordering::Acquire) == number + 1
     }
 
-    /// Returns true if this entry was empty while the queue's head is or was `number`. If the head has advanced since,
-    /// the entry may be filled again, and this returns false.
+    /// Returns true if the entry is empty for a queue whose head is `number`. If the head has advanced since it was
+    /// read, the entry may be filled again, and this returns false.
     #[inline(always)]
     pub(super) fn is_behind(&self, number: u64) -> bool {
         self.filled.load(Ordering::Acquire) <= number
@@ -85,7 +86,7 @@ impl CompletionEntry {
             qpn,
             vendor_err,
             source: unpack(flags),
-            // This matters only while the completion is pushed.
+            // Only pushing a completion uses this flag.
             solicited: false,
             side: if flags & u64::from(OF_RECEIVE) != 0 { Side::Receive } else { Side::Send },
             upto,
@@ -110,7 +111,7 @@ impl CompletionEntry {
     }
 }
 
-/// The arrival time of a completion, readable while the entry is.
+/// The arrival time of a completion. It can be read only while the completion can.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timestamp<'a>(pub(super) &'a CompletionEntry);
 

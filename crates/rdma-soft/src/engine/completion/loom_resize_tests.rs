@@ -99,8 +99,8 @@ fn loom_a_poll_is_not_empty_after_a_push_and_a_resize() {
     });
 }
 
-/// A queue that was never empty while it changed from one ring to the other and back, and while its oldest completion
-/// was polled.
+/// A poll that reads the head before a resize and the ring after it does not find the queue empty. Another poll takes
+/// the oldest completion meanwhile, but the queue always holds one.
 #[test]
 fn loom_a_head_from_before_a_resize_is_not_looked_for_in_the_ring_from_after_it() {
     loom::model(|| {

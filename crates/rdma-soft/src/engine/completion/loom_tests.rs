@@ -1,5 +1,5 @@
-//! Pushing and polling in every order of threads. The model checker explores the stores that a load may miss only if
-//! the load runs after them. So the poller is the last spawned thread.
+//! Pushing and polling in every order of threads. The model checker tries stale values for a load only if the load runs
+//! after the newer store. So the poller is the last spawned thread.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::engine::completion::work_completion::{Completion, Side};
 use crate::fabric::Fabric;
 use crate::sync::{AtomicU32, Ordering};
 
-/// A queue pair's counters and its seat in `queue`.
+/// Returns the counters of a new queue pair, and its seat in `queue`.
 fn seat(queue: &CompletionQueue) -> (Arc<Reclaimed>, Seat) {
     let counters = Arc::new(Reclaimed::default());
     let seat = queue.attach(&counters);
@@ -22,8 +22,8 @@ fn poll(queue: &CompletionQueue, most: u32, got: &mut Vec<u64>) -> Result<u32, O
     queue.poll(most, |_, completion, _| got.push(completion.wr_id))
 }
 
-/// Two queue pairs complete into one queue while it is polled. Each completion is polled once and releases its slot,
-/// and those of one queue pair keep their order.
+/// Two queue pairs complete into one queue while it is polled. Each completion is polled once and releases its slot.
+/// The completions of each queue pair keep their order.
 #[test]
 fn loom_no_completion_is_lost_doubled_or_overtaken() {
     loom::model(|| {
@@ -129,7 +129,7 @@ fn loom_the_error_comes_after_the_completions() {
     });
 }
 
-/// The same for a poller that sees a completion which another poller then takes.
+/// Like the model above, but the poller sees a completion that another poller then takes.
 #[test]
 fn loom_the_error_comes_after_the_completions_for_each_poller() {
     loom::model(|| {
@@ -158,7 +158,8 @@ fn loom_the_error_comes_after_the_completions_for_each_poller() {
     });
 }
 
-/// A reset drops only the completions of its queue pair. The owner of the others never finds the queue empty.
+/// A reset drops only the completions of its own queue pair. A poller of the remaining completions never finds the
+/// queue empty.
 #[test]
 fn loom_a_reset_hides_no_completion_of_others() {
     loom::model(|| {

@@ -36,14 +36,14 @@ pub(crate) trait User: Send + Sync + std::fmt::Debug {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Overflowed;
 
-/// The producers' state. Completions are numbered from 0 as they arrive. Dropped completions release their numbers.
+/// The producers' state. Completions are numbered from 0 as they arrive. The numbers of dropped completions are reused.
 #[derive(Debug, Default)]
 pub(super) struct Producers {
     /// The maximum number of completions in the queue.
     pub(super) capacity: u64,
     /// The number of the next completion.
     pub(super) tail: u64,
-    /// The pollers' head when a producer last read it.
+    /// The value of the pollers' head when a producer last read it.
     pub(super) head: u64,
     armed: Armed,
     /// Whether a completion was lost since the queue last [settled](Settle).
@@ -52,7 +52,7 @@ pub(super) struct Producers {
     left: bool,
 }
 
-/// The completion that the next event is for.
+/// The kind of completion that triggers the requested event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Armed {
     #[default]
@@ -61,7 +61,7 @@ enum Armed {
     Any,
 }
 
-/// The destination of a completion queue's events: their channel, and the name of the queue there.
+/// The destination of a completion queue's events: the channel, and the name that the queue has there.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     pub(crate) channel: Arc<EventQueue<Handle>>,
@@ -75,14 +75,15 @@ pub(super) struct Pollers {
     pub(super) seats: Lock<Seats>,
     /// The number of consecutive empty polls while a timer was set.
     in_vain: AtomicU32,
-    /// The time of the first timer when an empty poll last looked at the clock.
+    /// The time of the first timer, as seen by the empty poll that last looked at the clock.
     deadline_seen: AtomicU64,
 }
 
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub(crate) fabric: &'static Fabric,
-    /// The process whose polls drive the fabric. In a forked child, threads of the parent may have held any lock.
+    /// The process whose polls drive the fabric. Polls in a forked child do not, because a thread of the parent may
+    /// have held any lock.
     made_by: Process,
     deferred: Option<&'static Deferred>,
     /// The current ring has at least as many entries as the capacity, which is checked separately.
@@ -98,7 +99,7 @@ pub(crate) struct CompletionQueue {
     users: std::sync::Mutex<BTreeMap<u64, Weak<dyn User>>>,
     /// Whether each completion is stamped with its time of arrival.
     timestamps: bool,
-    /// `None` without a completion channel, in which case there are no notifications.
+    /// The destination of notifications; `None` if the queue has no completion channel.
     notifier: Option<Notifier>,
     /// Reports an overflow.
     reporter: Reporter,
@@ -130,7 +131,7 @@ impl CompletionQueue {
         })
     }
 
-    /// Sets where the queue's events go.
+    /// Sets the destinations of the queue's events.
     pub(crate) fn with_events(mut self, notifier: Option<Notifier>, reporter: Reporter) -> Self {
         (self.notifier, self.reporter) = (notifier, reporter);
         self
@@ -252,8 +253,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Advances virtual time, because the program is probably about to sleep, and nothing would arrive meanwhile. The
-    /// next scheduled event happens now. If there was one, the program does not sleep.
+    /// Makes the next scheduled event happen: the program is probably about to sleep, and virtual time would not pass
+    /// while it does. If there was an event, wakes the program.
     #[cold]
     fn let_time_pass(&self) {
         if self.fabric.step()
@@ -263,7 +264,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Sets the name of the queue in its events.
+    /// Sets the name by which events identify the queue.
     pub(crate) fn name(&self, handle: Handle) {
         if let Some(notifier) = &self.notifier {
             // This happens only once, when the queue's block is made.
@@ -294,7 +295,8 @@ impl CompletionQueue {
     fn overflow(self: &Arc<Self>, producers: &mut Producers) {
         // The value is 2 once the overflow was reported.
         self.overflowed.fetch_max(1, Ordering::AcqRel);
-        // Set on each overflow, because the queue pair may have been attached or reset after the first one.
+        // Set on each overflow, because the queue pair of this completion may have been attached or reset after the
+        // first overflow.
         producers.lost = true;
         if !std::mem::replace(&mut producers.left, true) {
             self.fabric.run_queue.leave(Arc::<Self>::clone(self));
@@ -417,7 +419,7 @@ impl Settle for CompletionQueue {
         }
     }
 
-    /// The work consists of events, and of packets that flushed queue pairs have to send.
+    /// Settling leaves events, and packets that flushed queue pairs have to send.
     fn leaves_work(&self) -> bool {
         true
     }

@@ -1,4 +1,4 @@
-//! The numbers of slots that polling has released.
+//! Counts of the slots that polling has released.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::sync::{AtomicU32, Line, Ordering};
 /// For each of a queue pair's queues, the number of requests whose slots were released by polling completions
 /// (free-running).
 ///
-/// As on hardware, a slot is free again when its completion, or a later one of the same queue, was polled. Executing
-/// the request does not free the slot.
+/// As on hardware, a slot becomes free when its completion, or a later one of the same queue, is polled. Executing the
+/// request does not free the slot.
 #[derive(Debug, Default)]
 pub(crate) struct Reclaimed {
     send: Line<AtomicU32>,

@@ -28,11 +28,12 @@ impl Ring {
 
     #[inline(always)]
     pub(super) fn entry(&self, number: u64) -> &CompletionEntry {
-        // The mask is that of a ring in memory, so the result fits.
+        // The mask is smaller than the number of entries in memory, so the result fits.
         &self.entries[usize::try_from(number & self.mask).unwrap_or(0)]
     }
 
-    /// Empties the ring, also for pollers that look for a completion before `number`.
+    /// Empties the ring. A poller that looks for a completion before `number` [takes the
+    /// lock](CompletionEntry::drop_number).
     pub(super) fn clear(&self, number: u64) {
         self.entries.iter().for_each(|entry| entry.drop_number(number));
     }
@@ -54,7 +55,7 @@ impl Rings {
         Ok(Self { current, all: std::sync::Mutex::new(vec![ring]) })
     }
 
-    /// Returns the current ring, or, to a caller without a lock of the queue, one that was current a moment ago.
+    /// Returns the current ring. A caller that holds no lock of the queue may get one that was current a moment ago.
     #[inline(always)]
     pub(super) fn current(&self) -> &Ring {
         let ring = self.current.load(Ordering::Acquire);

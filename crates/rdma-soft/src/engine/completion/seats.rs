@@ -20,7 +20,7 @@ impl Seats {
             return Seat(seat);
         }
         self.counters.push(counters);
-        // So detaching never allocates.
+        // Reserved now, so that detaching never allocates.
         let count = self.counters.len();
         self.free.reserve(count);
         Seat(u32::try_from(count - 1).unwrap_or(u32::MAX))

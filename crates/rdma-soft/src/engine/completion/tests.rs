@@ -19,7 +19,7 @@ fn queue(capacity: u32) -> Arc<CompletionQueue> {
     Arc::new(CompletionQueue::new(&FABRIC, capacity, None).unwrap())
 }
 
-/// A queue pair's counters and its seat in `queue`.
+/// Returns the counters of a new queue pair, and its seat in `queue`.
 fn seat(queue: &CompletionQueue) -> (Arc<Reclaimed>, Seat) {
     let counters = Arc::new(Reclaimed::default());
     let seat = queue.attach(&counters);
@@ -136,7 +136,7 @@ fn purge_drops_one_queue_pairs_completions_and_keeps_the_others_order() {
         }
         queue.purge(first);
         let stay = (0..6).filter(|id| of_first >> id & 1 == 0);
-        // Dropped completions leave exactly their space.
+        // Dropping completions has freed exactly their space.
         let more = 10..10 + of_first.count_ones();
         push(&queue, first, more.clone());
         let got = poll(&queue, 8).unwrap();
@@ -175,8 +175,8 @@ fn seats_are_used_again_without_what_they_had() {
     assert_eq!(again.of(Side::Send).load(Ordering::Relaxed), 3);
 }
 
-/// A resize is invisible to polls, whichever rings and entries they read. The queue before the resize has any size, and
-/// is filled and drained round and round.
+/// A resize is invisible to polls, whichever rings and entries they read. The test resizes queues between all small
+/// sizes, and fills and drains them so that they wrap around.
 #[test]
 fn a_resize_keeps_completions_their_order_and_their_slots() {
     for (before, after) in (1..=9).flat_map(|before| (1..=9).map(move |after| (before, after))) {
@@ -204,7 +204,7 @@ fn a_resize_keeps_completions_their_order_and_their_slots() {
                 assert_eq!(counters.of(Side::Send).load(Ordering::Relaxed), polled - 1);
             }
         }
-        // Exactly full, without any further slot.
+        // The queue is exactly full: it has no slot left.
         push(&queue, seat, pushed..polled + capacity);
         assert!(!queue.is_overflowed());
         push(&queue, seat, [1000]);
@@ -240,7 +240,7 @@ fn completions_that_were_dropped_do_not_come_back_with_a_ring_that_is_used_again
     assert_eq!(poll(&queue, 8), Ok(vec![]));
 }
 
-/// A timer that sets itself again to the same time each time it expires, and counts this.
+/// A timer that expires again and again, because it always sets itself to the same time, and counts how often.
 #[derive(Debug)]
 struct AlwaysDue {
     entry: Entry,
@@ -260,7 +260,7 @@ impl Task for AlwaysDue {
 
 const PAST: Time = Time::from_nanoseconds(1);
 
-/// Each look at the clock finds one due timer, and no new one, so looks can be counted.
+/// The timer is always due, so the number of times it expires shows how often polls looked at the clock.
 #[test]
 fn one_of_64_empty_polls_looks_at_the_clock() {
     static FABRIC: Fabric = Fabric::new();
@@ -271,7 +271,7 @@ fn one_of_64_empty_polls_looks_at_the_clock() {
     });
     let queue = Arc::new(CompletionQueue::new(&FABRIC, 1, None).unwrap());
     let (_counters, seat) = seat(&queue);
-    // Polls do not even count while no timer is set.
+    // Polls are not even counted while no timer is set.
     (0..10).for_each(|_| assert_eq!(poll(&queue, 1), Ok(vec![])));
     due.entry.set_timer(PAST);
     let looks = |polls: u32| {
@@ -287,7 +287,7 @@ fn one_of_64_empty_polls_looks_at_the_clock() {
     assert_eq!([1, 63, 1].map(looks), [1, 0, 1]);
 }
 
-/// A user that goes to error when it is allowed to, and signals when it has begun and when it is done.
+/// A user whose move to error waits for the test's permission. It signals when the move has begun and when it is done.
 #[derive(Debug)]
 struct Slow {
     begun: Barrier,
@@ -303,7 +303,8 @@ impl User for Slow {
     }
 }
 
-/// Another thread has begun to move the users of a queue to error. All are in error when this thread has run the queue.
+/// While another thread moves the users of a queue to error, this thread runs the run queue. When the run returns, all
+/// users are in error.
 #[test]
 fn users_that_another_thread_moves_to_error_are_waited_for() {
     static FABRIC: Fabric = Fabric::new();
@@ -329,7 +330,7 @@ fn users_that_another_thread_moves_to_error_are_waited_for() {
     slow.go_on.wait();
     assert!(this.join().unwrap(), "it went on before the user was in error");
     other.join().unwrap();
-    // The queue has left the run queue, and would enter it again.
+    // The completion queue has left the run queue, and another overflow queues it again.
     assert_eq!(Arc::strong_count(&queue), 1);
     queue.remove_user(1);
     push(&queue, seat, [3]);

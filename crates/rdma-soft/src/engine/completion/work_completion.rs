@@ -31,8 +31,9 @@ pub(crate) struct Completion {
     pub(crate) source: Source,
     /// Whether the sender requested an event at the receiver. A failed completion always requests one.
     pub(crate) solicited: bool,
-    /// The queue whose slots this completion releases. It releases the slots of all requests before `upto`.
+    /// The queue whose slots this completion releases.
     pub(crate) side: Side,
+    /// One more than the number of the last request whose slot this completion releases.
     pub(crate) upto: u32,
 }
 
@@ -55,7 +56,7 @@ impl Source {
 
 #[cfg(test)]
 impl Completion {
-    /// The completion of a send request.
+    /// Returns a successful completion of a send request.
     pub(crate) fn success(wr_id: u64, upto: u32) -> Self {
         Self {
             wr_id,
