@@ -73,7 +73,7 @@ impl QueuePair {
         grace_period::prepare();
         let Init { service, capacity, signal_all } = init;
         let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);
-        // Allocated first, because there may not be enough memory.
+        // These allocations come first, because they can fail.
         let mut send = SendSide::new(&device.fabric.ids, &init)?;
         let responder = Responder::new(receive_sge)?;
         let receives = ReceiveSlots::new(capacity.receive_wr, capacity.receive_sge)?;
@@ -180,8 +180,8 @@ impl QueuePair {
             self.reclaimed.of(Side::Send).store(send.posted, Ordering::Release);
             send.reclaimed = send.posted;
         }
-        // Nothing binds windows any longer. A peer that found one of these windows is done with it once the lock below
-        // is acquired.
+        // From here on, no request of this queue pair binds a window. A peer that has found one of these windows is
+        // done with it once the lock below is acquired.
         self.pd.unbind_windows_of(self.id);
         let mut responder = self.responder.lock();
         let connection = responder.connection();
@@ -209,8 +209,8 @@ impl QueuePair {
         }
         let mut responder = self.responder.lock();
         if responder.state != QpState::ERR {
-            // A responder that has failed on its own is in error already. After its pending answers, it still sends the
-            // reason.
+            // A responder that failed on its own is already in error. It still sends its pending answers, and then the
+            // refusal.
             responder.owe_nothing();
         }
         responder.state = QpState::ERR;
@@ -227,12 +227,13 @@ impl QueuePair {
             next = self.receives.take(next_receive, sges);
         }
         if entered && self.shared.is_some() {
-            // All requests that this queue pair took have completions in the queue, and it takes no others.
+            // The completion queue now contains a completion for each request that this queue pair took from the shared
+            // queue. It takes no others.
             self.reporter.report(AsyncEventKind::QP_LAST_WQE_REACHED);
         }
     }
 
-    /// Posts one receive request. A requester that waits for one resumes before this returns, within the call's turn.
+    /// Posts one receive request. If a requester waits for one, it resumes before this returns, within the call's turn.
     #[inline]
     pub(crate) fn post_receive(
         &self,
@@ -276,8 +277,8 @@ impl QueuePair {
         new: &Settings,
         mask: QpAttributes,
     ) -> Result<(), Refusal> {
-        // Messages sent before a queue pair is ready do not belong to it. Requests executed before it moves to error
-        // have succeeded: a program may move it to error because it found that the peer's process has ended.
+        // Messages sent before a queue pair is ready do not belong to it. Requests executed before a queue pair moves
+        // to error have succeeded: the program may move it to error only because the peer's process has ended.
         if mask.intersects(QpAttributes::STATE)
             && matches!(new.state, QpState::RTR | QpState::RTS | QpState::ERR)
             && let Some(link) = self.device.fabric.polled.get()
@@ -288,7 +289,7 @@ impl QueuePair {
         self.answer_now();
         let to = self.modify_locked(new, mask);
         self.hear_of_end();
-        // Runs even if the change was refused, because it may have found that the queue pair has failed.
+        // Runs even if the change was refused, because the call above may have found that the queue pair has failed.
         self.device.fabric.run_queue.run();
         let to = to?;
         if mask.intersects(QpAttributes::TIMEOUT) {
@@ -300,7 +301,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Requests a turn whenever the process at the far end of the connection has executed requests, and when it ends.
+    /// Requests a turn whenever the process at the far end of the connection has executed requests, and when that
+    /// process ends.
     fn hear_of_end(self: &Arc<Self>) {
         let carrier = self.send.lock().wire.as_mut().and_then(|wire| wire.claim_word(self));
         if let Some(carrier) = carrier {
@@ -332,7 +334,8 @@ impl QueuePair {
             QpState::ERR => {
                 attributes.settings.state = to;
                 self.flush();
-                // The caller may reuse its memory now, including the memory of requests received before a refusal.
+                // From here on, the caller may reuse its memory, even memory that pending answers to earlier requests
+                // would have read.
                 self.responder.lock().owe_nothing();
             }
             _ => {
@@ -346,8 +349,8 @@ impl QueuePair {
         Ok(to)
     }
 
-    /// Connects this process to the process of the peer queue pair, if they differ. Lookups under the locks then find
-    /// the connection.
+    /// Connects this process to the process of the peer queue pair, if the two differ. Lookups under the locks then
+    /// find the connection.
     fn reach(&self, path: &Path, number: u32) -> Result<Outlet, Refusal> {
         if self.service == Service::UnreliableDatagram {
             return Ok(Outlet::Nowhere);
@@ -355,8 +358,8 @@ impl QueuePair {
         self.device.reach(path, number)
     }
 
-    /// Locks the attributes and updates the state in them, because a failed request posts its completion before it
-    /// locks the attributes.
+    /// Locks the attributes, and updates the state stored there. The stored state can be out of date, because a failed
+    /// request adds its completion before it locks the attributes.
     fn attributes(&self) -> ControlGuard<'_, Attributes> {
         let mut attributes = locked(&self.attributes);
         let send = self.send.lock().state;
@@ -370,8 +373,9 @@ impl QueuePair {
         attributes
     }
 
-    /// Sets the given attributes, and returns the previous connection. A side that has failed since the check of the
-    /// transition stays in error. The thread that made it fail moves the rest of the queue pair to error.
+    /// Sets the given attributes, and returns the previous connection. A side (send or receive) that has failed since
+    /// the transition was checked stays in error. The thread that caused the failure moves the rest of the queue pair
+    /// to error.
     fn apply(
         &self,
         new: &Settings,
@@ -422,7 +426,8 @@ impl QueuePair {
         }
     }
 
-    /// A connection that started with packets uses packets until it is reset.
+    /// Sets up or updates the requester's packet state. A connection that started with packets uses packets until it is
+    /// reset.
     fn set_wire_of_requester(
         &self,
         send: &mut SendSide<Self>,

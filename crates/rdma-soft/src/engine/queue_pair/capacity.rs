@@ -2,7 +2,7 @@
 
 use crate::engine::queue_pair::service::Service;
 
-/// The sizes of a queue pair, as requested by its creator. With a shared receive queue, there are no receives.
+/// The sizes of a queue pair, as requested by its creator. With a shared receive queue, the receive sizes are 0.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capacity {
     pub(crate) send_wr: u32,

@@ -10,7 +10,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
 use crate::link::Link;
 
-/// Returns the group that a program means by this address.
+/// Returns the group with this address, if the queue pair can join it.
 fn meant(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
     let device = queue_pair.device;
     if device.limits.max_mcast_grp == 0 {
@@ -36,13 +36,13 @@ pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<()
     device.see_to_groups(Some(gid)).inspect_err(|_| {
         if is_new {
             device.groups.leave(&group, queue_pair.id);
-            // This opens no group, and only opening can fail.
+            // This call opens no group, and only opening one can fail.
             let _ = device.see_to_groups(None);
         }
     })
 }
 
-/// Implements `ibv_detach_mcast`. The queue pair does not receive packets in flight. A datagram that another thread is
+/// Implements `ibv_detach_mcast`. Packets in flight no longer reach the queue pair. A datagram that another thread is
 /// about to copy may still arrive.
 pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Refusal> {
     let group = meant(queue_pair, gid, lid)?;
@@ -52,14 +52,15 @@ pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Re
     queue_pair.device.see_to_groups(None)
 }
 
-/// Ends all memberships of a queue pair, when the context that it was created from is closed.
+/// Ends all group memberships of a queue pair, because its context is being closed.
 pub(crate) fn leave_all(queue_pair: &QueuePair) {
     queue_pair.device.groups.leave_all(queue_pair.id);
-    // This opens no group, and only opening can fail.
+    // This call opens no group, and only opening one can fail.
     let _ = queue_pair.device.see_to_groups(None);
 }
 
-/// Returns `Busy` if the queue pair is a member of a group: it must not be destroyed then (IBTA volume 1, o10-2.2.3).
+/// Returns `Busy` if the queue pair is a member of a group, because a member must not be destroyed (IBTA volume 1,
+/// o10-2.2.3).
 pub(crate) fn is_in_none(queue_pair: &QueuePair) -> Result<(), Refusal> {
     let datagrams = queue_pair.service == Service::UnreliableDatagram;
     if datagrams && queue_pair.device.groups.is_in_any(queue_pair.id) {

@@ -1,5 +1,5 @@
-//! A queue pair's attributes, and the checks of new values. `queue_pair` applies them. All attributes are checked
-//! before any is changed.
+//! A queue pair's attributes, and the checks of new values, which `queue_pair` then applies. All new values are checked
+//! before any attribute is changed.
 
 use rdma_types::{AccessFlags, Mtu, QpAttributes};
 

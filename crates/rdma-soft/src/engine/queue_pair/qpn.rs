@@ -1,16 +1,16 @@
 //! The choice of queue pair numbers.
 //!
 //! A peer that knows some numbers cannot predict the lower 12 bits of others. A released number stays unused as long as
-//! possible, because peers may still send to it. Numbers are drawn in slots: a slot is a random value of the upper 12
-//! of the 24 bits. The numbers of a slot are used in random order. Another slot is drawn when too few released numbers
-//! rest.
+//! possible, because peers may still send to it. Numbers are drawn in slots: the numbers of a slot have the same random
+//! value in the upper 12 of their 24 bits. The numbers of a slot are used in random order. Another slot is drawn when
+//! no unused numbers are left and too few released ones are resting.
 
 use std::collections::VecDeque;
 
 use crate::engine::Refusal;
 use crate::fabric::random::Random;
 
-/// The number of queue pair numbers in a slot, and also the number of slots.
+/// The size of a slot, in queue pair numbers, and also the number of slots.
 const SLOT: u32 = 1 << 12;
 /// The number of released numbers that must rest before one is reused, while there are slots left to draw.
 const REST: usize = 16_384;
@@ -53,7 +53,7 @@ impl Numbers {
         self.own.contains(&slot)
     }
 
-    /// Drops all numbers for good.
+    /// Drops all numbers permanently: none can be taken any longer.
     pub(crate) fn retire(&mut self) {
         (self.fresh, self.resting, self.slots, self.own) = Default::default();
     }
@@ -90,7 +90,7 @@ impl Numbers {
         Ok(())
     }
 
-    /// Returns the total of numbers in all slots that were drawn.
+    /// Returns how many numbers there are in the slots that were drawn.
     fn drawn(&self) -> usize {
         self.own.len() * SLOT as usize
     }
@@ -157,7 +157,7 @@ mod tests {
         assert!((16..=17).contains(&slots.len()), "{}", slots.len());
     }
 
-    /// A number rests even on a device with many queue pairs; it draws slots for that.
+    /// A released number rests even if many queue pairs are in use, because the device then draws more slots.
     #[test]
     fn a_number_rests_whatever_is_in_use() {
         let mut numbers = numbers(4);

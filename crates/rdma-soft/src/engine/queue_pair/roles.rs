@@ -35,8 +35,8 @@ impl Counting for QueuePair {
     }
 }
 
-/// The maximum number of turns in which answers are sent before a completion that waits for them: as many as a ring
-/// between processes holds.
+/// The maximum number of turns that send answers before the completions that wait for these answers are published. A
+/// ring between processes holds the answers of this many turns.
 const ANSWERS: u32 = 4;
 
 impl Task for QueuePair {
@@ -56,7 +56,7 @@ impl Task for QueuePair {
 
     fn expire(self: Arc<Self>) {
         let mut aftermath = Aftermath::default();
-        // A process that was stopped, or got no processor time, may have received its answer.
+        // If this process was stopped or got no processor time, the answer may already have arrived.
         let late = self.send.lock().has_expired(&self);
         if late && let Some(link) = self.device.fabric.polled.get() {
             link.catch_up();

@@ -5,13 +5,13 @@ use rdma_types::{QpAttributes, QpState};
 use crate::address::AddressAttributes;
 
 /// The attributes of a queue pair (`struct ibv_qp_attr`), in the form in which a program sets and queries them. A
-/// modification uses only the attributes in its mask. The default is the attributes of a new queue pair.
+/// modification uses only the attributes in its mask. A new queue pair has the default values.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) state: QpState,
     /// The state that the program believes the queue pair to be in.
     pub(crate) current_state: QpState,
-    /// If not 0, an event reports that the send queue is drained. Stored unchanged.
+    /// If not 0, an event is sent when the send queue is drained. Stored unchanged.
     pub(crate) notify_drained: u8,
     /// `IBV_ACCESS_*`.
     pub(crate) access: u32,
@@ -19,9 +19,9 @@ pub(crate) struct Settings {
     pub(crate) port: u8,
     pub(crate) qkey: u32,
     pub(crate) address: AddressAttributes,
-    /// Code 1 is 256 bytes, and each further code doubles the size.
+    /// Code 1 means 256 bytes, and each further code doubles the size.
     pub(crate) path_mtu: u32,
-    /// A code of 5 bits (IBTA volume 1, 9.7.6.1.3).
+    /// A 5-bit code (IBTA volume 1, 9.7.6.1.3).
     pub(crate) timeout: u8,
     pub(crate) retries: u8,
     pub(crate) rnr_retries: u8,
@@ -29,7 +29,7 @@ pub(crate) struct Settings {
     pub(crate) sq_psn: u32,
     pub(crate) max_rd_atomic: u8,
     pub(crate) max_dest_rd_atomic: u8,
-    /// A code of 5 bits (IBTA volume 1, 9.7.5.2.8).
+    /// A 5-bit code (IBTA volume 1, 9.7.5.2.8).
     pub(crate) min_rnr_timer: u8,
     pub(crate) peer_qpn: u32,
 }

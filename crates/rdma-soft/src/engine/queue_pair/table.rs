@@ -13,7 +13,7 @@ use crate::fabric::random::Random;
 /// The map from numbers to queue pairs. Its size depends on the queue pairs that exist, not on all that ever existed.
 #[derive(Debug)]
 pub(crate) struct QueuePairTable {
-    /// The queue pairs. A reserved number does not have one yet.
+    /// The queue pairs. The reference is dangling while a number is only reserved.
     by_number: HashMap<u32, Weak<QueuePair>, BuildHasherDefault<Spread>>,
     numbers: Numbers,
 }
@@ -35,7 +35,7 @@ impl QueuePairTable {
         Ok(number)
     }
 
-    /// Returns true if this device hands out the numbers of this slot.
+    /// Returns true if this device assigns the numbers of this slot.
     pub(crate) fn has_slot(&self, slot: u16) -> bool {
         self.numbers.has_slot(slot)
     }
@@ -72,7 +72,7 @@ impl QueuePairTable {
     }
 }
 
-/// A hasher for numbers. They are random and chosen by this device, so a multiplication spreads them well.
+/// A hasher for queue pair numbers. They are random and chosen by this device, so a multiplication spreads them well.
 #[derive(Debug, Default)]
 struct Spread(u64);
 

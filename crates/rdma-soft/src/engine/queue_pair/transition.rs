@@ -1,4 +1,4 @@
-//! The checks of a modification that come before all others.
+//! The first checks of a modification: whether its transition and its mask are allowed.
 
 use rdma_types::{QpAttributes, QpState, QpTransition, QpType};
 
