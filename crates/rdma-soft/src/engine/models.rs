@@ -40,17 +40,18 @@ mod shared;
 mod turns;
 mod unreliable;
 
-/// The most bytes of one request that a turn executes, or that a post executes before it yields the lock.
+/// The maximum number of bytes of one request that a turn copies, or that a post copies before it yields the lock.
 const TURN: usize = STRETCH_BYTES as usize;
 
-/// Two queue pairs, each of its own domain: `a` sends to `b`.
+/// Two queue pairs, each in its own protection domain; `a` sends to `b`.
 struct Model {
     a: Arc<QueuePair>,
     b: Arc<QueuePair>,
 }
 
 impl Model {
-    /// Connects them by hand: the models do not explore the list of devices and `modify`.
+    /// Creates the queue pairs and connects them without `modify`, because the models explore neither `modify` nor the
+    /// list of devices.
     fn new() -> Self {
         Self::on(device())
     }
@@ -62,7 +63,7 @@ impl Model {
         model
     }
 
-    /// Connects queue pairs that were created or reset.
+    /// Connects the queue pairs after they were created or reset.
     fn connect(&self) {
         connect(&self.a, &self.b);
     }
@@ -84,7 +85,7 @@ fn device_of(subnet: &'static Subnet, schedule: Schedule) -> &'static Device {
     Box::leak(Box::new(device))
 }
 
-/// Creates a queue pair of its own domain.
+/// Creates a queue pair in a new protection domain.
 fn queue_pair(device: &'static Device, shared: Option<&Arc<SharedReceiveQueue>>) -> Arc<QueuePair> {
     queue_pair_of(Service::ReliableConnection, device, shared)
 }
@@ -102,7 +103,7 @@ fn queue_pair_of(
     QueuePair::create(device, &pd, &queue(), &queue(), shared, init, reporter).unwrap()
 }
 
-/// Lets `a` send to `b`.
+/// Makes both queue pairs ready, so that `a` can send to `b`.
 fn connect(a: &Arc<QueuePair>, b: &Arc<QueuePair>) {
     for queue_pair in [a, b] {
         let ready = QpState::RTS;
@@ -152,7 +153,8 @@ impl Memory {
         Sge { addr: self.address(), length, lkey: self.registration.key }
     }
 
-    /// Deregisters, then overwrites the bytes as an allocator might; the device must not see that.
+    /// Deregisters the memory, then overwrites it as an allocator might. The device must neither read nor change the
+    /// new bytes.
     fn free(&mut self, pd: &ProtectionDomain) {
         pd.deregister(self.registration).unwrap();
         self.bytes.fill(FREED);
@@ -183,7 +185,7 @@ fn polled(queue: &CompletionQueue) -> Vec<(u64, WcStatus)> {
     got
 }
 
-/// A receiver posts its request just before the sender waits, or while it begins to. The send succeeds, whichever
+/// A receive request is posted just before the sender starts to wait, or while it does so. The send succeeds, whichever
 /// thread executes it.
 #[test]
 fn loom_a_waiting_sender_is_woken() {
@@ -206,7 +208,8 @@ fn loom_a_waiting_sender_is_woken() {
     });
 }
 
-/// A peer writes to a region: no byte of it changes once its deregistration has returned.
+/// A region is deregistered while a peer writes to it. Once the deregistration has returned, no byte of the memory
+/// changes.
 #[test]
 fn loom_no_write_after_deregistration() {
     loom::model(|| {
@@ -227,7 +230,7 @@ fn loom_no_write_after_deregistration() {
     });
 }
 
-/// The sender reads a region: nothing written to the memory after the deregistration is sent.
+/// A region is deregistered while the sender reads it. Nothing that is written to the memory after that is sent.
 #[test]
 fn loom_no_read_after_deregistration() {
     loom::model(|| {
@@ -250,13 +253,14 @@ fn loom_no_read_after_deregistration() {
     });
 }
 
-/// The memory of a receive request is freed after its queue pair was destroyed, the order that its owner must keep.
+/// A queue pair is destroyed, and then the memory of its receive request is freed, in the order that verbs require. No
+/// byte of the memory changes afterwards.
 #[test]
 fn loom_no_write_after_destruction() {
     loom::model(|| {
         let model = Model::new();
         let source = Memory::new(&model.a.pd, 1);
-        // Looking up the second region leaves time between finding the first and writing it.
+        // The lookup of the second region leaves time between the lookup of the first one and the write to it.
         let (mut sink, second) = (Memory::new(&model.b.pd, 0), Memory::new(&model.b.pd, 0));
         let (pd, from) = (Arc::clone(&model.b.pd), source.sge());
         model.b.post_receive(11, &[sink.sge(), second.sge()], &mut Turn::new()).unwrap();
@@ -275,7 +279,8 @@ fn loom_no_write_after_destruction() {
     });
 }
 
-/// A reset, while another thread polls the completions that it drops, releases each slot exactly once.
+/// A queue pair is reset while another thread polls the completions that the reset drops. Each slot is released exactly
+/// once.
 #[test]
 fn loom_a_reset_releases_all_slots() {
     loom::model(|| {
@@ -296,8 +301,8 @@ fn loom_a_reset_releases_all_slots() {
     });
 }
 
-/// A receive request posted while the queue pair goes to error is flushed once, wherever it is. A reset leaves nothing
-/// of it: the next message goes to the next request.
+/// A receive request that is posted while the queue pair moves to error is flushed exactly once, whether or not it
+/// entered the queue. After a reset, nothing is left of it: the next message uses the next request.
 #[test]
 fn loom_a_request_is_flushed_once_and_gone_after_a_reset() {
     loom::model(|| {
@@ -324,7 +329,8 @@ fn loom_a_request_is_flushed_once_and_gone_after_a_reset() {
     });
 }
 
-/// A message that arrives while its receiver goes to error takes the request, or the error flushes it.
+/// A message arrives while its receiver moves to error. Either the message uses the receive request, or the request is
+/// flushed.
 #[test]
 fn loom_a_request_is_taken_or_flushed() {
     loom::model(|| {

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::engine::events::EventQueue;
 use crate::fabric::Fabric;
 
-/// Queues an event, and settles like a verb before it returns.
+/// Queues an event, and then settles, as a verb does before it returns.
 fn report(queue: &Arc<EventQueue<u32>>, event: u32) {
     queue.push(event);
     queue.fabric().run_queue.run();
@@ -22,14 +22,14 @@ fn spawn(
     thread::spawn(move || act(&queue))
 }
 
-/// Limits preemptions: each lock adds two operations, and there are too many orders of them all.
+/// Limits preemptions: each lock adds two operations, so there would be too many orders without a limit.
 fn model(act: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(act);
 }
 
-/// When a thread has settled, the file is readable, even if another thread writes for both.
+/// When a thread has settled, the file is readable, even if another thread writes the byte for both.
 #[test]
 fn loom_the_file_is_readable_when_the_thread_of_an_event_has_settled() {
     model(|| {
@@ -110,7 +110,7 @@ fn loom_the_file_is_readable_for_an_event_during_a_wake_up() {
     });
 }
 
-/// The event may be taken for the byte that was written without it.
+/// The event may be taken with the byte that was written by the wake-up.
 #[test]
 fn loom_the_file_is_readable_for_the_rest_after_a_wake_up() {
     model(|| {

@@ -10,7 +10,7 @@ const GROUP: Gid = Gid::from_bytes([0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 /// The address of a sender, which these models never check.
 const SOURCE: GidEntry = GidEntry { gid: Gid::ZERO, kind: GidType::ROCE_V2 };
 
-/// The pair of the models, for datagrams, on a device that its subnet knows. The second has joined the group.
+/// Returns a model whose queue pairs send datagrams, on a device in its subnet's list. `b` has joined the group.
 fn datagrams() -> Model {
     let (subnet, seed) = (Subnet::of_model(), Seed::new(1));
     let limits = Limits { max_mr: 3, max_mw: 1, ..Limits::default() };
@@ -67,7 +67,7 @@ fn loom_a_datagram_to_a_group_arrives_or_is_lost() {
     });
 }
 
-/// A member that is reset stays a member: it has the datagram by then, or never receives it.
+/// A member that is reset stays a member. It has received the datagram by then, or never receives it.
 #[test]
 fn loom_a_member_that_is_reset_receives_nothing_later() {
     loom::model(|| {
@@ -90,7 +90,7 @@ fn loom_a_member_that_is_reset_receives_nothing_later() {
     });
 }
 
-/// A member receives the datagram when nothing else happens; otherwise the other models would show nothing.
+/// A member receives the datagram when nothing else happens. Otherwise, the other models would prove nothing.
 #[test]
 fn loom_a_member_receives_what_is_sent_to_its_group() {
     loom::model(|| {

@@ -20,8 +20,8 @@ const DONE: WcStatus = WcStatus::SUCCESS;
 /// The path from the device of the models to itself.
 const PATH: Path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
 
-/// Explores every order of two threads with at most that many preemptions. The threads check the remaining work under a
-/// lock again and again, which makes too many orders of them all.
+/// Explores every order of two threads with at most three preemptions. Without this limit there would be too many
+/// orders, because the threads check the remaining work under a lock again and again.
 fn explore(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -32,7 +32,7 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
 #[derive(Debug)]
 struct Worker {
     entry: Entry,
-    /// The parts to do, each left by another thread.
+    /// The parts to do, each left by a different thread.
     parts: [AtomicU32; 2],
     /// The number of further turns that it requests.
     more: AtomicU32,
@@ -55,7 +55,7 @@ impl Task for Worker {
 
     fn run(self: Arc<Self>) -> bool {
         for part in &self.parts {
-            // Only the task's place in the run queue shows it that the other thread has left work.
+            // Only the run queue orders this load after the store of the thread that has left the work.
             if part.load(Ordering::Relaxed) == 1 {
                 part.store(0, Ordering::Relaxed);
             }
@@ -65,8 +65,8 @@ impl Task for Worker {
     }
 }
 
-/// Two threads leave work, and each then does the work that is left. Work that one leaves during a turn given by the
-/// other is found in that turn, or there is another turn.
+/// Two threads leave work, and each then does the work that is left. If one leaves work during a turn that the other
+/// executes, that turn does the work, or there is another turn.
 #[test]
 fn loom_work_left_for_a_turn_is_not_forgotten() {
     explore(|| {
@@ -88,8 +88,8 @@ fn loom_work_left_for_a_turn_is_not_forgotten() {
     });
 }
 
-/// The task needs more turns than one thread gives, and than two give. The timer thread does the rest, and is always
-/// called for it.
+/// The task needs more turns than one run of the queue executes, and even more than two runs do. The timer thread
+/// executes the rest, and is always notified of it.
 #[test]
 fn loom_more_turns_than_a_thread_gives_are_called_for() {
     explore(|| {
@@ -121,7 +121,7 @@ impl Sender {
         })
     }
 
-    /// Takes all the buffers.
+    /// Takes all buffers of the inbox.
     fn fill(self: &Arc<Self>) -> Vec<Box<[u8]>> {
         let buffers: Vec<_> =
             std::iter::from_fn(|| self.inbox.buffer(Arc::<Self>::downgrade(self))).collect();
@@ -144,7 +144,7 @@ impl Task for Sender {
     }
 }
 
-/// A datagram without data.
+/// Returns a datagram without data.
 fn datagram(to: u32) -> Burst {
     let kind = Kind::new(Of::Ud, Part::SendOnly).unwrap();
     let mut headers = Headers::new(Bth::new(kind, Qpn::masked(to), Psn::masked(0)));
@@ -155,8 +155,8 @@ fn datagram(to: u32) -> Burst {
 const OF_LINK: Option<Datagram> =
     Some(Datagram { source: Source::UNDEFINED, header: None, group: None });
 
-/// A sender looks for a buffer while another releases some, unused or with packets that are received. It finds one, or
-/// gets another turn from either thread.
+/// A sender requests a buffer while another sender releases some, either unused or with packets that are received. The
+/// first sender gets a buffer, or another turn on either thread.
 #[test]
 fn loom_a_sender_without_room_gets_a_turn_when_some_is_released() {
     for unused in [true, false] {
@@ -176,7 +176,7 @@ fn loom_a_sender_without_room_gets_a_turn_when_some_is_released() {
             if unused {
                 device.inbox().give_back(buffer);
             } else {
-                // No queue pair has the number.
+                // No queue pair has this number.
                 device.inbox().send(device, Letter::new(PATH, datagram(1), OF_LINK, buffer));
             }
             subnet.run_queue.run();
@@ -254,7 +254,7 @@ fn loom_a_restarted_queue_pair_receives_nothing_old() {
     });
 }
 
-/// Two queue pairs; `a` sends to `b` by packets.
+/// Returns two queue pairs; `a` sends to `b` with packets.
 fn by_packets(service: Service) -> Model {
     let device = device();
     let [a, b] = [(); 2].map(|()| queue_pair_of(service, device, None));
@@ -275,7 +275,8 @@ fn by_packets(service: Service) -> Model {
     Model { a, b }
 }
 
-/// Packets are written to a region: no byte of it changes once its deregistration has returned.
+/// A region is deregistered while packets are written to it. Once the deregistration has returned, no byte of the
+/// memory changes.
 #[test]
 fn loom_no_packet_is_written_to_a_deregistered_region() {
     explore(|| {
@@ -295,7 +296,7 @@ fn loom_no_packet_is_written_to_a_deregistered_region() {
     });
 }
 
-/// Packets are built from a region: nothing written to the memory after the deregistration is sent.
+/// A region is deregistered while packets are built from it. Nothing that is written to the memory after that is sent.
 #[test]
 fn loom_no_packet_is_built_from_a_deregistered_region() {
     explore(|| {

@@ -1,4 +1,4 @@
-//! Models of a shared receive queue: `a` sends to `b` and `c` to `d`, and `b` and `d` share one.
+//! Models of a shared receive queue: `a` sends to `b` and `c` sends to `d`; `b` and `d` share the queue.
 
 use super::*;
 
@@ -61,8 +61,8 @@ fn loom_each_waiting_sender_is_woken() {
     });
 }
 
-/// Two senders wait, and the first goes to error while a request is posted: it takes the request, or leaves it to the
-/// second.
+/// Two senders wait, and the first moves to error while a request is posted. It either takes the request, or leaves it
+/// to the second.
 #[test]
 fn loom_a_sender_in_error_leaves_the_request_to_the_next() {
     loom::model(|| {
@@ -86,13 +86,13 @@ fn loom_a_sender_in_error_leaves_the_request_to_the_next() {
     });
 }
 
-/// The memory of a request belongs to the queue's domain, not to that of the queue pair that takes the request.
+/// The memory of a request belongs to the queue's domain, not to the domain of the queue pair that takes the request.
 #[test]
 fn loom_no_write_after_deregistration_from_the_domain_of_the_queue() {
     loom::model(|| {
         let model = Shared::new();
         let source = Memory::new(&model.a.pd, 1);
-        // Looking up the second region leaves time between finding the first and writing it.
+        // The lookup of the second region leaves time between the lookup of the first one and the write to it.
         let pd = Arc::clone(&model.queue.pd);
         let (mut sink, second) = (Memory::new(&pd, 0), Memory::new(&pd, 0));
         model.post(11, &[sink.sge(), second.sge()]).unwrap();
@@ -107,7 +107,8 @@ fn loom_no_write_after_deregistration_from_the_domain_of_the_queue() {
     });
 }
 
-/// A reset, while another thread polls the completions that it drops, releases each slot exactly once.
+/// A queue pair is reset while another thread polls the completions that the reset drops. Each slot is released exactly
+/// once.
 #[test]
 fn loom_a_reset_releases_all_shared_slots() {
     loom::model(|| {
@@ -132,7 +133,7 @@ fn loom_a_reset_releases_all_shared_slots() {
     });
 }
 
-/// The first waiter uses up the call's turn. A later one is served in the end, by a thread that polls.
+/// The first waiter uses up the call's turn. A thread that polls later serves the second one.
 #[test]
 fn loom_a_waiter_after_a_full_turn_is_served() {
     loom::model(|| {

@@ -49,7 +49,7 @@ fn loom_work_left_by_a_turn_is_done_at_polls() {
     });
 }
 
-/// The same, where no thread posts or polls.
+/// Like the model above, except that no thread posts or polls.
 #[test]
 fn loom_work_left_by_a_turn_is_done_by_the_thread() {
     loom::model(|| {
@@ -68,9 +68,9 @@ fn loom_work_left_by_a_turn_is_done_by_the_thread() {
     });
 }
 
-/// A post takes more than one stretch. Between two of them another thread posts a later request, and takes a turn. The
-/// post finds its last request executable, though that turn found no receive for it. It leaves the later request to
-/// polls.
+/// A post takes more than one stretch. Between two stretches, another thread posts a later request and executes a turn.
+/// That turn may find no receive for the post's last request. The post then executes its last request itself, and
+/// leaves the later request to polls.
 #[test]
 fn loom_a_request_posted_during_a_long_post_is_not_forgotten() {
     loom::model(|| {
@@ -119,7 +119,8 @@ fn loom_a_request_posted_to_a_drained_queue_is_not_forgotten() {
     });
 }
 
-/// A receiver goes to error while a sender finds it without a request: the sender no longer waits for a request.
+/// A receiver moves to error while a sender finds that it has no receive request. The sender then stops waiting for
+/// one.
 #[test]
 fn loom_a_sender_stops_waiting_for_a_receiver_in_error() {
     loom::model(|| {
@@ -137,8 +138,8 @@ fn loom_a_sender_stops_waiting_for_a_receiver_in_error() {
     });
 }
 
-/// The deadline of a sender that waits for a receive passes while one is posted. The sender sends or gives up, and
-/// takes the receive only if it sends.
+/// A sender waits for a receive, and its deadline passes while a receive is posted. It sends or gives up, and takes the
+/// receive only if it sends.
 #[test]
 fn loom_a_sender_whose_deadline_passes_sends_or_gives_up() {
     loom::model(|| {
@@ -178,8 +179,8 @@ fn loom_a_sender_whose_deadline_passes_gives_up() {
     });
 }
 
-/// A queue pair is destroyed while its timer expires. The last reference to it may be dropped where the timer expires,
-/// and its timer with it.
+/// A queue pair is destroyed while its timer expires. The code that handles the expiry may drop the last reference to
+/// the queue pair, and its timer with it.
 #[test]
 fn loom_a_queue_pair_may_be_destroyed_while_its_timer_expires() {
     loom::model(|| {
@@ -190,7 +191,7 @@ fn loom_a_queue_pair_may_be_destroyed_while_its_timer_expires() {
             let queue = Arc::clone(&b.send_cq);
             thread::spawn(move || assert!(polled(&queue).is_empty()))
         };
-        // The timer was taken, and expires.
+        // The poller has taken the timer, and handles its expiry.
         while subnet.timers.is_set() {
             thread::yield_now();
         }
@@ -207,8 +208,8 @@ fn loom_a_queue_pair_may_be_destroyed_while_its_timer_expires() {
     });
 }
 
-/// A schedule holds requests back, and the first uses up a whole turn. Work that posts and turns leave to a later
-/// moment is executed then, by the thread or by a step at a poll.
+/// A schedule holds requests back, and the first request uses up a whole turn. Whatever posts and turns leave is
+/// executed later, by the thread or by a step during a poll.
 #[test]
 fn loom_held_back_requests_are_not_forgotten() {
     for with_step in [false, true] {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The pair of the models, as unreliable connections.
+/// Returns a model whose queue pairs use unreliable connections.
 fn unreliable() -> Model {
     let device = device();
     let service = Service::UnreliableConnection;
@@ -25,7 +25,7 @@ fn loom_a_failed_send_queue_is_not_revived_by_accident() {
         let ready = QpState::RTS;
         let new = Settings { state: ready, current_state: ready, ..Settings::default() };
         let mask = QpAttributes::STATE | QpAttributes::CUR_STATE;
-        // The change happens while the queue is intact, or is refused.
+        // Either the change happens while the queue is still intact, or it is refused.
         let _ = model.a.modify(&new, mask);
         sender.join().unwrap();
         assert_eq!(model.a.query().settings.state, QpState::SQE);

@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::Refusal;
 use crate::memory::window::{Bind, Name, WindowKind};
 
-/// A window of `b`, bound to all of `sink`, and the element by which its peer names it.
+/// Returns a window of `b` that is bound to all of `sink`, and the element with which the peer uses the window.
 fn bound(model: &Model, kind: WindowKind, sink: &Memory) -> (Name, Sge) {
     let name = model.b.pd.allocate_window(kind).unwrap();
     let access = AccessFlags::REMOTE_WRITE.bits();
@@ -22,7 +22,7 @@ fn bind(model: &Model, bind: Bind) {
     done_at_b(model, 20, bind.into_operation());
 }
 
-/// `b` executes a request that does not reach a peer.
+/// Executes a request on `b` that does not involve a peer, and checks that it succeeds.
 fn done_at_b(model: &Model, wr_id: u64, operation: Operation) {
     let request = Request { wr_id, signaled: true, operation, ..Request::EMPTY };
     let mut list = Some(Ok((request, Payload::keyed(&[]))));
@@ -30,7 +30,7 @@ fn done_at_b(model: &Model, wr_id: u64, operation: Operation) {
     assert_eq!(polled(&model.b.send_cq), [(wr_id, WcStatus::SUCCESS)]);
 }
 
-/// Invalidates or unbinds a window while `a` writes through it: no byte changes afterwards.
+/// Invalidates or unbinds a window while `a` writes through it, and checks that no byte changes afterwards.
 fn takes_back(kind: WindowKind, take_back: impl Fn(&Model, Name, &Memory) + Sync + Send + 'static) {
     loom::model(move || {
         let model = Model::new();
@@ -111,7 +111,8 @@ fn loom_no_write_after_the_region_of_an_invalidated_window_is_freed() {
             thread::spawn(move || post(&a, 1, &[from], Some(to)))
         };
         assert_eq!(model.b.pd.deregister(sink.registration), Err(Refusal::Busy));
-        // The send queue does this too, but here it happens before the lock of its responder is passed.
+        // The send queue does this too, but then acquires the responder's lock once. This test frees the region without
+        // doing so.
         assert!(model.b.pd.invalidate(name.key, model.b.id));
         sink.free(&model.b.pd);
         sender.join().unwrap();
