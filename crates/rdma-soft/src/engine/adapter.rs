@@ -33,7 +33,7 @@ pub(crate) struct Adapter {
     pub(crate) notices: Notices,
     /// The largest packet size of the device's port.
     pub(crate) mtu: Mtu,
-    /// Records the packets that the device sends and receives. Absent if its messages do not go as packets.
+    /// Captures the packets that the device sends and receives. A device with a capture sends all messages as packets.
     pub(crate) tap: Option<Arc<Tap>>,
     port_is_up: AtomicBool,
 }
@@ -76,13 +76,13 @@ impl Adapter {
         self.port_is_up.swap(up, Ordering::AcqRel)
     }
 
-    /// Returns the reach of copies that run after their post or on another thread. A part of the program that knows
-    /// nothing of the queue pair may have unmapped the memory.
+    /// Returns the reach for copies that run after the post returns, or on another thread. By then, another part of the
+    /// program may have unmapped the memory.
     pub(crate) fn later(&'static self) -> Reach {
         Reach::MayBeGone(&self.tally.rare.guarded_copies)
     }
 
-    /// Counts a datagram whose Q_Key differs from its receiver's.
+    /// Counts a datagram whose Q_Key differs from the receiver's.
     pub(crate) fn count_wrong_qkey(&self) {
         self.tally.rare.qkey_viol_cntr.count();
     }

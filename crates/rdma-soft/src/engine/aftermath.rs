@@ -7,8 +7,8 @@ use rdma_types::AsyncEventKind;
 use crate::engine::station::{Owner, Station};
 use crate::fabric::stalls;
 
-/// The queue pairs that a request moved to error and that have yet to be flushed. They are the requester, by its
-/// incarnation, and at most one responder, because a requester in error executes no further requests.
+/// The queue pairs that a request has moved to error and that still have to be flushed. These are the requester, stored
+/// as its incarnation, and at most one responder, because a requester in error executes no further requests.
 #[derive(Debug, Default)]
 pub(crate) struct Aftermath {
     requester: Option<u32>,
@@ -31,14 +31,14 @@ impl Aftermath {
         self.responder = own.owner.upgrade().map(|owner| (owner, incarnation, event));
     }
 
-    /// Returns true if a responder has failed. No other may fail until this one is settled, because there is space for
-    /// only one.
+    /// Returns true if a failed responder still has to be flushed. Until then, the caller must not fail another
+    /// responder, because only one can be stored.
     pub(crate) fn is_full(&self) -> bool {
         self.responder.is_some()
     }
 
-    /// Flushes the failed queue pairs. Then, for each completion queue that overflowed in the meantime, moves the queue
-    /// pairs that use it to error.
+    /// Flushes the failed queue pairs. Then, for each completion queue that has overflowed in the meantime, moves its
+    /// queue pairs to error.
     #[inline]
     pub(crate) fn settle(&mut self, requester: &Station) {
         self.flush(requester);

@@ -1,5 +1,5 @@
-//! A region between two calls of a program, which only one thread at a time may enter. Inside, a thread builds requests
-//! or reads completions.
+//! A critical region that the program enters with one call and leaves with another. It admits one thread at a time,
+//! which builds requests or reads completions inside.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -16,8 +16,8 @@ const AWAITED: u64 = 1;
 
 /// A value that belongs to the thread inside the region. Entering waits until no thread is inside.
 ///
-/// There is no guard, because the program has nothing that could hold one. The region knows the thread inside by its
-/// number, so a call out of turn finds that its thread is not inside.
+/// There is no guard object, because a C program could not hold one between its calls. Instead, the region stores the
+/// number of the thread inside. A call by any other thread is recognised by its number, and has no effect.
 #[derive(Debug)]
 pub(crate) struct CriticalRegion<T> {
     /// The number of the thread inside, or 0; plus [`AWAITED`] if a thread waits.
@@ -27,8 +27,8 @@ pub(crate) struct CriticalRegion<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: only the thread that is inside accesses the value (SAFETY.md F17), and entering synchronises with the
-// previous thread's leaving.
+// SAFETY: only the thread that is inside accesses the value (SAFETY.md F17), and `enter` synchronises with the previous
+// thread's `leave`.
 unsafe impl<T: Send> Sync for CriticalRegion<T> {}
 
 impl<T> CriticalRegion<T> {
@@ -172,7 +172,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// Each of three threads finds the region as the one before left it, and no thread waits without a limit.
+    /// Each of three threads sees the value that the previous one left in the region, and no thread waits forever.
     #[test]
     fn loom_one_thread_at_a_time_is_inside() {
         let mut model = loom::model::Builder::new();

@@ -1,11 +1,11 @@
 //! Events: a queue of events, and a file that is readable while the queue is not empty.
 //!
 //! The events themselves stay in the queue, so an object's events can be removed when the object is destroyed. The file
-//! holds one byte while there are events.
+//! holds one byte while the queue is not empty.
 //!
-//! Events occur while locks of the engine are held, and writing a byte takes a system call. So an event is only queued
-//! at first. The file becomes readable when the thread [settles](Fabric::run_queue), which it does while it holds no
-//! lock and before its verb returns.
+//! Events occur while locks of the engine are held, but writing a byte takes a system call. So an event is only queued
+//! at first. The file becomes readable when the thread [settles](Fabric::run_queue). The thread does this once it holds
+//! no lock, and before its verb returns.
 
 #[cfg(not(all(test, loom)))]
 pub(crate) mod file;
@@ -31,23 +31,23 @@ pub(crate) struct EventQueue<E> {
     fabric: &'static Fabric,
     state: Lock<QueuedEvents<E>>,
     file: EventFile,
-    /// Held by the thread that writes to the file, which holds no lock of the engine meanwhile. If another thread is
-    /// about to write for an event of the settling thread, the settling thread waits here.
+    /// Held by a thread while it writes to the file. That thread holds no lock of the engine. If another thread is
+    /// already about to write the byte for a settling thread's event, the settling thread waits here.
     writing: Mutex<()>,
 }
 
 #[derive(Debug)]
 struct QueuedEvents<E> {
     events: VecDeque<E>,
-    /// Whether the file has a byte, or is about to get one. A thread that clears this then takes any byte. The byte for
-    /// this flag may not be written yet, but another thread's byte may be in the file.
+    /// Whether the file contains a byte, or is about to. A thread that clears this flag then takes any byte from the
+    /// file. The byte for this flag may not be written yet, although another byte is already there.
     readable: bool,
-    /// The number of bytes taken by threads waiting for an event although another thread cleared `readable` for each.
-    /// That other thread takes a byte too: it finds none, or the next write adds one more. The number is negative while
-    /// the other thread found none, and the waiting thread has yet to report its byte here.
+    /// The number of bytes that threads took while waiting for an event, although another thread had already cleared
+    /// `readable`. The other thread also takes a byte for the flag that it cleared. It either finds none and subtracts
+    /// one here, or the next write adds a byte for it. Negative while the waiting thread has yet to add one.
     missing: isize,
-    /// Whether a thread is writing to the file. Afterwards that thread checks again, and removes the queue from the run
-    /// queue.
+    /// Whether a thread is writing to the file. After the write, that thread checks for further events, and finally
+    /// removes the queue from the run queue.
     writing: bool,
     /// The maximum number of different events that can be queued.
     room: usize,
@@ -129,8 +129,8 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         }
     }
 
-    /// Registers another object, which reports at most `kinds` events here. Reserves space for them, so that reporting
-    /// does not allocate.
+    /// Registers another object, which can have at most `kinds` different events in the queue. Reserves space for them,
+    /// so that reporting does not allocate.
     pub(crate) fn join(&self, kinds: usize) {
         let mut state = self.state.lock();
         state.room += kinds;
@@ -184,8 +184,8 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         self.state.lock().events.is_empty()
     }
 
-    /// Takes a byte from the file, and waits for a thread that is about to write one. If there is still no byte,
-    /// records that it is missing.
+    /// Takes a byte from the file, if necessary after waiting for a thread that is about to write one. If there is
+    /// still no byte, records that it is missing.
     fn clear(&self) {
         if self.file.clear() {
             return;
@@ -217,11 +217,11 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
 }
 
 impl<E: Copy + Send + std::fmt::Debug + 'static> Settle for EventQueue<E> {
-    /// Makes the file readable if there are events.
+    /// Makes the file readable if the queue is not empty.
     fn settle(&self) {
         {
-            // A thread that is about to be woken may get here before the thread that wakes it returns. If the event was
-            // already taken, no thread waits for it.
+            // The thread that is woken by a byte can get here before the writing thread returns from its system call.
+            // If the event was already taken, there is nothing to wait for.
             let mut state = self.state.lock();
             if state.events.is_empty() || state.readable && !state.writing {
                 return self.is_settled(&mut state);
@@ -252,8 +252,8 @@ impl<E> EventQueue<E> {
         }
     }
 
-    /// Removes the queue from the run queue, because there is no byte to write. If a thread is writing, that thread
-    /// does this itself.
+    /// Removes the queue from the run queue, because there is no byte to write. If a thread is writing, leaves this to
+    /// that thread.
     fn is_settled(&self, state: &mut QueuedEvents<E>) {
         if !state.writing && std::mem::take(&mut state.noted) {
             self.fabric.run_queue.forget(std::ptr::from_ref(self).cast());
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn the_file_is_readable_exactly_while_there_are_events() {
-        // The result does not depend on the flags that the program sets on its end.
+        // The result does not depend on the flags that the program sets on its end of the file.
         let flags = [OFlags::empty(), OFlags::NONBLOCK];
         for (queue, flags) in queues().flat_map(|queue| flags.map(|flags| (queue.clone(), flags))) {
             rustix::fs::fcntl_setfl(queue.file.program(), flags).unwrap();

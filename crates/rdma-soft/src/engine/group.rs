@@ -1,8 +1,8 @@
 //! Multicast groups: the queue pairs of a device that receive datagrams sent to a group.
 //!
-//! Each device knows its own members, as a port does. The sender queries each device of the link, as a switch copies a
-//! packet to each port. Devices do not join groups at a subnet manager, because the fabric delivers each group to every
-//! device.
+//! Each device knows its own members, as a port does. The sender asks each device of the link, just as a switch copies
+//! a packet to each port. Devices do not join groups at a subnet manager, because the fabric delivers the datagrams of
+//! every group to every device.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -19,9 +19,9 @@ pub(crate) struct Groups<M>(Mutex<Members<M>>);
 
 #[derive(Debug)]
 struct Members<M> {
-    /// The members of each group, by the queue pairs' IDs. A group without members is removed.
+    /// The members of each group, by queue pair ID. A group without members is removed.
     by_group: BTreeMap<Group, BTreeMap<u64, Weak<M>>>,
-    /// The number of groups that each queue pair is in, by its ID. Queue pairs in no group are absent.
+    /// The number of groups that each queue pair is a member of, by queue pair ID. Queue pairs in no group are absent.
     joined: BTreeMap<u64, u32>,
     /// The total number of members of all groups.
     count: u32,
@@ -105,8 +105,8 @@ impl<M> Groups<M> {
         locked(&self.0).by_group.contains_key(group)
     }
 
-    /// Returns the members of a group, each once. A queue pair that joins or leaves meanwhile may or may not be among
-    /// them. No lock is held between two members.
+    /// Iterates over the members of a group, and returns each once. A queue pair that joins or leaves during the
+    /// iteration may or may not be included. No lock is held between two members.
     pub(crate) fn members(&self, group: Group) -> impl Iterator<Item = Arc<M>> {
         let last = locked(&self.0).by_group.get(&group).and_then(last_id);
         let mut next = 0;

@@ -5,8 +5,8 @@
 //! A thread that holds one of these locks takes only locks listed below it, and never two of the same kind. So two
 //! connected queue pairs cannot deadlock.
 //!
-//! 1. The lock with which a call of the program begins: its [critical region](critical_region), the contexts of a port,
-//!    or the list of blocks. Blocks are the C structs by which programs know devices.
+//! 1. The lock that a call of the program takes first: a [critical region](critical_region), the contexts of a port, or
+//!    the list of blocks. Blocks are the C structs by which programs know devices.
 //! 2. The receive side of a device: its holder executes packets that have arrived (`link/memory.rs`).
 //! 3. A queue pair's attributes.
 //! 4. A queue pair's send side.
@@ -29,9 +29,9 @@
 //! lock only while it holds none of the above. It comes before the event queue's state, or the capture's.
 //!
 //! Some work needs another queue pair's send side: moving that queue pair to error, or resuming a requester that waits
-//! for a receive. Such work is done [after](aftermath::Aftermath) all locks are released. There is one exception: a
-//! queue pair that makes a peer's requester forget it. It locks that requester's send side while it holds its own
-//! attributes, and no other lock.
+//! for a receive. Such work is done [after](aftermath::Aftermath) all locks are released. There is one exception: to
+//! make a peer's requester forget it, a queue pair locks that requester's send side while it holds its own attributes.
+//! It holds no other lock at that time.
 
 pub(crate) mod adapter;
 pub(crate) mod aftermath;
@@ -75,7 +75,7 @@ pub(crate) enum Refusal {
     /// The device no longer exists: `ENODEV`.
     Gone,
     /// No process on the host owns the queue pair number: `EHOSTUNREACH`.
-    #[cfg_attr(loom, allow(dead_code))] // models are of one process
+    #[cfg_attr(loom, allow(dead_code))] // models have only one process
     NobodyThere,
 }
 

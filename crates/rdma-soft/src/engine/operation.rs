@@ -49,7 +49,7 @@ impl Opcode {
         )
     }
 
-    /// Returns the flags of the receiver's completion that describe the number carried by the message.
+    /// Returns the flags of the receiver's completion that state what number the message carries, if any.
     #[inline]
     pub(crate) fn receive_flags(self) -> u32 {
         match self {
@@ -74,7 +74,7 @@ impl Opcode {
         }
     }
 
-    /// Returns true if the operation is only a send or a write.
+    /// Returns true for a SEND or WRITE that only transfers data, with or without immediate data.
     #[inline]
     pub(crate) fn is_plain(self) -> bool {
         matches!(self, Self::Send | Self::SendWithImm | Self::Write | Self::WriteWithImm)

@@ -28,8 +28,8 @@ pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
     /// does any remaining work soon afterwards. The caller holds no lock.
     fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn);
 
-    /// Notifies the requester that the receiver is gone, perhaps to return later. The requester checks soon. The caller
-    /// may hold the queue's lock.
+    /// Notifies the requester that the receiver is gone, perhaps only for a time. The requester checks for the receiver
+    /// soon afterwards. The caller may hold the queue's lock.
     fn receiver_has_gone(&self);
 }
 
@@ -37,8 +37,8 @@ pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
 #[derive(Debug)]
 pub(crate) struct Waits {
     pub(crate) waiter: Weak<dyn Waiter>,
-    /// Whether the requester is in another process. Then it takes the request some time after it is notified, unless
-    /// another requester takes the request first.
+    /// Whether the requester is in another process. Such a requester takes the request only some time after the
+    /// notification, and another requester may take the request first.
     pub(crate) is_far: bool,
 }
 
@@ -53,7 +53,8 @@ pub(crate) struct Receive {
 /// The number of elements that fit on the slot's cache line.
 const NEAR: usize = 2;
 
-/// One cache line, because the posting thread and the peer's thread, which takes the request, run on different cores.
+/// Each slot fills one cache line, because the posting thread and the peer's thread, which takes the request, run on
+/// different cores.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct ReceiveSlot {
@@ -92,7 +93,7 @@ impl Element {
 /// filled. In a shared queue, both hold the queue's lock.
 #[derive(Debug)]
 pub(crate) struct ReceiveSlots {
-    /// Their count is a power of two, so a mask selects a request's slot.
+    /// The number of slots is a power of two, so a mask selects a request's slot.
     slots: Box<[ReceiveSlot]>,
     /// The elements that do not fit on a slot's cache line.
     far: Box<[Element]>,
@@ -114,7 +115,7 @@ impl ReceiveSlots {
 
     #[inline(always)]
     fn place(&self, number: u64) -> usize {
-        // The mask fits in a `usize`, so the result does, too.
+        // The mask fits in a `usize`, and so does the result.
         usize::try_from(number & (self.slots.len() as u64 - 1)).unwrap_or(0)
     }
 
@@ -140,8 +141,8 @@ impl ReceiveSlots {
         slot.filled.store(number + 1, Ordering::Release);
     }
 
-    /// Takes request `head`, if it was posted, and advances `head`. The request's elements go to `out`, which is
-    /// cleared first and has space. The caller holds the responder's lock.
+    /// Takes request `head`, if it was posted, and advances `head`. The request's elements are written to `out`, which
+    /// is cleared first and has enough capacity. The caller holds the responder's lock.
     #[inline(always)]
     pub(crate) fn take(&self, head: &mut u64, out: &mut Vec<Sge>) -> Option<Receive> {
         let number = *head;
@@ -192,8 +193,8 @@ impl ReceiveQueue {
         self.next += 1;
     }
 
-    /// Returns a request that completes without entering the queue. No thread takes its number or a later one before
-    /// the next reset.
+    /// Assigns a number to a request that completes without entering the queue. Until the next reset, no thread takes a
+    /// request with this or a later number.
     #[inline]
     pub(crate) fn bypass(&mut self, wr_id: u64) -> Receive {
         let receive = Receive { wr_id, index: index(self.next) };

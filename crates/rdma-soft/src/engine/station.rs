@@ -1,4 +1,4 @@
-//! The header of a queue pair, which its sides, queues and events use by reference.
+//! The header of a queue pair, to which its sides, queues and events hold references.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
@@ -23,8 +23,8 @@ use crate::sync::{Line, Lock};
 
 /// A queue pair, as seen by code that has only its header.
 pub(crate) trait Owner: Task + Waiter + Postponed {
-    /// Moves the queue pair to error and flushes both queues, oldest request first. Given an incarnation, does so only
-    /// if the queue pair was not reset since. Reports the event unless one was reported since the last reset. The
+    /// Moves the queue pair to error and flushes both queues, oldest request first. Does nothing if an incarnation is
+    /// given and the queue pair was reset since. Reports the event unless one was reported since the last reset. The
     /// caller holds no lock except the receive side of a device.
     fn enter_error(&self, incarnation: Option<u32>, event: Option<AsyncEventKind>);
 
@@ -36,8 +36,8 @@ pub(crate) trait Owner: Task + Waiter + Postponed {
 /// The header of a queue pair. Only its receive queue and its counts change while the queue pair lives.
 #[derive(Debug)]
 pub(crate) struct Station {
-    /// Unique in the fabric, also among the numbers of domains, and never 0. Windows that are bound to the queue pair
-    /// use it as their scope.
+    /// Never 0, and unique in the fabric: no other queue pair and no protection domain has this number. Windows that
+    /// are bound to the queue pair use it as their scope.
     pub(crate) id: u64,
     pub(crate) qpn: u32,
     pub(crate) service: Service,
@@ -59,7 +59,7 @@ pub(crate) struct Station {
     pub(crate) reporter: Reporter,
     pub(crate) counts: Line<SendCounts>,
     pub(crate) receive: Line<Lock<ReceiveQueue>>,
-    /// The slots of the requests of `receive`, which are used without its lock.
+    /// The slots for the requests of `receive`. They are outside its lock, because the responder reads them without it.
     pub(crate) receives: ReceiveSlots,
     /// The queue from which receive requests are taken, if it is not the queue pair's own.
     pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
@@ -70,8 +70,8 @@ pub(crate) struct Station {
 }
 
 impl Station {
-    /// Builds a failed send completion. Polling it releases the slots of all requests before `upto`, up to and
-    /// including this request.
+    /// Builds the completion of a failed send request, whose number is one less than `upto`. Polling it releases the
+    /// slots of this and all earlier requests.
     pub(crate) fn failed_send(&self, wr_id: u64, upto: u32, status: WcStatus) -> Completion {
         Completion {
             wr_id,

@@ -31,7 +31,7 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     fn add_user(&self, user: Weak<dyn Task>);
 
     /// Returns a buffer for the payload of one burst, to be [sent](Self::send) or [returned](Self::give_back). If there
-    /// is no space, returns `None`, and the sender gets another turn when there is.
+    /// is no space, returns `None`, and the sender gets another turn when space becomes available.
     fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>>;
 
     /// Like [`buffer`](Self::buffer), for a datagram of `_length` bytes.
@@ -41,8 +41,8 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>);
 
-    /// Returns true if datagrams are lost when there is no space for them. Then a process that stops receiving does not
-    /// delay datagrams to other processes.
+    /// Returns true if datagrams are lost when there is no space for them. On such a carrier, a process that stops
+    /// receiving does not delay datagrams to other processes.
     fn loses_datagrams(&self) -> bool;
 
     /// Returns true if everything sent arrives, unless the far end ends. Such a carrier can be [queried](Self::ask).
@@ -50,8 +50,8 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// Asks the far end whether everything sent before is executed, and gives the sender a turn when it is. Returns the
-    /// number of the question.
+    /// Asks the far end to answer when it has executed everything sent so far, and gives the sender a turn then.
+    /// Returns the number of the question.
     fn ask(self: Arc<Self>, sender: Weak<dyn Task>) -> u32;
 
     fn has_answered(&self, question: u32) -> bool;
@@ -69,8 +69,8 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     /// of a device.
     fn flush(self: Arc<Self>);
 
-    /// Claims a word that shows a connection how many of its requests are executed, so that they need no separate
-    /// answers. The user gets a turn when the word changes. Returns `None` if no word is available.
+    /// Claims a word in which the far end shows how many of a connection's requests are executed, so that they need no
+    /// separate answers. The user gets a turn when the word changes. Returns `None` if no word is available.
     fn claim_word(&self, user: Weak<dyn Task>) -> Option<WordKey> {
         let _ = user;
         None
@@ -91,11 +91,11 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 /// The inbox of a device in this process, as its senders use it.
 pub(crate) trait Mailbox: Send + Sync + std::fmt::Debug {
     /// Returns a buffer for the payload of one burst, to be [sent](Self::send) or [returned](Self::give_back). If there
-    /// is no space, returns `None`, and the sender gets another turn when there is.
+    /// is no space, returns `None`, and the sender gets another turn when space becomes available.
     fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>>;
 
-    /// Returns true if there is space, for a sender that sends to several inboxes. If there is none, the sender gets
-    /// another turn when there is.
+    /// Returns true if there is space, for a sender that sends to several inboxes. If not, the sender gets another turn
+    /// when space becomes available.
     fn has_room(&self, sender: Weak<dyn Task>) -> bool;
 
     /// Returns a buffer like [`buffer`](Self::buffer), for a sender that has [found space](Self::has_room). Succeeds
@@ -187,7 +187,7 @@ impl Outlet {
     }
 
     /// Returns a buffer for the payload of one burst, to be [sent](Self::send) or [returned](Self::give_back). If there
-    /// is no space, returns `None`, and the sender gets another turn when there is.
+    /// is no space, returns `None`, and the sender gets another turn when space becomes available.
     pub(crate) fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>> {
         match self {
             Self::Nowhere => None,
@@ -233,14 +233,14 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// Returns the ends of a connection's packets on this route, for events about them.
+    /// Returns the two ends of the connection that uses this route, for events about its packets.
     pub(super) fn whose(&self, own: &Station, peer_qpn: u32) -> Whose {
         let peer_qpn = Some(peer_qpn);
         Whose { qpn: own.qpn, peer_qpn, address: Some(self.path.remote) }
     }
 }
 
-/// Returns the connection as its packets describe it.
+/// Returns the protocol's view of a connection: the peer's queue pair number and the MTU.
 pub(crate) fn connection(peer_qpn: u32, mtu_log2: u32) -> Connection {
     let code = u8::try_from(mtu_log2.saturating_sub(7)).unwrap_or(u8::MAX);
     // The MTU was checked when it was set.
@@ -313,7 +313,8 @@ pub(crate) fn transmit(
     true
 }
 
-/// Notifies the requester that a refusal is void. Returns false if the link had no space; there is another turn then.
+/// Notifies the requester that a refusal is void. If the link has no space, returns false, and there will be another
+/// turn.
 pub(super) fn send_void(own: &Station, route: &Route, refusal: Burst) -> bool {
     let Outlet::Carrier(carrier) = &route.outlet else { return true };
     if !own.adapter.port_is_up() || carrier.has_ended() {
@@ -324,7 +325,7 @@ pub(super) fn send_void(own: &Station, route: &Route, refusal: Burst) -> bool {
     true
 }
 
-/// Returns the reason, if any, why one side of a queue pair does not receive a packet. `path` is the path of its
+/// Returns the reason, if any, why one side of a queue pair drops a packet. `path` is the path of the queue pair's
 /// connection.
 pub(super) fn why_not_taken(listens: bool, path: Option<Path>, letter: &Letter) -> Option<Reason> {
     match path {

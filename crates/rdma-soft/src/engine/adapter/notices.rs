@@ -45,7 +45,7 @@ macro_rules! reasons {
                 match self { $(Self::$reason => stringify!($counter),)+ }
             }
 
-            /// Adds to the reason's counter, for packets that no other code counts.
+            /// Adds packets to the reason's counter, for packets that no other code counts.
             pub(crate) fn count(self, counters: &Rares, packets: u64) {
                 match self { $(Self::$reason => counters.$counter.add(packets),)+ }
             }
@@ -141,7 +141,7 @@ impl Reason {
     }
 }
 
-/// The two ends of dropped packets. For several packets, the ends of the last one.
+/// The two ends of a dropped packet, or of the last one if several packets were dropped.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Whose {
     /// The queue pair on this device, or the one that the packets were addressed to.
@@ -176,7 +176,7 @@ struct Told {
 }
 
 impl Notices {
-    /// Adds packets. Returns true if this makes an event due.
+    /// Adds packets to the pending event for a reason. Returns true if this makes the event due.
     fn note(&self, reason: Reason, packets: u64, whose: Whose, now: Time) -> bool {
         let notice = &mut locked(&self.0)[reason as usize];
         notice.packets = notice.packets.saturating_add(packets);
@@ -214,7 +214,8 @@ impl Tells for Adapter {
 }
 
 impl Adapter {
-    /// Counts packets that do not get through, and schedules an event. The caller may hold locks, except leaves.
+    /// Counts packets that do not get through, and schedules an event. The caller may hold any lock except a
+    /// [leaf](crate::engine).
     #[cold]
     pub(crate) fn drop_packets(&'static self, reason: Reason, packets: u16, whose: Whose) {
         reason.count(&self.tally.rare, packets.into());

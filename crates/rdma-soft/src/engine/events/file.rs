@@ -5,7 +5,8 @@
 //! program does can block the device here. (An eventfd cannot be opened again. `preadv2` can read without waiting, but
 //! from a pipe only since Linux 6.4, and no such call writes to an eventfd.)
 //!
-//! Without `/proc`, it is a pair of connected sockets, where each call states whether it waits. Sockets are slower.
+//! Without `/proc`, the device uses a pair of connected sockets, where each call states whether it waits. Sockets are
+//! slower.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,7 +19,7 @@ use rustix::pipe::PipeFlags;
 
 use crate::sync::assert_nothing_held;
 
-/// The smallest size of a pipe. The sizes of a user's pipes count against a limit.
+/// The smallest size of a pipe. Pipes are kept small, because the system limits their total size per user.
 const LEAST: usize = 4096;
 
 #[derive(Debug)]
@@ -75,7 +76,7 @@ impl EventFile {
                 Own::Socket(file) => rustix::net::send(file, &[0], flags),
             };
             match added {
-                // There may be memory later.
+                // Memory may become available later.
                 Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => std::thread::yield_now(),
                 _ => return,
             }
@@ -127,7 +128,7 @@ pub(crate) mod tests {
         [EventFile::pipe().expect("a pipe"), EventFile::sockets().expect("sockets")]
     }
 
-    /// The program has read the byte, and the device then writes until the file is full.
+    /// The device waits neither for a byte that the program has read nor for space in a full file.
     #[test]
     fn nothing_waits_whatever_the_program_does() {
         for file in kinds() {

@@ -9,7 +9,7 @@ use rdma_types::AsyncEventKind;
 use crate::engine::events::EventQueue;
 use crate::sync::locked;
 
-/// The name by which the program knows an object: the pointer to its C struct. It is only passed on here.
+/// The name by which the program knows an object: the pointer to its C struct. It is never dereferenced here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handle(pub(crate) *mut c_void);
 
@@ -34,7 +34,8 @@ pub(crate) struct AsyncEvent {
     pub(crate) element: Element,
 }
 
-/// The maximum number of event kinds that one object has. A queue pair has the most, over several lives.
+/// The maximum number of kinds of events that one object reports. A queue pair reports the most, if it is reset in
+/// between.
 const KINDS: usize = 6;
 
 /// Reports the events of one object to the context that the object was created from.

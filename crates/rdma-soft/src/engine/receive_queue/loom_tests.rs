@@ -1,5 +1,5 @@
-//! Posting and taking in every order of two threads. The model checker explores the stores that a load may miss only if
-//! the load runs after them. So the taker is the spawned thread.
+//! Posting and taking in every order of two threads. The model checker tries stale values for a load only if the load
+//! runs after the newer store. So the taker is the spawned thread.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ fn sges(n: u64) -> [Sge; NEAR + 1] {
     [Sge { addr: n, length: 1, lkey: 2 }; NEAR + 1]
 }
 
-/// A request is complete as soon as it is seen, also one posted to a used slot.
+/// A request that the taker sees is complete, even if its slot was used before.
 #[test]
 fn loom_a_request_that_is_seen_is_whole() {
     loom::model(|| {
         let slots = Arc::new(ReceiveSlots::new(1, 3).unwrap());
-        // This is what polling the completion of the request does.
+        // Replaces the counter that polling the request's completion advances.
         let given_back = Arc::new(AtomicU64::new(0));
         let taker = {
             let (slots, given_back) = (Arc::clone(&slots), Arc::clone(&given_back));

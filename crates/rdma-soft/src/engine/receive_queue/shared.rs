@@ -1,7 +1,7 @@
 //! The shared receive queue. A message for one of its queue pairs takes the queue's oldest request.
 //!
-//! Requests are posted, taken and waited for under one lock. As on hardware, a slot is free again when the completion
-//! of its request was polled, no matter which queue pair it belongs to.
+//! Requests are posted, taken and waited for under one lock. As on hardware, a slot becomes free when the completion of
+//! its request is polled, whichever queue pair the completion belongs to.
 //!
 //! A posting thread serves the waiters for one turn. If the turn ends before all are served, the queue's timer serves
 //! the rest. So waiters keep their order, and none is notified of a request that belongs to another.
@@ -42,7 +42,7 @@ struct Requests {
     head: u64,
     /// The number of the next request, which is also the number of accepted requests.
     next: u64,
-    /// An event is sent when fewer requests than this are left. 0 if no event was requested.
+    /// The number of requests below which an event is sent. 0 if no event was requested.
     limit: u32,
     waiters: VecDeque<Waiter>,
     /// The number of queue pairs attached to this queue.
@@ -79,7 +79,8 @@ impl Requests {
         })
     }
 
-    /// Registers a requester as waiting for a request. If it already waits, it keeps its place.
+    /// Registers a requester as waiting for a request. If a requester already waits for the same receiver, the new one
+    /// takes its place in the list.
     fn wait(&mut self, waits: Waiter) {
         match self.waiters.iter_mut().find(|waiter| waiter.receiver == waits.receiver) {
             Some(waiter) => *waiter = waits,
@@ -109,8 +110,8 @@ impl SharedReceiveQueue {
         }))
     }
 
-    /// Counts another queue pair that takes requests from this queue, and reserves space, so that waiting does not
-    /// allocate.
+    /// Counts another queue pair that takes requests from this queue. Reserves space for its waiter, so that waiting
+    /// does not allocate.
     pub(crate) fn attach(&self) {
         let mut requests = self.requests.lock();
         requests.users += 1;
@@ -156,7 +157,7 @@ impl SharedReceiveQueue {
     #[cold]
     fn serve(&self, turn: &mut Turn, mut anywhere: bool) {
         while !turn.is_over() {
-            // A woken waiter may have given up meanwhile. It leaves the request to the next one.
+            // A woken waiter may already have given up. It then leaves the request to the next waiter.
             let waiter = self.requests.lock().take_waiter(anywhere);
             let Some((waiter, is_far)) = waiter else { return };
             anywhere &= !is_far;
@@ -167,8 +168,8 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Takes the oldest request. Its elements go to `out`, which is cleared first and has space. If there is no
-    /// request, `waiter`, if given, is notified of the next one. The caller holds the responder's lock.
+    /// Takes the oldest request. Its elements are written to `out`, which is cleared first and has enough capacity. If
+    /// there is no request, `waiter` (if given) is notified of the next one. The caller holds the responder's lock.
     ///
     /// `taken` counts the requests that this responder has taken, in the form in which completions release them.
     pub(crate) fn take(
@@ -209,7 +210,8 @@ impl SharedReceiveQueue {
         self.requests.lock().limit
     }
 
-    /// Requests one event, for when a request is taken and fewer than `limit` are left. A limit of 0 requests none.
+    /// Requests one event. It is sent when a request is taken and fewer than `limit` are left, or never if `limit` is
+    /// 0.
     pub(crate) fn set_limit(&self, limit: u32) -> Result<(), Refusal> {
         if limit > self.max_wr {
             return Err(Refusal::Invalid);

@@ -21,7 +21,7 @@ fn values(sges: &[Sge]) -> Vec<(u64, u32, u32)> {
     sges.iter().map(|sge| (sge.addr, sge.length, sge.lkey)).collect()
 }
 
-/// A queue in the form in which its users hold it.
+/// A receive queue, with the parts that a queue pair keeps outside it.
 struct Whole {
     queue: ReceiveQueue,
     slots: ReceiveSlots,
@@ -74,13 +74,13 @@ fn bypassed_requests_are_never_taken() {
         whole.push(round + 100, &sges(1));
         assert_eq!(whole.take().unwrap().wr_id, round);
         assert_eq!(whole.take().unwrap().wr_id, round + 100);
-        // In the error state, more requests pass than there are slots.
+        // In the error state, more requests can bypass the queue than it has slots.
         for n in 0..10 {
             let posted = whole.queue.posted();
             assert_eq!(whole.queue.bypass(n), Receive { wr_id: n, index: posted });
             assert_eq!(whole.take(), None);
         }
-        // A reset does this.
+        // This is what a reset does.
         whole.head = whole.queue.next;
         assert_eq!(whole.take(), None);
     }
@@ -124,7 +124,7 @@ impl Waiter for Sender {
     fn receiver_has_gone(&self) {}
 }
 
-/// If all were informed, all except one would find that another has taken the request.
+/// If all waiting senders in other processes were notified, all except one would find the request already taken.
 #[test]
 fn a_shared_receive_wakes_one_sender_of_other_processes() {
     static SUBNET: Subnet = Subnet::new();
@@ -153,8 +153,8 @@ fn a_shared_receive_wakes_one_sender_of_other_processes() {
         queue.post(0, &[], &mut Turn::new()).unwrap();
         std::mem::take(&mut *informed.lock().unwrap())
     };
-    // Senders of this process take requests although other senders were informed of them, as these have not taken them
-    // yet.
+    // Senders in this process take requests even if senders in other processes were notified of them, because those
+    // senders have not taken them yet.
     assert_eq!(post(), [1, 3]);
     assert_eq!(post(), [2, 5]);
     assert_eq!(post(), [4]);

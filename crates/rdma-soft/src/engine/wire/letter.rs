@@ -20,16 +20,17 @@ pub(crate) struct Letter {
     pub(crate) burst: Burst,
     /// The link's information about a datagram, in addition to its headers.
     pub(crate) datagram: Option<Datagram>,
-    /// Whether this is a void refusal: an earlier refusal no longer applies, because there is a receive request now.
+    /// Whether this is a void refusal: an earlier refusal no longer applies, because a receive request was posted
+    /// since.
     pub(crate) is_void: bool,
     payload: Box<[u8]>,
     /// The number of letters that arrived at the inbox before this one.
     pub(crate) number: u64,
-    /// Whether another process or another host sent it.
+    /// Whether another process or another host sent this letter.
     pub(crate) from_outside: bool,
     /// For requests to another process, the word that shows how many of them are executed.
     pub(crate) word: Option<WordKey>,
-    /// The location of that word, if the letter came from another process.
+    /// The memory that contains the word, if the letter came from another process.
     pub(crate) words: Option<Arc<dyn ExecutedWords>>,
 }
 
@@ -65,8 +66,8 @@ impl Letter {
         Self { path, burst, datagram, is_void, payload, number, from_outside, word, words }
     }
 
-    /// Creates a void refusal: an RNR NAK that no longer applies, because there is a receive request for its packet
-    /// now. Only links between processes carry it.
+    /// Creates a void refusal: an RNR NAK that no longer applies, because a receive request for its packet was posted
+    /// since. Only links between processes carry it.
     pub(crate) fn void(path: Path, refusal: Burst, payload: Box<[u8]>) -> Self {
         Self { is_void: true, ..Self::new(path, refusal, None, payload) }
     }

@@ -16,7 +16,7 @@ pub(crate) const NEXT_INFINIBAND: u8 = 0x1b;
 pub(crate) const IPV4_AT: usize = 20;
 /// The length of the UDP header that precedes an InfiniBand packet.
 const UDP_BYTES: u64 = 8;
-/// The lengths of the base header, the datagram header and the checksum at the end.
+/// The total length of the base header, the datagram header and the checksum at the end.
 const FRAME_BYTES: u64 = 12 + 8 + 4;
 const IMMEDIATE_BYTES: u64 = 4;
 const DO_NOT_FRAGMENT: u16 = 0x4000;
@@ -108,7 +108,8 @@ mod tests {
         Route { source, destination, traffic_class: 0x5a, flow_label: 0x12_3456, hop_limit: 9 }
     }
 
-    /// A message of five bytes is padded to eight; around it are 24 bytes, an immediate, and UDP.
+    /// A message of five bytes is padded to eight. Headers and checksum add 24 bytes; the immediate data and the UDP
+    /// header come on top.
     #[test]
     fn each_kind_of_port_has_its_header_with_the_length_that_follows() {
         let [ib, v2, v4] = [

@@ -48,7 +48,7 @@ impl<'a> Run<'a> {
         let end =
             |bytes: &[u8]| u32::try_from(bytes.len()).ok().and_then(|len| at.checked_add(len));
         let rest = self.from(payload);
-        // A last packet outside the run may even belong to another message.
+        // The last packet may lie outside the run, and may even belong to another message.
         if rest.len() >= payload.len() && end(payload).is_some_and(|end| end <= self.upto) {
             return Ok(());
         }
@@ -89,7 +89,7 @@ mod tests {
 
     const MTU: usize = 256;
 
-    /// A run of `packets`, the first and the last of these kinds. The last one has `end` bytes.
+    /// Returns a run of `packets` packets, the first and the last of the given kinds. The last packet has `end` bytes.
     fn burst(
         first: Operation,
         last: Option<Operation>,
@@ -175,15 +175,15 @@ mod tests {
     fn each_packet_is_copied_by_itself_where_the_next_may_be_refused() {
         use Operation as Op;
         let each: Vec<_> = (0..4).map(|n| (n * MTU, MTU)).chain([(4 * MTU, 8)]).collect();
-        // The message ends before the run does, or with another packet, or goes on after its last packet. The protocol
-        // refuses the rest.
+        // The length of the message does not match the run: the message would end earlier, within the last packet, or
+        // after it. The protocol refuses the rest.
         let in_all = [1, 4 * MTU, ALL - 1, ALL + 1].map(|length| u32::try_from(length).unwrap());
         for in_all in in_all {
             let kinds = (Op::RdmaWriteMiddle, Some(Op::RdmaWriteLast));
             let part = Part { kinds, begin: 0, in_all: Some(in_all) };
             assert_eq!(take(&part, 8, ALL), (each.clone(), Ok(())), "{in_all}");
         }
-        // Nothing is longer than a message can be.
+        // This run would exceed the maximum length of a message.
         let begin = MAX_MESSAGE_BYTES - 4 * 256;
         let part = Part { kinds: (Op::SendMiddle, Some(Op::SendLast)), begin, in_all: None };
         assert_eq!(take(&part, 8, ALL), (each.clone(), Ok(())));

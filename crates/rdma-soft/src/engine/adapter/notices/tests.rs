@@ -19,7 +19,7 @@ use crate::limits::Limits;
 use crate::link::Link;
 use crate::schedule::Schedule;
 
-/// Forwards the events about packets, of any thread.
+/// Forwards the events about packets, whichever thread emits them.
 fn hears(say: mpsc::Sender<Event>) -> Hears<impl Fn(Event)> {
     Hears(move |event: Event| {
         if event.target == "rdma_soft::wire" {
@@ -28,11 +28,11 @@ fn hears(say: mpsc::Sender<Event>) -> Hears<impl Fn(Event)> {
     })
 }
 
-/// Runs one test at a time. Only a few threads of a process emit events at once, and a test that finds all of them busy
-/// receives none.
+/// Lets one test run at a time. Only a few threads of a process emit events at once. A test that found all of them busy
+/// would receive none.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Emits the events that are due, once no thread emits any.
+/// Waits until no thread emits events, and then emits those that are due.
 fn settle(subnet: &Subnet) {
     until("no thread emits events", || TELLING.load(Ordering::Relaxed) == 0);
     subnet.run_queue.run();
@@ -43,7 +43,7 @@ fn next(heard: &mpsc::Receiver<Event>) -> Event {
     heard.recv_timeout(Duration::from_secs(20)).expect("an event")
 }
 
-/// The device of an event, the name of the reason, and the number of packets.
+/// Returns the device of an event, the name of the reason, and the number of packets.
 fn summary(event: &Event) -> [&str; 3] {
     ["device", "reason", "packets"].map(|name| event.field(name).unwrap())
 }
@@ -66,7 +66,7 @@ fn one_event_a_minute_reports_the_number_of_packets() {
         device.drop_packets(reason, packets, WHOSE);
         settle(&SUBNET);
     };
-    // Without a subscriber the count is kept.
+    // Without a subscriber, no event is emitted, but the count is kept.
     drop_some(one, Reason::UnknownQp, 10);
     let (say, heard) = mpsc::channel();
     tracing::subscriber::with_default(hears(say), || {
@@ -89,7 +89,7 @@ fn one_event_a_minute_reports_the_number_of_packets() {
     assert_eq!((one.tally.counters().unknown_qp, other.tally.counters().unknown_qp), (20, 1));
 }
 
-/// A thread within a subscriber cannot emit events. The ones it leaves are emitted later.
+/// A thread that is inside a subscriber cannot emit events. The events that it leaves are emitted later.
 #[test]
 fn a_thread_within_a_subscriber_defers_the_event() {
     let _alone = locked(&ALONE);
@@ -145,7 +145,7 @@ fn an_event_names_both_ends_of_the_packets_and_gives_advice() {
     assert_eq!(counted, names);
 }
 
-/// A subscriber that panics ends its thread, and the next event is emitted all the same.
+/// A panic of a subscriber ends the thread that reports to it. The next event is emitted all the same.
 #[test]
 fn a_subscriber_may_panic() {
     let _alone = locked(&ALONE);
