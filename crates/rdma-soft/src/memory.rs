@@ -1,5 +1,5 @@
 //! Memory that queue pairs access: regions, windows and their protection domains, the lookup of memory by key and
-//! address, and copies. Also the wait for all threads that may still use memory whose key was made unknown.
+//! address, and copies. Also contains the wait for threads that may still use memory after its key was made unknown.
 
 mod barrier;
 pub(crate) mod budget;

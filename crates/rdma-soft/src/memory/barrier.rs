@@ -1,4 +1,4 @@
-//! A barrier with two sides. The side that is passed often costs nothing where the kernel supports it.
+//! A barrier with two sides. Where the kernel supports it, the side that is executed often costs nothing.
 //!
 //! `membarrier(2)` makes every running thread of the process execute a full barrier. So the light side only has to keep
 //! the compiler from moving its store after its load; the heavy side's system call provides the barrier for both. Where
@@ -19,8 +19,8 @@ mod kernel {
     const EXPEDITED: libc::c_int = 1 << 3;
     const REGISTER: libc::c_int = 1 << 4;
 
-    /// The kernel's answer, obtained before either side is first passed. If it were obtained between the two sides of
-    /// one barrier, each side could rely on the other.
+    /// The kernel's answer, obtained before a thread first executes either side. If it arrived between the two sides of
+    /// one barrier, each side could rely on the other to provide the barrier.
     pub(super) struct Kernel {
         asked: Once,
         available: AtomicBool,
@@ -75,7 +75,7 @@ mod kernel {
     mod tests {
         use super::*;
 
-        /// A thread that passes the light side later finds that the heavy side has asked the kernel.
+        /// A thread that executes the light side later finds the answer that the heavy side got from the kernel.
         #[test]
         fn the_first_heavy_side_asks_the_kernel_as_the_first_light_side_does() {
             let kernel = Kernel::new();
@@ -114,8 +114,8 @@ mod kernel {
     }
 }
 
-/// Asks the kernel whether it has the call. A thread calls this before its first light side. If it may be the first
-/// thread to ask, it holds no lock.
+/// Asks the kernel whether it has the call. A thread calls this before its first light side, and holds no lock if it
+/// may be the first thread to ask.
 pub(super) fn prepare() {
     KERNEL.prepare();
 }

@@ -103,7 +103,7 @@ impl AtomicWord {
         unsafe { AtomicU64::from_ptr(place) }
     }
 
-    /// Stores `swap` if the word is `compare`, and returns the previous value.
+    /// Stores `swap` if the word equals `compare`, and returns the previous value.
     pub(crate) fn compare_and_swap(self, compare: u64, swap: u64) -> u64 {
         let done = self.word().compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire);
         done.unwrap_or_else(|found| found)

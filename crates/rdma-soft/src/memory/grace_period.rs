@@ -1,5 +1,5 @@
-//! Grace periods. Before memory is freed, a thread waits until no other thread uses memory that it has found by its
-//! key.
+//! Grace periods. A thread that is about to free memory waits until every thread that has found it by its key is done
+//! with it.
 //!
 //! A thread looks keys up within a [`Visit`], and marks the visit in its own word with two plain stores. A thread that
 //! makes a key unknown then checks the words of all threads, and waits for those that are within a visit. So the cost
@@ -47,7 +47,7 @@ impl Visitors {
         let mut visitors = VISITORS.lock();
         let visitor = visitors.free.pop().unwrap_or_else(|| Box::leak(Box::default()));
         visitors.active.push(visitor);
-        // So leaving never allocates.
+        // Reserved now, so that leaving never allocates.
         let threads = visitors.active.len();
         visitors.free.reserve(threads);
         visitor
@@ -139,7 +139,8 @@ impl Drop for Visit {
     }
 }
 
-/// Asks the kernel in advance, so that no visit has to, because the answer may take long. The caller holds no lock.
+/// Asks the kernel in advance whether it supports the barrier. The answer may take long, and this way, no visit has to
+/// wait for it. The caller holds no lock.
 pub(crate) fn prepare() {
     barrier::prepare();
 }

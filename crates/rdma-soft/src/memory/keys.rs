@@ -8,10 +8,10 @@ use crate::memory::grace_period::Visit;
 use crate::memory::region::RegionTable;
 use crate::memory::sge::Sge;
 
-/// The keys that are valid for a queue pair during a visit: those of a protection domain's regions, and of the queue
-/// pair's own windows.
+/// The keys that are valid for a queue pair during a visit. They are the keys of a protection domain's regions, and of
+/// the queue pair's own windows.
 ///
-/// The domain is the queue pair's, or that of its shared receive queue. The holder of this value holds the queue pair's
+/// The domain is that of the queue pair or of its shared receive queue. The holder of this value holds the queue pair's
 /// send lock or its responder lock, and uses no segment after it releases that lock.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys<'a> {
@@ -38,12 +38,12 @@ impl Keys<'_> {
                 (region.locate(iova, length)?, region.is_mapped())
             }
         };
-        // SAFETY: the region was found within a visit, so it stays registered during the visit (SAFETY.md F14). Until
-        // then its memory is exposed (F7), and valid for the accesses that its rights allow: always if it was noted as
-        // mapped (F29), otherwise unless it is gone (F8). The range lies inside the region. An empty range is always
-        // valid. A window of one queue pair stays bound while that queue pair's responder is locked. A thread that
-        // finds such a window holds that lock: a window grants only peers' rights, and under the send lock only local
-        // rights are requested.
+        // SAFETY: the region was found within a visit, so it stays registered during the visit (SAFETY.md F14). While
+        // it is registered, its memory is exposed (F7), and valid for the accesses that its rights allow. If it was
+        // noted as mapped, it is always valid (F29); otherwise, it is valid unless it is gone (F8). The range lies
+        // inside the region. An empty range is always valid. A window of one queue pair stays bound while that queue
+        // pair's responder is locked. A thread that finds such a window holds that lock: a window grants only peers'
+        // rights, and under the send lock only local rights are requested.
         Some(unsafe { Segment::of_region(address, length, mapped) })
     }
 

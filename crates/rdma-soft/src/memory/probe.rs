@@ -73,7 +73,8 @@ pub(crate) fn populate(pages: Pages, writable: bool) -> Result<(), Refusal> {
         Ok(()) => (1..EMULATORS_TRIES)
             .find_map(|_| maps::covers(pages, writable).ok())
             .map_or_else(|| maps::covers(pages, writable), Ok),
-        // Kernels before 5.14 do not know the advice. Later ones differ in the error for memory without the permission.
+        // Kernels before 5.14 do not know the advice. Later ones differ in the error for memory that lacks the
+        // permission.
         Err(Errno::INVAL | Errno::AGAIN | Errno::NOMEM) => maps::covers(pages, writable),
         Err(_) => Err(Refusal::Fault),
     }

@@ -12,7 +12,7 @@ use crate::sync::Lock;
 
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
-    /// Unique in the fabric, also among the IDs of queue pairs.
+    /// Unique in the fabric: no other protection domain and no queue pair has this number.
     pub(crate) number: u64,
     /// The memory budget of the domain's device.
     pub(crate) memory: &'static Budget,

@@ -15,7 +15,7 @@ use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering, fence, locked};
 
 mod places;
 
-/// The memory that a key names. `address` is an address in this process.
+/// The memory that a key names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
     /// The start of the memory in this process.
@@ -29,8 +29,8 @@ pub(crate) struct Region {
     pub(crate) scope: u64,
 }
 
-/// The right that this machine's own requests need. Every region grants it, and no window does. `IBV_ACCESS_*` does not
-/// use this bit.
+/// The right to read memory through local elements of requests. Every region grants it, and no window does.
+/// `IBV_ACCESS_*` does not use this bit.
 pub(crate) const LOCAL_READ: u32 = 1 << 31;
 
 /// The memory is mapped, with the permissions that `access` needs, whenever a request can use it. This is not a right,
@@ -91,7 +91,7 @@ impl RegionSlot {
         self.incarnation.store(incarnation, Ordering::Relaxed);
     }
 
-    /// Returns the version of this incarnation with this key.
+    /// Returns the version for this key in the current incarnation.
     fn version(&self, key: u32) -> u64 {
         u64::from(self.incarnation.load(Ordering::Relaxed)) << 32 | u64::from(key)
     }
@@ -110,9 +110,9 @@ impl RegionSlot {
     }
 }
 
-/// Slots are allocated in chunks. A chunk is allocated when one of its slots is first used, and is never freed.
+/// The number of slots in a chunk. A chunk is allocated when one of its slots is first used, and is never freed.
 const CHUNK: usize = if cfg!(loom) { 1 } else { 1024 };
-/// A key holds 24 bits of slot number and 8 bits that change each time the slot is used.
+/// The bits of a slot number. A key consists of a slot number and 8 bits that change each time the slot is used.
 const INDEX_MASK: u32 = 0x00ff_ffff;
 
 type Chunks = Arc<[OnceLock<Box<[RegionSlot; CHUNK]>>]>;
@@ -155,8 +155,8 @@ impl RegionTable {
         }
     }
 
-    /// Retires the table: its memory is reused for other tables. None of its keys is valid or will be, and no thread
-    /// looks one up.
+    /// Retires the table: its memory is reused for other tables. None of its keys is valid at this point or becomes
+    /// valid later, and no thread looks one up.
     pub(crate) fn retire(&self) {
         self.places.lock().retire();
         let is_free = |slot: &RegionSlot| slot.version.load(Ordering::Acquire) == 0;
@@ -227,8 +227,8 @@ impl RegionTable {
         self.slot(index)
     }
 
-    /// Makes this key of a [reserved](Self::reserve) window name `region`, and its previous key unknown. The window's
-    /// owner chooses the low byte of the key.
+    /// Makes this key of a [reserved](Self::reserve) window name `region`, and makes the window's previous key unknown.
+    /// The window's owner chooses the low byte of the key.
     pub(crate) fn publish(&self, key: u32, region: &Region) {
         let _writers = self.places.lock();
         if let Some(slot) = self.slot((key >> 8) ^ self.mask) {
@@ -307,7 +307,7 @@ mod tests {
         assert!((0..50).map(second).collect::<HashSet<u32>>().len() > 8, "also of few regions");
     }
 
-    /// Returns the number of registrations, one at a time, until one equals the first.
+    /// Returns the number of registrations, made one at a time, until `of` returns the same value as for the first.
     fn until_it_returns(table: &RegionTable, of: impl Fn(u32) -> u32) -> u32 {
         let register_for_a_moment = || {
             let key = table.insert(&region(1)).unwrap();
@@ -323,7 +323,7 @@ mod tests {
     fn a_slot_returns_after_all_that_rest_and_a_key_after_255_times_as_many() {
         let slot = |key| key >> 8;
         assert_eq!(until_it_returns(&table(1 << 20), slot), REST + 1);
-        // In a smaller table half of the slots rest.
+        // In a smaller table, half of the slots rest.
         assert_eq!(until_it_returns(&table(10), slot), 11);
         assert_eq!(until_it_returns(&table(10), |key| key), 255 * 11);
         assert_eq!(until_it_returns(&table(2_000), |key| key), 255 * 2_001);
@@ -370,7 +370,7 @@ mod tests {
         let key = table.reserve().unwrap();
         assert_eq!(table.find(key), None, "bound to nothing");
         let mut before = key;
-        // The owner may choose any low byte, also 0, and the same again.
+        // The owner may choose any low byte, even 0 or the previous one.
         for low in [7, 0, 0, 255, 7] {
             let next = key & !0xff | low;
             table.publish(next, &region(u64::from(low)));

@@ -2,7 +2,7 @@
 
 use crate::engine::Refusal;
 
-/// An allocation larger than this is made only if the machine has enough memory.
+/// Larger allocations are first compared with the machine's memory.
 const MUCH: usize = 64 << 20;
 
 /// Reserved memory for a number of values, not touched yet. This lets an object reserve all of its memory before it
@@ -41,8 +41,9 @@ impl<T> Room<T> {
     }
 }
 
-/// Returns half of the machine's memory, in bytes. The system overcommits memory, and kills a process that then uses
-/// it. A queue is filled when it is created, so that posting never waits for memory.
+/// Returns half of the machine's memory in bytes, the limit of a single allocation. The system overcommits: it grants
+/// more, but kills the process when it uses that memory. A queue uses all of its memory when it is created, so that
+/// posting never waits for memory.
 fn half_of_memory() -> u64 {
     let system = rustix::system::sysinfo();
     (system.totalram as u64).saturating_mul(system.mem_unit.into()) / 2
@@ -58,7 +59,7 @@ mod tests {
         assert_eq!(*Room::each(2, 2).unwrap().filled(|| 7), [7, 7, 7, 7]);
         assert!(Room::<u64>::new(100).unwrap().list().capacity() >= 100);
         assert!(Room::new(0).unwrap().filled(|| 7).is_empty());
-        // This is much, but less than half of any machine's memory; it is not touched.
+        // This is more than `MUCH`, but less than half of any machine's memory. The memory is not touched.
         assert!(Room::<u8>::new(MUCH + 1).unwrap().list().capacity() > MUCH);
     }
 
@@ -68,7 +69,7 @@ mod tests {
         assert_eq!(Room::<u64>::new(usize::MAX).err(), refused);
         assert_eq!(Room::<u64>::new(usize::MAX / 8).err(), refused);
         assert_eq!(Room::<u8>::each(1 << 40, 1 << 40).err(), refused);
-        // The system itself might promise this much.
+        // The system itself might grant this much.
         let more_than_half = usize::try_from(half_of_memory()).unwrap() + 1;
         assert_eq!(Room::<u8>::new(more_than_half).err(), refused);
     }

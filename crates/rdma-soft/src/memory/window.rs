@@ -20,7 +20,7 @@ use crate::memory::region::{LOCAL_READ, MAPPED, Region};
 /// accepted nevertheless, as other providers do, because programs pass the flags of the region.
 const OF_BINDS: u32 = FROM_PEERS | AccessFlags::ZERO_BASED.bits() | AccessFlags::LOCAL_WRITE.bits();
 
-// A bound window has only rights of peers, so no local element matches it (SAFETY.md F14).
+// A bound window grants only peers' rights, so no local element matches it (SAFETY.md F14).
 const _: () = assert!(FROM_PEERS & (LOCAL_READ | AccessFlags::LOCAL_WRITE.bits()) == 0);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

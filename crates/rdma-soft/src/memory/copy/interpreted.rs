@@ -1,5 +1,5 @@
-//! Moves for Miri, which supports no assembly. Miri runs only the tests of the copy, and in them no other thread uses
-//! the bytes meanwhile.
+//! Moves for Miri, which supports no assembly. Miri runs only the tests of the copy, in which no other thread uses the
+//! bytes.
 #![allow(unsafe_code)]
 
 use super::moves::Moves;
@@ -17,8 +17,8 @@ macro_rules! moves {
     )+};
 }
 
-// SAFETY: each function moves as many bytes as its name states, and no others (SAFETY.md F10). With a single thread, no
-// one could observe whether a word is one store.
+// SAFETY: each function moves as many bytes as its name states, and no others (SAFETY.md F10). There is no other thread
+// that could observe whether a word is written by one store.
 unsafe impl Moves for Native {
     moves! { move_1: 1; move_2: 2; move_4: 4; move_8: 8; move_16: 16; move_64: 64; }
 }

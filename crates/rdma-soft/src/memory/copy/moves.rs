@@ -59,8 +59,8 @@ macro_rules! pieces {
     )+}};
 }
 
-/// Copies from low to high addresses. The end is the longest word of 1, 2, 4 or 8 bytes that fits in the range. It is
-/// written by a single store after all others, and no earlier store touches it.
+/// Copies from low to high addresses. The end of the range is its last 1, 2, 4 or 8 bytes, whichever is the longest
+/// word that fits. It is written by a single store after all others, and no earlier store touches it.
 ///
 /// So a program that polls the end of a message with acquire ordering also sees the rest of the message. Programs need
 /// this ordering on hardware, too.

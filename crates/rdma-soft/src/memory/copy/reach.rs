@@ -27,15 +27,15 @@ use crate::memory::probe;
 pub(crate) enum Reach {
     /// All memory is mapped: the copy cannot fail.
     Mapped,
-    /// Memory that is not certainly mapped may have been unmapped or made inaccessible. The kernel copies it, and its
-    /// calls are counted here.
+    /// Memory that is not certainly mapped may have been unmapped or made inaccessible. The kernel copies such memory,
+    /// and this counter counts its calls.
     ///
     /// The kernel does not copy for us if a seccomp filter forbids it, under valgrind, or with
     /// `--cfg rdma_visible_copies`. Then such copies are made as if the memory were mapped.
     MayBeGone(&'static Rare),
 }
 
-/// The side of a copy with unmapped memory.
+/// The side of a copy whose memory is not mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     Source,
@@ -43,7 +43,7 @@ pub(crate) enum Fault {
 }
 
 impl Reach {
-    /// Like [`transfer`](super::transfer), but fails where memory is not mapped.
+    /// Like [`transfer`](super::transfer), but fails if memory is not mapped.
     #[inline(always)]
     pub(crate) fn transfer(
         self,
@@ -239,7 +239,7 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Adds the next bytes of two lists. Copies the pieces added so far when there is no space left.
+    /// Adds the next `left` bytes of two lists. When there is no space, first copies the pieces added so far.
     fn add(
         &mut self,
         sources: &mut Cursor<'_>,
@@ -337,7 +337,7 @@ fn copy_piece(calls: &Rare, mut piece: Piece) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Copies part of a piece through memory of our own, which shows which side is not mapped.
+/// Copies part of a piece through a buffer of our own, to find out which side is not mapped.
 ///
 /// The kernel then accesses both places as this thread would. The usual call looks up the pages of the source, and some
 /// kinds of memory, such as a mapped device file, do not have any.

@@ -12,7 +12,7 @@ mod gone;
 #[cfg(not(any(miri, rdma_visible_copies)))]
 mod order;
 
-/// Only vectors of 16 bytes, as on a processor without AVX.
+/// Moves with 16-byte vectors only, as on a processor without AVX.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 struct Sse;
 
@@ -20,7 +20,7 @@ struct Sse;
 macro_rules! as_native {
     ($($name:ident),+) => {$(
         unsafe fn $name(source: *const u8, sink: *mut u8) {
-            // SAFETY: the same contract.
+            // SAFETY: the contract is that of `Native`.
             unsafe { Native::$name(source, sink) };
         }
     )+};
@@ -32,17 +32,17 @@ unsafe impl Moves for Sse {
     as_native!(move_1, move_2, move_4, move_8, move_16, move_64);
 
     unsafe fn move_many(source: *const u8, sink: *mut u8, length: usize) {
-        // SAFETY: the same contract.
+        // SAFETY: the contract is that of `move_many_by_sse`.
         unsafe { x86_64::move_many_by_sse(source, sink, length) };
     }
 }
 
-/// Counts the calls of the kernel.
+/// Counts the calls to the kernel.
 static CALLS: Rare = Rare::new();
 const LATER: Reach = Reach::MayBeGone(&CALLS);
 
 fn segment(memory: &mut [u8]) -> Segment {
-    // SAFETY: exclusive memory of the test, which outlives the segment.
+    // SAFETY: the test owns this memory exclusively, and it outlives the segment.
     unsafe { Segment::new(memory.as_mut_ptr().expose_provenance() as u64, memory.len() as u64) }
 }
 
@@ -50,10 +50,10 @@ fn numbered(length: usize) -> Vec<u8> {
     (0..=250).cycle().take(length).collect()
 }
 
-/// Every length that is moved in a different way, and the lengths next to it.
+/// Returns all short lengths, and longer ones on both sides of the limits at which the copy changes its method.
 fn lengths() -> impl Iterator<Item = usize> {
     let long = [511, 512, 2047, 2056, 4096, 32 << 10, (32 << 10) + 8, (32 << 10) + 9, 65537];
-    // Under miri each byte takes time.
+    // Under Miri, each byte takes time.
     let is_chosen =
         |&length: &usize| !cfg!(miri) || length < 20 || [35, 70, 75, 137].contains(&length);
     (0..300).chain(long).filter(is_chosen)
@@ -94,7 +94,7 @@ fn copies_of_memory_that_may_be_gone_do_the_same() {
 #[test]
 fn a_processor_without_avx_does_the_same() {
     every_length_and_alignment(|source, sink| {
-        // SAFETY: both slices have that length.
+        // SAFETY: both slices are `source.len()` bytes long.
         unsafe { copy::<Sse>(source.as_ptr(), sink.as_mut_ptr(), source.len()) };
     });
 }
@@ -111,7 +111,7 @@ fn lists_are_copied_as_if_joined_from_any_offset() {
         transfer(&source, &[segment(d), segment(e)], from as u64, to as u64);
         assert_eq!(sink[from..to], whole[from..to]);
         assert!(sink[..from].iter().chain(&sink[to..]).all(|&b| b == 0xee));
-        // One segment on each side is a case of its own.
+        // A single segment on each side is handled separately.
         let mut alone = [0xee; 100];
         transfer(&[segment(&mut whole)], &[segment(&mut alone)], from as u64, to as u64);
         assert_eq!(alone, sink);

@@ -14,8 +14,8 @@ struct Region {
     memory: UnsafeCell<u64>,
 }
 
-/// A thread that finds the key uses the memory, and has finished when the wait is over. The model's cell reports an
-/// access that is not ordered before that of the waiting side.
+/// A thread that finds the key uses the memory, and is done with it when the wait returns. The model's cell reports an
+/// access that is not ordered before the waiting thread's access.
 fn no_use_after_a_grace_period(visits: u32) {
     loom::model(move || {
         let region = Arc::new(Region { key: AtomicU64::new(1), memory: UnsafeCell::new(1) });
@@ -44,7 +44,7 @@ fn loom_no_use_after_a_grace_period() {
     no_use_after_a_grace_period(1);
 }
 
-/// A waiting thread may see the beginning of the second visit, and never the end of the first.
+/// The waiting thread may see the start of the second visit without having seen the end of the first.
 #[test]
 fn loom_no_use_after_a_grace_period_that_overlaps_two_visits() {
     no_use_after_a_grace_period(2);

@@ -30,7 +30,7 @@ fn a_visit_is_waited_for() {
     });
 }
 
-/// The next visit of a thread that makes one after the other is not waited for.
+/// A wait does not extend to later visits of a thread that makes one visit after another.
 #[test]
 fn visits_that_begin_later_are_not_waited_for() {
     let (stop, began) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -51,7 +51,7 @@ fn visits_that_begin_later_are_not_waited_for() {
     });
 }
 
-/// A thread that ended does not make waits longer, and its word is used again.
+/// A thread that has ended does not prolong waits, and its word is reused.
 #[test]
 fn threads_that_ended_are_not_in_the_list() {
     let listed = || VISITORS.lock().active.len();
@@ -76,7 +76,7 @@ fn a_visit_at_the_end_of_a_thread_is_waited_for() {
     thread_local!(static LAST: std::cell::OnceCell<Last> = const { std::cell::OnceCell::new() });
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
-        // The last one created is destroyed first.
+        // The thread-local that was created last is destroyed first.
         assert!(LAST.with(|last| last.set(Last(sender)).is_ok()));
         drop(Visit::begin());
     })
@@ -85,10 +85,10 @@ fn a_visit_at_the_end_of_a_thread_is_waited_for() {
     assert_eq!(receiver.recv(), Ok(true));
 }
 
-/// The thread registers memory and polls, like a thread that only receives: no wait takes longer because of it.
+/// A thread that registers memory and polls, but never posts, does not prolong waits.
 #[test]
 fn a_thread_that_never_posted_is_not_in_the_list() {
-    // In a static, a leak checker finds it.
+    // The device is in a static, so that a leak checker finds it.
     static SUBNET: Subnet = Subnet::new();
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let (limits, schedule) = (Limits::default(), Schedule::Immediate);
@@ -107,7 +107,7 @@ fn a_thread_that_never_posted_is_not_in_the_list() {
         assert!(WORD.get().is_none(), "it has joined");
         pd.deregister(registration).unwrap();
         assert!(WORD.get().is_none(), "it has joined to wait for others");
-        // A visit makes it join.
+        // The thread joins with its first visit.
         drop(Visit::begin());
         let own = WORD.get().unwrap();
         assert!(VISITORS.lock().active.iter().any(|&visitor| std::ptr::eq(visitor, own)));

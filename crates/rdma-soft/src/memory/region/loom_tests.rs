@@ -1,5 +1,5 @@
-//! Finding regions in every order of threads. The model checker explores the stores that a load may miss only if the
-//! load runs after them. So readers are the spawned threads.
+//! Finding regions in every order of threads. The model checker tries stale values for a load only if the load runs
+//! after the newer store. So readers are the spawned threads.
 
 use super::*;
 use crate::fabric::random::{Purpose, Seed};
@@ -11,8 +11,8 @@ fn whole(n: u32) -> Region {
     Region { address: long, iova: long, length: long, access: n, scope: n.into() }
 }
 
-/// Creates a table of one slot, which never rests, with one region, and returns its key. All such tables have the same
-/// keys.
+/// Creates a table whose only slot never rests, and registers a region in it. Returns the table and the region's key.
+/// All tables created here assign the same keys.
 fn table() -> (RegionTable, u32) {
     let table = RegionTable::with_slots(1, 0, Seed::new(1).stream(Purpose::Keys));
     let key = table.insert(&whole(1)).unwrap();
@@ -62,7 +62,7 @@ fn loom_a_guessed_key_finds_no_torn_region() {
     });
 }
 
-/// A thread that received a key finds its region.
+/// A thread that has received a key finds the region.
 #[test]
 fn loom_a_published_key_is_found() {
     loom::model(|| {

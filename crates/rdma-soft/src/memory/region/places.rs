@@ -10,7 +10,7 @@ use crate::fabric::random::Random;
 use crate::memory::region::CHUNK;
 use crate::memory::room::Room;
 
-/// A place is reused only when this many others are free.
+/// The number of other places that must be free before a released place is reused.
 pub(super) const REST: u32 = 16_384;
 
 /// The state of a place, without its region.
@@ -36,8 +36,9 @@ pub(super) struct Places {
     most: u32,
     rest: u32,
     resting: u32,
-    /// The places released first and last; meaningless if none rests.
+    /// The place that was released first; meaningless if none rests.
     oldest: u32,
+    /// The place that was released last; meaningless if none rests.
     newest: u32,
     /// The numbers 0 to 255 in an order specific to this table.
     mixed: Box<[u8]>,
@@ -69,7 +70,7 @@ impl Places {
         place.turn = place.turn % 255 + 1;
         let (turn, secret, last) = (place.turn, place.secret, place.last);
         let low = match self.low(turn, secret) {
-            // The owner of a window has chosen this low byte.
+            // The owner of a window has chosen this low byte for the place's last key.
             low if low == last => {
                 let turn = turn % 255 + 1;
                 self.place(index)?.turn = turn;
@@ -159,7 +160,7 @@ mod tests {
         Places::new(most, rest, Seed::new(seed).stream(Purpose::Keys))
     }
 
-    /// The low bytes of a single place, in their order.
+    /// Returns the low bytes of a single place, in the order in which they are used.
     fn order(seed: u8) -> Vec<u32> {
         let mut places = places(1, 0, seed);
         let next = |_| {
@@ -176,7 +177,7 @@ mod tests {
         for order in &orders {
             let once: HashSet<u32> = order[..255].iter().copied().collect();
             assert!(once.len() == 255 && !once.contains(&0) && order[..255] == order[255..]);
-            // The order is no count and has no constant step: each step is as likely as any other.
+            // The order does not count up and has no constant step: each step is as likely as any other.
             let steps: HashSet<u32> =
                 order.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]) & 0xff).collect();
             assert!(steps.len() > 100, "{steps:?}");
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(places.take().unwrap().0, 1);
     }
 
-    /// The owner of a window chooses the low byte; the next key has another one.
+    /// If the owner of a window has chosen the low byte that would come next, the next key gets a different one.
     #[test]
     fn the_last_low_byte_of_a_window_is_skipped() {
         let order = order(3);

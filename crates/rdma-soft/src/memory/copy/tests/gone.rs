@@ -1,4 +1,4 @@
-//! Copies of memory that is not mapped, or lacks the permission.
+//! Copies of memory that is unmapped or lacks the necessary permission.
 
 use std::{ptr, slice};
 
@@ -8,7 +8,7 @@ use super::*;
 
 const UNWRITTEN: u8 = 0xee;
 
-/// Three pages, which stay mapped by the test, so that no other thread maps anything there.
+/// Three pages, which the test keeps mapped, so that no other thread maps anything there.
 struct Pages {
     base: *mut u8,
 }
@@ -21,7 +21,7 @@ impl Pages {
     fn new() -> Self {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, anywhere.
+        // SAFETY: this creates a new mapping at an address that the kernel chooses.
         let base = unsafe { libc::mmap(ptr::null_mut(), 3 * page(), access, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         let pages = Self { base: base.cast() };
@@ -31,38 +31,38 @@ impl Pages {
 
     fn protect(&self, number: usize, access: i32) {
         let start = self.base.wrapping_add(number * page());
-        // SAFETY: one of this mapping's pages.
+        // SAFETY: the page belongs to this mapping.
         assert_eq!(unsafe { libc::mprotect(start.cast(), page(), access) }, 0);
     }
 
     #[allow(clippy::mut_from_ref)] // One at a time, in each of the tests.
     fn bytes(&self, from: usize, length: usize) -> &mut [u8] {
         assert!(from + length <= 3 * page());
-        // SAFETY: within the mapping; the test reads only the parts that it can access.
+        // SAFETY: the range lies within the mapping, and the test reads only the parts that it can access.
         unsafe { std::slice::from_raw_parts_mut(self.base.wrapping_add(from), length) }
     }
 
     fn segment(&self, from: usize, length: usize) -> Segment {
         let address = self.base.wrapping_add(from).expose_provenance() as u64;
-        // SAFETY: a range of this mapping, which outlives the segment.
+        // SAFETY: the range lies in this mapping, which outlives the segment.
         unsafe { Segment::of_region(address, length as u64, false) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nothing else knows of it.
+        // SAFETY: `new` created this mapping, and nothing else uses it.
         unsafe { libc::munmap(self.base.cast(), 3 * page()) };
     }
 }
 
 /// Returns a range below the lowest address that the system maps (`vm.mmap_min_addr`).
 fn nowhere(length: u64) -> Segment {
-    // SAFETY: used only by copies that check whether it is mapped.
+    // SAFETY: only copies that check whether the range is mapped use it.
     unsafe { Segment::of_region(4096, length, false) }
 }
 
-/// Returns false if there is nothing to test: under an emulator that lacks the calls. Job `valgrind` skips these tests.
+/// Returns false if there is nothing to test because an emulator lacks the calls. Job `valgrind` skips these tests.
 fn is_guarded() -> bool {
     assert!(kernel_copies() || cfg!(not(target_arch = "x86_64")), "process_vm_readv is forbidden");
     kernel_copies()
@@ -136,7 +136,7 @@ fn the_end_is_not_written_before_everything_else() {
     }
     let (pages, mut source) = (Pages::new(), numbered(500));
     pages.protect(1, libc::PROT_READ);
-    // The last eight bytes could be written, those before them could not.
+    // The last eight bytes can be written, but those before them cannot.
     let sink = pages.segment(2 * page() - 492, 500);
     assert_eq!(copy(&[segment(&mut source)], &[sink]), Err(Fault::Sink));
     assert_eq!(pages.bytes(2 * page(), 8), [UNWRITTEN; 8]);
@@ -155,8 +155,8 @@ fn an_unmapped_second_segment_is_a_fault_after_the_first() {
     assert_eq!(c, a[..32]);
 }
 
-/// The page with the kernel's clock is accessible where it is mapped, but its pages cannot be looked up. The memory of
-/// some devices' files is like that, too.
+/// The mapping of the kernel's clock is accessible, but its pages cannot be looked up. The same is true of memory
+/// mapped from the files of some devices.
 #[test]
 fn memory_that_cannot_be_looked_up_is_copied() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -166,7 +166,7 @@ fn memory_that_cannot_be_looked_up_is_copied() {
     let pages = Pages::new();
     for length in [3, 8, 100] {
         pages.bytes(0, 200).fill(UNWRITTEN);
-        // SAFETY: used only by a copy that checks whether it is mapped.
+        // SAFETY: only a copy that checks whether the range is mapped uses it.
         let source = unsafe { Segment::of_region(start, length as u64, false) };
         assert_eq!(copy(&[source], &[pages.segment(0, length)]), Ok(()), "{length}");
         assert!(pages.bytes(0, length).iter().any(|&byte| byte != UNWRITTEN), "{length}");
@@ -195,19 +195,20 @@ fn a_word_is_found_where_it_can_be_read_and_written() {
     assert!(!LATER.finds(word(pages.segment(8, 8))));
 }
 
-/// Memory of the test that the device does not know to stay mapped.
+/// Returns a segment of the test's memory that the device does not know to be mapped.
 fn unsure(memory: &mut [u8]) -> Segment {
     Segment { mapped: false, ..segment(memory) }
 }
 
-/// The number of kernel calls that a copy makes.
+/// Returns the number of kernel calls that a copy makes.
 fn calls(copy: impl FnOnce(Reach), count: &'static Rare) -> u64 {
     let before = count.get();
     copy(Reach::MayBeGone(count));
     count.get() - before
 }
 
-/// Except on x86-64, the last eight bytes take a call of their own.
+/// The number of kernel calls for one copy of more than eight bytes. Except on x86-64, the last eight bytes take a
+/// separate call.
 const ONE_COPY: u64 = if cfg!(target_arch = "x86_64") { 1 } else { 2 };
 
 #[test]
@@ -233,7 +234,7 @@ fn lists_of_any_shape_are_copied_by_one_call() {
         assert_eq!(sink[..length], numbered(3200)[..length]);
         assert!(sink[length..].iter().all(|&byte| byte == UNWRITTEN), "{length}");
     }
-    // More pieces than one call copies.
+    // There are more pieces than one call copies.
     let mut sink = vec![UNWRITTEN; 3200];
     let sinks: Vec<_> = sink.chunks_mut(7).map(unsure).collect();
     let taken = calls(|reach| assert_eq!(reach.transfer(&source, &sinks, 0, 3200), Ok(())), &COUNT);

@@ -1,4 +1,4 @@
-//! The order of the stores, observed by the page that they fault on.
+//! The order of the stores, observed through a page on which they fault.
 //!
 //! The end of the sink lies alone on a read-only page. The first store to that page faults, and everything before it
 //! must be written by then. The handler makes the page writable, and the copy goes on.
@@ -18,7 +18,7 @@ static FAULT: AtomicUsize = AtomicUsize::new(0);
 static SINK: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 /// The number of bytes before the page that were still unwritten at that store.
 static MISSING: AtomicUsize = AtomicUsize::new(0);
-/// Only one test at a time uses the handler.
+/// Lets one test at a time use the handler.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The value of an unwritten byte; the source has none of these.
@@ -32,7 +32,8 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void
     // SAFETY: the signal is a fault, which has an address.
     let place = unsafe { info.si_addr() }.addr();
     if !(page.addr()..page.addr() + page_size).contains(&place) {
-        // SAFETY: not ours: with the default action the instruction faults again, and ends the process.
+        // SAFETY: the test has not caused this fault. With the default action, the instruction faults again and ends
+        // the process.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
         return;
     }
@@ -40,12 +41,12 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void
     let sink = SINK.load(Ordering::Relaxed);
     let missing = (0..page.addr() - sink.addr()).filter(|&at| {
         let byte = sink.wrapping_add(at);
-        // SAFETY: before the page, and in the test's mapping.
+        // SAFETY: the byte lies before the page, in the test's mapping.
         unsafe { byte.read_volatile() == UNWRITTEN }
     });
     MISSING.store(missing.count(), Ordering::Relaxed);
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the test's own mapping.
+    // SAFETY: the page belongs to the test's own mapping.
     unsafe { libc::mprotect(page.cast(), page_size, access) };
 }
 
@@ -60,7 +61,7 @@ impl Trap {
         let bytes = pages * rustix::param::page_size();
         let (access, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping, anywhere.
+        // SAFETY: this creates a new mapping at an address that the kernel chooses.
         let base = unsafe { libc::mmap(ptr::null_mut(), bytes, access, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         Self { base: base.cast(), bytes }
@@ -70,16 +71,16 @@ impl Trap {
     /// to that page, and the number of bytes before the page not written by then.
     fn spring<M: Moves>(&self, source: &[u8], end: usize) -> (usize, usize) {
         let page_size = rustix::param::page_size();
-        // SAFETY: exclusive memory of this test.
+        // SAFETY: the test owns this memory exclusively.
         unsafe { self.base.write_bytes(UNWRITTEN, self.bytes) };
         let page = self.base.wrapping_add(self.bytes - page_size);
-        // SAFETY: this test's own mapping.
+        // SAFETY: the page belongs to this test's own mapping.
         assert_eq!(unsafe { libc::mprotect(page.cast(), page_size, libc::PROT_READ) }, 0);
         let sink = page.wrapping_sub(source.len() - end);
         PAGE.store(page, Ordering::Relaxed);
         SINK.store(sink, Ordering::Relaxed);
         FAULT.store(0, Ordering::Relaxed);
-        // SAFETY: the source's length; the sink ends `end` bytes into the last page.
+        // SAFETY: both sides are as long as the source: the sink ends `end` bytes into the last page.
         unsafe { copy::<M>(source.as_ptr(), sink, source.len()) };
         let fault = FAULT.load(Ordering::Relaxed);
         assert_ne!(fault, 0, "nothing was stored there");
@@ -89,14 +90,14 @@ impl Trap {
 
 impl Drop for Trap {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nothing else knows of it.
+        // SAFETY: `new` created this mapping, and nothing else uses it.
         unsafe { libc::munmap(self.base.cast(), self.bytes) };
     }
 }
 
 fn with_handler(test: impl FnOnce()) {
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    // SAFETY: all-zero bytes are a `sigaction`.
+    // SAFETY: all-zero bytes are a valid `sigaction`.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_fault as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
@@ -105,7 +106,7 @@ fn with_handler(test: impl FnOnce()) {
     // SAFETY: both are valid; the handler only reads, stores to atomics and calls mprotect.
     assert_eq!(unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, &raw mut before) }, 0);
     test();
-    // SAFETY: restores the previous action.
+    // SAFETY: this restores the previous action.
     assert_eq!(unsafe { libc::sigaction(libc::SIGSEGV, &raw const before, ptr::null_mut()) }, 0);
 }
 
@@ -115,7 +116,8 @@ fn the_end_comes_last<M: Moves>() {
         for length in lengths().filter(|&length| length > 1) {
             let source: Vec<u8> = (0..=200).cycle().take(length).collect();
             let end = (1 << length.ilog2()).min(8);
-            // First exactly the bytes of the last store; then fewer, so that it begins on the page before.
+            // First, exactly the bytes of the last store lie on the page. Then fewer do, so that this store begins on
+            // the page before.
             assert_eq!(trap.spring::<M>(&source, end), (0, 0), "{length}: bytes follow the end");
             // On other processors a store that faults half-way may have written the first half.
             if cfg!(not(target_arch = "x86_64")) {
@@ -138,8 +140,8 @@ fn the_last_word_comes_after_all_others_without_avx() {
     the_end_comes_last::<Sse>();
 }
 
-/// Stores run upwards, except where they overlap. Wherever a page begins, nothing on it is written before all of the
-/// page before.
+/// Stores go from low to high addresses, except where they overlap. At the first store beyond a page boundary, fewer
+/// than 64 bytes below the boundary are unwritten, wherever the boundary lies.
 #[test]
 fn copies_run_upwards() {
     let trap = Trap::new(18);
