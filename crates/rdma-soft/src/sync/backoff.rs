@@ -21,7 +21,8 @@ mod waiting {
         rounds: u32,
     }
 
-    /// The number of spins doubles each round, up to 32; in total this takes a few microseconds.
+    /// The number of rounds that spin. The number of spins doubles each round, up to 32; all of them together take a
+    /// few microseconds.
     const SPINNING: u32 = 8;
     const YIELDING: u32 = SPINNING + 8;
     const SHORTEST_SLEEP: Duration = Duration::from_micros(16);

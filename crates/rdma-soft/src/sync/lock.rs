@@ -26,8 +26,8 @@ mod spinning {
 
     pub(crate) type Guard<'a, T> = Held<SpinMutexGuard<'a, T>>;
 
-    /// A mutex without poisoning. None is needed: no caller-supplied code runs while it is held, and the C functions
-    /// abort on a panic.
+    /// A mutex without poisoning. Poisoning is not needed: no caller-supplied code runs while the lock is held, and the
+    /// C functions abort on a panic.
     #[derive(Debug, Default)]
     pub(crate) struct Lock<T> {
         value: SpinMutex<T>,
@@ -95,8 +95,8 @@ mod spinning {
         }
     }
 
-    /// The maximum number of rounds. The last rounds sleep as long as any waiter does, which takes a few milliseconds
-    /// in all.
+    /// The maximum number of rounds. The last rounds sleep for as long as any waiter does; all rounds together take a
+    /// few milliseconds.
     const LONGEST: u32 = if cfg!(loom) { 3 } else { 26 };
 }
 
@@ -156,7 +156,7 @@ mod stand_in {
     }
 }
 
-/// The lock in all other models. A thread that waits for it does not run, which keeps the models small.
+/// The lock in all other models. A thread that waits for it is not scheduled, which keeps the models small.
 #[cfg(loom)]
 mod model {
     use loom::sync::{Mutex, MutexGuard};
@@ -240,8 +240,8 @@ pub(super) mod tests {
         assert!(while_one_waits(pass, || lock.lock(), |_| done.store(true, Ordering::Relaxed)));
     }
 
-    /// Takes the lock and makes another thread wait for it until it sleeps. Calls `finish` before the lock is released.
-    /// Returns the result of the other thread.
+    /// Takes the lock, and lets another thread wait for it until that thread sleeps. Calls `finish` before the lock is
+    /// released. Returns the result of the other thread.
     pub(crate) fn while_one_waits<G, R: Send>(
         wait: impl FnOnce() -> R + Send,
         take: impl FnOnce() -> G,

@@ -1,5 +1,5 @@
-//! Waiting for the lock, in every order of two threads. With three threads, two could wait and let each other go first
-//! without end, which the model checker counts as a third order each time.
+//! Waiting for the lock, in every order of two threads. With a third thread, two could wait and let each other go first
+//! forever, and the model checker would explore ever more orders.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ fn until_one_waits(lock: &Lock<u32>) {
     }
 }
 
-/// A thread that arrives while the lock is taken gets it, sees the changes made under it, and is no longer counted.
+/// A thread that arrives while the lock is held gets the lock and sees the changes made under it. It is then no longer
+/// counted as waiting.
 #[test]
 fn loom_a_waiter_gets_the_lock() {
     loom::model(|| {
@@ -35,7 +36,7 @@ fn loom_a_waiter_gets_the_lock() {
     });
 }
 
-/// A thread that lets others go first and finds no waiter comes after those that waited.
+/// If no thread waits any longer when `let_others` returns, the thread that waited has had the lock.
 #[test]
 fn loom_let_others_returns_after_the_waiter() {
     loom::model(|| {
@@ -51,8 +52,8 @@ fn loom_let_others_returns_after_the_waiter() {
     });
 }
 
-/// Waiters may wait for long. A thread that lets them go first waits only for a bounded time, and does not keep them
-/// waiting.
+/// A thread that lets waiters go first stops doing so after a bounded time, even if they still wait. They get the lock
+/// afterwards.
 #[test]
 fn loom_let_others_ends_though_others_wait() {
     loom::model(|| {
@@ -60,7 +61,7 @@ fn loom_let_others_ends_though_others_wait() {
         let guard = lock.lock();
         let other = spawn(&lock, |lock| *lock.lock() = 1);
         until_one_waits(&lock);
-        // As if a third thread held it.
+        // The guard is still held, as if by a third thread.
         lock.let_others();
         assert_eq!(*guard, 0);
         drop(guard);
