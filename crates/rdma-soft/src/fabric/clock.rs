@@ -36,8 +36,8 @@ impl Clock {
         }
     }
 
-    /// Converts a time to nanoseconds since 1970, using the system's current clock. For virtual clocks, 1970 is the
-    /// beginning.
+    /// Converts a time to nanoseconds since 1970, using the system's current clock. A virtual clock is treated as if it
+    /// had begun in 1970.
     pub(crate) fn wallclock(&self, time: Time) -> u64 {
         match self {
             Self::System => {

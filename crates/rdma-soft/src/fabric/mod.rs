@@ -1,7 +1,7 @@
 //! The state shared by devices that can reach each other: a clock, deadlines, random numbers, and queued work.
 //!
 //! The engine accesses all of this state through a device. So the devices of a separate fabric, created by a test or a
-//! model, share nothing with those of the process.
+//! model, share nothing with the devices of the process.
 
 #[cfg(not(loom))]
 use std::sync::Arc;
@@ -31,11 +31,11 @@ pub(crate) mod simulation;
 pub(crate) mod stalls;
 #[cfg_attr(loom, allow(dead_code))] // models have no subscriber
 pub(crate) mod tellers;
-#[cfg_attr(loom, allow(dead_code))] // models have threads of their own
+#[cfg_attr(loom, allow(dead_code))] // models use their own threads
 pub(crate) mod thread;
 pub(crate) mod timers;
 
-/// A link that empty polls drive, as long as the timers [make polls look](Timers::have_polls_look).
+/// A link that empty polls drive while the timers [make polls look](Timers::have_polls_look).
 pub(crate) trait Polled: Sync + std::fmt::Debug {
     /// Receives arrived packets and executes them. The caller holds no lock.
     fn poll(&'static self);

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 /// The first backoff.
 const SHORTEST: Duration = Duration::from_micros(200);
-/// A program that makes this many polls during the first backoff does nothing but poll. A program that waits for events
-/// polls only once or twice per event.
+/// The number of polls during the first backoff at which a program is assumed to do nothing but poll. A program that
+/// waits for events polls only once or twice per event.
 const POLLS: u32 = 16;
 /// The longest backoff, used while the program keeps polling. If the program stops polling, a deadline or packet may be
-/// handled late by up to this time.
+/// handled up to this much late.
 const LONGEST: Duration = Duration::from_millis(1);
 
 /// The state of the backoff.

@@ -1,4 +1,4 @@
-//! Work that a thread leaves for a time when it holds no lock.
+//! Work that a thread postpones until it holds no lock.
 //!
 //! [`Task`]s are queue pairs, inboxes and links that have packets to send or receive. Each task gets a turn, and then
 //! returns to the end of the queue with the rest of its work. [`Settle`] is work that must be complete when a verb
@@ -15,7 +15,7 @@ use crate::fabric::tellers::{self, Tells};
 use crate::fabric::timers::Timer;
 use crate::sync::{AtomicU32, AtomicUsize, Held, Mutex, MutexGuard, Ordering, locked_in_models};
 
-/// The number of turns that a thread executes before it continues with its own work. Models use few.
+/// The number of turns that a thread executes before it continues with its own work. The number is smaller in models.
 pub(crate) const TURNS: u32 = if cfg!(loom) { 4 } else { 64 };
 
 /// Work that is done in turns and when a timer expires.
@@ -75,13 +75,13 @@ impl Entry {
     }
 }
 
-/// Work that any [run](RunQueue::run) completes before it returns, if the run began after the work was left.
+/// Work that is complete when a [run](RunQueue::run) returns, if it was left before that run began.
 pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
     /// Does the work, or waits for the thread that does it, and then [forgets](RunQueue::forget) it. The caller holds
     /// no lock.
     fn settle(&self);
 
-    /// Returns true if the work can leave further work, so that it must be done first.
+    /// Returns true if the work can leave further work. Such work is done first.
     fn leaves_work(&self) -> bool {
         false
     }
@@ -225,7 +225,7 @@ impl RunQueue {
         }
     }
 
-    /// Executes turns. If some are left when this returns, sets a timer for them.
+    /// Executes turns. If tasks are still queued when this returns, sets a timer for them.
     fn give_turns(&self) {
         for _ in 0..TURNS {
             let mut queued = self.lock();
@@ -286,7 +286,7 @@ pub(crate) mod tests {
 
     static FABRIC: Fabric = Fabric::new();
 
-    /// Reports an event and queues a task, like a completion queue that overflows.
+    /// Reports an event and queues a task, as an overflowing completion queue does.
     #[derive(Debug)]
     struct Overflow {
         events: Arc<EventQueue<u32>>,
@@ -305,7 +305,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Counts its turns.
+    /// A task that counts its turns.
     #[derive(Debug)]
     pub(crate) struct Turns {
         pub(crate) entry: Entry,

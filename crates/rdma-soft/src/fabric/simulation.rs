@@ -28,7 +28,7 @@ pub(crate) trait Events: Send + Sync + std::fmt::Debug {
 /// Makes events happen in the order of their virtual times.
 #[derive(Debug)]
 pub(crate) struct Simulation {
-    /// The lock is held by the thread that makes events happen, which holds no lock of the engine at that time.
+    /// Held by the thread that makes events happen. That thread holds no lock of the engine at the time.
     stepping: Mutex<()>,
     /// The number of the thread that makes events happen.
     by: AtomicU64,
@@ -94,7 +94,7 @@ impl Fabric {
         }
         let _stepping = locked_to_wait(&simulation.stepping);
         let _by = By::this_thread(&simulation.by);
-        // Does work that the program has left first.
+        // First does the work that the program has left.
         self.run_queue.run();
         Some(steps(simulation))
     }

@@ -62,7 +62,7 @@ pub(crate) fn tell(who: &[&'static dyn Tells]) {
     });
 }
 
-/// Reports another event in the same way, on behalf of a thread that settles work.
+/// Like [`tell`], but reports a single event on behalf of a thread that settles work.
 pub(crate) fn tell_aside(tell: impl FnOnce() + Send + 'static) {
     if let Some(subscriber) = subscriber() {
         tell_to(subscriber, tell);

@@ -77,25 +77,25 @@ mod tests {
 
     /// Returns the policy of the calling thread.
     fn policy() -> libc::c_int {
-        // SAFETY: takes two integers; 0 is the calling thread (sched_getscheduler(2)).
+        // SAFETY: the call takes an integer; 0 means the calling thread (sched_getscheduler(2)).
         unsafe { libc::sched_getscheduler(0) }
     }
 
     /// Sets the policy of the calling thread. Returns true if the kernel accepted it.
     fn takes(policy: libc::c_int) -> bool {
         let parameters = libc::sched_param { sched_priority: 0 };
-        // SAFETY: reads the parameters (sched_setscheduler(2)).
+        // SAFETY: the call reads the parameters (sched_setscheduler(2)).
         unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
     }
 
-    /// Returns the result of `run` on a thread of its own.
+    /// Returns the result of `run` on a new thread.
     fn elsewhere<T: Send + 'static>(
         run: impl FnOnce() -> T + Send + 'static,
     ) -> std::thread::Result<T> {
         std::thread::spawn(run).join()
     }
 
-    /// It has the default policy, unless the kernel does not let threads leave the policy of their caller.
+    /// The new thread has the default policy, unless the kernel does not let threads leave the idle policy.
     #[test]
     fn a_thread_of_the_idle_policy_starts_one_that_leaves_it_if_it_may() {
         let (sender, receiver) = mpsc::channel();
@@ -113,26 +113,26 @@ mod tests {
     #[test]
     fn no_signal_processor_or_policy_of_the_thread_that_starts_it_is_inherited() {
         let (sender, receiver) = mpsc::channel();
-        // All processors that a thread of this process can have, also if the process was started on some of them.
+        // All processors that a thread of this process can use, even if the process was started with fewer.
         let processors = elsewhere(|| {
             let all = [u64::MAX; 128];
-            // SAFETY: reads the array, of that size (sched_setaffinity(2), SAFETY.md F15).
+            // SAFETY: the call reads the array, which has this size (sched_setaffinity(2), SAFETY.md F15).
             unsafe { libc::sched_setaffinity(0, size_of_val(&all), all.as_ptr().cast()) };
             status("Cpus_allowed:")
         })
         .unwrap();
         let before = status("SigBlk:");
         elsewhere(move || {
-            // Bound to the first processor that it may use.
+            // This thread is bound to the first processor that it may use.
             let mut first = [0u64; 128];
             let size = size_of_val(&first);
-            // SAFETY: fills the array, of that size (sched_getaffinity(2), SAFETY.md F15).
+            // SAFETY: the call fills the array, which has this size (sched_getaffinity(2), SAFETY.md F15).
             unsafe { libc::sched_getaffinity(0, size, first.as_mut_ptr().cast()) };
             let word = first.iter().position(|&word| word != 0).unwrap();
             let bit = first[word] & first[word].wrapping_neg();
             first.fill(0);
             first[word] = bit;
-            // SAFETY: reads the array, of that size (sched_setaffinity(2), SAFETY.md F15).
+            // SAFETY: the call reads the array, which has this size (sched_setaffinity(2), SAFETY.md F15).
             unsafe { libc::sched_setaffinity(0, size, first.as_ptr().cast()) };
             // A policy that every thread may set.
             takes(libc::SCHED_BATCH);
@@ -148,8 +148,8 @@ mod tests {
         let ([blocked, allowed, name], policy) = receiver.recv().unwrap();
         assert_eq!(policy, libc::SCHED_OTHER);
         let blocked = u64::from_str_radix(&blocked, 16).unwrap();
-        // SIGKILL and SIGSTOP cannot be blocked. The C library, memcheck and emulators keep some signals for
-        // themselves: real-time ones, and emulators those of invalid memory accesses.
+        // SIGKILL and SIGSTOP cannot be blocked. The C library, memcheck and emulators reserve real-time signals for
+        // themselves. Emulators also reserve the signals of invalid memory accesses.
         let mut free = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | !0 << 31;
         if test_support::program::is_emulated() {
             free |= 1 << (libc::SIGSEGV - 1) | 1 << (libc::SIGBUS - 1);

@@ -42,7 +42,7 @@ pub(crate) struct Timers {
     earliest: AtomicU64,
     schedule: Mutex<Schedule>,
     changed: Condvar,
-    /// Whether time is virtual. If so, no thread handles timers, and each empty poll looks.
+    /// Whether time is virtual. If so, each empty poll handles timers, and no thread does.
     in_virtual_time: bool,
     /// Whether each empty poll also checks a link.
     polls_look: std::sync::atomic::AtomicBool,
@@ -56,12 +56,13 @@ pub(crate) struct Timers {
 struct Schedule {
     timers: Vec<Option<Deadline>>,
     free: Vec<usize>,
-    /// The times of the timers, with their places. Also contains outdated times, of timers that have since been set to
-    /// an earlier time or dropped.
+    /// The times of the timers, with their places. Also contains outdated times, whose timers have since been set to an
+    /// earlier time or dropped.
     queue: BinaryHeap<Reverse<(Time, usize)>>,
     /// The process whose thread handles timers. A forked child has no such thread.
     served_by: Option<Process>,
-    /// The time at which the thread will look on its own. Setting a timer to an earlier time wakes the thread.
+    /// The time at which the thread will check the timers by itself. Setting a timer to an earlier time wakes the
+    /// thread.
     looks_by: Time,
     #[cfg(loom)]
     at_rest: model::Rest,
@@ -73,7 +74,7 @@ struct Deadline {
     at: Option<Time>,
 }
 
-/// One timer of the schedule, and its place there.
+/// One timer of a fabric, identified by its place in the schedule.
 #[derive(Debug)]
 pub(crate) struct Timer {
     pub(super) fabric: &'static Fabric,
@@ -85,7 +86,8 @@ impl Timer {
         Self { fabric, place: fabric.timers.lock().add(owner) }
     }
 
-    /// Makes its owner [expire](Task::expire) at `at`, or earlier if the timer is already set to an earlier time.
+    /// Makes the timer's owner [expire](Task::expire) at `at`, or earlier if the timer is already set to an earlier
+    /// time.
     pub(crate) fn set(&self, at: Time) {
         #[cfg(loom)]
         if !self.fabric.timers.model.has_timers() {
@@ -193,7 +195,7 @@ impl Fabric {
             let polls = || self.polled.get().map_or(0, |link| link.polls());
             let away = rest.next(polls(), false);
             let rests = !away.is_zero();
-            // While the thread rests, it soon looks on its own, so no timer needs to wake it.
+            // A resting thread soon checks the timers by itself, so no timer needs to wake it.
             let wait = if rests { away } else { wait };
             schedule.looks_by = if rests { Time::AT_ONCE } else { now + wait };
             self.timers.rests.store(rests, Ordering::Relaxed);
@@ -206,7 +208,7 @@ impl Fabric {
     }
 
     /// Called when a thread that has polled is about to sleep. The threads of the device then take over the work that
-    /// its polls did.
+    /// this thread's polls did.
     #[cold]
     pub(crate) fn poller_sleeps(&self) {
         if let Some(link) = self.polled.get() {
@@ -260,7 +262,7 @@ impl Timers {
         self.lock().earliest()
     }
 
-    /// Returns true if a timer is set, time is virtual, or there is a link to look at. Every empty poll calls this.
+    /// Returns true if a timer is set, time is virtual, or there is a link to check. Every empty poll calls this.
     #[inline(always)]
     pub(crate) fn is_set(&self) -> bool {
         self.first() != u64::MAX
@@ -285,7 +287,7 @@ impl Timers {
         self.earliest.store(earliest, Ordering::Relaxed);
     }
 
-    /// Sets whether each empty poll looks at a link even if no timer is set.
+    /// Sets whether each empty poll checks a link even if no timer is set.
     #[cfg(not(loom))]
     pub(crate) fn have_polls_look(&self, look: bool) {
         let schedule = self.lock();

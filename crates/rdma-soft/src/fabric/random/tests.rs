@@ -1,4 +1,4 @@
-//! Tests of the secrets that a peer could derive from public values.
+//! Tests that a peer cannot derive secrets from public values.
 
 use super::*;
 use crate::device::Device;
@@ -11,7 +11,7 @@ use crate::schedule::Schedule;
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Returns the state of SplitMix that gave this output: each of its steps can be inverted.
+/// Returns the state of SplitMix that produced this output. Each step of the generator can be inverted.
 fn state_behind(output: u64) -> u64 {
     const BACK: [u64; 2] = [inverse(0x94d0_49bb_1331_11eb), inverse(0xbf58_476d_1ce4_e5b9)];
     let z = (output ^ output >> 31 ^ output >> 62).wrapping_mul(BACK[0]);
@@ -41,9 +41,9 @@ fn first_key(device: &Device) -> u32 {
     device.memory.regions.insert(&region).unwrap()
 }
 
-/// A link-local GID contains 40 bits of an output, and an IPv4-mapped one 27 bits of the next. If a device drew these
-/// and its keys from SplitMix, trying the remaining 24 bits would reveal all keys. This test makes that one attack, and
-/// shows only that it fails. Resistance to all others is ChaCha20's claim.
+/// A link-local GID contains 40 bits of an output, and an IPv4-mapped one 27 bits of the next. If a device drew its
+/// GIDs and its keys from SplitMix, trying the remaining 24 bits would reveal all keys. This test shows only that this
+/// one attack fails. For all other attacks, the device relies on ChaCha20.
 #[test]
 fn the_attack_on_splitmix_does_not_reveal_the_keys() {
     let device = device(GidPlace::usual(Link::Ethernet), &Seeds::System.draw().unwrap());
@@ -70,7 +70,7 @@ fn the_attack_breaks_splitmix() {
     assert_eq!(SplitMix::new(state_behind(rng.next_u64())).next_u64(), rng.next_u64());
 }
 
-/// Keeps a device like programs do, where a leak checker finds it.
+/// Keeps a device forever, as programs do, in a static where a leak checker finds it.
 fn kept(device: Device) -> &'static Device {
     static KEPT: Mutex<Vec<&Device>> = Mutex::new(Vec::new());
     let device: &'static Device = Box::leak(Box::new(device));
@@ -89,7 +89,7 @@ fn one_seed_makes_one_device_and_the_system_s_seeds_differ() {
     assert!(one.0 != other.0 && one.1 != other.1 && one.2 != other.2, "{one:x?} {other:x?}");
 }
 
-/// Draws for one purpose do not change those for another.
+/// Drawing numbers for one purpose does not change the numbers for another.
 #[test]
 fn secrets_do_not_depend_on_draws_of_the_identity() {
     let seed = Seed::new(9);

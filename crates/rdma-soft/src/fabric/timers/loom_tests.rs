@@ -39,7 +39,7 @@ fn loom_the_thread_is_notified_of_each_timer() {
     });
 }
 
-/// The thread waits for a later timer when an earlier one is set.
+/// While the thread waits for a later timer, an earlier one is set, and the thread is notified.
 #[test]
 fn loom_the_thread_is_notified_of_an_earlier_timer() {
     loom::model(|| {
@@ -55,7 +55,7 @@ fn loom_the_thread_is_notified_of_an_earlier_timer() {
     });
 }
 
-/// A timer that is set while the thread ends starts another thread, or is served before.
+/// A timer is set while the thread ends. Either that thread still handles it, or another thread starts.
 #[test]
 fn loom_a_timer_is_not_left_to_a_thread_that_ends() {
     loom::model(|| {
@@ -112,7 +112,7 @@ fn loom_a_poller_eventually_sees_a_timer() {
         while !fabric.timers.is_set() {
             thread::yield_now();
         }
-        // The thread that sets it may still hold the lock.
+        // The thread that set the timer may still hold the lock.
         while fabric.timers.is_set() {
             fabric.expire_due_timers();
             thread::yield_now();
@@ -122,7 +122,7 @@ fn loom_a_poller_eventually_sees_a_timer() {
     });
 }
 
-/// The thread or a poll serves a timer: none is left, and the thread sleeps at last.
+/// Whether the thread or a poll handles a timer, none is left, and the thread finally sleeps.
 #[test]
 fn loom_polls_and_the_thread_leave_no_timer() {
     loom::model(|| {

@@ -9,7 +9,7 @@ fn at(ns: u64) -> Time {
     Time::from_nanoseconds(ns)
 }
 
-/// Timers without an owner, set to these times.
+/// Returns a schedule of timers without an owner, set to these times.
 fn schedule(times: impl IntoIterator<Item = u64>) -> Schedule {
     let mut schedule = Schedule::new();
     for time in times {
@@ -35,7 +35,7 @@ fn an_earlier_time_counts_and_a_later_one_does_not() {
     assert!(!schedule.set(0, at(30)) && schedule.set(0, at(10)));
     assert!(schedule.take_due(at(10)).is_some());
     assert!(schedule.take_due(at(100)).is_none(), "it has expired");
-    // Set again, it expires again, and the rest of the first time changes nothing.
+    // A timer that is set again expires again. The outdated entry of its first setting has no effect.
     assert!(schedule.set(0, at(50)));
     assert!(schedule.take_due(at(40)).is_none());
     assert!(schedule.take_due(at(50)).is_some());
@@ -57,7 +57,7 @@ fn setting_expired_timers_again_does_not_allocate() {
     assert_eq!((schedule.add(nobody()), schedule.earliest()), (0, None));
 }
 
-/// The deadline of a destroyed queue pair costs later polls nothing, also without a thread.
+/// The deadline of a destroyed queue pair costs later polls nothing, even without a thread.
 #[test]
 fn a_poll_forgets_timers_that_are_gone() {
     static FABRIC: Fabric = Fabric::new();
@@ -80,7 +80,7 @@ fn a_dropped_timer_releases_its_place() {
     }
 }
 
-/// A timer that is set to expire at once, again and again, comes after those set before.
+/// A timer that is set to expire at once, again and again, is handled after timers that were set before it.
 #[test]
 fn a_timer_that_is_always_due_does_not_delay_others() {
     static FABRIC: Fabric = Fabric::new();
@@ -114,7 +114,7 @@ fn the_first_empty_poll_after_a_timer_was_set_looks_at_the_clock() {
     FABRIC.serve_by_polls_alone();
     let queue = CompletionQueue::new(&FABRIC, 1, None).unwrap();
     let [first, second] = timers_of(&FABRIC);
-    // Neither a timer that has expired nor one that is set for later hides it.
+    // Neither a timer that has expired nor one that is set for later hides the second timer.
     let later = FABRIC.clock.now() + Duration::from_secs(3600);
     for before in [None, Some(&first)] {
         for _ in 0..3 {
@@ -127,7 +127,7 @@ fn the_first_empty_poll_after_a_timer_was_set_looks_at_the_clock() {
     }
 }
 
-/// Also if many are due, of as many queue pairs: a few polls serve all of them.
+/// Even if many timers are due, each of a different queue pair, a few polls handle all of them.
 #[test]
 fn each_empty_poll_expires_some_of_the_due_timers() {
     static FABRIC: Fabric = Fabric::new();
