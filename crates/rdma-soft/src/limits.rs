@@ -122,13 +122,16 @@ pub(crate) struct Features {
     pub(crate) atomics: bool,
     pub(crate) window_type_1: bool,
     pub(crate) window_type_2: bool,
-    /// Whether unreliable connections (`uc`) and datagram queue pairs (`ud`) are supported.
+    /// Whether unreliable connections (`uc`) are supported.
     pub(crate) uc: bool,
+    /// Whether datagram queue pairs (`ud`) are supported.
     pub(crate) ud: bool,
     pub(crate) dmabuf: bool,
-    /// Whether extended queue pairs, extended completion queues, and a clock for their timestamps are supported.
+    /// Whether extended queue pairs are supported.
     pub(crate) extended_qp: bool,
+    /// Whether extended completion queues are supported.
     pub(crate) extended_cq: bool,
+    /// Whether the device has a clock for the timestamps of completions.
     pub(crate) timestamps: bool,
 }
 

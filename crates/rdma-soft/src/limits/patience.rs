@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use rdma_types::AckTimeout;
 
-/// Two time limits, set by the environment or a builder.
+/// The two time limits, which the environment or a builder can set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Patience {
-    /// The longest time that a process of this host may exist without answering.
+    /// The longest time that a live process on this host may be silent.
     pub(crate) process: Duration,
-    /// The shortest time during which a request to another host is retried.
+    /// A request to another host is retried for at least this long.
     pub(crate) host: Duration,
 }
 
@@ -18,7 +18,7 @@ impl Patience {
     pub(crate) const USUAL: Self =
         Self { process: Duration::from_secs(60), host: Duration::from_secs(2) };
 
-    /// Returns the limits that the environment sets.
+    /// Returns the limits that the environment sets, or their defaults.
     pub(crate) fn of_environment() -> Self {
         let usual = Self::USUAL;
         Self {
