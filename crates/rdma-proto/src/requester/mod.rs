@@ -51,17 +51,20 @@ pub struct Settings {
 pub struct Requester<W = Fixed> {
     connection: Connection,
     max_rd_atomic: u8,
-    /// The oldest request that has not completed, and how many of its packets are acknowledged.
+    /// The oldest request that has not completed.
     head: u32,
+    /// The number of acknowledged packets of that request.
     taken: u32,
     /// The PSN of the oldest unacknowledged packet.
     oldest: Psn,
-    /// The next request to send, and the index of its next packet.
+    /// The next request to send.
     next: u32,
+    /// The index of that request's next packet.
     packet: u32,
-    /// The number of PSNs from the oldest packet to the next one to send, and to the first that was
-    /// never sent. The second is larger while packets are retransmitted.
+    /// The number of PSNs from the oldest packet to the next one to send.
     sent: u32,
+    /// The number of PSNs from the oldest packet to the first one that was never sent. It is larger
+    /// than `sent` while packets are retransmitted.
     ever_sent: u32,
     /// The number that follows the last request with at least one sent packet.
     begun: u32,
@@ -88,7 +91,7 @@ impl Requester {
 }
 
 impl<W: Window> Requester<W> {
-    /// Like [`new`](Requester::new), but with another window.
+    /// Like [`new`](Requester::new), but with this window.
     #[must_use]
     pub fn with_window(settings: &Settings, window: W) -> Self {
         Self {
@@ -141,8 +144,8 @@ impl<W: Window> Requester<W> {
     }
 
     /// Changes the limits: the timeout, the number of retries, and how many READs and atomics may
-    /// be in flight. A new timeout starts now, also for packets in flight. The connection and the
-    /// PSN do not change.
+    /// be in flight. A new timeout starts now, and also applies to packets in flight. The
+    /// connection and the PSN do not change.
     pub fn set_limits(&mut self, now: Time, settings: &Settings) {
         self.max_rd_atomic = settings.max_rd_atomic;
         self.retry.set_limits(now, settings.timeout, settings.retries);
@@ -170,9 +173,9 @@ impl<W: Window> Requester<W> {
         &self.counters
     }
 
-    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns
-    /// `None` if only sent and received packets were counted, so calling it for every packet costs
-    /// little.
+    /// Returns the counters and resets them to zero, for a caller that keeps running totals.
+    /// Returns `None` and resets nothing if only sent and received packets were counted, so calling
+    /// it for every packet costs little.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }
@@ -190,8 +193,9 @@ impl<W: Window> Requester<W> {
         self.probe.is_some() || admitted.wrapping_sub(self.next).cast_signed() > 0
     }
 
-    /// Returns the latest time to call [`expire`](Self::expire). Each answer changes it. If a timer
-    /// fires that was set for an earlier value, call this again and set the timer to the result.
+    /// Returns the latest time to call [`expire`](Self::expire). Each answer changes the deadline.
+    /// When a timer that was set to an earlier deadline fires, call this again and set the timer to
+    /// the result.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         self.not_ready.until.or_else(|| self.retry.deadline())
@@ -283,7 +287,7 @@ impl<W: Window> Requester<W> {
     /// packet. A READ or an atomic completes only with its response; requests after it wait for the
     /// next call.
     ///
-    /// A number beyond what was sent is ignored.
+    /// A PSN beyond the last sent packet is ignored.
     pub fn executed<Q: Work + ?Sized>(&mut self, now: Time, expected: Psn, work: &mut Q) {
         let news = expected.distance_from(self.oldest);
         if news == 0 || news > self.ever_sent || self.stopped {
@@ -351,10 +355,10 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns the counter to increment if the packet answers nothing that was sent. A PSN outside
-    /// the window is a ghost or a duplicate (IBTA chapter 9, acknowledgements). An acknowledgement
-    /// has no payload. A response with data has an ACK in its AETH, never another syndrome. The MSN
-    /// is ignored, because only credits need it (9.7.7.2).
+    /// Returns the counter to increment if the packet is not a valid answer to a sent packet. A PSN
+    /// that is not in flight belongs to a ghost or a duplicate (IBTA chapter 9, acknowledgements).
+    /// An acknowledgement has no payload. A response with data has an ACK in its AETH, never
+    /// another syndrome. The MSN is ignored, because only credits need it (9.7.7.2).
     #[inline]
     fn unexpected(&mut self, behind: u32, headers: &Headers, payload: &[u8]) -> Option<&mut u64> {
         let is_ack = headers.bth.opcode.operation() == Operation::Acknowledge;
@@ -405,7 +409,7 @@ impl<W: Window> Requester<W> {
             // The NAK acknowledged everything before a request that failed locally, so the
             // requester has stopped.
             Syndrome::RnrNak(_) | Syndrome::Nak(_) if self.stopped => {}
-            // The NAK answers a packet from before the retransmission.
+            // The NAK answers a packet that was sent before the current retransmission.
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequence) if self.sent == 0 => {
                 count(&mut self.counters.stale_nak);
             }
@@ -492,8 +496,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Checks whether the last acknowledgement covers only a probe, and nothing that was sent after
-    /// the probed packet.
+    /// If the last acknowledgement covers only a probe, and nothing that was sent after the probed
+    /// packet, starts to retransmit.
     #[inline]
     fn probe_was_taken(&mut self, now: Time) {
         // In the middle of a message, only the probe requests an acknowledgement.

@@ -7,14 +7,14 @@ use crate::time::{Time, nanos};
 /// The transport timer, the retry counter (IBTA section 9.7.6.1.3), and probes, which are sent
 /// before the timer expires.
 ///
-/// A lost NAK causes silence, because the responder sends only one per gap. So does a lost
-/// retransmission. The timer ends the silence, but its timeout allows for the slowest possible
-/// answer. So if nothing arrives for twice the recent response time, the oldest packet is sent
-/// again alone, as a probe. The next probe follows after twice that time, and so on. If the packet
-/// or its NAK was lost, the probe repairs it, and the packets that are sent next show what else is
-/// missing. If the peer is only slow, it drops one duplicate, and nothing else is sent again.
-/// Probes neither change the timer nor count as retries, so the specification's rules for both
-/// still hold. mlx5 calls this adaptive retransmission.
+/// After a lost NAK, no answer arrives, because the responder sends only one NAK per gap. The same
+/// happens after a lost retransmission. The timer ends this silence, but its timeout allows for the
+/// slowest possible answer. Therefore, if nothing arrives for twice the recent response time, the
+/// oldest packet alone is sent again, as a probe. The delay doubles with each further probe. If the
+/// packet or its NAK was lost, the probe repairs the loss, and the packets that are sent next show
+/// what else is missing. If the peer is only slow, it drops one duplicate, and nothing else is sent
+/// again. Probes neither change the timer nor count as retries, so the specification's rules for
+/// both still hold. mlx5 calls this adaptive retransmission.
 #[derive(Debug)]
 pub(super) struct Retry {
     /// The timeout, in nanoseconds.
@@ -24,20 +24,21 @@ pub(super) struct Retry {
     tries: u8,
     /// The number of probes since the last progress.
     probes: u8,
-    /// Whether the oldest packet was sent again because a later packet showed that it is missing.
-    /// The other packets that were in flight before that would show the same gap, but one
-    /// retransmission per gap is enough.
+    /// Whether the oldest packet was sent again because an answer to a later packet showed that it
+    /// is missing. Answers to the other packets in flight at that time would show the same gap, but
+    /// one retransmission per gap is enough.
     repaired: bool,
-    /// When the current period without answers began, if anything is in flight.
+    /// The time at which the current period without answers began, if anything is in flight.
     since: Option<Time>,
     /// Whether the timer has expired but does not count yet, because the caller checks whether the
     /// peer could have answered.
     held: bool,
     /// Whether probes are disabled, because the link never loses packets.
     without_probes: bool,
-    /// The number of packets that are still to be acknowledged before the round ends, of those in
-    /// flight when it began.
+    /// A round ends when all packets that were in flight at its beginning are acknowledged. This is
+    /// the number of such packets that are not acknowledged yet.
     round: u32,
+    /// The time at which the round began.
     began: Time,
     /// The duration of the longest recent round, in nanoseconds; older rounds have less weight.
     longest: u64,
@@ -81,7 +82,7 @@ impl Retry {
         (self.timeout, self.limit) = (timeout, limit.retries());
     }
 
-    /// Starts the timer, unless it is already running, because a packet is in flight.
+    /// Starts the timer because a packet is in flight, unless the timer is already running.
     #[inline]
     pub(super) fn start(&mut self, now: Time) {
         if self.since.is_none() {
@@ -101,23 +102,23 @@ impl Retry {
         self.held = false;
         self.round = self.round.saturating_sub(packets);
         if self.round == 0 {
-            // If the round contained a retransmission, the measured time is too long, but never too
-            // short.
+            // If packets were retransmitted in this round, the measured time is too long, but never
+            // too short.
             let took = now.since(self.began);
             self.longest = took.max(self.longest.wrapping_sub(self.longest >> 2));
             (self.began, self.round) = (now, under_way);
         }
     }
 
-    /// Resets the state, because the peer is alive. It accepted nothing, and nothing may be sent to
-    /// it for a while.
+    /// Resets the state after an RNR NAK: the peer is alive, but nothing may be sent to it for a
+    /// while.
     pub(super) const fn alive(&mut self) {
         (self.tries, self.probes, self.repaired) = (0, 0, false);
         self.stop();
     }
 
-    /// Prepares to retransmit everything after progress: later acknowledgements are for packets
-    /// sent from now on.
+    /// Prepares to retransmit everything without counting a retry. A new round begins with the next
+    /// packet.
     pub(super) const fn again(&mut self) {
         self.probes = 0;
         self.stop();
@@ -140,7 +141,7 @@ impl Retry {
         !self.held && !silent.zip(self.timeout).is_none_or(in_time)
     }
 
-    /// Holds the expired timer, which may be counted later.
+    /// Holds the expired timer, so that it does not count yet.
     pub(super) const fn hold(&mut self) {
         self.held = true;
     }
@@ -149,7 +150,7 @@ impl Retry {
         self.held
     }
 
-    /// Counts a timeout. A packet that is found to be missing from now on is sent again.
+    /// Records a timeout. If a packet is found to be missing from now on, it is sent again.
     pub(super) const fn count_silence(&mut self) {
         self.repaired = false;
     }
@@ -189,20 +190,20 @@ impl Retry {
         }
     }
 
-    /// Reacts to a missing packet. Returns whether to retry; `None` if the packet was already sent
-    /// again.
+    /// Reacts to a missing packet. Returns whether to retransmit, or `None` if the packet was
+    /// already sent again.
     pub(super) fn missing(&mut self) -> Option<bool> {
         if self.repaired {
             return None;
         }
         self.repaired = true;
-        // Later acknowledgements are for packets that are sent from now on.
+        // A new round begins with the next packet that is sent.
         self.round = 0;
         Some(self.once_more())
     }
 
-    /// Counts a full retransmission. Returns true if it is allowed. Here a limit of 7 really means
-    /// seven, unlike for "receiver not ready".
+    /// Counts a full retransmission. Returns true if it is allowed. A limit of 7 means seven
+    /// retries here, although it means no limit for RNR retries.
     pub(super) const fn once_more(&mut self) -> bool {
         (self.since, self.probes, self.held) = (None, 0, false);
         let again = self.tries < self.limit;

@@ -10,7 +10,7 @@ pub(super) struct NotReady {
     limit: MaxRnrRetries,
     /// The number of waits so far.
     tries: u8,
-    /// When sending may resume.
+    /// The time at which sending may resume.
     pub(super) until: Option<Time>,
 }
 
@@ -40,7 +40,7 @@ impl NotReady {
         true
     }
 
-    /// Returns true while the wait lasts.
+    /// Returns true if the wait is not over at the time `now`.
     pub(super) fn waits(&mut self, now: Time) -> bool {
         if self.until.is_some_and(|until| until <= now) {
             self.until = None;

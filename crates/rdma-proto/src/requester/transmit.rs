@@ -52,8 +52,9 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns the probed packet again, if it is still the oldest. It requests an acknowledgement.
-    /// The packets in flight and the next packet to send do not change.
+    /// Returns the oldest packet again as a probe, unless it is no longer the probed one. The probe
+    /// requests an acknowledgement. It changes neither the count of packets in flight nor the next
+    /// packet to send.
     #[cold]
     fn transmit_probe<Q: Work + ?Sized>(
         &mut self,
@@ -75,7 +76,7 @@ impl<W: Window> Requester<W> {
         burst
     }
 
-    /// Executes the oldest request, which is a local one.
+    /// Executes the oldest request, which is local.
     fn execute_local<Q: Work + ?Sized>(&mut self, work: &mut Q) {
         let n = self.head;
         if let Err(status) = work.execute_local(n) {
@@ -110,7 +111,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns the request packet of a READ or an atomic, if another one may be in flight.
+    /// Returns the request packet of a READ or an atomic, if the limit on READs and atomics in
+    /// flight allows another one.
     fn transmit_fetch(&mut self, now: Time, start: &Start, end: &End) -> Option<Burst> {
         let allowed = self.in_flight.fetches < self.max_rd_atomic.into();
         let length = if start.kind.is_atomic() { 8 } else { end.length };
@@ -180,7 +182,7 @@ impl<W: Window> Requester<W> {
         };
     }
 
-    /// Returns the headers of the next packet, with this operation.
+    /// Returns the headers of the next packet, which has this operation.
     pub(super) fn next_headers(&self, operation: Operation) -> Headers {
         let opcode = Opcode::reliable(operation);
         self.connection.headers(opcode, self.oldest.wrapping_add(self.sent))

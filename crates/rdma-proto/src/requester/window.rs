@@ -2,9 +2,9 @@
 
 use crate::time::Time;
 
-/// A window: how many unacknowledged request packets may be in flight.
+/// Limits the number of unacknowledged request packets in flight.
 ///
-/// [`Fixed`] is the default. A congestion control algorithm, such as DCQCN, is another
+/// [`Fixed`] is the default. A congestion control algorithm, such as DCQCN, can be another
 /// implementation: the requester notifies it when packets are acknowledged or lost.
 pub trait Window {
     /// Returns how many request packets may be in flight. A READ or an atomic counts as one. One
@@ -12,7 +12,7 @@ pub trait Window {
     fn packets(&self) -> u32;
 
     /// Called when this many packets were acknowledged. `congested` is true if the acknowledging
-    /// packet met congestion or reported it (BECN).
+    /// packet itself met congestion (FECN) or reports congestion (BECN).
     fn acknowledged(&mut self, now: Time, packets: u32, congested: bool) {
         let _ = (now, packets, congested);
     }
@@ -24,8 +24,8 @@ pub trait Window {
 }
 
 /// A window of constant size: 80 packets by default. When a packet is lost, everything in flight
-/// after it is sent again (go-back-N). So at 1 % loss, a window of *n* packets leaves about 100 /
-/// (100 + *n*) of the loss-free throughput.
+/// after it is sent again (go-back-N). At 1 % loss, a window of *n* packets therefore leaves about
+/// 100 / (100 + *n*) of the loss-free throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fixed(pub u32);
 
@@ -45,19 +45,20 @@ impl Window for Fixed {
 /// packet sequence numbers). It is half of all PSNs, so that old and new ones can be distinguished.
 pub(super) const MOST_PSNS: u32 = 1 << 23;
 
-/// The number of packets after which one requests an acknowledgement; in a window of less than four
-/// times this number, it is a quarter of the window. Runs are limited too: at most half the window
-/// goes without a request, or a quarter if the window is at most this number.
+/// The maximum number of packets from one acknowledgement request to the next. In a window of less
+/// than four times this number, the maximum is a quarter of the window. Runs of packets are limited
+/// too: at most half the window is sent without a request. In a window of at most this number, the
+/// limit is a quarter.
 const UNASKED: u32 = 64;
 
-/// The packets in flight.
+/// Counts the packets in flight.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     /// Request packets in flight since the last full retransmission.
     pub(super) packets: u32,
     /// READs and atomics among these packets.
     pub(super) fetches: u32,
-    /// Packets since the last one that requested an acknowledgement.
+    /// Packets sent since the last one that requested an acknowledgement.
     unasked: u32,
 }
 
@@ -67,7 +68,7 @@ impl InFlight {
         Self { packets: window.saturating_sub(1), ..Self::default() }
     }
 
-    /// Returns how many SEND and WRITE packets may be sent now in one run.
+    /// Returns how many SEND or WRITE packets may be sent now in one run.
     #[inline]
     pub(super) fn most(&self, window: u32) -> u32 {
         let free = window.max(1).saturating_sub(self.packets);
