@@ -11,8 +11,8 @@ use crate::operation::{Nak, Stop};
 use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
 
 /// The answer that is owed in addition to the responses to READs and atomics. One slot is enough:
-/// an acknowledgement is cumulative, and a negative one concerns the expected packet, before which
-/// no other packet is accepted.
+/// an acknowledgement is cumulative, and a negative one concerns the expected packet. No other
+/// packet is accepted before that one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Owed {
     Nothing,
@@ -26,7 +26,7 @@ pub(super) enum Owed {
     Refused(Psn, Nak),
 }
 
-/// The memory of a READ is no longer accessible.
+/// An error: the memory of a READ is no longer accessible.
 struct Unreadable {
     psn: Psn,
     nak: Nak,
@@ -38,9 +38,10 @@ impl Responder {
     /// Returns the next answer packets, if an answer is owed. The payload of a READ response is
     /// written to the beginning of `room`, which must have space for at least one full packet.
     ///
-    /// Responses are sent in PSN order. An acknowledgement waits for the response to an earlier
-    /// READ. Before such a response it is not needed, because the response acknowledges the same
-    /// packets (IBTA section 9.7.5.1.2). So pending acknowledgements merge into one.
+    /// Responses are sent in PSN order. An acknowledgement waits until the responses to earlier
+    /// READs are sent. An acknowledgement of packets before a READ is not needed, because the
+    /// response acknowledges them too (IBTA section 9.7.5.1.2). Pending acknowledgements therefore
+    /// merge into one.
     pub fn poll_transmit<H: Host + ?Sized>(
         &mut self,
         host: &mut H,
@@ -50,8 +51,8 @@ impl Responder {
             match self.response(host, room) {
                 Ok(burst) => return burst,
                 // The READ was answered before. The peer requested it again, but may have received
-                // the first answer meanwhile and invalidated its key. In that case the NAK arrives
-                // too late to matter, and neither end enters the error state.
+                // the first answer in the meantime, after which the key was invalidated. In that
+                // case, the NAK arrives too late to matter, and neither end enters the error state.
                 Err(Unreadable { psn, nak, repeats: true }) => {
                     self.resources.give_up();
                     return Some(self.negative(psn, nak));
@@ -154,7 +155,8 @@ fn read(connection: &Connection, resource: &Resource, ahead: u32, ends: bool) ->
     response_headers(connection, resource, operation, ahead)
 }
 
-/// Returns the headers of the packet `ahead` places after the next one in a response.
+/// Returns the headers of a packet in a response: the next packet if `ahead` is 0, or the one that
+/// many packets later.
 fn response_headers(
     connection: &Connection,
     resource: &Resource,

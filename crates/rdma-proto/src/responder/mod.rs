@@ -37,9 +37,8 @@ pub struct Settings {
 pub enum Owes {
     /// Nothing.
     Nothing,
-    /// Only an acknowledgement of accepted packets. It may be delayed for a moment, until data is
-    /// sent or more packets can be acknowledged. The delay must be short compared with the peer's
-    /// timeout.
+    /// Only an acknowledgement of accepted packets. It may be delayed until data is sent or more
+    /// packets can be acknowledged. The delay must be short compared with the peer's timeout.
     Acknowledgement,
     /// A response or a negative acknowledgement, and perhaps an acknowledgement.
     Answer,
@@ -49,7 +48,7 @@ pub enum Owes {
 struct Executed {
     /// The number of PSNs that the packet used.
     packets: u32,
-    /// Whether its answer acknowledges it, as the response to a READ or an atomic does.
+    /// Whether the packet's own response acknowledges it, as for a READ or an atomic.
     acknowledges: bool,
 }
 
@@ -63,19 +62,19 @@ pub struct Responder {
     min_rnr_timer: MinRnrTimer,
     /// The PSN of the next packet to accept.
     expected: Psn,
-    /// The number of PSNs accepted so far. This numbers the expected packet without ever wrapping
-    /// around.
+    /// The number of PSNs accepted so far. It is also the number of the expected packet, and never
+    /// wraps around.
     history: u64,
     /// The PSN of the newest accepted SEND or WRITE packet, for acknowledgements. It is never the
-    /// PSN of a READ or an atomic: their responses acknowledge them, and SoftRoCE would complete
-    /// the READ.
+    /// PSN of a READ or an atomic, because their responses acknowledge them. If an acknowledgement
+    /// had the PSN of a READ, SoftRoCE would complete the READ.
     taken: Psn,
     /// The number of executed messages (MSN).
     msn: u32,
     /// The message that has arrived only in part.
     message: Option<Message>,
-    /// Whether the peer was notified that the expected packet is missing or found no receive. It is
-    /// notified once, and all other packets are dropped until the expected one arrives.
+    /// Whether the peer was notified that the expected packet is missing or found no receive. The
+    /// peer is notified once. All other packets are dropped until the expected one arrives.
     told: bool,
     /// Whether the expected packet arrived but found no receive.
     not_ready: bool,
@@ -122,7 +121,7 @@ impl Responder {
         self.expected
     }
 
-    /// Returns what kind of packet [`poll_transmit`](Self::poll_transmit) would return.
+    /// Returns the kind of answer that [`poll_transmit`](Self::poll_transmit) would return.
     #[must_use]
     pub fn owes(&self) -> Owes {
         match self.owed {
@@ -133,7 +132,7 @@ impl Responder {
         }
     }
 
-    /// Notes that the peer learns the [expected](Self::expected) PSN without a packet, so a plain
+    /// Records that the link passes the [expected](Self::expected) PSN to the peer, so that a plain
     /// acknowledgement is no longer owed.
     pub fn is_acknowledged(&mut self) {
         if self.owed == Owed::Ack {
@@ -160,9 +159,9 @@ impl Responder {
         &self.counters
     }
 
-    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns
-    /// `None` if only sent and received packets were counted, so calling it for every packet costs
-    /// little.
+    /// Returns the counters and resets them to zero, for a caller that keeps running totals.
+    /// Returns `None` and resets nothing if only sent and received packets were counted, so calling
+    /// it for every packet costs little.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }
@@ -197,8 +196,8 @@ impl Responder {
         match headers.bth.psn.offset_from(self.expected) {
             0 => self.in_sequence(headers, payload, host),
             1.. => self.out_of_sequence(),
-            // If this PSN was never accepted, it is not a duplicate: the other end began with
-            // another PSN.
+            // If this PSN was never accepted, the packet is not a duplicate: the peer began with a
+            // different PSN.
             before => match self.history.checked_sub(before.unsigned_abs().into()) {
                 Some(number) => self.duplicate(number, headers, payload),
                 None => count(&mut self.counters.unanswered_duplicate),
@@ -232,7 +231,8 @@ impl Responder {
                 self.expected = self.expected.wrapping_add(packets);
                 self.history = self.history.wrapping_add(packets.into());
                 (self.told, self.not_ready) = (false, false);
-                // A pending answer is obsolete, because an acknowledgement now covers it.
+                // A pending answer becomes an acknowledgement that also covers this packet. The
+                // response to a READ or an atomic replaces both.
                 let asked = headers.bth.ack_request || self.owed != Owed::Nothing;
                 self.owed = if asked && !acknowledges { Owed::Ack } else { Owed::Nothing };
             }
@@ -256,8 +256,8 @@ impl Responder {
         }
     }
 
-    /// Handles a SEND or WRITE packet. The state of the message advances only if the whole packet
-    /// is accepted, so a packet that was not accepted can arrive again.
+    /// Handles a SEND or WRITE packet. The state of the message advances only after the whole
+    /// packet is accepted. A packet that was not accepted can therefore arrive again.
     fn data<H: Host + ?Sized>(
         &mut self,
         message: Message,
@@ -320,8 +320,8 @@ impl Responder {
     }
 
     /// Handles a packet that was accepted before (IBTA C9-105 and section 9.7.4.1). A SEND or a
-    /// WRITE is acknowledged again, with the newest PSN of those accepted. A READ is executed
-    /// again. An atomic gets its first answer again.
+    /// WRITE is acknowledged again, with the newest accepted PSN. A READ is executed again. An
+    /// atomic gets its first answer again.
     fn duplicate(&mut self, number: u64, headers: &Headers, payload: &[u8]) {
         count(&mut self.counters.duplicate_request);
         let Ok(start) = sequence::fetch(None, headers, payload) else {
@@ -334,8 +334,8 @@ impl Responder {
             Some((at, packet)) if self.asked_for(at, packet, &start) => {
                 self.resources.answer_again(at, packet);
             }
-            // It is older than anything the peer may still repeat, or differs from the original
-            // request.
+            // The request is older than any that the peer may still repeat, or differs from the
+            // original.
             _ => count(&mut self.counters.unanswered_duplicate),
         }
     }

@@ -13,17 +13,18 @@ use crate::segmentation::Remainder;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resource {
     pub(super) start: Start,
-    /// The request's position among all accepted PSNs, its PSN, and the number of packets in its
-    /// response.
+    /// The request's position among all accepted PSNs.
     pub(super) number: u64,
     pub(super) psn: Psn,
+    /// The number of packets in the response.
     pub(super) packets: u32,
     /// The MSN after the request.
     pub(super) msn: u32,
     /// The value that an atomic found in memory.
     pub(super) original: u64,
-    /// The packet at which the response begins, as last requested, and the next packet to send.
+    /// The index of the packet with which the response begins, as last requested.
     pub(super) first: u32,
+    /// The index of the next packet to send.
     pub(super) next: u32,
     /// Whether the request was answered before and is being answered again.
     pub(super) repeats: bool,
@@ -65,7 +66,7 @@ impl Resource {
 #[derive(Debug)]
 pub(super) struct Resources {
     ring: Box<[Option<Resource>]>,
-    /// The slot for the next entry; it holds the oldest one.
+    /// The slot for the next entry. Until then, it holds the oldest entry.
     newest: usize,
     /// The number of entries that owe a response.
     owing: u32,
@@ -76,16 +77,16 @@ impl Resources {
         Self { ring: vec![None; count.into()].into(), newest: 0, owing: 0 }
     }
 
-    /// Returns true if there is a slot for another entry. If the oldest was never answered, the
-    /// requester has too many requests in flight. But an entry that only repeats its answer gives
+    /// Returns true if there is a slot for another entry. If the oldest entry was never answered,
+    /// the requester has too many requests in flight. An entry that only repeats its answer gives
     /// up its slot. A requester that sends a new request already has that answer, so the repeated
-    /// request was just late.
+    /// request was merely late.
     pub(super) fn has_room(&self) -> bool {
         let owes = |oldest: Resource| oldest.owes() && !oldest.repeats;
         self.ring.get(self.newest).is_some_and(|oldest| !oldest.is_some_and(owes))
     }
 
-    /// Adds an entry in place of the oldest.
+    /// Adds an entry, replacing the oldest one.
     pub(super) fn push(&mut self, resource: Resource) {
         if let Some(place) = self.ring.get_mut(self.newest) {
             let owed = place.replace(resource).is_some_and(|oldest| oldest.owes());
@@ -130,7 +131,7 @@ impl Resources {
     }
 
     /// Finds the entry whose response contains the packet with this number, and the packet's index
-    /// in it. The PSN alone is ambiguous: after 2^24 packets, another request has the same one.
+    /// in that response. A PSN would be ambiguous, because PSNs repeat after 2^24 packets.
     pub(super) fn find(&self, number: u64) -> Option<(usize, u32)> {
         self.ring.iter().enumerate().find_map(|(at, resource)| {
             let resource = resource.as_ref()?;

@@ -1,4 +1,4 @@
-//! Which packets can come next in a message, and how long they must be.
+//! Checks whether a packet can be the next one of a message, and whether it has the right length.
 
 use crate::connection::Connection;
 use crate::operation::{End, Kind, MAX_MESSAGE_BYTES, Remote, Start};
@@ -21,7 +21,7 @@ pub(crate) enum Step {
         message: Message,
         /// Whether the message begins with this packet.
         begins: bool,
-        /// The properties that the last packet carries, if the message ends with this packet.
+        /// The properties of the message that its last packet carries, if this is the last one.
         end: Option<End>,
     },
     /// The request of a READ or an atomic.
