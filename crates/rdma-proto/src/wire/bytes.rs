@@ -2,8 +2,8 @@
 
 use rdma_types::{Psn, Qpn, Rkey};
 
-/// Reads fields from the front. Past the end it reads zeros. That never happens, because the
-/// headers are arrays of exactly the right size, so the length is not checked again.
+/// Reads fields from the front. Fields past the end are read as zeros. That never happens, because
+/// headers are arrays with exactly the right size, so the length is not checked again.
 pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {

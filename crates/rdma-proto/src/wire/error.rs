@@ -29,7 +29,7 @@ pub enum ParseError {
     PadCount(u8),
     /// The IP version is neither 4 nor 6.
     IpVersion(u8),
-    /// An IPv4 header with options: its length is this many words instead of 5.
+    /// The IPv4 header has options: it is this many words long, instead of 5.
     Ipv4Options(u8),
     /// The datagram is a fragment.
     Fragment,
@@ -107,7 +107,7 @@ impl fmt::Display for EmitError {
 
 impl Error for EmitError {}
 
-/// Splits an array off the front of the input.
+/// Splits a header off the front of the input.
 #[inline]
 pub(super) fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Result<&'a [u8; N], ParseError> {
     let (array, rest) = bytes.split_first_chunk().ok_or(ParseError::Truncated)?;
@@ -115,7 +115,7 @@ pub(super) fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Result<&'a [u8; 
     Ok(array)
 }
 
-/// Splits an array off the front of the output buffer.
+/// Splits the space for a header off the front of the output buffer.
 #[inline]
 pub(super) fn room<'a, const N: usize>(
     bytes: &mut &'a mut [u8],

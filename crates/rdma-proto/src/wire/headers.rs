@@ -115,8 +115,8 @@ impl Headers {
     ///
     /// # Errors
     ///
-    /// [`EmitError::Headers`] if a header that the opcode requires is `None`, or another one is present;
-    /// [`EmitError::NoRoom`].
+    /// Returns [`EmitError::Headers`] if a required header is `None`, or if a header is present that the opcode does
+    /// not allow. Returns [`EmitError::NoRoom`] if the buffer is too small.
     #[inline]
     pub fn emit<'a>(&self, bytes: &'a mut [u8]) -> Result<&'a mut [u8], EmitError> {
         let asked = self.bth.opcode.headers();

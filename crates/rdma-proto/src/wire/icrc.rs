@@ -8,7 +8,7 @@ use super::headers::bth::Bth;
 use super::ip::{IpHeader, Ipv4Header, Ipv6Header};
 use super::udp::UdpHeader;
 
-/// Byte offsets, each with the bits that count as ones because they may change in transit.
+/// Byte offsets, each with the bits that count as ones, because routers may change them.
 type Mask = &'static [(usize, u8)];
 
 /// TOS, TTL and checksum. The ICRC covers the identification, the flags and the lengths.
@@ -23,14 +23,15 @@ const UDP: Mask = &[(6, 0xff), (7, 0xff)];
 /// FECN, BECN and the adjacent reserved bits (Resv8a).
 const BTH: Mask = &[(4, 0xff)];
 
-/// The invariant CRC of a packet (IBTA chapter 7 and annex A17). It is Ethernet's CRC-32 over the
-/// network headers and the packet, where all bits that may change in transit count as ones.
+/// Returns the invariant CRC of a packet (IBTA chapter 7 and annex A17). It is Ethernet's CRC-32
+/// over the network headers and the packet, where all bits that may change in transit count as
+/// ones.
 ///
 /// `packet` is everything from the BTH to the end of the pad, without the ICRC itself. Eight bytes
 /// of ones precede the IP header, in place of InfiniBand's local route header.
 ///
-/// The ICRC also covers the IPv4 identification, which a UDP socket does not report. The headers
-/// have to be those on the wire.
+/// `ip` and `udp` must be the headers on the wire. The ICRC covers the IPv4 identification, too,
+/// which a UDP socket does not report.
 ///
 /// # Examples
 ///
@@ -74,16 +75,16 @@ pub fn icrc(ip: &IpHeader, udp: &UdpHeader, packet: &[u8]) -> u32 {
     finish(crc, packet)
 }
 
-/// The invariant CRC of a packet with other outer headers than IP and UDP (IBTA chapter 7). These are InfiniBand's
-/// local route header, a global route header, or both.
+/// Returns the invariant CRC of a packet without IP and UDP headers (IBTA chapter 7). Its outer headers are
+/// InfiniBand's local route header, a global route header, or both.
 ///
-/// `front` is everything before the BTH, with ones for all bits that may change in transit. Before a global route
-/// header, these are 8 bytes of ones, with or without a local route header. A local route header alone is covered
-/// except for its virtual lane. `packet` is as for [`icrc`].
+/// `front` is everything before the BTH, with ones for all bits that may change in transit. A global route header must
+/// follow 8 bytes of ones, with or without a local route header. A local route header alone is covered except for its
+/// virtual lane. `packet` has the same meaning as for [`icrc`].
 ///
 /// # Examples
 ///
-/// An RDMA WRITE on a subnet of InfiniBand, from an example of the specification:
+/// An RDMA WRITE on an InfiniBand subnet, from an example in the specification:
 ///
 /// ```
 /// use rdma_proto::wire::icrc_behind;
@@ -106,7 +107,7 @@ pub fn icrc_behind(front: &[u8], packet: &[u8]) -> u32 {
     finish(crc, packet)
 }
 
-/// Adds everything from the BTH on, and finishes the checksum.
+/// Adds the packet, which begins with the BTH, and finishes the checksum.
 fn finish(mut crc: Hasher, packet: &[u8]) -> u32 {
     let rest = match packet.split_first_chunk::<{ Bth::LEN }>() {
         Some((bth, rest)) => {

@@ -28,8 +28,8 @@ impl IpHeader {
     ///
     /// # Errors
     ///
-    /// [`ParseError`] for everything that RoCEv2 does not send: other protocols, fragments,
-    /// options.
+    /// Returns a [`ParseError`] for everything that RoCEv2 does not send: other protocols,
+    /// fragments, options.
     pub fn parse(datagram: &[u8]) -> Result<(Self, &[u8]), ParseError> {
         let mut rest = datagram;
         let (header, len) = match datagram.first().ok_or(ParseError::Truncated)? >> 4 {
@@ -52,7 +52,7 @@ impl IpHeader {
     ///
     /// # Errors
     ///
-    /// [`EmitError::NoRoom`].
+    /// Returns [`EmitError::NoRoom`] if the buffer is too small.
     pub fn emit<'a>(&self, bytes: &'a mut [u8]) -> Result<&'a mut [u8], EmitError> {
         let mut rest = bytes;
         match self {
@@ -126,7 +126,7 @@ impl Ipv4Header {
     ///
     /// # Errors
     ///
-    /// [`ParseError`] for another version, options, fragments, another protocol, or a wrong checksum.
+    /// Returns a [`ParseError`] for another version, options, fragments, another protocol, or a wrong checksum.
     pub fn parse(bytes: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         let mut fields = Reader::new(bytes);
         match fields.u8() {
@@ -210,7 +210,7 @@ fn checksum(header: &[u8; Ipv4Header::LEN]) -> u16 {
 pub struct Ipv6Header {
     /// DSCP and ECN.
     pub traffic_class: u8,
-    /// 20 bits by which routers distribute flows. Higher bits are not sent.
+    /// 20 bits that routers use to distribute flows. Higher bits are not sent.
     pub flow_label: u32,
     /// The length in bytes, not including this header.
     pub payload_length: u16,
@@ -243,7 +243,7 @@ impl Ipv6Header {
     ///
     /// # Errors
     ///
-    /// [`ParseError`] for another version, or another protocol.
+    /// Returns a [`ParseError`] for another version or another protocol.
     pub fn parse(bytes: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         let mut fields = Reader::new(bytes);
         let [first, second, third, fourth] = fields.array();

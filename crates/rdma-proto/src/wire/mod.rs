@@ -14,13 +14,13 @@
 //! - Nothing panics, whatever the bytes. Nothing allocates.
 //! - `parse` checks only the form. The state machine checks whether a packet is expected, may arrive now, and has the
 //!   right length.
-//! - Reserved bits are ignored by `parse` and zero from `emit`, as IBTA requires. The same holds for the bytes of the
-//!   pad. All other bytes of a packet that `parse` accepts are written unchanged by `emit`.
-//! - Numbers are in host order in the structs, in network order in the bytes.
+//! - `parse` ignores reserved bits, and `emit` writes them as zeros, as IBTA requires. The same holds for the bytes of
+//!   the pad. All other bytes of a packet that `parse` accepts are written unchanged by `emit`.
+//! - Numbers are in host order in the structs, and in network order in the bytes.
 //!
 //! # Examples
 //!
-//! A packet is built, sealed and read again:
+//! Builds a packet, adds its ICRC, and parses it again:
 //!
 //! ```
 //! use rdma_proto::wire::{Bth, Headers, IpHeader, Ipv4Header, Opcode, Operation, Packet, PadCount};
@@ -37,7 +37,7 @@
 //! let mut packet = Packet { headers: Headers::new(bth), payload, icrc: 0 };
 //! assert_eq!(packet.wire_len(), 12 + 5 + 3 + 4);
 //!
-//! // The ICRC also covers the headers of the network.
+//! // The ICRC also covers the IP and UDP headers.
 //! let udp = UdpHeader::new(0xc121, packet.wire_len()).unwrap();
 //! let ip = IpHeader::V4(Ipv4Header::new([10, 0, 1, 1].into(), [10, 0, 1, 2].into(), &udp).unwrap());
 //! let mut room = [0; 64];

@@ -53,7 +53,7 @@ pub struct Opcode {
 }
 
 impl Opcode {
-    /// Returns the opcode of this operation, or `None` if the service does not support it.
+    /// Returns the opcode for this operation, or `None` if the service does not support it.
     #[must_use]
     #[inline]
     pub const fn new(service: Service, operation: Operation) -> Option<Self> {
@@ -66,7 +66,7 @@ impl Opcode {
         if has { Some(Self { service, operation }) } else { None }
     }
 
-    /// Returns the opcode of this operation on a reliable connection, which supports all
+    /// Returns the opcode for this operation on a reliable connection, which supports all
     /// operations.
     #[must_use]
     #[inline]
@@ -74,7 +74,7 @@ impl Opcode {
         Self { service: Service::Rc, operation }
     }
 
-    /// Returns the opcode with this code; `None` if it belongs to another service, or is not
+    /// Returns the opcode with this code; `None` if the code belongs to another service or is not
     /// specified.
     #[must_use]
     #[inline]

@@ -141,8 +141,8 @@ impl Operation {
         }
     }
 
-    /// Returns true if the packet answers a request. Answers are for the queue pair's requester,
-    /// all other packets for its responder.
+    /// Returns true if the packet answers a request. Answers go to the queue pair's requester, and
+    /// all other packets to its responder.
     #[must_use]
     #[inline]
     pub const fn is_response(self) -> bool {

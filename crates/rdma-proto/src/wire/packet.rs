@@ -28,7 +28,7 @@ pub struct Packet<'a> {
     pub headers: Headers,
     /// The payload, without padding.
     pub payload: &'a [u8],
-    /// The invariant CRC that the packet carries. [`icrc`](super::icrc) computes the right one.
+    /// The invariant CRC that the packet carries. [`icrc`](super::icrc) computes the correct value.
     pub icrc: u32,
 }
 

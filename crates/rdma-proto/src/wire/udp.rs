@@ -31,7 +31,7 @@ impl UdpHeader {
     /// The size in bytes.
     pub const LEN: usize = 8;
 
-    /// The port on which RoCEv2 listens (IBTA annex A17).
+    /// The destination port of RoCEv2 packets (IBTA annex A17).
     pub const ROCE_V2_PORT: u16 = 4791;
 
     /// Creates the header of a packet of `packet_len` bytes, without a checksum; `None` if the

@@ -20,7 +20,7 @@ use crate::wire::bytes::{Reader, Writer};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Aeth {
-    /// The result: an acknowledgement, or the reason for its absence.
+    /// The result: an acknowledgement, or the reason why the request is not acknowledged.
     pub syndrome: Syndrome,
     /// The message sequence number: how many messages the responder has completed, modulo 2^24
     /// (IBTA section 9.7.7.1). Higher bits are not sent.
@@ -61,7 +61,7 @@ impl Aeth {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Syndrome {
-    /// Everything up to and including this PSN succeeded. The credits allow this many further
+    /// All packets up to and including this PSN were accepted. The credits allow this many further
     /// messages.
     Ack(CreditCount),
     /// The receiver is not ready. Try again after this time.
@@ -100,8 +100,8 @@ impl Syndrome {
     }
 }
 
-/// The number of further messages with a posted receive at the responder, as a 5-bit code
-/// (IBTA section 9.7.7.2).
+/// The number of further messages that the responder has posted receives for, as a 5-bit code (IBTA
+/// section 9.7.7.2).
 ///
 /// # Examples
 ///
@@ -116,8 +116,8 @@ impl Syndrome {
 pub struct CreditCount(u8);
 
 impl CreditCount {
-    /// The responder does not count. SoftRoCE always sends this, and so does a queue pair with a
-    /// shared receive queue.
+    /// The responder grants unlimited credits. SoftRoCE always sends this, and so does a queue pair
+    /// with a shared receive queue.
     pub const UNLIMITED: Self = Self(31);
 
     /// Returns the count with this code, or `None` if the code has more than 5 bits.
@@ -134,8 +134,8 @@ impl CreditCount {
         self.0
     }
 
-    /// Returns the number of messages; `None` if it is unlimited. Each code's number is larger than
-    /// the previous one by a half or a third: 1, 2, 3, 4, 6, 8, 12, and so on.
+    /// Returns the number of messages; `None` if it is unlimited. From one code to the next, it
+    /// grows by a half or a third: 2, 3, 4, 6, 8, 12, and so on.
     #[must_use]
     pub const fn messages(self) -> Option<u16> {
         let half = self.0 >> 1;

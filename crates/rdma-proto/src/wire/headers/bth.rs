@@ -38,7 +38,7 @@ const ACK_REQUEST: u8 = 0x80;
 pub struct Bth {
     /// The packet's operation, which also determines the headers that follow.
     pub opcode: Opcode,
-    /// Whether the packet is a solicited event (SE): it also wakes threads that wait only for
+    /// The solicited event bit (SE): the packet's completion also wakes threads that wait only for
     /// solicited completions.
     pub solicited: bool,
     /// The MigReq bit, for automatic path migration.
@@ -89,7 +89,8 @@ impl Bth {
     ///
     /// # Errors
     ///
-    /// [`ParseError::Opcode`] and [`ParseError::TransportVersion`], if they are unknown.
+    /// Returns [`ParseError::Opcode`] if the opcode is unknown, and
+    /// [`ParseError::TransportVersion`] if the version is not 0.
     #[inline]
     pub fn parse(bytes: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         let mut fields = Reader::new(bytes);
@@ -147,7 +148,7 @@ impl Bth {
 pub struct PadCount(u8);
 
 impl PadCount {
-    /// The pad of a payload that consists of whole words.
+    /// No pad: the payload consists of whole words.
     pub const NONE: Self = Self(0);
 
     /// Returns the pad for a payload of this length.

@@ -7,10 +7,10 @@ use crc32fast::Hasher;
 ///
 /// The ICRC covers the identification, because routers do not change this field (IBTA volume 1,
 /// annex A17), but a UDP socket does not report it. A CRC is linear: flipping one of the 16 bits
-/// changes it in the same way, whatever the rest of the packet contains. So the difference between
-/// a packet's ICRC and its ICRC with identification 0 determines the identification. One in 65,536
-/// randomly damaged packets looks like a packet with another identification. That adds to the one
-/// in 2^32 that any such checksum misses.
+/// changes it in the same way, whatever the rest of the packet contains. The difference between a
+/// packet's ICRC and its ICRC with identification 0 therefore determines the identification. One in
+/// 65,536 randomly damaged packets is mistaken for a packet with a different identification. Such
+/// packets add to the one in 2^32 that any checksum of this size misses.
 ///
 /// # Examples
 ///
@@ -28,8 +28,8 @@ use crc32fast::Hasher;
 /// ```
 #[derive(Clone, Debug)]
 pub struct IdentificationSearch {
-    /// One row per bit: a checksum change whose highest bit is this one, and the identification
-    /// bits that cause it. A row is zero if there is no such change.
+    /// One row per checksum bit: a change of the checksum whose highest bit is this one, and the
+    /// identification bits that cause the change. A row is zero if no such change is possible.
     rows: [(u32, u16); 32],
 }
 
@@ -74,7 +74,8 @@ fn checksum(identification: u16, mut behind: usize) -> u32 {
     crc.finalize()
 }
 
-/// Combines a difference with rows so that its upper bits become zero.
+/// Subtracts the rows that match the highest bits of a difference (Gaussian elimination). Returns
+/// the rest of the difference, and the identification with the bits of these rows flipped.
 fn reduced(rows: &[(u32, u16); 32], mut difference: u32, mut identification: u16) -> (u32, u16) {
     for &(row, bits) in rows.iter().rev() {
         if row != 0 && difference.leading_zeros() == row.leading_zeros() {
