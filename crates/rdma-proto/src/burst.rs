@@ -2,14 +2,13 @@
 
 use crate::wire::{Aeth, Headers, Ieth, ImmDt, Opcode, Operation, PadCount};
 
-/// One packet, or a run of packets from one message or response. All have the length of the first,
+/// One packet, or a run of packets from one message or response. All packets have the same length,
 /// except that the last may be shorter.
 ///
-/// The payloads are contiguous and stored separately. Networks (with GSO and GRO) and rings carry
-/// such a run at the cost of one packet. A run never mixes sizes. The first packet of a WRITE is
-/// alone because of its RETH. The first packet of a READ response is alone because of its AETH. If
-/// the last packet has an extra header, and would be longer than the packets before it, it is alone
-/// too.
+/// The payloads are contiguous and stored separately. A network (with GSO and GRO) or a ring
+/// carries such a run at the cost of one packet. The first packet of a WRITE is alone because of
+/// its RETH, and the first packet of a READ response because of its AETH. The last packet is alone
+/// if an extra header would make it longer than the packets before it.
 ///
 /// # Examples
 ///
@@ -46,9 +45,9 @@ use crate::wire::{Aeth, Headers, Ieth, ImmDt, Opcode, Operation, PadCount};
 pub struct Burst {
     /// The headers of the first packet.
     pub header: Headers,
-    /// The headers in which the last packet differs, if there are several packets. The packets in
-    /// between follow from the first: they are the middle of the same message, each with the next
-    /// PSN.
+    /// The headers in which the last packet differs, if there are several packets. The headers of
+    /// the packets in between are derived from the first: these packets are the middle of the same
+    /// message, with consecutive PSNs.
     pub last: Option<Last>,
     /// The number of payload bytes in each packet except the last, which carries the remainder.
     pub segment: u16,

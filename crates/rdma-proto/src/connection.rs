@@ -23,8 +23,8 @@ impl Connection {
         Self { peer, p_key: Bth::DEFAULT_P_KEY, mtu }
     }
 
-    /// Returns the number of packets in a message of `length` bytes. An empty message still has one
-    /// (IBTA chapter 9, packet sequence numbers).
+    /// Returns the number of packets in a message of `length` bytes. An empty message still takes
+    /// one packet (IBTA chapter 9, packet sequence numbers).
     #[must_use]
     #[inline]
     pub fn packets(&self, length: u32) -> u32 {

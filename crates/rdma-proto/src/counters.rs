@@ -9,10 +9,10 @@ macro_rules! counters {
         /// Event counters of one end of a queue pair.
         ///
         /// `rcvd_pkts` counts every packet that arrives. A packet that is not executed or used as
-        /// intended is also counted under the reason. This explains cases such as "connected, but
-        /// nothing arrives".
+        /// intended also increments the counter for the reason. This explains cases such as
+        /// "connected, but nothing arrives".
         ///
-        /// Names follow SoftRoCE (`rxe_hw_counters.c`) where it has the counter.
+        /// Counters that SoftRoCE also has (`rxe_hw_counters.c`) have the same names here.
         /// `local_ack_timeout_err`, `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer` and
         /// `resp_remote_access_errors` are from mlx5 (`hw/mlx5/counters.c`), and `qkey_viol_cntr`
         /// is a field of `ibv_port_attr`. The other names are our own.
@@ -21,11 +21,11 @@ macro_rules! counters {
         /// a wrong ICRC, queue pair, partition or source. It also counts `send_err` and
         /// `link_downed`, because this crate does not see the link, and `rdma_sends` and
         /// `rdma_recvs`, because it does not see completions. SoftRoCE's `ack_deferred` has no
-        /// counterpart: it counts how often SoftRoCE's completer was left to another thread.
+        /// counterpart: it counts how often SoftRoCE's completer left work to another thread.
         ///
         /// # Examples
         ///
-        /// The nonzero counters of all ends together:
+        /// The nonzero counters, summed over all ends:
         ///
         /// ```
         /// use rdma_proto::Counters;
@@ -57,7 +57,7 @@ macro_rules! counters {
             /// were counted.
             pub(crate) fn take_reasons(&mut self) -> Option<Self> {
                 let reasons = Self { sent_pkts: 0, rcvd_pkts: 0, ..*self };
-                // One combined test, because usually none is set.
+                // Uses one combined test, because usually no counter is set.
                 let any = [$(reasons.$name),+].into_iter().fold(0, |any, value| any | value);
                 (any != 0).then(|| core::mem::take(self))
             }
@@ -76,16 +76,16 @@ counters! {
     sent_pkts,
     /// Packets that arrived.
     rcvd_pkts,
-    /// Requests whose PSN was executed before.
+    /// Requests with a PSN that was executed before.
     duplicate_request,
-    /// Requests that were dropped because an earlier one is missing. Each request counts, but
-    /// SoftRoCE counts each gap.
+    /// Requests that were dropped because an earlier one is missing. Every such request is counted,
+    /// whereas SoftRoCE counts each gap once.
     out_of_seq_request,
-    /// "Receiver not ready" NAKs that arrived.
+    /// "Receiver not ready" (RNR) NAKs that arrived.
     rcvd_rnr_err,
-    /// Requests that found no receive and were answered "receiver not ready".
+    /// Requests that found no receive and were answered with an RNR NAK.
     send_rnr_err,
-    /// "A packet is missing" NAKs that arrived.
+    /// NAKs that arrived and reported a missing packet.
     rcvd_seq_err,
     /// Requests that failed because no answer arrived.
     retry_exceeded_err,
@@ -93,21 +93,20 @@ counters! {
     retry_rnr_exceeded_err,
     /// Retransmissions of everything in flight, after a timeout or a missing packet.
     completer_retry_err,
-    /// Timeouts without an answer.
+    /// Transport timers that expired without an answer.
     local_ack_timeout_err,
-    /// Probes: the oldest packet was sent again alone, because its answer was overdue long before
-    /// the timer expires.
+    /// Probes: the oldest packet was sent again alone, because its answer was overdue although the
+    /// timer had not expired yet.
     roce_adp_retrans,
     /// Responses that arrived while an earlier READ or atomic was unanswered, which means that its
     /// answer was lost.
     implied_nak_seq_err,
     /// Requests on unreliable connections, and datagrams, that were dropped because no receive was
-    /// posted or it was too small.
+    /// posted or the receive was too small.
     out_of_buffer,
     /// Requests that were refused because their key, range or rights are wrong.
     resp_remote_access_errors,
-    /// Requests that were refused because they are invalid themselves: wrong opcode or length, or
-    /// too many READs.
+    /// Requests that were refused as invalid: wrong opcode or length, or too many READs.
     resp_invalid_request_errors,
     /// Requests that were refused because this end could not continue.
     resp_remote_operation_errors,
@@ -123,8 +122,8 @@ counters! {
     /// Acknowledgements with a syndrome that is not specified, and responses with data whose
     /// syndrome is not ACK.
     reserved_syndrome,
-    /// Responses that do not match their request, so the request failed; and acknowledgements with
-    /// a payload, which are dropped.
+    /// Responses that do not match their request, which then fails, and acknowledgements with a
+    /// payload, which are dropped.
     bad_response,
     /// Packets whose opcode this end does not accept, because it belongs to another service or the
     /// other direction.

@@ -20,7 +20,7 @@ pub struct Source {
     pub route: [u8; 40],
 }
 
-/// The outcome for a received datagram.
+/// The result of delivering a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Delivered {
@@ -64,10 +64,10 @@ impl Datagrams {
         &self.counters
     }
 
-    /// Returns the packet for a datagram, whose payload stays with the caller. Returns `None`, and
-    /// sends nothing, if the payload is longer than the MTU (IBTA C10-93.1.1). The caller decides
-    /// how the request then completes. The specification lets it succeed, as SoftRoCE does;
-    /// adapters fail it with a local length error.
+    /// Returns the packet for a datagram. The caller keeps the payload. Returns `None`, and sends
+    /// nothing, if the payload is longer than the MTU (IBTA C10-93.1.1). The caller decides how the
+    /// request then completes. The specification lets it succeed, as SoftRoCE does; adapters fail
+    /// it with a local length error.
     pub fn send(&mut self, to: &Destination, end: &End) -> Option<Burst> {
         if end.length > self.mtu.bytes() {
             return None;
@@ -91,8 +91,8 @@ impl Datagrams {
     }
 
     /// Receives packets for this queue pair, whose current Q_Key is `qkey`. `route` is the route
-    /// header of the packets. The PSN is ignored. A packet is dropped if it has another Q_Key, or
-    /// is longer than the MTU (IBTA C9-205).
+    /// header of the packets. The PSN is ignored. A packet is dropped if its Q_Key differs from
+    /// `qkey`, or if it is longer than the MTU (IBTA C9-205).
     pub fn receive<H: Host + ?Sized>(
         &mut self,
         qkey: u32,

@@ -5,28 +5,27 @@ use crate::operation::{End, Nak, Start, Stop};
 
 /// Executes a peer's requests. A host owns the memory that the requests access.
 ///
-/// For each message, `begin` is called first. Then come `place` for each packet with payload,
-/// `fetch` as space for the response becomes free, or `atomic`. A SEND or a WRITE ends with
-/// `finish`. Do not keep an address from one call to the next, because the memory may have been
-/// deregistered in between.
+/// For each message, `begin` is called first. It is followed by `place` for each packet with a
+/// payload, by `fetch` whenever there is space for more of the response, or by `atomic`. A SEND or
+/// a WRITE ends with `finish`. An implementation must not keep an address from one call to the
+/// next, because the memory may be deregistered in between.
 ///
-/// An error ends the message. After [`Stop::NotReady`] and [`Stop::Drop`], the failed call is
-/// repeated with the same arguments when the packet arrives again, which it does on a reliable
-/// connection.
+/// An error ends the message. After [`Stop::NotReady`] or [`Stop::Drop`], the packet arrives again
+/// on a reliable connection. The failed call is then repeated with the same arguments.
 pub trait Host {
-    /// Begins a message. A SEND consumes a receive. For other requests, checks the whole range, and
-    /// the peer's rights to it. An empty range needs no key (IBTA section 9.7.4.1.5, C9-88).
+    /// Begins a message. Consumes a receive for a SEND. For other requests, checks the whole range
+    /// and the peer's rights to it. An empty range needs no key (IBTA section 9.7.4.1.5, C9-88).
     ///
     /// # Errors
     ///
-    /// Any [`Stop`].
+    /// May return any [`Stop`].
     fn begin(&mut self, start: &Start) -> Result<(), Stop>;
 
     /// Writes the payload of a SEND or a WRITE, `at` bytes after the start of the message.
     ///
     /// # Errors
     ///
-    /// Any [`Stop`].
+    /// May return any [`Stop`].
     fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop>;
 
     /// Fills `out` with data for a READ, from `at` bytes after the start of its range. It is also
@@ -34,7 +33,7 @@ pub trait Host {
     ///
     /// # Errors
     ///
-    /// Any [`Stop`].
+    /// May return any [`Stop`].
     fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop>;
 
     /// Executes an atomic and returns the previous value. It is never called for a duplicate,
@@ -42,7 +41,7 @@ pub trait Host {
     ///
     /// # Errors
     ///
-    /// Any [`Stop`].
+    /// May return any [`Stop`].
     fn atomic(&mut self, start: &Start) -> Result<u64, Stop>;
 
     /// Consumes a receive for a WRITE with immediate. It is called when the last packet arrives,
@@ -50,24 +49,24 @@ pub trait Host {
     ///
     /// # Errors
     ///
-    /// Any [`Stop`].
+    /// May return any [`Stop`].
     fn take_receive(&mut self, start: &Start) -> Result<(), Stop>;
 
     /// Completes a SEND or a WRITE that has arrived completely, and the receive that it consumed,
-    /// if any. If a SEND's key cannot be invalidated, the SEND was delivered anyway, so this
-    /// returns `Ok`.
+    /// if any. If the key that a SEND names cannot be invalidated, returns `Ok` anyway, because the
+    /// SEND was delivered.
     ///
     /// # Errors
     ///
-    /// Any [`Stop`].
+    /// May return any [`Stop`].
     fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop>;
 
     /// Abandons the current message. Its receive stays posted for the next message. This is called
     /// only for unreliable connections (IBTA chapter 9, unreliable connections).
     fn abandon(&mut self);
 
-    /// Moves the queue pair to the error state, because a request was refused: by the host, or
-    /// because it is invalid.
+    /// Moves the queue pair to the error state, because the host refused a request or a request is
+    /// invalid.
     fn fail(&mut self, nak: Nak);
 
     /// Delivers a datagram whose Q_Key matches. A multicast datagram is delivered once per member.

@@ -15,10 +15,11 @@
 //! - Input from a peer is untrusted: any packet may arrive at any time. It is accepted, answered,
 //!   or dropped and counted. Nothing panics.
 //! - Nothing allocates, except [`Responder::new`](responder::Responder::new), and nothing grows.
-//! - The caller finds the queue pair by the BTH. It also checks that the packet came from the
-//!   connected peer, with the right ICRC and partition. It drops all other packets, so an unknown
-//!   sender gets no answer. Responses ([`Operation::is_response`](wire::Operation::is_response)) go
-//!   to the requester, all other packets to the responder.
+//! - The caller finds the queue pair that the BTH names. It also checks that the packet came from
+//!   the connected peer, with the right ICRC and partition. It drops all other packets, so an
+//!   unknown sender gets no answer. Responses
+//!   ([`Operation::is_response`](wire::Operation::is_response)) go to the requester, all other
+//!   packets to the responder.
 //! - Calls take the time as an argument ([`Time`]). A requester has a deadline; a responder has
 //!   none.
 //! - The unit of sending and receiving is a [`Burst`].

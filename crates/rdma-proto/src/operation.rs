@@ -38,7 +38,7 @@ impl Kind {
     }
 }
 
-/// The peer's memory where a one-sided request starts; unused by a SEND.
+/// The start of the peer's memory that a one-sided request accesses. A SEND does not use it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Remote {
     /// The virtual address of the first byte.
@@ -101,7 +101,8 @@ pub struct End {
     pub solicited: bool,
 }
 
-/// The reason that a request can never be executed. It ends the connection (IBTA section 9.7.5.2).
+/// The reason that a request can never be executed. Such a request ends the connection (IBTA
+/// section 9.7.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Nak {

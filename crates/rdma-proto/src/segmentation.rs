@@ -65,9 +65,9 @@ impl PacketRun {
         room.get_mut(..self.bytes as usize).unwrap_or_default()
     }
 
-    /// Builds the packets. `headers` returns the headers of a packet, given its index and whether
-    /// it is the very last one. `asks` is whether the last packet requests an acknowledgement. Pad
-    /// counts are set here.
+    /// Builds the packets, and sets their pad counts. `headers` returns the headers of a packet,
+    /// given its index in the run and whether it ends the message. If `asks` is true, the last
+    /// packet of the run requests an acknowledgement.
     #[inline]
     pub(crate) fn burst(
         &self,
@@ -144,8 +144,8 @@ impl Outbound<'_> {
         run.burst(&self.connection, asks, |ahead, ends| self.headers(ahead, ends))
     }
 
-    /// Returns the headers of the packet `ahead` places after the next one. `ends` is whether that
-    /// packet is the last.
+    /// Returns the headers of a packet: the next one if `ahead` is 0, or the one that many packets
+    /// later. `ends` is true for the last packet of the message.
     #[inline]
     fn headers(&self, ahead: u32, ends: bool) -> Headers {
         let (start, end) = (self.start, self.end);
@@ -176,8 +176,8 @@ impl Outbound<'_> {
     }
 }
 
-/// Returns the operation of a SEND packet that is first, last, both or neither. A SEND cannot have
-/// both immediate data and a key to invalidate.
+/// Returns the operation of a SEND packet. `place` is whether the packet is the first, and whether
+/// it is the last. A SEND cannot have both immediate data and a key to invalidate.
 #[inline]
 const fn send(place: (bool, bool), immediate: bool, invalidate: bool) -> Operation {
     match (place, immediate, invalidate) {

@@ -44,7 +44,7 @@ impl Time {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Returns the time after `duration`, but at most the last representable time.
+    /// Returns the time `duration` later, but at most the last representable time.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         self.plus(nanos(duration))

@@ -20,8 +20,9 @@ use crate::work::{Request, Work};
 pub struct UnreliableRequester {
     connection: Connection,
     psn: Psn,
-    /// The next request to send, and the index of its next packet.
+    /// The next request to send.
     next: u32,
+    /// The index of that request's next packet.
     packet: u32,
     stopped: bool,
     counters: Counters,
@@ -154,8 +155,7 @@ pub struct UnreliableResponder {
 }
 
 impl UnreliableResponder {
-    /// Creates a responder that expects this PSN first, but accepts a message that begins with any
-    /// other.
+    /// Creates a responder that expects this PSN first, but accepts a first message with any PSN.
     #[must_use]
     pub fn new(connection: Connection, psn: Psn) -> Self {
         Self { connection, expected: psn, message: None, counters: Counters::default() }

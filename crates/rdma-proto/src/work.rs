@@ -10,7 +10,7 @@ use crate::operation::{End, Start};
 pub enum Request {
     /// A request to the peer.
     Remote {
-        /// The kind and the remote memory. The length in it is ignored.
+        /// The kind and the remote memory. The `length` in this struct is ignored.
         start: Start,
         /// The length, and the properties that the last packet carries. The length of an atomic is
         /// 8.
@@ -20,7 +20,7 @@ pub enum Request {
         fence: bool,
     },
     /// A local request: binding a window, or invalidating a key. It is executed once all requests
-    /// before it have completed, and no later request is sent before that.
+    /// before it have completed. Until then, no later request is sent.
     Local,
     /// A request that cannot be executed. It is not sent, and fails with this status once all
     /// requests before it have completed.
@@ -45,7 +45,7 @@ pub trait Work {
     ///
     /// # Errors
     ///
-    /// The status with which the request then fails.
+    /// Returns the status with which the request then fails.
     fn gather(&mut self, n: u32, at: u32, out: &mut [u8]) -> Result<(), WcStatus>;
 
     /// Stores a READ's data at offset `at`, or the result of an atomic: 8 bytes in this machine's
@@ -53,14 +53,14 @@ pub trait Work {
     ///
     /// # Errors
     ///
-    /// The status with which the request then fails.
+    /// Returns the status with which the request then fails.
     fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), WcStatus>;
 
     /// Executes a [`Request::Local`].
     ///
     /// # Errors
     ///
-    /// The status with which the request then fails.
+    /// Returns the status with which the request then fails.
     fn execute_local(&mut self, n: u32) -> Result<(), WcStatus>;
 
     /// Completes the request successfully.
