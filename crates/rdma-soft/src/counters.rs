@@ -52,8 +52,8 @@ pub(crate) struct Tally {
     traffic: Mutex<Traffic>,
 }
 
-/// The queue pairs and their sums. The lock that guards them is a leaf: no thread waits for a queue pair while it holds
-/// this lock.
+/// The queue pairs, and the summed counts of destroyed ones. The lock that guards them is a leaf: a thread that holds
+/// it never waits for a queue pair.
 #[derive(Debug, Default)]
 struct Traffic {
     /// The summed counts of destroyed queue pairs.
@@ -86,8 +86,8 @@ impl Tally {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        // Each queue pair is in exactly one of the two, even if it is destroyed while we add: a destroyed queue pair
-        // keeps its counts.
+        // Each queue pair is in exactly one of `gone` and `queue_pairs`. If it is destroyed while we add, its counts
+        // are still read from `queue_pairs`, because a destroyed queue pair keeps them.
         let (gone, queue_pairs): (_, Vec<Arc<dyn Counting>>) = {
             let traffic = locked(&self.traffic);
             (traffic.gone, traffic.by_id.values().filter_map(Weak::upgrade).collect())

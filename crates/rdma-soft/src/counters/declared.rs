@@ -4,7 +4,7 @@ use std::ops::AddAssign;
 
 use super::rare::Rare;
 
-/// Adds a connection's count with the same name, if the unit of the counter is "packets of connections".
+/// Adds a connection's count to the device's counter with the same name, if that counter counts packets of connections.
 macro_rules! add_of_connection {
     ([packets of connections] $rare:expr, $counted:expr) => {
         let packets = $counted;
@@ -28,7 +28,7 @@ macro_rules! counters {
         /// [`Builder::force_wire`](crate::Builder::force_wire). All other messages are copied directly. A counter of
         /// "requests or packets" counts packets for the former and requests for the latter.
         ///
-        /// Where the kernel's SoftRoCE has the same counter, it has the same name
+        /// Counters that the kernel's SoftRoCE also has keep their names
         /// (`drivers/infiniband/sw/rxe/rxe_hw_counters.c`, `/sys/class/infiniband/rxe0/ports/1/hw_counters`). The names
         /// `local_ack_timeout_err`, `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer`,
         /// `resp_remote_access_errors` and `rx_icrc_encapsulated` come from mlx5. `qkey_viol_cntr` and `bad_pkey_cntr`
@@ -56,7 +56,7 @@ macro_rules! counters {
             }
         }
 
-        /// An atomic counter for each name, used for events that are rare enough.
+        /// An atomic counter for each name, for events that are rare enough to afford an atomic addition.
         #[derive(Debug, Default)]
         pub(crate) struct Rares {
             $(pub(crate) $name: Rare,)+
@@ -83,8 +83,8 @@ macro_rules! counters {
     };
 }
 
-// The documentation is also the counter's row in docs/software-device.md, which a test below compares and writes.
-// `add_of_connection` gives the unit `packets of connections` its meaning.
+// The documentation of each counter is also its row in docs/software-device.md. A test below compares the two, and can
+// write the table. `add_of_connection` gives the unit `packets of connections` its meaning.
 counters! {
     /// Requests of this device that were executed, or that were sent and expect no acknowledgement. A message is one
     /// request, whatever its length.
@@ -102,7 +102,7 @@ counters! {
     send_rnr_err: requests or packets, "running_connections_are_counted";
     /// NAKs from peers that report a missing packet.
     rcvd_seq_err: packets of connections, "a_gap_is_counted_at_both_ends";
-    /// Always 0. SoftRoCE counts here how often it left work of its completer to another thread.
+    /// Always 0. SoftRoCE counts here how often its completer left work to another thread.
     ack_deferred: nothing;
     /// Requests that failed because the peer did not answer.
     retry_exceeded_err: requests, "retries_are_counted_and_so_is_giving_up";
@@ -176,14 +176,15 @@ counters! {
     /// Messages from other processes that no device sends (the connection is then closed), and UDP datagrams that are
     /// not packets.
     malformed: messages, "garbage_words_harm_only_their_own_connection";
-    /// Connections from other processes that were closed at once, because they come from another user or are too many.
-    /// At most 64 are accepted from one process, 2,048 in all, or half of the files that the process may open.
+    /// Connections from other processes that were closed at once, because they came from another user or exceeded a
+    /// limit. At most 64 are accepted from one process. In all, at most 2,048 are accepted, or half of the process's
+    /// limit on open files if that is less.
     refused_connections: connections, "endless_connections_get_only_their_share";
     /// System calls that copied memory which may have been unmapped since its registration. `rdma-mem` marks the memory
     /// of its regions as staying mapped, except for `MemoryRegion` and `DmabufRegion`; C programs mark nothing.
     guarded_copies: calls, "packets_for_memory_that_is_gone_fail_as_with_a_bad_key";
-    /// Times that connections from other processes waited because all threads that close files were held up by files
-    /// sent by others.
+    /// Times that connections from other processes waited, because files sent by others held up all threads that close
+    /// files.
     held_up_connections: times, "files_of_another_user_hold_up_only_new_connections_on_an_earlier_kernel";
 }
 
@@ -197,7 +198,7 @@ mod tests {
 
     const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
-    /// `RDMA_SOFT_COUNTERS=write` writes the table.
+    /// With `RDMA_SOFT_COUNTERS=write`, writes the table instead of comparing it.
     #[test]
     fn the_page_has_a_row_for_each_counter() {
         const HEAD: &str = "| counter | counts | unit |\n|---|---|---|\n";
@@ -215,7 +216,7 @@ mod tests {
         assert_eq!(&page[start..end], rows, "RDMA_SOFT_COUNTERS=write writes the table");
     }
 
-    /// All sources of this crate and of the protocol's, tests included.
+    /// Appends the text of all Rust files below `folder` to `into`.
     fn sources(folder: &Path, into: &mut Vec<String>) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -254,7 +255,8 @@ mod tests {
         rares.add(&counted);
         let added: Vec<_> = rares.get().iter().filter(|&(_, value)| value > 0).collect();
         assert_eq!(added, [("duplicate_request", 8), ("stale_nak", 10)]);
-        // Counters of the protocol that are not added are counted in requests, or by the receiver of datagrams.
+        // The device does not add the protocol's other counters: it counts requests itself, and the receiver of a
+        // datagram counts its wrong Q_Key.
         let of_device = |name: &str| DECLARED.iter().find(|declared| declared.0 == name).unwrap().1;
         let others = counted.iter().map(|(name, _)| name);
         let others = others.filter(|name| !of_device(name).contains("packets"));
