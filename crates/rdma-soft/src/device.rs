@@ -48,7 +48,7 @@ pub(crate) struct Device {
     pub(crate) address_handles: Quota,
     queue_pairs: Mutex<QueuePairTable>,
     pub(crate) groups: Groups<QueuePair>,
-    /// Whether the link between processes also carries the device's packets to itself.
+    /// Whether packets from the device to itself also use the link between processes.
     pub(crate) force_link: bool,
     /// The networks that lead to other hosts, one for each address at which the device listens.
     networks: OnceLock<Vec<Arc<dyn Network>>>,
@@ -56,7 +56,7 @@ pub(crate) struct Device {
     pub(crate) host: Option<Box<dyn Host>>,
     /// Whether the device sends and receives everything as packets.
     pub(crate) force_wire: bool,
-    /// If the device lacks something that was requested, the reason why it cannot be opened.
+    /// The reason why the device cannot be opened, if something that was requested is missing.
     pub(crate) unusable: Option<InstallError>,
     /// The inbox for the device's packets, created before the first packet can arrive.
     inbox: OnceLock<Arc<Inbox<Device>>>,
@@ -73,7 +73,7 @@ impl Deref for Device {
     }
 }
 
-/// The users that have opened the device through the verbs.
+/// The users that have opened the device through verbs.
 #[derive(Debug, Default)]
 struct Users {
     /// The number of open contexts. A context counts until everything created from it is released.
@@ -112,8 +112,8 @@ pub(crate) trait Network: Send + Sync + std::fmt::Debug {
     /// Returns the carrier for packets to other hosts.
     fn outlet(&self) -> Arc<dyn Carrier>;
 
-    /// Joins and leaves multicast groups so that exactly the device's groups are received. `newest` is the group that
-    /// was added last.
+    /// Joins and leaves multicast groups, so that the packets of exactly the device's groups are received. `newest` is
+    /// the group that was added last.
     fn see_to_groups(&self, newest: Option<Gid>, has: &dyn Fn(Gid) -> bool) -> Result<(), Refusal>;
 }
 
@@ -165,7 +165,7 @@ impl Device {
         self.identity.guid
     }
 
-    /// Turns this device into one that several processes share, with an identity that all of them derive.
+    /// Turns this device into one that several processes share. Each of them derives the same identity from the seed.
     #[cfg(not(loom))]
     pub(crate) fn join_host(&mut self, host: Box<dyn Host>, seed: &Seed) {
         self.identity.become_shared(self.adapter.link, seed.stream(Purpose::Identity));
@@ -194,7 +194,7 @@ impl Device {
         }
     }
 
-    /// Records that the device's network was dropped.
+    /// Records that the device's network was dropped. If the device has no users, releases its memory.
     pub(crate) fn leave_network(&self) {
         let nobody = {
             let mut users = locked(&self.users);
@@ -206,8 +206,8 @@ impl Device {
         }
     }
 
-    /// Releases most of the device's memory and ends its capture, since it has no users left. Data that programs may
-    /// still refer to remains.
+    /// Releases most of the device's memory and ends its capture, once the device has no users left. Keeps the data
+    /// that programs may still refer to.
     #[cold]
     fn retire(&self) {
         self.memory.regions.retire();
@@ -287,7 +287,7 @@ impl Device {
     }
 
     /// Like [`way`](Self::way), but for a datagram: the first datagram to another process connects to that process. If
-    /// no process has the number, the sender of the datagram is not informed.
+    /// no process has the queue pair number, the datagram is lost silently.
     pub(crate) fn way_of_datagrams(&'static self, path: &Path, number: u32) -> Delivery {
         self.way_by(path, number, |host| host.connect(self, number).ok())
     }
@@ -314,8 +314,8 @@ impl Device {
         }
     }
 
-    /// Connects this process to the process that has this queue pair number at the far end of a path, if that is
-    /// another process. For a path to another host, checks that packets can be sent there.
+    /// If the queue pair at the far end of a path belongs to another process, connects this process to that one. For a
+    /// path to another host, checks that packets can be sent there.
     pub(crate) fn reach(&'static self, path: &Path, number: u32) -> Result<Outlet, Refusal> {
         let there = self.subnet.at(self.link, &path.remote);
         if let Some(network) = self.network_towards(path, there) {
@@ -323,7 +323,7 @@ impl Device {
         }
         match self.host_of_other(path, there, number) {
             Some(host) => host.connect(self, number).map(Outlet::Carrier),
-            // A loopback address belongs to this host, so we know that no device has it.
+            // All loopback addresses belong to this host, so it is known that no device has this one.
             None if there.is_none() && path.remote.is_loopback() => Err(Refusal::NobodyThere),
             None => Ok(Outlet::Nowhere),
         }
@@ -355,7 +355,8 @@ impl Device {
         networks.try_for_each(|network| network.see_to_groups(newest, &has))
     }
 
-    /// Returns the outlet that carries packets for a group to other hosts, in addition to the devices of this process.
+    /// Returns the outlet that carries packets for a group to other hosts, if the local address of the path leads to
+    /// any. The devices of this process receive such packets without it.
     pub(crate) fn outlet_from(&self, path: &Path) -> Option<Outlet> {
         self.network_of(&path.local).map(|network| Outlet::Carrier(network.outlet()))
     }
@@ -420,7 +421,7 @@ impl Device {
                 matches!(send.blocked, Blocked::NotReady { .. })
             };
             queue_pair.responder.lock().verified = 0;
-            // Requests that wait for a receive request, here or at a peer, will not be notified any more.
+            // Requests that wait for a receive request, here or at a peer, are no longer notified.
             if waits {
                 queue_pair.entry.wake();
             }

@@ -26,8 +26,8 @@ mod tests;
 /// The partition of the port, in which the port is a full member.
 const P_KEY: u16 = Bth::DEFAULT_P_KEY;
 
-/// If packets are for an unknown or destroyed queue pair, counts them and returns true. Such packets take no space in
-/// the inbox. Packets to a group are for all of its members; other packets are for one queue pair.
+/// Returns true if the packets are for an unknown or destroyed queue pair, and counts them. Such packets take no space
+/// in the inbox. Packets to a group are for all of its members; other packets are for one queue pair.
 pub(crate) fn is_for_nobody(
     device: &'static Device,
     path: &Path,
@@ -51,12 +51,12 @@ const fn is_of_partition(p_key: u16) -> bool {
     (p_key ^ P_KEY) & !FULL == 0 && (p_key | P_KEY) & FULL != 0
 }
 
-/// Work that packets leave until the end of their inbox's turn, done before the receive side is released.
+/// Work that is deferred to the end of an inbox's turn, and done before the receive side is released.
 #[derive(Debug, Default)]
 pub(crate) struct Afterwards {
     /// Queue pairs whose completions are held back until their acknowledgements have been sent.
     held: [Option<Arc<QueuePair>>; TURN as usize],
-    /// Stored words; the peer's process may have to be notified of them.
+    /// The words of the process whose requests were executed last. That process may have to be notified.
     words: Option<Arc<dyn ExecutedWords>>,
 }
 
@@ -79,7 +79,7 @@ impl Afterwards {
         }
     }
 
-    /// Does this work. The caller holds the receive side, and no other lock.
+    /// Does the deferred work. The caller holds the receive side, and no other lock.
     #[inline]
     fn settle(&self) {
         if let Some(words) = &self.words {
@@ -90,8 +90,8 @@ impl Afterwards {
         }
     }
 
-    /// Sends acknowledgements before the program sees that their packets have arrived, to the extent that the link
-    /// accepts them.
+    /// Sends as many acknowledgements as the link accepts, before the program can see the completions of the
+    /// acknowledged packets.
     fn answer(&self) {
         let held = || self.held.iter().map_while(Option::as_ref);
         held().for_each(|own| own.answer());

@@ -105,8 +105,8 @@ impl Identity {
         own.or(self.loopback.filter(|_| last)).unwrap_or(0)
     }
 
-    /// Becomes the identity of a device that several processes share; all of them derive the same one. The LID is in
-    /// the upper third of the unicast LIDs (1 to 0xbfff), where no other device has a LID.
+    /// Redraws the identity for a device that several processes share, from random numbers that are the same in all of
+    /// them. The LID is in the upper third of the unicast LIDs (1 to 0xbfff), where no other device has a LID.
     #[cfg(not(loom))]
     pub(crate) fn become_shared(&mut self, link: Link, random: Random) {
         self.random = random;
@@ -228,7 +228,7 @@ mod tests {
             [first[5], identity.gids[5]].map(|entry| entry.gid.to_ipv4().unwrap());
         assert!(before != after && before.is_loopback() && after.is_loopback());
         assert!(before.octets()[1] >= 128 && identity.gids[5].kind == GidType::ROCE_V2);
-        // A device without one has none.
+        // Without a loopback address, the entry belongs to no interface.
         assert_eq!(drawn(Link::Ethernet, usual, 3).interface(4), 0);
     }
 }

@@ -15,14 +15,15 @@ use crate::link::simulation::Links;
 use crate::profile::Profile;
 use crate::sync::locked;
 
-/// Far more devices than programs need, and far fewer than there are LIDs to choose from.
+/// The maximum number of devices: far more than programs need, but far fewer than there are LIDs.
 const MAX_DEVICES: usize = 4096;
 
 /// The reason why a device was not installed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
-    /// A device with this name already exists. Devices exist as long as the process or their network.
+    /// A device with this name already exists. A device keeps its name until its network is dropped or, without a
+    /// network, until the process exits.
     #[error("a software device named `{0}` is already installed: choose another name")]
     NameTaken(String),
     /// The name does not fit into `struct ibv_device`, or cannot be typed on a command line.
@@ -30,7 +31,7 @@ pub enum InstallError {
         "`{0}` is not a valid device name: use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`"
     )]
     BadName(String),
-    /// The maximum number of devices exists already. Devices exist as long as the process.
+    /// The process, or the network, already has the maximum number of devices. A device is never removed.
     #[error("there are {0} software devices in this process already: use one of them")]
     TooMany(usize),
     /// The system returned no random numbers, without which keys would be predictable.
@@ -249,7 +250,7 @@ mod tests {
     fn devices_of_two_subnets_share_neither_names_nor_addresses() {
         static SUBNETS: [Subnet; 2] = [const { Subnet::new() }; 2];
         let [one, other] = SUBNETS.each_ref().map(|subnet| add(subnet).unwrap());
-        // Within one subnet the name would be taken, and the identity drawn again.
+        // Within one subnet, the name would be refused and the identity drawn again.
         assert_eq!(one.guid(), other.guid());
         let address = Address::Lid(one.identity.lid);
         for (subnet, device) in SUBNETS.iter().zip([one, other]) {

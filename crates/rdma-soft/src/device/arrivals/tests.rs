@@ -34,7 +34,7 @@ use crate::sync::locked;
 
 const PATH: Path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
 
-/// A device of a fabric of its own, which only this thread serves.
+/// Creates a device with its own fabric, which only this thread serves.
 fn device(place: &'static OnceLock<Device>) -> &'static Device {
     let (limits, schedule, link) = (Limits::default(), Schedule::Immediate, Link::InfiniBand);
     place.get_or_init(|| {
@@ -52,7 +52,7 @@ fn queue_pair(device: &'static Device, service: Service) -> Arc<QueuePair> {
     QueuePair::create(device, &pd, &queue(), &queue(), None, init, Reporter::silent()).unwrap()
 }
 
-/// Returns an empty datagram to that queue pair.
+/// Returns an empty datagram for the queue pair with this number.
 fn datagram(to: u32) -> Burst {
     let to = Destination { qpn: Qpn::masked(to), qkey: 0, p_key: Bth::DEFAULT_P_KEY };
     let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
@@ -81,8 +81,8 @@ fn a_turn_sends_sixteen_packets() {
     own.destroy();
 }
 
-/// Another thread has removed a datagram from the inbox. The receiver is reset and set up again before that thread
-/// executes it.
+/// A thread removes a datagram from the inbox. Before that thread executes the datagram, the receiver is reset and set
+/// up again.
 #[test]
 fn packets_for_an_earlier_life_of_a_queue_pair_are_dropped() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
@@ -119,7 +119,8 @@ fn packets_for_an_earlier_life_of_a_queue_pair_are_dropped() {
     own.destroy();
 }
 
-/// The same for an acknowledgement that arrives for the requests of an earlier life.
+/// A thread removes an acknowledgement from the inbox. Before that thread executes it, the requester is reset and set
+/// up again.
 #[test]
 fn acknowledgements_of_an_earlier_life_are_dropped() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
@@ -162,7 +163,7 @@ struct Waiting {
     sent: AtomicU32,
     /// The numbers of packets sent and of completions at each flush.
     flushed: std::sync::Mutex<Vec<(u32, u32)>>,
-    /// The packet that the peer expects next.
+    /// The PSN that the peer expects next.
     expected: AtomicU32,
 }
 
@@ -226,7 +227,7 @@ impl Carrier for Waiting {
     }
 }
 
-/// Makes the queue pair ready to receive with two receive requests, and to answer by that outlet.
+/// Makes the queue pair ready to receive, with two posted receives. It sends its answers through the outlet.
 fn make_ready(own: &Arc<QueuePair>, outlet: Outlet) {
     {
         let responder = &mut *own.responder.lock();
@@ -250,7 +251,8 @@ fn take_send(own: &QueuePair, psn: u32, ack_request: bool) -> Afterwards {
     afterwards
 }
 
-/// The word is up to date when the failing packet arrives, and the program has had no turn since.
+/// The peer has stored in the word that it executed the request. This end has not read the word yet when the failing
+/// packet arrives.
 #[test]
 fn requests_executed_by_the_peer_succeed_if_this_end_fails_later() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
@@ -302,7 +304,7 @@ fn a_message_is_visible_only_after_all_earlier_answers_have_left() {
     own.destroy();
 }
 
-/// The program has polled the completion before another thread gives the turn that sends the acknowledgement.
+/// The program polls the completion before another thread runs the turn that sends the acknowledgement.
 #[test]
 fn a_destroyed_queue_pair_acknowledges_the_messages_its_program_has_seen() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
