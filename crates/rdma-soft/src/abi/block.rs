@@ -87,7 +87,7 @@ pub(super) struct ContextBlock {
     /// The numbers of the context's protection domains.
     pub(super) domains: Mutex<BTreeSet<u64>>,
     pub(super) events: Arc<EventQueue<AsyncEvent>>,
-    /// The file whose number is `cmd_fd`: a descriptor that programs may duplicate and inspect, and that does nothing.
+    /// The file that `cmd_fd` refers to. Programs may duplicate and inspect its descriptor, but the file does nothing.
     pub(super) command: OwnedFd,
 }
 
@@ -250,7 +250,8 @@ pub(super) unsafe fn release_context(context: *mut ibv_context) {
     let block = unsafe { context_block(context) };
     // SAFETY: as above; the counter is only used through shared references.
     if unsafe { &(*block).holders }.leave() {
-        // SAFETY: `open_device` made the block. The last holder has left, and this happens once (SAFETY.md F11).
+        // SAFETY: `open_device` made the block. The last holder has left, so no other call uses or frees the block
+        // (SAFETY.md F11).
         let block = unsafe { Box::from_raw(block) };
         let device = block.device;
         drop(block);

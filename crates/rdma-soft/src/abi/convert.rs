@@ -16,7 +16,7 @@ pub(super) fn put(field: &mut [c_char], text: &str) {
     }
 }
 
-/// Fills the part of a program's struct that both sides know, and zeroes the rest.
+/// Copies as much of `known` as fits into a program's struct of `size` bytes, and zeroes the rest of that struct.
 ///
 /// # Safety
 ///

@@ -20,7 +20,7 @@ impl From<Refusal> for Errno {
             Refusal::Gone => Self::ENODEV,
             Refusal::NobodyThere => Self::EHOSTUNREACH,
             Refusal::NotAllowed => Self::EACCES,
-            // `ENOENT` or `EACCES` would seem to be about the device itself.
+            // `ENOENT` or `EACCES` would suggest that the device itself is missing or not accessible.
             Refusal::Unusable => Self::EIO,
         }
     }

@@ -1,4 +1,4 @@
-//! The engine's numbers equal those of the bindings: they pass through the shims unchanged.
+//! Checks that the engine's constants equal those of the bindings, because the shims pass them on unchanged.
 
 use rdma_sys::{
     ibv_access_flags as CAccess, ibv_event_type as CEvent, ibv_qp_state as CState, ibv_wc_flags,

@@ -36,11 +36,11 @@ pub(crate) unsafe extern "C" fn create_cq(
     pointer(created).cast()
 }
 
-/// Creates a completion queue with the program's part `verbs`. Its extended completions contain these fields.
+/// Creates a completion queue. `verbs` is the program's part of it, and its extended completions contain `fields`.
 ///
 /// # Safety
 ///
-/// The context is live and belongs to this provider. The channel does too, or is NULL.
+/// The context is live and belongs to this provider. The channel is NULL, or it is live and belongs to this provider.
 pub(super) unsafe fn create(
     verbs: ibv_cq_ex,
     comp_vector: c_int,
@@ -99,7 +99,7 @@ fn check_capacity(device: &Device, cqe: c_int) -> Result<u32, Refusal> {
 pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: the caller passes a live completion queue (SAFETY.md F1).
     let queue = unsafe { queue_of(cq) };
-    // SAFETY: as above; the field with its context does not change.
+    // SAFETY: as above; nothing writes the context field after the queue was made.
     let context = unsafe { (*cq).context };
     // SAFETY: the queue holds its context (SAFETY.md F11).
     let device = unsafe { device_of(context) };

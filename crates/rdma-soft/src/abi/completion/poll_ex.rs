@@ -1,4 +1,4 @@
-//! Polls an extended completion queue one completion at a time. The program then reads its fields.
+//! Polls an extended completion queue one completion at a time. The program then reads the fields of that completion.
 //!
 //! From `start_poll` to `end_poll`, one thread is in the queue's critical region, and other threads that start a poll
 //! wait. A completion is removed from the queue when the poll reaches it.

@@ -5,7 +5,7 @@ use rdma_sys::{ibv_create_cq_wc_flags as Fields, ibv_wc};
 use crate::device::Device;
 use crate::fabric::clock::{Clock, Time};
 
-/// The completion that the poll has reached, and how to read it.
+/// The completion that the poll has reached, and the settings that decide which of its fields can be read.
 pub(crate) struct Polled {
     /// The fields with which the queue was created (`enum ibv_create_cq_wc_flags`).
     fields: u64,

@@ -82,9 +82,9 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     pointer(opened)
 }
 
-/// Succeeds even if objects of the context still exist, as libibverbs does. Such objects can no longer be used: their
-/// queue pairs are reset, so that the device does not access memory for them. The kernel likewise destroys them when
-/// the file is closed. The program can still destroy them, and the last one frees the context.
+/// Succeeds even if objects of the context still exist, as libibverbs does. Such objects can no longer be used: the
+/// queue pairs among them are reset, so that the device accesses no memory for them. (The kernel likewise destroys all
+/// objects when the file is closed.) The program can still destroy the objects, and the last one frees the context.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the caller passes a live context (SAFETY.md F1).
     let block = unsafe { context_block(context) };
@@ -120,11 +120,11 @@ mod tests {
     use rdma_sys::ibv_context_ops;
     use std::mem::offset_of;
 
-    /// The layout that programs built against rdma-core 65 expect, the newest known version. Older programs use less of
-    /// it.
+    /// Programs built against rdma-core 65, the newest known version, expect this layout. Older programs use only a
+    /// part of it.
     #[test]
     fn the_context_has_the_layout_of_every_header() {
-        // A mutex of the C library inside has 40 bytes on x86-64 and 48 on aarch64.
+        // The context contains a mutex of the C library, which has 40 bytes on x86-64 and 48 on aarch64.
         let larger = if cfg!(target_arch = "aarch64") { 8 } else { 0 };
         let context = offset_of!(ContextBlock, verbs) + offset_of!(verbs_context, context);
         assert_eq!(context, 368);

@@ -12,11 +12,11 @@ use crate::device::Device;
 use crate::device::subnet::INSTALLED;
 use crate::sync::locked;
 
-/// The block that a program's device pointer points to. Like the device, it is never freed. It is never written after
-/// it was made.
+/// The block that a program's device pointer points to. Like the device, the block is never freed. Nothing writes to it
+/// after it was made.
 ///
-/// Vendors' direct verbs read beyond `ibv_device`, where libibverbs keeps its own part of `struct verbs_device`, to
-/// identify the vendor of a device. Here they find zeroes.
+/// To identify the vendor of a device, vendors' direct verbs read beyond `ibv_device`, where libibverbs keeps its own
+/// part of `struct verbs_device`. Here they find zeroes.
 #[repr(C)]
 pub(super) struct DeviceBlock {
     verbs: ibv_device,

@@ -18,7 +18,7 @@ use crate::link::Link;
 const PKEY: u16 = 0xffff;
 /// `IBV_QPF_GRH_REQUIRED`: RoCE packets are addressed by GID.
 const GRH_REQUIRED: u8 = 1;
-/// The longest message, as the type of the port attribute.
+/// The length of the longest message, in the type of the port attribute.
 const MAX_MESSAGE: u32 = (MAX_MESSAGE_BYTES & 0xffff_ffff) as u32;
 /// The number of bytes that `ibv_query_port` filled when its symbol version was frozen.
 const COMPAT_BYTES: usize = 48;

@@ -89,7 +89,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
 ///
 /// # Safety
 ///
-/// The window and the region are each NULL, or live and from this provider.
+/// The window and the region are each NULL, or they are live and belong to this provider.
 pub(crate) unsafe fn bind(
     mw: *mut ibv_mw,
     kind: WindowKind,

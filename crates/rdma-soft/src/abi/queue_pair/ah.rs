@@ -21,7 +21,8 @@ use crate::link::Link;
 /// The largest service level (IBTA volume 1, 7.6.5).
 const MAX_SERVICE_LEVEL: u8 = 15;
 /// The bits of the service level that a RoCE port uses as the VLAN priority. A program that answers a datagram passes
-/// the [type of its packet](route_header::packet_type), which uses a fourth bit.
+/// on the service level of its completion. That is the [packet type](route_header::packet_type), which uses a fourth
+/// bit.
 const VLAN_PRIORITY: u8 = 7;
 
 pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
@@ -72,7 +73,7 @@ fn vector(device: &Device, pd: u64, attr: &AddressAttributes) -> Result<AddressV
 
 pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: `create_ah` made the handle, and the caller gives it up (SAFETY.md F11). Requests that were posted with
-    // it contain copies.
+    // it contain copies of its vector.
     let block = unsafe { Box::from_raw(ah.cast::<AhBlock>()) };
     let pd = block.verbs.pd;
     // SAFETY: a protection domain outlives the objects created in it (SAFETY.md F11).

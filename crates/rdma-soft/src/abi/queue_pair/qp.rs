@@ -41,8 +41,8 @@ pub(crate) unsafe extern "C" fn create_qp(
 ///
 /// # Safety
 ///
-/// The protection domain is live and belongs to this provider. So does each of the queues, or it is NULL. The
-/// attributes are readable and writable.
+/// The protection domain is live and belongs to this provider. Each queue in the attributes is NULL, or it is live and
+/// belongs to this provider. The attributes are readable and writable.
 pub(super) unsafe fn create(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
@@ -51,7 +51,7 @@ pub(super) unsafe fn create(
     // SAFETY: by this function's contract.
     let mut asked = unsafe { init.read() };
     if !asked.srq.is_null() {
-        // The sizes are ignored: such a queue pair has no receive queue (man ibv_create_qp).
+        // The sizes are ignored, because a queue pair with a shared receive queue has no other one (man ibv_create_qp).
         (asked.cap.max_recv_wr, asked.cap.max_recv_sge) = (0, 0);
     }
     // SAFETY: by this function's contract.
@@ -63,7 +63,8 @@ pub(super) unsafe fn create(
 
 /// # Safety
 ///
-/// The protection domain is live and belongs to this provider. So does each of the queues, or it is NULL.
+/// The protection domain is live and belongs to this provider. Each queue in the attributes is NULL, or it is live and
+/// belongs to this provider.
 unsafe fn make(
     pd: *mut ibv_pd,
     init: &ibv_qp_init_attr,
@@ -190,9 +191,9 @@ pub(crate) unsafe extern "C" fn modify_qp(
 unsafe fn note_state(qp: *mut ibv_qp, state: ibv_qp_state) {
     // SAFETY: by this function's contract, the field is in a live block (SAFETY.md F11).
     let place = unsafe { &raw mut (*qp).state };
-    // SAFETY: as above; the field is aligned and has the layout of the number in it (SAFETY.md F5). Other threads that
-    // modify or query the same queue pair may write it at the same time. No thread reads it non-atomically during that
-    // time (F9).
+    // SAFETY: as above; the field is aligned and has the layout of the integer that it wraps (SAFETY.md F5). Other
+    // threads that modify or query the same queue pair may write it at the same time. No thread reads it non-atomically
+    // during that time (F9).
     let place = unsafe { AtomicU32::from_ptr(place.cast()) };
     place.store(state.0, Ordering::Relaxed);
 }

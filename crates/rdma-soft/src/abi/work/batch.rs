@@ -18,8 +18,8 @@ use crate::memory::sge::Sge;
 
 pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// The requests that a thread is building, in memory that was allocated with the queue pair. After an error, the error
-/// is kept and further requests are ignored.
+/// The requests that a thread is building, in memory that was allocated with the queue pair. The first error is kept,
+/// and requests after it are ignored.
 pub(crate) struct Batch {
     /// The operations that the queue pair was created to post.
     operations: u64,
@@ -92,8 +92,8 @@ impl Batch {
         }
     }
 
-    /// Sets the elements of the last request, at most once. Their number is limited to what the queue pair allows, so
-    /// that the memory suffices.
+    /// Sets the elements of the last request, at most once. The queue pair's limit on their number ensures that the
+    /// memory suffices.
     pub(super) fn attach(&mut self, sges: &[ibv_sge], flags: u32) {
         let fits = self.takes(sges.len());
         match self.wrs.last_mut() {
@@ -152,8 +152,8 @@ impl Batch {
             wr.sg_list = sges;
             sges = sges.wrapping_add(usize::try_from(wr.num_sge).unwrap_or(0));
         }
-        // Exposes a new pointer for later reads of inline data, because later borrows have invalidated the one exposed
-        // before.
+        // Exposes a new pointer for later reads of inline data. Borrows since the last call of `attach_inline` have
+        // invalidated the pointer that it exposed.
         self.inline.as_ptr().expose_provenance();
         Ok(&self.wrs)
     }

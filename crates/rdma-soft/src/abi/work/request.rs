@@ -122,8 +122,8 @@ pub(super) fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
     }
 }
 
-/// Returns the operation of a special request: an atomic, or a request about windows, in which elements have no
-/// meaning.
+/// Returns the operation of a special request. This is an atomic, a bind or a local invalidation; elements have no
+/// meaning in the last two.
 ///
 /// # Safety
 ///

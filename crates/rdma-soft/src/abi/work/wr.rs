@@ -221,7 +221,7 @@ unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     let attach = |batch: &mut Batch| {
         if !batch.takes(count) {
-            // Refused before it is read, as in a list of requests.
+            // A list that is too long is refused before it is read, as for `ibv_post_send`.
             return batch.refuse(Refusal::Invalid);
         }
         // SAFETY: the caller passes a valid list (SAFETY.md F12).
