@@ -1,15 +1,17 @@
 //! The link between processes of one host. Packets pass through message rings in memory that two processes share.
 //! Processes find each other through `SOCK_SEQPACKET` sockets with abstract names.
 //!
-//! A shared device is one device with one identity for all its processes. The upper 12 bits of a queue pair number are
-//! the slot of its process. The process has bound the socket that is named after the device and the slot; the kernel
-//! lets no other process bind the same name. A sender connects to the socket of the receiver's slot, sends the file of
-//! a ring, and writes to that ring; the owner of the slot reads the ring. The kernel reports which process is at the
-//! other end. Only after checking that does the owner of the slot request the file, with a first byte. From then on,
-//! single bytes are notifications: of messages, or of free space. A connection ends when its process exits.
+//! A shared device has one identity in all of its processes. The upper 12 bits of a queue pair number are the slot of
+//! the process that owns the queue pair. That process has bound the socket that is named after the device and the slot.
+//! The kernel lets no other process bind the same name. A sender creates a ring and connects to the socket of the
+//! receiver's slot. The owner of the slot checks which process the kernel reports at the other end, and only then
+//! requests the ring, with one byte. The sender answers with the file of the ring. It writes messages to the ring, and
+//! the owner of the slot reads them. All further bytes on the connection are notifications of messages or of free
+//! space. A connection ends when the process at either end exits.
 //!
-//! Releasing a file that another process sent takes as long as that process likes. Where the kernel supports it, such
-//! files are refused ([`Descriptor::open_for_others`]); elsewhere, separate threads release them ([`expendable`]).
+//! Releasing a file that another process sent may take as long as that process likes. If the kernel can refuse such
+//! files, sockets are set to refuse them ([`Descriptor::open_for_others`]). On older kernels, separate threads release
+//! them ([`expendable`]).
 
 use std::sync::Arc;
 
@@ -46,7 +48,7 @@ mod tests;
 /// The maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// The reason why a queue pair cannot be connected to one of another process.
+/// The reason why a queue pair cannot be connected to a queue pair of another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unreachable {
     /// No process owns that queue pair number.
@@ -70,7 +72,7 @@ impl From<Unreachable> for Refusal {
     }
 }
 
-/// Binds the socket of a slot of this process.
+/// Binds the socket for a slot of this process, and listens on it.
 fn listen_at(device: &'static Device, address: &SocketAddrUnix, admits: Admits) -> Result<()> {
     let driver = Driver::of(device.subnet)?;
     let no_thread = |error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
@@ -83,7 +85,7 @@ fn listen_at(device: &'static Device, address: &SocketAddrUnix, admits: Admits) 
     Ok(())
 }
 
-/// Connects to the socket of a slot of another process.
+/// Connects to the socket of another process's slot.
 fn connect_to(
     device: &'static Device,
     address: &SocketAddrUnix,

@@ -1,4 +1,5 @@
-//! The connections of this process that use words to learn how far another process has executed their requests.
+//! The words in which another process records how far it has executed this process's requests, and the connections that
+//! read them.
 
 use std::sync::Weak;
 
@@ -76,7 +77,7 @@ impl Claims {
         ring.executed().is_some_and(|executed| self.moved(executed).next().is_some())
     }
 
-    /// Queues a turn of each connection whose word has changed. Returns true if there was one.
+    /// Queues a turn for each connection whose word has changed. Returns true if any turn was queued.
     pub(super) fn take_news(&self, ring: &RingSender) -> bool {
         let Some(executed) = ring.executed() else { return false };
         let mut found = false;

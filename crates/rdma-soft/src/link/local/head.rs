@@ -44,8 +44,8 @@ const WITH_LAST: u8 = 1;
 const DATAGRAM: u8 = 2;
 /// The burst is a datagram with a route header.
 const ROUTED: u8 = 4;
-/// The burst is a void refusal: the RNR NAK of a packet that has a receive request by now. A void refusal is not a
-/// packet.
+/// The burst is a void refusal: the RNR NAK for a packet that can now be sent again, because a receive request has been
+/// posted. A void refusal is not a packet.
 const VOID: u8 = 8;
 
 /// The contents of a decoded header.
@@ -81,7 +81,8 @@ pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
     Some(head)
 }
 
-/// If the connection has a word that shows how far its requests are executed, returns the word's key.
+/// Returns the key of the word that shows how far the connection's requests are executed, if the connection has such a
+/// word.
 pub(super) fn word_of(head: &[u8; HEAD]) -> Option<WordKey> {
     let raw = u32::from_le_bytes([head[12], head[13], head[14], head[15]]);
     WordKey::of(raw).filter(|_| head[1] & DATAGRAM == 0)

@@ -42,8 +42,8 @@ pub enum Peers {
 }
 
 impl Peers {
-    /// Returns the setting of `RDMA_SOFT_PEERS`, which `soft0` also uses. Pass it to a builder to share a device with
-    /// another name, unless the user of the program sets `none`. An unknown value results in
+    /// Returns the setting of `RDMA_SOFT_PEERS`, which `soft0` also uses. Pass it to a builder to share a device with a
+    /// different name, unless the variable is set to `none`. An unknown value results in
     /// [`ThisProcess`](Self::ThisProcess) and a `tracing` event.
     ///
     /// ```
@@ -78,18 +78,19 @@ pub(crate) struct LocalHost {
     admits: Admits,
     /// The other processes to which this one sends, by slot.
     neighbors: Mutex<BTreeMap<u16, Weak<Neighbor>>>,
-    /// The number of consecutive slots that were taken by other processes.
+    /// The number of slots in a row that this process could not claim, because other processes own them.
     taken: AtomicU32,
-    /// If this process has no slot that others can find, the reason.
+    /// The reason why this process has no slot that other processes can find, if it has none.
     alone: OnceLock<Alone>,
 }
 
 /// The reason why no other process can reach this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Alone {
-    /// Another user has bound the names.
+    /// A process of another user, the one with this ID, has bound the names.
     NamesOf(u32),
-    /// This process has no thread or no socket for a slot, or reachable processes own all the slots that it tried.
+    /// This process cannot create a thread or a socket for a slot, or reachable processes own all the slots that it
+    /// tried.
     System(Errno),
 }
 

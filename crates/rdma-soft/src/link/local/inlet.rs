@@ -22,13 +22,13 @@ use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, Happened, Token, Watched};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
-/// The number of messages that one turn reads.
+/// The maximum number of messages that one turn reads.
 const TURN: u32 = 16;
 
 /// The delay before an answer is sent again after the kernel had no memory for it.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// More turns than a full ring or a full inbox requires.
+/// A limit on the number of turns, larger than a full ring or a full inbox requires.
 const MOST_TURNS: u32 = 256;
 
 #[derive(Debug)]
@@ -42,8 +42,8 @@ pub(super) struct Inlet {
     token: Token,
     /// The ring, after it has been received.
     ring: OnceLock<RingReceiver>,
-    /// Whether receiving the ring is postponed. This happens if other processes hold up the threads that would release
-    /// another file, or if this process cannot open another file.
+    /// Whether receiving the ring is postponed. This happens if other processes hold up all threads that could close
+    /// the ring's file, or if this process cannot open another file.
     put_off: AtomicBool,
     /// Whether the connection has something to read.
     told: AtomicBool,
@@ -55,14 +55,16 @@ pub(super) struct Inlet {
     closed: AtomicBool,
     /// Whether the driver looks at the ring without being notified.
     attended: AtomicBool,
-    /// The lock is held by the thread that reads, so that messages stay in order. The list is empty otherwise.
+    /// Locked by the thread that reads, so that messages stay in order. The list is empty while it is not locked.
     reading: Mutex<Vec<Letter>>,
-    /// Whether this inlet waits for space in the inbox and not for messages.
+    /// Whether this inlet waits for space in the inbox instead of for messages.
     waits: AtomicBool,
-    /// The numbers of three questions: the last one that arrived, the last one before which everything was executed,
-    /// and the last one that was answered.
+    /// The number of the last question that arrived.
     asked: AtomicU32,
+    /// The number of the last question that is ready to be answered, because everything that arrived before it has been
+    /// executed.
     executed: AtomicU32,
+    /// The number of the last question that was answered.
     answered: AtomicU32,
     entry: Entry,
 }
@@ -116,7 +118,7 @@ impl Inlet {
         self.driver.set_flags(self.token, &self.connection, flags);
     }
 
-    /// Returns true if there is something to read and there is space for it.
+    /// Returns true if the ring has a message, and the inbox has space for it.
     fn has_message(&self) -> bool {
         self.ring.get().is_some_and(RingReceiver::has_come)
             && !self.waits.load(Ordering::Relaxed)
@@ -182,8 +184,8 @@ impl Inlet {
         letter
     }
 
-    /// Reads the connection: first the ring, then notifications, and finally the end of the connection. Any other data
-    /// ends the connection. Returns true if a question has arrived.
+    /// Receives from the connection: first the ring, then notifications, and finally the end of the connection. Any
+    /// other data ends the connection. Returns true if a question has arrived.
     fn hear(&self) -> bool {
         let mut told = false;
         for _ in 0..TELLS {
@@ -210,7 +212,8 @@ impl Inlet {
         let Some(ring) = self.ring.get() else { return false };
         // Either this thread sees that the driver no longer looks, or the driver has seen that there is a ring.
         fence(Ordering::SeqCst);
-        // The peer notifies once. The next look finds everything that arrived before.
+        // Requests the next notification, because the peer sends one per request. The next look finds everything that
+        // arrived before the request.
         if !self.attended.load(Ordering::Acquire) {
             ring.sleep();
         }
@@ -221,9 +224,9 @@ impl Inlet {
         self.asked.swap(asked, Ordering::Relaxed) != asked
     }
 
-    /// Answers a question after everything that arrived before it has been read. This turn executes the remaining
-    /// packets. The queue pairs then acknowledge them in their own turns, and a later turn of this inlet answers the
-    /// question. Returns true if that turn is still to come.
+    /// Answers a question once everything that arrived before it has been read. The first turn executes the remaining
+    /// packets. The queue pairs then acknowledge these packets in their own turns, and a later turn of this inlet
+    /// answers the question. Returns true if that turn is still to come.
     fn answer(self: &Arc<Self>) -> bool {
         let Some(ring) = self.ring.get() else { return false };
         let asked = self.asked.load(Ordering::Relaxed);
@@ -231,7 +234,7 @@ impl Inlet {
             return false;
         }
         if self.executed.swap(asked, Ordering::Relaxed) != asked {
-            // Bounded, since others may send endlessly.
+            // The number of turns is bounded, because other processes may send endlessly.
             let inbox = self.device.inbox();
             let _ = (0..MOST_TURNS).all(|_| Arc::clone(inbox).run());
             answer_soon(self.device);
@@ -306,7 +309,7 @@ impl Inlet {
                 }
             }
             if self.ended.load(Ordering::Relaxed) {
-                // Everything that the peer sent before has been received.
+                // Everything that the peer sent before its exit has been read.
                 self.close();
                 return false;
             }
@@ -385,7 +388,7 @@ impl Watched for Inlet {
     fn read_all(self: Arc<Self>) {
         // The ring itself may not have been received yet.
         self.told.store(true, Ordering::Release);
-        // Bounded, since a process may send endlessly.
+        // The number of turns is bounded, because the process may send endlessly.
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
             self.device.inbox().execute_all();

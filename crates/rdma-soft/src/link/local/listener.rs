@@ -74,7 +74,8 @@ impl Listener {
             }
             self.held_up.store(false, Ordering::Relaxed);
             let Ok(listening) = self.socket.get() else { return };
-            // A spare descriptor is opened as well, because the ring of the connection will need one for a moment.
+            // A second descriptor is opened for a moment, to check that one is available for the ring of the
+            // connection.
             let accepted =
                 Descriptor::open(|| fcntl_dupfd_cloexec(listening, 0)).and_then(|_one_more| {
                     Descriptor::open_for_others(|| accept_with(listening, flags))
@@ -94,7 +95,7 @@ impl Listener {
         }
     }
 
-    /// Leaves the connections waiting for a while, with their events disabled.
+    /// Leaves the connections waiting for a while, and disables the events of the socket until then.
     fn put_off(&self) {
         self.driver.set_flags(self.token, &self.socket, epoll::EventFlags::empty());
         self.entry.set_timer(self.driver.subnet.clock.now() + RETRY);

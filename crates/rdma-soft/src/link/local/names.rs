@@ -1,6 +1,6 @@
 //! The socket names through which processes find each other. Abstract names are visible to all processes of a network
 //! namespace, and any of them can bind one. Names in a directory belong to this user, and their files remain if a
-//! process is killed. So a lock, which is released when its process exits, shows whether a name is in use.
+//! process is killed. Therefore, a lock shows whether a name is in use; it is released when its process exits.
 
 use std::io::{Error, Result};
 use std::path::{Path, PathBuf};

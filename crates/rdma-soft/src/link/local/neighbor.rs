@@ -30,8 +30,8 @@ use crate::sync::{
     AtomicBool, Mutex, Ordering, fence, locked_for_calls, locked_in_models as locked,
 };
 
-/// If a process reads nothing for this long, the datagrams that wait for it are dropped. Packets of connections wait
-/// until the process reads them or exits.
+/// The time after which the datagrams that wait for a process are dropped, if the process reads nothing. Packets of
+/// connections wait until the process reads them or exits.
 const STALL: Duration = Duration::from_secs(1);
 
 /// The delay before another attempt to send the ring.
@@ -54,9 +54,9 @@ pub(crate) struct Neighbor {
     /// The token under which the driver knows this neighbor.
     pub(super) token: Token,
     queues: Mutex<Queues>,
-    /// The connections that learn from words in the ring what has been executed.
+    /// The words in the ring that show what the process has executed, and the connections that read these words.
     claims: Claims,
-    /// The lock is held by the thread that writes, so that messages stay in order. The message is empty otherwise.
+    /// Locked by the thread that writes, so that messages stay in order. The message is empty while it is not locked.
     writing: Mutex<Message>,
     /// Whether the driver looks at the words without being notified.
     attended: AtomicBool,
@@ -89,15 +89,15 @@ impl Neighbor {
         })
     }
 
-    /// Queues a turn of each of these senders.
+    /// Queues a turn for each of these senders.
     fn call_back(&self, all: &[Weak<dyn Task>]) {
         for sender in all.iter().filter_map(Weak::upgrade) {
             sender.entry().queue();
         }
     }
 
-    /// Handles new space: queues a turn of as many waiting senders as fit. Then queues a turn of this neighbor, which
-    /// sends what the senders have written.
+    /// Handles new space: queues a turn for as many waiting senders as fit. If more senders wait, also queues a turn of
+    /// this neighbor, which calls this function again.
     fn call_back_some(self: &Arc<Self>) {
         let (first, more) = locked(&self.queues).connections.readmit();
         self.call_back(&first);
@@ -106,10 +106,10 @@ impl Neighbor {
         }
     }
 
-    /// Handles the exit of the process. Nothing more is sent to it, and each queue pair that is connected to it finds
-    /// out at its next turn.
+    /// Handles the exit of the process. Nothing more is sent to the process. Each queue pair that is connected to the
+    /// process notices the exit in its next turn.
     pub(super) fn leave(&self) {
-        // After this, only the queue pairs that are connected to the process keep its descriptor open.
+        // After this, only the queue pairs that are connected to the process keep the connection's descriptor open.
         self.driver.close(self.token);
         let (users, turned_away) = {
             let queues = &mut *locked(&self.queues);
@@ -180,10 +180,10 @@ impl Neighbor {
         queues.put_back(message);
     }
 
-    /// Handles a lack of space: requests a notification. Returns true if there is space by now.
+    /// Handles a full ring: requests a notification of space. Returns true if there is space already.
     fn finds_space(&self) -> bool {
         let now = self.device.fabric.clock.now();
-        // If the ring is broken, returns true: the next message finds the error.
+        // If the ring is broken, returns true, because the next write then finds the error.
         let finds = self.ring.wait().unwrap_or(true);
         if !finds {
             self.begin_silence(now, true);
@@ -350,7 +350,7 @@ impl Watched for Neighbor {
         &self.connection
     }
 
-    /// Handles a notification: of space, of executed requests, or of an answer. Anything else ends the connection.
+    /// Handles a notification of space, of executed requests, or of an answer. Anything else ends the connection.
     fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
         if flags.intersects(!epoll::EventFlags::IN) {
             return Happened::End;
@@ -361,14 +361,15 @@ impl Watched for Neighbor {
             false => self.greeting.hear(&self.connection),
         });
         match heard {
-            // The peer sends notifications endlessly.
+            // The peer sends more notifications than are useful.
             Ok(()) => self.driver.note_useless(),
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => return Happened::End,
         }
         self.hear_answer();
         self.entry().queue();
-        // The peer notifies once. The next look finds everything that was executed before.
+        // Requests the next notification, because the peer sends one per request. The next look finds everything that
+        // was executed before the request.
         if !self.attended.load(Ordering::Acquire)
             && let Some(executed) = self.ring.executed()
         {
@@ -388,8 +389,8 @@ impl Watched for Neighbor {
         self.claims.have_news(&self.ring)
     }
 
-    /// Also returns true if the process has not read everything. Its program may have polled a moment ago, in which
-    /// case its thread leaves the reading to the program.
+    /// Also returns true if the process has not read everything. If the program of that process polled a moment ago,
+    /// the thread of that process leaves the reading to the program.
     fn is_worth_a_look(&self) -> bool {
         self.has_come() || self.ring.is_unread()
     }
@@ -480,7 +481,7 @@ impl Task for Neighbor {
             self.entry().queue();
         }
         self.call_back_some();
-        // Sends the notifications that failed before.
+        // Retries the notifications that failed.
         self.entry().queue();
     }
 }

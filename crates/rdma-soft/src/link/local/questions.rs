@@ -8,8 +8,9 @@ use crate::fabric::run_queue::Task;
 
 #[derive(Debug, Default)]
 pub(super) struct Questions {
-    /// The number of connection bursts that have entered the outbox so far, and the number written.
+    /// The number of connection bursts that have entered the outbox so far.
     put: u64,
+    /// The number of connection bursts that have been written so far.
     written: u64,
     /// The number of written bursts at which the next question is due.
     due: Option<u64>,
@@ -37,8 +38,8 @@ impl Questions {
         self.written += bursts;
     }
 
-    /// Makes a question due as soon as everything in the outbox is written. The sender is called back when it is
-    /// answered. Returns the number of the question.
+    /// Makes a question due as soon as everything in the outbox is written. The sender is called back when the question
+    /// is answered. Returns the number of the question.
     pub(super) fn ask(&mut self, sender: Weak<dyn Task>) -> u32 {
         self.due = Some(self.put);
         let question = self.asked.wrapping_add(1);
@@ -99,7 +100,7 @@ mod tests {
         assert_eq!(questions.next(), None);
         questions.note_written(2);
         assert_eq!((questions.next(), questions.are_open()), (None, false));
-        // Another sender has sent something meanwhile: the same question covers it.
+        // Another sender sends something in the meantime. The same question covers it.
         questions.note_put();
         assert_eq!(questions.ask(weak(1)), 1);
         questions.note_written(1);

@@ -15,7 +15,7 @@ use crate::link::turned_away::TurnedAway;
 const CONNECTIONS: Sizes = Sizes { bursts: 64, spare: 16, buffer: BURST_BYTES };
 /// The maximum number of bytes in waiting datagrams, including their headers.
 pub(super) const DATAGRAM_BYTES: usize = 1 << 20;
-/// If this many datagrams wait, each further one gets a buffer of exactly its size.
+/// The number of waiting datagrams above which each further datagram is moved to a buffer of exactly its size.
 const CROWD: usize = 16;
 
 /// A message: bursts with their headers.
@@ -29,7 +29,7 @@ pub(super) struct Queues {
     datagram_bytes: usize,
     /// Whether the next message begins with a datagram, if one is waiting.
     datagrams_first: bool,
-    /// Queue pairs that are connected to that process.
+    /// The queue pairs that are connected to the process.
     pub(super) users: TurnedAway,
     pub(super) questions: Questions,
     pub(super) silence: Silence,
@@ -137,7 +137,7 @@ impl Queues {
         }
     }
 
-    /// Returns a message that found no space to the front of the queues.
+    /// Puts the bursts of a message back at the front of the queues, because the ring has no space for them.
     pub(super) fn put_back(&mut self, message: &mut Message) {
         for (_, letter) in message.drain(..).rev() {
             if letter.datagram.is_some() {

@@ -1,4 +1,5 @@
-//! The memory that two processes share: a message ring that the process that created it writes and the other reads.
+//! The memory that two processes share, which contains a message ring. The process that created the ring writes to it,
+//! and the other process reads from it.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -7,8 +8,8 @@
 //! | 12288 and on | the ring, of [`CAPACITY`] bytes |
 //!
 //! A message begins at a multiple of [`ALIGN`], after [`GAP`] bytes that contain its length in the first four (little
-//! endian). Either process may write the memory at any time. So no reference to the ring's bytes is ever created, and
-//! data is checked after it has been copied out.
+//! endian). Either process may write the memory at any time. Therefore, no reference to the ring's bytes is ever
+//! created, and data is checked after it has been copied out.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,8 +35,8 @@ const BEGIN: usize = 12_288;
 const SIZE: usize = BEGIN + CAPACITY as usize;
 /// The alignment of messages.
 const ALIGN: u32 = 64;
-/// The number of looks after which a sender notifies a receiver that claims to be looking; this takes some
-/// microseconds.
+/// If the receiver claims to be looking but reads nothing, the sender notifies it after this many looks of its own,
+/// which take some microseconds.
 const PATIENCE: u32 = 128;
 /// The number of bytes before a message, chosen so that a short message occupies two cache lines.
 const GAP: u32 = 16;
@@ -74,7 +75,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Returns the words. Fails except in the process that mapped them.
+    /// Returns the words. Fails in any process other than the one that mapped them.
     fn front(&self) -> Result<&Front> {
         if !self.process.is_current() {
             return Err(Errno::BADF);
@@ -120,8 +121,8 @@ fn taken(length: usize) -> Option<u32> {
 pub(super) struct RingSender {
     memory: Mapping,
     tail: AtomicU32,
-    /// The last known limit of what may be written. The receiver's word is read only when this limit is not enough, so
-    /// the word usually stays in the receiver's cache.
+    /// The last known position up to which the sender may write. The receiver's word is read only when this limit is
+    /// not enough, so the word usually stays in the receiver's cache.
     limit: AtomicU32,
     /// The receiver's position at the last look, and how many looks have since found it unchanged.
     stays: [AtomicU32; 2],

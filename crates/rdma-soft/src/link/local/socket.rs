@@ -87,7 +87,7 @@ pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
         Ok((file, (message.bytes, !message.flags.contains(ReturnFlags::CTRUNC))))
     })?;
     let Some(received) = file.file() else {
-        // Fails if this process cannot open any file, as opposed to just not this one.
+        // This fails if the process cannot open any file. Otherwise, only the received file was refused.
         Descriptor::open(|| fcntl_dupfd_cloexec(socket, 0))?;
         return Err(Errno::PROTO);
     };

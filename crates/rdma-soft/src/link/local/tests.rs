@@ -51,7 +51,7 @@ impl World {
         Self { subnet: OnceLock::new(), device: OnceLock::new(), driver: OnceLock::new() }
     }
 
-    /// A device, and a driver without a thread.
+    /// Returns a device, and a driver without a thread.
     fn get(&'static self) -> (&'static Device, &'static Driver) {
         self.get_with(Subnet::new)
     }
@@ -90,7 +90,7 @@ fn neighbor(
     let new =
         |token| Neighbor::new(driver, device, connection, (sender, Greeting::new(file)), token);
     let neighbor = driver.add(new).unwrap();
-    // The other end receives the file, and does not need it any more.
+    // The other end receives the file, and drops it: the test already has a receiver for the ring.
     send(&far, &[VERSION], SendFlags::DONTWAIT).unwrap();
     assert_eq!(Arc::clone(&neighbor).happened(epoll::EventFlags::IN), Happened::Other);
     device.fabric.run_queue.run();
@@ -108,8 +108,8 @@ fn ring() -> (RingSender, RingReceiver, OwnedFd) {
     (sender, receiver, file)
 }
 
-/// A thread may have fetched an event of the first socket while another thread closes that socket. A third one then has
-/// its place.
+/// A thread fetches an event of the first socket while another thread closes that socket. The next socket then has the
+/// same index.
 #[test]
 fn a_late_event_is_not_taken_for_one_of_the_next_socket() {
     static WORLD: World = World::new();
@@ -126,7 +126,7 @@ fn a_late_event_is_not_taken_for_one_of_the_next_socket() {
     assert!(first.has_ended() && !second.has_ended());
 }
 
-/// This holds for a connection, and for one that was not accepted.
+/// Tests a connection, and a connection that was never accepted.
 #[test]
 fn an_emptied_socket_holds_and_receives_nothing() {
     let file = ring().2;
@@ -138,7 +138,7 @@ fn an_emptied_socket_holds_and_receives_nothing() {
         sendmsg(socket, &[IoSlice::new(bytes)], &mut along, flags)
     };
     let (near, far) = connection();
-    // Messages without bytes are not the end.
+    // Messages without bytes are not the end of the connection.
     for bytes in [&[][..], &[1], &[], &[1; 100]] {
         assert_eq!(send_file(&far, bytes), Ok(bytes.len()));
         assert_eq!(send(&far, &[], SendFlags::DONTWAIT), Ok(0));
@@ -171,7 +171,7 @@ fn a_name_of_a_directory_is_free_when_its_process_has_ended() {
     let host = || LocalHost::new("d", "", Peers::SameUser, Some(&path)).map(|(host, _)| host);
     let [one, other] = [(); 2].map(|()| host().unwrap());
     assert!(one.claim(device, 5) && !other.claim(device, 5) && other.claim(device, 6));
-    // It releases its locks, and its sockets remain.
+    // This releases its locks, but its socket files remain.
     drop(one);
     assert!(other.claim(device, 5));
     for mode in [0o770, 0o701, 0o707] {
@@ -184,7 +184,7 @@ fn a_name_of_a_directory_is_free_when_its_process_has_ended() {
     assert!(error.contains("cannot be used"), "{error}");
 }
 
-/// Also if that is known from a message that could not be sent, and not from an event.
+/// This also holds if a failed send shows that the process has exited, before any event does.
 #[test]
 fn an_ended_process_keeps_no_descriptor() {
     static WORLD: World = World::new();
@@ -245,8 +245,8 @@ fn write(sender: &RingSender, bytes: &[u8]) -> Result<Option<bool>> {
     sender.write([bytes].into_iter())
 }
 
-/// Reads a message of up to `most` bytes; its first bytes go to another buffer. Returns it, and whether to notify of
-/// space.
+/// Reads a message: its first five bytes into one buffer, and up to `most` bytes into another. Returns the message, and
+/// whether to notify the sender of space.
 fn read(receiver: &RingReceiver, most: usize) -> Result<Option<(Vec<u8>, bool)>> {
     let (mut first, mut behind) = ([0xee; 5], vec![0xee; most]);
     let message = receiver.read(&mut first, &mut behind)?;
@@ -257,7 +257,7 @@ fn read(receiver: &RingReceiver, most: usize) -> Result<Option<(Vec<u8>, bool)>>
     }))
 }
 
-/// At each position of the ring, with lengths that are and are not multiples of the alignment.
+/// Messages begin at many positions in the ring. Their lengths include multiples of the alignment.
 #[test]
 fn messages_of_any_length_are_read_as_written() {
     let (sender, receiver, _) = ring();
@@ -301,10 +301,10 @@ fn a_sender_without_space_is_notified_when_half_is_free() {
     for number in 1..=all {
         assert_eq!(read(&receiver, 0), Ok(Some((vec![], number == all / 2))), "{number}");
     }
-    // It finds space without a notification.
+    // The sender finds space without a notification.
     assert_eq!(sender.wait(), Ok(true));
     assert!(write(&sender, &[]).unwrap().is_some());
-    // A message that fills the rest fits, and no longer one.
+    // A message that fills the rest of the ring fits, and then nothing more does.
     (1..all / 2).for_each(|_| assert!(write(&sender, &[]).unwrap().is_some()));
     let rest = vec![7; CAPACITY as usize / 2 - 16];
     assert!(write(&sender, &rest).unwrap().is_some());
@@ -320,15 +320,17 @@ fn a_message_of_more_than_half_of_the_ring_is_not_written() {
         assert_eq!(write(&sender, &vec![0; length as usize]), Err(Errno::MSGSIZE));
     }
     assert!(!receiver.has_come());
-    // A message that is too long for the receiver is an error of its sender.
+    // If a message is too long for the receiver, its sender is at fault.
     assert!(write(&sender, &[0; 100]).is_ok());
     assert_eq!(read(&receiver, 94), Err(Errno::MSGSIZE));
     assert_eq!(read(&receiver, 95).unwrap().unwrap().0.len(), 100);
 }
 
-/// The offsets of the words.
+/// The offset of the sender's position.
 const TAIL: u64 = 0;
+/// The offset of the receiver's position.
 const HEAD: u64 = 128;
+/// The offset of the ring.
 const RING: u64 = 12_288;
 
 fn set(file: &OwnedFd, at: u64, value: u32) {
@@ -363,7 +365,7 @@ fn a_receiver_rejects_lengths_that_do_not_fit() {
             }
             set(&file, RING + u64::from(begin), length);
             set(&file, TAIL, tail.wrapping_add(begin));
-            // A thread must look, and finds the error.
+            // Polling threads must read the ring, so that they find the error.
             assert!(receiver.has_come());
             assert_eq!(read(&receiver, ALL as usize), Err(Errno::PROTO), "{length}, {tail}");
         }
@@ -413,7 +415,7 @@ fn the_memory_of_a_ring_cannot_become_smaller() {
     }
 }
 
-/// A receiver that claims to look, and does not.
+/// The receiver claims to look at the ring, but does not.
 #[test]
 fn a_sender_notifies_a_receiver_that_does_not_read_once() {
     let (sender, receiver, _) = ring();

@@ -12,7 +12,7 @@ use crate::limits::Limits;
 use crate::link::Link;
 use crate::schedule::Schedule;
 
-/// One device of each link layer.
+/// Returns one device for each link layer.
 fn devices() -> &'static [Device; 2] {
     static SUBNET: Subnet = Subnet::new();
     static DEVICES: OnceLock<[Device; 2]> = OnceLock::new();
@@ -25,7 +25,8 @@ fn devices() -> &'static [Device; 2] {
     })
 }
 
-/// Fields outside the head's own hold any header of a packet.
+/// Generates headers and payload lengths. Half of the headers are random bytes. The others have plausible values in
+/// their own fields, and the packet headers in them have a valid service and version.
 fn heads() -> impl Strategy<Value = ([u8; HEAD], usize)> {
     let anything = prop::collection::vec(any::<u8>(), HEAD);
     let own = (0..16_u8, 0..5_u8, 0..5_u8, 0..5000_u16, 0..20_u16, 0..=BURST_BYTES);
@@ -45,7 +46,7 @@ fn heads() -> impl Strategy<Value = ([u8; HEAD], usize)> {
         let length = if fits[2] && flags & WITH_LAST == 0 { segment.into() } else { length };
         head[8..12].copy_from_slice(&u32::try_from(length).unwrap().to_le_bytes());
         for at in [FIRST, SECOND] {
-            // Of one of the services that the device has, in version 0.
+            // Selects one of the services that the device has, and version 0.
             head[at] = [0, 0x20, 0x60][usize::from(head[at] % 3)] | head[at] >> 3 & 0x1f;
             head[at + 1] &= 0xf0;
         }
@@ -60,7 +61,8 @@ fn heads() -> impl Strategy<Value = ([u8; HEAD], usize)> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// No head makes `decode` panic. An accepted head is consistent, and encoding it gives the same bytes.
+    /// No head makes `decode` panic. An accepted head is consistent, and the decoded burst is the same after it is
+    /// encoded and decoded again.
     #[test]
     fn accepted_heads_are_consistent((head, length) in heads()) {
         for device in devices() {
@@ -86,7 +88,7 @@ proptest! {
     }
 }
 
-/// Makes sure that the test above does not reject everything.
+/// Makes sure that `decode` does not reject everything, because the test above would still pass.
 #[test]
 fn bursts_of_a_device_are_accepted() {
     let [device, _] = devices();
@@ -108,7 +110,7 @@ fn bursts_of_a_device_are_accepted() {
     }
 }
 
-/// No device sends any other packet with this flag.
+/// No device sends any other packet with the flag of void refusals.
 #[test]
 fn a_void_refusal_is_an_rnr_nak_and_nothing_else() {
     let [device, _] = devices();

@@ -1,4 +1,4 @@
-//! Data that waits for a process that does not read. Here the test reads, and sets the clock.
+//! Tests data that waits for a process that does not read. The test itself reads the ring, and sets the clock.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl Scene {
         true
     }
 
-    /// Sends an empty SEND of a connection.
+    /// Sends an empty SEND on a connection.
     fn send_on_connection(&self) {
         self.send_burst(|header| Burst::single(header, 0));
     }
@@ -120,7 +120,7 @@ fn datagrams_wait_for_a_process_that_reads_late() {
     assert_eq!(scene.stalled(), 0);
 }
 
-/// More than a mebibyte, in addition to the contents of the ring.
+/// A mebibyte of datagrams can wait, in addition to those in the ring.
 #[test]
 fn datagrams_without_space_are_refused_until_there_is_some() {
     static WORLD: World = World::new();
@@ -139,7 +139,7 @@ fn datagrams_without_space_are_refused_until_there_is_some() {
     assert!(scene.send_datagram());
 }
 
-/// The connection overtakes the datagrams, and does not wait for all of them.
+/// The message of the connection overtakes the datagrams, instead of waiting for all of them.
 #[test]
 fn a_connection_passes_the_datagrams_that_wait() {
     static WORLD: World = World::new();
@@ -171,14 +171,14 @@ fn datagrams_are_lost_after_a_second_and_packets_of_connections_are_not() {
     scene.go_on(Duration::from_millis(2));
     let lost = scene.stalled();
     assert!(lost > 200, "{lost}");
-    // These wait as long as it takes.
+    // The packets of connections wait indefinitely.
     scene.go_on(Duration::from_secs(3600));
     let (datagrams, others) = scene.read_all();
     assert_eq!((datagrams as u64 + lost, others), (500, 10));
 }
 
-/// One process reads nothing, and another reads everything and does not answer. After half a minute there is an event,
-/// and after a minute requests fail. A process that answers in between has another minute.
+/// One process reads nothing, and another reads everything but does not answer. After half a minute, an event reports
+/// this, and after a minute, requests fail. A process that reads or answers in between gets another minute.
 #[test]
 fn a_process_is_silent_if_it_does_not_read_or_answer_for_a_minute() {
     static WORLDS: [World; 2] = [const { World::new() }; 2];
@@ -225,7 +225,7 @@ fn a_process_is_silent_if_it_does_not_read_or_answer_for_a_minute() {
     }
 }
 
-/// The question is sent once everything before it is written, and answered.
+/// The question is sent only after everything before it is written.
 #[test]
 fn a_question_waits_for_earlier_messages() {
     static WORLD: World = World::new();
@@ -243,12 +243,12 @@ fn a_question_waits_for_earlier_messages() {
             "the message was read, and nothing was asked"
         );
     }
-    // The last message was read after that.
+    // The connection's message is still in the ring, so it was written before the question.
     let mut left = std::iter::from_fn(|| scene.read_alone());
     assert!(left.any(|length| length % SIZE != 0), "it was asked before that message was written");
 }
 
-/// Datagrams for a process that read nothing are lost: it owes nothing any more.
+/// Datagrams for a process that reads nothing are lost. From then on, the process owes no sign of life.
 #[test]
 fn a_process_is_not_silent_for_datagrams_alone() {
     static WORLD: World = World::new();
