@@ -2,7 +2,7 @@
 //!
 //! A device listens only at the addresses that it was configured with. Each address has its own socket, which is never
 //! connected. On such sockets, the kernel sends with the IPv4 identification 0, or with 0, 1, 2 and so on for the
-//! segments of one call. So the ICRC, which covers the identification, can be computed before the call.
+//! segments of one call. The ICRC, which covers the identification, can therefore be computed before the call.
 
 mod address;
 mod coalesced;

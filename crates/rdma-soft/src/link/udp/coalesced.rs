@@ -23,7 +23,7 @@ impl CoalescedBurst {
                 | Operation::RdmaWriteMiddle
                 | Operation::RdmaReadResponseMiddle
         );
-        // Packets in the middle of a run have none of these properties.
+        // Only the last packet of a run can have one of these properties.
         let plain = !bth.solicited && !bth.ack_request;
         let complete = !begins || !plain || length == 0 || bth.pad_count.get() != 0;
         Self { burst: Burst::single(headers, length), complete }

@@ -45,7 +45,7 @@ pub(super) struct Outgoing {
     pub(super) open: Arc<Open>,
     own: IpAddr,
     outbox: Mutex<Outbox<Letter>>,
-    /// The lock is held by the thread that writes, so that packets stay in order.
+    /// Locked by the thread that writes, so that packets stay in order.
     writing: Mutex<Writing>,
     entry: Entry,
 }
@@ -58,8 +58,9 @@ struct Writing {
     segment: usize,
     /// The number of bytes sent so far.
     sent: usize,
-    /// The destination, and the sender of the first packet.
+    /// The destination of the packets.
     to: IpAddr,
+    /// The sender of the first packet.
     whose: Whose,
     says: Says,
     /// The socket's current hop limit.
@@ -96,7 +97,7 @@ impl Writing {
             if self.loses_one() {
                 continue;
             }
-            // The kernel numbers the packets of a call.
+            // The kernel numbers the packets of a call, starting with 0.
             let index = if most > 1 { self.packets.len() / self.segment } else { 0 };
             let identification = u16::try_from(index).unwrap_or(0);
             let written = packet::write(&way, identification, &headers, payload, &mut self.packets);
@@ -173,8 +174,8 @@ impl Outgoing {
             || self.writing.try_lock().map_or(true, |writing| !writing.packets.is_empty())
     }
 
-    /// Handles new space: queues a turn of as many waiting senders as fit. Then queues a turn of this task, which sends
-    /// what the senders have written.
+    /// Handles new space: queues a turn for as many waiting senders as fit. If more senders wait, also queues a turn of
+    /// this task, which calls this function again.
     fn call_back(self: &Arc<Self>) {
         let (first, more) = locked(&self.outbox).readmit();
         for sender in first.iter().filter_map(Weak::upgrade) {

@@ -28,11 +28,11 @@ use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Happened, Watched};
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 
-/// The number of read calls per turn.
+/// The maximum number of read calls per turn.
 const TURN: u32 = 4;
 /// The maximum number of bytes that the kernel coalesces in one call.
 const RECEIVED: usize = 65_536;
-/// More turns than a full socket buffer requires.
+/// A limit on the number of turns, larger than a full socket buffer requires.
 const MOST_TURNS: u32 = 64;
 /// The hop limit that is reported for received datagrams and used for replies. The socket does not report the real one.
 const HOPS: u8 = 64;
@@ -43,17 +43,18 @@ pub(super) struct PortReceiver {
     pub(super) open: Arc<Open>,
     /// The local address of arriving packets.
     own: IpAddr,
-    /// If this socket is for a group, the group, and the interface on which its packets arrive. The kernel also
-    /// delivers packets from other interfaces.
+    /// The group, if this socket is for one.
     group: Option<Group>,
+    /// The index of the interface on which the group's packets arrive. The kernel also delivers packets from other
+    /// interfaces.
     interface: Option<u32>,
     /// The sender that uses the same socket, if there is one.
     outgoing: Option<Arc<Outgoing>>,
-    /// The lock is held by the thread that reads, so that packets stay in order.
+    /// Locked by the thread that reads, so that packets stay in order.
     reading: Mutex<Reading>,
     /// Whether packets arrive or leave on this socket.
     used: AtomicBool,
-    /// Whether the receiver waits for space in the inbox and not for packets.
+    /// Whether the receiver waits for space in the inbox instead of for packets.
     waits: AtomicBool,
     entry: Entry,
 }
@@ -70,9 +71,11 @@ struct Reading {
 #[derive(Debug, Clone, Copy)]
 struct Unread {
     way: Flow,
-    /// The range of the packets in the buffer.
+    /// The offset of the first packet in the buffer.
     begin: usize,
+    /// The offset after the last packet.
     end: usize,
+    /// The length of each packet except the last.
     stride: usize,
     /// The ECN bits of the IP header.
     ecn: u8,
@@ -143,7 +146,7 @@ impl PortReceiver {
         }
     }
 
-    /// Reads packets with one call into buffers of the device's inbox, and passes them to the inbox.
+    /// Makes one read call, and passes the received packets to the device's inbox, in buffers of the inbox.
     fn take_one(self: &Arc<Self>, reading: &mut Reading) -> PortRead {
         if self.waits.swap(false, Ordering::Relaxed) {
             self.open.hear_of(epoll::EventFlags::IN, true);
@@ -153,7 +156,7 @@ impl PortReceiver {
                 Ok(meta) if self.is_elsewhere(&meta) => return PortRead::Useless,
                 Ok(meta) => reading.left = self.left_of(&meta),
                 Err(Errno::INTR) => return PortRead::Packets,
-                // An error caused by a packet of another socket, which the kernel reports once.
+                // A packet of another socket caused this error. The kernel reports it once.
                 Err(Errno::CONNREFUSED) => return PortRead::Packets,
                 Err(_) => return PortRead::Nothing,
             }
@@ -252,7 +255,8 @@ impl PortReceiver {
         Some((begin, true))
     }
 
-    /// Returns true if a packet to a group was sent by this process, whose members have already received it.
+    /// Returns true if this process itself sent a packet to a group. The members in this process have already received
+    /// such a packet.
     fn is_own(&self, path: &Path) -> bool {
         self.group.is_some() && self.device.subnet.at(Link::Ethernet, &path.local).is_some()
     }
@@ -313,7 +317,7 @@ impl Watched for PortReceiver {
     }
 
     fn read_all(self: Arc<Self>) {
-        // Bounded, since peers may send endlessly.
+        // The number of turns is bounded, because peers may send endlessly.
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
             self.device.inbox().execute_all();

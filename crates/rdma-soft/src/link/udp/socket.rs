@@ -67,12 +67,12 @@ impl Socket {
             // the kernel lacks this option, only RXE's packets are lost.
             let _ = set_flag(socket, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, true);
         }
-        // Without the privilege to exceed it, the kernel's usual maximum applies.
+        // Without the privilege to exceed the kernel's usual maximum, that maximum applies.
         let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, BUFFER));
         let _ = sockopt::set_socket_send_buffer_size_force(socket, BUFFER)
             .or_else(|_| sockopt::set_socket_send_buffer_size(socket, BUFFER));
-        // Unless it is global, a group address belongs to an interface.
+        // A group address that is not global belongs to an interface.
         let scope = if ip.is_multicast() { own.interface } else { own.scope };
         bind(socket, &at(ip, scope))?;
         let state = UdpSocketState::new((&socket).into()).map_err(|error| errno(&error))?;

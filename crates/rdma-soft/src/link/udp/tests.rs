@@ -56,7 +56,7 @@ fn captured(name: &str) -> Vec<(Flow, Vec<u8>)> {
     packets
 }
 
-/// They have any identification: the socket does not report it, and the reader finds it.
+/// The packets have arbitrary IPv4 identifications. A socket does not report them, so the reader has to find them.
 #[test]
 fn packets_of_the_kernel_are_accepted_and_changed_ones_are_not() {
     let (mut reader, mut count) = (Reader::default(), 0);
@@ -65,7 +65,7 @@ fn packets_of_the_kernel_are_accepted_and_changed_ones_are_not() {
             let (headers, payload) = reader.read(&way, 0, &packet).unwrap();
             count += 1;
             if way.from.is_ipv6() {
-                // It has no identification, so that writing gives the same bytes.
+                // IPv6 has no identification, so writing the packet gives the same bytes.
                 let mut again = Vec::new();
                 write(&way, 0, &headers, payload, &mut again).unwrap();
                 assert_eq!(again, packet);
