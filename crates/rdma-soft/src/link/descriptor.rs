@@ -92,7 +92,7 @@ impl Descriptor {
         self.holds_files.load(Ordering::Relaxed)
     }
 
-    /// Returns the descriptor. Fails except in the process that opened it.
+    /// Returns the descriptor. Fails in any process other than the one that opened it.
     pub(crate) fn get(&self) -> Result<BorrowedFd<'_>> {
         if !self.opened_by.is_current() {
             return Err(Errno::BADF);
@@ -102,7 +102,7 @@ impl Descriptor {
     }
 
     /// Returns the process at the other end of a connection, and its user. A process in another PID namespace has no
-    /// process ID here, and rustix cannot represent that.
+    /// process ID here, which rustix cannot represent.
     pub(crate) fn peer(&self) -> Result<(Option<ProcessId>, u32)> {
         let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
         let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
@@ -165,7 +165,8 @@ impl Drop for Descriptor {
 }
 
 /// A file that another process sent, open in this process for a moment. Closing it may take as long as the sender
-/// likes, in any process. So a fork waits until the file is replaced; a bare `clone` or `vfork` call does not wait.
+/// likes, in any process that has it open. Therefore, a fork waits until the file is replaced; a bare `clone` or
+/// `vfork` call does not wait.
 #[derive(Debug)]
 pub(super) struct Foreign {
     file: Option<OwnedFd>,
@@ -204,12 +205,13 @@ impl Foreign {
     }
 }
 
-/// Unless the file is known to be memory, dropping it takes as long as the sender likes.
+/// Unless the file is known to be memory, dropping it may take as long as the sender likes.
 impl Drop for Foreign {
     fn drop(&mut self) {
         let Some(mut file) = self.file.take() else { return };
         let number = file.as_raw_fd();
-        // This fails if the program has closed the path, or has lowered its descriptor limit below this number.
+        // The file cannot be replaced if the program has closed the path, or has lowered its descriptor limit below
+        // this number.
         let path = self.path.get();
         let replaced = path.and_then(|path| dup3(path, &mut file, DupFlags::CLOEXEC)).is_ok();
         let mut open = OPEN.lock();
@@ -221,7 +223,7 @@ impl Drop for Foreign {
     }
 }
 
-/// Returns true if closing this number does nothing, or if the number is not open.
+/// Returns true if closing the descriptor with this number does nothing, or if no such descriptor is open.
 fn is_path(fd: RawFd) -> bool {
     // SAFETY: SAFETY.md F15: the call touches no memory.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };

@@ -1,5 +1,5 @@
-//! The driver of the sockets of a fabric's links. Polls by the program drive the sockets. For programs that do not
-//! poll, a thread does; it sleeps while the program polls and while nothing arrives.
+//! The driver of a fabric's link sockets. A program that polls drives the sockets itself. For programs that do not
+//! poll, a thread drives them; it sleeps while the program polls and while nothing arrives.
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ mod serve;
 
 /// The maximum number of sockets of a fabric.
 pub(super) const MOST: usize = 4096;
-/// The number of events that one `epoll_wait` call fetches.
+/// The maximum number of events that one `epoll_wait` call fetches.
 const EVENTS: usize = 32;
 /// The maximum time that [`Driver::let_go`] delays the exit of the process.
 const LEAVE: Duration = Duration::from_millis(100);
@@ -29,8 +29,8 @@ const MOST_ROUNDS: u32 = 64;
 /// One look in this many covers all sockets. The looks in between cover only the sockets where something arrived
 /// recently.
 const LOOKS_APART: u32 = 128;
-/// The maximum number of recently active sockets. Each process with which this one communicates has two: on one its
-/// messages arrive, on the other it reports what it has executed.
+/// The maximum number of recently active sockets. Each peer process accounts for two: its messages arrive on one, and
+/// it reports on the other what it has executed.
 const NEAR: usize = 8;
 
 /// A socket of a link.
@@ -40,7 +40,7 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     /// Handles an event of the descriptor. The caller then runs the tasks that this call queues.
     fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened;
 
-    /// Returns true unless it is known, without a system call, that there is no message.
+    /// Returns false only if it is known, without a system call, that no message has arrived.
     fn is_worth_a_look(&self) -> bool {
         true
     }
@@ -64,7 +64,8 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     /// Makes the driver look at this socket from now on, whether or not the descriptor reports anything.
     fn attend(&self) {}
 
-    /// Ends [`attend`](Self::attend). The descriptor may not report data that [arrived](Self::has_come) before.
+    /// Ends [`attend`](Self::attend). The descriptor does not always report data that [arrived](Self::has_come) before
+    /// this call.
     fn neglect(&self) {}
 
     /// Receives all messages that have arrived so far, and waits until they are executed. The caller holds no lock.
@@ -101,7 +102,7 @@ pub(super) struct Driver {
     /// A one-shot epoll instance that contains only `events`, so that each wait is woken once.
     wake: Descriptor,
     sockets: std::sync::Mutex<Sockets>,
-    /// The lock is held by the thread that fetches events.
+    /// Locked by the thread that fetches events.
     driving: Mutex<Driving>,
     /// The number of threads that are processing received data.
     busy: AtomicU32,
@@ -126,7 +127,7 @@ struct Driving {
     near: Vec<Weak<dyn Watched>>,
     /// The number of looks so far.
     looks: u32,
-    /// Whether these sockets are [attended](Watched::attend): either polls or the thread look at them.
+    /// Whether these sockets are [attended](Watched::attend), because polls or the thread look at them.
     attended: bool,
 }
 
@@ -266,7 +267,7 @@ impl Driver {
     fn let_go(&self) {
         let start = self.subnet.clock.now();
         loop {
-            // Read before answers are sent, because these threads may still produce answers.
+            // Read before answers are sent, because the busy threads may still produce answers.
             let busy = self.busy.load(Ordering::Acquire) != 0;
             answer_all(self.subnet);
             self.subnet.run_queue.run();
@@ -335,7 +336,8 @@ impl Driver {
         }
     }
 
-    /// Removes a socket. Threads that still hold it stop using it; it is closed when the last of them drops it.
+    /// Removes a socket, so that its events are no longer handled. It is closed when the last thread that still holds
+    /// it drops it.
     pub(super) fn close(&self, token: Token) {
         let closed = {
             let mut sockets = locked(&self.sockets);
@@ -456,7 +458,7 @@ const WAKES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::
 impl Polled for Driver {
     fn catch_up(&'static self) {
         self.busy.fetch_add(1, Ordering::AcqRel);
-        // Bounded, since a peer may send endlessly.
+        // The number of rounds is bounded, because a peer may send endlessly.
         for _ in 0..MOST_ROUNDS {
             if !self.take_events(locked_for_calls(&self.driving)) {
                 break;

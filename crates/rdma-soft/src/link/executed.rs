@@ -1,7 +1,7 @@
 //! Words in shared memory that show a process how far another one has executed its requests. Each connection has one
 //! word, which contains the PSN of the next expected packet. The responder stores the word before its program can see
-//! that a packet arrived. So the word is valid even if the responder's process exits right afterwards. Either process
-//! may have written anything there.
+//! that a packet arrived. The word is therefore valid even if the responder's process exits right afterwards. Either
+//! process may write anything to this memory.
 
 use rdma_types::Psn;
 

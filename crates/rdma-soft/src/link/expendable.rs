@@ -1,6 +1,6 @@
-//! Threads that a peer may hold up. Releasing a file that another process sent takes as long as that process likes. A
-//! socket may linger, and a file may be in a FUSE file system. So each call that may release such a file is made on one
-//! of these threads, and nothing waits for them.
+//! Threads that a peer may hold up. Releasing a file that another process sent may take as long as that process likes:
+//! a socket may linger, and a file may be in a FUSE file system. Each call that may release such a file is therefore
+//! made on one of these threads, and nothing waits for the call.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,7 +24,7 @@ type Call = Box<dyn FnOnce() + Send>;
 struct Pool {
     /// The process that owns the threads. A forked child has none of them.
     process: Option<Process>,
-    /// Calls that have a reserved thread, which makes them next.
+    /// Calls that threads will make next. These threads already count as busy.
     begun: VecDeque<Call>,
     waiting: VecDeque<Call>,
     threads: usize,

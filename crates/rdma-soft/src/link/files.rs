@@ -1,5 +1,5 @@
 //! Files attached to the messages of a socket. Such a file is released when its message is received without it, or when
-//! a socket that has the message in its queue is closed. Releasing a file takes as long as its sender likes.
+//! a socket that has the message in its queue is closed. Releasing a file may take as long as its sender likes.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd as _, BorrowedFd};

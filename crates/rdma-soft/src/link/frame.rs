@@ -24,18 +24,21 @@ use crate::link::Link;
 
 /// The size of an Ethernet header.
 const ETHERNET: usize = 14;
-/// EtherTypes.
+/// The EtherType of IPv4.
 const TYPE_IPV4: u16 = 0x0800;
+/// The EtherType of IPv6.
 const TYPE_IPV6: u16 = 0x86dd;
+/// The EtherType of RoCE v1.
 const TYPE_ROCE_V1: u16 = 0x8915;
-/// The local route header (IBTA volume 1, 7.7).
+/// The size of the local route header (IBTA volume 1, 7.7).
 const LRH: usize = 8;
-/// Values of LNH, which names the header after the LRH: a BTH, or a global route header.
+/// The value of the LNH field if a BTH follows the LRH.
 const NEXT_BTH: u8 = 2;
+/// The value of the LNH field if a global route header follows the LRH.
 const NEXT_GRH: u8 = 3;
-/// The global route header (IBTA volume 1, 8.3).
+/// The size of the global route header (IBTA volume 1, 8.3).
 const GRH: usize = 40;
-/// The variant CRC (IBTA volume 1, 7.8.2).
+/// The size of the variant CRC (IBTA volume 1, 7.8.2).
 const VCRC: usize = 2;
 /// The hop limit of packets that belong to a connection.
 const HOPS: u8 = 64;
@@ -49,7 +52,7 @@ const HOPS: u8 = 64;
 ///
 /// # Errors
 ///
-/// Fails like [`Packet::emit`], and then appends nothing. Packets that devices send never fail.
+/// Fails like [`Packet::emit`], and then appends nothing. The packets that devices send never cause an error.
 pub(crate) fn write(
     path: &Path,
     datagram: Option<&Datagram>,
@@ -306,8 +309,8 @@ pub(crate) fn mac(gid: &Gid) -> [u8; 6] {
     }
 }
 
-/// Returns a port from the upper quarter, as RXE and mlx5 do. For a connection, it depends only on the destination,
-/// because a packet does not contain the number of the queue pair that sent it.
+/// Returns a UDP source port from the upper quarter of the range, like RXE and mlx5. For a connection, the port depends
+/// only on the destination, because a packet does not contain the number of the queue pair that sent it.
 fn source_port(headers: &Headers) -> u16 {
     let to = headers.bth.destination.get();
     let from = headers.deth.map_or(0, |deth| deth.source.get());

@@ -17,7 +17,7 @@ use crate::link::pcap::Tap;
 use crate::link::simulation::Links;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
-/// The maximum number of bursts that wait in an inbox or are being written to it. Models use few.
+/// The maximum number of bursts that wait in an inbox or are being written to it. Models allow only two.
 pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
 
 const INBOX: Sizes = Sizes { bursts: BURSTS, spare: 32, buffer: BURST_BYTES };
@@ -26,13 +26,13 @@ const INBOX: Sizes = Sizes { bursts: BURSTS, spare: 32, buffer: BURST_BYTES };
 pub(crate) trait Receives:
     Deref<Target = Adapter> + Sync + std::fmt::Debug + 'static
 {
-    /// Work that packets leave until the end of a turn, done before the receive side is released.
+    /// Work that is deferred to the end of a turn, and done before the receive side is released.
     type Afterwards: Default;
 
     /// Executes packets that have arrived. The caller holds the receive side.
     fn receive(&'static self, letter: &Letter, afterwards: &mut Self::Afterwards);
 
-    /// Does the work that was left. The caller holds the receive side, and no other lock.
+    /// Does the deferred work. The caller holds the receive side, and no other lock.
     fn settle(&self, afterwards: &Self::Afterwards);
 
     /// Returns the links of the device's subnet, if time is virtual.
@@ -46,7 +46,7 @@ pub(crate) trait Receives:
 #[derive(Debug)]
 pub(crate) struct Inbox<D: 'static> {
     device: &'static D,
-    /// The lock is held by the thread that takes packets out, until they are executed.
+    /// Locked by the thread that takes packets out, until they are executed.
     receive_side: Mutex<()>,
     letters: Mutex<Letters>,
     entry: Entry,
@@ -75,7 +75,7 @@ impl<D: Receives> Inbox<D> {
         spare.unwrap_or_else(|| new_buffer(BURST_BYTES))
     }
 
-    /// Queues a turn of each sender that found no space.
+    /// Queues a turn for each sender that found no space.
     fn call_back(&self, turned_away: &[Weak<dyn Task>]) {
         for sender in turned_away.iter().filter_map(Weak::upgrade) {
             sender.entry().queue();
@@ -250,12 +250,12 @@ mod tests {
         Arc::<Turns>::downgrade(sender)
     }
 
-    /// A sender that no longer exists.
+    /// Returns a sender that no longer exists.
     fn nobody() -> Weak<dyn Task> {
         Weak::<Turns>::new()
     }
 
-    /// Another thread may make packets arrive as soon as they are on their way. They are counted by then.
+    /// Another thread may make packets arrive as soon as they are on their way, so they must already be counted.
     #[test]
     fn packets_are_counted_before_they_are_on_their_way() {
         static SUBNET: OnceLock<Subnet> = OnceLock::new();
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(locked(&inbox.letters).arrived.lent, 0);
     }
 
-    /// A device of a fabric of its own, without a thread.
+    /// Creates a device with its own fabric, which has no thread.
     fn device(
         subnet: &'static OnceLock<Subnet>,
         place: &'static OnceLock<Device>,
@@ -294,7 +294,7 @@ mod tests {
         place.get_or_init(make)
     }
 
-    /// Puts a datagram with that partition key into the inbox of a device, as a run of `segments` packets.
+    /// Puts a datagram with this partition key into the inbox of a device, as a run of `segments` packets.
     fn put(device: &'static Device, p_key: u16, segments: u16) {
         let inbox = device.inbox();
         let buffer = inbox.buffer(nobody()).unwrap();
@@ -306,7 +306,7 @@ mod tests {
         inbox.arrive(Letter::new(path, burst, None, buffer));
     }
 
-    /// Also if they arrived in few runs.
+    /// This also holds for packets that arrived in runs.
     #[test]
     fn a_turn_executes_sixteen_packets() {
         static SUBNET: OnceLock<Subnet> = OnceLock::new();
@@ -320,7 +320,7 @@ mod tests {
         }
     }
 
-    /// The port is a full member of the default partition, so that it accepts packets of limited members, too.
+    /// The port is a full member of the default partition, so it also accepts packets from limited members.
     #[test]
     fn packets_of_other_partitions_are_dropped() {
         static SUBNET: OnceLock<Subnet> = OnceLock::new();
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(counted(), (6, 2));
     }
 
-    /// Also if space is released unused, so that nothing arrives.
+    /// This also holds if a buffer is returned unused, so that nothing arrives.
     #[test]
     fn a_sender_without_space_gets_a_turn_when_there_is_some() {
         static SUBNET: Subnet = Subnet::new();
@@ -365,7 +365,7 @@ mod tests {
         assert!(inbox.buffer(weak(&sender)).is_some());
     }
 
-    /// Sends as much as a turn executes, again each time that it is called back.
+    /// Sends as many packets as a turn executes, each time that it is called back.
     #[derive(Debug)]
     struct Endless {
         entry: Entry,
@@ -390,7 +390,7 @@ mod tests {
     }
 
     impl Task for Endless {
-        /// A sender that is called back is asked for its entry.
+        /// The inbox asks for the entry only to call the sender back, so the sender sends again here.
         fn entry(&self) -> &Entry {
             if self.left.fetch_sub(1, Ordering::Relaxed) > 1 {
                 self.send();
@@ -399,7 +399,7 @@ mod tests {
         }
     }
 
-    /// Otherwise a link would wait as long as a peer sends.
+    /// If it waited for later arrivals, a link would wait as long as a peer sends.
     #[test]
     fn later_arrivals_are_not_waited_for() {
         static SUBNET: Subnet = Subnet::new();

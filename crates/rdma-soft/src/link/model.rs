@@ -146,7 +146,7 @@ pub(crate) struct Fate {
 pub(crate) struct Direction {
     /// The model of this direction, if it differs from the network's.
     pub(crate) model: Option<LinkModel>,
-    /// The time at which the last packet has been sent completely.
+    /// The time at which the last packet is completely sent.
     busy_until: Option<Time>,
     /// The arrival time of the last packet that was not reordered.
     last: Option<Time>,

@@ -1,8 +1,8 @@
 //! Captures: the packets that a device sends and receives, in a file for Wireshark.
 //!
 //! A packet is buffered in memory where it is sent or received, under the locks of its queue pair. The call that did
-//! this writes all buffered packets before it returns, after it has released its locks (`fabric/overflow.rs`). So if a
-//! program is killed, its file contains only whole packets.
+//! this writes all buffered packets before it returns, after it has released its locks (`fabric/overflow.rs`). If a
+//! program is killed, its file therefore contains only whole packets.
 
 mod environment;
 mod format;
@@ -137,7 +137,7 @@ struct Capture {
     /// The process that started the file. A forked child writes nothing.
     process: u32,
     pending: Mutex<Pending>,
-    /// The lock is held while the file is written, by a thread that holds no locks of the engine.
+    /// Locked while the file is written. The thread that writes holds no locks of the engine.
     output: Mutex<Output>,
     /// Whether writing has stopped.
     stopped: AtomicBool,
@@ -349,7 +349,7 @@ mod tests {
         assert!(locked(&capture.pending).blocks.is_empty());
     }
 
-    /// Nothing is written after a hole, where it could not be read.
+    /// Nothing is written after the hole in the file, because it could not be read.
     #[test]
     fn a_file_that_others_make_shorter_ends_the_capture() {
         let name = format!("rdma-soft-shorter-{}", std::process::id());
@@ -367,7 +367,8 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// Two fabrics write to one file. The thread that settles one fabric may be anywhere when the other settles.
+    /// Two fabrics write to one file. The fabrics settle independently, so each must write the packets that it has
+    /// added.
     #[test]
     fn each_fabric_writes_its_own_packets() {
         static FABRICS: [Fabric; 2] = [const { Fabric::new() }; 2];
@@ -398,7 +399,8 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// The subscriber belongs to the program, and the thread that settles may be in the middle of a call.
+    /// The subscriber belongs to the program, and the thread that settles may be in the middle of a call. The report is
+    /// therefore made on another thread.
     #[test]
     fn a_subscriber_may_panic_when_the_end_is_reported() {
         let full = File::options().write(true).open("/dev/full").unwrap();
@@ -418,7 +420,7 @@ mod tests {
     fn a_forked_child_writes_nothing() {
         let path = std::env::temp_dir().join(format!("rdma-soft-child-{}", std::process::id()));
         let file = File::create(&path).unwrap();
-        // Like in a child: another process has begun it.
+        // As in a forked child, another process started this capture.
         let capture = Capture { process: 0, ..Capture::of(file, (0, 0)) };
         put_section(&mut locked(&capture.pending).blocks);
         capture.flush().unwrap();

@@ -1,5 +1,5 @@
 //! The words with which two processes share a ring of bytes. They record how far one process has written, how far the
-//! other has read, and which of them waits for a notification. Either process may have written anything there.
+//! other has read, and which of them waits for a notification. Either process may write anything to this memory.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
@@ -207,7 +207,7 @@ mod loom_tests {
                     }
                 }
             });
-            // It needs at most half of the ring.
+            // The sender needs at most half of the ring.
             let space = shared.0.wait(CAPACITY).unwrap();
             receiver.join().unwrap();
             assert!(space >= CAPACITY / 2 || shared.1.has_rung());

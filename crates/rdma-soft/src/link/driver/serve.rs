@@ -19,14 +19,14 @@ use crate::sync::{Ordering, locked_for_calls};
 
 /// The time that the thread spins after the last message before it sleeps.
 const LOOK: Duration = Duration::from_micros(50);
-/// While the program polls, the thread leaves messages to it for this long at a time.
+/// The delay after a poll of the program before the thread handles messages itself.
 const POLLED: Duration = Duration::from_micros(5);
 /// The number of messages that the thread handles before it looks at all sockets.
 const TAKES: u32 = 64;
 
 const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
-/// The events that end a rest of the thread: a notification from a peer, or a program that is about to sleep.
+/// The events that end the thread's rest: a notification from a peer, or a program that is about to sleep.
 #[derive(Debug)]
 pub(super) struct Calls {
     events: Descriptor,
@@ -101,8 +101,8 @@ fn running(load: &[u8]) -> Option<usize> {
 }
 
 impl Driver {
-    /// Handles what has arrived. If the receiver was unknown, rests for as long as the handling took, so that
-    /// unsolicited traffic costs at most half of a processor.
+    /// Handles what has arrived. If this included packets for unknown receivers, sleeps for as long as the handling
+    /// took. Unsolicited traffic therefore uses at most half of a processor.
     fn drive_and_rest(&'static self) -> bool {
         let (begin, before) = (self.subnet.clock.now(), self.useless.load(Ordering::Relaxed));
         let found = self.drive();

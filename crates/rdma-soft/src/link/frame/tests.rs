@@ -28,7 +28,7 @@ fn gids(kind: GidType, from: &str, to: &str) -> Path {
 
 const LIDS: Path = Path { local: Address::Lid(0x17d2), remote: Address::Lid(0x375c) };
 
-/// A path of each kind of address, and the number of bytes before the BTH.
+/// Returns a path for each kind of address, with the number of bytes before the BTH.
 fn paths() -> [(Path, usize); 6] {
     let (v1, v2) = (GidType::ROCE_V1, GidType::ROCE_V2);
     let (one, other) = ("fe80::211:22ff:fe33:4455", "fe80::2aa:bbff:fecc:ddee");
@@ -43,7 +43,7 @@ fn paths() -> [(Path, usize); 6] {
     ]
 }
 
-/// A datagram with its sender's route in its header, if it has one.
+/// Returns a datagram with a route header.
 fn datagram(path: &Path, length: u64) -> Datagram {
     let gid = |at: u16| gids(GidType::IB, &format!("fe80::{at}"), "fe80::9").local;
     let (Address::Gid(source), Address::Gid(to)) = (match path.local {
@@ -91,7 +91,7 @@ fn written_frames_are_parsed_to_the_same_packets() {
     }
 }
 
-/// A datagram has the route of its address handle before it, also in an InfiniBand packet that would not need one.
+/// The route of the address handle precedes the datagram, even in an InfiniBand packet that would not need a route.
 #[test]
 fn a_datagram_has_the_route_of_its_address_handle() {
     let payload = [7; 33];
@@ -142,7 +142,8 @@ fn flipped_bits_are_found_unless_no_checksum_covers_them() {
             }
         }
         missed.dedup();
-        // FECN and BECN; after UDP its checksum; with IPv6 or a GRH class, label and hops.
+        // Not covered: FECN and BECN; the UDP checksum; with IPv6 or a GRH, the traffic class, flow label and hop
+        // limit.
         let way = [14, 15, 16, 17, 21];
         let expected = match front {
             8 => vec![],
@@ -171,8 +172,8 @@ fn bytes_that_are_not_a_frame_are_rejected() {
     assert_eq!((result, &out[..]), (Err(EmitError::Headers), &[1][..]));
 }
 
-/// Packet and ICRC are an example of the specification (volume 1, 7.8). Its VCRC, the last two bytes, was computed
-/// separately, bit by bit.
+/// The packet and its ICRC are an example from the specification (volume 1, 7.8). Its VCRC, the last two bytes, was
+/// computed separately, bit by bit.
 #[test]
 fn a_packet_of_the_specification_is_accepted() {
     let packet = [
@@ -186,7 +187,8 @@ fn a_packet_of_the_specification_is_accepted() {
     assert_eq!(packet[found.payload].len(), 14);
 }
 
-/// Packets of the kernel's SoftRoCE are accepted, with the Ethernet addresses that their ports would have here.
+/// Packets of the kernel's SoftRoCE are accepted once they have the Ethernet addresses that their ports would have
+/// here.
 #[test]
 fn captured_packets_are_accepted() {
     let captures: [(&[u8], usize); 2] = [
@@ -202,7 +204,7 @@ fn captured_packets_are_accepted() {
             let mut frame = record[16..].to_vec();
             rest = behind;
             if frame[12] == 0x86 && frame[20] != 17 {
-                // Hosts look for their neighbours.
+                // Skips the packets with which hosts discover their neighbours.
                 continue;
             }
             assert_eq!(check(Link::Ethernet, &frame), Err(Damage::Station));

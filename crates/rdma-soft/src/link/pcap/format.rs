@@ -47,7 +47,7 @@ pub(super) enum Direction {
 /// Appends the block that starts a file.
 pub(super) fn put_section(out: &mut Vec<u8>) {
     put_block(SECTION, out, |out| {
-        // From this number, readers detect the byte order.
+        // Readers detect the byte order from this number.
         put(out, &0x1a2b_3c4d_u32.to_le_bytes());
         let version = [1, 0, 0, 0];
         put(out, &version);
