@@ -52,8 +52,8 @@ pub(crate) struct AddressAttributes {
     pub(crate) service_level: u8,
     pub(crate) source_path_bits: u8,
     pub(crate) static_rate: u8,
-    /// If this is not 0, packets have a global route header, built from the first five fields. Kept as the program
-    /// passed it.
+    /// If this is not 0, packets have a global route header, built from the first five fields. The value is kept as the
+    /// program passed it.
     pub(crate) is_global: u8,
     pub(crate) port: u8,
 }

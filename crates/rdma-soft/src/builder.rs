@@ -48,7 +48,7 @@ pub struct Builder {
     force_wire: bool,
     subnet: &'static Subnet,
     pcap: Capture,
-    /// If the device lacks something that was requested, the reason why it cannot be opened.
+    /// The reason why the device cannot be opened, if something that was requested is missing.
     unusable: Option<InstallError>,
     #[cfg(not(loom))]
     peers: Peers,
@@ -60,7 +60,7 @@ pub struct Builder {
     loss: Option<Loss>,
 }
 
-/// The file to which a device writes a capture.
+/// The destination of a device's packet capture.
 #[derive(Debug, Clone)]
 enum Capture {
     OfEnvironment,
@@ -93,14 +93,14 @@ impl Builder {
         }
     }
 
-    /// Sets which processes share the device. It is shared by the processes that install a device with the same name,
-    /// link layer and GID table for the same peers. The device has one identity in all of them. So each of these
-    /// processes can address a queue pair by its GID or LID and its number.
+    /// Sets which processes share the device. These are the processes that install a device with the same name, link
+    /// layer and GID table for the same peers. The device has one identity in all of them, so each can address any of
+    /// its queue pairs by GID or LID and QPN.
     ///
-    /// If everything is sent [as packets](Self::force_wire), packets within one process also pass through sockets, like
-    /// packets between two processes.
+    /// If the device sends everything [as packets](Self::force_wire), packets within one process also pass through
+    /// sockets, like packets between processes.
     ///
-    /// The identity is derived from the boot of the host, the network namespace, the user (except with
+    /// The identity is derived from the host's boot ID, the network namespace, the user (except with
     /// [`Peers::AnyUser`]) and the name. A device of a [`Network`] is not shared. Without this call, the device exists
     /// only in this process. Pass [`Peers::of_environment`] to follow `RDMA_SOFT_PEERS`, as `soft0` does.
     ///
@@ -222,8 +222,8 @@ impl Builder {
     /// split at the path MTU, acknowledged, and retransmitted if necessary.
     ///
     /// Programs see the same results, only later: a post returns before its request is executed. Packets are moved by
-    /// posts, by polls, and by the device's thread. When a connection becomes ready to receive, it decides whether to
-    /// use packets, and does not change that until it is reset. It uses packets if either end has this setting.
+    /// posts, by polls, and by the device's thread. A connection uses packets if either end has this setting. This is
+    /// decided when the connection becomes ready to receive, and does not change until it is reset.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -242,9 +242,9 @@ impl Builder {
     /// environment variable `RDMA_SOFT_PCAP` names the file, if it is set when the device is installed.
     ///
     /// An existing file is overwritten. `%p` in the file name is replaced by the process ID. Devices of a process may
-    /// share a file; a packet from one of them to another then appears once, as it was sent. Each call writes the
-    /// packets that it has moved before it returns. If the file cannot grow, the capture ends with one `tracing` event,
-    /// and the device continues. Pipes and sockets are refused, since a device never waits for a reader.
+    /// share a file; a packet from one of them to another then appears once, as it was sent. Before a call returns, it
+    /// writes the packets that it has moved. If the file cannot grow, the capture ends with one `tracing` event, and
+    /// the device continues. Pipes and sockets are refused, since a device never waits for a reader.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -261,9 +261,9 @@ impl Builder {
         self
     }
 
-    /// Lets the device communicate with other hosts by RoCE v2 over UDP. The other host can run a software device or
-    /// kernel SoftRoCE, or have a NIC, which is untested. `place` is an address of this host, or an interface (which
-    /// means all its addresses), or several of these separated by commas. For `soft0`, the environment variable
+    /// Lets the device communicate with other hosts, using RoCE v2 over UDP. The other host can run a software device
+    /// or kernel SoftRoCE, or have a NIC (untested). `place` is an address of this host, or an interface (which means
+    /// all its addresses), or several of these separated by commas. For `soft0`, the environment variable
     /// `RDMA_SOFT_LISTEN` takes the same text.
     ///
     /// Each address becomes an additional entry of the GID table, before the entry of the loopback interface. A queue
@@ -303,8 +303,8 @@ impl Builder {
         self
     }
 
-    /// Creates a device that cannot be opened because it lacks something that was requested. The device does not listen
-    /// and captures nothing.
+    /// Marks the device as one that cannot be opened, because something that was requested is missing. It does not
+    /// listen and captures nothing.
     pub(crate) fn unusable(mut self, error: InstallError) -> Self {
         self.pcap = Capture::Nowhere;
         #[cfg(not(loom))]
@@ -360,7 +360,8 @@ impl Builder {
         self.without_extended_queue_pairs().without_extended_completions().without_timestamps()
     }
 
-    /// Puts the device into a network, in which it reaches only the other devices of that network, by packets.
+    /// Puts the device into a network. It then reaches only the devices of that network, and sends everything as
+    /// packets.
     #[cfg(not(loom))]
     pub fn network(mut self, network: &Network) -> Self {
         self.subnet = network.subnet;

@@ -79,7 +79,8 @@ pub use soft_device::SoftDevice;
 
 pub use rdma_types::{Gid, GidType, Guid, Qpn};
 
-/// Installs a device. If an option makes that impossible, installs the device without that option.
+/// Installs a device. If the capture or an address is not available, installs a device that cannot be opened instead.
+/// If the device cannot be shared, installs it for this process alone.
 fn install_one(device: Builder) {
     match device.clone().install() {
         Err(error @ (InstallError::NoCapture { .. } | InstallError::CannotListen { .. })) => {
@@ -91,7 +92,7 @@ fn install_one(device: Builder) {
             tracing::warn!(%error, "other processes cannot reach a software device");
             install_one(device.peers(Peers::ThisProcess));
         }
-        // A device with this name may exist already: this function was called before, or a builder created it.
+        // If the name is taken, the device was installed by an earlier call of `install` or by a builder.
         Ok(_) | Err(_) => {}
     }
 }
@@ -112,7 +113,7 @@ fn like(device: Builder) -> Builder {
     }
 }
 
-/// Shares a device with other processes as the environment specifies.
+/// Shares a device with the processes that the environment specifies.
 #[cfg(not(loom))]
 fn shared(device: Builder) -> Builder {
     let device = device.peers(Peers::of_environment());

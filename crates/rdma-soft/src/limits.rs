@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::engine::Refusal;
 use crate::limits::patience::Patience;
 
-/// A count of objects of one kind, kept below a limit.
+/// A count of existing objects of one kind, checked against a limit.
 #[derive(Debug, Default)]
 pub(crate) struct Quota(AtomicU32);
 
@@ -122,16 +122,16 @@ pub(crate) struct Features {
     pub(crate) atomics: bool,
     pub(crate) window_type_1: bool,
     pub(crate) window_type_2: bool,
-    /// Whether unreliable connections (`uc`) are supported.
+    /// Whether unreliable connections are supported.
     pub(crate) uc: bool,
-    /// Whether datagram queue pairs (`ud`) are supported.
+    /// Whether datagram queue pairs are supported.
     pub(crate) ud: bool,
     pub(crate) dmabuf: bool,
-    /// Whether extended queue pairs are supported.
+    /// Whether extended queue pairs (`ibv_wr_*`) are supported.
     pub(crate) extended_qp: bool,
     /// Whether extended completion queues are supported.
     pub(crate) extended_cq: bool,
-    /// Whether the device has a clock for the timestamps of completions.
+    /// Whether the device has a clock, which timestamps of completions require.
     pub(crate) timestamps: bool,
 }
 

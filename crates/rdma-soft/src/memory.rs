@@ -1,5 +1,6 @@
 //! Memory that queue pairs access: regions, windows and their protection domains, the lookup of memory by key and
-//! address, and copies. Also contains the wait for threads that may still use memory after its key was made unknown.
+//! address, and copies. This module also implements the wait for threads that may still use memory after its key was
+//! invalidated.
 
 mod barrier;
 pub(crate) mod budget;

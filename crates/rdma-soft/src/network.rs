@@ -17,12 +17,12 @@ use crate::soft_device::SoftDevice;
 ///
 /// Nothing sleeps, and the devices start no threads, except one that reports dropped packets to a `tracing` subscriber.
 /// Each poll that finds its completion queue empty advances the time by 100 ns. The test also advances it, with
-/// [`step`](Self::step) and [`run_for`](Self::run_for). Events that become due then happen on the calling thread. So a
+/// [`step`](Self::step) and [`run_for`](Self::run_for). Events that become due are executed on the calling thread, so a
 /// timeout of one second does not take a second of real time. A single-threaded program behaves the same in each run:
 /// with the same seed, the same packets are lost.
 ///
-/// This requires the same program and the same seed. The program must not read other clocks or use several threads.
-/// Compare [`trace`](Self::trace) to check that two runs were the same.
+/// Runs are the same only for the same program and the same seed. The program must also read no other clock and use a
+/// single thread. Compare [`trace`](Self::trace) to check that two runs were the same.
 ///
 /// A program that requests an event of a completion queue (`ibv_req_notify_cq`) is about to sleep, so the next
 /// scheduled event happens at that moment. If there was one, the file descriptor of the completion channel becomes
@@ -47,7 +47,7 @@ use crate::soft_device::SoftDevice;
 /// # Ok::<(), rdma_soft::InstallError>(())
 /// ```
 ///
-/// # Dropping it
+/// # Dropping a network
 ///
 /// When a network is dropped, its devices leave the device list, and their names become free. Objects that a program
 /// has open continue to work, but nothing more can be opened. Most of a device's memory is released when its last
@@ -66,7 +66,7 @@ rdma_types::debug_messages!(struct OtherNetwork(it));
 
 impl Network {
     /// Creates an empty network. All its randomness comes from the seed: the fates of packets, and the QPNs and keys of
-    /// its devices. So the keys can be computed from the seed.
+    /// its devices. Knowing the seed is therefore enough to compute the keys.
     #[must_use]
     pub fn simulated(seed: u64) -> Self {
         Self { subnet: Box::leak(Box::new(Subnet::simulated(seed))) }
@@ -152,7 +152,7 @@ impl Network {
         self.subnet.step()
     }
 
-    /// Advances the time by `time`. Events that are due by then happen.
+    /// Advances the time by `time`, and executes the events that become due.
     ///
     /// ```
     /// use std::time::Duration;
@@ -171,9 +171,9 @@ impl Network {
         self.subnet.links.as_ref().map_or(0, |links| links.packets())
     }
 
-    /// Returns a hash of all packets that were sent: their times, senders, receivers and fates. The hashes of two runs
-    /// of one program are equal if all of these were equal. Memory addresses and PSNs are left out, because they differ
-    /// from process to process. The hash may differ between versions of Rust.
+    /// Returns a hash of all sent packets: their times, senders, receivers and fates. If all of these are equal in two
+    /// runs of a program, the hashes are equal. The hash excludes memory addresses and PSNs, because they differ from
+    /// process to process. The hash may differ between versions of Rust.
     #[must_use]
     pub fn trace(&self) -> u64 {
         self.subnet.links.as_ref().map_or(0, |links| links.trace())

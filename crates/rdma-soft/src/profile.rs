@@ -104,11 +104,12 @@ impl Profile {
         model: model(0x14e4, 0x1750, 0, NO_FIRMWARE),
     });
 
-    /// Intel E810, with the driver `irdma` as RoCE.
+    /// Intel E810, with the driver `irdma` in RoCE mode.
     ///
     /// - All limits, no atomics, no shared receive queues, no windows, no timestamps, vendor 0x8086, part 5522,
     ///   revision 2, firmware 1.74: `ibv_devinfo -v` in [3FS issue 192](https://github.com/deepseek-ai/3FS/issues/192).
-    ///   (That output has the flags of windows and `max_mw` 0; Linux now reports windows only for later generations.)
+    ///   (That output shows the flags for windows, but `max_mw` is 0. Linux now reports windows only for later
+    ///   generations.)
     /// - 101 bytes of inline data: `IRDMA_MAX_INLINE_DATA_SIZE` of rdma-core, `irdma/user.h`.
     /// - Reliable connections and datagrams only, no extended queue pairs: `irdma_ucreate_qp` and the operations of the
     ///   provider in rdma-core.
@@ -260,8 +261,8 @@ impl Profile {
         self.0.link
     }
 
-    /// Returns the limits of the profile, which [`Builder::like`](crate::Builder::like) sets. They can serve as a
-    /// starting point for a builder that changes some of them.
+    /// Returns the limits of the profile, which [`Builder::like`](crate::Builder::like) sets. A program that changes
+    /// only some of them can start from these.
     pub fn limits(self) -> Limits {
         self.0.limits
     }

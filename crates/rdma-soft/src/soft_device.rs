@@ -1,4 +1,4 @@
-//! The handle by which a test or an embedding program controls a device.
+//! The handle with which a test or an embedding program controls a device.
 
 use rdma_types::{Gid, Guid, Qpn};
 
@@ -9,7 +9,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::drive::{release, release_half};
 use crate::engine::requester::side::SendSide;
 
-/// A handle to an installed software device, for control from outside the verbs. It gives access to the device's
+/// A handle to an installed software device, for control beyond what verbs offer. It gives access to the device's
 /// identity, counters and port. A test also uses it to release the requests that a [`Held`](crate::Schedule::Held)
 /// device holds.
 ///
@@ -40,26 +40,26 @@ impl SoftDevice {
         INSTALLED.named(name).map(Self::of)
     }
 
-    /// The name of the device, as in the device list.
+    /// Returns the name of the device, as in the device list.
     #[must_use]
     pub fn name(&self) -> &'static str {
         &self.device.name
     }
 
-    /// The node GUID of the device.
+    /// Returns the node GUID of the device.
     #[must_use]
     pub fn guid(&self) -> Guid {
         self.device.guid()
     }
 
-    /// The GIDs of the device's port, in the order of their index.
+    /// Returns the GIDs of the device's port, in index order.
     #[must_use]
     pub fn gids(&self) -> Vec<Gid> {
         self.device.identity.gids.iter().map(|entry| entry.gid).collect()
     }
 
-    /// Returns the current counters of the device. While requests are executed, the counters may not all be read at the
-    /// same instant. No counter ever decreases.
+    /// Returns the current counters of the device. They are not all read at the same instant, so they can be
+    /// inconsistent while requests are executed. No counter ever decreases.
     ///
     /// ```
     /// rdma_soft::install();
@@ -81,17 +81,17 @@ impl SoftDevice {
         self.device.set_port(up);
     }
 
-    /// Returns how many send requests of a queue pair are posted but not finished. Such requests are held by the
-    /// schedule, wait for the peer, or were left for the next thread at the end of a turn. Returns 0 for an unknown
-    /// queue pair.
+    /// Returns how many send requests of a queue pair are posted but not finished. The schedule holds such requests,
+    /// they wait for the peer, or they wait for the next thread because a turn ended. Returns 0 for an unknown queue
+    /// pair.
     #[must_use]
     pub fn in_flight(&self, queue_pair: Qpn) -> usize {
         self.with_send_side(queue_pair, |send| send.queue.len())
     }
 
     /// Returns how many bytes of a queue pair's oldest unfinished request have been copied. This is not 0 while a copy
-    /// pauses. It pauses after [`release_half`](Self::release_half), and between two parts of a long message, since a
-    /// thread copies only one part per turn.
+    /// pauses. A copy pauses after [`release_half`](Self::release_half), and between two parts of a long message, since
+    /// a thread copies only one part per turn.
     #[must_use]
     pub fn half_copied(&self, queue_pair: Qpn) -> u64 {
         self.with_send_side(queue_pair, |send| send.requester.progress)
@@ -108,8 +108,8 @@ impl SoftDevice {
     }
 
     /// Copies the first half of a queue pair's oldest request and stops there, as if the request were in flight. The
-    /// next release copies the rest; this includes a second call of this function. Returns true if the request is now
-    /// half copied. A request of less than two bytes cannot be halved and completes.
+    /// next release, or a second call of this function, copies the rest. Returns true if the request is now half
+    /// copied. A request of less than two bytes cannot be halved and completes.
     pub fn release_half(&self, queue_pair: Qpn) -> bool {
         if let Some(queue_pair) = self.device.queue_pair(queue_pair.get()) {
             release_half(&queue_pair);
@@ -117,7 +117,7 @@ impl SoftDevice {
         self.half_copied(queue_pair) > 0
     }
 
-    /// Executes everything that the queue pairs of the device hold. Returns the number of completed requests.
+    /// Executes all requests in the queue pairs of the device. Returns the number of completed requests.
     pub fn release_all(&self) -> u32 {
         let queue_pairs = self.device.all_queue_pairs();
         queue_pairs.iter().map(|queue_pair| release(queue_pair, u32::MAX)).sum()

@@ -29,7 +29,7 @@ loom::thread_local! {
 }
 #[cfg(not(loom))]
 thread_local! {
-    /// Only the address is used: it serves as the thread's number.
+    /// Only the address of this cell is used, as the number of the thread.
     static PLACE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn locked_in_models<T>(mutex: &Mutex<T>) -> Held<MutexGuard<'_, T>> {
     Held::new(locked_for_calls(mutex))
 }
 
-/// Locks a mutex that is not part of the engine, because system calls are made while it is held.
+/// Locks a mutex outside the engine. A thread may make system calls while it holds such a mutex.
 pub(crate) fn locked_for_calls<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match mutex.lock() {
         Ok(guard) => guard,

@@ -6,8 +6,8 @@ use crate::profile::Profile;
 
 impl Builder {
     /// Makes the device look like a particular piece of hardware. The device gets the hardware's limits, vendor and
-    /// link layer, and lacks the same features, as far as there are public figures. Options that are set after this
-    /// call override the profile.
+    /// link layer, and lacks the same features, as far as these are public. Options that are set after this call
+    /// override the profile.
     ///
     /// For `soft0` and `softib0`, the environment variable `RDMA_SOFT_LIKE` contains the [name](Profile::name) of a
     /// profile.
@@ -68,7 +68,7 @@ impl Builder {
         self
     }
 
-    /// Removes dma-bufs: `ibv_reg_dmabuf_mr` fails with `EOPNOTSUPP`.
+    /// Removes support for dma-bufs: `ibv_reg_dmabuf_mr` fails with `EOPNOTSUPP`.
     pub fn without_dmabuf(mut self) -> Self {
         self.limits.features.dmabuf = false;
         self
