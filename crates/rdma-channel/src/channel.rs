@@ -23,19 +23,20 @@ pub(crate) mod slices;
 pub(crate) mod waiting;
 pub(crate) mod watch;
 
-/// A connection to one peer, whose operations keep their memory alive and always end.
+/// A connection to one peer. Its operations keep their memory alive until they end, and they always end.
 ///
 /// Operations come in three forms: the blocking ones below, [scoped](Self::scope) ones, which can be in flight at the
-/// same time, and [unpolled](Self::send_unpolled) ones. The other two forms are built on unpolled operations, which are
-/// `unsafe`.
+/// same time, and [unpolled](Self::send_unpolled) ones. Unpolled operations are `unsafe`; the other two forms are built
+/// on them.
 ///
 /// The channel has its own completion queue. Unless it [spins](crate::Wait::Spin), it also has a completion channel to
 /// sleep on. A channel can be moved to another thread, but only one thread can use it at a time.
 ///
 /// # Blocking operations
-/// Each operation posts one request and waits until it completes. So its memory stays borrowed while the device may use
-/// it. Each kind of operation has a time limit for the call, set in the [builder](crate::ChannelBuilder). The default
-/// is 30 seconds; [`receive`](Self::receive) has no limit by default, like a socket.
+/// Each operation posts one request and waits until the request completes, so the memory stays borrowed while the
+/// device may use it. Each kind of operation has a time limit for the call, set in the
+/// [builder](crate::ChannelBuilder). The default is 30 seconds; [`receive`](Self::receive) has no limit by default,
+/// like a socket.
 ///
 /// A call that times out **closes** the channel: the queue pair enters its error state. That is the only way to make a
 /// device release a request. Later calls fail with [`TransportError::Closed`], which contains the reason. A request
@@ -73,8 +74,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// The options of a new channel. The [protection domain](WithoutPd::pd) is set first. The [prelude](crate::prelude)
-    /// has a shorter form: `pd.create_channel()`.
+    /// Returns the options of a new channel. Set the [protection domain](WithoutPd::pd) first. The
+    /// [prelude](crate::prelude) has a shorter form: `pd.create_channel()`.
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()
     }
@@ -88,8 +89,8 @@ impl Channel {
     /// message (RC), or when the message has left this end (UC).
     ///
     /// # Errors
-    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel,
-    /// including a limit that expires before the queue has a free slot.
+    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel.
+    /// That includes a time limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn send(&mut self, wr: SendWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
@@ -98,8 +99,8 @@ impl Channel {
     /// Receives one message from the peer.
     ///
     /// # Errors
-    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel,
-    /// including a limit that expires before the queue has a free slot.
+    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel.
+    /// That includes a time limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn receive(
         &mut self,
@@ -108,11 +109,11 @@ impl Channel {
         self.block(wr)
     }
 
-    /// Writes into memory of the peer.
+    /// Writes to the peer's memory.
     ///
     /// # Errors
-    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel,
-    /// including a limit that expires before the queue has a free slot.
+    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel.
+    /// That includes a time limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn write(&mut self, wr: WriteWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
@@ -121,18 +122,18 @@ impl Channel {
     /// Reads the peer's memory.
     ///
     /// # Errors
-    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel,
-    /// including a limit that expires before the queue has a free slot.
+    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel.
+    /// That includes a time limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn read(&mut self, wr: ReadWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
     }
 
-    /// Performs an atomic operation of either kind on the peer's memory.
+    /// Performs an atomic operation (fetch-and-add or compare-and-swap) on the peer's memory.
     ///
     /// # Errors
-    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel,
-    /// including a limit that expires before the queue has a free slot.
+    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel.
+    /// That includes a time limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn atomic(&mut self, wr: AtomicWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
@@ -144,7 +145,8 @@ impl Channel {
         &self.ledger.pd
     }
 
-    /// The maximum numbers of send queue requests and of receives in flight, as set by the builder.
+    /// The maximum number of send queue requests in flight, and the maximum number of receives in flight, as set in the
+    /// builder.
     #[must_use]
     pub fn depths(&self) -> (u32, u32) {
         let only = self.ledger.only();
@@ -214,7 +216,7 @@ impl Channel {
         Ok(self.ledger.qp(0)?.query()?)
     }
 
-    /// The number of completions that matched no request in flight. It is 0 unless the device is faulty. Such a
+    /// The number of completions that matched no request in flight. It is 0 unless the device is faulty. A stray
     /// completion releases no memory.
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
@@ -231,12 +233,12 @@ impl fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// Destroys the channel's queue pair. After that, the device no longer uses the memory of its requests.
+    /// Destroys the channel's queue pair. After that, the device no longer uses the memory of the channel's requests.
     ///
     /// # Errors
     /// The provider's error, together with the channel.
     #[doc(alias = "ibv_destroy_qp")]
-    #[allow(clippy::result_large_err)] // it is the channel itself
+    #[allow(clippy::result_large_err)] // the error contains the channel
     pub fn close(mut self) -> Result<(), Rejected<Self>> {
         self.ledger.close().map_err(|error| Rejected::new(self, error.into()))
     }

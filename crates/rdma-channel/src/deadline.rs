@@ -3,7 +3,7 @@
 use std::hint;
 use std::time::{Duration, Instant};
 
-/// Represents no limit, because an `Instant` cannot represent its end.
+/// Means that there is no limit: no `Instant` is late enough to be the end of this duration.
 pub(crate) const NO_LIMIT: Duration = Duration::MAX;
 
 /// The way that a channel waits if polls have found nothing for some time.
@@ -39,7 +39,7 @@ pub enum Wait {
 
 /// The number of polls between two reads of the clock.
 const POLLS: u32 = 16;
-/// The number of empty polls before the thread yields or sleeps. They take some tens of microseconds.
+/// The number of empty polls before the thread yields or sleeps. These polls take some tens of microseconds.
 const SPINS: u32 = 1024;
 
 impl Wait {
@@ -92,19 +92,18 @@ impl Deadline {
         Self { limit, polls: 0, end: None }
     }
 
-    /// Returns the deadline of a wait on a full queue. `None` if there is no limit, because a caller that forgot to
-    /// free slots in the queue would hang.
+    /// Returns the deadline of a wait on a full queue. `None` if there is no limit: a caller that never frees a slot
+    /// would hang.
     pub(crate) fn for_room(limit: Duration) -> Option<Self> {
         (limit != NO_LIMIT).then(|| Self::new(limit))
     }
 
-    /// Returns true if this deadline may be used for a wait on a full queue, like those from
-    /// [`for_room`](Self::for_room).
+    /// Returns true if this deadline can be used for a wait on a full queue; see [`for_room`](Self::for_room).
     pub(crate) fn is_for_room(&self) -> bool {
         self.limit != NO_LIMIT
     }
 
-    /// Returns the deadline of a call that has already begun. `end` is the end of that call.
+    /// Returns the deadline of a call that has already begun. `end` is the time at which the call must end.
     pub(crate) const fn until(limit: Duration, end: Option<Instant>) -> Self {
         Self { end, ..Self::new(limit) }
     }
@@ -113,7 +112,7 @@ impl Deadline {
         self.limit
     }
 
-    /// Returns the end, if the time has started.
+    /// Returns the end of the wait, once the time has started.
     pub(crate) const fn end(&self) -> Option<Instant> {
         self.end
     }

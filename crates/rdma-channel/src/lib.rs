@@ -1,7 +1,7 @@
 //! Connected RDMA endpoints whose operations keep their memory alive and always end.
 //!
-//! A [`Channel`] is a connected queue pair. It borrows or owns the memory of an operation for as long as the device may
-//! use it. So no operation is `unsafe`, and each one ends: with success, with an error, or at its time limit.
+//! A [`Channel`] is a connected queue pair. It borrows or owns the memory of an operation while the device may use that
+//! memory, so operations need no `unsafe`. Each operation ends: with success, with an error, or at its time limit.
 //!
 //! ```
 //! use rdma_channel::{Channel, prelude::*};
@@ -53,7 +53,7 @@
 //!
 //! # Features
 //!
-//! `serde` (off by default): makes [`PeerRemoteMemoryRegion`] serializable, and enables the feature in rdma-qp and
+//! `serde` (off by default): makes [`PeerRemoteMemoryRegion`] serializable, and enables the same feature in rdma-qp and
 //! rdma-mem.
 
 mod channel;

@@ -1,4 +1,4 @@
-//! This crate's extension methods for types of `rdma-mem`, and those of `rdma-qp`.
+//! Extension methods for types of `rdma-mem`, from this crate and from `rdma-qp`.
 //!
 //! ```
 //! use rdma_channel::prelude::*;

@@ -54,7 +54,7 @@ impl<'data> Post<'data> for ReceiveWorkRequest<'_, 'data> {
     }
 }
 
-/// A request of the send queue, of any kind, in a batch. Created with `into()` from a request of any kind.
+/// A send queue request of any kind, for a batch. Created from a request with `into()`.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct BatchRequest<'wr, 'data>(pub(crate) QueuedRequest<'wr, 'data>);

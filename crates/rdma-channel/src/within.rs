@@ -9,8 +9,8 @@ use crate::ledger::Ledger;
 use crate::multi_channel::MultiChannel;
 
 impl Channel {
-    /// Returns the channel with a different time limit for calls made through the returned value. Usually this is one
-    /// call. [`Duration::MAX`] means no limit.
+    /// Returns the channel with a different time limit for calls made through the returned value. Usually, that is a
+    /// single call. [`Duration::MAX`] means no limit.
     ///
     /// The limit replaces the limits of all kinds of operations, but not the [drain
     /// limit](crate::ChannelBuilder::drain_timeout) at the end of a scope. It applies until the value is dropped.
@@ -63,7 +63,7 @@ impl MultiChannel {
 /// [`Channel::within`] and [`MultiChannel::within`].
 ///
 /// If this value is leaked, the channel keeps the limit. If another channel is then moved into its place, the limit
-/// applies to that one.
+/// applies to that channel.
 ///
 /// # Examples
 /// One limit for several calls, which applies to each call separately. `board` is memory of the peer:

@@ -37,9 +37,9 @@ impl Channel {
     /// Posts requests with one doorbell, and waits until all have completed. Returns the successes in the order of the
     /// requests.
     ///
-    /// An unsignaled request completes together with the next signaled one. The last request is always signaled. The
-    /// time limit is the longest one of the kinds of operations in the batch. If the number of requests is known only
-    /// at run time, use [`post_batch_of`](crate::ScopedPeer::post_batch_of) in a scope.
+    /// An unsignaled request completes together with the next signaled one. The last request is always signaled. Of the
+    /// time limits that apply to the operations in the batch, the longest applies to the whole batch. If the number of
+    /// requests is known only at run time, use [`post_batch_of`](crate::ScopedPeer::post_batch_of) in a scope.
     ///
     /// # Errors
     /// Same errors as [`send`](Self::send), for the first request that failed. [`TransportError::BatchTooLarge`] if the

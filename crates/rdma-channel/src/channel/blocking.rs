@@ -1,4 +1,4 @@
-//! Blocking operations: post a request, wait for it, and end it if it fails.
+//! Blocking operations: post a request, wait until it completes, and end it if the wait fails.
 
 use rdma_connect::{CloseReason, Operation, TransportError, WorkId};
 use rdma_qp::{WorkErrorClass, WorkSuccess};
@@ -10,7 +10,7 @@ use crate::ledger::post::PostFailure;
 use crate::ledger::queues::RequestSlot;
 use crate::ledger::ticket::{Ticket, Unsettled};
 
-/// The state of a blocking call that did not complete in its first poll.
+/// The state of a blocking call whose post or first poll did not yield a success.
 pub(crate) enum Left {
     /// The request has completed with this result.
     Nothing(Result<WorkSuccess, TransportError>),
@@ -82,7 +82,7 @@ impl Ledger {
     /// request.
     ///
     /// # Errors
-    /// Same errors as the call.
+    /// Returns the call's own error.
     pub(crate) fn end_calls<T>(
         &mut self,
         outcome: Result<Result<T, TransportError>, TransportError>,
@@ -97,7 +97,7 @@ impl Ledger {
                 }
                 Ok(Err(TransportError::PeerGone { reason, .. }))
                 | Err(TransportError::PeerGone { reason, .. }) => self.end_now(*reason),
-                // Requests in flight get as much time as at the end of a scope.
+                // The requests in flight get as much time as at the end of a scope.
                 Ok(Err(_)) => drop(self.end()),
                 // Nothing was posted.
                 Err(_) => {}
@@ -107,7 +107,8 @@ impl Ledger {
     }
 }
 
-/// Waits for the requests in these slots, even if one fails, and passes each success to `each`, in order.
+/// Waits for all requests in these slots, even if one of them fails. Passes each success to `each`, in the order of the
+/// slots.
 ///
 /// # Errors
 /// The error of the first request that failed, or a timeout. After a timeout, some requests are still in flight.

@@ -20,9 +20,9 @@ use crate::multi_channel::prepared::PreparedMultiChannel;
 
 /// Creates a [`Channel`], or, as a [`MultiChannelBuilder`], channels to several peers.
 ///
-/// The options are the options of a [`QueuePairBuilder`] and the limits of operations. There are no options for queues,
-/// because each channel creates its own. All options are optional, except that channels to several peers need their
-/// [number](ChannelBuilder::num_channels) or their [maximum number](ChannelBuilder::max_channels).
+/// It has the options of a [`QueuePairBuilder`], and time limits for operations. No existing queues can be passed in,
+/// because each channel creates its own. All options are optional, except that a builder of channels to several peers
+/// needs their [number](ChannelBuilder::num_channels) or their [maximum number](ChannelBuilder::max_channels).
 ///
 /// # Examples
 /// ```
@@ -48,7 +48,7 @@ pub struct ChannelBuilder<'a, C = Channel> {
     num_channels: Option<usize>,
     max_channels: Option<usize>,
     makes: PhantomData<fn() -> C>,
-    /// Keeps the domain borrowed, so that it can be closed only after its builders are gone.
+    /// Keeps the domain borrowed, so it can be closed only after its builders are dropped.
     pd: PhantomData<&'a ProtectionDomain>,
 }
 
@@ -117,7 +117,8 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The time limit of a send. Default: 30 seconds. [`Duration::MAX`] means no limit, here and below.
+    /// The time limit of a send. Default: 30 seconds. In all time limits of this builder, [`Duration::MAX`] means no
+    /// limit.
     pub fn send_timeout(mut self, send: Duration) -> Self {
         self.options.limits.send = send;
         self
@@ -163,8 +164,8 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The access that the peer gets through this channel, to memory that also allows it. Default: remote read and
-    /// write. See [`QueuePairBuilder::access`].
+    /// The access that the peer gets through this channel. The memory must allow the access, too. Default: remote read
+    /// and write. See [`QueuePairBuilder::access`].
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.options.qp = self.options.qp.access(access);
         self
@@ -185,11 +186,11 @@ impl<'a, C> ChannelBuilder<'a, C> {
     /// The maximum number of bytes in an inline request. An exact number makes `build` fail on devices that support
     /// less; [`Inline::UpTo`] does not. Default: up to 64. See [`QueuePairBuilder::max_inline_data`].
     ///
-    /// If the device supports less than `UpTo` allows, the channel registers a buffer of that size for each request
-    /// that its queues can hold. [`send_inline`](Channel::send_inline) and [`write_inline`](Channel::write_inline),
-    /// here and in scopes, copy data that does not fit inline into these buffers. So a program that uses them works on
-    /// every device. Requests built by the program ([`SendWorkRequest::inline`](rdma_qp::SendWorkRequest::inline)) are
-    /// bound by the device's limit.
+    /// If the device supports less than `UpTo` allows, the channel registers a buffer of the `UpTo` size for each
+    /// request that its queues can hold. [`send_inline`](Channel::send_inline) and
+    /// [`write_inline`](Channel::write_inline), here and in scopes, copy their data into such a buffer if the device
+    /// cannot send it inline. A program that uses these methods therefore works on every device. Requests built by the
+    /// program ([`SendWorkRequest::inline`](rdma_qp::SendWorkRequest::inline)) are bound by the device's limit.
     pub fn max_inline_data(mut self, max_inline_data: impl Into<Inline>) -> Self {
         self.options.qp = self.options.qp.max_inline_data(max_inline_data);
         self
@@ -250,14 +251,15 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The number of retransmissions of an unacknowledged packet. See [`QueuePairBuilder::max_ack_retries`].
+    /// The maximum number of times that an unacknowledged packet is retransmitted. See
+    /// [`QueuePairBuilder::max_ack_retries`].
     pub fn max_ack_retries(mut self, max_ack_retries: MaxAckRetries) -> Self {
         self.options.qp = self.options.qp.max_ack_retries(max_ack_retries);
         self
     }
 
-    /// The number of retries when the peer has no receive posted. Default: unlimited, because the operation's time
-    /// limit ends the retries. See [`QueuePairBuilder::max_rnr_retries`].
+    /// The maximum number of retries when the peer has no receive posted. Default: unlimited, because the operation's
+    /// time limit ends the retries. See [`QueuePairBuilder::max_rnr_retries`].
     pub fn max_rnr_retries(mut self, max_rnr_retries: MaxRnrRetries) -> Self {
         self.options.qp = self.options.qp.max_rnr_retries(max_rnr_retries);
         self

@@ -17,7 +17,7 @@ use crate::lend::Call;
 enum ExchangeFailure {
     /// Nothing was posted.
     NotPosted(TransportError),
-    /// At least the receive was posted. It must be ended, and the channel closed for this reason.
+    /// The receive was posted, or may have been. It must be ended, and the channel must be closed for this reason.
     Ends(TransportError, CloseReason),
 }
 
@@ -91,7 +91,7 @@ impl<'both> Call<'_, 'both> {
             let room = ledger.make_room(only, operation, limits.of(operation));
             room.map_err(ExchangeFailure::NotPosted)?;
         }
-        // The send is checked before the receive is posted, so that mistakes are detected early.
+        // The send is checked before the receive is posted: until then, the call can fail without closing the channel.
         let qp = only.qp().ok_or_else(|| ExchangeFailure::NotPosted(closed(only)))?;
         qp.check(send).map_err(|error| {
             let operation = Operation::Send;
@@ -111,7 +111,8 @@ impl<'both> Call<'_, 'both> {
             PostFailure { error, perhaps: Some(_) } => doubtful(Operation::Send)(error),
         })?;
         ledger.succeed(sent, limits.of(Operation::Send)).map_err(|failure| {
-            // If the answer does not fit into the receive, the send is flushed.
+            // If the answer does not fit into the receive, the send is flushed, but the cause is the failure of the
+            // receive.
             ledger.earlier_failure(&received).unwrap_or(failure)
         })?;
         ledger.succeed(received, limits.of(Operation::Receive))
@@ -170,16 +171,16 @@ impl Channel {
     /// Both ends of a conversation can use this: one call sends an answer and receives the next message.
     ///
     /// # Limits
-    /// The send and the receive have their own time limits. The receive has none by default. A limit set with
+    /// The send and the receive each have their own time limit. By default, the receive has none. A limit set with
     /// [`within`](Self::within) applies to the whole call.
     ///
     /// # Errors
-    /// Any [`TransportError`]. In each case, the device no longer uses any of the memory:
+    /// Any [`TransportError`]. When an error is returned, the device no longer uses any of the memory.
     /// - If a request is refused before the receive is posted, the channel is unchanged. This includes mistakes in the
-    ///   send that this library can check itself, such as too many elements.
-    /// - After any other error, the channel is closed, because only that makes the device release the receive. If the
-    ///   device refuses the send, the reason is [`CloseReason::Refused`]. The contents of the receive's memory are then
-    ///   unspecified.
+    ///   send that this library can detect itself, such as too many elements.
+    /// - After any other error, the channel is closed, because only closing it makes the device release the receive. If
+    ///   the device refuses the send, the reason is [`CloseReason::Refused`]. The contents of the receive's memory are
+    ///   then unspecified.
     ///
     /// # Examples
     /// ```
@@ -297,8 +298,8 @@ impl Channel {
     }
 }
 
-/// Returns the number of bytes that a message has placed into its receive's memory. The bytes of an RDMA write are
-/// elsewhere.
+/// Returns the number of bytes that a message has placed into its receive's memory. Returns 0 for an RDMA write with
+/// immediate data, whose bytes are placed elsewhere.
 pub(crate) fn bytes_here(message: &WorkSuccess) -> usize {
     let elsewhere = message.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
     message.scattered_bytes().filter(|_| !elsewhere).unwrap_or(0)

@@ -39,7 +39,7 @@ use crate::limits::Limits;
 pub struct PreparedChannel {
     pub(crate) qp: PreparedQueuePair,
     pub(crate) cq: CompletionQueue,
-    /// The sizes of the queues, which the completion queue has room for.
+    /// The requested sizes of the queues. The completion queue is large enough for both.
     pub(crate) asked: Asked,
     /// The maximum size of inline data that the program requested, in bytes.
     inline: u32,
@@ -70,8 +70,8 @@ impl PreparedChannel {
         self.qp.set_stream_addresses(own, peer);
     }
 
-    /// Connects to the peer, which must do the same with this channel's endpoint. A channel that gets its own endpoint
-    /// is connected to itself.
+    /// Connects to the peer, which must do the same with this channel's endpoint. A channel that is given its own
+    /// endpoint is connected to itself.
     ///
     /// # Errors
     /// Same errors as [`PreparedQueuePair::handshake`].

@@ -94,8 +94,8 @@ impl Channel {
         self.read(ReadWorkRequest::from_list(&mut list, remote.into())).map(drop)
     }
 
-    /// Sends these bytes as one message. They need not be registered, because the post copies them. Their maximum
-    /// number is set with [`max_inline_data`](crate::ChannelBuilder::max_inline_data), by default 64.
+    /// Sends these bytes as one message. They need not be registered, because the post copies them. The maximum number
+    /// of bytes is set with [`max_inline_data`](crate::ChannelBuilder::max_inline_data); the default is 64.
     ///
     /// If the device does not support enough inline data, the bytes are copied into registered memory of the channel.
     /// This requires the option [`Inline::UpTo`](rdma_qp::Inline::UpTo), which is the default.
@@ -159,8 +159,9 @@ impl Channel {
 
     /// Adds `add` to the peer's word, wrapping on overflow, and returns the previous value.
     ///
-    /// The first such call registers 8 bytes for each request that the queues can hold. To use the caller's memory
-    /// instead, pass an [`AtomicWorkRequest`] to [`atomic`](Self::atomic).
+    /// The value is returned through memory of the channel: the first such call registers 8 bytes for each request that
+    /// the queues can hold. To use the caller's memory instead, pass an [`AtomicWorkRequest`] to
+    /// [`atomic`](Self::atomic).
     ///
     /// # Errors
     /// Same errors as [`atomic`](Self::atomic).
@@ -192,7 +193,7 @@ impl Channel {
     }
 
     /// Replaces the peer's word with `swap` if it equals `compare`. Returns the previous value, which equals `compare`
-    /// if the word was replaced. Uses memory like [`fetch_add`](Self::fetch_add) does.
+    /// if the word was replaced. Like [`fetch_add`](Self::fetch_add), the first call registers memory.
     ///
     /// # Errors
     /// Same errors as [`atomic`](Self::atomic).

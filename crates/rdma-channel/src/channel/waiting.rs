@@ -68,23 +68,24 @@ impl MultiChannel {
 
 impl<'scope, C> Scope<'scope, '_, C> {
     /// Makes the channel's [file](Self::waitable) readable at the next completion, for a program that sleeps in its own
-    /// event loop. Polls the completions that have already arrived.
+    /// event loop. Also polls the completions that have already arrived.
     ///
     /// A program polls its handles, arms each channel, and sleeps only if all calls return [`Armed::Sleep`]. Then it
-    /// starts again. Each completed operation causes one [`Armed::Ready`] or one wake-up, no matter which handle's poll
-    /// found the completion. So a program that polls all handles each time misses none, and a handle that is never
-    /// polled does not prevent sleep.
+    /// repeats these steps. Each completed operation causes one [`Armed::Ready`] or one wake-up, no matter which
+    /// handle's poll found the completion. So a program that polls all handles each time misses no completion, and a
+    /// handle that is never polled does not keep the program awake.
     ///
     /// A post that failed because the queue was full ([`TransportError::WouldBlock`]) can be retried after the handles
     /// have been polled. Operations whose handles were dropped cause no notification. A channel with nothing in flight
     /// causes no wake-ups.
     ///
-    /// A channel that [spins](crate::Wait::Spin) cannot wake the program, so it always returns `Ready`, and the program
-    /// also spins.
+    /// A channel that [spins](crate::Wait::Spin) cannot wake the program. For such a channel, this call always returns
+    /// `Ready`, so the program also spins.
     ///
     /// # Errors
     /// [`TransportError::PollError`] if the completion queue has failed. [`TransportError::Closed`] in a forked child.
-    /// [`TransportError::IbvError`] if the provider refuses; then no event will be sent, and nothing else has changed.
+    /// [`TransportError::IbvError`] if the provider refuses the request for an event. In that case, no event will be
+    /// sent, and nothing else has changed.
     ///
     /// # Examples
     /// A message on either of two channels:
