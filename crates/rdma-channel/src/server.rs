@@ -52,9 +52,9 @@ pub(crate) mod waker;
 ///
 /// There are [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr) receive buffers of
 /// [`message_size`](crate::ServerBuilder::message_size) bytes, for one client or a thousand. Buffers that the program
-/// keeps are replaced by new ones. Clients share the receives in a shared receive queue. If the device has none, each
-/// client has [`max_recv_wr_per_peer`](crate::ServerBuilder::max_recv_wr_per_peer) receives of its own. A client that
-/// connects when no receives are left is refused with that reason.
+/// keeps are replaced by new ones. Clients share the receives in a shared receive queue. If the device does not support
+/// one, each client has [`max_recv_wr_per_peer`](crate::ServerBuilder::max_recv_wr_per_peer) receives of its own. A
+/// client that connects when no receives are left is refused with that reason.
 ///
 /// If messages arrive faster than `next` returns them, the senders wait, because a reliable connection retries until a
 /// receive is posted. A client needs a queue pair for `max_send_wr` sends, and one file descriptor. On the software
@@ -70,8 +70,8 @@ pub(crate) mod waker;
 ///
 /// Other clients are not affected.
 ///
-/// A client that dies in the middle of a message may cost a receive. SoftRoCE does not return the buffer of that
-/// message, which is then not reused until the server is dropped.
+/// A client that dies in the middle of a message may cost a receive. SoftRoCE does not return the message's buffer, so
+/// the buffer is not reused until the server is dropped.
 ///
 /// # Examples
 /// An echo server:
@@ -100,7 +100,7 @@ pub(crate) mod waker;
 ///     match event {
 ///         ServerEvent::Joined { peer, address, .. } => println!("{peer} came from {address}"),
 ///         ServerEvent::Message { peer, buffer, length, .. } => {
-///             // A client that does not take its answers is not served any more.
+///             // Stop serving a client that does not receive its answers.
 ///             if server.send(peer, buffer, length).is_err() {
 ///                 server.disconnect(peer);
 ///             }
@@ -117,7 +117,7 @@ pub(crate) mod waker;
 /// ```
 #[doc(alias("ibv_create_srq", "ibv_post_srq_recv"))]
 pub struct Server {
-    /// Dropped first, so that memory is returned only after the last queue pair that may use it is gone.
+    /// Dropped first, so that memory is returned only after the last queue pair that may use it is destroyed.
     clients: Listening<ServerQueues>,
     lent: Lent,
     own: OwnReceives,
@@ -132,15 +132,15 @@ pub struct Server {
     waker: Waker,
     is_woken: bool,
     polled: Box<[Cell<PollSlot>; MANY]>,
-    /// Whether a completion event has been requested that has not arrived yet.
+    /// Whether a completion event was requested and has not arrived yet.
     is_armed: bool,
-    /// Polls since the server last checked its files.
+    /// The number of polls since the server last checked its files.
     since_look: u32,
     /// Events that the program has not received yet.
     events: VecDeque<ServerEvent>,
     /// The reason why clients cannot be accepted; `None` once the program has received this error.
     failure: Option<ConnectError>,
-    /// Completions that matched no request.
+    /// The number of completions that matched no request.
     unmatched: u64,
 }
 
@@ -150,13 +150,15 @@ const MANY: usize = 16;
 /// The number of polls for completions after which a busy server checks its files.
 const LOOKS: u32 = 16;
 
-/// The size in bytes of the regions registered for the pool, unless a message can be longer.
+/// The maximum size in bytes of a region that the pool registers, unless a message can be longer.
 const REGION: usize = 1 << 20;
 
-/// The keys of the files. The keys of joined clients' streams begin at `FIRST_STREAM`, and the keys of other clients'
-/// streams at [`FIRST_KEY`](rdma_connect::FIRST_KEY).
+/// The key of the completion channel's file.
 const COMPLETIONS: u64 = 0;
+/// The key of the waker's file.
 const WAKER: u64 = 1;
+/// The first key of joined clients' streams. The keys of other clients' streams begin at
+/// [`FIRST_KEY`](rdma_connect::FIRST_KEY).
 const FIRST_STREAM: u64 = 2;
 
 impl Server {
@@ -165,7 +167,7 @@ impl Server {
         ServerBuilder::of_server(pd)
     }
 
-    /// Listens at the first usable address, for at most `max_peers` clients at a time, with the default options. For
+    /// Listens on the first usable address, for at most `max_peers` clients at a time, with the default options. For
     /// port 0, the kernel chooses a port.
     ///
     /// # Errors
@@ -232,8 +234,8 @@ impl Server {
         self.clients.address()
     }
 
-    /// The pool that the receive buffers come from. A program can [allocate](BufferPool::allocate) buffers of any
-    /// length from it to send from.
+    /// The pool that the receive buffers come from. A program can also [allocate](BufferPool::allocate) buffers of any
+    /// length from the pool, and send from them.
     #[must_use]
     pub const fn pool(&self) -> &BufferPool {
         &self.pool
@@ -270,7 +272,7 @@ impl Server {
     /// limit of zero, it does only what is possible without waiting. A [`Waker`] makes it return `None` early.
     ///
     /// Events of one client are in order: the client joins, its messages arrive in the order in which it sent them, and
-    /// it leaves.
+    /// finally it leaves.
     ///
     /// # Errors
     /// See [`ServerError`] for the state of the server after each error. Failures of one client are events, not errors.
@@ -335,18 +337,18 @@ impl Server {
         !self.events.is_empty() || self.failure.is_some() || self.is_woken
     }
 
-    /// Sends the first `length` bytes of a buffer to a client. It never waits. The event [`Sent`](ServerEvent::Sent)
+    /// Sends the first `length` bytes of a buffer to a client. Never waits. The event [`Sent`](ServerEvent::Sent)
     /// reports that the client has received the message, and returns the buffer.
     ///
-    /// The buffer can come from a received message, or from any pool of [this domain](BufferPool). A client may have
-    /// left although its [`Left`](ServerEvent::Left) has not been returned yet. A message to it is then lost, like
-    /// other recent messages.
+    /// The buffer can come from a received message, or from any [pool](BufferPool) of the same protection domain. A
+    /// client may have left although its [`Left`](ServerEvent::Left) has not been returned yet. A message to such a
+    /// client is lost, like others that were recently sent to it.
     ///
     /// # Errors
     /// Each error returns the buffer:
     /// - [`WouldBlock`](TransportError::WouldBlock) if [`max_send_wr`](crate::ChannelBuilder::max_send_wr) sends to
     ///   this client are outstanding, perhaps because it receives too slowly. The next `Sent` or
-    ///   [`Room`](ServerEvent::Room) shows that one more is possible;
+    ///   [`Room`](ServerEvent::Room) shows that one more send is possible;
     /// - [`PeerLeft`](TransportError::PeerLeft) after `Left`;
     /// - [`TooLong`](TransportError::TooLong) if the buffer is shorter than `length`;
     /// - [`PostError`](TransportError::PostError) if the buffer belongs to another domain.
@@ -409,9 +411,9 @@ impl Server {
         }
     }
 
-    /// Sends a few plain bytes to a client. The bytes are copied during the call, so no buffer is returned later. Their
-    /// maximum number is set with [`max_inline_data`](crate::ChannelBuilder::max_inline_data), by default 64. If the
-    /// device cannot send them inline, they are copied into a buffer of the [pool](Self::pool).
+    /// Sends a few plain bytes to a client. The bytes are copied during the call, so no buffer is returned later. The
+    /// maximum number of bytes is set with [`max_inline_data`](crate::ChannelBuilder::max_inline_data); the default is
+    /// 64. If the device cannot send the bytes inline, they are copied into a buffer of the [pool](Self::pool).
     ///
     /// # Errors
     /// Same errors as [`send`](Self::send), without a buffer. Too many bytes fail with
@@ -440,9 +442,9 @@ impl Server {
         Ok(())
     }
 
-    /// Closes the connection to a client, and its operations fail. [`Left`](ServerEvent::Left) follows when its buffers
-    /// are available again. Outstanding messages may or may not have arrived. Disconnecting a client that has already
-    /// left is not an error.
+    /// Closes the connection to a client, so outstanding operations on the connection fail. [`Left`](ServerEvent::Left)
+    /// follows when their buffers are available again. Outstanding messages may or may not have arrived. Disconnecting
+    /// a client that has already left is not an error.
     pub fn disconnect(&mut self, peer: PeerId) {
         self.leave(peer, LeftReason::Disconnected);
     }
@@ -501,7 +503,7 @@ impl Server {
     /// for lack of memory.
     ///
     /// # Errors
-    /// `None` if only this client was refused, which is counted. The server itself has not failed.
+    /// `None` if only this client was refused and the server itself has not failed. The refusal is counted.
     fn accept(
         &mut self,
         id: PeerId,
@@ -540,15 +542,16 @@ impl Drop for Server {
     }
 }
 
-/// Readable when there is work for [`next`](Server::next), once `next` has returned `None`. Use the file with `poll`,
-/// `epoll`, or an event loop built on them. When it is readable, call `next` with a limit of zero.
+/// The server's file. If the last call of [`next`](Server::next) returned `None`, the file becomes readable when there
+/// is work for `next`. Use the file with `poll`, `epoll`, or an event loop built on them. When it is readable, call
+/// `next` with a limit of zero.
 ///
-/// With [`Wait::Spin`](crate::Wait::Spin) there is no file for messages and completed sends, so this one shows only
-/// changes of clients.
+/// With [`Wait::Spin`](crate::Wait::Spin) the file does not become readable for messages and completed sends, only when
+/// clients connect or leave.
 ///
 /// The file does not become readable when a time limit expires. If a program sleeps on it without a limit, clients that
 /// are slow in the rendezvous or receive nothing are dropped late. New clients may also be delayed: after too many
-/// files were open, or while too many clients are half-open. So sleep for at most a second.
+/// files were open, or while too many clients are half-open. Therefore, sleep for at most a second at a time.
 impl AsFd for Server {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.files.as_fd()

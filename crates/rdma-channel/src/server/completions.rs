@@ -38,7 +38,7 @@ impl Server {
         match (self.lent.complete(completion.wr_id()), completion.result()) {
             (Some(Loan::Receive(owner, buffer)), Ok(success)) => {
                 owner.inspect(|&peer| self.own.owe(peer));
-                // A client that has not joined yet does not know that it may send.
+                // A client that has not joined yet does not know that it may send, so its messages are dropped.
                 let Some(peer) = self.peers.of(completion.qpn()) else { return };
                 let length = success.scattered_bytes().unwrap_or(0);
                 let immediate = success.immediate_data();
@@ -92,7 +92,7 @@ impl Server {
         self.fail(id, TransportError::WorkError(failed));
     }
 
-    /// Ends the connections of leaving clients that have no outstanding sends.
+    /// Ends the connections of leaving clients whose sends have completed or whose time has expired.
     pub(super) fn end_leaving(&mut self) {
         while let Some(id) = self.peers.ended() {
             // Messages that have arrived are reported before the client leaves. If the poll fails, the next poll
@@ -111,7 +111,8 @@ impl Server {
         }
     }
 
-    /// Destroys the queue pair of a client, which ends the sends to it and the receives that only it uses.
+    /// Destroys the queue pair of a client, which ends the sends to the client and the receives that only this client
+    /// uses.
     pub(super) fn end(&mut self, id: PeerId, end: PeerQueuePair) {
         match end.close() {
             Ok(()) => self.lent.end_of(id, &mut self.own.spare),

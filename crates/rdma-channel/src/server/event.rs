@@ -71,7 +71,7 @@ pub enum ServerEvent {
         /// The immediate data of the message.
         immediate: Option<u32>,
     },
-    /// A client has written into memory of this machine, with immediate data.
+    /// A client has written to memory on this machine, with immediate data.
     Written {
         /// The client.
         peer: PeerId,
@@ -87,9 +87,9 @@ pub enum ServerEvent {
         /// The buffer that was sent.
         buffer: Buffer,
     },
-    /// A message without a buffer has arrived. If a send to the client failed with
-    /// [`WouldBlock`](TransportError::WouldBlock), one more send is now possible. For a message with a buffer,
-    /// [`Sent`](Self::Sent) has the same meaning.
+    /// A message without a buffer has arrived, so one more send to the client is possible. This event is reported only
+    /// if a send to the client has failed with [`WouldBlock`](TransportError::WouldBlock). For a message with a buffer,
+    /// [`Sent`](Self::Sent) shows that another send is possible.
     Room {
         /// The client.
         peer: PeerId,
@@ -108,7 +108,7 @@ pub enum ServerEvent {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeftReason {
-    /// The client has dropped its channel, its process has ended, or its machine is silent.
+    /// The client has dropped its channel, its process has ended, or its machine no longer responds.
     #[error("the client is gone: {reason}")]
     Gone {
         /// The reason why the client's stream ended.
@@ -131,7 +131,7 @@ pub enum LeftReason {
 }
 
 impl LeftReason {
-    /// Replaces a flushed request, which is only a consequence, with the event that the device reported.
+    /// Replaces the failure of a flushed request, which is only a consequence, with the event that the device reported.
     pub(super) fn explained(self, qp: &QueuePair) -> Self {
         match &self {
             Self::Failed(TransportError::WorkError(work))
@@ -170,7 +170,7 @@ rdma_types::debug_messages!(
 );
 
 impl ServerError {
-    /// The action that a program can take.
+    /// The action that the program can take after this error.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         match self {

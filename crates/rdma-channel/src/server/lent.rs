@@ -11,8 +11,8 @@ use crate::ledger::queues::{GENERATION, index};
 
 /// The requests that the device holds, with their buffers.
 ///
-/// Each request has a slot, and its WR ID consists of the slot's index and generation. So a duplicate or invented
-/// completion matches no request.
+/// Each request has a slot, and its WR ID consists of the slot's index and generation. A duplicate or spurious
+/// completion therefore matches no request.
 ///
 /// When this value is dropped, it releases the buffers of shared receives if the shared receive queue can be destroyed.
 /// That is possible only after all queue pairs that may have used a receive are destroyed. Sends, and receives that
@@ -41,7 +41,7 @@ struct LoanSlot {
 pub(super) enum Loan {
     /// A receive for a message from this client. If `None`, it is for a message from any client.
     Receive(Option<PeerId>, Buffer),
-    /// A send to this client. Without a buffer, its bytes were sent inline.
+    /// A send to this client. If there is no buffer, the bytes were sent inline.
     Send(PeerId, Option<Buffer>),
     /// A send to this client of bytes that the device cannot send inline.
     Copy(PeerId, Buffer),
@@ -57,11 +57,11 @@ impl Lent {
         self.receives
     }
 
-    /// Posts a receive into a buffer, for this client, or, without one, for any client that shares the receive queue.
+    /// Posts a receive into a buffer, for a message from this client or, if `None`, from any client that shares the
+    /// receive queue.
     ///
     /// # Errors
-    /// The error of the post. The buffer has returned to its pool, unless the provider does not report whether it has
-    /// accepted the request.
+    /// The error of the post. The buffer has returned to its pool, unless the provider may have accepted the request.
     pub(super) fn post_receive(
         &mut self,
         from: Option<(PeerId, &QueuePair)>,
@@ -91,8 +91,7 @@ impl Lent {
     /// Posts a send of the first `length` bytes of a buffer to a client, or of the whole buffer if it is shorter.
     ///
     /// # Errors
-    /// The error of the post, with the buffer. There is no buffer if the provider does not report whether it has
-    /// accepted the request.
+    /// The error of the post, with the buffer. There is no buffer if the provider may have accepted the request.
     pub(super) fn post_send(
         &mut self,
         (peer, qp): (PeerId, &QueuePair),
@@ -148,8 +147,7 @@ impl Lent {
     /// its pool after the send.
     ///
     /// # Errors
-    /// The error of the post. The buffer has returned to its pool, unless the provider does not report whether it has
-    /// accepted the request.
+    /// The error of the post. The buffer has returned to its pool, unless the provider may have accepted the request.
     pub(super) fn post_copy(
         &mut self,
         (peer, qp): (PeerId, &QueuePair),

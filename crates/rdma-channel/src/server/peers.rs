@@ -14,7 +14,7 @@ use super::queues::PeerQueuePair;
 use crate::ledger::watch::end_of;
 use crate::rendezvous::files::Added;
 
-/// The clients by place. There are at most as many places as clients are allowed.
+/// The table of clients. It has at most as many places as clients are allowed.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     places: Vec<PeerEntry>,
@@ -25,7 +25,7 @@ pub(super) struct Peers {
     most: u32,
 }
 
-/// A place in the table of clients. It is taken from when a client joins until the program has received the client's
+/// A place in the table of clients. It is occupied from when a client joins until the program has received the client's
 /// `Left`.
 #[derive(Debug, Default)]
 struct PeerEntry {
@@ -48,7 +48,7 @@ pub(super) struct Peer {
     since: Option<Instant>,
     /// Whether a send was refused because too many were outstanding.
     wants_room: bool,
-    /// The reason for ending the connection, and the time when it ends even if sends are still outstanding.
+    /// The reason for ending the connection, and the time at which it is ended even if sends are still outstanding.
     pub(super) leaving: Option<(LeftReason, Until)>,
 }
 
@@ -72,8 +72,7 @@ impl Peer {
         self.since.get_or_insert_with(Instant::now);
     }
 
-    /// Counts a send that has completed or was taken back. Returns true if another send was refused before because too
-    /// many were outstanding.
+    /// Counts a send as completed. Returns true if another send was refused earlier because too many were outstanding.
     pub(super) fn done(&mut self) -> bool {
         debug_assert!(self.outstanding > 0, "it was counted when it was posted");
         self.outstanding = self.outstanding.saturating_sub(1);
@@ -98,7 +97,7 @@ impl Peer {
         self.outstanding == 0 || until.is_over(Instant::now())
     }
 
-    /// Returns the time until this client needs attention, if `timeout` is the time limit of a send.
+    /// Returns the time until this client needs attention. `timeout` is the time limit of a send.
     fn next_end(&self, timeout: Duration) -> Duration {
         match (&self.leaving, self.since) {
             (Some((_, until)), _) => until.left(Instant::now()),
@@ -162,7 +161,8 @@ impl Peers {
         if self.has(id) { self.place(id.index()).peer.as_mut() } else { None }
     }
 
-    /// Returns the client with this ID, if another send to it can be posted. `None` if that send would be lost.
+    /// Returns the client with this ID, if another send to it can be posted. `None` if the send would be lost because
+    /// the client is leaving.
     ///
     /// # Errors
     /// Returns an error if too many sends to the client are outstanding, or if the program has received its `Left`.
@@ -219,7 +219,7 @@ impl Peers {
         self.leaving.iter().find(ended).and_then(|&index| self.id(index))
     }
 
-    /// Returns a client that has outstanding sends, but none of them has completed within this time.
+    /// Returns a client with outstanding sends, if none of them has completed within this time.
     pub(super) fn stalled(&self, timeout: Duration) -> Option<PeerId> {
         let stalled = |peer: &Peer| peer.leaving.is_none() && peer.next_end(timeout).is_zero();
         let of = |place: &PeerEntry| place.peer.as_ref().is_some_and(stalled);
@@ -232,7 +232,7 @@ impl Peers {
         peers.map(|peer| peer.next_end(timeout)).min().unwrap_or(Duration::MAX)
     }
 
-    /// Takes out a client whose connection has ended. Its place stays taken.
+    /// Takes out a client whose connection has ended. Its place stays occupied.
     pub(super) fn take(&mut self, id: PeerId) -> Option<Peer> {
         self.leaving.retain(|&index| index != id.index());
         self.place(id.index()).peer.take()

@@ -16,7 +16,7 @@ pub(super) struct ServerQueues {
     pub(super) cq: CompletionQueue,
     pub(super) receives: Receives,
     max_peers: u32,
-    /// Each existing queue pair holds a clone. The clones count the queue pairs.
+    /// Counts the queue pairs: each existing one holds a clone.
     places: Arc<()>,
 }
 
@@ -25,7 +25,8 @@ pub(super) struct ServerQueues {
 pub(super) enum Receives {
     /// A queue shared by all clients.
     Shared(SharedReceiveQueue),
-    /// This number for each queue pair, because the device has no shared receive queue, or the program has chosen so.
+    /// A separate queue with this many receives for each client. Used if the device does not support shared receive
+    /// queues, or if the program requests it.
     PerPeer(u32),
 }
 
@@ -44,7 +45,7 @@ impl ServerQueues {
         let receives = Receives::new(&options, knobs)?;
         let queues = Self { options, cq, receives, max_peers, places: Arc::default() };
         if let Receives::PerPeer(each) = queues.receives {
-            // Reports options that no client's queue pair supports now, instead of when the first client connects.
+            // Creates a queue pair only to find unsupported options now, instead of when the first client connects.
             drop(queues.options.queue_pair_with(&queues.cq, each)?);
             let most = queues.most();
             if most < max_peers {
@@ -159,7 +160,7 @@ impl PeerQueuePair {
     ///
     /// # Errors
     /// The provider's error, with the queue pair and its place, because the queue pair may still have completions.
-    #[allow(clippy::result_large_err)] // it is the queue pair itself
+    #[allow(clippy::result_large_err)] // the error contains the queue pair
     pub(super) fn close(self) -> Result<(), (Self, Error)> {
         let Self { qp, place } = self;
         qp.close().map_err(|(qp, error)| (Self { qp, place }, error))

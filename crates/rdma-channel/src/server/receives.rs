@@ -1,4 +1,4 @@
-//! A server's receives, which the clients share or have separately.
+//! A server's receives, which are shared by all clients or separate for each client.
 
 use std::collections::VecDeque;
 
@@ -98,7 +98,7 @@ impl Server {
     ) -> Result<u32, TransportError> {
         let each = self.clients.maker().receives.per_peer();
         for posted in 0..each {
-            // Without memory, the client waits, like a client that sends messages too fast.
+            // If there is no memory, the client's messages wait, as they do when a client sends too fast.
             let _ = self.allocate_spare();
             let Some(buffer) = self.own.spare.pop() else { return Ok(each - posted) };
             let posted = self.lent.post_receive(Some((id, &end.qp)), buffer);

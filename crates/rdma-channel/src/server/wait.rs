@@ -36,7 +36,8 @@ impl Server {
         self.drain()
     }
 
-    /// Returns true if there is nothing to do or to report now. The files then become readable when there is.
+    /// Returns true if there is nothing to do or to report now. In that case, one of the files becomes readable when
+    /// there is something.
     pub(super) fn is_quiet(&mut self) -> Result<bool, ServerError> {
         self.clients.update_taking()?;
         self.arm()?;
@@ -84,15 +85,16 @@ impl Server {
         Ok(())
     }
 
-    /// Handles the end of the stream of the client at this index, or its silence. Messages that the client sent before
-    /// are received first.
+    /// Makes the client at this index leave, because its stream has ended or its machine no longer responds. Messages
+    /// that the client has already sent are received first.
     pub(super) fn end_of_stream(&mut self, index: u64) {
         let Some(peer) = usize::try_from(index).ok().and_then(|index| self.peers.at(index)) else {
             return;
         };
         // If this fails, the next poll reports the error of the completion queue.
         let _ = self.drain();
-        // Shared receives are not flushed. A client's own receives are, but their completions do not contain the cause.
+        // The completions do not show the cause: shared receives are not flushed, and the flushed receives of a single
+        // client do not contain it.
         let refused = self.peers.get(peer).and_then(|peer| cause_of(&peer.end.qp));
         let limit = self.options.watch;
         let reason = self.peers.get(peer).map_or(CloseReason::Died, |peer| peer.gone(limit));

@@ -35,7 +35,7 @@ impl Waker {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Makes `next` return `None` once: in the current call, or else in the next one.
+    /// Makes `next` return `None` once: in the current call, or in the next one if none is running.
     pub fn wake(&self) {
         // The write fails only if very many calls have brought the counter to its maximum.
         let _ = write(&*self.0, &1_u64.to_ne_bytes());
