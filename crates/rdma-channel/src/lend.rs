@@ -48,7 +48,8 @@ impl Ledger {
     ) -> Result<(T, Ended), E> {
         self.begin();
         let guard = Guard(self);
-        // SAFETY: SAFETY.md F22: 'scope lasts until the guard, or `end` below instead of it, has ended all requests.
+        // SAFETY: SAFETY.md F22: 'scope lasts until all requests have ended: the guard ends them, or `end` below does
+        // in its place.
         let value = f(&Scope::new(guard.0, unsafe { Kept::new() }))?;
         Ok((value, ManuallyDrop::new(guard).0.end()))
     }
@@ -91,7 +92,7 @@ impl Ledger {
     }
 
     /// Runs a closure that posts several requests with memory borrowed for `'data` and waits for them. Returns when the
-    /// device no longer uses the memory of any of them.
+    /// device no longer uses that memory.
     ///
     /// # Errors
     /// Same errors as the closure. An outer error of the closure means that nothing was posted.
@@ -107,7 +108,7 @@ impl Ledger {
     }
 
     /// Runs a closure that posts several requests with memory borrowed for `'data` and waits for them. If the closure
-    /// fails, `end` ends the requests. Returns when the device no longer uses the memory of any of them.
+    /// fails, `end` ends the requests. Returns when the device no longer uses that memory.
     pub(crate) fn block_to_end<'data, T, F>(
         &mut self,
         run: impl for<'l> FnOnce(Call<'l, 'data>) -> Result<T, F>,
@@ -125,7 +126,7 @@ impl Ledger {
     }
 
     /// Runs a closure that posts several requests with memory borrowed for `'data` until one is refused. Then runs
-    /// `end`, which ends those that were posted. Returns when the device no longer uses the memory of any of them.
+    /// `end`, which ends the posted requests. Returns when the device no longer uses that memory.
     pub(crate) fn block_each<'data, T>(
         &mut self,
         post: impl for<'l> FnOnce(Call<'l, 'data>) -> (Vec<WorkId>, Option<PostFailure>),
@@ -151,8 +152,8 @@ impl Ledger {
         mut buf: B,
         post: impl for<'b> FnOnce(&'b mut B, Kept<'b>) -> Result<Ticket<'l>, NotPosted<'l>>,
     ) -> Result<InFlight<'l, B>, Refused<B>> {
-        // SAFETY: SAFETY.md F22: the memory is lent for the scope of the ticket, unless the handle returns it after the
-        // request has completed. Anything else that the closure can post is 'static.
+        // SAFETY: SAFETY.md F22: the memory stays lent until the ticket's scope ends, or until the handle returns it
+        // after the request has completed. Anything else that the closure can post is 'static.
         match post(&mut buf, unsafe { Kept::new() }) {
             Ok(ticket) => Ok(InFlight::new(ticket, buf)),
             Err(refused) => {
@@ -207,7 +208,7 @@ impl Ledger {
         connection: &'l Connection,
         wr: W,
     ) -> Result<PendingWork<'l>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         let kept: Kept<'data> = unsafe { Kept::new() };
         Ok(PendingWork::new(self.post(connection, wr, SlotWait::Now, kept)?))
     }
@@ -219,7 +220,7 @@ impl Ledger {
         wrs: impl IntoIterator<Item = ToPeer<W>>,
     ) -> Result<Vec<PendingWork<'_>>, TransportError> {
         let post = |ToPeer { peer, wr }: ToPeer<W>| {
-            // SAFETY: SAFETY.md F22: the same contract.
+            // SAFETY: SAFETY.md F22: the caller upholds the same contract.
             unsafe { self.unpolled(self.connection(peer)?, wr) }
         };
         self.gathered(wrs)?.into_iter().map(post).collect()
@@ -230,13 +231,13 @@ impl Channel {
     /// Posts a message to the peer.
     ///
     /// # Errors
-    /// The request was not posted. If the queue is full, it fails at once with [`TransportError::WouldBlock`]. After
-    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted the
-    /// request.
+    /// The request was not posted. If the queue is full, the call fails at once with [`TransportError::WouldBlock`].
+    /// After [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted
+    /// the request.
     ///
     /// # Safety
     /// The contract of [`QueuePair::post`](rdma_qp::QueuePair::post): the program does not touch the memory until the
-    /// request has completed. A request has completed when its handle reports the result, or when the channel was
+    /// request has completed. A request has completed when its handle reports the result, or when the channel has been
     /// closed successfully ([`close`](Self::close)). A dropped handle, or one that has timed out, proves nothing.
     ///
     /// # Examples
@@ -262,16 +263,16 @@ impl Channel {
         &self,
         wr: SendWorkRequest<'_, '_>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
     }
 
-    /// Posts a write into memory of the peer.
+    /// Posts a write to the peer's memory.
     ///
     /// # Errors
-    /// The request was not posted. If the queue is full, it fails at once with [`TransportError::WouldBlock`]. After
-    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted the
-    /// request.
+    /// The request was not posted. If the queue is full, the call fails at once with [`TransportError::WouldBlock`].
+    /// After [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted
+    /// the request.
     ///
     /// # Safety
     /// Same contract as [`send_unpolled`](Self::send_unpolled).
@@ -280,16 +281,16 @@ impl Channel {
         &self,
         wr: WriteWorkRequest<'_, '_>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
     }
 
     /// Posts a read of the peer's memory.
     ///
     /// # Errors
-    /// The request was not posted. If the queue is full, it fails at once with [`TransportError::WouldBlock`]. After
-    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted the
-    /// request.
+    /// The request was not posted. If the queue is full, the call fails at once with [`TransportError::WouldBlock`].
+    /// After [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted
+    /// the request.
     ///
     /// # Safety
     /// Same contract as [`send_unpolled`](Self::send_unpolled).
@@ -298,16 +299,16 @@ impl Channel {
         &self,
         wr: ReadWorkRequest<'_, '_>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
     }
 
     /// Posts a receive for a message from the peer.
     ///
     /// # Errors
-    /// The request was not posted. If the queue is full, it fails at once with [`TransportError::WouldBlock`]. After
-    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted the
-    /// request.
+    /// The request was not posted. If the queue is full, the call fails at once with [`TransportError::WouldBlock`].
+    /// After [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted
+    /// the request.
     ///
     /// # Safety
     /// Same contract as [`send_unpolled`](Self::send_unpolled).
@@ -316,7 +317,7 @@ impl Channel {
         &self,
         wr: ReceiveWorkRequest<'_, '_>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
     }
 }
@@ -335,7 +336,7 @@ impl MultiChannel {
         &self,
         wr: ToPeer<SendWorkRequest<'_, '_>>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
@@ -353,11 +354,11 @@ impl MultiChannel {
         &self,
         wrs: impl IntoIterator<Item = ToPeer<SendWorkRequest<'wr, 'data>>>,
     ) -> Result<Vec<PendingWork<'_>>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.each_unpolled(wrs) }
     }
 
-    /// Posts a write into memory of a peer.
+    /// Posts a write to a peer's memory.
     ///
     /// # Errors
     /// Same errors as [`Channel::write_unpolled`], and [`TransportError::NoSuchPeer`] if the peer does not exist.
@@ -369,11 +370,11 @@ impl MultiChannel {
         &self,
         wr: ToPeer<WriteWorkRequest<'_, '_>>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
-    /// Posts one write per request, each into the memory of that request's peer.
+    /// Posts one write per request, each to the memory of that request's peer.
     ///
     /// # Errors
     /// Same errors as [`scatter_send_unpolled`](Self::scatter_send_unpolled).
@@ -384,7 +385,7 @@ impl MultiChannel {
         &self,
         wrs: impl IntoIterator<Item = ToPeer<WriteWorkRequest<'wr, 'data>>>,
     ) -> Result<Vec<PendingWork<'_>>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.each_unpolled(wrs) }
     }
 
@@ -400,7 +401,7 @@ impl MultiChannel {
         &self,
         wr: ToPeer<ReadWorkRequest<'_, '_>>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
@@ -415,7 +416,7 @@ impl MultiChannel {
         &self,
         wrs: impl IntoIterator<Item = ToPeer<ReadWorkRequest<'wr, 'data>>>,
     ) -> Result<Vec<PendingWork<'_>>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.each_unpolled(wrs) }
     }
 
@@ -431,7 +432,7 @@ impl MultiChannel {
         &self,
         wr: ToPeer<ReceiveWorkRequest<'_, '_>>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
@@ -446,7 +447,7 @@ impl MultiChannel {
         &self,
         wrs: impl IntoIterator<Item = ToPeer<ReceiveWorkRequest<'wr, 'data>>>,
     ) -> Result<Vec<PendingWork<'_>>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe { self.ledger.each_unpolled(wrs) }
     }
 
@@ -462,7 +463,7 @@ impl MultiChannel {
         peers: impl IntoIterator<Item = usize>,
         wr: SendWorkRequest<'_, '_>,
     ) -> Result<Vec<PendingWork<'_>>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
+        // SAFETY: SAFETY.md F22: the caller upholds the same contract.
         unsafe {
             self.ledger.each_unpolled(peers.into_iter().map(|peer| ToPeer::from_wr(peer, wr)))
         }

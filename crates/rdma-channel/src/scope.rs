@@ -138,7 +138,7 @@ pub enum ScopeError<E = TransportError> {
     AutoPollError(Vec<OperationError>),
 }
 
-/// Formats a closure's error with its own `Debug`, because it need not implement `Display`.
+/// Formats a closure's error with its own `Debug`, because the error need not implement `Display`.
 impl<E: fmt::Debug> fmt::Debug for ScopeError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -223,15 +223,16 @@ impl Channel {
     ///
     /// The scope ends all operations in flight, whether the closure ends by return, `?` or panic. It waits for at most
     /// the [drain limit](crate::ChannelBuilder::drain_timeout), by default 5 seconds, and then closes the channel. It
-    /// waits for the same time again, and then destroys the queue pair.
+    /// waits for as long again, and then destroys the queue pair.
     ///
-    /// If the closure fails, the wait is shorter for requests that it has already waited for without success. The scope
-    /// waits for them at most as long as the longest of those waits, and then closes their connection. Waits of less
+    /// If the closure fails, the scope waits less for requests that the closure has already waited for without success:
+    /// at most as long as the longest of the closure's waits. Then the scope closes their connection. Waits of less
     /// than 10 ms do not count, because they are mere polls.
     ///
     /// # Errors
     /// [`ScopeError::ClosureError`] with the error of the closure. If the closure succeeds,
-    /// [`ScopeError::AutoPollError`] with each operation that failed or was lost and whose handle has not reported it.
+    /// [`ScopeError::AutoPollError`] with each operation that failed or was lost, unless its handle has already
+    /// reported this.
     ///
     /// # Aborts
     /// Aborts the process if the queue pair still uses memory and cannot be destroyed: returning would end the borrow
@@ -271,11 +272,11 @@ impl Channel {
         settle(self.ledger.scope(f))
     }
 
-    /// Like [`scope`](Self::scope), with one deadline for the whole scope, which starts now.
+    /// Like [`scope`](Self::scope), but the whole scope has one deadline: this limit, counted from now.
     ///
     /// Each wait, and each post that waits, ends at the deadline or at its own limit, whichever is earlier. The
     /// deadline also ends the wait for operations that the closure has left in flight. They are then flushed, as after
-    /// the [drain limit](crate::ChannelBuilder::drain_timeout), and the channel is closed. Other code of the closure is
+    /// the [drain limit](crate::ChannelBuilder::drain_timeout), and the channel is closed. Other code in the closure is
     /// not interrupted. [`Duration::MAX`] means no deadline.
     ///
     /// # Errors
@@ -328,7 +329,7 @@ impl Channel {
     }
 }
 
-/// A ledger whose waits are all bounded, until this value is dropped.
+/// Bounds all waits of a ledger until this value is dropped.
 pub(crate) struct Bounded<'l> {
     pub(crate) ledger: &'l mut Ledger,
 }

@@ -18,8 +18,8 @@ impl<'scope> ScopedPeer<'scope> {
     /// An unsignaled request completes together with the next signaled one. The last request is always signaled.
     ///
     /// # Errors
-    /// The batch was not posted, or only a part of it, which the scope waits for. [`TransportError::BatchTooLarge`] if
-    /// the queue cannot hold the batch.
+    /// The batch was not posted, or only a part of it was. The scope waits for that part.
+    /// [`TransportError::BatchTooLarge`] if the queue cannot hold the batch.
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post_batch<'data: 'scope, const N: usize>(

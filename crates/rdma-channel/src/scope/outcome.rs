@@ -118,19 +118,20 @@ pub struct Late<'scope, B> {
 /// A request that was not posted, with its memory.
 ///
 /// Like [`Late`], it does not implement [`Error`].
-// `buf` has the same offset as in `InFlight`, so that it can stay in registers until it is known which of the two a
-// post returns.
+// `buf` has the same offset as in `InFlight`. The memory can therefore stay in registers until the post returns one of
+// the two types.
 #[repr(C)]
 pub struct Refused<B> {
-    /// The memory that the request would have rented. `None` if the provider did not report whether it had posted the
-    /// request. The scope then keeps the memory.
+    /// The memory that the request would have rented. `None` if the provider may have posted the request. In that case,
+    /// the scope keeps the memory.
     pub buf: Option<B>,
     /// The reason why the request was not posted.
     pub error: TransportError,
 }
 
-/// Types that carry borrowed memory. They do not implement [`Error`]: an error that borrows cannot be boxed. An
-/// implementation would also conflict with the conversion to a boxed error below.
+/// Implements `Display` and conversions for types that carry borrowed memory. These types do not implement [`Error`],
+/// because an error that borrows cannot be boxed. An implementation would also conflict with the conversion to a boxed
+/// error below.
 macro_rules! errors_with_memory {
     ($($carrier:ident<$($life:lifetime,)? B>)+) => {$(
         impl<B> From<$carrier<$($life,)? B>> for TransportError {

@@ -124,7 +124,7 @@ impl<'scope> ScopedPeer<'scope> {
 
     /// Posts a message to the peer.
     ///
-    /// Waits for a free slot in the queue, for at most the limit of a send.
+    /// Waits for a free slot in the queue, for at most the time limit of a send.
     ///
     /// # Errors
     /// The reason why the request was not posted; nothing has changed.
@@ -136,9 +136,9 @@ impl<'scope> ScopedPeer<'scope> {
         self.post(wr)
     }
 
-    /// Posts a write into memory of the peer.
+    /// Posts a write to the peer's memory.
     ///
-    /// Waits for a free slot in the queue, for at most the limit of a write.
+    /// Waits for a free slot in the queue, for at most the time limit of a write.
     ///
     /// # Errors
     /// The reason why the request was not posted; nothing has changed.
@@ -152,7 +152,7 @@ impl<'scope> ScopedPeer<'scope> {
 
     /// Posts a read of the peer's memory.
     ///
-    /// Waits for a free slot in the queue, for at most the limit of a read.
+    /// Waits for a free slot in the queue, for at most the time limit of a read.
     ///
     /// # Errors
     /// The reason why the request was not posted; nothing has changed.
@@ -166,7 +166,7 @@ impl<'scope> ScopedPeer<'scope> {
 
     /// Posts an atomic operation on the peer's memory.
     ///
-    /// Waits for a free slot in the queue, for at most the limit of an atomic operation.
+    /// Waits for a free slot in the queue, for at most the time limit of an atomic operation.
     ///
     /// # Errors
     /// The reason why the request was not posted; nothing has changed.
@@ -182,8 +182,8 @@ impl<'scope> ScopedPeer<'scope> {
     ///
     /// # Errors
     /// The reason why the request was not posted; nothing has changed. If the queue is full, the post fails at once
-    /// with [`TransportError::WouldBlock`]. But if the builder has set a [limit for
-    /// receives](crate::ChannelBuilder::receive_timeout), the post waits that long for a free slot.
+    /// with [`TransportError::WouldBlock`]. If the builder has set a [limit for
+    /// receives](crate::ChannelBuilder::receive_timeout), the post first waits that long for a free slot.
     #[inline(always)]
     pub fn post_receive<'data: 'scope>(
         &self,
@@ -195,11 +195,11 @@ impl<'scope> ScopedPeer<'scope> {
     /// Posts these bytes as a message to the peer, like [`Channel::send_inline`](crate::Channel::send_inline). The post
     /// copies the bytes, so they are borrowed only during the call.
     ///
-    /// Waits for a free slot in the queue, for at most the limit of a send.
+    /// Waits for a free slot in the queue, for at most the time limit of a send.
     ///
     /// # Errors
-    /// Same errors as [`Channel::send_inline`](crate::Channel::send_inline), if the request was not posted; nothing has
-    /// changed.
+    /// Same errors as [`Channel::send_inline`](crate::Channel::send_inline). The request was not posted, and nothing
+    /// has changed.
     ///
     /// # Examples
     /// Several lines of text, sent from the same string:
@@ -265,7 +265,7 @@ impl<'scope> ScopedPeer<'scope> {
         &self.ledger.pd
     }
 
-    /// The reason why the connection was closed, and the cause of flushed operations. `None` if the connection is open.
+    /// The reason why the connection was closed and its operations were flushed. `None` if the connection is open.
     #[must_use]
     pub const fn closed(&self) -> Option<CloseReason> {
         self.connection.closed()

@@ -12,7 +12,7 @@ use super::pending_work::PendingWork;
 use crate::ledger::SlotWait;
 use crate::ledger::words::Word;
 
-/// The handle of an atomic operation in flight, which returns the previous value of the peer's word.
+/// The handle of an atomic operation in flight. It returns the previous value of the peer's word.
 ///
 /// The channel stores the previous value in memory that belongs to the operation's slot. Like other handles, this one
 /// occupies its slot until it is dropped. Dropping it has no other effect.
@@ -97,8 +97,8 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_of_word(|word| AtomicWorkRequest::fetch_and_add(word, remote, add))
     }
 
-    /// Replaces the peer's word with `swap` if it equals `compare`. The handle returns the previous value. Uses memory
-    /// like [`fetch_add`](Self::fetch_add) does.
+    /// Replaces the peer's word with `swap` if it equals `compare`. The handle returns the previous value. Like
+    /// [`fetch_add`](Self::fetch_add), the first such operation registers memory.
     ///
     /// # Errors
     /// Same errors as [`fetch_add`](Self::fetch_add).

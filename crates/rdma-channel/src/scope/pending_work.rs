@@ -10,8 +10,9 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 
 /// The handle of an operation in flight.
 ///
-/// If the handle is dropped, the operation continues, and the scope that borrowed its memory waits for it. A handle
-/// occupies its slot in the queue until it is dropped, even after the operation has completed.
+/// If the handle is dropped, the operation continues, and the scope that borrowed the operation's memory waits until
+/// the operation completes. A handle occupies its slot in the queue until it is dropped, even after the operation has
+/// completed.
 pub struct PendingWork<'l> {
     ticket: Ticket<'l>,
 }

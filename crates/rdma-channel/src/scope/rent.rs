@@ -4,11 +4,11 @@ use rdma_mem::{GatherList, ScatterList, SharedElement, SliceMut, SliceRef};
 
 /// Registered memory that a request can read: a registered slice, a range of a shared region, or an array of either.
 ///
-/// Sealed. Such a value contains raw parts and no reference to the bytes, so it can be moved while the device uses
-/// them. A range of a shared region can be rented to several requests at a time. Because no request has it exclusively,
-/// it is unspecified which bytes arrive or remain.
-// The message is on this trait because rustc uses the message of the trait named in a bound. It does so only if that
-// trait has no blanket implementation.
+/// This trait is sealed. An implementor contains only raw parts, not a reference to the bytes, so it can be moved while
+/// the device uses the bytes. A range of a shared region can be rented to several requests at a time. Because no
+/// request has exclusive access to the range, it is unspecified which bytes arrive or remain.
+// The message is on this trait because rustc uses the message of the trait named in a bound, but only if that trait has
+// no blanket implementation.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that can be rented",
     label = "a registered slice is needed here, by value",
@@ -18,7 +18,8 @@ use rdma_mem::{GatherList, ScatterList, SharedElement, SliceMut, SliceRef};
 )]
 pub trait Rent: sealed::Readable {}
 
-/// Registered memory that a request can write, like [`Rent`]. It is either exclusive or shared with peers.
+/// Registered memory that a request can write; otherwise like [`Rent`]. The memory is either exclusive or shared with
+/// peers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that a device can write",
     label = "an exclusive registered slice is needed here, by value",
@@ -85,7 +86,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// Implements the traits for a type, and for arrays of it. An array is one message.
+/// Implements the traits for a type, and for arrays of it. An array is sent or received as one message.
 macro_rules! rented {
     ($($type:ident: |$read:ident| $shared:expr $(, |$write:ident| $exclusive:expr)?;)+) => {$(
         impl sealed::Readable for $type<'_> {
@@ -174,7 +175,7 @@ impl<'r> Prefix<'r> {
         if length <= whole.len() { Ok(Self { whole, length }) } else { Err(whole) }
     }
 
-    /// The whole slice.
+    /// Returns the whole slice.
     #[inline]
     #[must_use]
     pub fn into_whole(self) -> SliceMut<'r> {

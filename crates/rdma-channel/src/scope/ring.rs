@@ -18,16 +18,16 @@ use crate::ledger::{Ledger, SlotWait, closed};
 
 /// Buffers that are posted as receives, and returned in the order in which their messages arrive.
 ///
-/// As long as more buffers are posted than messages are in flight, a receive is posted for every message that arrives.
-/// So the peer's sends never [wait](crate::guide#receives-that-are-posted-ahead) for a receive. The program chooses the
-/// number of buffers and their length. A message that is longer than its buffer fails the connection.
+/// If more buffers are posted than messages are in flight, every message that arrives finds a posted receive.
+/// Therefore, the peer's sends never [wait](crate::guide#receives-that-are-posted-ahead) for a receive. The program
+/// chooses the number of buffers and their length. A message that is longer than its buffer fails the connection.
 ///
 /// [`next`](Self::next) returns the next message. Its buffer is reposted when the [`RingMessage`] is dropped. A buffer
 /// that was [taken](RingMessage::take) is reposted by [`give_back`](Self::give_back). If the program posts other
-/// receives to the same peer, messages go to all receives in the order of their posts.
+/// receives to the same peer, messages use all these receives in the order in which they were posted.
 ///
-/// When the ring is dropped, its receives stay posted, and the scope keeps their memory until it ends. If no messages
-/// will arrive for them, [close](crate::Scope::close) the channel before the scope ends.
+/// When the ring is dropped, its receives stay posted, and the scope keeps their memory until the scope ends. If no
+/// messages will arrive for them, [close](crate::Scope::close) the channel before the scope ends.
 ///
 /// # Examples
 /// A server that posts its next receives before it answers:
@@ -193,7 +193,7 @@ impl<'scope> RingMessage<'_, 'scope> {
     /// # Panics
     /// Never: the buffer is taken only once.
     #[must_use = "the ring has one receive less until `give_back` returns the buffer"]
-    #[allow(clippy::expect_used)] // only this takes the buffer, and it consumes the message
+    #[allow(clippy::expect_used)] // only this method takes the buffer, and it consumes the message
     pub fn take(mut self) -> (SliceMut<'scope>, usize) {
         let length = bytes_here(&self.success);
         (self.buffer.take().expect("taken once"), length)
