@@ -32,11 +32,11 @@ pub(crate) mod to_peer;
 /// [`scatter_write`](Self::scatter_write), [`gather_receive`](Self::gather_receive), [`gather_read`](Self::gather_read)
 /// and [`multicast_send`](Self::multicast_send).
 ///
-/// [`Scope::to`](crate::Scope::to) sends plain bytes, numbers and rented memory to one peer, and [`ToPeer::from_wr`]
-/// adds a peer to a request with flags.
+/// To send plain bytes, numbers or rented memory to one peer, select it with [`Scope::to`](crate::Scope::to).
+/// [`ToPeer::from_wr`] adds a peer to a request with flags.
 ///
 /// A failed operation, or a blocking call that times out, closes only the connection to its peer. The other connections
-/// stay open. Only a failure of the completion queue closes all.
+/// stay open. Only a failure of the completion queue closes all connections.
 ///
 /// Peers can be [added](Self::add), up to the [limit](crate::ChannelBuilder::max_channels) set in the builder. They can
 /// also be [removed](Self::remove), even after a failure. A peer keeps its index until it is removed. A collective uses
@@ -87,8 +87,8 @@ impl fmt::Debug for MultiChannel {
 }
 
 impl MultiChannel {
-    /// The options of new channels. The [protection domain](WithoutPd::pd) is set first. The [prelude](crate::prelude)
-    /// has a shorter form: `pd.create_multi_channel()`.
+    /// Returns the options of new channels. Set the [protection domain](WithoutPd::pd) first. The
+    /// [prelude](crate::prelude) has a shorter form: `pd.create_multi_channel()`.
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()
     }
@@ -123,7 +123,7 @@ impl MultiChannel {
         self.block(wr)
     }
 
-    /// Writes into memory of a peer; see [`Channel::write`](crate::Channel::write).
+    /// Writes to a peer's memory; see [`Channel::write`](crate::Channel::write).
     ///
     /// # Errors
     /// Same errors as [`Channel::write`](crate::Channel::write), and [`TransportError::NoSuchPeer`].
@@ -144,7 +144,7 @@ impl MultiChannel {
         self.block(wr)
     }
 
-    /// Performs an atomic operation of either kind on a peer's memory.
+    /// Performs an atomic operation (fetch-and-add or compare-and-swap) on a peer's memory.
     ///
     /// # Errors
     /// Same errors as [`Channel::atomic`](crate::Channel::atomic), and [`TransportError::NoSuchPeer`].
@@ -201,12 +201,12 @@ impl MultiChannel {
         self.ledger.unmatched.get()
     }
 
-    /// Destroys the queue pairs. After that, the device no longer uses the memory of their requests.
+    /// Destroys the queue pairs. After that, the device no longer uses the memory of the channels' requests.
     ///
     /// # Errors
     /// The provider's error, together with the channels. Some queue pairs may already be destroyed.
     #[doc(alias = "ibv_destroy_qp")]
-    #[allow(clippy::result_large_err)] // it is the channels themselves
+    #[allow(clippy::result_large_err)] // the error contains the channels
     pub fn close(mut self) -> Result<(), Rejected<Self>> {
         self.ledger.close().map_err(|error| Rejected::new(self, error.into()))
     }

@@ -57,13 +57,13 @@ impl MultiChannel {
     /// order of the requests.
     ///
     /// Requests for one peer complete in order. An unsignaled request completes together with the next signaled one for
-    /// its peer. The last request for each peer is always signaled. The time limit is the longest one of the kinds of
-    /// operations in the batch. The call allocates memory.
+    /// its peer. The last request for each peer is always signaled. Of the time limits that apply to the operations in
+    /// the batch, the longest applies to the whole batch. The call allocates memory.
     ///
     /// # Errors
     /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`], before anything is posted;
     /// - the error of a failed post, for example [`TransportError::BatchTooLarge`]. The call waits for the requests
-    ///   before it as a scope does when it ends;
+    ///   that were posted before, like a scope does when it ends;
     /// - [`TransportError::Collective`] with each operation that failed or timed out, and its peer.
     ///
     /// Connections whose operations failed or timed out are closed. The others stay open.

@@ -34,7 +34,7 @@ impl Ledger {
         Ok(requests)
     }
 
-    /// Posts all requests. Returns when the device no longer uses the memory of any of them.
+    /// Posts all requests. Returns when the device no longer uses the memory of any request.
     fn block_collective<'data, W: Post<'data>>(
         &mut self,
         requests: impl IntoIterator<Item = ToPeer<W>>,
@@ -154,7 +154,7 @@ impl MultiChannel {
     /// successes in the order of the requests.
     ///
     /// The iterator is drained before the first post. There can be several requests for one peer, up to the capacity of
-    /// its queue. The call waits for all requests, even if one fails, for at most the time limit of its kind of
+    /// its queue. The call waits for all requests, even if one fails, for at most the time limit of this kind of
     /// operation. Then the connections of unfinished requests are closed. The others stay open.
     ///
     /// The call allocates one list for the requests and one for the results, and nothing per request.
@@ -162,9 +162,9 @@ impl MultiChannel {
     /// # Errors
     /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] ([`closed`](Self::closed) identifies the peer),
     ///   before anything is posted;
-    /// - the error of a failed post. The call waits for the requests before it as a scope does when it ends, for at
-    ///   most the [drain limit](crate::ChannelBuilder::drain_timeout). Then the connections of requests that are still
-    ///   in flight are closed;
+    /// - the error of a failed post. The call waits for the requests that were posted before, like a scope does when it
+    ///   ends, for at most the [drain limit](crate::ChannelBuilder::drain_timeout). Then the connections of requests
+    ///   that are still in flight are closed;
     /// - [`TransportError::Collective`] with each operation that failed or timed out, and its peer.
     ///
     /// # Examples
@@ -200,7 +200,7 @@ impl MultiChannel {
         self.ledger.block_collective(wrs)
     }
 
-    /// Performs one write per request, each into the memory of that request's peer.
+    /// Performs one write per request, each to the memory of that request's peer.
     ///
     /// See [`scatter_send`](Self::scatter_send) for details.
     ///

@@ -10,8 +10,7 @@ use crate::channel::options::Options;
 #[derive(Debug)]
 pub(super) struct Joining {
     options: Box<Options>,
-    /// Each prepared peer holds a clone. The clones count the prepared peers, and identify the channels that prepared
-    /// them.
+    /// Each prepared peer holds a clone, which counts the peer and identifies the channels that prepared it.
     prepared: Arc<()>,
 }
 
@@ -44,7 +43,8 @@ impl Joining {
         self.options.inline()
     }
 
-    /// Returns the number of peers that are prepared but not added yet. No other thread can increase it.
+    /// Returns the number of peers that are prepared but not added yet. Other threads can reduce this number, but not
+    /// increase it.
     pub(super) fn prepared(&self) -> usize {
         Arc::strong_count(&self.prepared) - 1
     }

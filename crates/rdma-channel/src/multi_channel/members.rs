@@ -77,10 +77,10 @@ impl MultiChannel {
     /// Ends the connection to a peer, even if it is already closed, and destroys its queue pair. The next peer that is
     /// [added](Self::add) can get the same index.
     ///
-    /// [Unpolled](Self::send_unpolled) operations that are still in flight are flushed, for at most the [drain
+    /// [Unpolled](Self::send_unpolled) operations that are still in flight are flushed, which takes at most the [drain
     /// limit](crate::ChannelBuilder::drain_timeout). If `remove` succeeds, the device no longer uses their memory.
     /// Their results are discarded, so poll their handles first. The next peer with this index never gets completions
-    /// of this one.
+    /// of the removed peer.
     ///
     /// Until another peer gets this index, operations with it fail with [`TransportError::Closed`] and
     /// [`CloseReason::Absent`](crate::CloseReason::Absent).
@@ -88,7 +88,7 @@ impl MultiChannel {
     /// # Errors
     /// - [`TransportError::NoSuchPeer`], or [`TransportError::Closed`] if no peer has this index, or in a forked child;
     /// - the provider's error if the queue pair cannot be destroyed. The connection stays closed and keeps its index,
-    ///   and the device may still use its memory. `remove` can be called again.
+    ///   and the device may still use the memory of its operations. `remove` can be called again.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn remove(&mut self, peer: usize) -> Result<(), TransportError> {
         let removed = self.ledger.remove(peer);

@@ -32,8 +32,8 @@ impl PreparedMultiChannel {
     /// sent to it.
     ///
     /// # Errors
-    /// [`TransportError::EndpointCount`] if the numbers of endpoints and channels differ. Nothing is connected then.
-    /// Otherwise, same errors as [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
+    /// [`TransportError::EndpointCount`] if the numbers of endpoints and channels differ. In that case, nothing is
+    /// connected. Otherwise, same errors as [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
     ///
     /// # Examples
     /// ```

@@ -4,7 +4,7 @@ use rdma_mem::RemoteMemoryRegion;
 
 /// Memory that belongs to one of several peers.
 ///
-/// The field macros, for example [`remote_struct_field!`](rdma_mem::remote_struct_field), also accept it.
+/// The field macros, for example [`remote_struct_field!`](rdma_mem::remote_struct_field), also accept this type.
 ///
 /// # Examples
 /// ```

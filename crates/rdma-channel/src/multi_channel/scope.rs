@@ -129,7 +129,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         Ok(handles)
     }
 
-    /// Posts a message to a peer. Waits for a free slot, for at most the limit of a send.
+    /// Posts a message to a peer. Waits for a free slot, for at most the time limit of a send.
     ///
     /// # Errors
     /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does
@@ -156,7 +156,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post_each(wrs)
     }
 
-    /// Posts a write into a peer's memory. Waits for a free slot, for at most the limit of a write.
+    /// Posts a write to a peer's memory. Waits for a free slot, for at most the time limit of a write.
     ///
     /// # Errors
     /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does
@@ -169,7 +169,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post(wr)
     }
 
-    /// Posts one write per request, each into the memory of that request's peer.
+    /// Posts one write per request, each to the memory of that request's peer.
     ///
     /// The iterator is drained before the first post.
     ///
@@ -183,7 +183,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post_each(wrs)
     }
 
-    /// Posts a read of a peer's memory. Waits for a free slot, for at most the limit of a read.
+    /// Posts a read of a peer's memory. Waits for a free slot, for at most the time limit of a read.
     ///
     /// # Errors
     /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does

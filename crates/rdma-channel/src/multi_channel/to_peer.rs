@@ -11,8 +11,8 @@ use crate::request::BatchRequest;
 /// A work request with the index of its peer, counted from 0.
 ///
 /// Each kind of request has its own alias, like [`PeerSendWorkRequest`], and the usual constructors, with the peer as
-/// first argument. [`from_wr`](Self::from_wr) accepts any other request: with flags, inline, with registered slices, or
-/// atomic.
+/// the first argument. [`from_wr`](Self::from_wr) accepts any other request: with flags, inline, with registered
+/// slices, or atomic.
 ///
 /// # Examples
 /// ```
@@ -33,7 +33,7 @@ pub struct ToPeer<W> {
 pub type PeerSendWorkRequest<'wr, 'data> = ToPeer<SendWorkRequest<'wr, 'data>>;
 /// Memory for one message from a peer; see [`ReceiveWorkRequest`].
 pub type PeerReceiveWorkRequest<'wr, 'data> = ToPeer<ReceiveWorkRequest<'wr, 'data>>;
-/// A write into a peer's memory; see [`WriteWorkRequest`].
+/// A write to a peer's memory; see [`WriteWorkRequest`].
 pub type PeerWriteWorkRequest<'wr, 'data> = ToPeer<WriteWorkRequest<'wr, 'data>>;
 /// A read of a peer's memory; see [`ReadWorkRequest`].
 pub type PeerReadWorkRequest<'wr, 'data> = ToPeer<ReadWorkRequest<'wr, 'data>>;
