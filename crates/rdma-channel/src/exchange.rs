@@ -9,7 +9,7 @@
 //! | 6 | 2 | number of endpoints that follow |
 //! | 8 | 344 each | [`QueuePairEndpoint::to_bytes`] |
 //!
-//! Each end alternates between sending a block and receiving one, until both messages are complete. There is no
+//! Each end alternates between sending a block and receiving one, until both messages are complete. This cannot
 //! deadlock if the stream has room for one block in each direction. Both messages have the same length, so the peer
 //! cannot influence the size of allocations.
 
@@ -49,7 +49,7 @@ const PREFACE: usize = 8;
 ///
 /// Without the last step, an end may send to a peer that is not connected yet. A reliable connection then retries,
 /// which costs time, and fails if the peer takes too long. The last step also detects that the peer's handshake failed,
-/// because its stream is closed.
+/// because the peer then closes its stream.
 ///
 /// The two ends are equal, and either may start. `exchange` changes no setting of the stream and reads no byte beyond
 /// the message. So the stream can be used for anything else before and afterwards. It must be able to buffer 4096
@@ -62,15 +62,15 @@ const PREFACE: usize = 8;
 /// | | |
 /// |---|---|
 /// | [`Foreign`](ExchangeError::Foreign), [`Version`](ExchangeError::Version), [`Endpoint`](ExchangeError::Endpoint) | the peer uses another protocol or version; returned as soon as its bytes differ |
-/// | [`Count`](ExchangeError::Count) | the peer has another number of connections |
+/// | [`Count`](ExchangeError::Count) | the peer has a different number of connections |
 /// | [`Echo`](ExchangeError::Echo) | the peer echoes what it receives |
 /// | [`Used`](ExchangeError::Used) | an endpoint appears twice in one message |
 /// | [`Closed`](ExchangeError::Closed) | the peer closed the stream early |
 /// | [`Timeout`](ExchangeError::Timeout) | the peer stalled |
 /// | [`Io`](ExchangeError::Io) | the stream failed |
 ///
-/// After an error, the stream cannot be used for another exchange, because its position in the message is unknown. If
-/// an endpoint does not fit this end (another transport, no common kind of address), `handshake` reports that.
+/// After an error, the stream cannot be used for another exchange, because it may be in the middle of a message. If an
+/// endpoint does not fit this end (another transport, no common kind of address), `handshake` reports that.
 ///
 /// # Examples
 /// ```
@@ -127,8 +127,8 @@ pub fn exchange(
 /// Sends several endpoints of this end to the peer, and returns the same number of endpoints from the peer. The first
 /// endpoints of both ends belong to one connection, and so on.
 ///
-/// Otherwise like [`exchange`]. There can be at most 65535 endpoints. The peer must send the same number, which is
-/// checked before anything is allocated for them.
+/// Otherwise, this is like [`exchange`]. There can be at most 65535 endpoints. The peer must send the same number,
+/// which is checked before anything is allocated for its endpoints.
 ///
 /// # Errors
 /// Same errors as [`exchange`], and [`ExchangeError::TooMany`] for too many endpoints.

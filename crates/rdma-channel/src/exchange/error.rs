@@ -7,7 +7,7 @@ use rdma_qp::EndpointError;
 
 /// The reason why the two ends could not exchange their endpoints.
 ///
-/// After any of these errors, the position of the stream in its message is unknown, so close the stream.
+/// After any of these errors, the stream may be in the middle of a message, so close it.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {

@@ -84,7 +84,8 @@ impl<S: TimedStream + ?Sized> TimedStream for &mut S {
     }
 }
 
-/// Implemented only for sockets, not for all types that have a file, because a stream that encrypts may have one, too.
+/// Implements the trait only for sockets, not for every type that has a file descriptor. An encrypting stream may have
+/// one, too, and its encryption must not be bypassed.
 macro_rules! sockets {
     ($($socket:ty),+) => { $(
         impl TimedStream for $socket {
@@ -101,13 +102,13 @@ macro_rules! sockets {
 
 sockets!(TcpStream, &TcpStream, UnixStream, &UnixStream);
 
-/// A stream made of two files, one for each direction: pipes to a child process, or to the parent.
+/// A stream made of two files, one for each direction, such as the pipes to a child process or to the parent.
 ///
 /// Any pollable file works, by value or by reference. Examples are the `ChildStdout` and `ChildStdin` of a
 /// [`Child`](std::process::Child), the standard input and output of this process, pipes, FIFOs, terminals, and other
 /// kinds of sockets. Buffers within this process are bypassed, so flush the output first, and do not read input that
-/// belongs to the exchange. No one else may use the files during the exchange. Otherwise another writer could fill a
-/// pipe that has just had space, and the write would block.
+/// belongs to the exchange. No other thread or process may use the files during the exchange. It could fill a pipe that
+/// was just reported writable, and then the write here would block.
 ///
 /// # Examples
 /// ```

@@ -8,11 +8,11 @@ use super::{ExchangeError, PREFACE, TimedStream, VERSION};
 /// The capacity of the smallest pipe.
 const BLOCK: usize = 4096;
 
-/// Sends a message and returns the peer's. The peer's preface must equal this end's, so both messages have the same
-/// length.
+/// Sends a message and returns the peer's message. The peer's preface must equal this end's preface, so both messages
+/// have the same length.
 ///
-/// The message is transferred in blocks. A block that the peer has not read yet still fits into the stream, so this end
-/// can continue and read the peer's block.
+/// The message is transferred in blocks. The stream can hold a whole block that the peer has not read yet, so this end
+/// always gets to read the peer's block.
 pub(super) fn swap(
     stream: &mut dyn TimedStream,
     own: &[u8],
@@ -24,7 +24,7 @@ pub(super) fn swap(
     while transfer.received < own.len() {
         let end = own.len().min(transfer.received + BLOCK);
         let sent = transfer.send(end);
-        // A peer that stopped reading may have sent the reason first. Then its bytes lead to a better error.
+        // A peer that stopped reading may have sent bytes that show the reason. Receiving them leads to a better error.
         transfer.over = sent.is_err();
         match (sent, transfer.receive(&mut theirs, end)) {
             (Err(error), Ok(()) | Err(ExchangeError::Timeout { .. })) => return Err(error),
@@ -41,7 +41,7 @@ struct Transfer<'a> {
     received: usize,
     begin: Instant,
     timeout: Duration,
-    /// Whether the time has expired, whatever the clock shows.
+    /// Whether to act as if the time had expired, whatever the clock shows.
     over: bool,
 }
 

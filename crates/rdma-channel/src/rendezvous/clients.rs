@@ -12,7 +12,8 @@ use rustix::process::{Resource, getrlimit};
 
 use super::files::{Added, EventFlags, Files};
 
-/// A listener's socket and its clients, which make progress when they are served. No call here waits for a client.
+/// A listener's socket and its clients. The clients make progress only when they are served. No call here waits for a
+/// client.
 pub(crate) struct Listening<M: MakeEnds> {
     socket: TcpListener,
     maker: M,
@@ -27,7 +28,7 @@ pub(crate) struct Listening<M: MakeEnds> {
 /// The key of the socket.
 const SOCKET: u64 = u64::MAX;
 
-/// The time for serving clients that have sent something, even if the time limit of the call has expired.
+/// The minimum time for serving clients that have sent something, even if the time limit of the call has expired.
 const PASS: Duration = Duration::from_millis(100);
 
 /// The maximum number of clients to accept from the socket before clients that have sent something are served.
@@ -37,10 +38,10 @@ const TAKEN: usize = 64;
 const BACKLOG: i32 = 1024;
 
 impl<M: MakeEnds> Listening<M> {
-    /// Listens at the first usable address, and uses `files` to wait.
+    /// Listens on the first usable address, and uses `files` to wait.
     ///
     /// # Errors
-    /// [`ConnectError::Io`] for the first address.
+    /// [`ConnectError::Io`] for the first address, if no address is usable.
     pub(crate) fn new(
         maker: M,
         timeout: Duration,

@@ -16,8 +16,8 @@ use crate::ledger::watch::say_farewell;
 
 pub(crate) use rustix::event::epoll::EventFlags;
 
-/// Files that are polled together. A file must be removed before it is closed. A forked child may still hold it, and
-/// epoll would then report it forever.
+/// Files that are polled together. A file must be removed before it is closed: if a forked child still has it open,
+/// epoll would report it forever.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     epoll: Arc<OwnedFd>,
@@ -39,8 +39,8 @@ impl Files {
         Ok(Self { epoll: Arc::new(epoll), process: process::id() })
     }
 
-    /// Adds a file that stays until all files are closed. It can be added without flags and [changed](Self::change)
-    /// later.
+    /// Adds a file that stays in the list until the list is closed. It can be added without flags and
+    /// [changed](Self::change) later.
     pub(crate) fn add(&self, file: impl AsFd, key: u64, flags: EventFlags) -> Result<(), Errno> {
         epoll::add(&*self.epoll, file, epoll::EventData::new_u64(key), flags)
     }

@@ -12,8 +12,8 @@ use crate::ledger::watch::Watch;
 
 /// A client of a [`ChannelListener`](crate::ChannelListener) that waits for `accept` or `reject`.
 ///
-/// The client's queue pair is already connected to one of this server, so [`accept`](Self::accept) does not wait. If
-/// this value is dropped without an answer, the client is notified that it was rejected.
+/// The client's queue pair is already connected to a queue pair of this server, so [`accept`](Self::accept) does not
+/// wait. If this value is dropped without an answer, the client is notified that it was rejected.
 ///
 /// # Examples
 /// A server that checks the client's user bytes, and answers with the location of writable memory:
@@ -85,8 +85,8 @@ impl Incoming<'_> {
     /// - [`ConnectError::Closed`] if the client is known to be gone;
     /// - [`ConnectError::Garbled`] if the client has sent unexpected bytes.
     ///
-    /// `accept` cannot detect that the client ends, or that its time limit expires, at this very moment. Then
-    /// operations of the channel fail.
+    /// `accept` cannot detect that the client ends, or that its time limit expires, during this call. In that case,
+    /// operations of the channel fail later.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;

@@ -13,34 +13,35 @@ use crate::channel::Channel;
 use crate::channel::options::{Options, RendezvousOptions};
 use crate::channel::prepared::PreparedChannel;
 
-/// Listens at a TCP address for clients that [connect](crate::Channel::connect), and turns each into a channel.
+/// Listens on a TCP address for clients that [connect](crate::Channel::connect), and turns each into a channel.
 ///
 /// Create it with [`listen`](crate::ChannelBuilder::listen). It owns everything that it needs, so it can be kept in a
-/// struct or moved to a thread. It runs no thread: clients make progress while [`incoming`](Self::incoming) or
-/// [`accept`](Self::accept) waits.
+/// struct or moved to another thread. It runs no thread of its own: clients make progress only while
+/// [`incoming`](Self::incoming) or [`accept`](Self::accept) waits.
 ///
 /// # Slow or invalid clients
-/// A client is half-open until its queue pair and one of this end are connected. Then the program can accept it. The
-/// client has the [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its first message, and the same
-/// time again for the next one. A queue pair is created for it only once its first message is valid, so a silent client
-/// uses only a file.
+/// A client is half-open until its queue pair is connected to one of the listener's. After that, the program can accept
+/// the client. The client has the [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its first
+/// message, and the same time again for the next one. The listener creates a queue pair for a client only after a valid
+/// first message, so a silent client uses only a file.
 ///
 /// Up to 256 clients are half-open at a time, or a quarter of the open-file limit if that is less. When another client
 /// connects, the listener drops a half-open one, so that silent clients do not block others. It chooses the address
 /// with the most half-open clients (an IPv4 address, or an IPv6 /64 network). Of these clients, it first drops one that
-/// has sent nothing within a second. If there is none, it drops the one that the listener has waited for longest. That
+/// has sent nothing within a second. If there is none, it drops the one that it has waited for longest. The dropped
 /// client gets [`Busy`](ConnectError::Busy), and is [counted](Self::dropped_half_open). While there is room, a slow
 /// client can use all of its time.
 ///
-/// The listener also drops a client if no queue pair is available for another one. It then chooses a client that has
-/// had a queue pair for a second, or whose address has more of them.
+/// The listener also drops a half-open client if another client needs its queue pair. It then chooses a client that has
+/// not continued for a second, or one whose address has more queue pairs than the newcomer's address.
 ///
 /// A client that waits to be accepted has no time limit except its own. If 64 clients wait, others stay in the socket's
-/// backlog. A client's time limit also runs while the program does not call the listener. But a client that has already
-/// sent its message is never refused because of that.
+/// backlog. A client's time limit also runs while the program does not call the listener. However, a client that has
+/// already sent its message is never refused for that reason.
 ///
-/// When a queue pair is connected on Ethernet, the kernel may need a moment to find the route to the client's GID. So a
-/// client whose address does not exist can delay others by that moment. Its own connection fails.
+/// When a queue pair is connected on Ethernet, the kernel may need a moment to find the route to the client's GID. A
+/// client whose address does not exist can therefore delay other clients by that moment, before its own connection
+/// fails.
 ///
 /// Some clients are silent, end early, send too much, use another protocol, or have a queue pair that does not fit.
 /// These clients are [counted](Self::refused) and cause no error. They receive the reason if they use the right
@@ -116,7 +117,7 @@ impl MakeEnds for Options {
 }
 
 impl ChannelListener {
-    /// Listens at the first usable address.
+    /// Listens on the first usable address.
     pub(super) fn bind(
         options: Options,
         rendezvous: RendezvousOptions,
@@ -124,7 +125,7 @@ impl ChannelListener {
     ) -> Result<Self, ConnectError> {
         let device = options.pd.context().device().name();
         let _span = tracing::debug_span!("listen", device, ?addresses).entered();
-        // Reports options that no channel supports now, instead of when the first client connects.
+        // Creates a channel only to find unsupported options now, instead of when the first client connects.
         drop(PreparedChannel::new(&options)?);
         let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
         Ok(Self {
@@ -142,7 +143,7 @@ impl ChannelListener {
 
     /// Waits for a client, and accepts it with the [`user_bytes`](crate::ChannelBuilder::user_bytes) of the builder.
     ///
-    /// If a client has gone away, that is not an error: `accept` waits for the next one.
+    /// It is not an error if a client has gone away in the meantime: `accept` waits for the next one.
     ///
     /// # Errors
     /// Same errors as [`incoming`](Self::incoming).
@@ -157,14 +158,14 @@ impl ChannelListener {
         }
     }
 
-    /// Waits for a connected client, for at most `limit`. Without a limit, it waits until there is one. With a limit of
-    /// zero, it does only what is possible without waiting.
+    /// Waits for a connected client, for at most `limit`. `None` means no limit. With a limit of zero, it does only
+    /// what is possible without waiting.
     ///
     /// The client can be [accepted](Incoming::accept) with an answer to its user bytes, or
     /// [rejected](Incoming::reject).
     ///
     /// # Errors
-    /// Only errors of this end, never those of a client. After each error, `incoming` can be called again:
+    /// Only errors of this end, never errors of a client. After each error, `incoming` can be called again:
     ///
     /// | | |
     /// |---|---|
@@ -198,17 +199,17 @@ impl ChannelListener {
         }
     }
 
-    /// The number of clients refused so far. They were invalid, or went away before the program decided. Clients that
-    /// the program rejected do not count.
+    /// The number of clients refused so far. They were invalid, or went away before the program accepted or rejected
+    /// them. Clients that the program rejected do not count.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.clients.refused
     }
 
-    /// The number of half-open clients dropped so far. Other clients needed the room, or the
+    /// The number of half-open clients dropped so far. Each had to make room for another client, or its
     /// [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) expired. [`refused`](Self::refused) counts
-    /// them, too. If the number grows, clients are silent, or more of them connect at a time than the listener can
-    /// serve.
+    /// these clients, too. A growing number means that clients are silent, or that more clients connect at a time than
+    /// the listener can serve.
     ///
     /// # Examples
     /// ```
