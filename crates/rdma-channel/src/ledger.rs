@@ -27,7 +27,7 @@
 //! # Invariants
 //! In debug builds, [`check`](Ledger::check) recounts these after each operation:
 //! - `unreleased - unasked` slots are occupied (in flight, done, reported);
-//! - `unasked` requests of the current scope were dropped by their handles and have succeeded;
+//! - `unasked` requests of the current scope have succeeded, and their handles were dropped;
 //! - on an open connection, `unsignaled` requests are in flight and linked, from the last one backwards;
 //! - only occupied slots are dropped or forgotten; the WR ID of each slot contains the index of that slot;
 //! - the slots of each queue form a single ring;
@@ -78,17 +78,18 @@ pub(crate) struct Ledger {
     /// so that it does not overflow within a scope.
     unreleased: Cell<u64>,
     counts: counts::Counts,
-    /// The unreleased requests that succeeded after their handles were dropped without reporting. Their slots are free.
+    /// The number of unreleased requests that succeeded, but whose handles were dropped without reporting the result.
+    /// Their slots are free.
     unasked: Cell<u64>,
-    /// If a blocking call had to wait for a free slot: the WR ID of its request, and the end of the call. The entry
-    /// applies only to that WR ID.
+    /// The WR ID of a blocking call that had to wait for a free slot, and the time at which the call must end. Applies
+    /// only to the request with that WR ID.
     call_ends: Cell<(u64, Option<Instant>)>,
     /// The reason for the last failed post, until it is read.
     refusal: post::LastPostFailure,
-    /// Completions that matched no request in flight.
+    /// The number of completions that matched no request in flight.
     pub(crate) unmatched: Cell<u64>,
-    /// The event requests since the last event was received. If this is 0, no event is pending, except perhaps a late
-    /// one.
+    /// The number of event requests since the last event was received. If this is 0, no event is pending, except
+    /// perhaps a late one.
     events_asked: Cell<u64>,
     pub(crate) limits: Limits,
     /// The requests in flight whose waits have timed out: the WR ID of each, with its longest timeout.
@@ -126,9 +127,9 @@ const LOOK: Duration = Duration::from_millis(10);
 const MANY: usize = 16;
 
 impl Ledger {
-    /// Creates the ledger for queue pairs of `pd` whose queues have the sizes in `asked`. They all complete in `cq`. It
-    /// has room for one completion per request, including the requests of places without a queue pair. The builder has
-    /// checked that there are at most [`MOST_REQUESTS`](queues::MOST_REQUESTS) requests.
+    /// Creates the ledger for queue pairs of `pd` whose queues have the sizes in `asked`. All requests complete in
+    /// `cq`, which has room for one completion per request, including the requests of places without a queue pair. The
+    /// builder has checked that there are at most [`MOST_REQUESTS`](queues::MOST_REQUESTS) requests.
     pub(crate) fn new(
         cq: CompletionQueue,
         qps: Vec<Option<QueuePair>>,
@@ -256,8 +257,8 @@ impl Ledger {
             if let Some(slot) = queue.next_free().or_else(free) {
                 return Ok((slot, qp));
             }
-            // Only a signaled request in flight can free a slot here. The slot of a completed request waits for its
-            // handle, and the slot of an unsignaled request for a later request.
+            // Only a signaled request in flight can free a slot here. The slot of a completed request is freed by its
+            // handle, and the slot of an unsignaled request by a later request.
             let helps = |state: SlotState| state.is_in_flight() && !state.is_unsignaled();
             let helps = slots.iter().any(|slot| helps(slot.state()));
             if self.take_completions()? == 0 {
@@ -386,7 +387,7 @@ impl Ledger {
             let has_qp = connection.is_some_and(|connection| connection.qp().is_some());
             state.is_in_flight() && !state.is_marker() && has_qp
         };
-        // Counted here, so that a post needs no additional instruction.
+        // Posts are counted here, so that a post itself needs no additional instruction.
         let uses = |slot: &RequestSlot| {
             (slot.id() >> WorkId::INDEX_BITS) + u64::from(slot.state().is_occupied())
         };
@@ -432,15 +433,15 @@ impl Ledger {
     }
 }
 
-/// Runs a rarely used path in a function that is not inlined. The closure owns what it needs. If the caller passed an
-/// address instead, the value would have to be in memory even on the usual path.
+/// Runs a rarely used path in a function that is not inlined. The closure owns the values that it needs. If it borrowed
+/// them instead, they would have to be in memory even on the usual path.
 #[cold]
 #[inline(never)]
 pub(crate) fn seldom<R>(run: impl FnOnce() -> R) -> R {
     run()
 }
 
-/// Returns the error for a request to a closed connection.
+/// Returns the error for a request on a closed connection.
 #[cold]
 pub(crate) fn closed(connection: &Connection) -> TransportError {
     let Some(reason) = connection.closed() else { return TransportError::WouldBlock };
@@ -450,7 +451,7 @@ pub(crate) fn closed(connection: &Connection) -> TransportError {
     closed_by(connection, reason)
 }
 
-/// Returns the error for a request to a connection that was closed for this reason.
+/// Returns the error for a request on a connection that was closed for this reason.
 #[cold]
 pub(crate) fn closed_by(connection: &Connection, reason: CloseReason) -> TransportError {
     TransportError::Closed { reason, peer: connection.peer, event: connection.cause() }

@@ -18,7 +18,7 @@ impl Ledger {
     /// Checks all counters, rings and states of the ledger.
     ///
     /// # Panics
-    /// Panics if one is wrong.
+    /// Panics if any of them is wrong.
     pub(super) fn check(&self) {
         let (slots, mut occupied) = (self.queues.slots(), 0);
         for (place, slot) in slots.iter().enumerate() {

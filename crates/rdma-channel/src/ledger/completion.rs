@@ -11,13 +11,13 @@ use super::Ledger;
 use super::queues::RequestSlot;
 use super::state::SlotState;
 
-/// The time to watch the stream after the peer did not answer. An exiting process may lose its device before its stream
-/// is closed.
+/// The time to keep watching the stream after the peer has failed to answer. When a process exits, its device may
+/// disappear before its stream is closed.
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
 impl Ledger {
-    /// Polls completions once. Returns how many belonged to requests in flight, so that completions invented by the
-    /// device do not prolong a wait.
+    /// Polls completions once. Returns how many belonged to requests in flight, so that spurious completions do not
+    /// prolong a wait.
     pub(crate) fn take_completions(&self) -> Result<usize, TransportError> {
         let polled = match self.cq.poll_into(&*self.polled) {
             Ok(polled) => polled,

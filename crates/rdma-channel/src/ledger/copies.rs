@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rdma_mem::{AccessFlags, Error, GatherList, ProtectionDomain, SharedElement, SharedRegion};
 
-/// One buffer per slot. Blocking calls use the buffer of the dead slot. A buffer is free when its slot is, and so never
-/// before its request has completed.
+/// One buffer per slot. Blocking calls use the buffer of the dead slot. A buffer is free exactly when its slot is free,
+/// and therefore never before the request has completed.
 #[derive(Debug)]
 pub(super) struct Copies {
     region: Arc<SharedRegion>,
@@ -13,7 +13,7 @@ pub(super) struct Copies {
     each: usize,
 }
 
-/// The bytes of a blocking call. Only one call at a time uses the dead slot's buffer.
+/// The copied bytes of a blocking call. Only one call at a time uses the dead slot's buffer.
 #[derive(Debug)]
 pub(crate) struct CopyOfCall {
     region: Arc<SharedRegion>,

@@ -1,6 +1,6 @@
 //! Ends all requests in flight within a time limit, whatever happens.
 //!
-//! No code of the caller runs in this module: neither closures nor subscribers to events.
+//! The caller's code never runs in this module, neither closures nor subscribers to events.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -23,7 +23,7 @@ pub(crate) struct Ended {
     /// Failed and lost operations that no handle has reported. Usually there are none.
     #[allow(clippy::box_collection)] // so that the struct fits into two registers
     errors: Option<Box<Vec<OperationError>>>,
-    /// Operations that no handle has reported.
+    /// The number of operations that no handle has reported.
     pub(crate) unasked: u64,
 }
 
@@ -95,7 +95,7 @@ impl Ledger {
     }
 
     /// Like [`end`](Self::end), for a scope whose closure has failed. If waits for a request have timed out, the
-    /// request gets at most as much time as the longest of them.
+    /// request gets at most as much time as the longest of these waits.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_failed_scope(&mut self) -> Ended {
@@ -125,8 +125,8 @@ impl Ledger {
         self.end_others()
     }
 
-    /// Handles the usual case in few instructions. There is only one request, its handle was dropped, and its
-    /// successful completion is the only one.
+    /// Handles the usual case in few instructions. There is only one request, its handle was dropped, and the poll
+    /// returned only its successful completion.
     #[inline(always)]
     fn end_one(&self, polled: usize) -> Option<Ended> {
         let unasked = self.unasked.get() + 1;
@@ -221,7 +221,7 @@ impl Ledger {
 
     /// Runs `close`, and then makes the device release all requests of closed connections.
     pub(crate) fn settle(&mut self, close: impl FnOnce(&Self)) {
-        // In a forked child, the device uses the parent's memory and none of this process.
+        // In a forked child, the device uses the parent's memory, but no memory of this process.
         if self.check_process().is_err() {
             return;
         }
@@ -286,9 +286,9 @@ impl Ledger {
         queues.map(|queue| self.queues.slots_of(queue)).into_iter().flatten()
     }
 
-    /// Waits until all requests on open connections that can complete have completed, for at most the drain limit. Then
-    /// closes the connections of the remaining requests. If the closure has failed, connections with requests whose
-    /// waits have timed out are closed earlier.
+    /// Waits for at most the drain limit until all requests on open connections have completed, except those that
+    /// cannot complete. Then closes the connections of the remaining requests. If the closure has failed, connections
+    /// with requests whose waits have timed out are closed earlier.
     fn await_completions(&self) {
         let drain = self.limits.drain;
         match self.longest_given_up().filter(|&early| early < drain) {
@@ -390,7 +390,7 @@ impl Ledger {
         }
     }
 
-    /// Destroys, as the last resort, the queue pairs that still have requests in flight.
+    /// Destroys the queue pairs that still have requests in flight. This is the last resort.
     fn destroy(&mut self) {
         for peer in 0..self.queues.len() {
             let Some(connection) = self.queues.get(peer) else { return };

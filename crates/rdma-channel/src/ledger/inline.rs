@@ -34,7 +34,7 @@ impl Ledger {
     }
 
     /// Copies the bytes of a blocking call on a channel without other requests. Returns `None` if the bytes fit inline.
-    /// Also if there are too many of them; the post then fails.
+    /// Also returns `None` if there are more bytes than a buffer holds; in that case, the post fails.
     ///
     /// # Errors
     /// Returns an error if this process is a forked child.
@@ -48,7 +48,7 @@ impl Ledger {
     }
 
     /// Waits for a free slot of the send queue, and copies the bytes to the slot's buffer. The next post uses that
-    /// slot. Returns `None` like [`copy_of_call`](Self::copy_of_call) does.
+    /// slot. Returns `None` if a copy is not needed or not possible, like [`copy_of_call`](Self::copy_of_call).
     ///
     /// # Errors
     /// Returns an error if no slot becomes free in time, or if this process is a forked child.

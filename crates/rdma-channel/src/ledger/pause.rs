@@ -76,11 +76,10 @@ impl Ledger {
         TransportError::PeerGone { operation, reason, peer: self.only().peer }
     }
 
-    /// Sleeps until something completes, for at most `left`. It may wake early, and may already have polled
-    /// completions.
+    /// Sleeps until something completes, for at most `left`. May return early, and may have polled completions by then.
     ///
-    /// If sleeping fails, requests do not fail, because polls still find their completions. The thread only yields
-    /// instead of sleeping.
+    /// A failure to sleep does not make requests fail, because polls still find their completions. In that case, the
+    /// thread yields instead of sleeping.
     fn rest(&self, left: Option<Duration>, watch: Option<&Watch>) -> Result<(), TransportError> {
         let Some(events) = self.cq.channel() else {
             watch.into_iter().for_each(Watch::look_now_and_then);
@@ -106,8 +105,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Polls completions that arrived before the event was requested and therefore send no event. Returns true if there
-    /// were any, whether or not they matched a request.
+    /// Polls completions that arrived before the event was requested and therefore cause no event. Returns true if
+    /// there were any, whether or not they matched a request.
     pub(super) fn takes_any(&self) -> Result<bool, TransportError> {
         match self.cq.poll_into(&*self.polled) {
             Ok(polled) => {
@@ -183,8 +182,8 @@ impl Ledger {
     }
 }
 
-/// Returns true if an event may be available. Without this check, a file that the program made blocking through a
-/// duplicate could block the thread.
+/// Returns true if an event may be available. Without this check, the thread could block on a file that the program has
+/// made blocking through a duplicate descriptor.
 fn is_readable(events: &CompletionChannel) -> bool {
     let mut files = [PollFd::new(events, PollFlags::IN)];
     matches!(poll(&mut files, Some(&Timespec::default())), Ok(1..))

@@ -69,8 +69,8 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// Posts a request, whose slot is updated when it completes. After an error, the device may still have accepted the
-    /// request; the error reports that.
+    /// Posts a request. Its slot is updated when the request completes. Even after an error, the device may have
+    /// accepted the request; `PostFailure::perhaps` shows that.
     #[inline(always)]
     pub(crate) fn post<'l, 'data: 'kept, 'kept, W: Post<'data>>(
         &'l self,
@@ -165,7 +165,7 @@ impl Connection {
     }
 }
 
-/// A batch that was not posted, or only in part.
+/// A batch that was not posted, or was posted only in part.
 pub(crate) struct BatchNotPosted {
     pub(crate) error: TransportError,
     /// The number of requests, from the first one on, that the device has accepted or may have accepted.

@@ -22,13 +22,14 @@ mod members;
 
 /// A slot of one queue, which holds one request at a time. It never leaves the [`Queues`] that created it.
 ///
-/// The low bits of a WR ID contain the slot's index, and the high bits its generation. So a completion finds its slot
-/// without a search. If the completion is late or a duplicate, the generation no longer matches.
+/// The low bits of a WR ID contain the slot's index, and the high bits its generation. Therefore, the slot of a
+/// completion is found without a search. If the completion is late or a duplicate, the generation no longer matches.
 #[derive(Debug)]
 pub(crate) struct RequestSlot {
     /// The WR ID of the current request, or of the next one if the slot is free.
     id: Cell<u64>,
-    /// The completion of a signaled request that is done. Until then, a completion that its handle has polled.
+    /// The completion of the request, if the request is signaled and done. Before that, the completion that the handle
+    /// last polled, which can belong to any request.
     pub(super) completion: Cell<PollSlot>,
     state: Cell<SlotState>,
     pub(crate) operation: Cell<Operation>,
@@ -40,8 +41,9 @@ pub(crate) struct RequestSlot {
     pub(crate) connection: u32,
 }
 
-/// The number of WR ID bits for the index: the increment of the generation above fits into an immediate operand.
+/// The number of low WR ID bits that contain the index.
 const INDEX_BITS: u32 = WorkId::INDEX_BITS;
+/// The increment that gives a WR ID its next generation. It fits into an immediate operand.
 pub(crate) const GENERATION: u64 = 1 << INDEX_BITS;
 /// The maximum number of requests of a ledger: every index except that of the dead slot.
 pub(crate) const MOST_REQUESTS: u32 = (1 << INDEX_BITS) - 1;
@@ -102,7 +104,7 @@ impl RequestSlot {
         unsafe { self.next.get().0.as_ref() }
     }
 
-    /// Returns the slot of the previous unsignaled request, or a slot with no such request.
+    /// Returns the slot that held the previous unsignaled request when this one was posted, or the dead slot.
     #[inline(always)]
     pub(super) fn link(&self) -> &Self {
         // SAFETY: SAFETY.md F23: the slot belongs to the same queues, which are borrowed for as long as `self`.
@@ -138,7 +140,8 @@ impl RequestSlot {
     }
 }
 
-/// The address of a slot. Every post needs one, and an index would have to be looked up.
+/// The address of a slot. It is used instead of an index, because every post needs a slot and would have to look up the
+/// index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct At(NonNull<RequestSlot>);
 
@@ -148,7 +151,7 @@ unsafe impl Send for At {}
 /// All slots. The first one is dead: it never holds a request. So no WR ID is 0.
 struct Slots(NonNull<[RequestSlot]>);
 
-// SAFETY: SAFETY.md F23: it owns its slots, which are `Send`.
+// SAFETY: SAFETY.md F23: a `Slots` owns its slots, which are `Send`.
 unsafe impl Send for Slots {}
 
 impl Slots {
@@ -166,7 +169,8 @@ impl Slots {
 
     #[inline(always)]
     const fn all(&self) -> &[RequestSlot] {
-        // SAFETY: SAFETY.md F23: leaked in `new` and freed in `drop`, with only shared references in between.
+        // SAFETY: SAFETY.md F23: the slots are leaked in `new` and freed in `drop`, and only shared references exist in
+        // between.
         unsafe { self.0.as_ref() }
     }
 
@@ -209,7 +213,7 @@ impl Queue {
         Self { cursor: Cell::new(first), first, indices }
     }
 
-    /// Returns the slot for the next request if it is free. It never is if the connection is closed.
+    /// Returns the slot for the next request if it is free. On a closed connection, it never is.
     #[inline(always)]
     pub(super) fn next_free(&self) -> Option<&RequestSlot> {
         Some(self.cursor()).filter(|slot| slot.is_free())
@@ -348,7 +352,8 @@ impl Connection {
         queue: &'q Queue,
     ) -> Option<(&'q RequestSlot, &'q QueuePair)> {
         let slot = queue.next_free()?;
-        // SAFETY: SAFETY.md F23: without a queue pair, the cursors are at the dead slot, which is never free.
+        // SAFETY: SAFETY.md F23: without a queue pair, the cursors are at the dead slot, which is never free, so there
+        // is a queue pair here.
         Some((slot, unsafe { self.qp.as_ref().unwrap_unchecked() }))
     }
 
@@ -400,8 +405,8 @@ impl Connection {
 /// The queues of all connections, with their slots.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    /// The only connection of a channel, which is found without an index. If there are no connections, one without a
-    /// queue pair.
+    /// The first connection, found without an index because it is the only one of a channel. If there are no
+    /// connections, it has no queue pair.
     first: Connection,
     others: Box<[Connection]>,
     count: usize,
@@ -485,8 +490,8 @@ pub(crate) struct Kept<'kept>(PhantomData<fn(&'kept ())>);
 
 impl Kept<'_> {
     /// # Safety
-    /// Memory that is borrowed for `'kept` must be kept valid, as the contract of [`QueuePair::post`] requires. This
-    /// must last until every request posted with this value has completed, whatever else happens.
+    /// Memory borrowed for `'kept` must stay valid, as the contract of [`QueuePair::post`] requires, until every
+    /// request posted with this value has completed, whatever else happens.
     #[inline(always)]
     pub(crate) const unsafe fn new() -> Self {
         Self(PhantomData)

@@ -1,4 +1,4 @@
-//! A request in its slot, in the form that all handles share.
+//! A posted request and its slot: the part that all kinds of handles share.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -74,7 +74,7 @@ impl<'l> Ticket<'l> {
         slot.set(slot.state().forgotten());
     }
 
-    /// Drops the handle and leaves the request to its owner, which identifies it by its `WorkId`.
+    /// Drops the handle and leaves the request to the caller, which identifies the request by its `WorkId`.
     #[cold]
     pub(crate) fn keep(self) -> (WorkId, Operation) {
         let request = ManuallyDrop::new(self).0;
@@ -146,7 +146,7 @@ impl PostedRequest<'_> {
         slot.state().is(SlotState::DONE)
     }
 
-    /// Returns the unsettled state, after a completion of this or another request was polled into the slot.
+    /// Handles a glance that found no success. If this request's failure was polled into the slot, delivers it.
     #[cold]
     #[inline(never)]
     fn not_yet(self, has_come: bool) -> Unsettled {
@@ -181,8 +181,7 @@ impl PostedRequest<'_> {
         })
     }
 
-    /// Waits for the result for at most `timeout`. By default, this is the time limit of the request's kind of
-    /// operation.
+    /// Waits for the result for at most `timeout`. `None` means the time limit of this kind of operation.
     ///
     /// # Errors
     /// Same errors as [`poll`](Self::poll), and [`TransportError::Timeout`].
@@ -238,7 +237,7 @@ impl PostedRequest<'_> {
         success
     }
 
-    /// Waits for the result until the deadline.
+    /// Waits for the result until the deadline. Returns `None` if the deadline passes first.
     #[inline(never)]
     pub(crate) fn wait_until(
         self,

@@ -16,7 +16,7 @@ pub(crate) struct Watch {
     stream: Arc<OwnedFd>,
     /// `None` if only the peer watches the stream.
     limit: Option<Duration>,
-    /// Whether this is the stream of the rendezvous. Both ends then send a farewell before they close it.
+    /// Whether this is the stream of the rendezvous. If so, both ends send a farewell before they close it.
     is_of_rendezvous: bool,
     /// The process that created the watch. A forked child shares the stream and must not write to it.
     process: u32,
@@ -26,6 +26,7 @@ pub(crate) struct Watch {
     is_settled: Cell<bool>,
     /// The farewell that this end will send. The next field is the one that the peer has sent.
     last_word: Cell<Farewell>,
+    /// The farewell that the peer has sent, if any.
     farewell: Cell<Option<Farewell>>,
 }
 
@@ -89,7 +90,7 @@ impl Watch {
         self.last_word.set(last_word);
     }
 
-    /// Returns the events to poll for. Bytes that arrive on the stream cause no wake-up.
+    /// Returns the stream and the events to poll it for. Bytes that arrive on the stream cause no wake-up.
     pub(crate) fn file(&self) -> PollFd<'_> {
         PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::RDHUP)
     }
@@ -134,8 +135,8 @@ impl Drop for Watch {
     }
 }
 
-/// Returns why a stream ended, and the farewell if there was one. Bytes on the program's own stream are left for the
-/// program to read.
+/// Returns why a stream ended, and the peer's farewell if there was one. Bytes on the program's own stream are left for
+/// the program to read.
 pub(crate) fn end_of(
     stream: &OwnedFd,
     is_of_rendezvous: bool,
@@ -162,8 +163,8 @@ pub(crate) fn say_farewell(stream: &OwnedFd, farewell: &Farewell) {
     let _ = send(stream, &farewell.to_frame(), flags);
 }
 
-/// Makes the kernel end a TCP stream whose peer is silent for this long. Other streams reject the options. Those
-/// streams are local, so no remote machine can fall silent.
+/// Makes the kernel end a TCP stream whose peer is silent for this long. Other streams reject the options. This does
+/// not matter: they are local, so no remote machine can fall silent.
 pub(crate) fn notice_silence(stream: &OwnedFd, limit: Duration) {
     let KeepAlive { interval, user_timeout_ms, .. } = KeepAlive::within(limit);
     let _ = sockopt::set_socket_keepalive(stream, true);

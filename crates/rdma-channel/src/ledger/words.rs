@@ -13,7 +13,7 @@ use super::queues::index;
 #[derive(Debug, Default)]
 pub(super) struct Words(OnceLock<Arc<SharedRegion>>);
 
-/// The word of a blocking call, which has posted nothing else. This is the word of the dead slot, the first one.
+/// The word of a blocking call, which posts no other request. It is the dead slot's word, the first one.
 #[derive(Debug)]
 pub(crate) struct WordOfCall(Arc<SharedRegion>);
 
