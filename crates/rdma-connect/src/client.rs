@@ -26,13 +26,13 @@ pub struct Client {
     received: Vec<u8>,
     lacks: usize,
     is_answered: bool,
-    /// Whether the server's queue pair cannot be connected to this one.
+    /// Whether the server's queue pair cannot be connected to this end's.
     is_unfit: bool,
 }
 
 impl Client {
     /// Starts a conversation with the server at this address, for a queue pair of this device. Error messages contain
-    /// the limit, and also the device if it does not match the server's.
+    /// the limit, and the name of the device if it does not match the server's device.
     #[must_use]
     pub fn new(address: SocketAddr, limit: Duration, device: &str) -> Self {
         let (device, received, lacks) = (device.into(), Vec::new(), PREFACE);
@@ -45,13 +45,13 @@ impl Client {
         Message::Hello(Box::new(endpoint), greeting).to_bytes()
     }
 
-    /// Returns the message that reports this end's queue pair as connected to the server's.
+    /// Returns the message that announces to the server that this end's queue pair is connected.
     #[must_use]
     pub fn ready(&self) -> Vec<u8> {
         Message::Ready.to_bytes()
     }
 
-    /// Returns the message with this device's name for a server whose device does not match, or `None` after other
+    /// Returns the message that names this end's device to a server whose device does not match. `None` after other
     /// errors.
     #[must_use]
     pub fn last_message(&self) -> Option<Vec<u8>> {
@@ -130,10 +130,10 @@ impl Client {
         ConnectError::Rejected(text.into())
     }
 
-    /// Converts a failure to send bytes to an error.
+    /// Converts the error of a failed send.
     ///
     /// # Errors
-    /// Returns no error if the server closed the stream, because its reason may be received next.
+    /// Returns no error if the server closed the stream, because the server's reason can perhaps still be received.
     pub fn not_sent(&self, error: io::Error) -> Result<(), ConnectError> {
         match error.kind() {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(()),
@@ -141,7 +141,7 @@ impl Client {
         }
     }
 
-    /// Converts a failure to receive from the stream to an error.
+    /// Converts the error of a failed receive.
     #[must_use]
     pub fn not_received(&self, error: io::Error) -> ConnectError {
         match error.kind() {

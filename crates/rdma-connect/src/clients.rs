@@ -23,20 +23,21 @@ use crate::until::Until;
 /// The clients of a listener. They make progress when their streams are ready.
 ///
 /// A client is half-open until both queue pairs are connected. A silent client costs one file and delays no other
-/// client: if a newcomer needs its place, the listener drops it (`in_order_to_go`). No call here waits for a client.
+/// client: if a newcomer needs its place, the listener drops the silent client (`in_order_to_go`). No call here waits
+/// for a client.
 ///
 /// A driver accepts streams while [`takes`](Self::takes) returns true, passes each to [`admit`](Self::admit), and calls
-/// [`step`](Self::step) when one is ready. For each [`Hello`] that `step` returns, the driver creates a queue pair with
-/// [`MakeEnds::make`](crate::MakeEnds::make) and [`make_room`](Self::make_room), and passes the result to
+/// [`step`](Self::step) when a stream is ready. For each [`Hello`] that `step` returns, the driver creates a queue pair
+/// with [`MakeEnds::make`](crate::MakeEnds::make) and [`make_room`](Self::make_room), and passes the result to
 /// [`answer`](Self::answer).
 pub struct Clients<S: ClientStream, E> {
     address: SocketAddr,
     /// The time limit for a client's side of the rendezvous.
     limit: Duration,
     open_files: fn() -> Option<u64>,
-    /// When the listener accepts clients again after a failure to accept one.
+    /// The time at which the listener accepts clients again after a failure to accept one.
     resumes: Option<Until>,
-    /// Until when room counts as scarce because a late client was dropped.
+    /// The time until which room counts as scarce, because a late client was dropped.
     scarce: Option<Until>,
     next_key: u64,
     half_open: BTreeMap<u64, HalfOpen<S, E>>,
@@ -61,8 +62,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const SCARCE: Duration = Duration::from_secs(10);
 
 impl<S: ClientStream, E> Clients<S, E> {
-    /// Creates the clients of a listener at this address. `limit` is the time limit for each client's side.
-    /// `open_files` returns the limit of open files, which bounds the number of half-open clients.
+    /// Creates an empty set of clients for a listener at this address. `limit` is the time limit for each client's side
+    /// of the rendezvous. `open_files` returns the limit of open files, which bounds the number of half-open clients.
     #[must_use]
     pub const fn new(
         address: SocketAddr,
@@ -184,7 +185,8 @@ impl<S: ClientStream, E> Clients<S, E> {
         }
     }
 
-    /// Drops a half-open client so that another one can have its queue pair. Returns false if none can be dropped.
+    /// Drops a half-open client that has a queue pair, so that the newcomer can have one. Returns false if no client
+    /// can be dropped.
     pub fn make_room(&mut self, newcomer: &Hello<S, E>, now: Instant) -> bool {
         let with_queue_pair = self.half_open.values().filter(|other| other.has_queue_pair());
         let occupants = with_queue_pair.map(HalfOpen::occupant).collect();
@@ -221,7 +223,8 @@ impl<S: ClientStream, E> Clients<S, E> {
         }
     }
 
-    /// Ends the clients whose time limit has expired. Data that a client sent in time is received first.
+    /// Ends the clients whose time limit has expired. A client with unread data is kept until the data, which may have
+    /// been sent in time, is received.
     pub fn expire(&mut self, now: Instant) {
         let is_over = |client: &HalfOpen<_, _>| client.until.is_over(now) && !client.has_unread();
         let over = self.half_open.values().filter(|client| is_over(client));
@@ -275,8 +278,8 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.next_key
     }
 
-    /// Adds a client accepted from this address, whose stream has these addresses. If there is no room for it, drops
-    /// another client.
+    /// Adds an accepted client. `from` contains its address and the addresses of its stream. If there is no room for
+    /// the client, drops another one.
     pub fn admit(&mut self, stream: S, from: (SocketAddr, StreamAddresses), now: Instant) {
         if self.is_full()
             && let Some(victim) = self.victim(now)
@@ -292,11 +295,11 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.half_open.insert(key, HalfOpen::new(key, stream, from, self.limit, now));
     }
 
-    /// Records a failure to accept a client, after `admitted` ones were accepted.
+    /// Records a failure to accept a client, after `admitted` clients were accepted.
     pub fn not_admitted(&mut self, error: io::Error, admitted: usize, now: Instant) {
         match Errno::from_io_error(&error) {
             Some(Errno::MFILE | Errno::NFILE) if admitted > 0 => {
-                // Without a waiting client, `accept` still needs a free file. If there is a client, the socket will be
+                // `accept` needs a free file even if no client is waiting. If one is waiting, the socket becomes
                 // readable again.
             }
             Some(Errno::MFILE | Errno::NFILE) if self.make_file(now) => {}
@@ -351,10 +354,10 @@ impl<S: ClientStream, E> fmt::Debug for Clients<S, E> {
     }
 }
 
-/// Listens at the first usable one of these addresses.
+/// Listens on the first of these addresses that is usable.
 ///
 /// # Errors
-/// [`ConnectError::Io`] for the first address; [`ConnectError::NoAddress`] if there are no
+/// If no address is usable, [`ConnectError::Io`] for the first one. [`ConnectError::NoAddress`] if there are no
 /// addresses.
 pub fn listen_at_first<T>(
     addresses: &[SocketAddr],

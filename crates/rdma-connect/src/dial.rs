@@ -8,7 +8,7 @@ use std::vec;
 use crate::error::connect_error::ConnectError;
 use crate::until::Until;
 
-/// The addresses of a stream, this end's first and then the peer's, if both are known.
+/// The IP addresses of a stream's two ends, if both are known: first this end's address, then the peer's.
 pub type StreamAddresses = Option<(IpAddr, IpAddr)>;
 
 /// Returns the addresses of a stream to this peer, if this end's address is known.
@@ -17,7 +17,8 @@ pub fn stream_addresses(own: io::Result<SocketAddr>, peer: SocketAddr) -> Stream
     Some((own.ok()?.ip(), peer.ip()))
 }
 
-/// The addresses of a server, tried in order until one accepts a stream. Each has an equal share of the remaining time.
+/// The addresses of a server, tried in order until one accepts a stream. Each address gets an equal share of the
+/// remaining time.
 #[derive(Debug)]
 pub struct Dial {
     untried: vec::IntoIter<SocketAddr>,
@@ -28,7 +29,7 @@ pub struct Dial {
 }
 
 impl Dial {
-    /// Starts to try these addresses. `limit` is the total time for connecting.
+    /// Prepares to try these addresses. `limit` is the total time for connecting.
     ///
     /// # Errors
     /// [`ConnectError::NoAddress`] if `addresses` is empty.
@@ -53,7 +54,8 @@ impl Dial {
     /// Returns the next address to try, and its share of the time.
     ///
     /// # Errors
-    /// After all addresses have been tried, returns the first failure or [`ConnectError::NobodyListens`].
+    /// After all addresses have been tried, returns the first failure, or [`ConnectError::NobodyListens`] if every
+    /// address refused the connection.
     pub fn next(&mut self, now: Instant) -> Result<(SocketAddr, Duration), ConnectError> {
         let mut shares = self.untried.len();
         while let Some(address) = self.untried.next() {

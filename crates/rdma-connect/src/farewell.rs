@@ -4,15 +4,16 @@ use std::fmt;
 
 use crate::error::connect_error::ConnectError;
 
-/// The message that a program has ended its end of a connection, with up to 64 bytes for the peer's program.
+/// The message with which a program ends its side of a connection. It can contain up to 64 bytes for the peer's
+/// program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Farewell {
     length: u8,
     reason: [u8; Self::MOST],
 }
 
-/// The head of the message on a stream that serves a single connection. As in other frames of a control connection, it
-/// contains kind, length, connection and epoch.
+/// The head of the message on a stream that serves a single connection. Like the head of every frame on a control
+/// connection, it contains kind, length, connection and epoch.
 const HEAD: [u8; 12] = [0, 14, 0, 65, 0, 0, 0, 0, 0, 0, 0, 0];
 
 impl Farewell {
@@ -73,7 +74,8 @@ impl Farewell {
         bytes
     }
 
-    /// Decodes all bytes of such a stream. Returns `None` if they are not exactly one farewell.
+    /// Decodes all bytes of a stream that serves a single connection. Returns `None` if they are not exactly one
+    /// farewell.
     #[must_use]
     pub fn from_frame(bytes: &[u8]) -> Option<Self> {
         Self::from_bytes(bytes.strip_prefix(&HEAD)?)

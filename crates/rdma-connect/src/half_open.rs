@@ -37,7 +37,7 @@ pub trait ClientStream {
     /// Returns an error if no byte can be sent.
     fn send(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Ends this end's direction of the stream, after the bytes already sent.
+    /// Closes this end's direction of the stream, after the bytes already sent.
     ///
     /// # Errors
     /// Returns an error if the stream failed.
@@ -54,7 +54,8 @@ pub trait MakeEnds {
     /// The end of a connection.
     type End: fmt::Debug;
 
-    /// Creates a queue pair for the next client, whose stream has these addresses. Returns it with its endpoint.
+    /// Creates a queue pair for the next client, whose stream has these addresses. Returns the queue pair and its
+    /// endpoint.
     ///
     /// # Errors
     /// Returns the reason why there is no queue pair.
@@ -76,8 +77,8 @@ pub trait MakeEnds {
         peer: QueuePairEndpoint,
     ) -> Result<Self::End, rdma_qp::Error>;
 
-    /// Creates a queue pair for a client and connects it. Returns it with its endpoint. If the queue pair cannot be
-    /// created but `make_room` returns true, tries again.
+    /// Creates a queue pair for a client and connects it. Returns this end of the connection and its endpoint. If the
+    /// queue pair cannot be created but `make_room` returns true, tries again.
     ///
     /// # Errors
     /// Returns the reason why there is no queue pair.
@@ -127,12 +128,12 @@ pub(crate) struct HalfOpen<S: ClientStream, E> {
     /// The time limit for the client's side of the rendezvous.
     limit: Duration,
     pub(crate) until: Until,
-    /// When the listener started to wait for the client's next message.
+    /// The time at which the listener started to wait for the client's next message.
     since: Instant,
     received: Vec<u8>,
-    /// This end of the connection, once its endpoint was sent to the client, with the client's greeting.
+    /// This end of the connection and the client's greeting. Set when this end's endpoint is sent to the client.
     answered: Option<(E, Greeting)>,
-    /// The reason why the client is rejected. The listener still waits for the name of the client's device.
+    /// The reason why the client is rejected. Set while the listener still waits for the name of the client's device.
     unfit: Option<String>,
 }
 
@@ -328,7 +329,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         }
     }
 
-    /// Ends the client because it gets no queue pair.
+    /// Turns the client away because it gets no queue pair.
     fn turn_away(mut self, no_end: NoEnd) -> Step<S, E> {
         match no_end {
             NoEnd::Full(why) => {
@@ -455,7 +456,7 @@ impl<S: ClientStream> Undecided<S> {
         self.refuse(&Message::Reject(why.into()));
     }
 
-    /// Sends this as the last message. If the client is gone and cannot receive it, that is not an error.
+    /// Sends the last message. It is not an error if the client is gone and cannot receive the message.
     fn refuse(&mut self, message: &Message) {
         let _ = self.send(message);
         if let Some(stream) = self.stream.take() {
@@ -464,13 +465,14 @@ impl<S: ClientStream> Undecided<S> {
         }
     }
 
-    /// Sends this as the last message, but keeps the stream to receive from it.
+    /// Sends the last message, but keeps the stream to receive from it.
     fn send_last(&self, message: &Message) -> io::Result<()> {
         self.send(message)?;
         self.stream.as_ref().map_or(Ok(()), ClientStream::end_sending)
     }
 
-    /// Sends a message. Never blocks, because a socket has space for the few bytes of its two messages.
+    /// Sends a message. Never blocks, because a socket has space for the few bytes of the two messages that the
+    /// listener sends.
     fn send(&self, message: &Message) -> io::Result<()> {
         let bytes = message.to_bytes();
         match self.stream.as_ref().map_or(Ok(0), |stream| stream.send(&bytes))? {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// The options of a TCP stream that make the kernel end it once the peer's machine has been silent for a given time.
 ///
-/// TCP probes an idle peer four times within that time, but at most once per second. So the shortest limit is two
-/// seconds.
+/// TCP probes an idle peer four times within that time, but at most once per second. The shortest effective limit is
+/// therefore two seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeepAlive {
@@ -19,8 +19,8 @@ impl KeepAlive {
     /// Returns the options for this limit.
     #[must_use]
     pub fn within(limit: Duration) -> Self {
-        // TCP compares the silence with the timeout only when it probes. The kernel accepts no longer interval than
-        // this maximum.
+        // TCP compares the silence with the user timeout only when it sends a probe, so the timeout is one interval
+        // shorter than the limit. The kernel accepts no interval longer than this maximum.
         let interval = Duration::from_secs((limit.as_secs() / 4).clamp(1, 32767));
         let silence = limit.saturating_sub(interval).max(Duration::from_millis(1));
         let user_timeout_ms =

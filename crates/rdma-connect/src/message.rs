@@ -16,7 +16,7 @@
 //! |---|---|---|---|
 //! | 1 | HELLO | client | first |
 //! | 2 | ENDPOINT | server | its queue pair is connected |
-//! | 3 | READY | client | the client's is connected too |
+//! | 3 | READY | client | the client's queue pair is connected, too |
 //! | 4 | ACCEPT | server | the program has accepted the client; last message |
 //! | 5 | REJECT | server | at any time instead; last message |
 //! | 6 | BUSY | server | instead of REJECT, if a later attempt may succeed |
@@ -24,7 +24,7 @@
 //!
 //! An end that watches the stream adds 256 to the kind of its HELLO or ACCEPT. In that case both ends keep the stream
 //! until the channel ends; otherwise, both close it after ACCEPT. An end can also add 512 to send and receive further
-//! data on the stream, which requires the other end to add it, too.
+//! data on the stream, which works only if the other end adds it, too.
 //!
 //! If two queue pairs cannot be connected, each end names its device: the server in the reason, and the client with
 //! DEVICE. The server waits for DEVICE until the client closes the stream. A client of an earlier version does not send
@@ -43,12 +43,12 @@ pub(crate) const LONGEST: usize = PREFACE + QueuePairEndpoint::BYTES + MOST;
 pub(crate) const VERSION: u16 = 2;
 /// The prefix of the reason from a server whose queue pair cannot be connected to the client's.
 pub(crate) const UNFIT: &str = "the server's queue pair cannot connect to the client's: ";
-/// The prefix of the name of the server's device in such a reason. The name comes first, because a long reason is
-/// truncated.
+/// The prefix of the name of the server's device, which follows [`UNFIT`]. The name comes before the actual reason,
+/// because a long reason is truncated.
 pub(crate) const SERVER_DEVICE: &str = "the server's device is ";
 /// The prefix of the name of the client's device, which each end appends to the reason.
 pub(crate) const CLIENT_DEVICE: &str = "; the client's device is ";
-/// The longest name of a device, in bytes: the limit of the kernel (`IB_DEVICE_NAME_MAX`).
+/// The maximum length of a device name in bytes, as in the kernel (`IB_DEVICE_NAME_MAX`).
 const LONGEST_NAME: usize = 64;
 
 const MAGIC: [u8; 4] = *b"RDRV";
@@ -63,8 +63,9 @@ const REJECT: u16 = 5;
 const BUSY: u16 = 6;
 const DEVICE: u16 = 7;
 
-/// Flags in the kind of HELLO and ACCEPT.
+/// A flag in the kind of HELLO and ACCEPT: the sender watches the stream.
 const WATCHES: u16 = 0x100;
+/// A flag in the kind of HELLO and ACCEPT: the sender sends and receives further data on the stream.
 const TALKS: u16 = 0x200;
 
 /// A complete message.
@@ -121,7 +122,7 @@ pub(crate) enum Wrong {
 const SHOWN: usize = 32;
 
 impl Message {
-    /// Encodes the message. User bytes are at most [`MOST`]; a longer reason is truncated.
+    /// Encodes the message. Truncates a reason that is longer than [`MOST`]. User bytes are never longer.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let (endpoint, rest): (_, &[u8]) = match self {
             Self::Hello(endpoint, greeting) => (Some(endpoint), &greeting.user_bytes),

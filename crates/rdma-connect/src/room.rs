@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 /// queue pair of a channel uses another.
 const MOST: u64 = 256;
 
-/// Half-open clients use one file in this many: a quarter of the limit, or half of it including the files of their
-/// queue pairs. The rest is left to the program.
+/// Half-open clients use at most one in this many files. This is a quarter of the limit, or half of it with the files
+/// of their queue pairs. The rest is left to the program.
 const PART_OF_FILES: u64 = 4;
 
 /// The time within which a client normally sends its next message. A client that takes longer is late, and is dropped
-/// when room is needed. Otherwise it has the whole time of the rendezvous, because its machine may be busy.
+/// when room is needed. If no room is needed, the client can use the whole time limit of the rendezvous, because its
+/// machine may be busy.
 pub(crate) const FIRST_BYTE: Duration = Duration::from_secs(1);
 
 /// Returns the maximum number of half-open clients under this limit of open files.
@@ -51,7 +52,7 @@ impl Network {
 pub(crate) struct Occupant {
     pub(crate) key: u64,
     pub(crate) network: Network,
-    /// When the listener started to wait for the client's next message.
+    /// The time at which the listener started to wait for the client's next message.
     pub(crate) since: Instant,
     /// Whether the client has sent nothing at all.
     pub(crate) is_mute: bool,
@@ -71,9 +72,9 @@ impl Occupant {
 /// Returns the clients that may be dropped when room is needed, in order.
 ///
 /// All of them belong to the network with the most clients, so no network can shut out others. Late clients that have
-/// sent nothing come first, then the others; in each group, the longest wait comes first. If room is `scarce` because
-/// late clients were dropped recently, clients that are not late are included. They are those that have sent nothing,
-/// or all of them if the network uses more than half of the room.
+/// sent nothing come first, then the others; in each group, the longest wait comes first. If `is_scarce` is set,
+/// because late clients were dropped recently, clients that are not late but have sent nothing are also included. If
+/// the network also uses more than half of the room, all of its clients are included.
 pub(crate) fn in_order_to_go(
     mut clients: Vec<Occupant>,
     room: usize,

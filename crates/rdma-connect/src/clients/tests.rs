@@ -102,7 +102,7 @@ impl MakeEnds for Numbers {
     }
 }
 
-/// A listener with room for `room` half-open clients, and numbers for its ends.
+/// A listener in virtual time, whose ends are numbers.
 struct Server {
     clients: Clients<Wire, u32>,
     numbers: Numbers,
@@ -116,7 +116,7 @@ impl Server {
         Self { clients, numbers: Numbers(Mutex::new(numbers.to_vec())), now: Instant::now() }
     }
 
-    /// Adds a client from an address with this last part, and returns its key.
+    /// Adds a client whose address ends with `from`. Returns its stream and its key.
     fn admit(&mut self, from: u8) -> (Wire, u64) {
         let (wire, key) = (Wire::default(), self.clients.next_key());
         self.clients.admit(wire.clone(), (([192, 0, 2, from], 40_000).into(), None), self.now);
@@ -204,7 +204,7 @@ fn a_client_whose_time_is_over_is_rejected_unless_it_has_sent_something() {
 
 #[test]
 fn a_full_listener_drops_a_client_that_has_sent_nothing_for_a_second() {
-    // Room for two.
+    // There is room for two half-open clients.
     let mut server = Server::new(|| Some(8), &[]);
     let ((first, _), (_second, _)) = (server.admit(9), server.admit(9));
     assert!(!server.clients.has_room(server.now));

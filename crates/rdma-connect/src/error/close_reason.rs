@@ -23,7 +23,8 @@ pub enum CloseReason {
     /// The stream to the peer ended without a farewell: the peer's process ended or closed its stream.
     #[error("the peer's process has ended without disconnecting: check its output")]
     Died,
-    /// No data arrived within the limit from the peer's machine, or from its program if the program is checked.
+    /// Within the limit, no data arrived from the peer's machine or, if the peer's program is also checked, from that
+    /// program.
     #[error(
         "nothing came from the peer for {} s: is its machine up, and does its program run?",
         f64::from(*.limit_ms) / 1e3
@@ -58,7 +59,7 @@ pub enum CloseReason {
     /// The completion queue failed.
     #[error("its completion queue failed")]
     Poll,
-    /// The provider refused a request without reporting whether it had posted it.
+    /// The provider refused a request without reporting whether the request was posted.
     #[error(
         "{} was refused by a provider that does not report whether it posted it",
         .operation.with_article()
@@ -67,8 +68,8 @@ pub enum CloseReason {
         /// The kind of the operation.
         operation: Operation,
     },
-    /// The device refused a request after the receive for its answer had been posted, as in an exchange of a request
-    /// and its answer. Closing the connection ended the receive.
+    /// The device refused a request after the receive for its answer was posted, as in an exchange of a request and its
+    /// answer. Closing the connection ended the receive.
     #[error("{} was refused when the receive of its answer had been posted", .operation.with_article())]
     Refused {
         /// The kind of the operation.
@@ -86,8 +87,8 @@ pub enum CloseReason {
     /// The program closed this end, for example by closing a scope.
     #[error("this end has closed it")]
     Asked,
-    /// The program destroyed the channel, and one of several queue pairs could not be destroyed; or it removed the
-    /// peer, and the peer's queue pair could not be destroyed.
+    /// The program closed the channels, but one of several queue pairs could not be destroyed. Or the program removed
+    /// the peer, but the peer's queue pair could not be destroyed.
     #[error("the program destroyed it")]
     Destroyed,
     /// The peer with this index was removed, or has not been added yet.
@@ -105,8 +106,8 @@ rdma_types::debug_messages!(enum CloseReason {
 });
 
 impl CloseReason {
-    /// Returns the reason for the end of a stream to the peer without a farewell, or for its failure with this error.
-    /// If the stream timed out, it was silent for the limit.
+    /// Returns the reason why a stream to the peer ended, either without a farewell or with this error. If the error is
+    /// a timeout, the peer was silent for `limit`.
     #[must_use]
     pub fn of_stream(error: Option<&io::Error>, limit: Duration) -> Self {
         match error.map(io::Error::kind) {
@@ -125,7 +126,7 @@ impl CloseReason {
         Self::Silent { limit_ms: u32::try_from(limit.as_millis()).unwrap_or(u32::MAX) }
     }
 
-    /// Returns true if the connection was ended by the peer, or by the network to it.
+    /// Returns true if the peer, or the network to the peer, ended the connection.
     #[must_use]
     pub const fn is_of_peer(self) -> bool {
         matches!(

@@ -94,7 +94,7 @@ pub enum ConnectError {
         /// A description of the expected event.
         awaited: &'static str,
     },
-    /// The program that listens there uses a different protocol.
+    /// The program that listens at the address uses a different protocol.
     #[error(
         "what listens at {address} speaks something else: it began with \"{}\"; is this the port of a \
          ChannelListener?",

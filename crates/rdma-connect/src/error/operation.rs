@@ -19,14 +19,14 @@ pub enum Operation {
     Read,
     /// Compare-and-swap or fetch-and-add on the peer's memory.
     Atomic,
-    /// The bind of a memory window of type 2. No channel binds one.
+    /// The bind of a memory window of type 2. Channels never bind windows.
     Bind,
     /// The invalidation of such a window's key by the end that bound the window.
     Invalidation,
 }
 
 impl Operation {
-    /// Returns the kind of a request of the send queue that completes with this opcode.
+    /// Returns the kind of the send queue request that completes with this opcode.
     #[inline(always)]
     #[must_use]
     pub const fn of(opcode: WcOpcode) -> Self {
@@ -50,14 +50,15 @@ impl Operation {
         }
     }
 
-    /// Returns true if its requests are posted to the send queue, which executes them in order.
+    /// Returns true if operations of this kind are posted to the send queue, which executes them in order.
     #[inline]
     #[must_use]
     pub const fn is_of_send_queue(self) -> bool {
         !matches!(self, Self::Receive)
     }
 
-    /// Returns the opcode of its completion. For all atomic operations, this is the opcode of fetch-and-add.
+    /// Returns the opcode of this operation's completion. For all atomic operations, this is the opcode of
+    /// fetch-and-add.
     #[inline]
     #[must_use]
     pub const fn opcode(self) -> WcOpcode {

@@ -3,7 +3,7 @@
 use crate::error::transport_error::TransportError;
 
 /// A value that was not accepted, returned unchanged with the reason. It implements [`Error`](std::error::Error) if the
-/// value borrows nothing.
+/// value implements `Debug`.
 #[non_exhaustive]
 pub struct Rejected<T> {
     /// The unchanged value.

@@ -52,9 +52,9 @@ pub enum TransportError {
     /// The completion queue failed, so the outcome of operations in flight is unknown. The channel is closed.
     #[error(transparent)]
     PollError(#[from] PollError),
-    /// The operation did not complete in time. A blocking call has closed the channel. The `wait` of a handle, or a
-    /// post that waited for a free slot, has changed nothing. An operation of `rdma-async` has left the connection
-    /// open, and its request stays with the device, which may still execute it.
+    /// The operation did not complete in time. If it was a blocking call, the channel is now closed. If the `wait` of a
+    /// handle timed out, or a post that waited for a free slot, nothing has changed. If it was an operation of
+    /// `rdma-async`, the connection stays open, and the device keeps the request and may still execute it.
     #[error(
         "the {operation}{} was not done within {timeout:?}: is the peer there, and does it do its part?",
         With(*.peer)
@@ -79,7 +79,7 @@ pub enum TransportError {
         peer: Option<PeerAddress>,
     },
     /// The queue has no free slot for the request now; nothing has changed. Poll for completions first, because an
-    /// operation keeps its slot until its handle has reported it or is dropped.
+    /// operation keeps its slot until its handle has reported the result or is dropped.
     #[error(
         "the queue is full: wait for earlier operations, and drop the handles of what is done (of a server: \
         wait for `Sent` or `Room`); or build the channel with a larger `max_send_wr` or `max_recv_wr`"
@@ -231,7 +231,7 @@ impl TransportError {
     }
 }
 
-/// Errors are returned by value, on paths with few instructions.
+/// Keeps errors small, because they are returned by value on paths with few instructions.
 const _: () = assert!(size_of::<TransportError>() <= 56);
 
 fn count_endpoints(endpoints: usize, channels: usize) -> String {
@@ -269,7 +269,7 @@ impl From<RefusedWork> for TransportError {
     }
 }
 
-/// An operation that failed or was lost, and whose handle was not waited on.
+/// An operation that failed or was lost, as reported by a scope or a collective.
 #[derive(Clone, thiserror::Error)]
 #[error("{error} ({operation}, {id}{})", of_peer(*peer))]
 #[non_exhaustive]
