@@ -1,11 +1,11 @@
 //! Control connections, which carry frames about connections over TCP.
 //!
-//! Two ends that connect by TCP address become a connection. Each end keeps its TCP stream open as long as the
-//! connection, so the other end notices when the process or machine is gone.
+//! Two ends that connect by TCP address form a connection. Each end keeps its TCP stream open until the connection
+//! ends, so the other end notices if the process or machine disappears.
 //!
-//! The handshake is that of channels, so either end may also be a channel. After the handshake, two ends of this crate
-//! exchange frames about queue pairs that end and about additional ones ([`frame`]). The queue pair itself carries only
-//! what the programs post.
+//! The handshake is the same as for channels, so either end may also be a channel. After the handshake, two ends of
+//! this crate exchange [frames](frame) about the end of queue pairs and about additional queue pairs. The queue pair
+//! itself carries only what the programs post.
 
 pub(crate) mod client;
 pub(crate) mod endpoint;

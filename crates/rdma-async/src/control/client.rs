@@ -102,7 +102,7 @@ impl Driver {
     }
 }
 
-/// Connects a stream to the first address that accepts.
+/// Connects a stream to the first address that accepts the connection.
 async fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError> {
     loop {
         let (address, share) = dial.next(Instant::now())?;
@@ -140,7 +140,7 @@ impl Server {
         Ok(())
     }
 
-    /// Receives until `take` finds what the client waits for.
+    /// Receives bytes until `take` returns the value that the client waits for.
     async fn receive<T>(
         &mut self,
         take: impl Fn(&mut Client, &[u8]) -> Result<Option<T>, ConnectError>,

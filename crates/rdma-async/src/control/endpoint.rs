@@ -65,7 +65,7 @@ impl Endpoint {
         Self::with_options(&pd, ConnectionOptions::new(&pd))
     }
 
-    /// Like [`new`](Self::new), with the program's own domain and options. The options must use the same domain.
+    /// Like [`new`](Self::new), but with the program's own domain and options. The options must use the same domain.
     ///
     /// # Errors
     /// [`ConnectError::Io`] if the driver cannot watch its completion channel.

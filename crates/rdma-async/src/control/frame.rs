@@ -1,6 +1,6 @@
 //! Frames on a control connection after the handshake, and their encoding.
 //!
-//! A frame consists of this head and, for some kinds, an endpoint. Numbers are in network byte order.
+//! A frame consists of this head and, for some kinds, further bytes. Numbers are in network byte order.
 //!
 //! | at | bytes | what |
 //! |---|---|---|
@@ -72,7 +72,7 @@ const BEAT: u16 = 6;
 const ALIVE: u16 = 7;
 
 impl Frame {
-    /// Appends the frame.
+    /// Appends the encoded frame to `bytes`.
     pub(super) fn write(&self, number: u32, epoch: u32, bytes: &mut Vec<u8>) {
         let (kind, endpoint) = match self {
             Self::Offer(endpoint) => (OFFER, Some(endpoint)),
@@ -96,7 +96,7 @@ impl Frame {
     }
 }
 
-/// Appends the head of a frame of this kind.
+/// Appends the head of a frame of this kind to `bytes`.
 pub(super) fn write_head(kind: u16, number: u32, epoch: u32, bytes: &mut Vec<u8>) {
     bytes.extend(kind.to_be_bytes());
     bytes.extend(length_of(kind).unwrap_or(0).to_be_bytes());

@@ -1,4 +1,4 @@
-//! A client of a listener that waits for `accept` or `reject`.
+//! A client that waits for the program to accept or reject it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use super::socket::ClientSocket;
 use super::stream::keep;
 use crate::connection::Connection;
 
-/// A client of a [`Listener`](crate::Listener) that waits to be accepted or rejected.
+/// A client of a [`Listener`](crate::Listener) that waits for the program to accept or reject it.
 ///
-/// Its queue pair is already connected to one of this server. Dropping this value rejects the client.
+/// The client's queue pair is already connected to a queue pair of this server. Dropping this value rejects the client.
 #[must_use = "dropping it rejects the client"]
 #[derive(Debug)]
 pub struct Incoming {
@@ -35,7 +35,7 @@ impl Incoming {
         &self.client.greeting.user_bytes
     }
 
-    /// Accepts the client, whose [`connect`](crate::Driver::connect) returns these bytes, at most 1,024. Does not wait.
+    /// Accepts the client, without waiting. Its [`connect`](crate::Driver::connect) returns these bytes, at most 1,024.
     /// Both ends can send at once.
     ///
     /// # Errors

@@ -25,9 +25,9 @@ use crate::driver::Driver;
 /// Listens for clients and turns them into connections. Created by [`Driver::listen`].
 ///
 /// A task of the runtime serves all clients until the program accepts them, even while the program does not wait for
-/// one. So a bad client delays no other. As with a `ChannelListener`, up to 256 clients can be half-open at a time;
-/// when another one arrives, a silent client is dropped. Queue pairs are created on tokio's blocking threads, because a
-/// device may be slow to create them; one of these threads has to be free.
+/// one. This way, a bad client does not delay the others. As with a `ChannelListener`, up to 256 clients can be
+/// half-open at a time; when another one arrives, a silent client is dropped. Queue pairs are created on tokio's
+/// blocking threads, because a device may be slow to create them; one of these threads has to be free.
 ///
 /// A listener keeps its driver running. Dropping the listener turns away the clients that have not been accepted;
 /// accepted connections continue.
@@ -125,7 +125,7 @@ impl Driver {
         let addresses = lookup_host(addr).await;
         let addresses: Vec<_> =
             addresses.map_err(|source| ConnectError::Resolve { source })?.collect();
-        // Options that no queue pair can have are reported here, not to the first client.
+        // Checks here that a queue pair can have these options, rather than when the first client connects.
         let maker = Maker { driver: self.clone(), qp: options.qp.clone() };
         let maker = blocking(move || {
             drop(maker.driver.prepare(maker.qp.clone())?);
@@ -213,8 +213,8 @@ impl Listener {
         Some(taken)
     }
 
-    /// Returns the number of clients that the listener refused, or that were gone before the program decided. Clients
-    /// that the program rejected do not count.
+    /// Returns the number of clients that the listener refused, or that disconnected before the program decided.
+    /// Clients that the program rejected do not count.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.shared.state().clients.refused
@@ -324,7 +324,7 @@ async fn serve(shared: &Arc<Served>, socket: &TcpListener) {
         // A steady flow of clients must not starve other tasks.
         tokio::task::coop::consume_budget().await;
         let next_end = shared.state().clients.next_end(Instant::now());
-        // There are more streams than tokio's budget allows a task to poll in one turn.
+        // There may be more streams than tokio's budget allows a task to poll in one turn.
         let ready = tokio::task::unconstrained(poll_fn(|cx| shared.poll_ready(socket, cx)));
         let ready = tokio::select! {
             ready = ready => ready,

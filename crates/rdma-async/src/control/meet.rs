@@ -1,4 +1,4 @@
-//! Negotiation of additional connections, of a connection's next queue pair, and of its end.
+//! Negotiates additional connections, the next queue pair of a connection, and the end of a connection.
 
 use std::io;
 use std::sync::Arc;
@@ -56,15 +56,15 @@ impl MakeEnds for Again {
 }
 
 impl Connection {
-    /// Ends the queue pair if it has not ended yet, and agrees with the peer on another one. The peer's program makes
-    /// the same call. This value and all clones continue with a higher [`epoch`](Self::epoch), which is the same at
-    /// both ends.
+    /// Ends the queue pair if it has not ended yet, and agrees with the peer on another one. The peer's program must
+    /// make the same call. This value and all clones continue with a higher [`epoch`](Self::epoch), which is the same
+    /// at both ends.
     ///
     /// No operation is repeated: outstanding operations fail, and the program has to repost its receives. A failed
-    /// operation keeps its slot until it is awaited or dropped, so do that first. An operation that waits for a slot
-    /// may get one of the new queue pair. Messages that have [arrived for dropped receives](Self::take_unclaimed) are
-    /// kept. The domain and all options stay the same. If the future is dropped early, the connection stays closed at
-    /// both ends.
+    /// operation keeps its slot until it is awaited or dropped, so await or drop all operations first. An operation
+    /// that waits for a slot may get one in the new queue pair. Messages that have [arrived for dropped
+    /// receives](Self::take_unclaimed) are kept. The domain and all options stay the same. If the future is dropped
+    /// early, the connection stays closed at both ends.
     ///
     /// # Errors
     /// [`ConnectError::NoControl`] if the connection was not made [by address](Driver::connect) with a peer of this
@@ -130,9 +130,9 @@ impl Connection {
     }
 
     /// Agrees with the peer on an additional connection, which has its own queue pair but shares the control connection
-    /// of this one. The peer's program makes the same call with the same number, which must not be 0. Each end passes
-    /// its own options, so domain, port and rights may differ from those of this connection. They are queue pair
-    /// options, and by default give the peer no rights.
+    /// of this one. The peer's program must make the same call with the same number, which must not be 0. Each end
+    /// passes its own options, so domain, port and rights may differ from those of this connection. These are queue
+    /// pair options, which by default give the peer no rights.
     ///
     /// The control connection lives until the last of its connections is dropped. When the other end is gone, all of
     /// them end. If the future is dropped early, no connection is made, or the new connection is closed at once.
@@ -199,14 +199,14 @@ impl Connection {
         Ok(further)
     }
 
-    /// Ends the connection once all requests of the send queue have completed and the peer has ended its end. The peer
-    /// is notified, and ends its end as soon as its own send queue has completed. So a reliable connection loses no
-    /// message of either end, provided that the other end is alive and has posted receives for the messages. Other
-    /// operations of the peer fail with [`CloseReason::Disconnected`].
+    /// Ends the connection once all requests of the send queue have completed and the peer has closed its end. The peer
+    /// is notified, and closes its end as soon as its own send queue has completed. A reliable connection therefore
+    /// loses no message of either end, provided that the other end is alive and has posted receives for the messages.
+    /// Other operations of the peer fail with [`CloseReason::Disconnected`].
     ///
     /// From now on, all other operations fail with [`CloseReason::Asked`]. After `limit`, the queue pair is destroyed
     /// in any case. If the connection has no control connection, or the peer is a channel, it ends when its own send
-    /// queue has completed. If the future is dropped early, the connection accepts no further operations. It then stays
+    /// queue has completed. If the future is dropped early, the connection accepts no further operations. It stays open
     /// until it is [closed](Self::close) or dropped, or the peer ends it.
     ///
     /// # Errors
@@ -243,7 +243,7 @@ impl Connection {
     }
 
     /// Ends the connection like [`disconnect`](Self::disconnect), and sends the peer's program a reason of at most 64
-    /// bytes. Its [`disconnect_reason`](Self::disconnect_reason) returns the reason.
+    /// bytes. At the peer, [`disconnect_reason`](Self::disconnect_reason) returns the reason.
     ///
     /// # Errors
     /// Same errors as [`disconnect`](Self::disconnect), and [`ConnectError::ReasonTooLong`], which leaves the
@@ -301,7 +301,7 @@ impl Connection {
         let over = async {
             let has_lost = inner.until(|entry| {
                 let is_over = entry.is_drained() || entry.is_gone();
-                // Another task may have connected the next queue pair before this task saw this one end.
+                // Another task may have connected the next queue pair before this task noticed the end of this one.
                 (is_over || entry.epoch != epoch).then(|| entry.has_lost() || entry.epoch != epoch)
             });
             let has_lost = has_lost.await;
@@ -407,10 +407,10 @@ fn made<T>(made: Result<T, NoEnd>) -> Result<T, ConnectError> {
     })
 }
 
-/// Calls the device on another thread, because the call may take long.
+/// Runs `work` on another thread, because calls to the device may take long.
 ///
 /// # Errors
-/// The errors of the call, or an error if the runtime shuts down.
+/// The errors of `work`, or an error if the runtime shuts down.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
 ) -> Result<T, ConnectError> {

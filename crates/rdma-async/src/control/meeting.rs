@@ -15,7 +15,8 @@ pub(super) struct Meeting<'s> {
     is_here: bool,
     /// The epoch of the last frame sent in this negotiation.
     epoch: Option<u32>,
-    /// The epoch to which the peer may lend memory, while the queue pair is not connected at both ends.
+    /// The epoch of a queue pair to which the peer may already lend memory, although it is not connected at both ends
+    /// yet.
     entered: Option<u32>,
 }
 
@@ -126,7 +127,7 @@ impl<'s> Meeting<'s> {
         self.take_back();
     }
 
-    /// Ends leases to a queue pair that will not be connected.
+    /// Ends the leases of a queue pair that will not be connected.
     fn take_back(&mut self) {
         if let Some(epoch) = self.entered.take() {
             let leases = &self.shared.leases;
@@ -161,7 +162,7 @@ impl Drop for Meeting<'_> {
             }
         }
         state.forget_unknown(self.number);
-        // Sent under the same lock, so that the server receives it before the next offer.
+        // Sent under the same lock, so that the server receives this frame before the next offer.
         if let Some(epoch) = self.epoch {
             self.shared.send(self.number, epoch, &Frame::Ended);
         }

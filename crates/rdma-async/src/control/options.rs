@@ -69,9 +69,9 @@ impl ConnectionOptions {
         self
     }
 
-    /// Sets the time after which a silent machine counts as gone. TCP probes it four times in that time
-    /// (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but at most once per second. Default: 30 seconds. If only the peer's
-    /// process ends, this end notices at once.
+    /// Sets the time after which the peer's machine counts as gone if it is silent. TCP probes the machine four times
+    /// in that time (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but at most once per second. Default: 30 seconds. If only the
+    /// peer's process ends, this end notices at once.
     #[doc(alias("TCP_USER_TIMEOUT", "SO_KEEPALIVE"))]
     pub const fn peer_timeout(mut self, limit: Duration) -> Self {
         self.peer_timeout = limit;
@@ -80,8 +80,8 @@ impl ConnectionOptions {
 
     /// Sets the interval at which the peer's program must answer on the control connection. After three missed answers,
     /// the connection ends with [`CloseReason::Silent`](crate::CloseReason::Silent). This detects a program that hangs,
-    /// for example in a debugger or with a blocked runtime. Default: never. A channel at the other end does not answer,
-    /// so it is not checked.
+    /// for example in a debugger or with a blocked runtime. Default: no heartbeat. A channel at the other end does not
+    /// answer, so it is not checked.
     pub const fn heartbeat(mut self, every: Duration) -> Self {
         self.heartbeat = Some(every);
         self

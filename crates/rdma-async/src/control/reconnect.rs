@@ -1,4 +1,4 @@
-//! Repeated attempts to reconnect, after a port was down or while the peer is not ready.
+//! Repeated attempts to reconnect, after a port was down or until the peer is ready.
 
 use std::time::Duration;
 
@@ -72,14 +72,14 @@ impl Default for ReconnectPolicy {
 }
 
 impl Connection {
-    /// Calls [`reconnect`](Self::reconnect) until it succeeds or the policy gives up. The peer's program makes the same
-    /// call, or calls `reconnect`.
+    /// Calls [`reconnect`](Self::reconnect) until it succeeds or the policy gives up. The peer's program must make the
+    /// same call, or call `reconnect`.
     ///
-    /// Each attempt first waits until the connection's port is active (`PORT_ACTIVE`), or any port if its options name
-    /// none. It then rereads the GID table, because its entries may change while a port is down. An attempt is repeated
-    /// if no port is active, no GID fits, a verb fails temporarily, or the peer does not answer within its
-    /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout). If all attempts fail, the last error is
-    /// returned.
+    /// Each attempt first waits until the connection's port is active (`PORT_ACTIVE`), or any port if the connection's
+    /// options name none. It then rereads the GID table, because its entries may change while a port is down. An
+    /// attempt is repeated if no port is active, no GID fits, a verb fails temporarily, or the peer does not answer
+    /// within its [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout). If all attempts fail, the last
+    /// error is returned.
     ///
     /// # Errors
     /// Same errors as [`reconnect`](Self::reconnect), and [`ConnectError::Verbs`] with
@@ -137,7 +137,7 @@ impl Connection {
         let member = inner.member().ok_or(ConnectError::NoControl)?;
         let (context, port) = (inner.pd.context(), member.qp.fixed_port());
         let failed = |source| ConnectError::Io { tried: "waiting for the port".into(), source };
-        // Created before the first check, so that no event after it is missed.
+        // Created before the first check, so that no later event is missed.
         let mut events = Driver(inner.driver.clone()).events().map_err(failed)?;
         let active = async {
             while states(context, port)?.iter().all(|&state| !is_active(state)) {

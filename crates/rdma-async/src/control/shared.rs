@@ -23,16 +23,16 @@ use crate::ledger::entry::ConnectionEntry;
 use crate::link::{Inner, Seat};
 use crate::sync::until;
 
-/// The maximum number of connections that the other end may offer before this end makes the same call.
+/// The maximum number of connections that the other end may offer before this end's program has requested them.
 pub(super) const MOST_STRANGERS: usize = 64;
 
-/// One connection of a control connection.
+/// A connection that belongs to a control connection.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) shared: Arc<Shared>,
     /// The connection's number, or 0 if it was made by address.
     pub(crate) number: u32,
-    /// The options of its queue pair, from which the next one is created.
+    /// The options of the connection's queue pair, also used for its next queue pair.
     pub(crate) qp: QueuePairBuilder<'static>,
     pub(super) task: Arc<Task>,
 }
@@ -43,17 +43,17 @@ impl Member {
         self.shared.leave(self.number, epoch, reason);
     }
 
-    /// Notifies the other end that the program ends the connection, with the reason.
+    /// Notifies the other end that the program ends the connection, and sends the program's reason.
     pub(super) fn send_farewell(&self, epoch: u32, farewell: Farewell) {
         self.shared.send_farewell(self.number, epoch, farewell);
     }
 
-    /// Returns the reason if the stream now shows that the other end is gone.
+    /// Returns why the connection ends, if the stream now shows that the other end is gone.
     pub(crate) fn gone(&self, epoch: u32) -> Option<CloseReason> {
         self.shared.gone(self.number, epoch)
     }
 
-    /// Returns the reason that the program of the other end has sent.
+    /// Returns the farewell that the peer's program has sent for the queue pair of this epoch, if any.
     pub(crate) fn farewell(&self, epoch: u32) -> Option<Farewell> {
         self.shared.farewell(self.number, epoch)
     }
@@ -66,7 +66,8 @@ impl Member {
     }
 }
 
-/// The task that owns the stream. The task ends with the last connection, and closes the stream.
+/// A handle to the task that owns the stream. Dropping the last connection drops the handle; the task then ends and
+/// closes the stream.
 #[derive(Debug)]
 pub(crate) struct Task(pub(super) Arc<Shared>);
 
@@ -99,7 +100,7 @@ pub(crate) struct Shared {
     pub(crate) leases: Arc<Leases>,
     /// The stream, while its task owns it.
     pub(super) to_look_at: Weak<TcpStream>,
-    /// The time limit for silence on the stream.
+    /// The time that the peer's machine may be silent on the stream.
     pub(super) silence: Duration,
     /// The process that created this. In a forked child, the thread that holds the lock may not exist.
     process: u32,
@@ -136,11 +137,12 @@ pub(super) struct Lane {
     ended_sent: Option<u32>,
     /// The newest epoch of a [`Frame::Farewell`] that this end has sent.
     farewell_sent: Option<u32>,
-    /// The other end's farewell, with its epoch: the peer's program ends the connection.
+    /// The farewell that the peer's program sent to end the connection, with its epoch.
     farewell: Option<(u32, Farewell)>,
     /// The newest epoch that has ended at the other end, or will never begin there.
     pub(super) withdrawn: Option<u32>,
-    /// The newest epoch on which the other end will send nothing more, and waits for this end.
+    /// The newest epoch that the other end has finished: it sends nothing more on that queue pair, and waits for this
+    /// end.
     finished: Option<u32>,
 }
 
@@ -150,7 +152,7 @@ impl Lane {
         self.farewell.filter(|(of, _)| *of == epoch).map(|(_, farewell)| farewell)
     }
 
-    /// Returns why the queue pair of this epoch has ended, after the other end or the stream has ended it.
+    /// Returns why the queue pair of this epoch was ended by the other end or by the stream.
     fn gone(&self, epoch: u32, over: Option<CloseReason>) -> CloseReason {
         if self.farewell(epoch).is_some() || self.finished == Some(epoch) {
             return CloseReason::Disconnected;
@@ -160,7 +162,7 @@ impl Lane {
 }
 
 impl StreamState {
-    /// Forgets the connection if neither end has it or is making it.
+    /// Forgets the connection with this number if this end has none and neither end is making one.
     pub(super) fn forget_unknown(&mut self, number: u32) {
         let is_unknown =
             |lane: &Lane| lane.here.is_none() && !lane.is_meeting && lane.endpoint.is_none();
@@ -223,7 +225,7 @@ impl Shared {
             self.leases.enter(number, epoch, &connection.pd, member.qp.granted());
         }
         self.state().lanes.entry(number).or_default().here = Some(seat.clone());
-        // Frames about the connection may have arrived earlier, and it may have ended.
+        // Frames about the connection may have arrived earlier, and the connection may have ended.
         self.settle(number, &seat);
         self.out.to_send.notify_one();
     }
@@ -236,7 +238,8 @@ impl Shared {
         self.leases.leave(number);
         let mut state = self.state();
         let Some(lane) = state.lanes.get_mut(&number) else { return };
-        // A future that was reconnecting it has been forgotten (`mem::forget`), and will not reset this.
+        // If a future that was reconnecting this connection was leaked (`mem::forget`), it will never reset
+        // `is_meeting`.
         (lane.here, lane.is_meeting) = (None, false);
         let ended_sent = lane.ended_sent.max(lane.withdrawn) >= Some(epoch);
         state.forget_unknown(number);
@@ -278,8 +281,8 @@ impl Shared {
         self.state().lanes.get(&number)?.farewell(epoch)
     }
 
-    /// Returns the reason if the stream now shows that the other end is gone. The stream's task may not have read this
-    /// yet.
+    /// Returns why the connection ends, if the stream now shows that the other end is gone. The stream's task may not
+    /// have read this yet.
     fn gone(&self, number: u32, epoch: u32) -> Option<CloseReason> {
         let state = self.state();
         let lane = state.lanes.get(&number)?;
@@ -302,8 +305,7 @@ impl Shared {
         self.state().farewell
     }
 
-    /// Takes the bytes to send now. First closes connections that have sent everything, and reports those that have
-    /// ended.
+    /// Settles all connections, then takes the bytes to send now.
     pub(super) fn take_due(&self) -> Vec<u8> {
         self.settle_all();
         let mut due = self.out.take();
@@ -326,8 +328,8 @@ impl Shared {
         }
     }
 
-    /// Ends a connection here if the other end has ended it, and reports a connection that has ended here. Both concern
-    /// the queue pair of the current epoch, which may be replaced in the meantime.
+    /// Ends a connection here if the other end has ended it, and notifies the other end if it has ended here. Only the
+    /// queue pair that is current when this is called is affected, even if it is replaced in the meantime.
     fn settle(&self, number: u32, connection: &Seat) {
         let Some(epoch) = connection.look(|entry| entry.epoch) else { return };
         let (is_over, is_finished, gone) = {
@@ -388,7 +390,8 @@ impl Shared {
         lanes.filter_map(|(&number, lane)| Some((number, lane.here.clone()?))).collect()
     }
 
-    /// Handles a frame from the other end. Returns the closing of a lease, if the next frame has to wait for it.
+    /// Handles a frame from the other end. If the frame ends a lease that must be closed before the next frame is
+    /// handled, returns the closing.
     ///
     /// # Errors
     /// A description of the violation, if the other end must not send this frame now.

@@ -11,7 +11,7 @@ use rustix::process::{Resource, getrlimit};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 
-/// The number of clients accepted in a row before clients that have sent something are served.
+/// The maximum number of clients to accept in a row before serving clients that have sent something.
 const ACCEPTED: usize = 64;
 
 /// The length of the socket's backlog, if the kernel allows it (`net.core.somaxconn`).
@@ -29,12 +29,12 @@ pub(super) fn listen(addresses: &[SocketAddr]) -> Result<(TcpListener, SocketAdd
     })
 }
 
-/// Returns the limit of open files.
+/// Returns the process's limit on open files, or `None` if there is no limit.
 pub(super) fn open_files() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
-/// Accepts clients while there are any and there is room. Pending if none has arrived.
+/// Accepts waiting clients while there is room for them. Pending if no client is waiting.
 pub(super) fn poll_accept<E>(
     clients: &mut Clients<ClientSocket, E>,
     socket: &TcpListener,
@@ -74,7 +74,8 @@ impl ClientSocket {
     /// Returns true if bytes have arrived or the stream has ended. Otherwise the task is woken when that happens.
     pub(super) fn is_ready(&self, cx: &mut Context<'_>) -> bool {
         while self.0.poll_read_ready(cx).is_ready() {
-            // The stream stays marked as ready, even if those bytes have been received, until a call finds none.
+            // tokio keeps the stream marked as ready, even after its bytes have been received, until a call would
+            // block.
             match self.0.try_io(Interest::READABLE, || self.peek()) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 _ => return true,

@@ -22,7 +22,7 @@ use crate::link::Inner;
 const SILENT_BEATS: u32 = 3;
 /// The maximum number of received frames that wait to be handled.
 const MOST_FRAMES: usize = 64;
-/// The time after the end of the stream in which a thread may still start to close memory.
+/// The time, after the end of the stream, that a thread has to start closing memory.
 const GRACE: Duration = Duration::from_millis(20);
 /// The longest interval of the timer.
 const LONGEST_BEAT: Duration = Duration::from_secs(1 << 30);
@@ -83,7 +83,7 @@ impl Drop for Guard {
         if self.reason == CloseReason::Destroyed {
             self.shared.send_farewells();
         }
-        // Sends queued frames, as far as the stream accepts them without waiting.
+        // Sends as many queued frames as the stream accepts without waiting.
         let due = self.shared.take_due();
         self.shared.end(self.reason);
         if self.shared.talks {
@@ -113,7 +113,7 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
     let ended = tokio::select! {
         ended = serves => ended.and_then(|(Err(end), ())| Err(end)),
         ended = send_frames(shared, stream, rest, &unsent) => ended,
-        // The last connection has left.
+        // The last connection was dropped.
         () = shared.left.notified() => return,
         ended = lives => {
             limit = beat.unwrap_or_default().saturating_mul(SILENT_BEATS);
@@ -216,7 +216,8 @@ async fn send_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
 }
 
 /// Handles the queued frames in order. If a frame ends a lease, the lease is closed before the next frame is handled.
-/// After the end of the stream, this does not wait for a thread that has not started.
+/// If the thread that closes it has not started [`GRACE`] after the end of the stream, this task closes the lease
+/// itself.
 async fn handle_frames(
     shared: &Shared,
     mut queue: mpsc::Receiver<ReceivedFrame>,
@@ -230,7 +231,7 @@ async fn handle_frames(
                 let _ = ended.wait_for(|&ended| ended).await;
                 sleep(GRACE).await;
             };
-            // If the thread was dropped, the runtime is shutting down, and this task ends, too.
+            // If the thread's work was dropped, the runtime is shutting down, and this task ends, too.
             let is_closed = tokio::select! {
                 _ = &mut closing.thread => true,
                 () = none_has_begun => shared.leases.close_left(closing.number),
@@ -250,8 +251,8 @@ fn not_kept(what: impl ToString) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_string())
 }
 
-/// Sends queued frames, and keeps bytes that are not written yet in `rest`. With a channel at the other end, returns
-/// when the connection has ended. Leaves an error of the stream in `unsent`.
+/// Sends queued frames, and keeps bytes that are not written yet in `rest`. If the other end is a channel, returns when
+/// the connection has ended. Stores an error of the stream in `unsent`.
 async fn send_frames(
     shared: &Shared,
     to: &TcpStream,
@@ -265,7 +266,7 @@ async fn send_frames(
         if rest.is_empty() {
             *rest = shared.take_due();
         } else {
-            // The other end may be slow to read.
+            // Connections must be settled even while the other end is slow to read.
             shared.settle_all();
         }
         if !shared.talks {
@@ -280,7 +281,7 @@ async fn send_frames(
         };
         match written {
             Ok(count) => drop(rest.drain(..count)),
-            // The other end no longer reads. Frames that it sent before are handled before the stream ends.
+            // The other end no longer reads. Frames that it has already sent are still handled before the stream ends.
             Err(error) if error.kind() != io::ErrorKind::Other => {
                 let _ = unsent.set(error);
                 return std::future::pending().await;
@@ -292,7 +293,8 @@ async fn send_frames(
     }
 }
 
-/// Requests signs of life, and returns when they stay away. None can arrive after the end of the stream.
+/// Requests signs of life, and returns an error after [`SILENT_BEATS`] requests without one. After the end of the
+/// stream, no sign of life can arrive, so this waits forever.
 async fn beats(
     shared: &Shared,
     beat: Option<Duration>,
