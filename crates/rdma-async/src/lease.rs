@@ -1,5 +1,5 @@
-//! Memory that one end of a connection lends to the other for a limited time. This module has the state of both ends,
-//! and their frames on the control connection.
+//! Memory that one end of a connection lends to the other for a limited time. This module contains the state of both
+//! ends, and their frames on the control connection.
 
 pub(crate) mod borrower;
 pub(crate) mod connection;

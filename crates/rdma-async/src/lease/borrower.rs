@@ -53,8 +53,8 @@ pub(crate) struct Granted {
     pub(super) lease: u32,
     pub(crate) access: AccessFlags,
     pub(super) descriptor: Descriptor,
-    /// Whether this lease waits for the program again if it is dropped now. This is so if the peer lent it without a
-    /// request and the program has not received it yet.
+    /// Whether dropping this makes the lease wait for the program again. This is so if the peer lent the memory without
+    /// a request and the program has not received it yet.
     pub(super) awaits: bool,
     /// Whether the peer has closed the lease.
     pub(super) is_over: Arc<AtomicBool>,

@@ -22,10 +22,10 @@ use crate::region::reserve::{ReserveError, at_once, local_too};
 use crate::sync::LONGEST;
 
 impl Connection {
-    /// Borrows `length` bytes of memory from the peer for the given time. The memory is zero and on its own pages. The
-    /// peer's control connection answers within the [limits](crate::LeaseLimits) that the peer's program set, without
-    /// involving that program. `access` is what this end may do with the memory: at most what the peer's queue pair
-    /// allows.
+    /// Borrows `length` bytes of memory from the peer for the given time. The memory is zeroed, and no other memory
+    /// shares its pages. The peer's control connection answers within the [limits](crate::LeaseLimits) that the peer's
+    /// program set, without involving that program. `access` is what this end may do with the memory: at most what the
+    /// peer's queue pair allows.
     ///
     /// The memory is new and registered on its own, so its key gives access to nothing else. When its time is up, the
     /// peer closes and frees it, even if this end is gone. If the future is dropped early, the memory is returned.
@@ -79,8 +79,8 @@ impl Connection {
         self.borrow_aligned(length, 1, access, time).await
     }
 
-    /// Like [`borrow`](Self::borrow), but the address in the peer is a multiple of `alignment`, a power of two of at
-    /// most 2 MiB. Without this, memory starts on a page of 4 KiB.
+    /// Like [`borrow`](Self::borrow), but the memory's address at the peer is a multiple of `alignment`, a power of two
+    /// of at most 2 MiB. Memory from `borrow` starts at a multiple of 4 KiB.
     ///
     /// # Errors
     /// Same errors as [`borrow`](Self::borrow).
@@ -105,7 +105,7 @@ impl Connection {
 
     /// Lends memory to the peer for the given time. The peer can access the memory from now on, and its program can
     /// [receive](Self::receive_lease) it at any time. `access` is what the peer may do, at most what the queue pair
-    /// allows; rights that the verbs require in addition are added.
+    /// allows. Any further rights that verbs require are added.
     ///
     /// The [`Lease`] returns the memory when the peer has returned it, its time is up, or the queue pair has ended,
     /// whichever comes first. After that, a late request of the peer fails with a remote access error and changes
@@ -217,9 +217,9 @@ impl Connection {
         }
     }
 
-    /// Like [`lend`](Self::lend), for a part of memory. Other leases may hold parts of the same memory at the same
-    /// time, each with its own rights and key. `range` is in bytes from the start of the memory. Once all its leases
-    /// have ended and all clones are dropped, [`CommonMemory::try_into_memory`] returns the memory.
+    /// Like [`lend`](Self::lend), but lends a part of memory. Other leases may hold parts of the same memory at the
+    /// same time, each with its own rights and key. `range` is in bytes from the start of the memory. Once all its
+    /// leases have ended and all clones are dropped, [`CommonMemory::try_into_memory`] returns the memory.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::NotGranted`], [`LeaseError::NotOpened`];
@@ -308,8 +308,8 @@ impl Connection {
     /// Receives the next memory that the peer has [lent](Self::lend), in the order of the leases, and waits if there is
     /// none. If the future is dropped early, the memory waits for the next call.
     ///
-    /// At most 1,024 leases wait for the program. Any others return to the peer at once, as if they had been dropped
-    /// here.
+    /// At most 1,024 leases wait for the program. Further leases return to the peer at once, as if they had been
+    /// dropped here.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`]; [`LeaseError::Timeout`] if the peer has lent memory and does
@@ -334,7 +334,7 @@ impl Connection {
                 || leases.borrower().next_announced(number).map(|lease| Ask { lease, ..ask });
             match self.ask_next(next).await {
                 Ok(Some(granted)) => return Ok(RemoteRegion::new(self.inner(), granted)),
-                // Another task received the lease, or it ended before it was received.
+                // Another task received the lease, or the lease ended first.
                 Ok(None) | Err(LeaseError::Denied(LeaseDenial::Ended)) => {}
                 Err(error) => return Err(error),
             }
@@ -382,8 +382,8 @@ impl Connection {
         mut find: impl FnMut() -> Option<R>,
     ) -> Result<R, LeaseError> {
         let look = || {
-            // The end of the connection also notifies this wait. If it has ended, one more look finds any value that
-            // arrived before.
+            // The end of the connection also notifies this wait. If the connection has ended, one more look finds any
+            // value that arrived before the end.
             let epoch = leases.lender().epoch_of(number);
             let is_up = (epoch.is_some() && self.closed().is_none()) || is_to_come();
             find().map(Ok).or_else(|| (!is_up).then_some(Err(())))
@@ -397,7 +397,7 @@ impl Connection {
         granted.ok_or(LeaseError::Closed(None))
     }
 
-    /// Sends a request to the peer once it is within the limit of outstanding requests, and waits for the answer.
+    /// Waits until this end may have another request outstanding. Then sends the request, and waits for the answer.
     async fn ask_next(
         &self,
         next: impl FnOnce() -> Option<Ask>,
@@ -442,7 +442,7 @@ impl QueuePairEpoch {
     }
 }
 
-/// Returns the rights that a queue pair controls in addition to those of the memory.
+/// Returns the rights that both the queue pair and the memory must give to the peer.
 const fn remote() -> AccessFlags {
     AccessFlags::new().with_remote_read().with_remote_write().with_remote_atomic()
 }

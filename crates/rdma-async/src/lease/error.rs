@@ -17,8 +17,8 @@ pub enum LeaseError {
         `Driver::connect` and `Driver::listen`"
     )]
     NoControl,
-    /// The connection has ended; the reason is known unless it is `None`. From `receive_lease` and `receive_region`
-    /// this means that nothing more will arrive, usually because the peer has disconnected.
+    /// The connection has ended, for this reason if it is known. If `receive_lease` or `receive_region` returns this,
+    /// nothing more will arrive, usually because the peer has disconnected.
     #[error("the connection has ended{}", since(*.0))]
     Closed(Option<CloseReason>),
     /// The peer does not lend the requested memory.
@@ -139,8 +139,8 @@ pub enum LeaseDenial {
         /// The largest supported alignment.
         most: u64,
     },
-    /// The peer has no memory left, or its device refuses to open it. The limit reached may be the machine's memory,
-    /// `ulimit -l`, or the device's.
+    /// The peer has no memory left, or its device refuses to open the memory. The limit reached may be the machine's
+    /// memory, `ulimit -l`, or a limit of the device.
     #[error("it could not allocate or register the memory: ask again later, or for less")]
     Failed,
     /// The queue pair has ended at the peer, and this end will soon be notified. Connect again.
@@ -157,8 +157,8 @@ rdma_types::debug_messages!(enum LeaseDenial {
 });
 
 impl LeaseDenial {
-    /// Returns how the requesting program can recover. For a limit that the peer has used up, this is
-    /// [`Retry`](Recovery::Retry), because some of it will become free.
+    /// Returns how the requesting program can recover. If a limit of the peer is used up, this is
+    /// [`Retry`](Recovery::Retry), because memory will become available again.
     ///
     /// ```
     /// use rdma_async::LeaseDenial;
@@ -213,8 +213,8 @@ impl LeaseDenial {
     }
 }
 
-/// The error of lending, with the memory. It implements [`Error`](std::error::Error), and `?` converts it to a
-/// [`LeaseError`].
+/// The error of lending memory, together with the memory. It implements [`Error`](std::error::Error), and `?` converts
+/// it to a [`LeaseError`].
 #[non_exhaustive]
 pub struct LendError {
     /// The memory, or `None` if it was freed with the runtime or could not be closed ([`LeaseError::NotRevoked`]).

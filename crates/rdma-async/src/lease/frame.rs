@@ -42,7 +42,7 @@ pub(crate) enum Return {
 }
 
 impl Return {
-    /// Returns `None` if this version does not know the number.
+    /// Returns the reason with this number, or `None` if this version does not know the number.
     const fn of(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::Dropped,
@@ -97,7 +97,7 @@ impl LeaseFrame {
         }
     }
 
-    /// Appends the bytes after the head.
+    /// Appends the part of the frame that follows the head.
     pub(crate) fn write(&self, bytes: &mut Vec<u8>) {
         let mut word = |word: u32| bytes.extend(word.to_be_bytes());
         match self {
@@ -161,7 +161,7 @@ impl LeaseFrame {
     }
 }
 
-/// A time too long for a `u64` becomes the maximum, which is infinite.
+/// Converts a time to microseconds. A time too long for a `u64` becomes the maximum, which means no limit.
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

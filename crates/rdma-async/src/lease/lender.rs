@@ -30,7 +30,7 @@ pub(super) fn behind(time: Duration) -> Option<Instant> {
 pub(super) struct Current {
     pub(super) epoch: u32,
     pub(super) pd: ProtectionDomain,
-    /// The rights that it gives its peer.
+    /// The rights that the queue pair gives its peer.
     pub(super) access: AccessFlags,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Open {
     pub(super) opened: Opened,
 }
 
-/// A registration, with what happens to its memory after the lease.
+/// Registered memory. The variant determines what happens to it after the lease.
 #[derive(Debug)]
 pub(super) enum Opened {
     /// Lent by the program, in a region of this domain.
@@ -68,7 +68,7 @@ impl Open {
         }
     }
 
-    /// Returns true if this end's program lent it.
+    /// Returns true if this end's program lent the memory.
     pub(super) const fn is_lent(&self) -> bool {
         !matches!(self.opened, Opened::Asked(..))
     }
@@ -91,7 +91,7 @@ pub(super) struct Given {
     _counted: Counted,
 }
 
-/// The reason why a lease ends, and whether borrowed memory is handed over to the program.
+/// The reason why a lease ends, and whether the borrower hands the memory over to this end's program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Why {
     pub(super) end: LeaseEnd,
@@ -110,7 +110,7 @@ pub(super) struct Lender {
     /// Leases to be closed by other threads. A thread removes a lease from here when it starts to close it.
     pub(super) closing: BTreeMap<u64, (Open, Why)>,
     newest_closing: u64,
-    /// For each connection, how many regions the peer has handed over that are still being closed.
+    /// For each connection, the number of handed-over regions that are still being closed.
     giving: BTreeMap<u32, usize>,
     /// For each connection, its first epoch, and the memory that was handed over, in order.
     pub(super) given: BTreeMap<u32, (u32, VecDeque<Given>)>,
@@ -190,7 +190,7 @@ impl Lender {
         Ok(self.newest_closing)
     }
 
-    /// Counts memory that the peer has handed over while the memory is being closed.
+    /// Records that the closing of handed-over memory begins, or that it is complete.
     pub(super) fn note_giving(&mut self, number: u32, begins: bool) {
         let count = self.giving.entry(number).or_default();
         debug_assert!(begins || *count > 0, "a close that ends has begun");
@@ -227,7 +227,7 @@ impl Lender {
     /// Ends all leases, and returns them to be closed.
     pub(super) fn end_all(&mut self) -> VecDeque<(Open, Why)> {
         self.is_over = true;
-        // The threads may start much later, or never.
+        // Takes these leases from their threads, which may start much later or never.
         self.due.extend(std::mem::take(&mut self.closing).into_values());
         for number in std::mem::take(&mut self.current).into_keys() {
             self.end_of(number, u32::MAX);
@@ -239,7 +239,7 @@ impl Lender {
         std::mem::take(&mut self.due)
     }
 
-    /// Returns the next lease to close now, or else the time when the next one is due.
+    /// Returns the next lease that is due, or the time when the next lease will be due.
     pub(super) fn next_due(&mut self, now: Instant) -> Result<(Open, Why), Option<Instant>> {
         while let Some(&(until, lease)) = self.ends.first().filter(|(until, _)| *until <= now) {
             self.ends.remove(&(until, lease));

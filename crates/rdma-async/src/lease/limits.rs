@@ -15,11 +15,12 @@ const PAGE: usize = 4096;
 const LARGEST_ALIGNMENT: u64 = 2 << 20;
 
 /// Limits of the memory that peers may [borrow](crate::Connection::borrow). If the
-/// [options](crate::ConnectionOptions::lease_limits) of a connection have no limits, its peer may borrow nothing.
+/// [options](crate::ConnectionOptions::lease_limits) of a connection set no limits, its peer may borrow nothing.
 ///
-/// Borrowed memory counts until it is freed or the program has [received](crate::Connection::receive_region) it. All
-/// connections of one control connection count as one peer. Clones share the total limit for all peers, so it covers
-/// all connections of a listener, and of several listeners with the same limits.
+/// Borrowed memory counts against the limits until it is freed or the program has
+/// [received](crate::Connection::receive_region) it. All connections of one control connection count as one peer.
+/// Clones share the total limit for all peers, so that limit covers all connections of a listener, and of several
+/// listeners with the same limits.
 ///
 /// # Examples
 /// ```
@@ -67,7 +68,7 @@ impl LeaseLimits {
         self
     }
 
-    /// Sets how many regions a peer may borrow at a time. Each one is a registration of the device.
+    /// Sets how many regions a peer may borrow at a time. Each region takes up one registration on the device.
     pub const fn regions_per_peer(mut self, regions: usize) -> Self {
         self.regions = regions;
         self
@@ -87,7 +88,7 @@ impl LeaseLimits {
     }
 }
 
-/// Returns how many bytes memory with this alignment may waste.
+/// Returns how many bytes of padding this alignment may need.
 fn beside(alignment: u64) -> usize {
     usize::try_from(alignment).ok().filter(|&alignment| alignment > PAGE).unwrap_or(0)
 }
@@ -105,7 +106,7 @@ pub(crate) struct Counted {
 }
 
 impl LeaseLimits {
-    /// Counts a request of a peer, to which the queue pair gives the rights `granted`.
+    /// Counts a peer's request against the limits. `granted` are the rights that the queue pair gives the peer.
     ///
     /// # Errors
     /// The limit that the request exceeds.

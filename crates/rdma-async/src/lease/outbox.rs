@@ -111,7 +111,7 @@ impl Outbox {
         self.to_send.notify_one();
     }
 
-    /// Returns true if too many bytes wait. If earlier bytes also wait, the other end does not read.
+    /// Returns true if too many bytes are queued. If earlier bytes are also unwritten, the other end is not reading.
     pub(crate) fn is_full(&self) -> bool {
         self.with(|inside| inside.bytes.len() > MOST)
     }

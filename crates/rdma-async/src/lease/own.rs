@@ -53,7 +53,7 @@ impl<M> Future for Lease<M> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let ended = ready!(Pin::new(&mut self.ended).poll(cx));
-        // The sender, and the memory with it, was dropped with the runtime.
+        // The runtime dropped the sender when it ended, and the memory with it.
         Poll::Ready(ended.unwrap_or(Err(ReserveError::RuntimeEnded)))
     }
 }

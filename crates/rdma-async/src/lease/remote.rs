@@ -17,7 +17,7 @@ use crate::operation::kinds::{Atomic, Kind, Read, Write};
 /// Memory of the peer that this end has [borrowed](crate::Connection::borrow), or that the peer has
 /// [lent](crate::Connection::receive_lease).
 ///
-/// Its operations are posted on its connection, which it keeps alive. An operation fails with
+/// Operations on the memory are posted on its connection, which this value keeps alive. An operation fails with
 /// [`TransportError::LeaseOver`](crate::TransportError::LeaseOver) if less time is left than the
 /// [margin](crate::ConnectionOptions::lease_margin), or if the connection has a new queue pair. In that case nothing
 /// was posted, and the connection continues. The time starts with this end's request, and is measured by this end's
@@ -51,7 +51,7 @@ impl RemoteRegion {
         self.part.length()
     }
 
-    /// Returns the rights of this end.
+    /// Returns what this end may do with the memory.
     #[must_use]
     pub fn access(&self) -> AccessFlags {
         self.granted().access
@@ -121,9 +121,10 @@ impl RemoteRegion {
     /// operation on the memory is posted from now on. The peer is notified when the last clone and the last operation
     /// are dropped. This end does not learn whether the notification arrived.
     ///
-    /// The memory is not received if the notification arrives after its time is up or its queue pair has ended. So call
-    /// [`disconnect`](crate::Connection::disconnect) afterwards instead of only dropping the connection. The peer's
-    /// program also does not receive borrowed memory if an operation was dropped that may not have completed.
+    /// The memory is not received if its time is up, or its queue pair has ended, before the notification arrives.
+    /// Therefore, call [`disconnect`](crate::Connection::disconnect) afterwards instead of only dropping the
+    /// connection. The peer's program also does not receive borrowed memory if an operation was dropped that may not
+    /// have completed.
     #[doc(alias = "send_remote_mr")]
     pub fn hand_over(self) {
         self.granted().hand_over();

@@ -25,7 +25,7 @@ use crate::region::reserve::{AT_ONCE, local_too};
 /// if it receives more.
 const MOST_OUTSTANDING: usize = 32;
 
-/// Memory that another thread closes.
+/// Memory that another thread is closing.
 #[derive(Debug)]
 pub(crate) struct Closing {
     /// The number of the lease in `Lender::closing`.
@@ -33,7 +33,7 @@ pub(crate) struct Closing {
     pub(crate) thread: JoinHandle<()>,
 }
 
-/// Counts memory that the peer has handed over while the memory is being closed, even if the provider's call panics.
+/// Records, when dropped, that handed-over memory has been closed, even if the provider's call panicked.
 struct Giving<'a> {
     leases: &'a Leases,
     number: u32,
@@ -46,7 +46,8 @@ impl Drop for Giving<'_> {
     }
 }
 
-/// The state shared by the lender's and the borrower's side. Their locks are never held at the same time.
+/// The state shared by the lender's and the borrower's side. The locks of the two sides are never held at the same
+/// time.
 pub(crate) struct Leases {
     lender: Mutex<Lender>,
     borrower: Mutex<Borrower>,
@@ -107,7 +108,7 @@ impl Leases {
         self.notify_waiters();
     }
 
-    /// Adds a connection, or its next queue pair. Leases of the previous queue pair have ended.
+    /// Adds a connection, or its next queue pair. Ends the leases of the previous queue pair.
     pub(crate) fn enter(
         &self,
         number: u32,
@@ -161,8 +162,8 @@ impl Leases {
         self.notify_all();
     }
 
-    /// Closes a lease that is due. If another thread closes it, returns that thread, so that the caller can wait for
-    /// it.
+    /// Closes a lease that is due, or makes another thread close it. Returns that thread, so that the caller can wait
+    /// for it.
     fn begin_close(self: &Arc<Self>, due: (Open, Why)) -> Option<Closing> {
         let (open, why) = &due;
         if why.end == LeaseEnd::TimeOver && open.is_lent() {
@@ -190,7 +191,7 @@ impl Leases {
         Some(Closing { number, thread })
     }
 
-    /// Closes a lease if no thread has started to close it. Returns true if it did so.
+    /// Closes a lease if no thread has started to close it. Returns true if this call closed it.
     pub(crate) fn close_left(&self, number: u64) -> bool {
         let due = self.lender().closing.remove(&number);
         let is_left = due.is_some();
@@ -262,7 +263,8 @@ impl Leases {
         self.to_close.notify_one();
     }
 
-    /// Handles a frame from the other end. Returns a close that must finish before the next frame is handled, if any.
+    /// Handles a frame from the other end. If the frame ends a lease that must be closed before the next frame is
+    /// handled, returns the closing.
     ///
     /// # Errors
     /// A description of the violation, if the other end must not send this frame.
@@ -284,7 +286,8 @@ impl Leases {
                     lender.note_giving(number, true);
                 }
                 drop(lender);
-                // The next frame may request more memory or end the connection.
+                // The memory is closed before the next frame is handled, which may request more memory or end the
+                // connection.
                 let end = match how {
                     Return::Failed => LeaseEnd::BorrowerFailed,
                     Return::Dropped | Return::HandedOver => LeaseEnd::Returned,
@@ -326,7 +329,7 @@ impl Leases {
         Ok(closing)
     }
 
-    /// Sends a request to the peer. Returns the receiver of the answer, or `None` if the connection has ended.
+    /// Sends a request to the peer. Returns the receiver of the answer, which fails if the connection has ended.
     pub(super) fn ask(
         &self,
         number: u32,
@@ -365,7 +368,7 @@ impl Leases {
         descriptor: Descriptor,
     ) -> Result<(), &'static str> {
         if asked.is_cheated_by(access, &descriptor) {
-            // The waiting task is notified when the connection has ended.
+            // This error ends the connection, which notifies the waiting task.
             self.borrower().note_asked(asked);
             return Err("it lends less than was requested, or invalid memory");
         }
@@ -437,8 +440,8 @@ impl Leases {
         self.out.answer(number, epoch, &LeaseFrame::Deny { ask, denial });
     }
 
-    /// Checks a request. Returns the memory to open for the peer, with its domain. Returns nothing for a request for
-    /// memory that is already lent, which is granted here.
+    /// Checks a request. For new memory, returns its share of the limits and its domain, and the caller opens the
+    /// memory. A request for memory that is already lent is granted here and returns `None`.
     fn admit(
         &self,
         number: u32,
@@ -467,7 +470,7 @@ impl Leases {
     /// Opens new memory for the peer.
     fn serve(&self, number: u32, epoch: u32, ask: &Ask, counted: Counted, pd: &ProtectionDomain) {
         let Some(memory) = allocate(ask, pd) else {
-            // Frees its share of the limits before the peer is notified of the denial.
+            // Frees the request's share of the limits before the peer is notified of the denial.
             drop(counted);
             return self.deny(number, epoch, ask.ask, LeaseDenial::Failed);
         };
