@@ -2,7 +2,7 @@
 //! queue and posting to its queue pairs.
 //!
 //! A slot holds a request's memory from before the post until its completion has been polled or its queue pair has been
-//! destroyed. The slot also has the waker of the task that awaits the request. Wakers run after the lock is released;
+//! destroyed. The slot also holds the waker of the task that awaits the request. Wakers run after the lock is released;
 //! memory that no task awaits is also freed then ([`Afters`]).
 
 pub(crate) mod after;
@@ -41,7 +41,7 @@ pub(crate) struct Ledger {
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: Vec<ConnectionEntry>,
-    /// The number of requests that all its queue pairs together can have outstanding.
+    /// The number of requests that all queue pairs together may have outstanding.
     taken: u32,
     /// The number of queue pairs, including reserved ones.
     connections: u32,
@@ -116,7 +116,7 @@ impl Ledger {
         let mut due = std::mem::take(&mut table.afters.due);
         drop(table);
         due.drain(..).for_each(After::run);
-        // Reuses the allocation.
+        // Keeps the allocation for later work.
         let mut table = self.lock();
         debug_assert!(table.afters.due.is_empty(), "the thread that adds work also takes it");
         if table.afters.due.capacity() < due.capacity() {
@@ -124,7 +124,7 @@ impl Ledger {
         }
     }
 
-    /// Reserves room for a queue pair with `requests` requests. Returns true if there was enough.
+    /// Reserves room for a queue pair with `requests` requests. Returns true if there was enough room.
     pub(crate) fn reserve(&self, requests: u32) -> bool {
         let mut table = self.lock();
         let has_room = requests <= self.capacity - table.taken && table.connections < MOST;
@@ -220,7 +220,8 @@ impl Ledger {
     /// task awaits a completion, or if `always` is set. Returns the number of completions.
     ///
     /// # Errors
-    /// If the completion queue cannot be armed. Its own failure is no error here: its operations have ended.
+    /// If the completion queue cannot be armed. A failed completion queue is not an error, because its operations have
+    /// already ended.
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
         self.lock().is_armed = false;
         let mut all = self.progress().unwrap_or(0);
@@ -257,7 +258,7 @@ impl Ledger {
         }
     }
 
-    /// Ends all connections.
+    /// Marks the completion queue as failed, and ends all its connections.
     #[cold]
     pub(crate) fn fail(&self) {
         self.lock().has_failed = true;
@@ -292,14 +293,15 @@ impl Ledger {
     /// completed keep their result.
     ///
     /// # Errors
-    /// If the provider refuses to destroy the queue pair. Its operations then end as they complete, or in a later call.
+    /// If the provider refuses to destroy the queue pair. The operations then end as they complete, or when a later
+    /// call destroys the queue pair.
     pub(crate) fn close(&self, entry: usize, reason: CloseReason) -> Result<(), Error> {
         self.lock().at(entry).await_no_other();
         self.close_if(entry, reason, |_| true)
     }
 
-    /// Like [`close`](Self::close), but only if `is_so` returns true for the entry. The check is under the same lock
-    /// that takes the queue pair out of the entry.
+    /// Like [`close`](Self::close), but only if `is_so` returns true for the entry. The check and the removal of the
+    /// queue pair happen under the same lock.
     ///
     /// # Errors
     /// If the provider refuses to destroy the queue pair.
@@ -309,7 +311,7 @@ impl Ledger {
         reason: CloseReason,
         is_so: impl FnOnce(&ConnectionEntry) -> bool,
     ) -> Result<(), Error> {
-        // A failed completion queue has no completions left to read.
+        // A failed completion queue has no completions left to poll.
         let _ = self.drain();
         let taken = {
             let mut table = self.lock();
@@ -319,7 +321,7 @@ impl Ledger {
         let Some(qp) = taken else { return Ok(()) };
         if reason.is_of_peer() {
             // Requests that the peer executed before it closed have succeeded, but their completions may not have been
-            // polled yet. If the transition fails, the queue pair is destroyed anyway.
+            // polled yet. If the move to error fails, the queue pair is destroyed anyway.
             let _ = qp.to_error();
             let _ = self.drain();
         }
@@ -346,7 +348,7 @@ impl Ledger {
                 return Err(error);
             }
         };
-        // The last owner dropped it in the meantime.
+        // Frees the entry if the connection's last owner was dropped in the meantime.
         let left = table.at(entry).is_abandoned().then(|| table.vacate(entry));
         drop(table);
         afters.into_iter().for_each(After::run);
@@ -359,7 +361,7 @@ impl Ledger {
         let closed = self.close(entry, CloseReason::Destroyed);
         let mut table = self.lock();
         let count = std::mem::take(&mut table.unmatched);
-        // If another thread is destroying the queue pair, or a later call has to, that call frees the entry.
+        // If the queue pair has yet to be destroyed, by another thread or in a later call, the entry is freed then.
         let left = (!table.at(entry).abandon()).then(|| table.vacate(entry));
         drop(table);
         drop(left);
@@ -387,7 +389,7 @@ impl Table {
     /// lock.
     fn vacate(&mut self, entry: usize) -> Left {
         self.taken -= self.at(entry).depth();
-        // Futures that were forgotten are still counted as waiting.
+        // Leaked futures (`mem::forget`) are still counted as waiting.
         self.queued -= self.at(entry).waiting().min(self.queued);
         self.connections -= 1;
         self.at(entry).leave()
@@ -427,7 +429,7 @@ impl Table {
         self.entries[id.entry()].take_ended(id, memory, &mut self.afters)
     }
 
-    /// Returns true if a task is waiting for a completion, or memory is to be released by one.
+    /// Returns true if a completion has to wake a task or release memory.
     pub(crate) const fn has_awaited(&self) -> bool {
         self.afters.awaited + self.queued > 0
     }

@@ -58,7 +58,7 @@ impl Afters {
         self.due.push(after);
     }
 
-    /// Subtracts awaited requests whose completions have been reported.
+    /// Subtracts requests that were counted as awaited and whose completions have been reported.
     pub(crate) fn note_reported(&mut self, count: usize) {
         debug_assert!(self.awaited >= count, "they were awaited");
         self.awaited = self.awaited.saturating_sub(count);

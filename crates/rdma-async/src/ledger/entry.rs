@@ -83,11 +83,11 @@ pub(crate) struct ConnectionEntry {
     words: Option<SharedRegion>,
     /// The serial number of the connection in this ledger, or 0 without a connection.
     pub(crate) serial: u64,
-    /// The epoch: the number of its current or latest queue pair, starting with the first.
+    /// The epoch: the number of the connection's current or latest queue pair, counting from its first.
     pub(crate) epoch: u32,
     pub(crate) qpn: Qpn,
     pub(crate) peer: Option<PeerAddress>,
-    /// The port that it uses, or `None` if the device does not report it.
+    /// The port of the queue pair, or `None` if the device does not report it.
     port: Option<u8>,
     closed: Option<CloseReason>,
     /// The reason why the previous queue pair ended.
@@ -140,7 +140,7 @@ impl ConnectionEntry {
     }
 
     /// Puts a new queue pair into the entry after the old one has been destroyed. The slots keep the outcomes of
-    /// requests that ended with the old queue pair. Slots of forgotten futures stay occupied.
+    /// requests that ended with the old queue pair. Slots of leaked futures stay occupied.
     pub(crate) fn renew(&mut self, (qp, port): (QueuePair, Option<u8>), epoch: u32) {
         debug_assert!(self.is_taken && self.is_gone());
         (self.ended_before, self.epoch) = (self.closed.take(), epoch);
@@ -164,7 +164,7 @@ impl ConnectionEntry {
         self.is_gone() && self.awaits_another
     }
 
-    /// Returns true if the provider refused to destroy the queue pair, and no attempt was made since.
+    /// Returns true if the provider has refused to destroy the queue pair, and no further attempt has been made.
     pub(crate) const fn has_refused(&self) -> bool {
         self.has_refused
     }
@@ -187,12 +187,12 @@ impl ConnectionEntry {
         (mem::replace(&mut self.slots, next), mem::take(&mut self.arrived), self.words.take())
     }
 
-    /// Returns the port that it uses, or `None` if the device does not report it.
+    /// Returns the port of the queue pair, or `None` if the device does not report it.
     pub(crate) const fn port(&self) -> Option<u8> {
         self.port
     }
 
-    /// Returns true if it may depend on this port. Always true if either port is unknown.
+    /// Returns true if the connection may depend on `port`. Always true if `port` or the connection's port is `None`.
     pub(crate) fn is_of(&self, port: Option<u8>) -> bool {
         port.is_none() || self.port.is_none() || self.port == port
     }
@@ -211,7 +211,7 @@ impl ConnectionEntry {
         self.counters.slot_waits += 1;
     }
 
-    /// Returns the number of requests that it can have outstanding.
+    /// Returns the number of requests that the connection can have outstanding.
     pub(crate) const fn depth(&self) -> u32 {
         self.slots.len()
     }
@@ -221,13 +221,13 @@ impl ConnectionEntry {
         matches!(self.closed, Some(CloseReason::Doubtful { .. })) && self.qp.is_some()
     }
 
-    /// Returns why it accepts no requests, or `None` while it accepts them.
+    /// Returns why the connection accepts no requests, or `None` while it accepts them.
     pub(crate) const fn closed(&self) -> Option<CloseReason> {
         self.closed
     }
 
-    /// Stops accepting requests, and takes out the queue pair for the caller to destroy. Keeps an earlier reason if
-    /// there is one.
+    /// Stops accepting requests, and takes the queue pair out of the entry for the caller to destroy. Keeps an earlier
+    /// reason if there is one.
     pub(crate) fn take(&mut self, reason: CloseReason) -> Option<QueuePair> {
         self.closed.get_or_insert(reason);
         self.is_ending |= self.qp.is_some();
@@ -235,8 +235,8 @@ impl ConnectionEntry {
         self.qp.take()
     }
 
-    /// Records that the last owner was dropped. Returns true if another thread is to destroy the queue pair; that
-    /// thread then frees the entry.
+    /// Records that the last owner was dropped. Returns true if the queue pair has yet to be destroyed; the thread that
+    /// destroys it then frees the entry.
     pub(crate) const fn abandon(&mut self) -> bool {
         self.is_abandoned = self.is_ending || self.qp.is_some();
         self.is_abandoned
@@ -258,12 +258,12 @@ impl ConnectionEntry {
         self.slots.is_sending()
     }
 
-    /// Returns true if it accepts no requests and its send queue is empty.
+    /// Returns true if the connection was [stopped](Self::stop) and its send queue has completed.
     pub(crate) const fn is_drained(&self) -> bool {
         matches!(self.draining, Some(0))
     }
 
-    /// Returns true if it was [stopped](Self::stop).
+    /// Returns true if the connection was [stopped](Self::stop).
     pub(crate) const fn is_draining(&self) -> bool {
         self.draining.is_some()
     }
@@ -330,7 +330,7 @@ impl ConnectionEntry {
         self.words.is_some()
     }
 
-    /// Stores the words for its atomic operations, unless it already has some.
+    /// Stores the words for the connection's atomic operations, unless it already has some.
     pub(crate) fn give_words(&mut self, words: SharedRegion) {
         if self.words.is_none() {
             self.words = Some(words);
@@ -340,8 +340,8 @@ impl ConnectionEntry {
     /// Posts a request, after moving its memory into its slot.
     ///
     /// # Errors
-    /// [`TransportError::Closed`] or the reason why the post was refused, unless no slot is free. The memory is then
-    /// back in `memory`.
+    /// [`PostFailure::NoSlot`] if no slot is free; otherwise [`TransportError::Closed`] or the reason why the post was
+    /// refused. In each case, the memory is back in `memory`.
     #[inline]
     pub(crate) fn post(
         &mut self,
@@ -376,7 +376,7 @@ impl ConnectionEntry {
         Ok(id)
     }
 
-    /// Returns why it accepts no request now.
+    /// Returns why a queue accepts no request now.
     #[cold]
     fn refusal(&self, side: Side) -> PostFailure {
         match self.closed {
@@ -389,7 +389,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// Delivers a completion to its request. Returns true if there is such a request.
+    /// Delivers a completion to its request. Returns false if no request has this ID.
     #[inline]
     pub(crate) fn deliver(
         &mut self,
@@ -433,7 +433,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// Counts down by one for a request of the send queue that was outstanding when the connection was stopped.
+    /// Counts a completion of the send queue after the connection was stopped. The last one wakes all waiters.
     #[cold]
     fn note_sent(&mut self, sending: u32, afters: &mut Afters) {
         debug_assert!(sending > 0, "a counted request has completed");
@@ -449,13 +449,13 @@ impl ConnectionEntry {
         self.has_lost |= operation != Operation::Receive;
         if self.closed.is_none() {
             self.closed = Some(CloseReason::Work { operation, error });
-            // A UC queue pair would stay usable and keep waiting for messages.
+            // A UC queue pair that is not moved to error would stay usable and keep receiving.
             if let Some(qp) = self.qp.as_ref().filter(|qp| qp.qp_type() == QueuePairType::UC)
                 && let Err(error) = qp.to_error()
             {
                 tracing::error!(%error, "a queue pair could not be stopped after a failed send: it still receives");
             }
-            // Operations that wait for a slot would wait forever.
+            // Without a wake-up, operations that wait for a slot would wait forever.
             afters.push(After::Close(Arc::clone(&self.rooms)));
         }
     }

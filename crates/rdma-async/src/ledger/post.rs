@@ -1,4 +1,4 @@
-//! Posting of requests.
+//! Posts requests.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -104,7 +104,7 @@ pub(crate) unsafe fn post(
                 Some(number) => write.with_immediate(number),
                 None => write,
             };
-            // SAFETY: this function's contract.
+            // SAFETY: the caller upholds the contract of this function.
             unsafe { qp.post(write, id.0) }
         }
         RequestSpec::Send(immediate) => {
@@ -117,54 +117,54 @@ pub(crate) unsafe fn post(
                 Some(number) => send.with_immediate(number),
                 None => send,
             };
-            // SAFETY: this function's contract.
+            // SAFETY: the caller upholds the contract of this function.
             unsafe { qp.post(send, id.0) }
         }
         RequestSpec::Receive => match held {
             Held::Exclusive(memory) if !memory.range().is_empty() => {
                 let mut list = ScatterList::from([memory.as_slice_mut()]);
-                // SAFETY: this function's contract.
+                // SAFETY: the caller upholds the contract of this function.
                 unsafe { qp.post(ReceiveWorkRequest::from_list(&mut list), id.0) }
             }
-            // SAFETY: this function's contract.
+            // SAFETY: the caller upholds the contract of this function.
             _ => unsafe { qp.post(ReceiveWorkRequest::only_immediate(), id.0) },
         },
         RequestSpec::Read(remote) => match held {
             Held::Exclusive(memory) if !memory.range().is_empty() => {
                 let mut list = ScatterList::from([memory.as_slice_mut()]);
-                // SAFETY: this function's contract.
+                // SAFETY: the caller upholds the contract of this function.
                 unsafe { qp.post(ReadWorkRequest::from_list(&mut list, remote), id.0) }
             }
-            // SAFETY: this function's contract.
+            // SAFETY: the caller upholds the contract of this function.
             _ => unsafe { qp.post(ReadWorkRequest::new(&mut [], remote), id.0) },
         },
         RequestSpec::CompareAndSwap(remote, compare, swap) => {
             let Some(words) = words else { unreachable!("words are registered before the post") };
             let mut list = ScatterList::from([element(words, id)]);
             let request = AtomicWorkRequest::compare_and_swap(&mut list, remote, compare, swap);
-            // SAFETY: this function's contract.
+            // SAFETY: the caller upholds the contract of this function.
             unsafe { qp.post(request, id.0) }
         }
         RequestSpec::FetchAdd(remote, add) => {
             let Some(words) = words else { unreachable!("words are registered before the post") };
             let mut list = ScatterList::from([element(words, id)]);
-            // SAFETY: this function's contract.
+            // SAFETY: the caller upholds the contract of this function.
             unsafe { qp.post(AtomicWorkRequest::fetch_and_add(&mut list, remote, add), id.0) }
         }
         RequestSpec::Bind(start, end, access) => match held {
-            // SAFETY: this function's contract.
+            // SAFETY: the caller upholds the contract of this function.
             Held::Rarer(Rarer::Window(window)) => unsafe {
                 bind(qp, window, start..end, access, id)
             },
             _ => unreachable!("a bind has its window"),
         },
-        // SAFETY: this function's contract.
+        // SAFETY: the caller upholds the contract of this function.
         RequestSpec::Invalidate(key) => unsafe { invalidate(qp, key, id) },
     }
 }
 
 /// # Safety
-/// Same contract as [`post`]: the window and its region stay in their slot.
+/// The contract of [`post`] applies: the window and its region stay in their slot.
 #[cold]
 #[inline(never)]
 unsafe fn bind(
@@ -174,18 +174,18 @@ unsafe fn bind(
     access: AccessFlags,
     id: Id,
 ) -> Result<(), PostError> {
-    // SAFETY: this function's contract, and SAFETY.md F28: no one else uses the window's region. The peer may use all
-    // of that region, so it does not matter whether the device confines the peer to the range. A window is bound once
-    // at a time.
+    // SAFETY: the caller upholds the contract of this function. SAFETY.md F28: no one else uses the window's region.
+    // The peer may use all of that region, so it does not matter whether the device confines the peer to the range. A
+    // window has at most one binding at a time.
     unsafe { qp.bind(window.get_mut(), range, access, id.0) }
 }
 
 /// # Safety
-/// Same contract as [`post`]: the window with this key stays in its slot.
+/// The contract of [`post`] applies: the window with this key stays in its slot.
 #[cold]
 #[inline(never)]
 unsafe fn invalidate(qp: &QueuePair, key: Rkey, id: Id) -> Result<(), PostError> {
-    // SAFETY: this function's contract; the request has no memory.
+    // SAFETY: the caller upholds the contract of this function, and the request has no memory.
     unsafe { qp.post(LocalInvalidate::new(key), id.0) }
 }
 

@@ -14,14 +14,15 @@ pub(crate) enum Side {
     Receive,
 }
 
-/// The WR ID of a request: generation, entry and slot. A repeated or late completion has an old generation.
+/// The WR ID of a request: generation, entry and slot. A repeated or late completion has an old generation, and is
+/// therefore ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Id(pub(crate) u64);
 
 const SLOT_BITS: u32 = 16;
 const ENTRY_BITS: u32 = 16;
 
-/// The maximum number of slots of a queue pair, and of queue pairs of a completion queue.
+/// The maximum number of slots per queue pair, and of queue pairs per completion queue.
 pub(crate) const MOST: u32 = 1 << SLOT_BITS;
 
 impl Id {
@@ -64,7 +65,7 @@ pub(crate) enum Phase {
     Done,
 }
 
-/// A request and its memory. The value that describes the memory does not move between phases.
+/// A request and its memory. The [`Held`] value stays in place while the request changes its phase.
 #[derive(Debug)]
 pub(crate) struct RequestSlot {
     generation: u32,
@@ -72,7 +73,7 @@ pub(crate) struct RequestSlot {
     pub(crate) phase: Phase,
     /// The next free slot, if this one is free.
     next: Option<u32>,
-    /// The memory of the request; nothing in a free slot.
+    /// The memory of the request, or [`Held::Nothing`] in a free slot.
     pub(crate) held: Held,
     /// The waker of the task that awaits the request. Set only while the request is in flight.
     pub(crate) waker: Option<Waker>,
@@ -87,7 +88,7 @@ pub(crate) struct Slots {
     /// The number of send slots.
     sends: u32,
     free: [Option<u32>; 2],
-    /// The first generation of these slots, which is greater than all generations before.
+    /// The first generation of these slots, which is greater than all earlier generations in this entry.
     begins: u32,
 }
 

@@ -1,6 +1,6 @@
 //! Tests of the memory in slots on the mock device, which reads and writes memory through raw pointers when a request
-//! ends. They are for miri, which detects memory that is used after it was freed, and references that the device
-//! contradicts.
+//! ends. They are written for Miri, which detects uses of freed memory, and references that conflict with the device's
+//! accesses.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::mem_forget)] // for tests
 
 mod ends;
@@ -35,7 +35,7 @@ fn filled(rig: &Rig, byte: u8) -> Buffer {
     buffer
 }
 
-/// Polls once, with a waker that is not checked.
+/// Polls once, with a waker that the test ignores.
 fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     poll_once(future, &Arc::<Sleeper>::default())
 }
@@ -45,7 +45,7 @@ fn post<K: Kind>(op: Op<'_, K>) -> Posted<'_, K> {
     op.try_post().unwrap()
 }
 
-/// The outcome of an operation that has ended.
+/// Returns the outcome of an operation that has ended.
 #[track_caller]
 fn outcome<K: Kind>(mut posted: Posted<'_, K>) -> Outcome<K> {
     match poll(&mut posted) {
@@ -54,7 +54,7 @@ fn outcome<K: Kind>(mut posted: Posted<'_, K>) -> Outcome<K> {
     }
 }
 
-/// The reason and the memory of an operation that ended with its connection.
+/// Returns the close reason and the memory of an operation that ended with its connection.
 #[track_caller]
 fn reason<O, B>(outcome: Result<O, Failed<B>>) -> (CloseReason, B) {
     match outcome {
@@ -117,7 +117,7 @@ fn received_and_read_memory_is_written_by_the_device() {
     end(rig);
 }
 
-/// The program also reads it while the device does.
+/// The program also reads the memory while the device reads it.
 #[test]
 fn shared_memory_is_read_by_several_requests_at_once() {
     let rig = Rig::new();
@@ -170,7 +170,7 @@ fn dropped_memory_stays_until_the_device_is_done() {
     rig.nic.end(0, NicOutcome::Done(&[]));
     rig.nic.end(0, NicOutcome::Done(&[]));
     assert_eq!(rig.nic.take_sent(), [vec![1; 16], vec![2; 16]]);
-    // The next poll releases it.
+    // The next sweep releases the memory of the dropped operations.
     assert_eq!(rig.driver.0.sweep(false).unwrap(), 2);
     assert_eq!(rig.pool.usage().buffers, 1);
     // Both slots are free.
@@ -193,7 +193,7 @@ fn a_message_for_a_dropped_receive_is_kept_with_its_memory() {
     rig.nic.end(1, NicOutcome::Done(b"second"));
     rig.nic.end(0, NicOutcome::Done(b"first"));
     rig.driver.0.sweep(false).unwrap();
-    // Its outcome is ready but was not taken.
+    // The outcome of `done` is ready but has not been taken.
     drop(done);
     let next = || connection.take_unclaimed();
     let messages = [next().unwrap(), next().unwrap()];
@@ -218,7 +218,7 @@ fn a_forgotten_operation_keeps_its_memory_until_its_connection_ends() {
     rig.nic.end(0, NicOutcome::Done(&[]));
     rig.driver.0.sweep(false).unwrap();
     assert_eq!(rig.pool.usage().buffers, 2);
-    // The device continues until its queue pair is destroyed.
+    // The device keeps using the memory until the queue pair is destroyed.
     rig.nic.end(0, NicOutcome::Done(b"message"));
     drop(connection);
     end(rig);

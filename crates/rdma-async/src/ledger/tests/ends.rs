@@ -1,4 +1,4 @@
-//! Connections that end, and later ones that use their entries.
+//! Tests of connections that end, and of later connections that use their entries.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn outstanding_memory_is_returned_when_the_connection_ends() {
     memory.fill(7);
     assert_eq!(why, CloseReason::Asked);
     outcome(done).unwrap();
-    // It can be awaited without the handle of the connection.
+    // The outcome of a receive can still be taken after the close.
     let received = reason(outcome(received));
     assert_eq!(received.0, CloseReason::Asked);
     let refused = connection.send(filled(&rig, 3)).try_post();
@@ -63,7 +63,7 @@ fn late_repeated_and_invented_completions_match_no_request() {
     end(rig);
 }
 
-/// Waiters get the slot one after the other, when an outcome is taken.
+/// The waiters get the only slot one after the other, each when the slot becomes free.
 #[test]
 fn waiters_get_slots_in_order() {
     let rig = Rig::new();
@@ -79,10 +79,10 @@ fn waiters_get_slots_in_order() {
     let woken = || sleepers.each_ref().map(|sleeper| sleeper.take_wakes());
     assert_eq!(woken(), [1, 0]);
     assert!(poll_once(&mut one, &sleepers[0]).is_pending() && rig.nic.posted() == 1);
-    // Its wake-up is passed on to the waiter for the next slot.
+    // The first waiter, which got the slot, passes its wake-up on to the next one.
     assert_eq!(woken(), [0, 1]);
     assert!(poll_once(&mut other, &sleepers[1]).is_pending());
-    // After the drop, its slot becomes free when the device is done.
+    // `set` drops the first waiter. Its slot becomes free when the device has completed the request.
     one.set(connection.send(filled(&rig, 4)).into_future());
     assert_eq!(woken(), [0, 0]);
     rig.nic.end(0, NicOutcome::Done(&[]));
@@ -99,7 +99,7 @@ fn waiters_get_slots_in_order() {
     end(rig);
 }
 
-/// After the last connection the driver receives no further requests.
+/// The driver ends while requests are outstanding. The future of one request was leaked.
 #[test]
 fn a_driver_that_ends_returns_all_memory() {
     let rig = Rig::new();

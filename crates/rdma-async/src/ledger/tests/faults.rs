@@ -1,4 +1,4 @@
-//! Devices that refuse requests or fail.
+//! Tests of devices that refuse requests or fail.
 
 use super::*;
 use crate::mock::{Faults, PostFault};
@@ -71,7 +71,7 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory() {
     assert_eq!(rig.nic.take_sent(), [vec![5; 16], vec![6; 16]]);
     outcome(posted).unwrap();
     drop(connection);
-    // The connection was dropped. The end of the driver tries again.
+    // Dropping the connection did not destroy its queue pair. The end of the driver tries again.
     rig.nic.set_faults(Faults::default());
     rig.driver.0.end();
     end(rig);
@@ -107,7 +107,7 @@ fn a_completion_queue_that_cannot_be_armed_ends_everything() {
     end(rig);
 }
 
-/// The slot that it was woken for is still free.
+/// The refused waiter was woken for a slot, and that slot is still free.
 #[test]
 fn a_refused_waiter_passes_on_its_wake_up() {
     let rig = Rig::new();

@@ -1,4 +1,4 @@
-//! A device that uses memory while threads await and drop its requests, for miri to detect data races.
+//! A device that uses memory while threads await and drop its requests, so that Miri can detect data races.
 
 use std::thread;
 
@@ -19,7 +19,7 @@ fn the_device_and_awaiting_threads_take_turns_with_memory() {
             assert_eq!(received.memory[..received.length], *b"message");
             if n % 4 == 0 {
                 drop(block_on(connection.write(received.memory, remote()).post()).unwrap());
-                // A request of another kind, so that the device has the same number of each.
+                // One atomic operation for each write; `requests` below counts both.
                 block_on(connection.fetch_add(remote(), 1).into_future()).unwrap();
             }
         }
