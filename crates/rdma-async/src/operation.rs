@@ -96,7 +96,7 @@ impl<'c, K: Kind> Op<'c, K> {
     /// let late = other.receive(pool.allocate(64)?).within(Duration::from_millis(5)).await;
     /// let late = late.expect_err("no message");
     /// assert!(matches!(late.error, TransportError::Timeout { .. }) && late.memory.is_none());
-    /// // Its receive is still posted.
+    /// // The receive is still posted.
     /// one.send(pool.allocate(5)?).await?;
     /// let message = other.take_unclaimed().expect("the message");
     /// assert_eq!(message.length, 5);
@@ -112,8 +112,8 @@ impl<'c, K: Kind> Op<'c, K> {
     /// outcome.
     ///
     /// It waits while no slot is free. A slot becomes free when an outcome is taken, or, if the [`Posted`] was dropped,
-    /// when the request completes. So a task that posts more than the queue holds and takes no outcome waits for
-    /// itself. If this future is dropped early, nothing is posted.
+    /// when the request completes. A task that posts more operations than the queue holds, and takes no outcome,
+    /// therefore waits forever. If this future is dropped early, nothing is posted.
     ///
     /// # Errors
     /// [`TransportError::Closed`](rdma_connect::TransportError::Closed) or

@@ -18,7 +18,7 @@ pub(crate) mod sealed {
 
 /// A kind of operation. Sealed.
 pub trait Kind: sealed::Sealed {
-    /// The memory that the operation owns while it is in flight, and returns.
+    /// The memory that the operation owns while it is in flight, and returns afterwards.
     type Memory: Lease;
     /// The output of a successful operation.
     type Output;
@@ -63,7 +63,7 @@ pub(crate) fn memory<K: Kind>(held: Held) -> K::Memory {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Received<B> {
-    /// The memory of the receive. The message is at its beginning.
+    /// The memory of the receive, which begins with the message.
     pub memory: B,
     /// The number of bytes in the message. For an RDMA write with immediate data, the number of bytes that were written
     /// elsewhere.
@@ -112,13 +112,13 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A message to the peer. Returns its memory.
+    /// A message to the peer. Returns the memory of the message.
     SendOut<B: Source> => B, |memory, _success| memory;
     /// Memory for a message from the peer.
     Receive<B: Target> => Received<B>, |memory, success| Received::new(memory, success);
-    /// A write to the peer's memory. Returns its own memory.
+    /// A write to the peer's memory. Returns the local memory.
     Write<B: Source> => B, |memory, _success| memory;
-    /// A read of the peer's memory. Returns its own memory with the bytes that were read.
+    /// A read of the peer's memory. Returns the local memory, which contains the bytes that were read.
     Read<B: Target> => B, |memory, _success| memory;
 }
 

@@ -1,4 +1,4 @@
-//! Posting, which waits while the queue is full.
+//! The future that posts an operation. It waits while the queue is full.
 
 use std::fmt;
 use std::future::Future;

@@ -20,11 +20,11 @@ use crate::buffer::held::Held;
 use crate::ledger::slots::Id;
 use crate::link::Link;
 
-/// The number of empty polls before other tasks may run.
+/// The number of empty polls before the task yields to others.
 const POLLS: u32 = 64;
 
-/// An operation in flight, to be awaited for the outcome. If this is dropped, the memory stays with the request and is
-/// released when the request completes.
+/// An operation in flight. Awaiting it returns the outcome. If this is dropped, the memory stays with the request and
+/// is released when the request completes.
 #[must_use = "awaiting it returns its memory"]
 pub struct Posted<'c, K: Kind> {
     /// `None` once the operation has ended.
@@ -53,8 +53,8 @@ impl<'c, K: Kind> Posted<'c, K> {
     /// Waits for the outcome, polling for at most `limit` before it sleeps. A completion within that time costs neither
     /// a device event nor a wake-up. Polling occupies the processor, but lets other tasks run after every 64 polls.
     ///
-    /// Use this for answers that arrive within microseconds, and await a receive that may wait for long. If the future
-    /// is dropped while it waits, the memory stays with the request, as with a dropped [`Posted`].
+    /// Use this for answers that arrive within microseconds, and await receives that may take longer. If the future is
+    /// dropped while it waits, the memory stays with the request, as with a dropped [`Posted`].
     ///
     /// # Errors
     /// Same errors as awaiting the operation.

@@ -51,7 +51,7 @@ use crate::connection::Connection;
 /// ```
 pub struct ReceiveRing<'c, B: Target = Buffer> {
     connection: &'c Connection,
-    /// The receives, in the order in which they were posted and complete.
+    /// The posted receives. They complete in this order.
     posted: VecDeque<Posted<'c, Receive<B>>>,
     /// Buffers that could not be reposted.
     idle: Vec<B>,
@@ -82,7 +82,7 @@ impl Connection {
 
 impl<'c, B: Target> ReceiveRing<'c, B> {
     /// Waits for the next message. Dropping the future early loses no message, because the next call waits for the same
-    /// one. So a tokio `timeout` can limit the wait.
+    /// one. The wait can therefore be limited with a tokio `timeout`.
     ///
     /// # Errors
     /// - the error of the receive, if it failed: the connection has ended, and the ring keeps the buffer;
@@ -120,7 +120,7 @@ impl<'c, B: Target> ReceiveRing<'c, B> {
         self.post_idle();
     }
 
-    /// Posts the idle buffers. It never waits, because `drop` calls it.
+    /// Posts the idle buffers without waiting, because `drop` calls this.
     fn post_idle(&mut self) {
         self.refused = None;
         while let Some(buffer) = self.idle.pop() {

@@ -1,4 +1,4 @@
-//! Operations from their post to their outcome.
+//! Awaited operations: the post, and then the wait for the outcome.
 
 use std::fmt;
 use std::future::Future;
@@ -14,8 +14,8 @@ use super::limit::Limit;
 use super::work::Work;
 
 pin_project! {
-    /// An awaited [`Op`](super::Op), which is posted and whose outcome is then awaited. If it has a
-    /// [limit](super::Op::within), it waits at most that long.
+    /// The future of an awaited [`Op`](super::Op). It posts the operation and then waits for the outcome, at most for
+    /// the [limit](super::Op::within) if there is one.
     #[must_use = "nothing is posted before it is awaited"]
     pub struct Run<'c, K: Kind> {
         #[pin]

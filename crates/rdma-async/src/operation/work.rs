@@ -27,13 +27,13 @@ use crate::link::{Inner, Link};
 use crate::sync::{MutexGuard, OwnedNotified};
 
 pin_project! {
-    /// An operation from its description to its outcome.
+    /// The state of an operation until its outcome is known.
     pub(crate) struct Work<'c> {
         // `None` once the operation has ended or its link was moved elsewhere.
         link: Option<Link<'c>>,
-        // `None` until it is posted.
+        // `None` until the operation is posted.
         id: Option<Id>,
-        // Its memory, until it is posted.
+        // The memory of the operation, until it is posted.
         held: Held,
         request: RequestSpec,
         // Whether the operation is counted as waiting for a slot.
@@ -64,7 +64,7 @@ impl<'c> Work<'c> {
 
     /// Creates the value for an operation that has already been posted.
     pub(crate) const fn posted(link: Link<'c>, id: Id) -> Self {
-        // The slot has the memory, and the request is not read.
+        // The memory is in the slot, and the request given here is never read.
         let mut work = Self::new(link, Held::Nothing, RequestSpec::Receive);
         work.id = Some(id);
         work
@@ -123,7 +123,7 @@ impl<'c> Work<'c> {
         Poll::Ready(outcome)
     }
 
-    /// Ready when its time is up. The operation has timed out unless it has completed by then.
+    /// Ready when the operation's time is up. The operation has timed out unless it has completed by then.
     #[cold]
     fn poll_late<K: Kind>(
         self: Pin<&mut Self>,
@@ -216,7 +216,7 @@ impl<'c> Work<'c> {
         {
             let side = this.request.side();
             link.ledger.lock().note_waiting(link.entry, side, false);
-            // It was woken for a slot that it did not use, so it wakes the next waiter.
+            // The operation was woken for a slot that it did not use, so it wakes the next waiter.
             After::Room(Arc::clone(&link.rooms), side).run();
         }
         leave_row(this.waits);
@@ -224,7 +224,8 @@ impl<'c> Work<'c> {
     }
 }
 
-/// Stops waiting. A wake-up that it has already received is passed on, which runs a foreign waker.
+/// Stops waiting for a slot. A wake-up that has already arrived is passed on to the next waiter, which runs a foreign
+/// waker.
 #[cold]
 fn leave_row(mut waits: Pin<&mut Option<OwnedNotified>>) {
     apart(|| waits.set(None));
@@ -236,7 +237,7 @@ impl Inner {
     /// same lock.
     ///
     /// # Errors
-    /// The memory stays in `held`.
+    /// If the request was not posted. Its memory stays in `held`.
     #[inline]
     pub(crate) fn post(
         &self,
@@ -257,10 +258,11 @@ impl Inner {
     }
 
     /// Like [`post`](Self::post), but only if the queue pair has this epoch and its send queue is empty, because this
-    /// request must not wait for others. The operation must not count as a waiter. The outcome is checked once.
+    /// request must not wait for others. The operation must not count as a waiter. Checks once whether the request has
+    /// already ended.
     ///
     /// # Errors
-    /// The memory stays in `held`.
+    /// If the request was not posted. Its memory stays in `held`.
     pub(crate) fn post_alone(
         &self,
         request: &RequestSpec,
@@ -279,7 +281,7 @@ impl Inner {
             }
             drop(table);
             if !is_last {
-                // Polling lets requests that have completed no longer count as outstanding.
+                // After a poll, requests that have completed no longer count as outstanding.
                 let _ = self.ledger.progress();
             }
         }
@@ -355,7 +357,7 @@ impl Inner {
         if ended.is_none() { polled.map(|_| None) } else { Ok(ended) }
     }
 
-    /// Ready when the request has ended, with its memory in `held`. Otherwise, the task is woken when it ends.
+    /// Ready when the request has ended, with its memory in `held`. Otherwise, the task is woken when the request ends.
     pub(crate) fn poll_end(&self, id: Id, held: &mut Held, cx: &mut Context<'_>) -> Poll<Ended> {
         // Cloned without the lock, because cloning a waker runs foreign code.
         let (mut waker, mut has_armed) = (None, false);
@@ -436,13 +438,13 @@ impl Inner {
         self.forsake_under(self.ledger.lock(), id);
     }
 
-    /// Stops waiting for a request. Returns its kind if it is still outstanding.
+    /// Stops waiting for a request. Returns the kind of operation if the request is still outstanding.
     fn forsake_under(&self, mut table: MutexGuard<'_, Table>, id: Id) -> Option<Operation> {
         let goes_on = table.forsake(id);
         if let Some(lease) = self.lease.as_ref().filter(|_| goes_on.is_some()) {
             lease.note_forsaken();
         }
-        // The memory is released when the request completes.
+        // The memory is released when the request completes, so a completion must cause an event.
         let armed = if table.has_awaited() { table.arm(self.ledger.cq()) } else { Ok(false) };
         self.ledger.unlock(table);
         self.ledger.note_armed(armed);
@@ -479,7 +481,7 @@ impl Inner {
 }
 
 impl Link<'_> {
-    /// Handles a request whose time is up. It has timed out unless it has completed by now.
+    /// Handles a request whose time is up. The request has timed out unless it has completed by now.
     #[cold]
     pub(crate) fn expire<K: Kind>(
         &self,
