@@ -35,7 +35,7 @@ use rdma_mem::RemoteMemoryRegion;
 #[cfg_attr(feature = "serde", serde(from = "Travelling", into = "Travelling"))]
 pub struct Descriptor {
     region: RemoteMemoryRegion,
-    /// When the time started.
+    /// The moment from which the time counts.
     since: Instant,
     time: Duration,
 }
@@ -63,8 +63,8 @@ impl Descriptor {
         self.time.saturating_sub(self.since.elapsed())
     }
 
-    /// Returns the memory, to write or read, if more time than `margin` is left. The margin allows for the time that
-    /// the request takes to arrive.
+    /// Returns the memory for reads and writes, or `None` if at most `margin` of the time is left. The margin allows
+    /// for the time that the request takes to arrive.
     #[must_use]
     pub fn remote(&self, margin: Duration) -> Option<RemoteMemoryRegion> {
         (self.remaining() > margin).then_some(self.region)

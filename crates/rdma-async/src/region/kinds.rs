@@ -11,7 +11,7 @@ use crate::operation::kinds::sealed::Sealed;
 #[derive(Debug)]
 pub(crate) struct Bind;
 
-/// Ends the access through a window bound by the same queue pair.
+/// Invalidates a window that the same queue pair has bound, which ends the peer's access.
 #[derive(Debug)]
 pub(crate) struct Invalidate;
 
@@ -34,8 +34,8 @@ impl Kind for Invalidate {
     type Output = Window;
 
     fn finish(mut window: Window, _: &WorkSuccess, _: u64) -> Window {
-        // SAFETY: SAFETY.md F28: the invalidation of the key, which `reserve_for` took from this window, completed with
-        // success, and was posted after the window's only bind had completed.
+        // SAFETY: SAFETY.md F28: `reserve_for` took the key from this window, and posted the invalidation after the
+        // window's only bind had completed. The invalidation has completed with success.
         unsafe { window.get_mut().unbound() };
         window
     }

@@ -45,7 +45,7 @@ impl Region {
     /// Returns the memory. If [`reserve_for`](Self::reserve_for) registered it, the memory is deregistered first.
     ///
     /// # Errors
-    /// Returns the region, which can still be used, with the provider's error if it refuses to deregister the memory.
+    /// If the provider refuses to deregister the memory, returns its error and the region, which can still be used.
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn into_memory(self) -> Result<RegionMemory, (Self, Error)> {
         self.into_plain().map(|(memory, _)| memory)
@@ -89,7 +89,8 @@ impl Region {
         Self { memory: Memory::Window(window), pd }
     }
 
-    /// Registers the memory for peers, in `domain` or else in its own domain. Also returns that domain.
+    /// Registers the memory for peers, in `domain` or, if that is `None`, in the region's domain. Also returns the
+    /// region's domain.
     ///
     /// # Errors
     /// Returns the region with the provider's error.
@@ -106,7 +107,7 @@ impl Region {
         }
     }
 
-    /// Returns its window, which is created if needed.
+    /// Returns the region's window, which is created if needed.
     ///
     /// # Errors
     /// Returns the region with the provider's error.
@@ -127,7 +128,7 @@ impl Region {
         }
     }
 
-    /// Returns its window.
+    /// Returns the region's window.
     ///
     /// # Errors
     /// Returns the region if it has no window.

@@ -1,9 +1,9 @@
 //! Tests whether a device confines peers to the range of a memory window.
 //!
-//! Each window is bound to all of its region. So even a device that ignored the range would expose only what a
-//! registration does. But a device that ignores the range cannot be trusted to follow the other rules of windows. The
-//! software device of Linux 6.1 (`docs/rxe-differences.md`) keeps windows bound after their queue pair has ended. Its
-//! kernel crashes when a window that is not bound is invalidated.
+//! Windows are always bound to all of their region, so even a device that ignored the range would expose only what a
+//! registration does. However, a device that ignores the range cannot be trusted to follow the other rules of windows.
+//! The software device of Linux 6.1 (`docs/rxe-differences.md`) keeps windows bound after their queue pair has ended.
+//! Its kernel crashes when a window that is not bound is invalidated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,15 +25,15 @@ use crate::ledger::post::RequestSpec;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
 
-/// The time limit of the test, which only a device that does not answer reaches.
+/// The time limit of the test. Only a device that does not answer reaches the limit.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The size of each of the region's four parts, in bytes. Only the second part is open.
 const PART: usize = 64;
 
 /// Returns true if the device of this connection confines peers to the range of a window. Each driver tests this once,
-/// in a separate task, so callers do not depend on the first one. If the test itself fails, this call returns false,
-/// and a later call repeats the test.
+/// in a separate task, so that the test continues even if the first caller is dropped. If the test itself fails, this
+/// call returns false, and a later call repeats the test.
 pub(super) async fn are_windows_bounded(link: &Inner) -> bool {
     let windows = &link.driver.0.windows;
     if let Some(known) = windows.known.get() {
@@ -46,7 +46,7 @@ pub(super) async fn are_windows_bounded(link: &Inner) -> bool {
 async fn find_out(windows: &Windows, link: &Inner) -> bool {
     let mut answer = {
         let mut asked = windows.asked();
-        // The task of an earlier test may have ended with its runtime.
+        // Starts another test if the task of an earlier test has ended with its runtime.
         match asked.take_if(|asked| asked.has_changed().is_ok()) {
             Some(before) => asked.insert(before).clone(),
             None => asked.insert(begin(link)).clone(),

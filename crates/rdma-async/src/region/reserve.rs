@@ -14,7 +14,8 @@ use super::descriptor::Descriptor;
 use super::memory::Region;
 use crate::sync::LONGEST;
 
-/// The most bytes that are registered or deregistered within a poll. More bytes take long, and use another thread.
+/// The maximum number of bytes to register or deregister within a poll. Larger memory takes longer, so another thread
+/// handles it.
 pub(crate) const AT_ONCE: usize = 1 << 20;
 
 /// The result of [`Region::reserve`] and [`Region::reserve_for`].
@@ -107,19 +108,19 @@ impl Region {
     ///
     /// While it is open, the memory has its own registration, and every peer that has the key can access it. `f`
     /// receives the [`Descriptor`] with the key, and sends it to a peer, or publishes it for many. `access` is what
-    /// peers may do; rights that the verbs require in addition are added. Deregistering closes the memory without
-    /// waiting for any peer.
+    /// peers may do; any further rights that verbs require are added. Deregistering closes the memory without waiting
+    /// for any peer.
     ///
     /// If the future is dropped, or `f` panics, the memory is closed and then freed. The time is measured by the
     /// kernel's `CLOCK_MONOTONIC`, which stops while the machine is suspended. Memory of more than 1 MiB is registered
     /// and deregistered on tokio's blocking threads, and stays open until one of them is free.
     ///
     /// When the time is up, `f` is dropped with its operations. A receive that it has posted stays posted, and matches
-    /// the next message. So post such a receive before this call, or end the connection to a late peer.
+    /// the next message. Post such a receive before this call, or end the connection to a late peer.
     ///
     /// A peer may post a request just before the end, and its device may retransmit the request later. The provider may
-    /// have reused the key by then. So a peer checks that [enough time](Descriptor::remote) is left for its request.
-    /// Before a program opens the same memory to another peer, it waits as long as a connection retries.
+    /// have reused the key by then. A peer must therefore check that [enough time](Descriptor::remote) is left for its
+    /// request. Before a program opens the same memory to another peer, it must wait as long as a connection retries.
     ///
     /// # Errors
     /// [`ReserveError::NotOpened`] returns the memory; [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`]
@@ -211,7 +212,7 @@ impl Region {
     }
 }
 
-/// Adds the local rights that the verbs require together with these.
+/// Adds local write access if these rights require it.
 pub(crate) fn local_too(access: AccessFlags) -> AccessFlags {
     let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     if access.intersects(changes) { access.with_local_write() } else { access }
@@ -243,7 +244,7 @@ pub(super) fn not_opened(region: Region, error: TransportError) -> ReserveError 
     ReserveError::NotOpened { region, error: Box::new(error) }
 }
 
-/// Calls the provider for memory of this length, on another thread if the call may take long.
+/// Makes a call to the provider for memory of this length, on another thread if the call may take long.
 pub(crate) async fn at_once<R: Send + 'static>(
     length: usize,
     call: impl FnOnce() -> R + Send + 'static,

@@ -41,22 +41,22 @@ impl Region {
     /// the refusal when a request of the connection fails; an operation in `f` may see the failure first. A peer that
     /// invalidates the key itself, with a send, ends the connection.
     ///
-    /// Each bind increases the low byte of the key. So for the same region and window, a closed key becomes valid again
-    /// after 255 more calls at the earliest. A device may give another window a key that was used before. The device
-    /// refuses a request with a key that is not valid, which ends the connection. So a peer checks that [enough
-    /// time](Descriptor::remote) is left for its request.
+    /// Each bind increases the low byte of the key. For the same region and window, a closed key therefore becomes
+    /// valid again after 255 more calls at the earliest. A device may give another window a key that was used before.
+    /// The device refuses a request with a key that is not valid, which ends the connection. A peer must therefore
+    /// check that [enough time](Descriptor::remote) is left for its request.
     ///
-    /// Rights other than remote read, write and atomics need a registration like that of `reserve`. So does a device
-    /// that has no windows or does not enforce their range. In these cases, every peer that has the key reaches the
-    /// memory, until the connection ends.
+    /// Rights other than remote read, write and atomics need a registration like that of `reserve`. It is also needed
+    /// if the device has no windows or does not enforce their range. In these cases, every peer that has the key
+    /// reaches the memory, until the connection ends.
     ///
     /// The first call for each [`Driver`](crate::Driver) tests the device; if the test fails, the next call repeats it.
-    /// The test connects two queue pairs and tries an access beyond a window. It takes some milliseconds on tokio's
-    /// blocking threads. The device may report an event for that refusal, on a queue pair that the program did not
-    /// create. A device that does not answer for ten seconds counts as one without windows.
+    /// The test connects two queue pairs and tries an access beyond a window. It takes a few milliseconds on tokio's
+    /// blocking threads. For the access that it refuses, the device may report an event on a queue pair that the
+    /// program did not create. A device that does not answer for ten seconds counts as one without windows.
     ///
     /// If the future is dropped, or `f` panics, the window is deallocated, which closes the memory. The memory is then
-    /// freed: at once, or after a request for the window that is in flight.
+    /// freed, but not before a request in flight that uses the window has completed.
     ///
     /// # Errors
     /// [`ReserveError::WrongDomain`] and [`ReserveError::NotOpened`] return the memory; [`ReserveError::NotRevoked`]
@@ -118,7 +118,8 @@ impl Region {
             // The first call runs the test, which takes time.
             found = epoch(link);
         }
-        // Read before the bind. The bind has this epoch or a later one; if it has a later one, the reservation ends.
+        // Read before the bind. The bind is posted in this epoch or a later one; if in a later one, the reservation
+        // ends.
         let epoch = match found {
             Ok(epoch) => epoch,
             Err(error) => return Err(not_opened(self, error)),
@@ -144,7 +145,7 @@ impl Region {
         Ok(Reserved { region, value, end })
     }
 
-    /// Binds its window to all of its memory.
+    /// Binds the region's window to all of its memory.
     async fn bind(
         self,
         link: &Inner,
