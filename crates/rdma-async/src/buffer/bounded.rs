@@ -1,4 +1,5 @@
-//! Decoding of values from untrusted bytes. The number of bytes limits the depth of a value and its number of parts.
+//! Decodes values from untrusted bytes. The depth of a value is limited, and so is its number of parts, in proportion
+//! to the number of bytes.
 //!
 //! In the `postcard` format, an element without contents takes no bytes (as in a `Vec<()>`), and each level of a
 //! recursive type takes one byte. Without limits, a few bytes could keep a thread busy forever or overflow its stack.
@@ -12,11 +13,12 @@ use serde::de::{
 
 /// The maximum depth of a value: each element, field and `Some` is one level deeper than its parent.
 const DEPTH: usize = 128;
-/// The number of parts allowed per byte, and the number allowed on top, because some parts take no bytes.
+/// The number of parts allowed per byte.
 const PARTS_OF_BYTE: usize = 16;
+/// The number of parts allowed in addition, because some parts take no bytes.
 const PARTS: usize = 4096;
 
-/// The remaining depth and number of parts.
+/// The depth and the number of parts that are still allowed.
 #[derive(Debug)]
 pub(super) struct Bounds {
     depth: Cell<usize>,
@@ -37,7 +39,7 @@ impl Bounds {
         self.beyond.get()
     }
 
-    /// Enters a part nested in the current one.
+    /// Counts a part that is nested in the current one, and checks the limits.
     fn enter<E: Error>(&self) -> Result<(), E> {
         let take = |of: &Cell<usize>, beyond| {
             let left = of.get().checked_sub(1);
@@ -235,7 +237,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Bounded<'_, A> {
         self.inner.next_value_seed(Self::with(self.bounds, seed))
     }
 
-    /// No hint: `postcard` returns the announced length, even if fewer bytes follow.
+    /// Returns no hint, because `postcard` would return the announced length, even if fewer bytes follow.
     fn size_hint(&self) -> Option<usize> {
         None
     }

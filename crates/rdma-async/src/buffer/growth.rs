@@ -1,4 +1,4 @@
-//! Growth of pools on another thread. One growth serves all waiting allocations.
+//! Grows pools on another thread. Growing a pool once serves all waiting allocations.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::pool::{PoolError, ended};
 
-/// The allocations that wait for a pool to grow, and whether it is growing.
+/// The allocations that wait for a pool to grow, and whether the pool is growing.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Growth(Arc<Mutex<GrowthState>>);
 
@@ -53,7 +53,7 @@ impl Growth {
             if let Some(thread) = thread {
                 ended(thread.await)?;
             }
-            // Another task started the growth, but its runtime shut down.
+            // The growth was abandoned, because the runtime of the task that started it shut down: try again.
         }
     }
 
@@ -62,8 +62,8 @@ impl Growth {
     }
 }
 
-/// Grows the pool for all waiting allocations, on one thread at a time. If this is dropped early, one of them starts
-/// over.
+/// Grows the pool for all waiting allocations, on one thread at a time. If this is dropped before it is done, one of
+/// these allocations starts another growth.
 struct Growing {
     growth: Growth,
     pool: BufferPool,
@@ -77,8 +77,8 @@ impl Growing {
         }
     }
 
-    /// Takes the waiting allocations. If there are none, this growth is complete, and the next allocation starts
-    /// another.
+    /// Takes the waiting allocations. If there are none, this growth is complete, and the next allocation that has to
+    /// wait starts another.
     fn next(&mut self) -> Option<Vec<Waiting>> {
         let mut state = self.growth.state();
         if state.waiting.is_empty() {
@@ -106,7 +106,7 @@ impl Drop for Growing {
 /// Serves each allocation, after growing the pool once for all that do not fit into its free memory.
 fn serve(pool: &BufferPool, waiting: Vec<Waiting>) {
     let lacking: Vec<_> = waiting.into_iter().filter_map(|one| one.try_serve(pool)).collect();
-    // The smallest size that failed.
+    // The smallest size by which the pool could not grow, and the error.
     let mut failed = None;
     if lacking.len() > 1 {
         let all = lacking.iter().fold(0, |sum: usize, one| sum.saturating_add(one.need()));
@@ -127,7 +127,8 @@ fn serve(pool: &BufferPool, waiting: Vec<Waiting>) {
 }
 
 impl Waiting {
-    /// Serves the allocation from registered memory. Returns it if none is free, unless its future was dropped.
+    /// Serves the allocation from free registered memory. Returns the allocation if that does not suffice; returns
+    /// `None` if it was served or its future was dropped.
     fn try_serve(self, pool: &BufferPool) -> Option<Self> {
         if self.answer.is_closed() {
             return None;
@@ -146,8 +147,8 @@ impl Waiting {
         drop(self.answer.send(allocated));
     }
 
-    /// Returns the bytes that a region needs to serve this among other allocations: a pool rounds up by at most an
-    /// eighth.
+    /// Returns how many bytes this allocation may take of a region that it shares with others: the pool rounds up by at
+    /// most an eighth.
     fn need(&self) -> usize {
         let bytes = self.length.saturating_add(self.length / 8).saturating_add(128);
         bytes.saturating_add(self.alignment)
@@ -170,7 +171,7 @@ mod tests {
         BufferPool::with_region_size(&pd, 4096)
     }
 
-    /// A growth is abandoned if the runtime of the task that started it shuts down, or if it panics.
+    /// A growth is abandoned if it panics, or if the runtime of the task that started it shuts down.
     #[test]
     fn waiting_allocations_restart_an_abandoned_growth() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

@@ -122,7 +122,7 @@ impl Lease for Window {
     }
 }
 
-/// No memory.
+/// `()` stands for no memory.
 impl Lease for () {
     fn into_held(self) -> Held {
         Held::Nothing

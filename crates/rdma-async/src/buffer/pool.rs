@@ -1,11 +1,11 @@
-//! Pools whose allocations are awaited.
+//! A pool with asynchronous allocation.
 
 use rdma_mem::{Buffer, BufferPool, Error, PoolUsage, ProtectionDomain, Recovery};
 use tokio::runtime::Handle;
 
 use super::growth::Growth;
 
-/// A [`BufferPool`] whose allocations are awaited.
+/// A [`BufferPool`] with asynchronous allocation.
 ///
 /// An allocation takes free registered memory without waiting. If there is none, the pool grows on one of tokio's
 /// blocking threads, and only the allocations that need the new memory wait. One growth serves all allocations that are
@@ -16,7 +16,7 @@ use super::growth::Growth;
 /// with its last buffer. Deregistration is slow on real devices, so keep the pool alive while latency-sensitive tasks
 /// run.
 ///
-/// Dropping the future leaks nothing: memory that was registered for it serves other allocations.
+/// Dropping an allocation's future leaks nothing: memory that was registered for it serves other allocations.
 ///
 /// # Examples
 /// ```
@@ -146,7 +146,7 @@ impl From<BufferPool> for Pool {
     }
 }
 
-/// Calls the device on another thread, because the call may take long.
+/// Runs `work` on another thread, because calls to the device may take long.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, PoolError> {
@@ -154,7 +154,7 @@ async fn blocking<T: Send + 'static>(
     ended(runtime.spawn_blocking(work).await)
 }
 
-/// Returns the thread's result, or an error if there was no thread. Resumes a panic of the thread.
+/// Returns the thread's result, or an error if the runtime did not run it. If the thread panicked, resumes the panic.
 pub(super) fn ended<T>(done: Result<T, tokio::task::JoinError>) -> Result<T, PoolError> {
     done.map_err(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),

@@ -9,9 +9,9 @@ use super::bounded::{Bounded, Bounds};
 
 /// Encodes values of any structure into bytes, for example the bytes of a buffer or a region, and decodes them.
 ///
-/// The format is that of the `postcard` crate. An encoded value depends neither on byte order nor on memory layout, and
-/// it needs no length because it marks its own end. Both sides must use the same type, because the bytes do not
-/// describe it. Plain old data does not need this: see [`OwnedArray`](rdma_mem::OwnedArray).
+/// Values are encoded in the format of the `postcard` crate. An encoded value depends neither on byte order nor on
+/// memory layout, and it needs no length because it marks its own end. Both sides must use the same type, because the
+/// bytes do not identify it. Plain old data needs no encoding: see [`OwnedArray`](rdma_mem::OwnedArray).
 ///
 /// # Examples
 /// ```
@@ -32,7 +32,7 @@ use super::bounded::{Bounded, Bounds};
 /// assert_eq!(region.value::<Order>()?, order);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-/// A client writes an order into borrowed memory of the server and hands it over, and the server receives it:
+/// A client writes an order into memory borrowed from the server and hands that memory over. The server receives it:
 /// ```
 /// use std::time::Duration;
 /// use rdma_async::{Connection, Pool, ValueExt};
@@ -77,7 +77,7 @@ use super::bounded::{Bounded, Bounds};
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
 pub trait ValueExt {
-    /// Writes the value at the beginning. Returns the number of bytes written.
+    /// Encodes the value at the beginning of the bytes. Returns the number of bytes written.
     ///
     /// # Errors
     /// [`ValueError::TooLong`] if there are too few bytes; [`ValueError::NotWritten`] if the format cannot represent
@@ -87,9 +87,9 @@ pub trait ValueExt {
     /// Reads the value that starts at the first byte, and ignores the bytes after it.
     ///
     /// The bytes need not be trusted: time and memory are bounded by a multiple of their number, unless the type's
-    /// `Deserialize` itself needs more. A value is at most 128 levels deep, where each element, field and `Some` is a
-    /// level. It has at most 4,096 of these, plus 16 per byte. A value beyond these limits can be written, but not
-    /// read.
+    /// `Deserialize` itself needs more. A value can be at most 128 levels deep, where each element, field and `Some`
+    /// adds a level. It can have at most 4,096 of these parts, plus 16 per byte. A value beyond these limits can be
+    /// written, but not read.
     ///
     /// # Errors
     /// [`ValueError::Malformed`] if the bytes are not a value of this type, or the value exceeds these limits.

@@ -7,8 +7,8 @@ use rdma_mem::{Buffer, SliceMut, SliceRef};
 
 use crate::buffer::shared::SharedBuffer;
 
-/// A part of a [`Buffer`], by value. An operation uses only the part; [`into_inner`](Self::into_inner) returns the
-/// whole buffer. Dereferences to the bytes of the part.
+/// An owned part of a [`Buffer`]. An operation uses only the part; [`into_inner`](Self::into_inner) returns the whole
+/// buffer. Dereferences to the bytes of the part.
 ///
 /// # Examples
 /// ```

@@ -33,7 +33,7 @@ impl Window {
         self.0.is_bound()
     }
 
-    /// Returns the window's key and the address of its memory, while the window is bound.
+    /// Returns the window's key and its remote region, or `None` if the window is not bound.
     pub(crate) fn remote(&self) -> Option<(Rkey, RemoteMemoryRegion)> {
         Some((self.0.rkey()?, self.0.remote()?))
     }
