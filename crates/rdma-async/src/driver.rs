@@ -83,8 +83,8 @@ impl Driver {
         Ok((Self(Arc::new(Handle(shared))), manual))
     }
 
-    /// Prepares a connection, which then waits for the peer's endpoint. The program exchanges the endpoints by any
-    /// means. `builder` has the options of the queue pair, whose completion queues belong to the driver.
+    /// Prepares a connection, which then waits for the peer's endpoint. The program and its peer exchange endpoints by
+    /// any means. `builder` holds the options of the queue pair; its completion queues are the driver's.
     ///
     /// # Errors
     /// Same errors as [`QueuePairBuilder::build`]; [`Error::TooLarge`] for a queue of more than 32,768 requests;

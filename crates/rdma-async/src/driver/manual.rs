@@ -10,10 +10,10 @@ use super::shared::Shared;
 /// A driver without a task, which the program polls. It [has a file](AsFd) that becomes readable when a request
 /// completes after the driver was [armed](Self::arm).
 ///
-/// The driver has no timers, so no call is due at a certain time. A send to a peer that does not answer ends when the
-/// queue pair has used up its retries, if their number is limited. A receive waits until its message arrives or its
-/// connection ends. [`Region::reserve`](crate::Region::reserve), leases and `timeout` use timers of the runtime that
-/// polls them.
+/// The driver has no timers, so the program need not poll at any particular time. A send to a peer that does not answer
+/// ends when the queue pair has used up its retries, if their number is limited. A receive waits until its message
+/// arrives or its connection ends. [`Region::reserve`](crate::Region::reserve), leases and `timeout` use timers of the
+/// runtime that polls them.
 ///
 /// The program also handles asynchronous events: this driver closes no connection when its port or device fails. Read
 /// the events from [`Driver::events`](crate::Driver::events) or from the context, and close the affected connections.

@@ -18,12 +18,12 @@ const COMPLETIONS: u32 = 4096;
 /// The state of a driver, kept alive by its task and its connections.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    // Declared first, because their completion queues refer to the channel.
+    // Declared first, so that they are dropped before the channel to which their completion queues refer.
     ledgers: Mutex<Vec<Arc<Ledger>>>,
     pub(crate) channel: CompletionChannel,
     /// Whether a task polls and ends the driver.
     pub(super) has_task: bool,
-    /// Whether the driver has ended, so that nothing polls.
+    /// Whether the driver has ended. After that, nothing polls.
     pub(super) is_over: AtomicBool,
     /// Whether all queue pairs have been destroyed.
     pub(super) is_done: AtomicBool,
@@ -92,14 +92,15 @@ impl Shared {
     /// completions.
     ///
     /// # Errors
-    /// If the channel fails, or a completion queue cannot be armed. The failure of a completion queue is no error: its
-    /// operations have ended.
+    /// If the channel fails, or a completion queue cannot be armed. A failed completion queue is not an error, because
+    /// its operations have already ended.
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
         while self.channel.try_get_event()?.is_some() {}
         let ledgers = self.ledgers().clone();
         let (mut all, mut failure) = (0, None);
         for ledger in ledgers.iter().filter(|ledger| !ledger.is_failed()) {
-            // Every queue is swept even after an error, because the events of all queues have been received.
+            // Every queue is swept even after an error, because the events of all queues have been received and will
+            // not be repeated.
             match ledger.sweep(always) {
                 Ok(count) => all += count,
                 Err(error) => drop(failure.get_or_insert(error)),

@@ -1,10 +1,10 @@
-//! The result of the test whether a device's memory windows can be used.
+//! Remembers whether a device's memory windows can be used, once this has been tested.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::watch;
 
-/// The result of the test for the device of a driver.
+/// The result of the test for a driver's device.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     pub(crate) known: OnceLock<bool>,
