@@ -23,7 +23,7 @@ pub(crate) struct Nic {
     /// Notified when a request is posted or an event occurs.
     changed: Condvar,
     regions: Regions,
-    /// The number of live objects, which the caller in C would have to destroy.
+    /// The number of live objects, that is, objects that the caller has yet to destroy.
     objects: AtomicU64,
 }
 
@@ -67,14 +67,14 @@ pub(crate) struct PostedRequest {
     qpn: u32,
     wr_id: u64,
     opcode: ibv_wc_opcode,
-    /// The address and length of its memory, if it has some.
+    /// The address and length of the request's memory, if it has any.
     memory: Option<(u64, u32)>,
 }
 
-/// The end of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NicOutcome<'a> {
-    /// Success. Outgoing bytes are recorded, and these are the incoming bytes.
+    /// Success. The device records outgoing bytes, and uses these bytes as the incoming ones.
     Done(&'a [u8]),
     Failed,
 }
@@ -130,7 +130,8 @@ impl Nic {
         }
     }
 
-    /// Ends the oldest request, if any. `buffers` returns the number of buffers, one for each outstanding request.
+    /// Ends the oldest request, if any. `buffers` returns the number of live buffers, which must include one for each
+    /// outstanding request.
     #[cfg(loom)]
     pub(crate) fn serve_what_is_there(&self, buffers: impl Fn() -> usize) {
         let mut state = self.state();
@@ -145,7 +146,8 @@ impl Nic {
         self.complete(&mut self.state(), ibv_wc { wr_id, ..ibv_wc::default() });
     }
 
-    /// Waits until the channel's file is readable. Returns false if it is not and the test has stopped waiting.
+    /// Waits until the channel's file is readable. Returns false if the file is not readable and the test has stopped
+    /// waiting.
     pub(crate) fn wait_for_event(&self) -> bool {
         let mut state = self.state();
         while state.events == 0 && !state.is_over {
@@ -195,7 +197,7 @@ impl Nic {
 }
 
 impl PostedRequest {
-    /// Returns true if the device reads its memory rather than writing it.
+    /// Returns true if the device reads the request's memory rather than writing it.
     const fn is_source(&self) -> bool {
         matches!(self.opcode, ibv_wc_opcode::IBV_WC_SEND | ibv_wc_opcode::IBV_WC_RDMA_WRITE)
     }
@@ -247,8 +249,8 @@ impl Nic {
         is_there
     }
 
-    /// Destroys the queue pair unless this is to fail. The device then drops its requests and removes its completions
-    /// from the queue, as most devices do. Returns true if it was destroyed.
+    /// Destroys the queue pair, unless the test makes this fail. The device then drops the requests of the queue pair
+    /// and removes its completions from the queue, as most devices do. Returns true if the queue pair was destroyed.
     fn destroy_qp(&self, qpn: u32) -> bool {
         let mut state = self.state();
         let is_destroyed = !state.faults.destroys;

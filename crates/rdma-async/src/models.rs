@@ -1,5 +1,5 @@
-//! Operations in every interleaving of threads. Some threads await, drop and close; one is a device that ends requests;
-//! one is the driver, which sleeps until it is notified. A lost wake-up is a deadlock, which loom reports.
+//! Models of operations in every interleaving of threads. Some threads await, drop and close; one is a device that ends
+//! requests; one is the driver, which sleeps until it is notified. A lost wake-up is a deadlock, which loom reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::mem_forget)] // for tests
 
 mod endings;
@@ -48,7 +48,7 @@ struct Others {
 }
 
 impl Others {
-    /// Starts a device that ends that many requests.
+    /// Starts the driver, and a device that ends this many requests.
     fn new(rig: &Arc<Rig>, requests: usize) -> Self {
         Self::with(rig, move |rig| rig.nic.serve(requests))
     }

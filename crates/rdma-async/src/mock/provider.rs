@@ -94,8 +94,8 @@ fn make<T>(nic: &Arc<Nic>, part: T) -> *mut T {
 /// # Safety
 /// The object was created by [`make`], and is live.
 unsafe fn nic_of<T>(object: *mut T) -> &'static Arc<Nic> {
-    // SAFETY: SAFETY.md F5, F11: this function's contract. The reference is used within one call, while the object is
-    // live.
+    // SAFETY: SAFETY.md F5, F11: `make` created the object, which is live, by this function's contract. The reference
+    // is used within one call, while the object is live.
     unsafe { &(*object.cast::<Object<T>>()).nic }
 }
 
@@ -230,7 +230,7 @@ unsafe extern "C" fn post_send(
         ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => ibv_wc_opcode::IBV_WC_FETCH_ADD,
         _ => ibv_wc_opcode::IBV_WC_RDMA_WRITE,
     };
-    // SAFETY: SAFETY.md F12: the list has this many elements.
+    // SAFETY: SAFETY.md F12: `sg_list` has `num_sge` elements.
     let memory = unsafe { memory(asked.sg_list, asked.num_sge) };
     // SAFETY: SAFETY.md F2: the queue pair is live and belongs to this table.
     let returned = unsafe { post(qp, asked.wr_id, opcode, memory) };
@@ -248,7 +248,7 @@ unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: SAFETY.md F12: `request` is one live request.
     let asked = unsafe { &*request };
-    // SAFETY: SAFETY.md F12: the list has this many elements.
+    // SAFETY: SAFETY.md F12: `sg_list` has `num_sge` elements.
     let memory = unsafe { memory(asked.sg_list, asked.num_sge) };
     // SAFETY: SAFETY.md F2: the queue pair is live and belongs to this table.
     let returned = unsafe { post(qp, asked.wr_id, ibv_wc_opcode::IBV_WC_RECV, memory) };
@@ -267,7 +267,7 @@ unsafe fn post(
     opcode: ibv_wc_opcode,
     memory: Option<(u64, u32)>,
 ) -> Result<(), PostFault> {
-    // SAFETY: SAFETY.md F2: this function's contract.
+    // SAFETY: SAFETY.md F2: `qp` is live by this function's contract.
     let qpn = unsafe { (*qp).qp_num };
     // SAFETY: SAFETY.md F2: as above.
     unsafe { nic_of(qp) }.post(PostedRequest { qpn, wr_id, opcode, memory })
@@ -276,7 +276,7 @@ unsafe fn post(
 /// # Safety
 /// `list` has `count` elements.
 unsafe fn memory(list: *const ibv_sge, count: c_int) -> Option<(u64, u32)> {
-    // SAFETY: SAFETY.md F12: this function's contract; no request has more than one element.
+    // SAFETY: SAFETY.md F12: `list` has `count` elements by this function's contract; no request has more than one.
     let element = (count > 0).then(|| unsafe { list.read() })?;
     Some((element.addr, element.length))
 }
@@ -325,7 +325,8 @@ impl Regions {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Executes a request: reads its memory, or writes the incoming bytes to it. Returns the bytes read or written.
+    /// Executes a request: reads the request's memory, or writes the incoming bytes to it. Returns the bytes read or
+    /// written.
     pub(super) fn execute(&self, request: &PostedRequest, message: &[u8]) -> Vec<u8> {
         let Some((address, length)) = request.memory else { return Vec::new() };
         let (address, length) = (usize::try_from(address).unwrap(), length as usize);

@@ -41,7 +41,7 @@ impl Rig {
         self.pool.allocate(16).unwrap()
     }
 
-    /// Lets the device end a request, if any.
+    /// Lets the device end one request, if any is outstanding.
     #[cfg(loom)]
     pub(crate) fn serve_what_is_there(&self) {
         self.nic.serve_what_is_there(|| self.pool.usage().buffers);

@@ -36,7 +36,7 @@ fn loom_a_connection_ends_while_an_operation_waits_for_a_slot() {
     });
 }
 
-/// Only one of the two destroys the queue pair. The entry is free after both have left.
+/// Only one of the two destroys the queue pair. The entry is free after both have ended.
 #[test]
 fn loom_a_connection_and_its_driver_end_together() {
     model(3, |rig| {

@@ -1,4 +1,5 @@
-//! Time limits that expire while another event affects the operation. A limit of zero has expired at each poll.
+//! Time limits that expire while another event affects the operation. A limit of zero has expired whenever it is
+//! polled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +70,7 @@ fn loom_a_connection_ends_when_the_time_of_its_request_is_over() {
     });
 }
 
-/// The next operation gets the slot.
+/// The next operation gets the slot, even if the waiter before it has timed out.
 #[test]
 fn loom_the_time_is_over_while_an_operation_waits_for_a_slot() {
     model(1, |rig| {

@@ -60,8 +60,9 @@ fn loom_a_task_that_takes_over_is_woken() {
     });
 }
 
-/// A task arms the queue and then finds its own completion. It must also poll later completions from before the arming,
-/// because they cause no event. A task that drops its operation at that moment relies on an event.
+/// A task arms the queue and then finds its own completion. It must also poll any completions that arrived after its
+/// own but before the arming, because they cause no event. A task that drops its operation at that moment relies on an
+/// event.
 #[test]
 fn loom_later_completions_are_polled_after_arming() {
     model(2, |rig| {
@@ -115,7 +116,7 @@ fn loom_memory_of_a_dropped_operation_is_released() {
     });
 }
 
-/// The same for an operation that was awaited before.
+/// Same as above, but the operation is awaited before it is dropped.
 #[test]
 fn loom_memory_of_an_awaited_operation_is_released_after_a_drop() {
     model(3, |rig| {
