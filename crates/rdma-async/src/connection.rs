@@ -1,4 +1,4 @@
-//! Connections, on which operations are started.
+//! Connections to peers, and the operations that they offer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -83,8 +83,8 @@ impl Connection {
     /// Receives a message into this memory, with its immediate data if it has any.
     ///
     /// If the operation is dropped after it was posted, a message may still arrive in its memory:
-    /// [`take_unclaimed`](Self::take_unclaimed) returns both. So a program that drops a receive after a timeout and
-    /// posts another misses messages. Post the receive once and await `&mut posted` instead.
+    /// [`take_unclaimed`](Self::take_unclaimed) returns both. A program that drops a receive after a timeout and posts
+    /// another therefore misses messages. Post the receive once and await `&mut posted` instead.
     #[doc(alias = "message")]
     #[doc(alias = "ibv_post_recv")]
     #[inline]
@@ -92,7 +92,8 @@ impl Connection {
         self.op(into, RequestSpec::Receive)
     }
 
-    /// Receives a send or a write that has no bytes for this end. Returns its immediate data, or `None` if it has none.
+    /// Receives a message that needs no memory of the receive: an empty send, or a write with immediate data. Returns
+    /// the immediate data, or `None` if there is none.
     #[inline]
     pub fn receive_imm(&self) -> Op<'_, ReceiveImmediate> {
         self.op((), RequestSpec::Receive)

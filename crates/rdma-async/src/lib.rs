@@ -16,8 +16,8 @@
 //!
 //! # Polling
 //!
-//! A task that awaits an operation polls the completion queue itself, so an operation that completes soon costs no task
-//! switch. The [`Driver`] only sleeps on the completion channel and wakes tasks. A program with its own event loop
+//! A task that awaits an operation polls the completion queue itself, so an operation that completes soon causes no
+//! task switch. The [`Driver`] only sleeps on the completion channel and wakes tasks. A program with its own event loop
 //! [polls the driver itself](Driver::manual). The connections of a driver share completion queues. Each queue has one
 //! lock, which covers polling the queue and posting to its queue pairs.
 //!

@@ -27,14 +27,14 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// Calls `look` with its entry. Returns `None` if the connection has left the entry.
+    /// Calls `look` with the connection's entry. Returns `None` if the connection has left the entry.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&ConnectionEntry) -> R) -> Option<R> {
         let mut table = self.ledger.lock();
         let entry = table.at(self.entry);
         (entry.serial == self.serial).then(|| look(entry))
     }
 
-    /// If `is_so` returns true, stops posts and lets its send queue drain.
+    /// If `is_so` returns true for the entry, stops posts on the connection and lets its send queue drain.
     pub(crate) fn stop_if(
         &self,
         reason: CloseReason,
@@ -44,7 +44,8 @@ impl Seat {
         self.ledger.stop_if(self.entry, reason, is_so);
     }
 
-    /// If `is_so` returns true, destroys its queue pair. Used for ends that no caller in this process requested.
+    /// If `is_so` returns true for the entry, destroys the queue pair. Used for an end that no caller in this process
+    /// requested.
     pub(crate) fn end_if(&self, reason: CloseReason, is_so: impl FnOnce(&ConnectionEntry) -> bool) {
         let is_so = |entry: &ConnectionEntry| entry.serial == self.serial && is_so(entry);
         if let Err(error) = self.ledger.close_if(self.entry, reason, is_so) {
@@ -92,7 +93,7 @@ pub(crate) struct Inner {
     serial: u64,
     pub(crate) rooms: Arc<Rooms>,
     pub(crate) pd: ProtectionDomain,
-    /// The number of its slots.
+    /// The number of slots of the connection.
     pub(crate) depth: u32,
     /// The control connection, if there is one. It ends after the queue pair.
     member: OnceLock<Member>,
@@ -164,7 +165,7 @@ impl Inner {
         inner
     }
 
-    /// Returns the same connection, for operations on borrowed memory.
+    /// Returns another handle to this connection, for operations on borrowed memory.
     #[cfg(not(loom))]
     pub(crate) fn leased(self: &Arc<Self>, granted: Granted) -> Self {
         Self {
@@ -239,12 +240,13 @@ impl Inner {
         Ok(())
     }
 
-    /// Calls `look` with its entry.
+    /// Calls `look` with the connection's entry.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&mut ConnectionEntry) -> R) -> R {
         look(self.ledger.lock().at(self.entry))
     }
 
-    /// Waits until `find` returns a value for its entry. Calls it whenever the connection is closed or drained.
+    /// Waits until `find` returns a value for the connection's entry. Calls it whenever the connection is closed or
+    /// drained.
     #[cfg(not(loom))]
     pub(crate) async fn until<R>(&self, find: impl Fn(&mut ConnectionEntry) -> Option<R>) -> R {
         crate::sync::until(self.rooms.ended(), || self.look(&find)).await

@@ -70,7 +70,7 @@ impl PreparedConnection {
         self.qp.set_stream_addresses(own, peer);
     }
 
-    /// Connects to the peer. The peer makes the same call with the endpoint of this end.
+    /// Connects to the peer. The peer must make the same call with the endpoint of this end.
     ///
     /// # Errors
     /// Same errors as [`PreparedQueuePair::handshake`].

@@ -1,4 +1,4 @@
-//! The primitives that the model checker replaces. Under `cfg(loom)`, locks and atomics are those of loom, so that its
+//! The primitives that the model checker replaces. Under `cfg(loom)`, locks and atomics come from loom, so that its
 //! models run the production modules in every interleaving of threads.
 
 use std::time::Duration;
@@ -90,7 +90,7 @@ mod model {
 
     #[derive(Debug)]
     pub(crate) struct OwnedNotified {
-        /// `None` while it is dropped.
+        /// `None` while the value is being dropped.
         real: Option<Pin<Box<futures::OwnedNotified>>>,
         of: Arc<Notify>,
     }
