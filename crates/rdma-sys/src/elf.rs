@@ -1,4 +1,4 @@
-//! ELF headers: which machine a file is built for.
+//! Reads from ELF headers which machine a file is built for, and whether this program is static.
 
 #![allow(unsafe_code)]
 
@@ -51,7 +51,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Reads the first bytes of a file; `None` if it is not an ELF file.
+    /// Reads the machine from a file's header; returns `None` if the file is not an ELF file.
     fn of(path: &Path) -> Option<Self> {
         let mut header = [0; 20];
         File::open(path).and_then(|mut file| file.read_exact(&mut header)).ok()?;

@@ -2,7 +2,7 @@
 //!
 //! libibverbs has three conventions, and each function's manual page states which one it follows:
 //!
-//! | C returns | of | here |
+//! | C returns | used by | checked with |
 //! |---|---|---|
 //! | the error number, 0 for success | most verbs, and the data path | [`Errno::check`] |
 //! | -1, the number in `errno` | `ibv_get_cq_event`, `ibv_query_gid`, `ibv_query_pkey` … | [`Errno::check_minus_one`] |
@@ -16,7 +16,7 @@
 
 use std::{ffi::c_int, fmt, io, ptr::NonNull};
 
-/// An error number of the C library, as `errno` holds it.
+/// An error number of the C library, that is, a value of `errno`.
 ///
 /// Every value is allowed: a number without a name in this crate is kept and printed.
 ///
@@ -39,7 +39,7 @@ macro_rules! names {
                 pub const $name: Self = Self(libc::$name);
             )+
 
-            /// Returns the number's name in C, if verbs return this number.
+            /// Returns the number's name in C, or `None` if verbs do not return this number.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {

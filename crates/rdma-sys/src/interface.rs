@@ -15,10 +15,10 @@ use crate::errno::Errno;
 pub struct InterfaceAddress {
     /// The name of the interface.
     pub interface: String,
-    /// Whether it is a loopback interface.
+    /// Whether the interface is a loopback interface.
     pub is_loopback: bool,
     /// An IP address, without a port. The scope of a link-local address is the index of its
-    /// interface. `None` if the address is of another kind: each interface has at least one entry.
+    /// interface. `None` for an address of another kind, or if the interface has no address.
     pub address: Option<SocketAddr>,
     /// The mask of the address.
     pub mask: Option<IpAddr>,
@@ -73,9 +73,9 @@ impl Entry<'_> {
         // SAFETY: SAFETY.md F15: the entry's name ends with a zero byte, and is freed together with
         // the list.
         let name = unsafe { CStr::from_ptr(self.0.ifa_name) };
-        // SAFETY: it is an address of this entry.
+        // SAFETY: the pointer is NULL, or an address in this entry.
         let address = unsafe { ip(self.0.ifa_addr) };
-        // SAFETY: it is an address of this entry.
+        // SAFETY: the pointer is NULL, or an address in this entry.
         let mask = unsafe { ip(self.0.ifa_netmask) };
         InterfaceAddress {
             interface: name.to_string_lossy().into_owned(),
@@ -86,7 +86,7 @@ impl Entry<'_> {
     }
 }
 
-/// Reads an IP address; `None` for NULL and for other kinds of address.
+/// Reads an IP address; returns `None` for NULL and for other kinds of address.
 ///
 /// # Safety
 /// `address` is NULL, or is an address in an [`Entry`].

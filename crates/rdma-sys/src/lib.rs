@@ -9,8 +9,8 @@
 //!
 //! The crate links no library: a program that uses it builds with a Rust toolchain alone, and
 //! starts on a machine without RDMA. Functions are called through a table, [`Verbs`]. A table comes
-//! from [`system`], the installed libibverbs, or from [`register`], which adds that of a software
-//! device. [`providers`] lists them in the order of `RDMA_PROVIDERS`.
+//! from [`system`], the installed libibverbs, or from [`register`], which adds the table of a
+//! software device. [`providers`] lists them in the order of `RDMA_PROVIDERS`.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -36,17 +36,18 @@
 //! # Ok::<(), rdma_sys::UnknownProvider>(())
 //! ```
 //!
-//! The feature `linked` adds another table, `linked()`: that of the libibverbs with which the
-//! program is linked. It needs cmake, libclang and the development packages of libibverbs to build.
+//! The feature `linked` adds another table, `linked()`, for the libibverbs with which the program
+//! is linked. It needs cmake, libclang and the development packages of libibverbs to build.
 //!
 //! # The types
 //!
-//! They are generated from the headers of rdma-core 55 (`cargo xtask bindgen`) and checked against
-//! them at compile time. C's enums are open integers with constants ([`ibv_wc_status`]): a value
-//! that a newer kernel invents is data. `Default` is all zeros, as `memset` makes it.
+//! The types are generated from the headers of rdma-core 55 (`cargo xtask bindgen`) and checked
+//! against the headers at compile time. C's enums are open integers with constants
+//! ([`ibv_wc_status`]): a value that a newer kernel introduces is data, not an error. `Default` is
+//! all zeros, as `memset` makes it.
 //!
-//! The structs are meant to be accessed through pointers. A provider creates those of objects
-//! (`ibv_context`, `ibv_qp`, `verbs_context` …). It may know more or fewer fields than this crate
+//! The structs are meant to be accessed through pointers. A provider creates the structs of objects
+//! (`ibv_context`, `ibv_qp`, `verbs_context` …), and may know more or fewer fields than this crate
 //! at the end that grows. Bindings of newer headers may also add fields to any struct. Therefore
 //! this crate's semver promise does not cover fields. Create values with `..Default::default()`,
 //! and expect to adapt code that lists all fields of a struct.

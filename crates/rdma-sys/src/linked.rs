@@ -2,7 +2,8 @@
 
 use crate::table::Verbs;
 
-// Needed only for the linker flag `-l ibverbs`: its types are closed enums, and none is used here.
+// Needed only for its linker flag, `-l ibverbs`. Its types are not used, because its enums are
+// closed.
 extern crate ibverbs_sys as _;
 
 /// Returns the verbs of the libibverbs against which this program is linked.
@@ -11,9 +12,10 @@ extern crate ibverbs_sys as _;
 /// to be a link error. They do not start where `libibverbs.so.1` is not installed. [`system`], in
 /// contrast, reports an error in that case, and needs nothing to build.
 ///
-/// The feature does not change `system`, and [`providers`] does not list this table. To use its
-/// devices together with others, [`register`] it and leave `system` out of `RDMA_PROVIDERS`;
-/// otherwise each of them is listed twice. The provider is called `linked`.
+/// The feature does not change `system`, and [`providers`] does not list this table. To use the
+/// table's devices together with others, [`register`] it and leave `system` out of
+/// `RDMA_PROVIDERS`; otherwise each of these devices is listed twice. The provider is called
+/// `linked`.
 ///
 /// The table has all functions up to `IBVERBS_1.14`, which rdma-core 36 and later provide (Debian
 /// 12 has 44, Ubuntu 22.04 has 39). Linking against an older library fails, and the linker names

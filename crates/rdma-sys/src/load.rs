@@ -15,7 +15,7 @@ use crate::{elf, load_error::LoadError, table::Verbs};
 /// The file name that libibverbs has had since its first release.
 pub(crate) const SONAME: &str = "libibverbs.so.1";
 
-/// The environment variable that names another file.
+/// The environment variable that contains the path of a library to load instead.
 const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
 
 /// Returns the verbs of the installed libibverbs, which lists all RDMA devices of this machine that
@@ -23,8 +23,8 @@ const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
 ///
 /// The first call searches for the library, which is never unloaded; later calls return the same
 /// table or the same error. `RDMA_LIBIBVERBS` sets the path of a library other than
-/// `libibverbs.so.1`. It is loaded with `RTLD_NOW | RTLD_LOCAL`, so its names are not visible to
-/// other libraries. The provider is called `system`.
+/// `libibverbs.so.1`. The library is loaded with `RTLD_NOW | RTLD_LOCAL`, so its names are not
+/// visible to other libraries. The provider is called `system`.
 ///
 /// A program can continue if this function fails, because a software device has its own [`Verbs`].
 ///
@@ -56,8 +56,8 @@ fn load(file: &OsStr) -> Result<Verbs, LoadError> {
     // program. Its initialisers register drivers and touch no memory of ours (SAFETY.md F2).
     let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
     let library = opened.map_err(|error| LoadError::of_dlopen(file, &reason(&error)))?;
-    // SAFETY: the same holds for its exported functions. The library is never closed, neither here
-    // nor below (SAFETY.md F2).
+    // SAFETY: the same argument holds for the library's exported functions. The library is never
+    // closed, neither here nor below (SAFETY.md F2).
     let table = unsafe { Verbs::load("system", &library) };
     // Never close it, even after a failure: its drivers may have started threads or kept pointers.
     let _open_for_ever = library.into_raw();

@@ -1,4 +1,4 @@
-//! The identity of this process. A forked child can recognise its parent's objects by it, without a
+//! The identity of this process, by which a forked child recognises its parent's objects without a
 //! system call.
 #![allow(unsafe_code)]
 
@@ -34,7 +34,7 @@ impl Process {
     /// Returns this process.
     #[must_use]
     pub fn current() -> Self {
-        // This comes first, because it determines the generation.
+        // Called before the ID is read, because it stores the ID in a new process.
         let generation = THIS.generation();
         let id = THIS.id.load(Ordering::Relaxed);
         Self { generation, id }
@@ -57,11 +57,12 @@ impl Process {
 
 static THIS: This = This::new();
 
-/// The mark has no generation: 0, its content before any store, and in a new child.
+/// The mark of a process without a generation. The value is 0, which a mark has initially and again
+/// in a new child.
 const UNSET: u32 = 0;
-/// A thread of this process is assigning the generation.
+/// The mark while a thread of this process is assigning the generation.
 const COUNTING: u32 = u32::MAX - 1;
-/// The value if no clearable word is available.
+/// The mark if no clearable word is available.
 const UNKNOWN: u32 = u32::MAX;
 
 struct This {
@@ -93,7 +94,7 @@ impl This {
         self.generation() == generation
     }
 
-    /// Returns the mark, or one that is still unset.
+    /// Returns the mark, or [`FIRST_MARK`], which is unset, if no mark has been created yet.
     #[inline]
     fn mark(&self) -> &'static AtomicU32 {
         // SAFETY: SAFETY.md F15: the word is aligned, never unmapped, and accessed only as an
@@ -136,7 +137,8 @@ impl This {
         }
         let own = wiped_by_kernel().or_else(wiped_by_handler).unwrap_or(&NO_MARK);
         let new = ptr::from_ref(own).cast_mut();
-        // If several threads race to create it, one mark wins, and the others stay unused.
+        // If several threads race to create the mark, one of their marks wins, and the others stay
+        // unused.
         match self.mark.compare_exchange(first, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => own,
             Err(_) => self.mark(),
@@ -144,8 +146,9 @@ impl This {
     }
 }
 
-/// The mark until one is created; it stays unset.
+/// The mark until a clearable one is created. This one stays unset.
 static FIRST_MARK: AtomicU32 = AtomicU32::new(UNSET);
+/// The mark if no clearable one can be created.
 static NO_MARK: AtomicU32 = AtomicU32::new(UNKNOWN);
 
 /// Returns a word on a page that the kernel clears in a forked child.
@@ -164,8 +167,8 @@ fn wiped_by_kernel() -> Option<&'static AtomicU32> {
     // SAFETY: SAFETY.md F15: the range is the whole page mapped above, and the advice changes no
     // byte here.
     let advise = |advice| unsafe { libc::madvise(page, LENGTH, advice) };
-    // An emulator may accept any advice and follow none. It then also accepts an advice that no
-    // kernel knows.
+    // An emulator may accept any advice and follow none. Such an emulator also accepts advice that
+    // no kernel knows.
     if advise(-1) == 0 || advise(libc::MADV_WIPEONFORK) != 0 {
         // SAFETY: SAFETY.md F15: this is the mapping from above, and nothing refers to it.
         unsafe { libc::munmap(page, LENGTH) };
@@ -260,7 +263,7 @@ mod tests {
         descendants_differ(&BY_NUMBER);
     }
 
-    /// This includes threads that are the first to ask.
+    /// All threads get the same generation, even if several are the first to request it.
     #[test]
     fn all_threads_are_of_one_process() {
         for _ in 0..100 {

@@ -19,7 +19,7 @@ pub(crate) struct Number;
 pub(crate) struct MinusOne;
 /// Returns NULL and sets `errno` to `ENOSYS`.
 pub(crate) struct Null;
-/// Returns a text that states this, because C programs print it unchecked.
+/// Returns a text that states the failure, because C programs print the result unchecked.
 pub(crate) struct Text;
 /// Returns 0, where C has no way to report an error.
 pub(crate) struct Zero;
@@ -63,7 +63,7 @@ impl Refusal<()> for Nothing {
     fn refuse() {}
 }
 
-/// Provides, for each C function type, a function that fails in the way of `K`.
+/// Provides, for each C function type, a function that fails in the way that `K` defines.
 pub(crate) trait Refuse<K> {
     const REFUSE: Self;
 }

@@ -23,8 +23,8 @@ static REGISTERED: Mutex<Vec<&'static Verbs>> = Mutex::new(Vec::new());
 pub struct Provider {
     /// The provider's [name](Verbs::name): `system`, or the name of a registered table.
     pub name: &'static str,
-    /// The provider's table. For `system`, this may be the reason that it is missing, which does
-    /// not affect the other providers.
+    /// The provider's table. For `system`, this may be the reason why the library could not be
+    /// loaded. The other providers are not affected.
     pub verbs: Result<&'static Verbs, LoadError>,
 }
 

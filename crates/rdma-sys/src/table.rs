@@ -53,7 +53,7 @@ macro_rules! table {
         required { $($field:ident: $symbol:ident => $refusal:ident,)+ }
         $(optional $since:literal { $($optional:ident: $newer:ident,)+ })+
     ) => {
-        /// One provider's functions: those of an installed libibverbs, or of a software device.
+        /// The functions of one provider: an installed libibverbs or a software device.
         ///
         /// A field has the name of its C function without `ibv_`, and that function's manual page
         /// documents it. Functions that libibverbs has had from the beginning (symbol versions 1.0
@@ -95,10 +95,11 @@ macro_rules! table {
             /// Notes that a region's memory stays mapped while any request can use it.
             ///
             /// This is an extension: libibverbs has no such function, and [`system`](crate::system)
-            /// never sets the field. Any provider may set it. It is for providers that copy with
-            /// the process's own instructions, and that would otherwise have to check that memory
-            /// is still mapped. A device that pins pages does not need it. The method
-            /// [`note_mapped`](Self::note_mapped) calls it and states the contract.
+            /// never sets the field. Any provider may set the field. The function is for providers
+            /// that copy with the process's own instructions, and that would otherwise have to
+            /// check that memory is still mapped. A device that pins pages does not need the
+            /// function. The method [`note_mapped`](Self::note_mapped) calls it and states the
+            /// contract.
             pub note_mapped: Option<NoteMapped>,
         }
 
@@ -272,9 +273,9 @@ impl Verbs {
     /// # Safety
     /// `mr` is a live region from this table. The call is made at most once, after the registration
     /// and before any key of the region is used. Until `ibv_dereg_mr` returns 0 for the region, its
-    /// memory is mapped whenever a request or a peer can use it. The key for that may be one of the
-    /// region's, or that of a window on the region. The mapping has the rights that the region's
-    /// access needs.
+    /// memory is mapped whenever a request or a peer can use it. The memory can be used with a key
+    /// of the region, or with the key of a window on the region. The mapping has the rights that
+    /// the region's access needs.
     #[inline]
     pub unsafe fn note_mapped(&self, mr: *mut ibv_mr) {
         if let Some(note_mapped) = self.note_mapped {

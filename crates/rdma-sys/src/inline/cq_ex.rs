@@ -164,8 +164,8 @@ read! {
 #[inline]
 #[must_use]
 pub unsafe fn ibv_wc_read_invalidated_rkey(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: by this function's contract. As in C, one provider function returns either value, in
-    // the byte order that its field in `ibv_wc` has.
+    // SAFETY: the caller upholds the contract of this function. As in C, one provider function
+    // returns either value, in the byte order that its field in `ibv_wc` has.
     unsafe { ibv_wc_read_imm_data(cq) }
 }
 

@@ -11,8 +11,8 @@
 //! The inline functions of `verbs.h`. No library exports them. A C program compiles its own copy,
 //! so a Rust program needs one too.
 //!
-//! They have C's names, make the same checks, and call the provider through the same pointers.
-//! Functions that call an exported function in C take its [table](crate::Verbs) here. Of the 95
+//! They have C's names, make the same checks, and call the provider through the same pointers. A
+//! function that calls an exported function in C takes a [table](crate::Verbs) here. Of the 95
 //! functions, only those that the layers above need are here; the others are added when needed.
 
 mod context;

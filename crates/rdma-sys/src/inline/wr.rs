@@ -48,7 +48,7 @@ macro_rules! wr {
 wr! {
     "`qp` is live and was created with the operations that it is to post, and the calling thread is \
      not posting to it. It must complete or abort what it starts: the provider may hold a lock.";
-    /// Starts to post. Other threads that call this wait until this one completes or aborts.
+    /// Starts posting. Other threads that call this wait until this thread completes or aborts.
     ibv_wr_start: wr_start();
 }
 
@@ -81,7 +81,7 @@ wr! {
     ibv_wr_rdma_read: wr_rdma_read(rkey: u32, remote_addr: u64);
     /// Begins an RDMA WRITE.
     ibv_wr_rdma_write: wr_rdma_write(rkey: u32, remote_addr: u64);
-    /// Begins a flush of `len` bytes that were written at the peer.
+    /// Begins a flush of `len` bytes that were written to the peer's memory.
     ibv_wr_flush: wr_flush(rkey: u32, remote_addr: u64, len: usize, kind: u8, level: u8);
     /// Begins an RDMA WRITE with immediate data, given in network order.
     ibv_wr_rdma_write_imm: wr_rdma_write_imm(rkey: u32, remote_addr: u64, imm_data: u32);

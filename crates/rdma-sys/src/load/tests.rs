@@ -1,6 +1,6 @@
-//! Each failure of loading, with real files.
+//! Tests of each way in which loading fails, with real files.
 //!
-//! A test program that is linked with `-C target-feature=+crt-static` has one failure only.
+//! A test program that is linked with `-C target-feature=+crt-static` can fail in only one way.
 
 #![cfg_attr(target_feature = "crt-static", allow(unused_imports, dead_code))]
 
