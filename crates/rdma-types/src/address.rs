@@ -1,4 +1,4 @@
-//! Addresses and names: of devices, and of ports within a subnet, within a fabric, and globally.
+//! Addresses and names of devices and ports.
 
 pub(crate) mod gid;
 pub(crate) mod guid;

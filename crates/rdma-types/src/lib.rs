@@ -1,15 +1,15 @@
 //! RDMA's numbers: GIDs, keys, sequence numbers, MTUs, timers, access flags, status codes.
 //!
-//! Plain values, independent of memory, devices and C libraries. All other crates of the stack use
-//! them.
+//! They are plain values, independent of memory, devices and C libraries. All other crates of the
+//! stack use them.
 //!
 //! | kind | types | rule |
 //! |---|---|---|
 //! | addresses | [`Gid`], [`Guid`], [`Lid`], [`Pkey`] | bytes in network order, text as the tools print it |
-//! | keys and numbers | [`Lkey`], [`Rkey`], [`Qpn`], [`Psn`] | 24-bit ones cannot hold a 25th bit |
+//! | keys and numbers | [`Lkey`], [`Rkey`], [`Qpn`], [`Psn`] | 24-bit numbers cannot hold a 25th bit |
 //! | codes | [`Mtu`], [`AckTimeout`], [`MinRnrTimer`], [`MaxAckRetries`], [`MaxRnrRetries`] | cannot hold a code that the specification does not define |
-//! | flags | [`AccessFlags`], [`DeviceCapabilities`], [`OdpCapabilities`], [`OdpOperations`], [`RawPacketCapabilities`], [`QpAttributes`] | the bits of C, named or not |
-//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`QpType`], [`AsyncEventKind`], [`AtomicCapability`], [`NodeType`], [`TransportType`], [`LinkWidth`], [`LinkSpeed`], [`PhysicalState`] | any integer is a value: what a newer kernel invents is data, not an error |
+//! | flags | [`AccessFlags`], [`DeviceCapabilities`], [`OdpCapabilities`], [`OdpOperations`], [`RawPacketCapabilities`], [`QpAttributes`] | hold every bit that C sets, named or not |
+//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`QpType`], [`AsyncEventKind`], [`AtomicCapability`], [`NodeType`], [`TransportType`], [`LinkWidth`], [`LinkSpeed`], [`PhysicalState`] | every integer is valid: a value that a newer kernel introduces is data, not an error |
 //!
 //! [`QpTransition`] is the table of a queue pair's states: the transitions between them, with their
 //! attributes.
@@ -19,8 +19,8 @@
 //! # Features
 //!
 //! `serde` (off by default): every type can be serialised. Numbers and codes are bare integers.
-//! [`Gid`] and [`Guid`] are text in human-readable formats and bytes in others; flags are names or
-//! bits likewise. Deserialising makes the same checks as the constructors.
+//! [`Gid`] and [`Guid`] are text in human-readable formats and bytes in others; likewise, flags are
+//! names or bits. Deserialising makes the same checks as the constructors.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -10,8 +10,8 @@ macro_rules! open_enum {
     ) => {
         $(#[$meta])*
         ///
-        /// An open set: a value without a constant here is kept unchanged. Values that a newer
-        /// kernel or provider reports are data.
+        /// The set is open: a value without a constant here is kept unchanged, for example a value
+        /// that a newer kernel or provider reports.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[cfg_attr(feature = "serde", serde(transparent))]

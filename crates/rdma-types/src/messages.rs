@@ -5,8 +5,8 @@ use alloc::string::ToString;
 use core::error::Error;
 use core::fmt::{Debug, Formatter, Result};
 
-/// Writes the messages of an error and its sources, each one once, because many messages contain
-/// that of their source.
+/// Writes the messages of an error and its sources. Writes each message only once, because many
+/// messages contain the message of their source.
 #[doc(hidden)]
 pub fn write_messages(error: &(dyn Error + '_), f: &mut Formatter<'_>) -> Result {
     let mut written = error.to_string();
@@ -44,7 +44,8 @@ pub fn write_fields(name: &str, fields: &[NamedField<'_>], f: &mut Formatter<'_>
     fields_of.finish()
 }
 
-/// Implements `Debug` for an error: `{:?}` writes its message and those of its sources, `{:#?}` its fields.
+/// Implements `Debug` for an error: `{:?}` writes its message and the messages of its sources;
+/// `{:#?}` writes its fields.
 ///
 /// All variants and fields have to be listed; the compiler checks that. The macro is for the crates of this workspace.
 ///

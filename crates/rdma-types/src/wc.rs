@@ -16,7 +16,7 @@ open_enum! {
         LOC_LEN_ERR = 1, "local length error";
         /// The queue pair itself could not execute the request.
         LOC_QP_OP_ERR = 2, "local queue pair operation error";
-        /// For reliable datagrams, which no device has.
+        /// Used only with reliable datagrams, which no device supports.
         LOC_EEC_OP_ERR = 3, "local end-to-end context operation error";
         /// An lkey was invalid, belonged to another protection domain, or did not cover the buffer.
         LOC_PROT_ERR = 4, "local protection error";
@@ -39,15 +39,15 @@ open_enum! {
         RETRY_EXC_ERR = 12, "transport retry counter exceeded";
         /// The peer had no receive posted, and the retries are exhausted.
         RNR_RETRY_EXC_ERR = 13, "receiver-not-ready retry counter exceeded";
-        /// For reliable datagrams, which no device has.
+        /// Used only with reliable datagrams, which no device supports.
         LOC_RDD_VIOL_ERR = 14, "local reliable datagram domain violation";
-        /// For reliable datagrams, which no device has.
+        /// Used only with reliable datagrams, which no device supports.
         REM_INV_RD_REQ_ERR = 15, "remote invalid reliable datagram request";
         /// The peer aborted the operation.
         REM_ABORT_ERR = 16, "aborted by the peer";
-        /// For reliable datagrams, which no device has.
+        /// Used only with reliable datagrams, which no device supports.
         INV_EECN_ERR = 17, "invalid end-to-end context number";
-        /// For reliable datagrams, which no device has.
+        /// Used only with reliable datagrams, which no device supports.
         INV_EEC_STATE_ERR = 18, "invalid end-to-end context state";
         /// The device failed.
         FATAL_ERR = 19, "fatal device error";

@@ -15,8 +15,8 @@ use crate::macros::open_enum;
 /// of the subnet prefix and the port's GUID. C's type is `union ibv_gid`. IBTA vol 1, section
 /// 4.1.1.
 ///
-/// The text format is that of an IPv6 address. Parsing accepts every IPv6 notation, including the
-/// eight full groups that sysfs prints.
+/// A GID is written as an IPv6 address. Parsing accepts every IPv6 notation, including the eight
+/// full groups that sysfs prints.
 ///
 /// # Examples
 ///
@@ -99,7 +99,7 @@ impl Gid {
         Guid::from_u64(u128::from_be_bytes(self.0) as u64)
     }
 
-    /// Returns true if this is the all-zero GID, an unused table entry.
+    /// Returns true if this is the all-zero GID, which marks an unused table entry.
     #[inline]
     pub const fn is_zero(self) -> bool {
         u128::from_be_bytes(self.0) == 0
@@ -107,7 +107,7 @@ impl Gid {
 
     /// Returns true if this GID is link-local (`fe80::/10`), that is, valid only on its own link.
     ///
-    /// A RoCE device refuses to connect a link-local GID with one that is not.
+    /// A RoCE device refuses to connect a link-local GID to one that is not link-local.
     #[inline]
     pub const fn is_link_local(self) -> bool {
         self.to_ipv6().is_unicast_link_local()

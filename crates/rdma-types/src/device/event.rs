@@ -6,7 +6,7 @@ open_enum! {
     /// The kind of an asynchronous event (`enum ibv_event_type`). IBTA vol 1, section 11.6.3.
     #[doc(alias = "ibv_event_type")]
     AsyncEventKind(u32), "asynchronous event" {
-        /// A completion queue failed: it overflowed.
+        /// A completion queue failed because it overflowed.
         CQ_ERR = 0, "completion queue error";
         /// A queue pair failed and cannot report this in a completion.
         QP_FATAL = 1, "queue pair fatal error";

@@ -47,8 +47,8 @@ bitflags::bitflags! {
         const FLUSH_GLOBAL = 1 << 8;
         /// Peers may flush to persistence.
         const FLUSH_PERSISTENT = 1 << 9;
-        /// The device may write in any order, but at the completion all data has arrived. A device
-        /// without this feature ignores the bit.
+        /// The device may write in any order, but all data has arrived when the request completes.
+        /// A device without this feature ignores the bit.
         const RELAXED_ORDERING = 1 << 20;
 
         const _ = !0;
@@ -166,7 +166,7 @@ impl AccessFlags {
 
 flags_display!(AccessFlags);
 
-/// The reason that the verbs forbid a set of access flags.
+/// The reason why verbs forbid a set of access flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AccessError {

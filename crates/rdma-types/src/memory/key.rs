@@ -75,8 +75,8 @@ key! {
 }
 
 key! {
-    /// A remote key: a peer that knows it may use registered memory as its access flags allow
-    /// (`ibv_mr.rkey`, `ibv_mw.rkey`).
+    /// A remote key: a peer that knows the key may use registered memory as the memory's access
+    /// flags allow (`ibv_mr.rkey`, `ibv_mw.rkey`).
     ///
     /// ```
     /// use rdma_types::Rkey;

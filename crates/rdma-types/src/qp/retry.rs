@@ -47,8 +47,8 @@ impl Default for MaxAckRetries {
 
 /// The number of times that a requester retries after a "receiver not ready" (RNR) response
 /// (`ibv_qp_attr.rnr_retry`, 3 bits). The response means that the peer had no receive posted.
-/// Before each retry it waits for the peer's [`MinRnrTimer`](crate::MinRnrTimer). After the last
-/// retry, the request fails with
+/// Before each retry, the requester waits for the peer's [`MinRnrTimer`](crate::MinRnrTimer). After
+/// the last retry, the request fails with
 /// [`WcStatus::RNR_RETRY_EXC_ERR`](crate::WcStatus::RNR_RETRY_EXC_ERR).
 ///
 /// Code 7 means unlimited.

@@ -8,8 +8,8 @@ use crate::macros::code;
 /// The time that a requester waits for an acknowledgement before it retransmits
 /// (`ibv_qp_attr.timeout`, 5 bits). The time is 4.096 µs * 2^code; code 0 means no limit.
 ///
-/// It is a lower bound: a device may wait up to four times as long (IBTA vol 1, section 9.7.6.1.3).
-/// Many devices have their own minimum.
+/// The time is a lower bound: a device may wait up to four times as long (IBTA vol 1, section
+/// 9.7.6.1.3). Many devices have their own minimum.
 ///
 /// # Examples
 ///
@@ -105,8 +105,8 @@ const RNR_TENS_OF_MICROS: [u32; 32] = [
 ];
 
 impl MinRnrTimer {
-    /// Creates the timer with this code (`1..=31`); `None` for any other. The durations increase
-    /// with the code. Code 0 is [`longest`](Self::longest).
+    /// Creates the timer with this code; returns `None` unless the code is in `1..=31`. The
+    /// durations increase with the code. For code 0, see [`longest`](Self::longest).
     #[inline]
     pub const fn limited(code: u8) -> Option<Self> {
         if code == 0 { None } else { Self::from_code(code) }

@@ -81,8 +81,8 @@ pub struct QpTransition {
 }
 
 impl QpTransition {
-    /// Returns this transition for a queue pair of this type. Returns `None` if the specification
-    /// does not define the transition, and for types other than RC, UC and UD.
+    /// Returns the transition between these states for a queue pair of this type. Returns `None` if
+    /// the specification does not define the transition, and for types other than RC, UC and UD.
     #[must_use]
     pub const fn between(qp_type: QpType, from: QpState, to: QpState) -> Option<Self> {
         const NONE: QpAttributes = QpAttributes::empty();
