@@ -42,8 +42,8 @@ pub fn list_devices() -> DeviceList {
 
 /// Opens the first device with this name, in the order of [`list_devices`].
 ///
-/// With the feature `soft`, this installs the software devices first, whatever the name is. So the error for an unknown
-/// name also lists them.
+/// With the feature `soft`, this installs the software devices first, whatever the name is, so that the error for an
+/// unknown name also lists them.
 ///
 /// # Errors
 /// [`Error::UnknownDevice`], with the known names, if no device has this name; [`Error::Verb`] if the device cannot be
