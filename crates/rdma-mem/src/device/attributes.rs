@@ -11,7 +11,7 @@ use crate::device::fields::attributes;
 attributes! {
     /// The attributes of a device, from [`Context::query_device`](crate::Context::query_device).
     ///
-    /// Limits are upper bounds: the available number depends on the objects in use.
+    /// Limits are upper bounds: how many objects can still be created depends on those that exist.
     #[doc(alias = "ibv_device_attr")]
     DeviceAttributes(raw: &ibv_device_attr, more: u64) {
         /// The firmware's version, in the vendor's format.
@@ -75,7 +75,7 @@ attributes! {
         /// The maximum number of address handles.
         max_ah: u32 => text = limit(raw.max_ah),
         /// The maximum number of fast memory regions (FMRs), an obsolete interface that no current
-        /// device has.
+        /// device implements.
         max_fmr: u32 => text = limit(raw.max_fmr),
         /// The maximum number of times that one FMR can be remapped.
         max_map_per_fmr: u32 => text = limit(raw.max_map_per_fmr),
@@ -97,8 +97,8 @@ attributes! {
         max_raw_ethernet_qp: u32 => text = limit(raw.max_raw_ethy_qp),
         /// The maximum number of partition keys.
         max_pkeys: u16 => text = raw.max_pkeys,
-        /// The time by which the device may delay acknowledgements, in the specification's
-        /// encoding: 4.096 µs · 2^code.
+        /// The longest time by which the device may delay an acknowledgement, encoded as in the
+        /// specification: 4.096 µs · 2^code.
         local_ack_delay_code: u8 => text = raw.local_ca_ack_delay,
         /// The number of ports. They are numbered from 1.
         port_count: u8 => text = raw.phys_port_cnt,
@@ -116,7 +116,7 @@ fn string(c: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
 }
 
-/// `c_char` is signed on some architectures and unsigned on others.
+/// Converts a `c_char`, which is signed on some architectures and unsigned on others, to a byte.
 trait CastUnsignedByte {
     fn cast_unsigned_byte(self) -> u8;
 }

@@ -41,7 +41,7 @@ use crate::object::ownership::Ownership;
 #[derive(Clone, Debug)]
 pub struct Context(Arc<Handle<ibv_context, Opened>>);
 
-/// The values that a context needs, and its cached attributes.
+/// The device of a context, which the context keeps alive, and the log of the device's events.
 #[derive(Debug)]
 struct Opened {
     device: Device,
@@ -52,7 +52,7 @@ impl Context {
     /// Opens a device, like [`Device::open`].
     ///
     /// # Errors
-    /// Returns an error if the provider refuses, with a hint.
+    /// Returns the provider's error, with a hint, if the device cannot be opened.
     #[doc(alias = "ibv_open_device")]
     pub fn open(device: &Device) -> Result<Self, Error> {
         device.check_process()?;
@@ -71,8 +71,8 @@ impl Context {
         Ok(Self(Arc::new(handle)))
     }
 
-    /// Refuses atomic access if the device has no atomics. The provider would refuse it without
-    /// naming the cause, or not refuse it at all.
+    /// Returns an error if `access` includes remote atomics and the device has no atomics. The
+    /// provider itself would return an error that does not name the cause, or none at all.
     pub(crate) fn check_atomics(&self, access: AccessFlags) -> Result<(), Error> {
         let wants = access.contains(AccessFlags::REMOTE_ATOMIC);
         if wants && self.query_device()?.atomic_capability == AtomicCapability::NONE {
@@ -83,19 +83,20 @@ impl Context {
 
     /// Wraps a context that was opened elsewhere.
     ///
-    /// [`async_events`](Self::async_events) and [`events_of`](Self::events_of) make its `async_fd`
-    /// non-blocking, which also affects its other users. Those users miss events if they call
-    /// `ibv_get_async_event` themselves. Channels call these functions after a flushed request, and
-    /// servers after a client disconnects, to find the event that caused it.
+    /// [`async_events`](Self::async_events) and [`events_of`](Self::events_of) make the context's
+    /// `async_fd` non-blocking, also for code that uses the context elsewhere. If that code calls
+    /// `ibv_get_async_event`, each event reaches only one of the two readers. To find the event
+    /// that caused a failure, channels call these functions after a flushed request, and servers
+    /// after a client disconnects.
     ///
     /// # Errors
     /// Returns an error if the provider cannot list its devices, or if the context's device was
     /// removed ([`Error::UnknownDevice`]).
     ///
     /// # Safety
-    /// The caller upholds the contract of [`Ownership`]. The context was opened by this table's
-    /// `ibv_open_device`. All functions in the table come from one provider:
-    /// [`DeviceList::of`](crate::DeviceList::of) requires this.
+    /// The caller upholds the contract of [`Ownership`]. The context was opened with the
+    /// `ibv_open_device` of `verbs`. All functions in `verbs` come from one provider, as
+    /// [`DeviceList::of`](crate::DeviceList::of) requires.
     ///
     /// # Examples
     /// ```
@@ -213,7 +214,7 @@ impl Context {
         let filled = values.comp_mask & mask != 0;
         let returned = if returned == 0 && !filled { Errno::EOPNOTSUPP.raw() } else { returned };
         check("ibv_query_rt_values_ex", returned)?;
-        // Providers store all ticks in the second field.
+        // Providers store all ticks in `tv_nsec`.
         let (seconds, ticks) = (values.raw_clock.tv_sec, values.raw_clock.tv_nsec);
         let whole = seconds.cast_unsigned().wrapping_mul(1_000_000_000);
         Ok(whole.wrapping_add(ticks.cast_unsigned()))
@@ -255,8 +256,8 @@ impl Context {
         Handle::close_last(self.0, "context").map_err(|(handle, error)| (Self(handle), error))
     }
 
-    /// Checks that this process created the object. Call this before calling verbs outside the data
-    /// path on [`as_raw`](Self::as_raw).
+    /// Checks that this process created the object. Call this before you pass
+    /// [`as_raw`](Self::as_raw) to a verb outside the data path.
     ///
     /// # Errors
     /// Returns an error in a child that was forked after the object was created.
@@ -272,7 +273,7 @@ impl Context {
         self.device().verbs()
     }
 
-    /// Returns the C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which stays alive while `self` or one of its clones exists.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_context {
@@ -290,8 +291,8 @@ impl Device {
     /// Opens the device; see `man ibv_open_device`.
     ///
     /// # Errors
-    /// [`Error::Verb`] if the provider refuses. The usual cause is a missing permission for
-    /// `/dev/infiniband`; the hint then names it.
+    /// [`Error::Verb`] if the provider refuses. The usual cause, which the hint then names, is a
+    /// missing permission for `/dev/infiniband`.
     ///
     /// # Examples
     /// ```

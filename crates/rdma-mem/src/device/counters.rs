@@ -5,8 +5,8 @@ use std::path::Path;
 
 use crate::device::listed::Device;
 
-/// This file holds the interval, in milliseconds, at which the kernel reads counters from the
-/// device. It is not a counter.
+/// The name of a file that is not a counter. It holds the interval, in milliseconds, at which the
+/// kernel reads the counters from the device.
 const LIFESPAN: &str = "lifespan";
 
 impl Device {

@@ -37,10 +37,10 @@ attributes! {
             RawPacketCapabilities::from_bits_retain(raw.raw_packet_caps),
         /// The maximum size of a TCP segmentation offload (TSO) request, in bytes.
         tso_max_bytes: u32 => text = raw.tso_caps.max_tso,
-        /// The queue pair types that support TSO: a bit for each `enum ibv_qp_type`.
+        /// The queue pair types that support TSO: one bit for each value of `enum ibv_qp_type`.
         tso_qp_types: u32 => hex = raw.tso_caps.supported_qpts,
-        /// The queue pair types that support receive side scaling (RSS): a bit for each `enum
-        /// ibv_qp_type`.
+        /// The queue pair types that support receive side scaling (RSS): one bit for each value of
+        /// `enum ibv_qp_type`.
         rss_qp_types: u32 => hex = raw.rss_caps.supported_qpts,
         /// The maximum number of RSS indirection tables.
         rss_max_tables: u32 => text = raw.rss_caps.max_rwq_indirection_tables,
@@ -56,7 +56,7 @@ attributes! {
         packet_pacing_min_kbps: u32 => text = raw.packet_pacing_caps.qp_rate_limit_min,
         /// The highest rate to which a queue pair can be limited, in kbit/s; 0 without pacing.
         packet_pacing_max_kbps: u32 => text = raw.packet_pacing_caps.qp_rate_limit_max,
-        /// The queue pair types that support pacing: a bit for each `enum ibv_qp_type`.
+        /// The queue pair types that support pacing: one bit for each value of `enum ibv_qp_type`.
         packet_pacing_qp_types: u32 => hex = raw.packet_pacing_caps.supported_qpts,
         /// The maximum number of tags in one tag-matching queue; 0 without tag matching.
         tag_matching_max_tags: u32 => text = raw.tm_caps.max_num_tags,

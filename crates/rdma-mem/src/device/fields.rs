@@ -3,7 +3,7 @@
 use std::fmt::LowerHex;
 
 /// Defines a struct of attributes, with the format and the C expression of each field: `field: Type
-/// => format = value`. The inputs of the expressions precede the fields.
+/// => format = value`. The list in parentheses declares the values that the expressions use.
 macro_rules! attributes {
     (
         $(#[$meta:meta])*

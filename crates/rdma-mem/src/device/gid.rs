@@ -25,8 +25,8 @@ pub struct GidEntry {
     /// InfiniBand and software ports.
     pub netdev_index: Option<u32>,
     /// The number of leading bits of the GID that identify its network: 120 for an IPv4 address in
-    /// a /24. It is derived from the mask of the interface with this address. `None` if this
-    /// network namespace has no interface with it.
+    /// a /24. It is derived from the mask of the network interface that has this address. `None` if
+    /// no interface in this network namespace has it.
     pub prefix_length: Option<u8>,
 }
 

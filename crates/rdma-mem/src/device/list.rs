@@ -32,8 +32,8 @@ pub fn list_devices() -> DeviceList {
         Ok(providers) => {
             for provider in providers {
                 match provider.verbs {
-                    // SAFETY: SAFETY.md F2: each table in `providers` is either libibverbs' own, or
-                    // the caller of `register` promised that it behaves like it.
+                    // SAFETY: SAFETY.md F2: each table in `providers` is libibverbs' own, or
+                    // behaves like it, as the caller of `register` promised.
                     Ok(verbs) => unsafe { list.add(verbs) },
                     Err(error) => list.errors.push(ListError::Load(error)),
                 }
@@ -48,7 +48,7 @@ pub fn list_devices() -> DeviceList {
 ///
 /// # Errors
 /// [`Error::UnknownDevice`], with the known names, if no device has this name; [`Error::Verb`] if
-/// it cannot be opened.
+/// the device cannot be opened.
 ///
 /// # Examples
 /// ```
@@ -73,8 +73,9 @@ pub fn open_device(name: impl AsRef<str>) -> Result<Context, Error> {
 }
 
 /// Opens the device named by the environment variable `RDMA_DEVICE`. If the variable is not set,
-/// opens the first libibverbs device with an active port. If there is none, opens the first device
-/// of another provider, which is a software device if they are installed.
+/// opens the first libibverbs device with an active port. If no such device exists, opens the first
+/// device of another provider (a software device, if installed), or else the first device of
+/// libibverbs.
 ///
 /// A `tracing` event reports the device and the reason for the choice.
 ///
@@ -131,7 +132,7 @@ fn open_active(device: &Device) -> Result<Option<Context>, Error> {
 }
 
 /// A snapshot of the device list, with the errors of providers that could not list their devices.
-/// It does not change when devices are added or removed.
+/// The snapshot does not change when devices are added or removed.
 ///
 /// # Examples
 /// ```
@@ -155,9 +156,10 @@ impl DeviceList {
     /// Lists the devices of one provider, whether or not it is registered.
     ///
     /// # Safety
-    /// The contract of [`rdma_sys::register`] applies: for the table's own objects, each function
-    /// in the table behaves like the libibverbs function with its name (SAFETY.md F2). The tables
-    /// of [`rdma_sys::system`] and of the software device meet this contract.
+    /// The contract of [`rdma_sys::register`] applies. That is, each function in the table, called
+    /// on the table's own objects, behaves like the libibverbs function with the same name
+    /// (SAFETY.md F2). The tables of [`rdma_sys::system`] and of the software device meet this
+    /// contract.
     #[must_use]
     pub unsafe fn of(verbs: &'static Verbs) -> Self {
         let mut list = Self { devices: Vec::new(), errors: Vec::new() };
@@ -188,7 +190,7 @@ impl DeviceList {
         self.devices.is_empty()
     }
 
-    /// Returns the device at this index, from 0.
+    /// Returns the device at this index; `None` if the list is shorter.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<&Device> {
         self.devices.get(index)

@@ -109,15 +109,16 @@ impl Device {
 
     /// Returns the name of the device's file in `/dev/infiniband`, such as `uverbs0`.
     pub(crate) fn file_name(&self) -> Option<String> {
-        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and it does not change.
+        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and the device does not change.
         text_of(unsafe { (*self.raw.as_ptr()).dev_name })
     }
 
-    /// Returns the NUMA node to which the device is attached. A program accesses the device fastest
-    /// if its threads and memory are on that node. `None` if the device has no node: a software
-    /// device, or any device on a machine with a single node.
+    /// Returns the NUMA node to which the device is attached. Threads and memory on that node have
+    /// the fastest access to the device. `None` for a software device, and for any device on a
+    /// machine with a single node.
     ///
-    /// The kernel reports it in `numa_node` in the device's folder in `/sys/class/infiniband`.
+    /// The kernel reports the node in `device/numa_node` in the device's folder in
+    /// `/sys/class/infiniband`.
     ///
     /// ```
     /// # rdma_soft::install();
@@ -132,7 +133,7 @@ impl Device {
 
     /// Returns the device's folder in `/sys/class/infiniband`; `None` for a software device.
     pub(crate) fn folder(&self) -> Option<String> {
-        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and it does not change.
+        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and the device does not change.
         text_of(unsafe { (*self.raw.as_ptr()).ibdev_path }).filter(|folder| !folder.is_empty())
     }
 
@@ -148,14 +149,14 @@ impl Device {
     /// Returns the device's node type: [`NodeType::CA`] for an InfiniBand or RoCE device.
     #[must_use]
     pub fn node_type(&self) -> NodeType {
-        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and it does not change.
+        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and the device does not change.
         NodeType::from_raw(unsafe { (*self.raw.as_ptr()).node_type }.0)
     }
 
     /// Returns the device's transport: [`TransportType::IB`] for an InfiniBand or RoCE device.
     #[must_use]
     pub fn transport_type(&self) -> TransportType {
-        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and it does not change.
+        // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and the device does not change.
         TransportType::from_raw(unsafe { (*self.raw.as_ptr()).transport_type }.0)
     }
 
@@ -181,7 +182,7 @@ impl Device {
         self.list.verbs
     }
 
-    /// Returns the C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which stays alive while `self` or one of its clones exists.
     #[must_use]
     pub const fn as_raw(&self) -> *mut ibv_device {
         self.raw.as_ptr()
@@ -194,7 +195,8 @@ fn text_of<const N: usize>(text: [c_char; N]) -> Option<String> {
     CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok().map(str::to_owned)
 }
 
-/// Reads a NUMA node from a file. The kernel writes -1 if there is none.
+/// Reads a NUMA node from a file; `None` for -1, which the kernel writes for a device without a
+/// node.
 fn numa_node_in(file: &Path) -> Option<u32> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }

@@ -58,7 +58,7 @@ attributes! {
         max_vl_code: u8 => text = raw.max_vl_num,
         /// The number of received packets whose partition key is not in the port's table.
         bad_pkey_count: u32 => text = raw.bad_pkey_cntr,
-        /// The number of received packets whose queue key does not match that of their queue pair.
+        /// The number of received packets whose queue key does not match the queue pair's.
         qkey_violation_count: u32 => text = raw.qkey_viol_cntr,
         /// The service level for packets to the subnet manager.
         sm_service_level: u8 => text = raw.sm_sl,

@@ -14,8 +14,8 @@ use crate::object::ownership::Ownership;
 
 /// A protection domain (PD): queue pairs may use only memory regions in their own domain.
 ///
-/// This limit applies to a queue pair's own requests and to those of its peer. Clones are cheap and
-/// refer to the same domain. Objects created from a domain keep it alive.
+/// This rule applies both to a queue pair's own requests and to its peer's requests. Clones are
+/// cheap and refer to the same domain. Objects created from a domain keep it alive.
 ///
 /// # Examples
 /// ```
@@ -85,8 +85,8 @@ impl ProtectionDomain {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Checks that this process created the object. Call this before calling verbs outside the data
-    /// path on [`as_raw`](Self::as_raw).
+    /// Checks that this process created the object. Call this before you pass
+    /// [`as_raw`](Self::as_raw) to a verb outside the data path.
     ///
     /// # Errors
     /// Returns an error in a child that was forked after the object was created.
@@ -101,7 +101,7 @@ impl ProtectionDomain {
         self.context().verbs()
     }
 
-    /// Returns the C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which stays alive while `self` or one of its clones exists.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_pd {
