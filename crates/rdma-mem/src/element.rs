@@ -60,7 +60,7 @@ pub struct ScatterElement<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScatterGatherElementError {
-    /// The slice is longer than the 32 bits of an element's length allow.
+    /// The slice's length does not fit in the 32-bit length of an element.
     #[error("the slice is longer than an element can be, 4294967295 bytes: use several elements")]
     SliceTooBig,
     /// The slice is not entirely within the region.
@@ -75,7 +75,7 @@ rdma_types::debug_messages!(
     }
 );
 
-/// Checks an element, in the order in which the errors are declared.
+/// Checks that `data` can be an element of the region: first its length, then its bounds.
 #[inline]
 fn check(region: &MemoryRegion, data: &[u8]) -> Result<(), ScatterGatherElementError> {
     if u32::try_from(data.len()).is_err() {
@@ -99,7 +99,7 @@ impl<'a> GatherElement<'a> {
     /// Creates the element for `data`.
     ///
     /// # Panics
-    /// Panics if `data` is not within the region, or longer than 4 GiB - 1; in every build.
+    /// Panics, in every build, if `data` is not within the region or is longer than 4 GiB - 1.
     #[inline]
     #[must_use]
     #[track_caller]
@@ -113,7 +113,7 @@ impl<'a> GatherElement<'a> {
     /// Creates the element for `data`.
     ///
     /// # Errors
-    /// Returns an error if `data` is not within the region, or longer than 4 GiB - 1.
+    /// Returns an error if `data` is not within the region or is longer than 4 GiB - 1.
     #[inline]
     pub fn new_checked(
         region: &'a MemoryRegion,
@@ -159,7 +159,7 @@ impl<'a> ScatterElement<'a> {
     /// Creates the element for `room`.
     ///
     /// # Panics
-    /// Panics if `room` is not within the region, or longer than 4 GiB - 1; in every build.
+    /// Panics, in every build, if `room` is not within the region or is longer than 4 GiB - 1.
     #[inline]
     #[must_use]
     #[track_caller]
@@ -173,7 +173,7 @@ impl<'a> ScatterElement<'a> {
     /// Creates the element for `room`.
     ///
     /// # Errors
-    /// Returns an error if `room` is not within the region, or longer than 4 GiB - 1.
+    /// Returns an error if `room` is not within the region or is longer than 4 GiB - 1.
     #[inline]
     pub fn new_checked(
         region: &'a MemoryRegion,

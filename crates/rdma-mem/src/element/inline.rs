@@ -9,17 +9,17 @@ use crate::element::ScatterGatherElementError;
 
 /// Inline data: bytes that are copied into a request when it is posted.
 ///
-/// It has the layout of C's `ibv_sge`, like the other elements. Its address is the pointer itself,
-/// from which the processor copies before the post returns. It has no key, because the memory needs
-/// no registration.
+/// It has the layout of C's `ibv_sge`, like the other elements. Its address is the pointer to the
+/// data, which the processor copies before the post returns. It has no key, because the memory
+/// needs no registration.
 ///
 /// An inline element can be made only from a slice. The address in a
 /// [`GatherElement`](crate::GatherElement) is the one that a *device* uses for the memory. For some
 /// regions it equals the pointer, but it can be any number: the `iova` of a
 /// [`DmabufRegion`](crate::DmabufRegion), or 0 with [`ZERO_BASED`](crate::AccessFlags::ZERO_BASED).
 /// Therefore the two kinds of element cannot be converted into each other. Memory that peers may
-/// write ([`SharedRegion`](crate::SharedRegion)) is never a slice, so copy the data out of it
-/// first.
+/// write ([`SharedRegion`](crate::SharedRegion)) is never available as a slice, so copy the data
+/// out of it first.
 ///
 /// # Examples
 /// ```
@@ -41,7 +41,7 @@ impl<'a> InlineElement<'a> {
     /// Creates the element for `data`.
     ///
     /// # Panics
-    /// Panics if `data` is longer than 4 GiB - 1; in every build.
+    /// Panics, in every build, if `data` is longer than 4 GiB - 1.
     #[inline]
     #[must_use]
     #[track_caller]

@@ -5,12 +5,12 @@ use crate::element::shared::SharedElement;
 use crate::element::slice::{SliceMut, SliceRef};
 use crate::element::{GatherElement, ScatterElement};
 
-/// Elements that a request reads from, with their domains. Each is a registered slice, or a range
-/// of a shared region.
+/// Elements that a request reads from, with their domains. Each element is a registered slice, or a
+/// range of a shared region.
 ///
-/// An element is the C struct, which does not name its domain. Because a list does, a queue pair
-/// refuses a slice of another domain when the request is posted. Otherwise the request would be
-/// posted and its completion would fail.
+/// An element alone is the C struct, which does not name its domain. A list adds the domains, so a
+/// queue pair can refuse an element from another domain when the request is posted. Without that
+/// check, the request would be posted, and fail later in its completion.
 ///
 /// # Examples
 /// ```
@@ -32,8 +32,8 @@ pub struct GatherList<'a, const N: usize> {
     domains: [&'a ProtectionDomain; N],
 }
 
-/// Elements that a request writes to, with their domains; see [`GatherList`]. Each is a registered
-/// slice, or a range of a shared region.
+/// Elements that a request writes to, with their domains; see [`GatherList`]. Each element is a
+/// registered slice, or a range of a shared region.
 ///
 /// # Examples
 /// ```

@@ -1,4 +1,4 @@
-//! The elements of a region over the caller's memory.
+//! Methods of [`MemoryRegion`] that create elements for parts of the caller's memory.
 
 use crate::element::{GatherElement, ScatterElement, ScatterGatherElementError};
 use crate::region::unowned::MemoryRegion;
@@ -7,7 +7,7 @@ impl MemoryRegion {
     /// Creates the element for `data`, like [`GatherElement::new`].
     ///
     /// # Panics
-    /// Panics if `data` is not within the region, or longer than 4 GiB - 1; in every build.
+    /// Panics, in every build, if `data` is not within the region or is longer than 4 GiB - 1.
     #[inline]
     #[must_use]
     #[track_caller]
@@ -18,7 +18,7 @@ impl MemoryRegion {
     /// Creates the element for `data`, like [`GatherElement::new_checked`].
     ///
     /// # Errors
-    /// Returns an error if `data` is not within the region, or longer than 4 GiB - 1.
+    /// Returns an error if `data` is not within the region or is longer than 4 GiB - 1.
     #[inline]
     pub fn gather_element_checked<'a>(
         &'a self,
@@ -38,7 +38,7 @@ impl MemoryRegion {
     /// Creates the element for `data`, like [`ScatterElement::new`].
     ///
     /// # Panics
-    /// Panics if `data` is not within the region, or longer than 4 GiB - 1; in every build.
+    /// Panics, in every build, if `data` is not within the region or is longer than 4 GiB - 1.
     #[inline]
     #[must_use]
     #[track_caller]
@@ -49,7 +49,7 @@ impl MemoryRegion {
     /// Creates the element for `data`, like [`ScatterElement::new_checked`].
     ///
     /// # Errors
-    /// Returns an error if `data` is not within the region, or longer than 4 GiB - 1.
+    /// Returns an error if `data` is not within the region or is longer than 4 GiB - 1.
     #[inline]
     pub fn scatter_element_checked<'a>(
         &'a self,

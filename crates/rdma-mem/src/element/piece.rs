@@ -11,7 +11,7 @@ use crate::device::protection_domain::ProtectionDomain;
 /// Bytes of a region: the address that the processor uses, the address that a device uses, and the
 /// key.
 ///
-/// It guarantees nothing about the contents of the bytes, or about other users of them.
+/// It guarantees nothing about the contents of the bytes, or about other accesses to them.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'r> {
     base: NonNull<u8>,
@@ -54,8 +54,9 @@ impl<'r> Piece<'r> {
     /// Returns the bytes as a slice.
     ///
     /// # Safety
-    /// For `'b`, the bytes are initialised and only a device writes them. It writes them only for
-    /// requests of this machine whose poster promised not to use the bytes until they complete.
+    /// For `'b`, the bytes are initialised and only a device writes them. The device does so only
+    /// for requests posted on this machine, by code that promised not to use the bytes until those
+    /// requests complete.
     #[inline]
     pub(crate) unsafe fn bytes<'b>(self) -> &'b [u8]
     where
@@ -81,8 +82,7 @@ impl<'r> Piece<'r> {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
     }
 
-    /// Formats the piece with its length, address and key. `name` is the type that the output
-    /// shows.
+    /// Formats the piece with its length, pointer and key, preceded by `name`.
     pub(crate) fn debug(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{name}({} bytes at {:?}, {:?})", self.length, self.base, self.lkey)
     }

@@ -1,4 +1,4 @@
-//! Elements of memory without exclusive access.
+//! Elements for memory that peers and copies may change at any time.
 
 use std::ops::Range;
 
@@ -12,15 +12,15 @@ use crate::error::range::RangeError;
 /// A range of a [`SharedRegion`](crate::SharedRegion) or a [`DmabufRegion`](crate::DmabufRegion),
 /// as the source or destination of requests.
 ///
-/// It is `Copy` and can be both source and destination, because no reference to the bytes of such a
-/// region exists. Several requests may name the same bytes while peers and copies change them.
-/// Bytes that have several concurrent writers then hold a mixture of what they wrote.
+/// It is `Copy` and can be both source and destination, because no Rust reference to the region's
+/// bytes exists. Several requests may name the same bytes while peers and copies change them. Bytes
+/// with several concurrent writers may end up as a mixture of what each of them wrote.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedElement<'r> {
     address: u64,
     length: u32,
     lkey: Lkey,
-    /// The region's own domain, so the borrow keeps the element within the region's lifetime.
+    /// The domain, borrowed from the region, so the element cannot outlive the region.
     pd: &'r ProtectionDomain,
 }
 

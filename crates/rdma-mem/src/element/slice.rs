@@ -11,8 +11,8 @@ use crate::device::protection_domain::ProtectionDomain;
 use crate::element::piece::Piece;
 use crate::element::{GatherElement, ScatterElement};
 
-/// Registered bytes, shared. They come from [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref)
-/// and [`BorrowedRegion::get_ref`](crate::BorrowedRegion::get_ref).
+/// A shared slice of registered bytes, from [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref)
+/// or [`BorrowedRegion::get_ref`](crate::BorrowedRegion::get_ref).
 ///
 /// # Examples
 /// ```
@@ -30,8 +30,8 @@ pub struct SliceRef<'r> {
     borrow: PhantomData<&'r [u8]>,
 }
 
-/// Registered bytes, exclusive. They come from
-/// [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) and
+/// An exclusive slice of registered bytes, from
+/// [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) or
 /// [`BorrowedRegion::get_mut`](crate::BorrowedRegion::get_mut).
 ///
 /// It consists of raw parts, without a reference to the bytes, so it can be moved while a device
@@ -67,9 +67,9 @@ unsafe impl Sync for SliceMut<'_> {}
 
 impl<'r> SliceRef<'r> {
     /// # Safety
-    /// The bytes are initialised and borrowed for `'r`: only a device writes them. It writes them
-    /// only for requests of this machine whose poster promised not to use the bytes until they
-    /// complete.
+    /// The bytes are initialised and borrowed for `'r`: only a device writes them. The device does
+    /// so only for requests posted on this machine, by code that promised not to use the bytes
+    /// until those requests complete.
     #[inline]
     pub(crate) unsafe fn new(piece: Piece<'r>) -> Self {
         Self { piece, borrow: PhantomData }
@@ -82,7 +82,7 @@ impl<'r> SliceRef<'r> {
         self.piece.pd
     }
 
-    /// Returns the element for these bytes, at most the first 4 GiB - 1.
+    /// Returns the element for these bytes, or for the first 4 GiB - 1 of them.
     #[inline]
     #[must_use]
     pub fn gather_element(&self) -> GatherElement<'r> {
@@ -105,8 +105,8 @@ impl<'r> SliceRef<'r> {
 impl<'r> SliceMut<'r> {
     /// # Safety
     /// The bytes are initialised and exclusively borrowed for `'r`: apart from this slice, only a
-    /// device reads or writes them. It does so only for requests of this machine whose poster
-    /// promised not to use the bytes until they complete.
+    /// device reads or writes them. The device does so only for requests posted on this machine, by
+    /// code that promised not to use the bytes until those requests complete.
     #[inline]
     pub(crate) unsafe fn new(piece: Piece<'r>) -> Self {
         Self { piece, borrow: PhantomData }
@@ -126,8 +126,8 @@ impl<'r> SliceMut<'r> {
         GatherElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
-    /// Returns an element through which these bytes can be written; it covers at most the first 4
-    /// GiB - 1.
+    /// Returns an element through which these bytes, or the first 4 GiB - 1 of them, can be
+    /// written.
     #[inline]
     #[must_use]
     pub fn scatter_element(&mut self) -> ScatterElement<'_> {
@@ -140,7 +140,7 @@ impl<'r> SliceMut<'r> {
         ScatterElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
-    /// Returns the same bytes, shared.
+    /// Returns the same bytes as a shared slice.
     #[inline]
     #[must_use]
     pub fn as_shared(&self) -> SliceRef<'_> {
@@ -169,7 +169,7 @@ impl<'r> SliceMut<'r> {
     /// Splits the slice into slices of `size` bytes each, in order. The last one is shorter if the
     /// length is not a multiple of `size`. An empty slice has no chunks.
     ///
-    /// It is not called `chunks`, because that would hide the byte slice's method.
+    /// This method is not called `chunks`, because that name would hide the byte slice's method.
     ///
     /// # Panics
     /// Panics if `size` is 0.
