@@ -12,7 +12,7 @@ use crate::device::unknown::{ListError, UnknownDevice};
 use crate::error::verb::VerbError;
 use crate::object::forked::Forked;
 
-/// The error of an operation of this crate.
+/// An error from an operation in this crate.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -94,8 +94,8 @@ pub enum Error {
         /// The requested alignment, in bytes.
         alignment: usize,
     },
-    /// A pool has registered its [limit](crate::BufferPool::set_limit) and has no free range for a
-    /// buffer.
+    /// A pool has no free range that is long enough, and its [limit](crate::BufferPool::set_limit)
+    /// allows no further registration.
     #[error(
         "no {length} bytes in one piece are free in the pool, which has registered {registered} bytes and may {limit}: drop \
          buffers, trim the pool, or set a higher limit"
@@ -105,10 +105,10 @@ pub enum Error {
         length: usize,
         /// The number of bytes that the pool has registered.
         registered: usize,
-        /// The number of bytes that it may register.
+        /// The maximum number of bytes that the pool may register.
         limit: usize,
     },
-    /// This process could not allocate that much memory.
+    /// The memory for a region could not be allocated.
     #[error("no memory for a region of {length} bytes")]
     OutOfMemory {
         /// The requested length, in bytes.
@@ -118,7 +118,7 @@ pub enum Error {
     /// alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {
-        /// The object that was to be closed.
+        /// The kind of object that was to be closed.
         what: &'static str,
     },
 }

@@ -8,15 +8,15 @@ use rdma_sys::{Errno, Verbs, ibv_fork_status, providers};
 use crate::error::Error;
 use crate::error::verb::VerbError;
 
-/// Whether [`fork_support`] only queries, or also protects.
+/// Selects whether [`fork_support`] only queries the status or also protects registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForkMode {
     /// Only query the status.
     Query,
     /// Make libibverbs hide registered memory from forked children, unless the kernel copies it for
-    /// them. Linux 5.13 and later does, so there this costs nothing. Call it before the first
-    /// registration.
+    /// them, as Linux 5.13 and later does. In that case, this costs nothing. Use this mode before
+    /// the first registration.
     Protect,
 }
 
@@ -68,7 +68,7 @@ impl fmt::Display for ForkStatus {
 /// Queries what a fork does to registered memory, or protects the memory; see `man ibv_fork_init`.
 ///
 /// With several providers, this returns the least safe status. A libibverbs that cannot be loaded
-/// does not count, because it registers nothing.
+/// is ignored, because it registers nothing.
 ///
 /// This protects the parent's memory, both in programs that call `fork` and in programs that start
 /// others (`std::process::Command`). A forked child cannot use its parent's objects: their

@@ -1,7 +1,7 @@
 //! RDMA devices, contexts, protection domains and registered memory.
 //!
-//! The first layer with owners and lifetimes. Objects are destroyed in the right order. Memory that
-//! a device may access is freed only after the device has released it.
+//! This is the lowest layer whose types express ownership and lifetimes. Objects are destroyed in
+//! the right order. Memory that a device may access is freed only after the device has released it.
 //!
 //! ```
 //! use rdma_mem::AccessFlags;
@@ -36,14 +36,15 @@
 //! # Closing
 //!
 //! `Drop` closes every object. If that fails, it emits one `tracing` event, and leaks memory that
-//! the device might still access. To get the error, use `close`, which returns the object with it.
-//! An object is kept alive by those created from it.
+//! the device might still access. To get the error, use `close`, which returns it together with the
+//! object. An object stays alive while objects created from it exist.
 //!
 //! # C and other libraries
 //!
-//! Each owner lends its C object ([`Context::as_raw`] …) and can be created from one ([`Context::from_raw`] …).
-//! [`Ownership`] determines which side destroys it then. The structs of C are in `rdma-sys`; types of other lower
-//! crates that occur in signatures here are re-exported.
+//! Each owner lends its C object ([`Context::as_raw`] …) and can be created from one
+//! ([`Context::from_raw`] …). [`Ownership`] then determines which side destroys the C object. The
+//! structs of C are in `rdma-sys`; types of other lower crates that occur in signatures here are
+//! re-exported.
 //!
 //! # Forking
 //!

@@ -1,4 +1,4 @@
-//! The usual causes of failing verbs.
+//! Hints for errors: the usual causes of verb failures.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -8,8 +8,8 @@ use rdma_sys::Errno;
 /// The folder with the device files that libibverbs opens.
 const FILES: &str = "/dev/infiniband";
 
-/// Returns the usual cause if listing or opening a device fails. `file` is the name of the device's
-/// file, if a device was opened.
+/// Returns the usual cause of an error from listing or opening devices. `file` is the name of the
+/// file of the device to be opened.
 pub(crate) fn open(errno: Errno, file: Option<&str>) -> Option<Cow<'static, str>> {
     let is_there = file.is_some_and(|file| Path::new(FILES).join(file).exists());
     open_with(errno, is_there)
@@ -44,7 +44,7 @@ fn open_with(errno: Errno, is_there: bool) -> Option<Cow<'static, str>> {
     }))
 }
 
-/// Returns the usual cause if mapping memory fails.
+/// Returns the usual cause of an error from `call`, which maps memory.
 pub(crate) fn map(call: &str, errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match (call, errno) {
         ("mmap", Errno::ENOMEM) => {
@@ -57,8 +57,8 @@ pub(crate) fn map(call: &str, errno: Errno) -> Option<Cow<'static, str>> {
     }))
 }
 
-/// Returns the usual cause if creating an object fails: the kernel or the device lacks memory, or a
-/// requested size exceeds the limits.
+/// Returns the usual cause of an error from creating an object: the kernel or the device lacks
+/// memory, or a requested size exceeds the limits.
 pub(crate) fn create(errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
         Errno::ENOMEM => {

@@ -19,10 +19,10 @@ pub enum RangeError {
     Misaligned {
         /// The offset of the range in the region, in bytes.
         offset: usize,
-        /// The offset must be a multiple of this.
+        /// The required alignment: `offset` must be a multiple of it.
         align: usize,
     },
-    /// The range is longer than the 32 bits of an element's length allow.
+    /// The length of the range does not fit in the 32-bit length of an element.
     #[error("{length} bytes are more than an element can have, 4294967295")]
     TooLong {
         /// The length of the range, in bytes.

@@ -5,8 +5,8 @@ use rdma_sys::Errno;
 use super::Error;
 use super::verb::VerbError;
 
-/// The action that may help after an error. Every error of the control path and of channels has one
-/// (`recovery()`); the error's message has the details.
+/// The action that may help after an error. Every error of the control path and of channels returns
+/// its action from `recovery()`; the error's message has the details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Recovery {
@@ -19,8 +19,8 @@ pub enum Recovery {
     /// A local resource is exhausted: memory, files, device objects, or locked memory. Release
     /// some, or request less.
     Resource,
-    /// The call cannot succeed in this form: the program has to change, or the options on this side
-    /// or the peer's.
+    /// The call cannot succeed as it is: change the program, or the options on this side or the
+    /// peer's.
     Programming,
 }
 

@@ -18,7 +18,7 @@ use rdma_sys::Errno;
 pub struct VerbError {
     /// The function's name in C.
     pub verb: &'static str,
-    /// The number that it returned, or stored in `errno`.
+    /// The error number that the verb returned, or stored in `errno`.
     pub errno: Errno,
     /// The usual cause when this verb fails with this number, and the remedy, if known.
     pub hint: Option<Cow<'static, str>>,
@@ -33,7 +33,7 @@ impl VerbError {
         Self { verb, errno, hint: None }
     }
 
-    /// Returns the error with this hint, or without one if it is `None`.
+    /// Returns the error with this hint, or without a hint if it is `None`.
     #[must_use]
     pub fn with_hint(mut self, hint: Option<Cow<'static, str>>) -> Self {
         self.hint = hint;

@@ -10,7 +10,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::error::verb::VerbError;
 
-/// A provider object's file, set to non-blocking. It is readable while there are events.
+/// The file of a provider's object, made non-blocking. It is readable while the object has events.
 ///
 /// [`AsyncEvents`](crate::AsyncEvents) and the completion channels of the crate above use it;
 /// programs do not need it. It does not own the file.
@@ -18,8 +18,8 @@ use crate::error::verb::VerbError;
 pub struct EventFile(BorrowedFd<'static>);
 
 impl EventFile {
-    /// Makes an object's file non-blocking. If several threads wake up for one event, those that do
-    /// not get it do not block.
+    /// Makes an object's file non-blocking. If several threads wake up for one event, the threads
+    /// that do not get the event do not block.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses.
@@ -27,16 +27,16 @@ impl EventFile {
     /// # Safety
     /// The file stays open while the `EventFile` exists.
     pub unsafe fn new(fd: RawFd) -> Result<Self, VerbError> {
-        // SAFETY: SAFETY.md F15: by this function's contract, the file stays open while `self`
-        // exists, and the borrow ends before.
+        // SAFETY: SAFETY.md F15: by this function's contract, the file stays open while `self`,
+        // which holds the borrow, exists.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
         let flags = fcntl_getfl(file).map_err(failed("fcntl"))?;
         fcntl_setfl(file, flags | OFlags::NONBLOCK).map_err(failed("fcntl"))?;
         Ok(Self(file))
     }
 
-    /// Calls `take` until it returns something, and sleeps between calls until the file is
-    /// readable. Returns `None` after `timeout`; without a timeout it waits indefinitely.
+    /// Calls `take` until it returns a value, and sleeps between calls until the file is readable.
+    /// Returns `None` after `timeout`. If `timeout` is `None`, waits without a limit.
     ///
     /// # Errors
     /// Returns the error of `take`, or of `poll` if the device was removed.
@@ -48,7 +48,7 @@ impl EventFile {
         self.wait_with(None, timeout, take)
     }
 
-    /// Like [`wait`](Self::wait), but also wakes up when the other file is readable.
+    /// Like [`wait`](Self::wait), but also wakes up when `other` is readable.
     pub(crate) fn wait_with<T, E: From<VerbError>>(
         &self,
         other: Option<BorrowedFd<'_>>,
@@ -68,8 +68,8 @@ impl EventFile {
         Ok(None)
     }
 
-    /// Waits until this file or the other one is readable, or until the deadline. Returns true if a
-    /// file is readable.
+    /// Waits until this file or `other` is readable, or until the deadline. Returns true if one of
+    /// the files is readable.
     fn sleep(
         &self,
         other: Option<BorrowedFd<'_>>,

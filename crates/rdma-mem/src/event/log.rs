@@ -19,14 +19,14 @@ const KEPT: usize = 256;
 #[derive(Default)]
 pub(crate) struct EventLog(Mutex<Events>);
 
-/// Omits the events: there may be many, and they are locked.
+/// Omits the events: a log can hold many, and reading them requires the lock.
 impl fmt::Debug for EventLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EventLog").finish_non_exhaustive()
     }
 }
 
-/// The kept events, and counts from which positions in the whole sequence follow.
+/// The kept events, and the counts that give their positions in the sequence of all events.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     kept: VecDeque<AsyncEvent>,
@@ -40,14 +40,16 @@ pub(crate) struct Events {
 
 #[derive(Debug)]
 struct Taker {
-    /// The number of events that this taker has read, including those from before it joined.
+    /// The position of this taker's next event in the sequence of all events, counted from 0.
     has: u64,
-    /// Identifies the taker. It is readable if and only if the taker has an unread event.
+    /// An eventfd that identifies the taker. It is readable if and only if the taker has an unread
+    /// event.
     wake: Arc<OwnedFd>,
 }
 
 impl EventLog {
-    /// Must not be called in a forked child: the thread that holds the lock may not exist there.
+    /// Locks the log. Must not be called in a forked child, because a thread that held the lock
+    /// during the fork does not exist in the child.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Events> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -58,8 +60,8 @@ impl Events {
         self.gone + self.kept.len() as u64
     }
 
-    /// Adds a taker, which starts with the kept events that no other taker has read. Its file is
-    /// readable while the taker has an unread event.
+    /// Adds a taker, which starts with the kept events that no other taker has read. Returns its
+    /// file, which is readable while the taker has an unread event.
     pub(crate) fn join(&mut self) -> Result<Arc<OwnedFd>, VerbError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(eventfd(0, flags).map_err(failed("eventfd"))?);
@@ -99,13 +101,14 @@ impl Events {
         Some(event)
     }
 
-    /// Returns the kept events of an object, a port or the device, oldest first.
+    /// Returns the kept events about an object, a port or the device, oldest first.
     pub(crate) fn of(&self, source: AsyncEventSource) -> Vec<AsyncEventKind> {
         let own = self.kept.iter().filter(|event| event.source == source);
         own.map(|event| event.kind).collect()
     }
 
-    /// Drops the oldest events above the limit, except those that some taker has not read yet.
+    /// Drops the oldest events in excess of [`KEPT`], except events that some taker has not read
+    /// yet.
     fn forget(&mut self) {
         let all_have = self.takers.iter().map(|taker| taker.has).min().unwrap_or(u64::MAX);
         while self.kept.len() > KEPT && self.gone < all_have {
@@ -115,7 +118,8 @@ impl Events {
     }
 }
 
-/// The counter is only ever 0 or 1, and the file is private, so neither call can fail or block.
+/// The eventfd's counter is only ever 0 or 1, and no other code reads or writes the file, so
+/// neither call can fail or block.
 impl Taker {
     fn raise(&self) {
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());

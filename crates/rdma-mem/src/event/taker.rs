@@ -21,11 +21,11 @@ const MOST: usize = 4096;
 /// A context's asynchronous events.
 ///
 /// Every `AsyncEvents` of a context gets every event, so each part of a program can have its own. A
-/// new one starts with the events that no other has read yet. Unread events are kept in memory
-/// without a limit, so drop an `AsyncEvents` that is no longer read. All methods take `&self` and
-/// work from any thread.
+/// new `AsyncEvents` starts with the events that no other one has read yet. Unread events are kept
+/// in memory without a limit, so drop an `AsyncEvents` that is no longer read. All methods take
+/// `&self` and work from any thread.
 ///
-/// It [has a file](AsFd) that is readable while there are events, for `poll`, `epoll` and async
+/// It [has a file](AsFd) that is readable while it has unread events, for `poll`, `epoll` and async
 /// runtimes. An `AsyncEvents` misses events that the program reads with `ibv_get_async_event`
 /// itself.
 ///
@@ -46,8 +46,8 @@ const MOST: usize = 4096;
 pub struct AsyncEvents {
     /// The context's file, readable while the provider has events that no reader has fetched.
     file: EventFile,
-    /// Identifies this reader in the context's log. It is readable while the log has events that
-    /// another reader fetched and this one has not read.
+    /// An eventfd that identifies this reader in the context's log. It is readable while the log
+    /// has events that another reader fetched and this one has not read.
     wake: Arc<OwnedFd>,
     /// A file that is readable while `file` or `wake` is.
     either: OwnedFd,
@@ -58,7 +58,8 @@ impl AsyncEvents {
     /// Creates a reader for a context's events. Makes the context's `async_fd` non-blocking.
     ///
     /// # Errors
-    /// Returns an error if the kernel refuses that, or the process cannot open two more files.
+    /// Returns an error if the file cannot be made non-blocking, or the process cannot open two
+    /// more files.
     #[doc(alias = "async_fd")]
     pub fn of(context: &Context) -> Result<Self, Error> {
         context.check_process()?;
@@ -89,7 +90,7 @@ impl AsyncEvents {
         }
     }
 
-    /// Waits for an event with a time limit; returns `None` if none occurs.
+    /// Waits for an event for at most `timeout`; returns `None` if none arrives in that time.
     ///
     /// # Errors
     /// Same errors as [`get_event`](Self::get_event).
@@ -147,10 +148,10 @@ impl Context {
         AsyncEvents::of(self)
     }
 
-    /// Returns the events of an object, a port or the device, oldest first, to find the cause of a
-    /// failure. Readers still get these events. The search covers the context's last 256 events,
-    /// and any that an [`AsyncEvents`] has not read yet. Makes the context's `async_fd`
-    /// non-blocking.
+    /// Returns the events about an object, a port or the device, oldest first, to find the cause of
+    /// a failure. Every [`AsyncEvents`] still gets these events. The search covers the context's
+    /// last 256 events, and any that an [`AsyncEvents`] has not read yet. Makes the context's
+    /// `async_fd` non-blocking.
     ///
     /// # Errors
     /// Returns the provider's error, most often because the device was removed.
@@ -179,7 +180,7 @@ impl Context {
         unsafe { (*self.as_raw()).async_fd }
     }
 
-    /// Fetches an event from the provider, if there is one. The caller holds the log's lock, so all
+    /// Fetches the provider's next event, if it has one. The caller holds the log's lock, so all
     /// readers see the events in the same order. The call does not block, even if other code has
     /// made the file blocking again.
     fn fetch_event(&self) -> Result<Option<AsyncEvent>, Error> {

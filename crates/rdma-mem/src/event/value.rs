@@ -47,8 +47,8 @@ impl AsyncEvent {
     /// Copies the contents of an event.
     ///
     /// # Safety
-    /// `ibv_get_async_event` filled in the event. It is not acknowledged yet, which keeps its
-    /// object alive.
+    /// `ibv_get_async_event` filled in the event. The event is not acknowledged yet, so its object
+    /// is still alive.
     pub(crate) unsafe fn from_raw(raw: &ibv_async_event) -> Self {
         let kind = AsyncEventKind::from_raw(raw.event_type.0);
         // SAFETY: the caller upholds the same contract.

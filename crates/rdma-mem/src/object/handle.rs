@@ -14,8 +14,8 @@ use crate::error::verb::VerbError;
 use crate::object::forked::{self, Forked};
 use crate::object::ownership::Ownership;
 
-/// A provider's object (`ibv_pd`, `ibv_qp` …), which is destroyed on drop, and `P`, the values that
-/// it needs: its parents, or its memory.
+/// A provider's object (`ibv_pd`, `ibv_qp` …) with the values that it needs: `P` holds its parents,
+/// or its memory. Dropping the handle destroys the object.
 ///
 /// The owners in this crate and in the crates above are built from handles; programs do not need
 /// this type. `P` is dropped after the object is destroyed (SAFETY.md F6). If destroying the object
@@ -44,18 +44,18 @@ impl<T, P> Handle<T, P> {
     /// `verb` is that function's name in messages.
     ///
     /// # Safety
-    /// `raw` is live. `destroy` is its provider's function for it, returns an error number, and is
-    /// not called elsewhere. Any thread may use and destroy the object. `needs` keeps alive
-    /// everything that the object requires. When the handle is dropped or closed, the object is no
-    /// longer in use.
+    /// `raw` points to a live object. `destroy` is the provider's function that destroys the
+    /// object, and returns 0 or an error number. No other code calls that function on the object.
+    /// Any thread may use and destroy the object. `needs` keeps alive everything that the object
+    /// requires. When the handle is dropped or closed, the object is no longer in use.
     #[must_use]
     pub unsafe fn new(raw: NonNull<T>, destroy: Destroy<T>, verb: &'static str, needs: P) -> Self {
         let process = Process::current();
         Self { raw, destroy, verb, process, needs: ManuallyDrop::new(needs) }
     }
 
-    /// Like [`new`](Self::new), but for an object from elsewhere. `destroy` is called only if the
-    /// object is owned.
+    /// Like [`new`](Self::new), but for an object that was created elsewhere. `destroy` is called
+    /// only if the object is owned.
     ///
     /// # Safety
     /// The contract of [`new`](Self::new) applies. If the object is borrowed, other code destroys
@@ -86,7 +86,7 @@ impl<T, P> Handle<T, P> {
         forked::check(self.process)
     }
 
-    /// Returns the object, which lives as long as the handle.
+    /// Returns the object, which stays alive until the handle is dropped or closed.
     #[inline]
     #[must_use]
     pub const fn as_ptr(&self) -> *mut T {
@@ -100,7 +100,8 @@ impl<T, P> Handle<T, P> {
         &self.needs
     }
 
-    /// Returns the values that the object needs. The caller may replace them with equivalent ones.
+    /// Returns mutable access to the values that the object needs. The caller may replace them with
+    /// equivalent ones.
     #[inline]
     pub(crate) fn needs_mut(&mut self) -> &mut P {
         &mut self.needs
@@ -109,8 +110,8 @@ impl<T, P> Handle<T, P> {
     /// Destroys the object, and returns the values that it needed.
     ///
     /// # Errors
-    /// Returns the handle with the unchanged object, and [`Error::Verb`] if the provider refuses,
-    /// or [`Error::Forked`].
+    /// Returns the handle with the unchanged object, and the error: [`Error::Verb`] if the provider
+    /// refuses, or [`Error::Forked`] in a forked child.
     #[allow(clippy::result_large_err)] // it is the handle itself
     pub fn close(self) -> Result<P, (Self, Error)> {
         if let Err(forked) = self.check_process() {
@@ -141,14 +142,14 @@ impl<T, P> Handle<T, P> {
 
     fn destroy(&self) -> Result<(), VerbError> {
         // SAFETY: SAFETY.md F1, F2: by the contract of `new`, the object is live and belongs to
-        // this provider. Both callers own the handle (by value, or in `Drop`), so this happens
-        // once.
+        // this provider. Both callers own the handle (by value, or in `Drop`), so the object is
+        // destroyed at most once.
         let returned = unsafe { (self.destroy)(self.raw.as_ptr()) };
         Errno::check(returned).map_err(|errno| VerbError::new(self.verb, errno))
     }
 }
 
-/// Stands in for the destroying verb if the object is borrowed.
+/// The destroy function of a borrowed object, which leaves the object alone.
 unsafe extern "C" fn leave<T>(_: *mut T) -> c_int {
     0
 }
@@ -183,7 +184,8 @@ mod tests {
 
     use super::*;
 
-    /// Destroys an object. The object's number is how many times this fails before it succeeds.
+    /// Destroys an object. The object's number is the number of calls that fail before one
+    /// succeeds.
     unsafe extern "C" fn destroy(object: *mut AtomicI32) -> c_int {
         // SAFETY: SAFETY.md F1: the tests pass a live object.
         let object = unsafe { &*object };

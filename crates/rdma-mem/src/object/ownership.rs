@@ -1,10 +1,10 @@
 //! The ownership of objects that came from C.
 
-/// Whether the caller or the value owns an object that is passed to `from_raw`.
+/// Selects the owner of an object that is passed to `from_raw`: the caller, or the returned value.
 ///
-/// An owner lends its C object to other libraries with `as_raw`, and wraps one of theirs with
-/// `from_raw`. The owners with `from_raw` are [`Context`](crate::Context::from_raw),
-/// [`ProtectionDomain`](crate::ProtectionDomain::from_raw),
+/// The types of these crates lend their C objects to other libraries with `as_raw`, and wrap
+/// objects of other libraries with `from_raw`. The types with `from_raw` are
+/// [`Context`](crate::Context::from_raw), [`ProtectionDomain`](crate::ProtectionDomain::from_raw),
 /// [`MemoryRegion`](crate::MemoryRegion::from_raw),
 /// [`DmabufRegion`](crate::DmabufRegion::from_raw),
 /// [`MemoryWindow`](crate::MemoryWindow::from_raw), and several types in `rdma-qp`.
@@ -20,15 +20,16 @@
 /// - No other code destroys it before this value and all objects created from it have been dropped.
 /// - Any thread may use it: it was created without `IBV_CREATE_CQ_ATTR_SINGLE_THREADED` and without
 ///   a thread domain, which omit the provider's locks.
-/// - [`Owned`](Self::Owned): when it is destroyed, no other code uses it or has objects created
-///   from it.
+/// - [`Owned`](Self::Owned): when the object is destroyed, no other code uses it or has objects
+///   created from it.
 ///
-/// If `from_raw` fails, the object is unchanged, and the caller owns it in either case.
+/// If `from_raw` fails, the object is unchanged, and the caller still owns it, even if the
+/// requested ownership is [`Owned`](Self::Owned).
 ///
 /// # Wrap each object once
 /// These crates treat two values that wrap the same C object as two objects. For example, they
-/// would report that a queue pair and a region are in different domains. So wrap an object once,
-/// and clone the value.
+/// would report that a queue pair and a region are in different domains. Therefore, wrap each
+/// object only once, and clone the resulting value.
 ///
 /// # Examples
 /// ```
@@ -60,7 +61,7 @@ pub enum Ownership {
     /// access. A promise that lasts until the object is destroyed therefore lasts until the caller
     /// destroys it.
     ///
-    /// The value keeps its parents alive, but releases them when it is dropped. Keep any parents
-    /// that are owned here alive until the object is destroyed.
+    /// The value keeps its parents alive, but releases them when it is dropped. If values of these
+    /// crates own the parents, keep those values alive until the object is destroyed.
     Borrowed,
 }
