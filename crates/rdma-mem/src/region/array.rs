@@ -44,8 +44,8 @@ impl ProtectionDomain {
     /// pages.
     ///
     /// # Errors
-    /// Same errors as [`allocate_region`](Self::allocate_region). A length of 0 bytes is an [empty
-    /// region](Error::EmptyRegion).
+    /// Same errors as [`allocate_region`](Self::allocate_region), including [`Error::EmptyRegion`]
+    /// for a length of 0 bytes.
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate_array<T: Pod>(&self, count: usize) -> Result<OwnedArray<T>, Error> {
         const { assert!(align_of::<T>() <= PAGE, "more than a page's alignment") };
@@ -57,8 +57,8 @@ impl ProtectionDomain {
 }
 
 impl<T: Pod> OwnedArray<T> {
-    /// Returns a slice of `count` values starting at `index`, to send or write from; `None` unless
-    /// all of them are within the array.
+    /// Returns a slice of `count` values starting at `index`, as a source for sends and writes.
+    /// `None` unless all of the values are within the array.
     #[inline]
     #[must_use]
     pub fn get_ref(&self, index: usize, count: usize) -> Option<SliceRef<'_>> {
@@ -66,8 +66,8 @@ impl<T: Pod> OwnedArray<T> {
         self.region.get_ref(offset, length)
     }
 
-    /// Returns an exclusive slice of `count` values starting at `index`, which can also be received
-    /// or read into; `None` unless all of them are within the array.
+    /// Returns an exclusive slice of `count` values starting at `index`, which can also be the
+    /// destination of receives and reads. `None` unless all of the values are within the array.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, index: usize, count: usize) -> Option<SliceMut<'_>> {
@@ -75,14 +75,15 @@ impl<T: Pod> OwnedArray<T> {
         self.region.get_mut(offset, length)
     }
 
-    /// Returns a slice of the whole array, to send or write from.
+    /// Returns a slice of the whole array, as a source for sends and writes.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
         self.region.as_slice()
     }
 
-    /// Returns an exclusive slice of the whole array, which can also be received or read into.
+    /// Returns an exclusive slice of the whole array, which can also be the destination of receives
+    /// and reads.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {

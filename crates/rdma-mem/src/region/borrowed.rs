@@ -41,8 +41,8 @@ use crate::region::relaxed;
 pub type BorrowedRegion<'a> = LocalRegion<PhantomData<&'a mut [u8]>>;
 
 impl ProtectionDomain {
-    /// Registers a slice for local access and borrows it. Its bytes can be sent, and received or
-    /// read into.
+    /// Registers a slice for local access and borrows it. Requests can read from its bytes and
+    /// write to them.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], or the verb's error, with a hint about the limit of locked memory.
@@ -52,10 +52,10 @@ impl ProtectionDomain {
         let access = relaxed::relax(AccessFlags::new().with_local_write())?;
         // SAFETY: SAFETY.md F8, F29: the memory is borrowed until the region is dropped, which
         // deregisters it first. If the region is forgotten, or cannot be deregistered, the memory
-        // may be unmapped while it is registered. Nothing depends on it then: no new element can be
-        // created, and the poster of an earlier one keeps its bytes valid until its request
-        // completes. So the memory is mapped whenever a request can use it. The rkey is useless to
-        // a peer, because it grants no right, and no window can be bound to the region.
+        // may be unmapped while it is registered. Even then, the memory is mapped whenever a
+        // request can use it. No new element can be created, and the code that posted an earlier
+        // element keeps its bytes valid until the request completes. The rkey is useless to a peer,
+        // because it grants no right, and no window can be bound to the region.
         let registration = unsafe { Registration::mapped(self, base, length, access, PhantomData) };
         let registration = registration.map_err(|(_, error)| error)?;
         // SAFETY: SAFETY.md F16: the memory is a slice, so it is mapped and initialised. It is

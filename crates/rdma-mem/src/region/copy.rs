@@ -1,9 +1,9 @@
 //! The processor's copies to and from memory that a device uses at the same time.
 //!
-//! No reference to such memory is ever formed. On x86-64 the copy is assembly, which is opaque to
-//! the compiler. Other machines use [atomic words](words), the only width in which a region lends
-//! its memory. `--cfg rdma_visible_copies` replaces the copy with one that AddressSanitizer
-//! intercepts.
+//! No Rust reference to this memory is ever formed. On x86-64 the copy is assembly, which is opaque
+//! to the compiler. Other machines copy [whole words](words) with atomics, because that is the only
+//! width in which a region lends its memory. `--cfg rdma_visible_copies` replaces the copy with one
+//! that AddressSanitizer intercepts.
 #![allow(unsafe_code)]
 
 #[cfg(any(test, miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]
@@ -33,7 +33,8 @@ pub(crate) unsafe fn copy_out(source: *mut u8, out: &mut [u8]) {
 /// Copies `data` into shared memory. Concurrent readers may see only a part of it.
 ///
 /// # Safety
-/// The contract of [`copy_out`] applies, for `target`.
+/// The contract of [`copy_out`] applies, with `target` in place of `source` and `data` in place of
+/// `out`.
 #[inline]
 pub(crate) unsafe fn copy_in(data: &[u8], target: *mut u8) {
     #[cfg(any(miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]
@@ -110,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    /// The memory consists of whole words, like that of a region.
+    /// Memory that consists of whole aligned words, like a region's memory.
     #[repr(align(8))]
     struct Shared([u8; 400]);
 

@@ -19,15 +19,15 @@ use crate::object::ownership::Ownership;
 use crate::region::hint;
 use crate::remote::RemoteMemoryRegion;
 
-/// Registered memory that comes from a file descriptor: a dma-buf, the kernel's interface for
-/// sharing memory, such as a GPU's. The processor need not be able to access it.
+/// Registered memory of a dma-buf, a file descriptor through which the kernel shares memory such as
+/// a GPU's. The processor need not be able to access the memory.
 ///
 /// The memory is not mapped into the process, so the region has no view of the bytes; requests name
-/// [ranges](Self::element). The region keeps the memory alive: the descriptor may be closed after
-/// the registration.
+/// [ranges](Self::element) of it. The region keeps the memory alive: the descriptor may be closed
+/// after the registration.
 ///
-/// In requests of this machine and of peers, the region's addresses start at `iova`. It can be any
-/// number that has the same offset within a page as `offset`.
+/// In requests of this machine and of peers, the region's addresses start at `iova`. `iova` can be
+/// any number that has the same offset within a page as `offset`.
 ///
 /// The software device accepts dma-bufs that can be mapped. It also accepts sealed memory files
 /// ([`RegionMemory::memfd`](crate::RegionMemory::memfd)).
@@ -60,13 +60,12 @@ pub struct DmabufRegion {
 }
 
 impl ProtectionDomain {
-    /// Registers `length` bytes at `offset` in a dma-buf for local access: they can be sent, and
-    /// received or read into. Peers have no access. See `man ibv_reg_dmabuf_mr`.
+    /// Registers `length` bytes at `offset` in a dma-buf for local access: requests of this machine
+    /// can read and write them. Peers have no access. See `man ibv_reg_dmabuf_mr`.
     ///
-    /// This is safe, although the memory may be mapped elsewhere and visible as a slice. The
-    /// creator of that slice has promised that no process changes the file meanwhile, and any process
-    /// with a descriptor could do so. Requests of this machine change the file just as `write(2)`
-    /// does.
+    /// This is safe, even if other code has mapped the memory and formed a slice of it. That code
+    /// has promised that no process changes the file while the slice exists, although any process
+    /// with a descriptor could. Requests of this machine change the file just as `write(2)` does.
     ///
     /// # Errors
     /// [`Error::Unsupported`] from a libibverbs before rdma-core 34; [`Error::EmptyRegion`];
@@ -116,10 +115,11 @@ impl ProtectionDomain {
     /// [`Error::Access`] for flags that the verbs forbid.
     ///
     /// # Safety
-    /// While `access` lets peers write the memory, no process has a reference to it through any
-    /// mapping of the file. Every access by a process is atomic or volatile then. While `access`
-    /// lets peers read the memory, no process has a `&mut`. Requests of this machine change the
-    /// file as described for [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
+    /// These conditions hold while the memory is registered. If `access` lets peers write it, no
+    /// process has a reference to it through any mapping of the file. In that case, every access by
+    /// a process is atomic or volatile. If `access` lets peers read it, no process has a `&mut` to
+    /// it. Requests of this machine change the file as described for
+    /// [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_dmabuf_mr_with_access(
         &self,
@@ -152,8 +152,8 @@ impl DmabufRegion {
     /// Wraps a region that was registered elsewhere with `ibv_reg_dmabuf_mr`. Its C object contains
     /// the length and the keys, but not `iova`, the address of the region's first byte in requests.
     ///
-    /// A region over other memory can also be wrapped if elements by range are enough: for example,
-    /// one from `ibv_reg_mr_iova`.
+    /// A region over other memory, for example from `ibv_reg_mr_iova`, can also be wrapped if the
+    /// program needs only [elements made from ranges](Self::element).
     ///
     /// # Safety
     /// The caller upholds the contract of [`Ownership`]. The region belongs to this domain, and
@@ -209,8 +209,9 @@ impl DmabufRegion {
     ) -> Self {
         let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
         // SAFETY: SAFETY.md F2, F8, F9: by this function's contract; the handle keeps the domain
-        // alive. Code here that uses the region borrows it. By the contract of posting, requests
-        // that name its memory have completed.
+        // alive. When the handle is dropped, no code of this crate uses the region, because such
+        // code borrows it. By the contract of posting, all requests that name its memory have
+        // completed.
         let handle = unsafe { Handle::from_raw(raw, deregister, verb, pd.clone(), ownership) };
         // SAFETY: SAFETY.md F1: the region is live, and its keys never change.
         let mr = unsafe { raw.read() };
@@ -232,7 +233,7 @@ impl DmabufRegion {
         self.length
     }
 
-    /// Returns the element for a range, to send or write from, or to receive or read into.
+    /// Returns the element for a range, as the source or destination of requests.
     ///
     /// # Errors
     /// Returns an error if the range is not within the region, or longer than 4 GiB - 1.
@@ -289,7 +290,7 @@ impl DmabufRegion {
     }
 }
 
-/// Refuses mistakes that every device would refuse.
+/// Returns an error for arguments that every device would refuse.
 fn check(offset: u64, length: usize, iova: u64, access: AccessFlags) -> Result<(), Error> {
     if length == 0 {
         return Err(Error::EmptyRegion);

@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::device::context::Context;
 
-/// Returns the usual cause if registering `length` bytes fails.
+/// Returns the usual cause of an error from registering `length` bytes.
 pub(crate) fn register(
     context: &Context,
     errno: Errno,
@@ -27,7 +27,7 @@ pub(crate) fn register(
     })
 }
 
-/// Returns the usual cause if registering `length` bytes of a dma-buf fails.
+/// Returns the usual cause of an error from registering `length` bytes of a dma-buf.
 pub(crate) fn register_dmabuf(
     context: &Context,
     errno: Errno,

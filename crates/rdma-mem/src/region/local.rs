@@ -34,10 +34,10 @@ pub struct LocalRegion<M>(Registration<M>);
 
 impl<M> LocalRegion<M> {
     /// # Safety
-    /// While the value lives, its memory is mapped and initialised, and this registration gives no
-    /// peer a right to it. Meanwhile only two others access the memory. One is a device, for
-    /// requests of this machine whose posters promised not to use the memory until they complete.
-    /// The other is peers, through a memory window that owns the value.
+    /// While the value exists, its memory is mapped and initialised, and this registration gives
+    /// peers no right to it. Besides the value, only two parties access the memory in that time.
+    /// One is a device, for requests posted on this machine by code that promised not to use the
+    /// memory until they complete. The other is peers, through a memory window that owns the value.
     pub(crate) unsafe fn new(registration: Registration<M>) -> Self {
         Self(registration)
     }
@@ -59,8 +59,8 @@ impl<M> LocalRegion<M> {
         self.0.close().map_err(|(registration, error)| (Self(registration), error))
     }
 
-    /// Returns `length` bytes at `offset`, to send or write from; `None` if they are not within the
-    /// region.
+    /// Returns a slice of `length` bytes at `offset`, as a source for sends and writes. `None` if
+    /// the bytes are not within the region.
     #[inline]
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
@@ -70,12 +70,13 @@ impl<M> LocalRegion<M> {
         let piece = unsafe { self.0.piece(offset, length) };
         // SAFETY: SAFETY.md F16: by the contract of `new`, the bytes are initialised. `&self`
         // borrows them: a window that lends the region owns it by value. A device writes them only
-        // for requests of this machine whose poster promised not to use them until they complete.
+        // for requests posted on this machine, by code that promised not to use the bytes until
+        // those requests complete.
         Some(unsafe { SliceRef::new(piece) })
     }
 
-    /// Returns `length` bytes at `offset`, exclusively, which can also be received or read into;
-    /// `None` if they are not within the region.
+    /// Returns an exclusive slice of `length` bytes at `offset`, which can also be the destination
+    /// of receives and reads. `None` if the bytes are not within the region.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
@@ -87,7 +88,7 @@ impl<M> LocalRegion<M> {
         Some(unsafe { SliceMut::new(piece) })
     }
 
-    /// Returns the whole region, to send or write from.
+    /// Returns a slice of the whole region, as a source for sends and writes.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
@@ -95,7 +96,8 @@ impl<M> LocalRegion<M> {
         unsafe { SliceRef::new(self.whole()) }
     }
 
-    /// Returns the whole region, exclusively; it can also be received or read into.
+    /// Returns an exclusive slice of the whole region, which can also be the destination of
+    /// receives and reads.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
@@ -103,7 +105,7 @@ impl<M> LocalRegion<M> {
         unsafe { SliceMut::new(self.whole()) }
     }
 
-    /// Splits the region into the first `middle` bytes and the rest, both exclusive.
+    /// Splits the region into two exclusive slices: the first `middle` bytes and the rest.
     ///
     /// # Panics
     /// Panics if `middle` is more than the length.

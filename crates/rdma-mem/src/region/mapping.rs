@@ -35,7 +35,7 @@ impl HugePageSize {
     }
 }
 
-/// A mapping of this process, initially zero.
+/// Memory mapped into this process, initially zero.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -45,7 +45,7 @@ pub(crate) struct Mapping {
 
 // SAFETY: SAFETY.md F16: it holds an address in this process, and has one owner.
 unsafe impl Send for Mapping {}
-// SAFETY: SAFETY.md F16: same as above, and it does not change.
+// SAFETY: SAFETY.md F16: same argument as above, and a mapping does not change.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

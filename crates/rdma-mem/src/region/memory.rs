@@ -1,4 +1,4 @@
-//! Memory for registration.
+//! Memory that regions own.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -65,7 +65,8 @@ impl RegionMemory {
     }
 
     /// Allocates `length` bytes that begin at a multiple of `alignment`, a power of two. An
-    /// alignment below the page size has no effect, because memory always begins on a page.
+    /// alignment below the page size has no effect, because memory always begins at a page
+    /// boundary.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`] for 0 bytes, [`Error::Alignment`], [`Error::OutOfMemory`].
@@ -91,15 +92,15 @@ impl RegionMemory {
         Ok(Self { base, length, source: Source::Allocator(layout) })
     }
 
-    /// Allocates `length` bytes on huge pages. They make it faster to register a large region, and
-    /// a NIC needs fewer entries in its translation cache.
+    /// Allocates `length` bytes on huge pages. A large region on huge pages is registered faster,
+    /// and a NIC needs fewer entries in its translation cache.
     ///
-    /// The length is rounded up to whole huge pages. The system's administrator reserves them
-    /// (`/proc/sys/vm/nr_hugepages`, `/sys/kernel/mm/hugepages`); there may be none.
+    /// The length is rounded up to whole huge pages. The system has huge pages only if its
+    /// administrator has reserved some (`/proc/sys/vm/nr_hugepages`, `/sys/kernel/mm/hugepages`).
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `mmap` if there are not enough free
-    /// huge pages, with a hint.
+    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `mmap`, with a hint, if there are
+    /// not enough free huge pages.
     ///
     /// # Examples
     /// ```
@@ -115,17 +116,17 @@ impl RegionMemory {
         Self::map(length, "mmap", || Mapping::huge(length, page))
     }
 
-    /// Allocates `length` bytes in a memory file (`man memfd_create`) that is sealed, so its length
-    /// never changes.
+    /// Allocates `length` bytes in a memory file (`man memfd_create`). The file is sealed, so its
+    /// length never changes.
     ///
     /// After [`register_shared`](crate::ProtectionDomain::register_shared), other processes on this
-    /// machine can share it; see [`SharedRegion::memfd`](crate::SharedRegion::memfd). As an
-    /// [`OwnedRegion`](crate::OwnedRegion) it is ordinary memory, because the registration closes
-    /// its descriptor.
+    /// machine can share it; see [`SharedRegion::memfd`](crate::SharedRegion::memfd). In an
+    /// [`OwnedRegion`](crate::OwnedRegion) it is like any other memory, because the registration
+    /// closes the file.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `memfd_create` if the system has no
-    /// memory or descriptor left.
+    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `memfd_create` if memory or file
+    /// descriptors are exhausted.
     ///
     /// # Examples
     /// ```
@@ -153,7 +154,7 @@ impl RegionMemory {
         Ok(Self { base: mapping.base(), length, source: Source::Mapping(mapping) })
     }
 
-    /// Returns the file of [`memfd`](Self::memfd).
+    /// Returns the file, if the memory comes from [`memfd`](Self::memfd).
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
             Source::Allocator(_) => None,
@@ -161,7 +162,7 @@ impl RegionMemory {
         }
     }
 
-    /// Closes the file; the memory stays unchanged.
+    /// Closes the file, if any. The memory stays mapped.
     pub(crate) fn close_file(&mut self) {
         match &mut self.source {
             Source::Allocator(_) => {}
@@ -180,7 +181,7 @@ impl RegionMemory {
     }
 }
 
-/// Returns the layout of whole pages.
+/// Returns the layout of `length` bytes, rounded up to whole pages.
 fn layout(length: usize, alignment: usize) -> Option<Layout> {
     Layout::from_size_align(length.checked_next_multiple_of(PAGE)?, alignment.max(PAGE)).ok()
 }
@@ -198,7 +199,7 @@ impl Deref for RegionMemory {
 impl DerefMut for RegionMemory {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F16: same as above, with a borrow by `&mut self`.
+        // SAFETY: SAFETY.md F16: same argument as above, with a borrow by `&mut self`.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
     }
 }

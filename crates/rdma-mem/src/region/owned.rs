@@ -20,11 +20,12 @@ use crate::region::relaxed;
 /// such a part is always valid.
 ///
 /// [`close`](OwnedRegion::close) returns the memory, which can then be [registered for
-/// peers](ProtectionDomain::register_shared), and vice versa.
+/// peers](ProtectionDomain::register_shared). The memory of a closed shared region can likewise be
+/// [registered as an owned region](ProtectionDomain::register_owned).
 ///
 /// A message's bytes may arrive in any order ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)),
-/// but all of them have arrived when it completes. Set `RDMA_RELAXED_ORDERING=0` in the environment
-/// to disable that.
+/// but all of them have arrived when the message completes. Set `RDMA_RELAXED_ORDERING=0` in the
+/// environment to keep the bytes in order.
 ///
 /// # Examples
 /// ```
@@ -57,11 +58,12 @@ impl ProtectionDomain {
         self.register_owned(RegionMemory::allocate(length)?).map_err(|(_, error)| error)
     }
 
-    /// Registers the memory of a closed region for local access. If the memory is a
+    /// Registers memory, such as that of a closed region, for local access. If the memory is a
     /// [file](RegionMemory::memfd), its descriptor is closed, so no further process can map it.
     ///
     /// # Errors
-    /// Returns the unchanged memory, and an error of [`allocate_region`](Self::allocate_region).
+    /// Returns the unchanged memory, and one of the errors of
+    /// [`allocate_region`](Self::allocate_region).
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_owned(
         &self,
@@ -81,11 +83,11 @@ impl ProtectionDomain {
         self.register_bindable(RegionMemory::allocate(length)?).map_err(|(_, error)| error)
     }
 
-    /// Registers the memory of a closed region, like
+    /// Registers memory, such as that of a closed region, like
     /// [`allocate_bindable_region`](Self::allocate_bindable_region).
     ///
     /// # Errors
-    /// Returns the unchanged memory, and an error of
+    /// Returns the unchanged memory, and one of the errors of
     /// [`allocate_bindable_region`](Self::allocate_bindable_region).
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
     pub fn register_bindable(

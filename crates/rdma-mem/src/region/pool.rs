@@ -28,8 +28,8 @@ use crate::region::pool::carved::{PoolRegion, Range, UNIT, longest_region, regio
 /// [`MemoryWindow`](crate::MemoryWindow) can take a buffer and open it to peers.
 ///
 /// Clones are cheap and share the pool, which any thread may use. While it registers another
-/// region, only threads that need one wait for it. Other threads can allocate and release
-/// registered memory meanwhile.
+/// region, only threads that need the new region wait. Other threads can still allocate and release
+/// memory that is already registered.
 ///
 /// # Examples
 /// ```
@@ -87,7 +87,7 @@ impl BufferPool {
     #[must_use]
     pub fn with_region_size(pd: &ProtectionDomain, bytes: usize) -> Self {
         let access = AccessFlags::new().with_local_write();
-        // Request the windows flag only if the device has windows: others may refuse it.
+        // Request the windows flag only if the device has windows: other devices may refuse it.
         let windows = pd.context().query_device().is_ok_and(|device| device.max_mw > 0);
         Self::with_access(pd, bytes, if windows { access.with_mw_bind() } else { access })
     }
@@ -96,7 +96,7 @@ impl BufferPool {
     /// windows. No peer can write them, so the device may transfer a message's bytes in any order
     /// ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)), which is faster on some hosts. All of
     /// them have arrived when the message completes. Set `RDMA_RELAXED_ORDERING=0` in the
-    /// environment to disable that.
+    /// environment to keep the bytes in order.
     ///
     /// # Examples
     /// ```
@@ -125,10 +125,11 @@ impl BufferPool {
         }))
     }
 
-    /// Allocates a buffer of `length` bytes. They are zero, or contain an earlier buffer's data.
+    /// Allocates a buffer of `length` bytes. Each byte is zero, or left over from an earlier
+    /// buffer.
     ///
     /// # Errors
-    /// Returns an error if another region is needed and cannot be registered. It is
+    /// Returns an error if another region is needed and cannot be registered. The error is
     /// [`Error::OutOfMemory`], [`Error::PoolLimit`], or the verb's error, with a hint about the
     /// limit of locked memory.
     #[doc(alias = "alloc_local_mr")]
@@ -230,7 +231,7 @@ impl BufferPool {
     #[cold]
     fn grow_and_take(&self, length: usize, alignment: usize) -> Result<Buffer, Error> {
         let _growth = self.growth();
-        // Another thread may have grown the pool meanwhile.
+        // Another thread may have grown the pool while this one waited for the lock.
         if let Some(buffer) = self.try_allocate_aligned(length, alignment)? {
             return Ok(buffer);
         }
@@ -284,8 +285,8 @@ impl BufferPool {
     }
 
     /// Deregisters and frees the regions that no buffer uses. Returns the number of bytes freed,
-    /// which is 0 in a forked child. A region may stay if another thread is just dropping the
-    /// region's last buffer.
+    /// which is 0 in a forked child. A region may remain if another thread is dropping the region's
+    /// last buffer at the same time.
     #[must_use = "it returns the number of freed bytes; `let _ =` if that does not matter"]
     pub fn trim(&self) -> usize {
         if self.0.pd.check_process().is_err() {
@@ -345,15 +346,16 @@ mod tests {
 
     use super::*;
 
-    /// Otherwise the drop of the buffer would deregister it.
+    /// If `trim` removed the region from the pool, the thread that drops the buffer would
+    /// deregister it.
     #[test]
     fn a_region_that_a_buffer_still_has_is_not_trimmed() {
         rdma_soft::install();
         let pd = crate::open_device("soft0").unwrap().allocate_pd().unwrap();
         let pool = BufferPool::with_region_size(&pd, 4096);
         let buffer = pool.allocate(64).unwrap();
-        // This is the state in the middle of a buffer's drop: it has returned its range but still
-        // holds its region.
+        // This is the state in the middle of dropping a buffer, which has returned its range but
+        // still holds its region.
         let region = Arc::clone(&pool.regions()[0]);
         drop(buffer);
         assert_eq!((pool.usage().buffers, pool.trim(), pool.usage().regions), (0, 0, 1));

@@ -18,8 +18,8 @@ use crate::region::hint;
 use crate::region::memory::RegionMemory;
 use crate::remote::RemoteMemoryRegion;
 
-/// A registration of memory. `M` owns the memory, and is dropped after the deregistration, or never
-/// if that fails.
+/// A registration of memory. `M` owns the memory. It is dropped only after a successful
+/// deregistration.
 pub(crate) struct Registration<M> {
     handle: Handle<ibv_mr, (M, ProtectionDomain)>,
     base: NonNull<u8>,
@@ -32,9 +32,9 @@ pub(crate) struct Registration<M> {
 }
 
 // SAFETY: SAFETY.md F16: `base` is an address in this process; code that accesses memory through it
-// has its own argument.
+// has its own safety argument.
 unsafe impl<M: Send> Send for Registration<M> {}
-// SAFETY: SAFETY.md F16: same as above, and it does not change.
+// SAFETY: SAFETY.md F16: same argument as above, and a registration does not change.
 unsafe impl<M: Sync> Sync for Registration<M> {}
 
 impl<M> Registration<M> {
@@ -81,7 +81,7 @@ impl<M> Registration<M> {
         Ok(unsafe { Self::from_raw(pd, raw, base, length, access, memory, Ownership::Owned) })
     }
 
-    /// Like [`new`](Self::new), and also notes for the provider that the memory stays mapped.
+    /// Like [`new`](Self::new), but also informs the provider that the memory stays mapped.
     ///
     /// # Safety
     /// The contract of [`new`](Self::new) applies, with one more condition. Whenever a request or a
@@ -119,8 +119,9 @@ impl<M> Registration<M> {
         let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
         let needs = (memory, pd.clone());
         // SAFETY: SAFETY.md F2, F8, F9: by this function's contract; `needs` keeps memory and
-        // domain alive. Code here that uses the region borrows it. By the contract of posting,
-        // requests that name its memory have completed.
+        // domain alive. When the handle is dropped, no code of this crate uses the region, because
+        // such code borrows it. By the contract of posting, all requests that name its memory have
+        // completed.
         let handle = unsafe { Handle::from_raw(raw, deregister, verb, needs, ownership) };
         // SAFETY: SAFETY.md F1: the region is live, and its keys never change.
         let mr = unsafe { raw.read() };
@@ -142,7 +143,7 @@ impl<M> Registration<M> {
         }
     }
 
-    /// Performs the check of [`Handle::check_process`].
+    /// Checks that this process created the region, like [`Handle::check_process`].
     pub(crate) fn check_process(&self) -> Result<(), Forked> {
         self.handle.check_process()
     }
@@ -177,7 +178,7 @@ impl<M> Registration<M> {
         RemoteMemoryRegion::new(self.iova, self.length, self.rkey)
     }
 
-    /// Returns the address, in requests, of the byte at `offset` from the beginning.
+    /// Returns the address that requests use for the byte at `offset`.
     #[inline]
     pub(crate) fn device_address(&self, offset: usize) -> u64 {
         self.iova.wrapping_add(offset as u64)
@@ -189,7 +190,7 @@ impl<M> Registration<M> {
     /// The bytes are within the region, whose memory is mapped while the registration is borrowed.
     #[inline]
     pub(crate) unsafe fn piece(&self, offset: usize, length: usize) -> Piece<'_> {
-        // SAFETY: SAFETY.md F16: within the region, by this function's contract.
+        // SAFETY: SAFETY.md F16: by this function's contract, the offset is within the region.
         let base = unsafe { self.base.add(offset) };
         let address = self.device_address(offset);
         // SAFETY: SAFETY.md F16: by this function's contract, the bytes are within the region and
@@ -229,8 +230,8 @@ impl Registration<RegionMemory> {
         access: AccessFlags,
     ) -> Result<Self, (RegionMemory, Error)> {
         let (base, length) = (memory.base(), memory.len());
-        // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until `memory` is dropped, which
-        // the registration owns; this function's contract covers the rkey.
+        // SAFETY: SAFETY.md F8, F16, F29: the registration owns `memory`, and the memory stays
+        // mapped until `memory` is dropped. This function's contract covers the rkey.
         unsafe { Self::mapped(pd, base, length, access, memory) }
     }
 }

@@ -12,9 +12,9 @@ const VARIABLE: &str = "RDMA_RELAXED_ORDERING";
 const WRITABLE: AccessFlags =
     AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_ATOMIC).union(AccessFlags::MW_BIND);
 
-/// Returns the access for memory that its owner reads only after a completion. It adds
-/// [`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING) if no peer can write the memory and the
-/// environment does not forbid it.
+/// Returns the access flags for memory whose owner reads it only after a completion. They are
+/// `access` and, if no peer can write the memory and the environment allows it,
+/// [`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING).
 pub(crate) fn relax(access: AccessFlags) -> Result<AccessFlags, Error> {
     if access.intersects(WRITABLE) || !is_allowed(env::var(VARIABLE))? {
         return Ok(access);

@@ -21,13 +21,13 @@ use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
 use crate::remote::RemoteMemoryRegion;
 
-/// Registered memory that the region owns and that peers may use while it lives.
+/// Registered memory that the region owns, open to peers while the region exists.
 ///
-/// Peers read and write it at any time, so a `&[u8]` of it never exists. Bytes are copied
-/// [in](Self::write) and [out](Self::read), as a device does, and words that both sides change are
+/// Peers may read and write it at any time, so a `&[u8]` of it never exists. Bytes are copied
+/// [in](Self::write) and [out](Self::read), as a device would, and words that both sides change are
 /// [atomics](Self::atomic_u64). A copy that runs while a peer writes the same bytes may see a
-/// mixture of old and new ones. To know that a message is complete, poll its completion, or let the
-/// peer write an atomic word after it.
+/// mixture of old and new bytes. To know that a message is complete, poll its completion, or let
+/// the peer write an atomic word after it.
 ///
 /// # Examples
 /// ```
@@ -51,11 +51,12 @@ use crate::remote::RemoteMemoryRegion;
 pub struct SharedRegion(Registration<RegionMemory>);
 
 impl ProtectionDomain {
-    /// Allocates `length` zeroed bytes on separate pages, and registers them with this access.
+    /// Allocates `length` zeroed bytes on separate pages, and registers them with these access
+    /// flags.
     ///
     /// This is safe with any access: a peer with the key can access only this memory, and
-    /// [`SharedRegion`] never exposes it as a slice. Remote write, remote atomics, and
-    /// [elements](SharedRegion::element) to receive into need local write.
+    /// [`SharedRegion`] never exposes it as a slice. Local write is required for remote write, for
+    /// remote atomics, and if an [element](SharedRegion::element) is the destination of a request.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], [`Error::Access`] for flags that the verbs
@@ -70,10 +71,10 @@ impl ProtectionDomain {
         self.register_shared(RegionMemory::allocate(length)?, access).map_err(|(_, error)| error)
     }
 
-    /// Registers the memory of a closed region with this access.
+    /// Registers memory, such as that of a closed region, with these access flags.
     ///
     /// # Errors
-    /// Returns the unchanged memory, and an error of
+    /// Returns the unchanged memory, and one of the errors of
     /// [`allocate_shared_region`](Self::allocate_shared_region).
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_shared(
@@ -111,13 +112,13 @@ impl SharedRegion {
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RangeError> {
         let source = self.at(offset, out.len())?;
         // SAFETY: SAFETY.md F16: `out.len()` bytes are within the region, whose memory is readable
-        // and writable and consists of whole pages. It is never a slice, so it does not overlap
-        // `out`, and it is lent only as 8-byte atomics.
+        // and writable and consists of whole pages. No slice of the memory exists, so it does not
+        // overlap `out`. It is lent only as 8-byte atomics.
         unsafe { copy_out(source.as_ptr(), out) };
         Ok(())
     }
 
-    /// Copies `data` to `offset`.
+    /// Copies `data` into the region at `offset`.
     ///
     /// # Errors
     /// Returns an error, and writes nothing, if `data` does not fit into the region there.
@@ -144,13 +145,13 @@ impl SharedRegion {
         if !offset.is_multiple_of(8) {
             return Err(RangeError::Misaligned { offset, align: 8 });
         }
-        // SAFETY: SAFETY.md F16: the word is within the region, which begins on a page, so it is
-        // aligned. It is valid while `&self` borrows the region. The only other accesses are
-        // copies, which are assembly or atomics of this width, and those by the device.
+        // SAFETY: SAFETY.md F16: the word is within the region, which begins at a page boundary, so
+        // the word is aligned. It is valid while `&self` borrows the region. Apart from the device,
+        // only copies access it, and they are assembly or atomics of this width.
         Ok(unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) })
     }
 
-    /// Returns the element for a range, to send or write from, or to receive or read into.
+    /// Returns the element for a range, as the source or destination of requests.
     ///
     /// # Errors
     /// Returns an error if the range is not within the region, or longer than 4 GiB - 1.
@@ -173,13 +174,13 @@ impl SharedRegion {
     }
 
     /// Returns the file that holds the memory, if the memory came from [`RegionMemory::memfd`] and
-    /// was not an [`OwnedRegion`](crate::OwnedRegion) since. Other processes on this machine can
-    /// map the file, and drivers can turn it into a dma-buf (`/dev/udmabuf`).
+    /// has not been an [`OwnedRegion`](crate::OwnedRegion) since then. Other processes on this
+    /// machine can map the file, and drivers can turn it into a dma-buf (`/dev/udmabuf`).
     ///
     /// # Safety
     /// The memory that [`close`](Self::close) returns is visible as `&[u8]`, and can become an
-    /// [`OwnedRegion`](crate::OwnedRegion), which is visible in the same way. From then on, no code
-    /// may write it through this file or a duplicate of it, in this process or another one.
+    /// [`OwnedRegion`](crate::OwnedRegion), which is visible in the same way. While it is visible,
+    /// no code in any process may write it through this file or a duplicate of the file.
     #[must_use]
     pub unsafe fn memfd(&self) -> Option<BorrowedFd<'_>> {
         self.0.memory().file()

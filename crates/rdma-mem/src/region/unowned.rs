@@ -21,8 +21,8 @@ use crate::remote::RemoteMemoryRegion;
 /// [`OwnedRegion`](crate::OwnedRegion), or the safe [`SharedRegion`](crate::SharedRegion) for
 /// peers.
 ///
-/// For each copy after the post, the software device checks that this memory is still mapped, which
-/// takes about a microsecond. Memory that a region owns or borrows needs no check.
+/// For each copy that it makes after the post, the software device checks that this memory is still
+/// mapped, which takes about a microsecond. Memory that a region owns or borrows needs no check.
 ///
 /// # Examples
 /// ```
@@ -40,8 +40,8 @@ use crate::remote::RemoteMemoryRegion;
 pub struct MemoryRegion(Registration<()>);
 
 impl ProtectionDomain {
-    /// Registers a slice for local access: its bytes can be sent, and received or read into. Peers
-    /// have no access.
+    /// Registers a slice for local access: requests of this machine can read and write its bytes.
+    /// Peers have no access.
     ///
     /// The region does not borrow the slice, so there is one hazard. Suppose that the memory is
     /// unmapped and other memory is mapped at the same addresses while the region lives. Elements
@@ -109,10 +109,11 @@ impl ProtectionDomain {
     ///
     /// # Safety
     /// This process may use the memory. It stays mapped until the region is deregistered, or, if
-    /// that fails, for the life of the process (SAFETY.md F8). While `access` lets peers write it,
-    /// there is no Rust reference to it, and every access is atomic or volatile. While it lets
-    /// peers read it, there is no `&mut`. If it lets peers execute atomics, the words are accessed
-    /// only with 8-byte atomics.
+    /// that fails, for the life of the process (SAFETY.md F8). While it is registered, these
+    /// conditions hold too. If `access` lets peers write the memory, no Rust reference to it
+    /// exists, and every access is atomic or volatile. If `access` lets peers read it, no `&mut` to
+    /// it exists. If `access` lets peers execute atomics, the words are accessed only with 8-byte
+    /// atomics.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_mr_with_access(
         &self,
@@ -137,9 +138,9 @@ impl MemoryRegion {
     ///
     /// # Safety
     /// The caller upholds the contract of [`Ownership`]. The region belongs to this domain, and was
-    /// registered with this access. The verb was `ibv_reg_mr`, or one that sets the region's first
-    /// address in requests (`ibv_reg_mr_iova`). That address is the memory's own, or 0 if `access`
-    /// has [`AccessFlags::ZERO_BASED`]. While this value lives, the memory meets the contract of
+    /// registered with `access` by `ibv_reg_mr`, or by a verb that sets the first address in
+    /// requests (`ibv_reg_mr_iova`). That address is the memory's own, or 0 if `access` has
+    /// [`AccessFlags::ZERO_BASED`]. While this value lives, the memory meets the contract of
     /// [`register_mr_with_access`](ProtectionDomain::register_mr_with_access).
     ///
     /// # Examples
@@ -252,7 +253,7 @@ impl MemoryRegion {
         self.0.as_raw()
     }
 
-    /// Returns the address, in requests, of the memory at `address`.
+    /// Returns the address that requests use for the memory at `address`.
     #[inline]
     pub(crate) fn device_address(&self, address: usize) -> u64 {
         self.0.device_address(address.wrapping_sub(self.address()))

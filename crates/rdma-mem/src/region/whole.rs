@@ -7,7 +7,7 @@ use crate::region::array::OwnedArray;
 use crate::region::local::LocalRegion;
 use crate::region::pool::buffer::Buffer;
 
-/// Implements the conversions for functions that take anything that converts into a slice.
+/// Implements the conversions of a reference to the owner into a slice of all its bytes.
 macro_rules! whole {
     ($owner:ty $(, $parameter:ident $(: $bound:ident)?)?) => {
         impl<'r $(, $parameter $(: $bound)?)?> From<&'r $owner> for SliceRef<'r> {

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Returns the aligned word that contains a byte.
+/// Returns the aligned word that begins `skip` bytes before `place`.
 ///
 /// # Safety
 /// The word is valid for reads and writes for `'a`. Other code accesses its memory only with
@@ -37,8 +37,8 @@ pub(super) unsafe fn load(mut source: *mut u8, mut out: &mut [u8]) {
     }
 }
 
-/// Copies `data` into shared memory. Neighbouring bytes in a word keep their values, even if they
-/// change concurrently.
+/// Copies `data` into shared memory. Other bytes in the same words are not affected, even if other
+/// threads change them at the same time.
 ///
 /// # Safety
 /// The contract of [`copy_in`](super::copy_in) applies.

@@ -21,8 +21,8 @@ use crate::region::registration::Registration;
 /// needs no registration.
 ///
 /// A buffer derefs to its bytes. Dropping the buffer returns them to the pool. Until then the
-/// buffer keeps its region alive, even after the pool is dropped. In that case, the last buffer in
-/// a region deregisters it.
+/// buffer keeps its region alive, even after the pool is dropped. In that case, dropping the last
+/// buffer in a region deregisters the region.
 ///
 /// [`split_at`](Self::split_at) splits a buffer into two, for two concurrent requests.
 ///
@@ -68,7 +68,7 @@ impl Buffer {
     /// The bytes are within the buffer.
     #[inline]
     unsafe fn piece(&self, offset: usize, length: usize) -> Piece<'_> {
-        // SAFETY: SAFETY.md F16: within the buffer, by this function's contract.
+        // SAFETY: SAFETY.md F16: by this function's contract, the offset is within the buffer.
         let base = unsafe { self.base.add(offset) };
         let address = self.device_address().wrapping_add(offset as u64);
         // SAFETY: SAFETY.md F16: the bytes are within a range of the region, which the buffer keeps
@@ -82,18 +82,19 @@ impl Buffer {
         unsafe { self.piece(0, self.length) }
     }
 
-    /// Returns a slice of the whole buffer, to send or write from.
+    /// Returns a slice of the whole buffer, as a source for sends and writes.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
         // SAFETY: SAFETY.md F16: the bytes belong to this buffer only, are initialised, and are
         // borrowed by `&self`. No peer has a right to them except through a window, which owns the
-        // buffer by value. A device writes them only for requests of this machine whose poster
-        // promised not to use them until they complete.
+        // buffer by value. A device writes them only for requests posted on this machine, by code
+        // that promised not to use the bytes until those requests complete.
         unsafe { SliceRef::new(self.whole()) }
     }
 
-    /// Returns an exclusive slice of the whole buffer, which can also be received or read into.
+    /// Returns an exclusive slice of the whole buffer, which can also be the destination of
+    /// receives and reads.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
@@ -101,8 +102,8 @@ impl Buffer {
         unsafe { SliceMut::new(self.whole()) }
     }
 
-    /// Returns `length` bytes at `offset`, to send or write from; `None` if they are not within the
-    /// buffer.
+    /// Returns a slice of `length` bytes at `offset`, as a source for sends and writes. `None` if
+    /// the bytes are not within the buffer.
     #[inline]
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
@@ -113,8 +114,8 @@ impl Buffer {
         Some(unsafe { SliceRef::new(piece) })
     }
 
-    /// Returns `length` bytes at `offset`, exclusively, which can also be received or read into;
-    /// `None` if they are not within the buffer.
+    /// Returns an exclusive slice of `length` bytes at `offset`, which can also be the destination
+    /// of receives and reads. `None` if the bytes are not within the buffer.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {

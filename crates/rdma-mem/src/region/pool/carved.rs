@@ -16,7 +16,7 @@ use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
 use crate::region::relaxed;
 
-/// The unit of ranges, in bytes. It is a cache line, so two buffers never share one.
+/// The unit of ranges, in bytes. It is the size of a cache line, so two ranges never share a line.
 pub(crate) const UNIT: usize = 64;
 
 /// A registered region that is divided into buffers.
@@ -38,8 +38,8 @@ struct Ranges {
 #[derive(Clone, Copy)]
 pub(crate) struct Range {
     allocation: Allocation,
-    /// The start of the requested bytes, in units. If the range itself is not aligned, it is after
-    /// the range's start.
+    /// The start of the requested bytes, in units. It lies after the start of the allocation if the
+    /// allocation itself is not aligned as requested.
     start: u32,
     units: u32,
 }
@@ -52,7 +52,7 @@ impl Range {
     }
 }
 
-/// Which part of a region is in use.
+/// The number of buffers in a region, and the number of bytes that they use.
 #[derive(Clone, Copy)]
 pub(crate) struct RegionUse {
     pub(crate) buffers: usize,
@@ -72,7 +72,7 @@ impl Ranges {
     }
 }
 
-/// Returns the number of units for `length` bytes; `None` above the limit.
+/// Returns the number of units for `length` bytes; `None` if that is more than [`MOST`].
 fn units(length: usize) -> Option<u32> {
     u32::try_from(length.div_ceil(UNIT).max(1)).ok().filter(|&units| units <= MOST)
 }
@@ -84,8 +84,8 @@ fn class(units: u32) -> u32 {
     units.div_ceil(1 << shift) << shift
 }
 
-/// Returns the length of a region that can hold a buffer of `length` bytes; `None` if that is too
-/// long.
+/// Returns the length of a region that can hold a buffer of `length` bytes; `None` if no region
+/// can.
 pub(crate) fn region_length(length: usize) -> Option<usize> {
     Some(class(units(length)?) as usize * UNIT)
 }
@@ -98,8 +98,8 @@ pub(crate) fn longest_region(bytes: usize) -> usize {
 }
 
 impl PoolRegion {
-    /// Registers `length` bytes, a valid region length, without any right for peers. They begin at
-    /// a multiple of `alignment`.
+    /// Registers `length` bytes, which must be a valid region length, and gives peers no right to
+    /// them. The bytes begin at a multiple of `alignment`.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         access: AccessFlags,
@@ -126,7 +126,7 @@ impl PoolRegion {
         &self.registration
     }
 
-    /// Takes a range of at least `length` bytes, if there is one.
+    /// Takes a range of at least `length` bytes, if one is free.
     pub(crate) fn take(&self, length: usize) -> Option<Range> {
         let units = units(length)?;
         let mut ranges = self.ranges();
@@ -134,8 +134,8 @@ impl PoolRegion {
         Some(ranges.taken(Range { allocation, start: allocation.offset, units }))
     }
 
-    /// Takes a range with at least `length` bytes that begin at a multiple of `alignment`, a power
-    /// of two, if there is one.
+    /// Takes a range with at least `length` bytes that begin at a multiple of `alignment`, if one
+    /// is free. `alignment` is a power of two.
     pub(crate) fn take_aligned(&self, length: usize, alignment: usize) -> Option<Range> {
         if alignment <= UNIT {
             return self.take(length);
@@ -147,7 +147,8 @@ impl PoolRegion {
             return Some(ranges.taken(Range { allocation, start: allocation.offset, units }));
         }
         ranges.free.free(allocation);
-        // With this many additional units, `units` aligned units remain wherever the range starts.
+        // With this many additional units, the allocation contains `units` aligned units wherever
+        // it starts.
         let more = u32::try_from(alignment / UNIT - 1).ok()?;
         let units = units.checked_add(more).filter(|&units| units <= MOST)?;
         let allocation = ranges.free.allocate(units)?;
@@ -166,14 +167,14 @@ impl PoolRegion {
 
     /// Counts another buffer that shares the range.
     pub(crate) fn share(&self, range: Range) {
-        // A forked child returns no ranges.
+        // In a forked child, ranges are never returned, so their buffers need no count.
         if self.registration.check_process().is_ok() {
             *self.ranges().shared.entry(range.offset()).or_insert(1) += 1;
         }
     }
 
     /// Returns a dropped buffer's range to the allocator, unless another buffer shares it. Does
-    /// nothing in a forked child, because it might wait forever for the lock.
+    /// nothing in a forked child, where it might wait forever for the lock.
     pub(crate) fn give_back(&self, range: Range) {
         if self.registration.check_process().is_err() {
             return;

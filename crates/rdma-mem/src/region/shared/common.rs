@@ -1,4 +1,4 @@
-//! Memory with several concurrent regions.
+//! Memory that several regions share.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -55,7 +55,7 @@ impl CommonMemory {
         self.0.length()
     }
 
-    /// Registers a range of the memory, in bytes from its beginning, with these rights.
+    /// Registers `range` of the memory, in bytes from the beginning, with these access flags.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`] for 0 bytes, [`Error::Access`] for flags that the verbs forbid, or
@@ -78,15 +78,15 @@ impl CommonMemory {
         let base = unsafe { self.0.base().add(range.start) };
         // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until the last clone is dropped,
         // and the registration has a clone. Any holder of the rkey may use the memory, because no
-        // reference to it is formed while there is more than one clone.
+        // reference to it is formed while more than one clone exists.
         let region = unsafe { Registration::mapped(pd, base, length, access, memory) };
         region.map(CommonRegion).map_err(|(_, error)| error)
     }
 
-    /// Returns the memory, which is exclusive again.
+    /// Returns the memory for exclusive use.
     ///
     /// # Errors
-    /// Returns `self` while there are other clones, or open parts.
+    /// Returns `self` if other clones or open parts exist.
     pub fn try_into_memory(self) -> Result<RegionMemory, Self> {
         Arc::try_unwrap(self.0).map_err(Self)
     }
@@ -129,13 +129,13 @@ impl CommonRegion {
         self.0.pd()
     }
 
-    /// Returns the memory that this is a part of.
+    /// Returns the memory that this region is a part of.
     #[must_use]
     pub fn memory(&self) -> &CommonMemory {
         self.0.memory()
     }
 
-    /// Deregisters the part, which ends the access of peers through its key.
+    /// Deregisters the part, which ends the access of peers through its key. Returns the memory.
     ///
     /// # Errors
     /// Returns the part, which is still registered, and the provider's error.
