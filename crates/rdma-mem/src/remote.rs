@@ -12,7 +12,7 @@ use rdma_types::Rkey;
 ///
 /// A peer creates it with [`SharedRegion::remote`](crate::SharedRegion::remote) and sends it here.
 /// It is a description, not a proof: the peer's device refuses an invalid access with an error
-/// completion. Posting a request checks that it stays within the length.
+/// completion. Posting checks that a request stays within the length.
 ///
 /// # Examples
 /// ```
@@ -34,7 +34,7 @@ pub struct RemoteMemoryRegion {
 }
 
 impl RemoteMemoryRegion {
-    /// The length of what [`to_bytes`](Self::to_bytes) returns, in bytes.
+    /// The length of the encoding that [`to_bytes`](Self::to_bytes) returns, in bytes.
     pub const BYTES: usize = 20;
 
     /// Describes `length` bytes at `addr` in the peer's memory, with this key.
@@ -65,8 +65,8 @@ impl RemoteMemoryRegion {
         self.rkey
     }
 
-    /// Encodes the region as bytes, for a message to the peer that will use it.
-    /// [`from_bytes`](Self::from_bytes) decodes them there.
+    /// Encodes the region as bytes, for a message to the peer that will use it. The peer decodes
+    /// them with [`from_bytes`](Self::from_bytes).
     ///
     /// The format is address (8 bytes), length (8 bytes), key (4 bytes), each in network order. It
     /// has no version; the protocol that sends it may add one.
@@ -92,7 +92,7 @@ impl RemoteMemoryRegion {
 
     /// Decodes the bytes that [`to_bytes`](Self::to_bytes) returned.
     ///
-    /// All byte values are valid. The peer's device checks the memory when a request uses it.
+    /// All byte values are valid. The peer's device checks the description when a request uses it.
     #[inline]
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
@@ -103,8 +103,8 @@ impl RemoteMemoryRegion {
         }
     }
 
-    /// Returns the part of the region that starts at `offset`, in bytes. It is empty if `offset`
-    /// equals the length, and `None` if `offset` is larger.
+    /// Returns the part of the region that starts at `offset`, in bytes. The part is empty if
+    /// `offset` equals the length; `None` if `offset` is larger.
     #[inline]
     #[must_use]
     pub fn sub_region(&self, offset: usize) -> Option<Self> {
@@ -113,8 +113,8 @@ impl RemoteMemoryRegion {
         Some(Self { address, length, rkey: self.rkey })
     }
 
-    /// Like [`sub_region`](Self::sub_region), but returns an empty region past the end. An address
-    /// that would overflow is clamped to the last one.
+    /// Like [`sub_region`](Self::sub_region), but returns an empty region past the end. If the
+    /// address would overflow, it is clamped to the highest one.
     #[inline]
     #[must_use]
     pub const fn sub_region_unchecked(&self, offset: usize) -> Self {
@@ -125,7 +125,8 @@ impl RemoteMemoryRegion {
         }
     }
 
-    /// Returns a range, in bytes from the beginning; `None` if it is not within the memory.
+    /// Returns the part in `range`, in bytes from the beginning; `None` if the range is not within
+    /// the memory.
     #[inline]
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
@@ -137,7 +138,7 @@ impl RemoteMemoryRegion {
     }
 
     /// Returns the region from the field at `offset` in element `index` to the end, if it has at
-    /// least `length` bytes. For the macros in [`remote_field`](crate::remote_array_field).
+    /// least `length` bytes. Used by the macros in [`remote_field`](crate::remote_array_field).
     #[doc(hidden)]
     #[inline]
     #[must_use]

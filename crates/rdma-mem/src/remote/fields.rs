@@ -27,9 +27,9 @@ macro_rules! remote_array_field {
     };
 }
 
-/// Like [`remote_array_field!`](crate::remote_array_field), but also works past the end, like
-/// [`sub_region_unchecked`](crate::RemoteMemoryRegion::sub_region_unchecked): there it returns a
-/// `RemoteMemoryRegion` with length 0. Nothing overflows.
+/// Like [`remote_array_field!`](crate::remote_array_field), but returns a `RemoteMemoryRegion` in
+/// all cases. Past the end, its length is 0, as with
+/// [`sub_region_unchecked`](crate::RemoteMemoryRegion::sub_region_unchecked). Nothing overflows.
 ///
 /// # Examples
 /// ```
@@ -46,12 +46,12 @@ macro_rules! remote_array_field_unchecked {
     };
 }
 
-/// Returns a field of a struct of a peer: the region from there on.
+/// Returns the region that starts at a field of a peer's struct.
 ///
-/// `remote_struct_field!(region, Struct::field)` returns `Option<RemoteMemoryRegion>`, for a struct at the start of the
-/// [`RemoteMemoryRegion`](crate::RemoteMemoryRegion). It follows the rules of
-/// [`remote_array_field!`](crate::remote_array_field). Any path to the type is accepted, with generic arguments, and
-/// fields of fields: `wire::Entry<u32>::header.key`, `(u64, u32)::1`.
+/// `remote_struct_field!(region, Struct::field)` returns `Option<RemoteMemoryRegion>`, for a struct
+/// at the start of the [`RemoteMemoryRegion`](crate::RemoteMemoryRegion). It follows the rules of
+/// [`remote_array_field!`](crate::remote_array_field). The path to the type may have generic
+/// arguments, and the field may be nested: `wire::Entry<u32>::header.key`, `(u64, u32)::1`.
 ///
 /// # Examples
 /// ```
@@ -94,7 +94,7 @@ macro_rules! remote_struct_field_unchecked {
     };
 }
 
-/// Returns a field of the struct at an index of an array of a peer: the region from there on.
+/// Returns the region that starts at a field of one struct in a peer's array.
 ///
 /// `remote_struct_array_field!(region, Struct, index, field)` returns `Option<RemoteMemoryRegion>`.
 /// It follows the rules of [`remote_struct_field!`](crate::remote_struct_field). The field has to
@@ -149,7 +149,7 @@ macro_rules! remote_struct_array_field_unchecked {
     };
 }
 
-/// Returns a field of a peer's struct, with the field's length: `Option<RemoteRef<F>>`.
+/// Returns exactly one field of a peer's struct, as an `Option<RemoteRef<F>>`.
 ///
 /// This is the typed form of [`remote_struct_field!`](crate::remote_struct_field). The field must
 /// be plain old data (`bytemuck::Pod`).

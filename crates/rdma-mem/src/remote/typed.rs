@@ -53,7 +53,7 @@ pub struct RemoteSlice<T> {
 }
 
 impl RemoteMemoryRegion {
-    /// Returns the `T` at `offset`, in bytes; `None` if it is not entirely within the memory.
+    /// Returns the `T` at `offset` (in bytes); `None` if it is not entirely within the memory.
     #[inline]
     #[must_use]
     pub fn typed<T: Pod>(&self, offset: usize) -> Option<RemoteRef<T>> {
@@ -61,7 +61,7 @@ impl RemoteMemoryRegion {
         Some(RemoteRef { region, value: PhantomData })
     }
 
-    /// Returns the `length` values that begin at `offset`, in bytes; `None` if they are not all
+    /// Returns the `length` values that begin at `offset` (in bytes); `None` if they are not all
     /// entirely within the memory.
     #[inline]
     #[must_use]
@@ -80,14 +80,14 @@ impl<T: Pod> RemoteRef<T> {
         self.region.address()
     }
 
-    /// Returns the memory of the value, for requests.
+    /// Returns the remote region that holds the value, for use in requests.
     #[inline]
     #[must_use]
     pub const fn region(&self) -> RemoteMemoryRegion {
         self.region
     }
 
-    /// For [`remote_ref!`](crate::remote_ref).
+    /// Implements [`remote_ref!`](crate::remote_ref).
     #[doc(hidden)]
     #[inline]
     #[must_use]
@@ -165,7 +165,8 @@ impl<T: Pod> From<RemoteSlice<T>> for RemoteMemoryRegion {
     }
 }
 
-/// Implemented by hand, because a description of a `T` is `Copy` whether or not `T` is.
+/// Implements the standard traits by hand, because a derive would require the same traits of `T`. A
+/// description of a `T` is `Copy` even if `T` is not.
 macro_rules! describe {
     ($($Type:ident($($field:ident),+)),*) => {$(
         impl<T> Clone for $Type<T> {

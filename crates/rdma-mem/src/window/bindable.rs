@@ -14,11 +14,11 @@ use crate::region::unowned::MemoryRegion;
 
 /// The region of a [`MemoryWindow`](crate::MemoryWindow), or a pointer that keeps it alive.
 ///
-/// | | how other code can access the bytes meanwhile |
+/// | | how other code can access the bytes while the window exists |
 /// |---|---|
 /// | `&SharedRegion`, `Arc<SharedRegion>` | as always: copies in and out, atomics |
 /// | [`OwnedRegion`], [`Buffer`] | not at all: the window owns it by value |
-/// | `&MemoryRegion`, `Arc<MemoryRegion>` | the memory is the caller's, and so is the responsibility |
+/// | `&MemoryRegion`, `Arc<MemoryRegion>` | as the caller permits: the caller owns the memory and is responsible for it |
 ///
 /// Memory that a peer may change is therefore never visible as a slice, and stays registered while
 /// the window lives. The trait is sealed.

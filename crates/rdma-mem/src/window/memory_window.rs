@@ -25,11 +25,11 @@ use crate::window::error::BindError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WindowType {
-    /// A type 1 window: every queue pair in its domain can use it. Calls bind and unbind it
-    /// (`ibv_bind_mw`).
+    /// A type 1 window: every queue pair in its domain can use it. It is bound and unbound with
+    /// calls (`ibv_bind_mw`).
     One,
-    /// A type 2 window: only the queue pair that bound it can use it (2B). Work requests bind and
-    /// invalidate it, and the peer can invalidate it with a send.
+    /// A type 2 window: only the queue pair that bound it can use it (type 2B). Work requests bind
+    /// and invalidate it, and the peer can invalidate it with a send.
     Two,
 }
 
@@ -38,14 +38,14 @@ pub enum WindowType {
 ///
 /// Registering memory is slow, but binding a window is only a work request. Therefore the memory is
 /// registered once, with [`with_mw_bind`](AccessFlags::with_mw_bind) and without any right for
-/// peers. Each grant is then a window with its own range, rights and key. The queue pairs in
-/// `rdma-qp` bind it.
+/// peers. Each grant is then a window with its own range, rights and key. Windows are bound with
+/// the queue pairs of `rdma-qp`.
 ///
 /// # Ownership of the memory
 ///
 /// The window holds its region `R`, by value or through a pointer that keeps it alive (see
-/// [`BindableRegion`]). On drop it is deallocated first and releases the region afterwards. An
-/// [`OwnedRegion`](crate::OwnedRegion) or a [`Buffer`](crate::Buffer) is inaccessible while the
+/// [`BindableRegion`]). On drop, the window is deallocated first, and then the region is released.
+/// An [`OwnedRegion`](crate::OwnedRegion) or a [`Buffer`](crate::Buffer) is inaccessible while the
 /// window is bound, and accessible through [`region_mut`](Self::region_mut) afterwards.
 ///
 /// # End of access
@@ -74,7 +74,7 @@ pub struct MemoryWindow<R: BindableRegion> {
     kind: WindowType,
     /// The key from the window's last bind.
     key: u32,
-    /// `Some` from the moment a bind request is prepared.
+    /// `Some` from the time a bind request is prepared until the window is reported as unbound.
     bound: Option<Bound>,
 }
 
@@ -82,7 +82,7 @@ pub struct MemoryWindow<R: BindableRegion> {
 struct Bound {
     address: u64,
     length: usize,
-    /// The key from the bind before.
+    /// The window's key before this bind.
     key_before: u32,
 }
 
@@ -98,7 +98,7 @@ pub struct PreparedBind {
     pub info: ibv_mw_bind_info,
 }
 
-// SAFETY: SAFETY.md F12: it consists of numbers; code that uses the pointers has its own argument.
+// SAFETY: SAFETY.md F12: it is plain data; code that uses the pointers has its own safety argument.
 unsafe impl Send for PreparedBind {}
 // SAFETY: SAFETY.md F12: `&self` gives no way to use the pointers.
 unsafe impl Sync for PreparedBind {}
@@ -107,7 +107,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
     /// Allocates an unbound window for this region; see `man ibv_alloc_mw`.
     ///
     /// # Errors
-    /// Returns the region, and [`Error::NoWindows`] on a device without windows of this type, or the verb's error.
+    /// Returns the region and an error: [`Error::NoWindows`] if the device has no windows of this
+    /// type, otherwise the verb's error.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn allocate(region: R, kind: WindowType) -> Result<Self, (R, Error)> {
         let pd = region.target().pd.clone();
@@ -135,12 +136,12 @@ impl<R: BindableRegion> MemoryWindow<R> {
         Ok(unsafe { Self::of(raw, (region, pd), kind, Ownership::Owned) })
     }
 
-    /// Wraps a window that was allocated elsewhere and is not bound, for this region.
+    /// Wraps an unbound window that was allocated elsewhere, for use with this region.
     ///
     /// # Safety
     /// The caller upholds the contract of [`Ownership`]. The window is in the region's domain, is
     /// not bound, and is bound only through this value. A [borrowed](Ownership::Borrowed) window is
-    /// also unbound when it is dropped or closed, because neither ends a peer's access.
+    /// unbound again before it is dropped or closed, because neither of these ends a peer's access.
     ///
     /// # Examples
     /// ```
@@ -201,8 +202,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
         &self.handle.needs().1
     }
 
-    /// Returns true if a peer may have access: from when a bind request is prepared until
-    /// [`unbound`](Self::unbound).
+    /// Returns true if a peer may have access: from the time a bind request is prepared until
+    /// [`unbound`](Self::unbound) is called.
     #[inline]
     #[must_use]
     pub const fn is_bound(&self) -> bool {
@@ -218,10 +219,10 @@ impl<R: BindableRegion> MemoryWindow<R> {
         self.bound.map(|_| Rkey::new(self.key))
     }
 
-    /// Returns the memory that the bound window opens to the peer, for sending to that peer; `None`
-    /// unless the window [is bound](Self::is_bound).
+    /// Returns a description of the memory that the window opens to the peer, for sending to that
+    /// peer; `None` unless the window [is bound](Self::is_bound).
     ///
-    /// Until the bind completes, send this only with a send that is posted after the bind on the
+    /// Until the bind completes, send this only in a message that is posted after the bind, on the
     /// same queue pair.
     #[must_use]
     pub fn remote(&self) -> Option<RemoteMemoryRegion> {
@@ -229,15 +230,16 @@ impl<R: BindableRegion> MemoryWindow<R> {
         Some(RemoteMemoryRegion::new(address, length, self.key))
     }
 
-    /// Returns the window's region, to use its bytes; `None` while the window [is
+    /// Returns the window's region, for access to its bytes; `None` while the window [is
     /// bound](Self::is_bound).
     #[must_use]
     pub fn region(&self) -> Option<&R> {
         self.bound.is_none().then(|| &self.handle.needs().0)
     }
 
-    /// Returns the window's region exclusively; `None` while the window [is bound](Self::is_bound).
-    /// The caller may replace the region with another one in the same domain.
+    /// Returns exclusive access to the window's region; `None` while the window [is
+    /// bound](Self::is_bound). The caller may replace the region with another one in the same
+    /// domain.
     #[must_use]
     pub fn region_mut(&mut self) -> Option<&mut R> {
         match self.bound {
@@ -253,8 +255,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
     /// executed. One of these completions was polled:
     ///
     /// - the failed completion of the bind;
-    /// - for type 2, the successful completion of the invalidation: of a local one, or of a receive
-    ///   that reports this [key](Self::rkey) as invalidated;
+    /// - for type 2, the successful completion of a local invalidation, or of a receive that
+    ///   reports this [key](Self::rkey) as invalidated;
     /// - for type 1, the successful completion of the unbind. The unbind must not have overtaken
     ///   the bind: it was posted to the same queue pair, or after the completion of the bind was
     ///   polled.
@@ -276,8 +278,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 
     /// Prepares a request that binds `range` of the window's region, in bytes from the region's
-    /// beginning, with these rights for peers. For the crates above: the window counts as bound
-    /// from now on.
+    /// beginning, with these rights for peers. From now on, the window counts as bound. Used by the
+    /// crates above.
     ///
     /// # Errors
     /// Returns an error, and changes nothing, if the request is invalid.
@@ -301,8 +303,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
         self.bound = Some(Bound { address, length: range.len(), key_before: self.key });
         let mw = self.as_raw();
         if self.kind == WindowType::Two {
-            // Some providers compare the key in this field with that of the last bind. SAFETY:
-            // SAFETY.md F1: the handle keeps the window alive, and `&mut self` is exclusive.
+            // Some providers compare the key in this field with the key of the last bind.
+            // SAFETY: SAFETY.md F1: the handle keeps the window alive, and `&mut self` is exclusive.
             unsafe { (*mw).rkey = self.key };
             self.key = ibv_inc_rkey(self.key);
         }
@@ -311,13 +313,13 @@ impl<R: BindableRegion> MemoryWindow<R> {
         Ok(PreparedBind { mw, rkey: Rkey::new(self.key), info })
     }
 
-    /// For type 1: reads the key that `ibv_bind_mw` has stored. For the crates above.
+    /// Reads the key that `ibv_bind_mw` has stored in a type 1 window. Used by the crates above.
     pub fn bind_posted(&mut self) {
         // SAFETY: SAFETY.md F1: the handle keeps the window alive, and `&mut self` is exclusive.
         self.key = unsafe { (*self.as_raw()).rkey };
     }
 
-    /// Prepares a request that unbinds a type 1 window. For the crates above.
+    /// Prepares a request that unbinds a type 1 window. Used by the crates above.
     ///
     /// # Errors
     /// Returns an error if the window is not bound, or is of type 2.
@@ -367,8 +369,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 }
 
-/// Returns true if the device has no windows, or none of the requested type. Some providers report
-/// this with `EINVAL`.
+/// Returns true if allocating a window failed because the device has no windows, or none of this
+/// type. Some providers return `EINVAL` in that case, so `max_mw` is checked too.
 fn lacks_windows(context: &Context, errno: Errno) -> bool {
     matches!(errno, Errno::EOPNOTSUPP | Errno::ENOSYS)
         || context.query_device().is_ok_and(|device| device.max_mw == 0)
