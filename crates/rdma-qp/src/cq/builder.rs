@@ -40,7 +40,7 @@ impl<'a> CompletionQueueBuilder<'a> {
         Self { context, channel: None, vector: 0, timestamps: false }
     }
 
-    /// Sets the channel for the queue's events, which must belong to the same context. Default: none.
+    /// Sets the channel that receives the queue's events. It must belong to the same context. Default: none.
     pub fn channel(mut self, channel: &'a CompletionChannel) -> Self {
         self.channel = Some(channel);
         self
@@ -54,7 +54,7 @@ impl<'a> CompletionQueueBuilder<'a> {
     }
 
     /// Sets whether each completion has a [timestamp](crate::WorkCompletion::timestamp), which only some devices
-    /// support. It makes polling more expensive, because completions are then read one by one. Default: no.
+    /// support. Timestamps make polling more expensive, because completions are then read one by one. Default: no.
     #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP")]
     pub fn timestamps(mut self, timestamps: bool) -> Self {
         self.timestamps = timestamps;
@@ -65,8 +65,8 @@ impl<'a> CompletionQueueBuilder<'a> {
     /// `man ibv_create_cq_ex`.
     ///
     /// # Errors
-    /// [`Error::NoSuchVector`]. [`Error::ForeignChannel`]. [`Error::NoTimestamps`] if the device does not support
-    /// timestamps. Or the provider's error, with the device's limits.
+    /// [`Error::NoSuchVector`]; [`Error::ForeignChannel`]; [`Error::NoTimestamps`] if the device does not support
+    /// timestamps; otherwise the provider's error, with the device's limits.
     #[doc(alias = "ibv_create_cq")]
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn build(self, min_capacity: u32) -> Result<CompletionQueue, Error> {
@@ -99,7 +99,7 @@ impl CompletionQueue {
         Self::builder(channel.context()).channel(channel).vector(vector).build(min_capacity)
     }
 
-    /// Returns the options of a new queue.
+    /// Returns a builder for a queue with other options.
     pub fn builder(context: &Context) -> CompletionQueueBuilder<'_> {
         CompletionQueueBuilder::new(context)
     }
@@ -127,7 +127,7 @@ impl CompletionQueue {
         let raw = create(builder, asked).map_err(fail)?;
         let called = if timestamps { polled(raw) } else { Called::itself(raw) };
         // SAFETY: SAFETY.md F2, F9, F20: the queue was just created by this table, from these objects, and is not used
-        // elsewhere. It is polled itself or through its stand-in.
+        // elsewhere. `called` is the queue itself or, with timestamps, its stand-in.
         let queue = unsafe { Self::of(raw, context, channel, called, Ownership::Owned) };
         if queue.min_capacity() < min_capacity {
             return Err(fail(Errno::EINVAL));

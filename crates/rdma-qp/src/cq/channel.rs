@@ -1,4 +1,4 @@
-//! Completion channels: sleeping until something completes.
+//! Completion channels, on which programs sleep until a request completes.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -13,22 +13,22 @@ use rdma_sys::{ibv_comp_channel, ibv_cq};
 
 use crate::error::Error;
 
-/// The number of a queue's events that are acknowledged together, because each acknowledgement takes a lock of the
-/// provider.
+/// The number of a queue's events that are collected before they are acknowledged together, because each
+/// acknowledgement takes a lock of the provider.
 const BATCH: u32 = 256;
 
 /// A completion channel, on which a program sleeps until one of its completion queues has a completion.
 ///
-/// A queue that was [created with the channel](crate::CompletionQueue::create_with_channel) sends one event per
-/// [request](crate::CompletionQueue::req_notify), at the next completion. Completions from before the request send no
-/// event. So request the event, poll again, and sleep only if the queue is empty. After an event, poll until the queue
-/// is empty.
+/// A queue that was [created with the channel](crate::CompletionQueue::create_with_channel) sends one event for each
+/// [request](crate::CompletionQueue::req_notify), at the next completion. Completions that are already in the queue
+/// send no event. Therefore, request the event, poll again, and sleep only if the queue is empty. After an event, poll
+/// until the queue is empty.
 ///
-/// Any number of queues can share a channel. Clones are cheap and refer to the same channel. All methods take `&self`,
-/// from any thread. If several threads wait, only one of them gets an event. The channel [has a file](AsFd) that is
-/// readable while there are events, for `poll`, `epoll` and runtimes that use them. The file never blocks. Read events
-/// only through these methods: an event read in another way is never acknowledged, and destroying its queue waits for
-/// the acknowledgement.
+/// Any number of queues can share a channel. Clones are cheap and refer to the same channel. All methods take `&self`
+/// and can be called from any thread. If several threads wait, each event goes to only one of them. The channel [has a
+/// file](AsFd) that is readable while the channel has events, for `poll`, `epoll` and runtimes that use them. The file
+/// never blocks. Read events only through these methods: an event read in another way is never acknowledged, and
+/// destroying its queue waits for the acknowledgement.
 ///
 /// An event is a plain value. The channel counts the events of each queue and acknowledges them before the queue is
 /// destroyed, so events do not delay its destruction.
@@ -109,18 +109,18 @@ impl CompletionChannel {
         channel
     }
 
-    /// Wraps a completion channel that was created elsewhere. Makes its file non-blocking, which also affects its other
-    /// users.
+    /// Wraps a completion channel that was created elsewhere. Makes the channel's file non-blocking, also for code that
+    /// uses the channel elsewhere.
     ///
     /// The channel's queues may belong to other libraries. An event of such a queue is acknowledged at once, and
-    /// identifies the queue by its user context ([`ObjectId::from_context`]). Each event goes to its first reader,
-    /// through this value or elsewhere.
+    /// identifies the queue by its user context ([`ObjectId::from_context`]). Each event goes only to the first reader,
+    /// whether it reads through this value or elsewhere.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses to make the file non-blocking.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The channel belongs to this context.
+    /// The caller upholds the contract of [`Ownership`]. The channel belongs to this context.
     ///
     /// # Examples
     /// ```
@@ -147,18 +147,18 @@ impl CompletionChannel {
     ) -> Result<Self, Error> {
         // SAFETY: SAFETY.md F1: the channel is live, and its file does not change.
         let fd = unsafe { (*raw.as_ptr()).fd };
-        // SAFETY: SAFETY.md F6: the channel closes its file, and is a field of the same struct.
+        // SAFETY: SAFETY.md F6: only the channel closes its file, and both are fields of the same struct.
         let file = unsafe { EventFile::new(fd) }?;
         let destroy = context.verbs().destroy_comp_channel;
         let (verb, needs) = ("ibv_destroy_comp_channel", context.clone());
-        // SAFETY: SAFETY.md F2, F9: this function's contract. The handle keeps the context alive, and queues hold a
+        // SAFETY: SAFETY.md F2, F9: by this function's contract. The handle keeps the context alive, and queues hold a
         // clone of the channel (F6).
         let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
         Ok(Self(Arc::new(Inner { taken: Mutex::default(), file, handle })))
     }
 
-    /// Sleeps until there is an event, and returns the [`CompletionQueue::id`](crate::CompletionQueue::id) of its
-    /// queue.
+    /// Sleeps until an event arrives, and returns the [`CompletionQueue::id`](crate::CompletionQueue::id) of the
+    /// event's queue.
     ///
     /// # Errors
     /// Returns the provider's error, most often because the device was removed.
@@ -210,7 +210,7 @@ impl CompletionChannel {
         Ok(Some(id))
     }
 
-    /// Returns the context that the object was created from.
+    /// Returns the context that the channel was created from.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.0.handle.needs()
@@ -225,8 +225,8 @@ impl CompletionChannel {
     /// Destroys the channel.
     ///
     /// # Errors
-    /// Returns the channel and an error: [`Error::StillUsed`] if a clone, or a queue that uses it, is alive, or the
-    /// provider's error.
+    /// Returns the channel and an error: [`Error::StillUsed`] while a clone of the channel, or a queue that uses it, is
+    /// alive; otherwise the provider's error.
     #[doc(alias = "ibv_destroy_comp_channel")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         match Arc::try_unwrap(self.0) {
@@ -239,7 +239,7 @@ impl CompletionChannel {
         }
     }
 
-    /// Returns the C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which stays alive while `self` or one of its clones exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_comp_channel {
         self.0.handle.as_ptr()
@@ -256,8 +256,8 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// A queue's registration with its channel. Dropping it acknowledges the queue's events. Drop it before destroying the
-/// queue, which waits for unacknowledged events.
+/// A queue's registration with its channel. Dropping it acknowledges the queue's events. It must be dropped before the
+/// queue is destroyed, because that waits for unacknowledged events.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     pub(crate) channel: CompletionChannel,
@@ -266,7 +266,7 @@ pub(crate) struct Subscription {
 
 // SAFETY: SAFETY.md F9: the pointer is used only to acknowledge events, which any thread may do.
 unsafe impl Send for Subscription {}
-// SAFETY: SAFETY.md F9: as above.
+// SAFETY: SAFETY.md F9: same argument as above.
 unsafe impl Sync for Subscription {}
 
 impl Subscription {
@@ -287,7 +287,8 @@ impl Drop for Subscription {
         if self.channel.0.handle.check_process().is_err() {
             return;
         }
-        // A thread that reads an event after this does not find the queue, and acknowledges the event at once.
+        // A thread that reads an event after this does not find the queue in the map, and acknowledges the event at
+        // once.
         let count = self.channel.taken().remove(&self.cq.addr().get()).unwrap_or(0);
         if count > 0 {
             let acknowledge = self.channel.context().verbs().ack_cq_events;
@@ -314,14 +315,14 @@ mod tests {
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "no child");
         if pid == 0 {
-            // SAFETY: SAFETY.md F15: it ends a child that hangs.
+            // SAFETY: SAFETY.md F15: the alarm ends this child if it hangs.
             unsafe { libc::alarm(5) };
             let failed = cq.close().is_err();
             // SAFETY: SAFETY.md F15: nothing else runs in this child.
             unsafe { libc::_exit(i32::from(!failed)) };
         }
         let mut status = 0;
-        // SAFETY: SAFETY.md F15: the child of this process, and room for its status.
+        // SAFETY: SAFETY.md F15: `pid` is a child of this process, and `status` may be written.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         drop(held);
         assert_eq!(status, 0);

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::qp::capabilities::QueuePairCapabilities;
 use crate::srq::queue::SharedReceiveQueue;
 
-/// The capacity that one queue pair may need in one completion queue. Dropping the claim releases it.
+/// The capacity that is reserved in one completion queue for one queue pair. Dropping the claim releases the capacity.
 #[derive(Debug)]
 pub(crate) struct Claim {
     cq: CompletionQueue,
@@ -14,10 +14,10 @@ pub(crate) struct Claim {
     srq: Option<usize>,
 }
 
-/// The capacity that a queue pair may need in its one or two completion queues.
+/// The claims of one queue pair: one for each of its completion queues, which may be a single queue.
 pub(crate) type Claims = [Option<Claim>; 2];
 
-/// Reserves the capacity that a queue pair may need in its completion queues, which may be the same queue.
+/// Reserves the capacity that a queue pair may need in its completion queues. Both may be the same queue.
 ///
 /// # Errors
 /// [`Error::CompletionQueueTooSmall`] if `strict` is set and there is not enough capacity. In that case, nothing is

@@ -44,7 +44,7 @@ impl fmt::Debug for PollSlot {
     }
 }
 
-/// An iterator over the completions of one poll, in the order in which they happened.
+/// An iterator over the completions of one poll, in the order in which the requests completed.
 #[derive(Clone, Debug)]
 pub struct PolledCompletions<'s> {
     slots: slice::Iter<'s, PollSlot>,
@@ -90,8 +90,8 @@ impl FusedIterator for PolledCompletions<'_> {}
 
 /// The completion of one work request.
 ///
-/// For a failed completion, the specification defines only the WR ID, the status, the QPN and the vendor's code.
-/// Nothing else can be read here. The program identifies the request by its WR ID.
+/// For a failed completion, the specification defines only the WR ID, the status, the QPN and the vendor's code, so
+/// nothing else can be read. The program identifies the request by its WR ID.
 ///
 /// # Examples
 /// ```
@@ -165,8 +165,8 @@ impl WorkCompletion {
     /// Returns the outcome of the request.
     ///
     /// # Errors
-    /// Returns an error if the request failed. On a reliable connection, that ends the connection, and other requests
-    /// are flushed.
+    /// Returns an error if the request failed. On a reliable connection, the failure ends the connection, and other
+    /// outstanding requests are flushed.
     #[inline(always)]
     pub const fn result(&self) -> WorkResult {
         let status = WcStatus::from_raw(self.0.status.0);

@@ -16,7 +16,7 @@ use rdma_sys::{
 use crate::cq::timestamp;
 use crate::post::stand_in::{Called, real};
 
-/// The fields that a queue with timestamps has: all fields of a classic completion, and the timestamp.
+/// The completion fields of a queue with timestamps: all fields of a classic completion, and the timestamp.
 pub(crate) const FIELDS: u64 = {
     use rdma_sys::ibv_create_cq_wc_flags as Fields;
     (Fields::IBV_WC_EX_WITH_BYTE_LEN.0
@@ -39,8 +39,8 @@ unsafe extern "C" fn poll(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c
     // SAFETY: SAFETY.md F20: `cq` is a stand-in for a queue.
     let (queue, _) = unsafe { real(cq) };
     for count in 0..entries {
-        // SAFETY: SAFETY.md F5, F20: the queue is live and has these fields. An extended queue begins with a classic
-        // one.
+        // SAFETY: SAFETY.md F5, F20: the queue is live and was created with `FIELDS`. An extended queue begins with a
+        // classic one.
         match unsafe { take(queue.cast()) } {
             Ok(Some(completion)) => {
                 let place = wc.wrapping_add(usize::try_from(count).unwrap_or(0));
@@ -56,10 +56,10 @@ unsafe extern "C" fn poll(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c
     entries.max(0)
 }
 
-/// Takes the next completion, including its timestamp; `None` if there is none.
+/// Takes the next completion, including its timestamp; `None` if the queue is empty.
 ///
-/// Starts and ends a poll for each completion. `ibv_next_poll` would be faster. But before rdma-core 55, SoftRoCE's
-/// version reads past the end of the queue and returns an invalid completion.
+/// Starts and ends a poll for each completion. `ibv_next_poll` would be faster, but SoftRoCE's version before rdma-core
+/// 55 reads past the end of the queue and returns an invalid completion.
 ///
 /// # Safety
 /// The queue is live, and was created with [`FIELDS`].
@@ -71,7 +71,7 @@ pub(crate) unsafe fn take(cq: *mut ibv_cq_ex) -> Result<Option<ibv_wc>, Errno> {
         Err(Errno::ENOENT) => return Ok(None),
         Err(errno) => return Err(errno),
     }
-    // SAFETY: this function's contract, and the poll has a current completion.
+    // SAFETY: by this function's contract, and the poll has a current completion.
     let taken = unsafe { read(cq) };
     // SAFETY: SAFETY.md F1: the poll was started above.
     unsafe { ibv_end_poll(cq) };
@@ -85,13 +85,13 @@ pub(crate) unsafe fn take(cq: *mut ibv_cq_ex) -> Result<Option<ibv_wc>, Errno> {
 unsafe fn read(cq: *mut ibv_cq_ex) -> ibv_wc {
     macro_rules! read {
         ($field:ident) => {
-            // SAFETY: SAFETY.md F1, F3: this function's contract.
+            // SAFETY: SAFETY.md F1, F3: by this function's contract.
             unsafe { $field(cq) }
         };
     }
     // SAFETY: SAFETY.md F1: the queue is live, and its fields belong to this thread during the poll.
     let wr_id = unsafe { (*cq).wr_id };
-    // SAFETY: SAFETY.md F1: as above.
+    // SAFETY: SAFETY.md F1: same argument as above.
     let status = unsafe { (*cq).status };
     let mut wc = ibv_wc { wr_id, status, ..ibv_wc::default() };
     wc.qp_num = read!(ibv_wc_read_qp_num);

@@ -1,8 +1,8 @@
-//! The completion queue capacity that all its queue pairs may need at the same time.
+//! The capacity that all queue pairs of a completion queue may need at the same time.
 //!
 //! A queue pair may need an entry for each request in its queues. Unsignaled requests count too, because they create
 //! completions when they are flushed. Queue pairs that share both a receive queue and a completion queue share the
-//! entries for these receives. At most `max_wr` of these can be outstanding.
+//! entries for the receives. At most `max_wr` receives can be outstanding in the shared receive queue.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -19,7 +19,7 @@ pub(super) struct Needed {
 /// A shared receive queue whose receives complete in this completion queue.
 #[derive(Debug)]
 struct Shared {
-    /// The address of the C object, which lives at least as long as these queue pairs.
+    /// The address of the C object, which lives at least as long as the queue pairs that use it.
     address: usize,
     max_wr: u32,
     queue_pairs: usize,

@@ -22,8 +22,8 @@ use crate::post::stand_in::{Called, CalledAddress};
 
 /// A completion queue (CQ), in which the device reports completed work requests.
 ///
-/// Any number of queue pairs can share a completion queue. If more completions arrive than it holds, it fails, and so
-/// do its queue pairs. That cannot happen if it is at least as large as all their queues together, which
+/// Any number of queue pairs can share a completion queue. If it overflows, it fails, and so do its queue pairs. That
+/// cannot happen if it is at least as large as all queues of its queue pairs together, which
 /// [`strict_cq`](crate::QueuePairBuilder::strict_cq) enforces. A smaller one must be polled in time. Clones are cheap
 /// and share the queue.
 ///
@@ -54,7 +54,7 @@ struct Inner {
     subscription: Option<Subscription>,
     handle: Handle<ibv_cq, Needs>,
     id: ObjectId,
-    /// The capacity that the device has set, in completions.
+    /// The actual capacity, as set by the device, in completions.
     capacity: AtomicU32,
     /// Held during a resize of the queue.
     resizing: Mutex<()>,
@@ -72,11 +72,11 @@ struct Needs {
 
 impl Needs {
     /// # Safety
-    /// The queue belongs to this channel, if there is one. It is in no other subscription, and it is destroyed only
-    /// after the subscription is dropped.
+    /// The queue belongs to `self.channel`, if that is set. The queue is in no other subscription, and it is destroyed
+    /// only after the subscription is dropped.
     unsafe fn subscribe(&self, cq: NonNull<ibv_cq>) -> Option<Subscription> {
         let channel = self.channel.clone()?;
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         Some(unsafe { Subscription::new(channel, cq) })
     }
 }
@@ -85,14 +85,15 @@ impl CompletionQueue {
     /// Wraps a queue that was created elsewhere. Pass its channel if this value is to request events.
     ///
     /// The queue is polled through `ibv_poll_cq`, and has no timestamps. Its [`id`](Self::id) is the user context that
-    /// it was created with, which these crates only compare. This crate counts and acknowledges only the events that
-    /// are read through it.
+    /// it was created with, which these crates only compare. Only events that are read through this crate are counted
+    /// and acknowledged by it.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The queue belongs to this context, and `ibv_poll_cq` can be called on it.
-    /// `channel` is the channel that it was created with, or `None`. If a channel is passed, no other value wraps the
-    /// queue. It is resized only through one value and its clones, and not by C at the same time. If the queue is
-    /// owned, events that other code has read must be acknowledged, because destroying the queue waits for them.
+    /// The caller upholds the contract of [`Ownership`]. The queue belongs to this context, and `ibv_poll_cq` can be
+    /// called on it. `channel` is the channel that it was created with, or `None`. If a channel is passed, no other
+    /// value wraps the queue. The queue is resized only through one value and its clones, and not by C at the same
+    /// time. If the queue is owned, events that other code has read must be acknowledged, because destroying the queue
+    /// waits for them.
     ///
     /// # Examples
     /// ```
@@ -119,7 +120,7 @@ impl CompletionQueue {
         channel: Option<&CompletionChannel>,
         ownership: Ownership,
     ) -> Self {
-        // SAFETY: SAFETY.md F1: this function's contract, which also allows the queue itself to be polled.
+        // SAFETY: SAFETY.md F1: by this function's contract, which also allows the queue itself to be polled.
         unsafe { Self::of(raw, context, channel, Called::itself(raw), ownership) }
     }
 
@@ -138,11 +139,11 @@ impl CompletionQueue {
     ) -> Self {
         let needs = Needs { channel: channel.cloned(), context: context.clone() };
         let (destroy, verb) = (context.verbs().destroy_cq, "ibv_destroy_cq");
-        // SAFETY: SAFETY.md F2, F9: this function's contract. `needs` keeps the context and the channel alive, and
+        // SAFETY: SAFETY.md F2, F9: by this function's contract. `needs` keeps the context and the channel alive, and
         // queue pairs hold a clone of the queue (F6).
         let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
-        // SAFETY: SAFETY.md F6: the queue belongs to this channel and is in no other value. The subscription is a field
-        // that is dropped before the handle.
+        // SAFETY: SAFETY.md F6: by this function's contract, the queue belongs to this channel and is in no other
+        // value. The subscription is a field that is dropped before the handle.
         let subscription = unsafe { handle.needs().subscribe(raw) };
         // SAFETY: SAFETY.md F1: `handle` keeps the queue alive. The field is set by the queue's creator, and does not
         // change.
@@ -227,15 +228,15 @@ impl CompletionQueue {
         self.inner.polled.stands_in()
     }
 
-    /// Requests one event on the channel, for the next completion. With `solicited_only`, only a failed completion or
-    /// one that the peer [solicited](crate::SendWorkRequest::solicited) sends it; see `man ibv_req_notify_cq`.
+    /// Requests one event on the channel, for the next completion. With `solicited_only`, the event is sent only for a
+    /// failed completion, or for one that the peer [solicited](crate::SendWorkRequest::solicited); see `man
+    /// ibv_req_notify_cq`.
     ///
     /// Completions that are already in the queue send no event, so poll again after this call, before you sleep. If an
     /// event is requested twice before it arrives, the request that covers more completions applies.
     ///
     /// # Errors
-    /// [`Error::NoCompletionChannel`] for a queue that was created without one, or the provider's
-    /// error.
+    /// [`Error::NoCompletionChannel`] for a queue that was created without a channel, or the provider's error.
     #[doc(alias = "ibv_req_notify_cq")]
     #[inline]
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
@@ -313,12 +314,12 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Makes the device delay events on the channel. It sends an event after `max_count` completions, or
+    /// Makes the device delay events on the channel. The device then sends an event after `max_count` completions, or
     /// `max_period_us` microseconds after the first of them. See `man ibv_modify_cq`. Polls are not delayed.
     ///
     /// [`ExtendedAttributes`](rdma_mem::ExtendedAttributes) contains the device's maximum values
-    /// (`cq_moderation_max_count`, `cq_moderation_max_us`), which are 0 if it does not moderate events. Software
-    /// devices and SoftRoCE do not.
+    /// (`cq_moderation_max_count`, `cq_moderation_max_us`), which are 0 if the device does not moderate events.
+    /// Software devices and SoftRoCE do not.
     ///
     /// # Errors
     /// Leaves the queue unchanged, and returns the provider's error and a hint. `EOPNOTSUPP` means that the device does
@@ -357,7 +358,7 @@ impl CompletionQueue {
         &self.inner.needed
     }
 
-    /// Returns the context that the object was created from.
+    /// Returns the context that the queue was created from.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.handle.needs().context
@@ -372,8 +373,8 @@ impl CompletionQueue {
     /// Destroys the queue.
     ///
     /// # Errors
-    /// Returns the queue and an error: [`Error::StillUsed`] if a clone, or a queue pair that uses it, is alive, or the
-    /// provider's error.
+    /// Returns the queue and an error: [`Error::StillUsed`] while a clone of the queue, or a queue pair that uses it,
+    /// is alive; otherwise the provider's error.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         // In a forked child, the channel's lock may never become free.
@@ -385,8 +386,8 @@ impl CompletionQueue {
                 drop(subscription);
                 handle.close().map(drop).map_err(|(handle, error)| {
                     let cq = NonNull::new(handle.as_ptr());
-                    // SAFETY: SAFETY.md F6: the queue is unchanged, and its subscription was dropped above, so a new
-                    // one counts its events.
+                    // SAFETY: SAFETY.md F6: the queue is unchanged, and its subscription was dropped above, so this
+                    // creates a new one.
                     let again = |cq| unsafe { handle.needs().subscribe(cq) };
                     let subscription = cq.and_then(again);
                     let inner =
@@ -400,7 +401,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Returns the C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which stays alive while `self` or one of its clones exists.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_cq {
@@ -413,10 +414,10 @@ impl CompletionQueue {
 /// # Safety
 /// The queue is live.
 unsafe fn size(cq: *mut ibv_cq) -> u32 {
-    // SAFETY: SAFETY.md F1: a field of a live queue, by this function's contract.
+    // SAFETY: SAFETY.md F1: by this function's contract, the queue is live, and so is its field.
     let size = unsafe { &raw mut (*cq).cqe };
-    // SAFETY: SAFETY.md F5, F9: the field is live and aligned. If this crate resizes the queue, it is not doing so now.
-    // If C may resize it, the contract of `from_raw` applies.
+    // SAFETY: SAFETY.md F5, F9: the field is live and aligned. This crate is not resizing the queue during the read. If
+    // C may resize the queue, the contract of `from_raw` applies.
     let size = unsafe { AtomicI32::from_ptr(size) };
     u32::try_from(size.load(Ordering::Relaxed)).unwrap_or(0)
 }

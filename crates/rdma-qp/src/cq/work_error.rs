@@ -43,7 +43,8 @@ impl WorkError {
         self.code().class()
     }
 
-    /// Returns the action that may help. After a failure of the peer or the network, that is to reconnect.
+    /// Returns the action that may help after this error. If the peer or the network failed, the action is to
+    /// reconnect.
     ///
     /// If the peer refuses a request, one of the ends has a programming error: in sizes, keys or access.
     #[must_use]
@@ -65,7 +66,7 @@ impl WorkError {
         self.code().hint()
     }
 
-    /// Returns the raw status of C (`enum ibv_wc_status`), known or not.
+    /// Returns C's raw status (`enum ibv_wc_status`), whether or not this crate knows it.
     #[must_use]
     pub const fn raw_status(&self) -> u32 {
         self.status.raw()
@@ -161,7 +162,7 @@ codes! {
     LocalQueuePairOperationError = LOC_QP_OP_ERR, LocalProgramming,
         "check that the request suits the queue pair: reads and atomics need a `max_rd_atomic` \
          above 0, and its elements a `max_send_sge` that is large enough";
-    /// An error of reliable datagrams.
+    /// An error that only reliable datagrams cause; no device implements them.
     LocalEecOperationError = LOC_EEC_OP_ERR, LocalProgramming, OF_NO_DEVICE;
     /// A local key does not cover the memory.
     LocalProtectionError = LOC_PROT_ERR, LocalProgramming,
@@ -181,7 +182,7 @@ codes! {
     BadResponseError = BAD_RESP_ERR, Transport,
         "the peer's response does not match the request: check that both ends are connected to \
          each other, and to no other peer";
-    /// An incoming message was directed at memory that does not allow it.
+    /// An incoming message was directed at memory that does not allow the access.
     LocalAccessError = LOC_ACCESS_ERR, LocalProgramming,
         "check that memory which peers write has remote write, and the queue pair's access too";
     /// The peer did not recognise the request.
@@ -205,16 +206,16 @@ codes! {
     RnrRetryExceededError = RNR_RETRY_EXC_ERR, Transport,
         "the peer had no receive posted during all retries: post more of them in time, give credits, or \
          raise max_rnr_retries here and min_rnr_timer at the peer";
-    /// An error of reliable datagrams.
+    /// An error that only reliable datagrams cause; no device implements them.
     LocalRddViolationError = LOC_RDD_VIOL_ERR, LocalProgramming, OF_NO_DEVICE;
-    /// An error of reliable datagrams; RDMA reads do not cause it.
+    /// An error that only reliable datagrams cause, and not RDMA reads.
     RemoteInvalidRdRequestError = REM_INV_RD_REQ_ERR, Remote, OF_NO_DEVICE;
     /// The peer aborted the operation.
     RemoteAbortError = REM_ABORT_ERR, Remote,
         "the peer aborted the operation: look at the errors of its queue pair";
-    /// An error of reliable datagrams.
+    /// An error that only reliable datagrams cause; no device implements them.
     InvalidEecnError = INV_EECN_ERR, LocalProgramming, OF_NO_DEVICE;
-    /// An error of reliable datagrams.
+    /// An error that only reliable datagrams cause; no device implements them.
     InvalidEecStateError = INV_EEC_STATE_ERR, LocalProgramming, OF_NO_DEVICE;
     /// The device failed.
     FatalError = FATAL_ERR, Fatal,
@@ -222,7 +223,7 @@ codes! {
     /// A response did not arrive in time.
     ResponseTimeoutError = RESP_TIMEOUT_ERR, Timeout,
         "check that the peer is alive, and the path to it";
-    /// Another error.
+    /// An error that no other code describes.
     GeneralError = GENERAL_ERR, Unknown,
         "see the kernel's log (dmesg), and the vendor's documents for the vendor code";
     /// Tag matching failed.

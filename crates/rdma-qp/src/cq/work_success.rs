@@ -25,8 +25,8 @@ const UNKNOWN: u32 = u32::MAX;
 const WORD: u32 = 8;
 
 impl WorkSuccess {
-    /// Returns the success of a completed send-queue request. Use it when the request's own completion has been polled,
-    /// or, if it was [unsignaled](crate::WriteWorkRequest::signaled), the completion of a later request.
+    /// Returns the outcome of a send queue request that completed successfully. Use it after polling the request's own
+    /// completion or, for an [unsignaled](crate::WriteWorkRequest::signaled) request, the completion of a later one.
     #[inline]
     #[must_use]
     pub const fn of_send(opcode: WcOpcode) -> Self {
@@ -92,7 +92,7 @@ impl WorkSuccess {
     }
 
     /// Returns the number of bytes that a message wrote into the receive's own elements. For an RDMA write with
-    /// immediate data ([`WcOpcode::RECV_RDMA_WITH_IMM`]), it counts the bytes written to the memory that the peer
+    /// immediate data ([`WcOpcode::RECV_RDMA_WITH_IMM`]), this counts the bytes written to the memory that the peer
     /// named. `None` for requests that are not receives; [`byte_len`](Self::byte_len) also covers reads and atomics.
     #[doc(alias = "byte_len")]
     #[inline]
