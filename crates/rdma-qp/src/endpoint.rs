@@ -31,10 +31,10 @@ pub struct EndpointGid {
 }
 
 impl EndpointGid {
-    /// Fills unused slots.
+    /// The value of unused slots.
     pub(crate) const NONE: Self = Self::new(Gid::ZERO, GidType::IB);
 
-    /// Creates a GID of an unknown network.
+    /// Creates a GID whose network is unknown.
     #[must_use]
     pub const fn new(gid: Gid, gid_type: GidType) -> Self {
         Self { gid, gid_type, prefix_length: 0 }
@@ -76,9 +76,9 @@ impl EndpointGid {
 pub struct QueuePairEndpoint {
     pub(crate) qp_type: QpType,
     pub(crate) qpn: Qpn,
-    /// 0 for datagrams.
+    /// The PSN of the first packet that this end sends; 0 for datagrams.
     pub(crate) psn: Psn,
-    /// For datagrams only.
+    /// The key that datagrams must carry; 0 for connections.
     pub(crate) qkey: u32,
     pub(crate) lid: Lid,
     pub(crate) link_layer: LinkLayer,
@@ -114,8 +114,8 @@ impl QueuePairEndpoint {
     pub const VERSION: u8 = 2;
 
     /// The maximum number of GIDs that an endpoint carries. If the port has more, the endpoint carries those that are
-    /// likely to be chosen. These are the address of the stream, those of the peer's network, and the best by type and
-    /// class.
+    /// likely to be chosen. These are the GID of the stream's address, the GIDs in the peer's network, and the best
+    /// GIDs by type and class.
     pub const MAX_GIDS: usize = 16;
 
     /// Creates an endpoint for a reliable connection (RC), with an MTU of 1024 bytes and one RDMA read at a time. It
@@ -164,13 +164,14 @@ impl QueuePairEndpoint {
         self
     }
 
-    /// Adds a GID of an unknown network. A RoCE type makes the port an Ethernet port. Only the first 16 GIDs are kept.
+    /// Adds a GID whose network is unknown. A RoCE type makes the port an Ethernet port. Only the first 16 GIDs are
+    /// kept.
     #[must_use]
     pub fn with_gid(self, gid: Gid, gid_type: GidType) -> Self {
         self.with_endpoint_gid(EndpointGid::new(gid, gid_type))
     }
 
-    /// Adds a GID like [`with_gid`](Self::with_gid), with its network.
+    /// Adds a GID like [`with_gid`](Self::with_gid), but with the prefix length of its network.
     #[must_use]
     pub fn with_endpoint_gid(mut self, gid: EndpointGid) -> Self {
         if gid.gid_type != GidType::IB {
@@ -238,7 +239,7 @@ impl QueuePairEndpoint {
         self.psn
     }
 
-    /// Returns the port's LID; none on Ethernet.
+    /// Returns the port's LID; [`Lid::NONE`] on Ethernet.
     #[must_use]
     pub const fn lid(&self) -> Lid {
         self.lid

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// Returns the value of an environment variable. `None` if it is unset or empty.
+/// Parses the value of an environment variable; `None` if the variable is unset or empty.
 pub(crate) fn parse<T: FromStr>(
     variable: &'static str,
     expected: &'static str,

@@ -4,7 +4,7 @@ use crate::environment;
 use crate::error::Error;
 use crate::gid_network::GidNetwork;
 
-/// The choice of the GIDs that a queue pair may use.
+/// Selects the GIDs that a queue pair may use.
 ///
 /// # Examples
 /// ```

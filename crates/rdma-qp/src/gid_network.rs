@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use rdma_mem::Gid;
 
-/// A network: an address and the length of its prefix. Written like `10.0.0.0/8` or `fd00::/8`.
+/// A network: an address and the length of its prefix, written like `10.0.0.0/8` or `fd00::/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidNetwork {
     address: IpAddr,
@@ -14,8 +14,8 @@ pub struct GidNetwork {
 }
 
 impl GidNetwork {
-    /// Returns the network of an address. `None` if the prefix length is above 32 for an IPv4 address, or above 128 for
-    /// an IPv6 address.
+    /// Creates a network from an address in it and the length of the prefix. `None` if the length is above 32 for an
+    /// IPv4 address, or above 128 for an IPv6 address.
     #[must_use]
     pub const fn new(address: IpAddr, length: u8) -> Option<Self> {
         let longest = if address.is_ipv4() { 32 } else { 128 };
@@ -30,7 +30,7 @@ impl GidNetwork {
     }
 }
 
-/// A text that is not a network.
+/// The error of parsing a text that is not a network.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not a network: write an address and the length of its prefix, such as 10.0.0.0/8 or fd00::/8"

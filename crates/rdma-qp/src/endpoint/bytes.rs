@@ -39,7 +39,7 @@ const HAS_STREAM: u8 = 2;
 /// The length of an endpoint in version 1.
 const BYTES_OF_VERSION_1: usize = HEADER + 17 * QueuePairEndpoint::MAX_GIDS;
 
-/// Bytes that do not encode an endpoint.
+/// The reason that bytes do not encode an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
@@ -118,8 +118,8 @@ impl QueuePairEndpoint {
     /// Decodes an endpoint in this version or in version 1.
     ///
     /// # Errors
-    /// Returns an error if the bytes are not an endpoint, have another version, or are malformed. The error then names
-    /// the field.
+    /// Returns an error if the bytes are not an endpoint, have another version, or contain an invalid field, which the
+    /// error names.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
         let found = bytes.len();
         if ![Self::BYTES, BYTES_OF_VERSION_1].contains(&found) {

@@ -9,16 +9,16 @@ use crate::endpoint::EndpointGid;
 enum Family {
     Ipv4Mapped,
     Global,
-    /// From 240.0.0.0/4 (RFC 1112), which no real host uses. Software devices use these addresses in addition to those
-    /// of their host.
+    /// Addresses in 240.0.0.0/4 (RFC 1112), which no real host uses. Software devices use them in addition to their
+    /// host's addresses.
     Ipv4Reserved,
-    /// From 2001:db8::/32 (RFC 3849), also used only by software devices.
+    /// Addresses in 2001:db8::/32 (RFC 3849), also used only by software devices.
     Documentation,
     LinkLocal,
-    /// From 169.254.0.0/16 (RFC 3927).
+    /// Addresses in 169.254.0.0/16 (RFC 3927).
     Ipv4LinkLocal,
-    /// From 127.128.0.0/9. Such an address makes programs treat a software device as a device of the interface `lo`. No
-    /// device listens on it.
+    /// Addresses in 127.128.0.0/9, on which no device listens. With such an address, programs treat a software device
+    /// as a device of the interface `lo`.
     LoopbackAlias,
 }
 
@@ -38,11 +38,11 @@ impl Family {
     }
 }
 
-/// A pair of families that can communicate with each other.
+/// A set of GIDs that can communicate with each other: one family, or two related ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Of(Family),
-    /// One address of a real host, and one in the reserved range.
+    /// Addresses of real hosts, and addresses in the reserved range.
     AnyIpv4,
     AnyGlobal,
 }
@@ -90,8 +90,8 @@ pub(crate) fn common_rank(own: &EndpointGid, peer: &EndpointGid) -> Option<usize
     kinds().position(|kind| is_of(own, kind) && is_of(peer, kind))
 }
 
-/// Returns true if two addresses with this GID's interface prefix are in the same network. False for a link-local
-/// address, whose prefix is the same on every link, and for a loopback address, which every host has.
+/// Returns true if the prefix of the GID's interface identifies a network. It does not for a link-local address, whose
+/// prefix is the same on every link, or for a loopback address, which every host has.
 pub(crate) fn names_a_network(gid: Gid) -> bool {
     let is_loopback = gid.to_ipv4().is_some_and(|address| address.is_loopback());
     !is_loopback && matches!(Family::of(gid), Family::Ipv4Mapped | Family::Global)

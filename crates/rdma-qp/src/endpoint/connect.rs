@@ -16,7 +16,7 @@ use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 pub struct ConnectAttributes {
     /// The peer's queue pair.
     pub peer_qpn: Qpn,
-    /// The peer's LID; none on Ethernet.
+    /// The peer's LID; [`Lid::NONE`] on Ethernet.
     pub peer_lid: Lid,
     /// The GIDs of both ends; `None` within an InfiniBand subnet.
     pub route: Option<GlobalRoute>,
@@ -35,7 +35,7 @@ pub struct ConnectAttributes {
     pub max_dest_rd_atomic: u8,
 }
 
-/// Two endpoints do not match. Each variant names the field and both values.
+/// The reason that two endpoints do not match. Each variant names the field, with the values.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
@@ -80,7 +80,7 @@ pub enum HandshakeError {
         /// The peer's MTU.
         peer: Mtu,
     },
-    /// The two types cannot communicate.
+    /// Queue pairs of the two types cannot communicate with each other.
     #[error("type: this queue pair is {own}, the peer's is {peer}")]
     QueuePairType {
         /// This queue pair's type.
@@ -109,7 +109,7 @@ fn table(whose: &str, gids: &[EndpointGid]) -> String {
     if gids.is_empty() { text + " none" } else { text }
 }
 
-/// This end's properties that are needed to connect.
+/// The properties of this end that are needed to connect it.
 pub(crate) struct Own<'a> {
     pub(crate) endpoint: &'a QueuePairEndpoint,
     /// The usable GIDs of the port, with their indices in the port's table. The GIDs of the endpoint come first.
@@ -187,7 +187,7 @@ impl ConnectAttributes {
     }
 }
 
-/// Returns true if packets between two InfiniBand ports pass a router, because the ports have no subnet prefix in
+/// Returns true if packets between two InfiniBand ports must pass a router, because the ports have no subnet prefix in
 /// common.
 fn are_of_two_subnets(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> bool {
     !own.gids()

@@ -31,9 +31,9 @@ pub(crate) struct Pair {
 /// Returns the GIDs that the two ends use, if any GID of one end matches one of the other.
 ///
 /// An address that both ends have, such as the address of a bridge on each host or a virtual address, leads each host
-/// to itself. It counts only if both ends use the same port. This is assumed in two cases. Either their tables are
-/// equal, or no other pair is left and one table is a subset of the other. In the second case, the smaller table is
-/// assumed to be restricted by a `GidChoice` or by the program.
+/// to itself. It counts only if both ends use the same port. This is assumed in two cases: their tables are equal, or
+/// no other pair is left and one table is a subset of the other. In the second case, the smaller table is assumed to be
+/// restricted by a `GidChoice` or by the program.
 pub(crate) fn choose(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Option<Pair> {
     let (is_part, is_whole) = (holds(own, peer), holds(peer, own));
     if is_part && is_whole {
@@ -71,7 +71,7 @@ fn best(
         } else {
             GidRule::Class
         };
-        // An address that no interface in its host's network namespace has may belong to another container.
+        // If no interface in its host's network namespace has an address, the address may belong to another container.
         let unknown = [a, b].iter().filter(|gid| gid.prefix_length == 0).count();
         Some((rule, kind, unknown, a.gid.min(b.gid), a.gid.max(b.gid)))
     };
@@ -99,7 +99,7 @@ fn are_of_one_network(a: &EndpointGid, b: &EndpointGid) -> bool {
         return false;
     }
     // If the interfaces have different prefix lengths, the longer prefix is used, because it covers fewer addresses. An
-    // end without a known prefix length claims no network.
+    // unknown prefix length is 0, so the other end's length is used.
     let length = a.prefix_length.max(b.prefix_length);
     let least = if is_ipv4 { 96 } else { 0 };
     length > least && shares_prefix(a.gid, b.gid, length)
@@ -116,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a port with RoCE v2 GIDs, written as addresses of an interface: `10.0.0.1/24`, or without a length.
+    /// Returns a port with RoCE v2 GIDs. They are written like interface addresses: `10.0.0.1/24`, or without a length.
     fn port(addresses: &[&str]) -> QueuePairEndpoint {
         let end = QueuePairEndpoint::new(Qpn::masked(0x11), Psn::masked(1));
         addresses.iter().fold(end, |end, text| {
@@ -133,7 +133,7 @@ mod tests {
         end.with_stream_addresses(here.parse().unwrap(), there.parse().unwrap())
     }
 
-    /// Returns the choice of both ends, as text, and checks that it is the same.
+    /// Checks that both ends make the same choice, and returns the choice as text.
     fn chosen(a: &QueuePairEndpoint, b: &QueuePairEndpoint) -> (String, String, GidRule) {
         let (ab, ba) = (choose(a, b).unwrap(), choose(b, a).unwrap());
         let gids = (a.gids()[ab.own].gid, b.gids()[ab.peer].gid);

@@ -7,7 +7,7 @@ use rdma_types::{Psn, Qpn};
 use super::{ConnectAttributes, GidRule, HandshakeError, Own};
 use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 
-/// An entry of a GID table: one of the known kinds, or an unknown one.
+/// Generates an entry of a GID table, of a known or an unknown type.
 fn gid() -> impl Strategy<Value = EndpointGid> {
     let gid_type = prop_oneof![
         Just(GidType::IB),
@@ -24,7 +24,7 @@ fn gid() -> impl Strategy<Value = EndpointGid> {
     ];
     (gid_type, prefix, 1..=u32::MAX).prop_map(|(gid_type, prefix, host)| {
         let gid = Gid::from_bytes((prefix | u128::from(host)).to_be_bytes());
-        // Each network has one address: the choice by networks has tests of its own.
+        // Each network has only one address, because the choice by network has its own tests.
         EndpointGid::new(gid, gid_type).with_prefix_length(128)
     })
 }
@@ -72,8 +72,9 @@ impl PortEndpoint {
     }
 }
 
-/// The order that both ends share, stated independently: type first, then the family. A family that no host has is
-/// worse, but can communicate with one that a host has.
+/// Returns the qualities of a GID: pairs of type and family, which sort in the order of preference. They are stated
+/// independently of the code under test. A family that no host uses ranks lower, but can communicate with a related
+/// family that hosts use.
 fn qualities(gid: &EndpointGid) -> Vec<(u8, u8)> {
     let gid_type = match gid.gid_type {
         GidType::ROCE_V2 => 0,
@@ -93,8 +94,9 @@ fn qualities(gid: &EndpointGid) -> Vec<(u8, u8)> {
     families.into_iter().map(|family| (gid_type, family)).collect()
 }
 
-/// Returns the qualities that two ports have in common, best first. An address of both is counted only if they are one
-/// port. Their tables are equal then, or one is a part of the other and there is no other pair.
+/// Returns the qualities that two ports have in common, best first. An address that both have is counted only if they
+/// are the same port. This is assumed if their tables are equal, or if one table is a part of the other and no other
+/// pair exists.
 fn common(a: &QueuePairEndpoint, b: &QueuePairEndpoint) -> Vec<(u8, u8)> {
     let holds = |all: &QueuePairEndpoint, some: &QueuePairEndpoint| {
         some.gids().iter().all(|gid| all.gids().contains(gid))
@@ -111,7 +113,7 @@ fn common(a: &QueuePairEndpoint, b: &QueuePairEndpoint) -> Vec<(u8, u8)> {
     }
 }
 
-/// Returns the qualities of the pairs that count, best first.
+/// Returns the qualities of the pairs that `counts` accepts, best first.
 fn kinds(
     a: &QueuePairEndpoint,
     b: &QueuePairEndpoint,
@@ -132,7 +134,7 @@ fn kinds(
     both
 }
 
-/// Ends that can usually be connected.
+/// Generates two ends that can usually be connected.
 fn ends() -> impl Strategy<Value = (PortEndpoint, PortEndpoint)> {
     (end(), end(), any::<u8>()).prop_map(|(a, mut b, differ)| {
         if differ > 16 {

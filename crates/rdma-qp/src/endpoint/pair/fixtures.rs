@@ -1,4 +1,4 @@
-//! GID tables from bug reports against other libraries that chose a wrong pair, with the pair that works.
+//! GID tables from bug reports about other libraries that chose the wrong pair, each with the pair that works.
 
 use rdma_mem::{Gid, GidType};
 use rdma_types::{Psn, Qpn};
@@ -6,15 +6,15 @@ use rdma_types::{Psn, Qpn};
 use super::{GidRule, choose};
 use crate::endpoint::{EndpointGid, QueuePairEndpoint, class};
 
-/// One entry of a table: type (1 or 2 of RoCE), GID, and prefix length of its interface. The length is 0 if no
-/// interface of the namespace has the GID.
+/// One entry of a table: the version of RoCE (1 or 2), the GID, and the prefix length of the GID's interface. The
+/// length is 0 if no interface in the network namespace has the GID.
 type Entry = (u8, &'static str, u8);
 
 struct Fixture {
     from: &'static str,
     own: &'static [Entry],
     peer: &'static [Entry],
-    /// The GIDs of both ends.
+    /// The GIDs of the pair that works: this end's, then the peer's.
     works: [&'static str; 2],
     rule: GidRule,
 }

@@ -7,7 +7,7 @@ use rdma_types::{Psn, Qpn};
 use super::{GidRule, choose};
 use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 
-/// Addresses of few networks and hosts, so that duplicates, virtual addresses and common networks are frequent.
+/// Generates addresses from few networks and hosts, to make duplicates, virtual addresses and common networks frequent.
 fn gid() -> impl Strategy<Value = EndpointGid> {
     let prefix = prop_oneof![
         Just((0xffff_0a00_0000_u128, 120_u8)),
@@ -33,7 +33,7 @@ fn end(gids: &[EndpointGid]) -> QueuePairEndpoint {
     end
 }
 
-/// The stream between the ends: the address of each end, and whether each sees the other's.
+/// The stream between the ends: the address of each end, and whether one end sees a translated address of the other.
 #[derive(Clone, Debug)]
 struct Met {
     here: prop::sample::Index,
@@ -50,7 +50,7 @@ fn met() -> impl Strategy<Value = Option<Met>> {
     }))
 }
 
-/// Returns a table, and the same one in another order with some duplicate entries.
+/// Generates a table, and the same table in another order with a duplicate entry.
 fn table() -> impl Strategy<Value = (Vec<EndpointGid>, Vec<EndpointGid>)> {
     prop::collection::vec(gid(), 1..8).prop_flat_map(|table| {
         let mut again = table.clone();
@@ -134,7 +134,7 @@ proptest! {
         let is_of_stream = matches!(stream, Some((here, there, false)) if (here, there) == (own.gid, peer.gid));
         prop_assert_eq!(rule == GidRule::Stream, is_of_stream);
         if rule == GidRule::Class {
-            // No two different usable addresses of one /24 of the generator are left.
+            // No two different usable addresses in the same /24 network are left.
             let of = |gid: &EndpointGid, gid_type| gid.gid_type == gid_type && gid.prefix_length == 120;
             for gid_type in [GidType::ROCE_V2, GidType::ROCE_V1] {
                 for x in a.iter().filter(|gid| of(gid, gid_type) && !has(&b, gid.gid)) {
