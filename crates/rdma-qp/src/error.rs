@@ -13,7 +13,7 @@ use crate::gid_network::GidNetwork;
 
 use crate::post::error::PostError;
 
-/// The error of an operation of this crate. Posting has its own error, [`PostError`](crate::PostError).
+/// An error from an operation in this crate. Posting has its own error type, [`PostError`](crate::PostError).
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -46,7 +46,7 @@ pub enum Error {
     NoTransition {
         /// The queue pair.
         qpn: Qpn,
-        /// The state that it is in.
+        /// The queue pair's current state.
         from: QpState,
         /// The requested state.
         to: QpState,
@@ -56,7 +56,7 @@ pub enum Error {
     Attributes {
         /// The queue pair.
         qpn: Qpn,
-        /// The state that it is in.
+        /// The queue pair's current state.
         from: QpState,
         /// The requested state.
         to: QpState,
@@ -65,7 +65,7 @@ pub enum Error {
         /// The attributes that were set, but that this transition does not allow.
         forbidden: Vec<&'static str>,
     },
-    /// The last request of a queue could not be posted.
+    /// A request could not be posted, for example the last request of [`QueuePair::drain`](crate::QueuePair::drain).
     #[error(transparent)]
     Post(#[from] PostError),
     /// Requests did not complete in time, although the queue pair is in the error state.
@@ -126,16 +126,16 @@ pub enum Error {
         /// The builder's method.
         knob: &'static str,
     },
-    /// The completion queue belongs to another context than the protection domain.
+    /// The completion queue and the protection domain belong to different contexts.
     #[error("the `{knob}` belongs to another context than the protection domain")]
     ForeignCompletionQueue {
         /// The builder's method.
         knob: &'static str,
     },
-    /// The shared receive queue belongs to another context than the queue pair's protection domain.
+    /// The shared receive queue and the queue pair's protection domain belong to different contexts.
     #[error("the `srq` belongs to another context than the protection domain")]
     ForeignSharedReceiveQueue,
-    /// The queue pair uses a shared receive queue, but the operation requires one with its own receives.
+    /// The queue pair uses a shared receive queue, but the operation requires a queue pair with its own receives.
     #[error("this queue pair needs receives of its own: build it without `srq`")]
     SharedReceives,
     /// The limit is larger than the queue, so it would always be reached.
@@ -177,7 +177,7 @@ pub enum Error {
         /// The number of vectors.
         count: u32,
     },
-    /// The completion channel belongs to another context than the completion queue.
+    /// The completion channel and the completion queue belong to different contexts.
     #[error("the completion channel belongs to another context than the completion queue")]
     ForeignChannel,
     /// The device does not support completion timestamps.
@@ -266,7 +266,7 @@ pub enum Error {
     /// The object cannot be closed yet, because clones of it, or objects created from it, are alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {
-        /// The object that was to be closed.
+        /// The kind of object that was to be closed.
         what: &'static str,
     },
 }

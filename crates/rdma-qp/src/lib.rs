@@ -34,10 +34,10 @@
 //! | a registered slice from another domain, in a [list](rdma_mem::GatherList) | [`WrongDomain`](PostErrorKind::WrongDomain) | a failed completion |
 //! | an element from another domain, not in a list | a failed completion | a failed completion |
 //! | an atomic at an address that is not a multiple of 8 | [`Misaligned`](PostErrorKind::Misaligned) | a failed completion |
-//! | an atomic whose result is not 8 bytes long | [`AtomicResult`](PostErrorKind::AtomicResult) | a failed completion, or a part of it |
+//! | an atomic whose result is not 8 bytes long | [`AtomicResult`](PostErrorKind::AtomicResult) | a failed completion, or only a part of the result |
 //! | a request that the type of the queue pair does not support | [`Opcode`](PostErrorKind::Opcode) | the provider refuses |
 //! | an atomic on a device without atomics | [`NoAtomics`](PostErrorKind::NoAtomics) | the provider refuses, or a failed completion |
-//! | a datagram without a destination, or a destination on a connected queue pair | [`NoDestination`](PostErrorKind::NoDestination), [`Destination`](PostErrorKind::Destination) | the provider refuses, or misreads the number |
+//! | a datagram without a destination, or a destination on a connected queue pair | [`NoDestination`](PostErrorKind::NoDestination), [`Destination`](PostErrorKind::Destination) | the provider refuses, or uses other contents of the request as the handle |
 //! | a datagram longer than the MTU | [`LongerThanMtu`](PostErrorKind::LongerThanMtu) | a failed completion |
 //! | an address handle from another domain | [`ForeignHandle`](PostErrorKind::ForeignHandle) | a failed completion |
 //! | a receive for a queue pair with a shared receive queue | [`SharedReceives`](PostErrorKind::SharedReceives) | `SharedReceives` |

@@ -27,8 +27,8 @@ use crate::wr::write::WriteWorkRequest;
 /// # Posting
 ///
 /// All of these methods are `unsafe` for the same reason. The borrow of a request ends when the call returns, but the
-/// device uses the memory until the request completes. Posting does not allocate, lock or count. The requests of a
-/// queue start in the order in which they were posted, from any thread.
+/// device uses the memory until the request completes. Posting does not allocate, lock or count. The requests in a
+/// queue start in the order in which they were posted, whichever threads posted them.
 ///
 /// Methods without `raw` in their name refuse mistakes that can be detected before the device sees
 /// the request; the [crate's page](crate#two-levels-of-posting) has the list.
@@ -47,13 +47,13 @@ impl QueuePair {
     ///
     /// - For a send or a write, no code writes that memory.
     /// - For a read, an atomic or a receive, the device writes that memory. No reference to it exists or is created
-    ///   until all requests that name it have completed. If several of them write the same bytes, the final content is
+    ///   until all requests that name it have completed. If several requests write the same bytes, the final content is
     ///   undefined.
     /// - Neither condition applies to the memory of a [shared element](rdma_mem::SharedElement), to which no reference
     ///   exists. Peers, copies and other requests may read and write it during the request, and the device sends the
     ///   bytes that it finds.
-    /// - For a [bind](crate::BindWindow), peers use the lent memory under the conditions of [`bind`](Self::bind). It is
-    ///   posted only once: a second post would lend the memory again, after the window is believed to be
+    /// - For a [bind](crate::BindWindow), peers use the lent memory under the conditions of [`bind`](Self::bind). The
+    ///   bind is posted only once: a second post could lend the memory again after the window was reported as
     ///   [unbound](rdma_mem::MemoryWindow::unbound).
     /// - The [address handle](crate::AddressHandle) of a datagram stays alive until the request completes.
     ///
@@ -87,12 +87,13 @@ impl QueuePair {
     pub unsafe fn post(&self, request: impl WorkRequest, wr_id: u64) -> Result<(), PostError> {
         let request = request.queue(wr_id);
         Queued::check(&request, self)?;
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { Queued::post(request, self) }
     }
 
     /// Checks a request of any kind like [`post`](Self::post), but does not post it. After this check, only the
-    /// provider can refuse the request. Use it before a request that must not be posted alone.
+    /// provider can refuse the request. Use it to check all requests of a group before posting the first, if the first
+    /// must not be posted without the others.
     ///
     /// # Errors
     /// See [`PostError`]; a full queue is not detected.
@@ -127,13 +128,13 @@ impl QueuePair {
     /// The contract of [`post`](Self::post) applies, with two more conditions. Elements are not longer than the remote
     /// memory, unless the memory after it may be overwritten: the device writes there if the peer's region continues.
     /// On a UD queue pair, every request of the send queue is a send with [a destination](SendWorkRequest::to). On
-    /// other queue pairs, requests have none. Otherwise, a provider would use other contents of the request as a
-    /// handle.
+    /// other queue pairs, no request has a destination. If this is violated, a provider uses other contents of the
+    /// request as the handle.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub unsafe fn post_raw(&self, request: impl WorkRequest, wr_id: u64) -> Result<(), PostError> {
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { Queued::post(request.queue(wr_id), self) }
     }
 
@@ -151,7 +152,7 @@ impl QueuePair {
         request: SendWorkRequest<'_, '_>,
         wr_id: u64,
     ) -> Result<(), PostError> {
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.post(request, wr_id) }
     }
 
@@ -169,7 +170,7 @@ impl QueuePair {
         request: WriteWorkRequest<'_, '_>,
         wr_id: u64,
     ) -> Result<(), PostError> {
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.post(request, wr_id) }
     }
 
@@ -187,7 +188,7 @@ impl QueuePair {
         request: ReadWorkRequest<'_, '_>,
         wr_id: u64,
     ) -> Result<(), PostError> {
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.post(request, wr_id) }
     }
 
@@ -205,7 +206,7 @@ impl QueuePair {
         request: AtomicWorkRequest<'_, '_>,
         wr_id: u64,
     ) -> Result<(), PostError> {
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.post(request, wr_id) }
     }
 
@@ -223,7 +224,7 @@ impl QueuePair {
         request: ReceiveWorkRequest<'_, '_>,
         wr_id: u64,
     ) -> Result<(), PostError> {
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.post(request, wr_id) }
     }
 
@@ -247,7 +248,7 @@ impl QueuePair {
     ///     WriteWorkRequest::new(&body, remote.sub_region(64)?).signaled(false).with_id(1),
     ///     WriteWorkRequest::new(&head, remote).with_immediate(7).with_id(2),
     /// ];
-    /// // SAFETY: the region is left alone until the completion of 2.
+    /// // SAFETY: the region is left alone until request 2 completes.
     /// unsafe { qp.post_batch(&mut batch) }.ok()?;
     /// # Some(())
     /// # }
@@ -259,7 +260,7 @@ impl QueuePair {
         requests: &mut [QueuedRequest<'_, '_>],
     ) -> Result<(), PostError> {
         check_all(requests, |request| request.check_in_batch(self))?;
-        // SAFETY: the same contract; the additional conditions of raw posts were checked.
+        // SAFETY: the caller upholds the same contract; the additional conditions of raw posts were checked.
         unsafe { self.post_batch_raw(requests) }
     }
 
@@ -277,7 +278,7 @@ impl QueuePair {
         &self,
         requests: &mut [QueuedRequest<'_, '_>],
     ) -> Result<(), PostError> {
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { Queued::post_batch(requests, self) }
     }
 
@@ -296,7 +297,7 @@ impl QueuePair {
         requests: &mut [QueuedReceive<'_, '_>],
     ) -> Result<(), PostError> {
         check_all(requests, |request| Queued::check(request, self))?;
-        // SAFETY: the same contract; the additional conditions of raw posts were checked.
+        // SAFETY: the caller upholds the same contract; the additional conditions of raw posts were checked.
         unsafe { self.post_receive_batch_raw(requests) }
     }
 
@@ -314,7 +315,7 @@ impl QueuePair {
         &self,
         requests: &mut [QueuedReceive<'_, '_>],
     ) -> Result<(), PostError> {
-        // SAFETY: the same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { Queued::post_batch(requests, self) }
     }
 }

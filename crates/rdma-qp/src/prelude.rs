@@ -29,11 +29,11 @@ mod sealed {
 
 /// Creates queue pairs and shared receive queues in a protection domain.
 pub trait CreateQueuePair: sealed::Sealed {
-    /// Returns the options of a new queue pair, like [`QueuePair::builder`].
+    /// Returns a builder for a queue pair, like [`QueuePair::builder`].
     #[doc(alias = "ibv_create_qp")]
     fn create_qp<'a>(&self) -> QueuePairBuilder<'a>;
 
-    /// Returns the options of a new shared receive queue, like [`SharedReceiveQueue::builder`].
+    /// Returns a builder for a shared receive queue, like [`SharedReceiveQueue::builder`].
     #[doc(alias = "ibv_create_srq")]
     fn create_srq(&self) -> SharedReceiveQueueBuilder<'_>;
 }

@@ -15,7 +15,7 @@ use crate::wr::window::BindWindow;
 
 /// # Memory windows
 ///
-/// Bind and unbind requests go to the send queue, which keeps their order.
+/// Bind and unbind requests go to the send queue and are executed in order.
 impl QueuePair {
     /// Binds a window of either type: grants these access rights to `range` of its region, in bytes from the region's
     /// beginning. A window of type 2 grants them to the peer of this queue pair. A window of type 1 grants them to
@@ -55,7 +55,7 @@ impl QueuePair {
     /// let buffer = rdma_mem::BufferPool::new(&pd).allocate(4096)?;
     /// let mut window = MemoryWindow::allocate(buffer, WindowType::Two).map_err(|(_, error)| error)?;
     /// let write = AccessFlags::new().with_remote_write();
-    /// // SAFETY: a buffer, which only the window has.
+    /// // SAFETY: only the window can access the buffer.
     /// unsafe { qp.bind(&mut window, 0..1024, write, 1) }?;
     /// assert!(window.region().is_none(), "lent");
     /// // … the peer writes to window.remote(), and reports that it has finished. Then:
@@ -68,7 +68,7 @@ impl QueuePair {
     /// #         left -= 1;
     /// #     }
     /// # }
-    /// // … when 2 was polled with success:
+    /// // … once request 2 has completed successfully:
     /// // SAFETY: see above.
     /// unsafe { window.unbound() };
     /// assert_eq!(window.region().unwrap()[0], 0);
@@ -87,13 +87,14 @@ impl QueuePair {
         let posted = match window.kind() {
             WindowType::Two => {
                 let request = BindWindow::new(window, range, access)?;
-                // SAFETY: SAFETY.md F1: the same contract. The request has no elements, and is posted only here.
+                // SAFETY: SAFETY.md F1: the caller upholds the same contract. The request has no elements, and is
+                // posted only here.
                 unsafe { self.post(request, wr_id) }
             }
             _ => {
                 let prepared = window.prepare_bind(range, access)?;
                 // SAFETY: SAFETY.md F1: `prepared` comes from this window, which is borrowed exclusively and has its
-                // region. The rest is the same contract.
+                // region. The caller upholds the rest of the contract.
                 unsafe { self.post_bind(prepared, wr_id) }
             }
         };
@@ -125,7 +126,7 @@ impl QueuePair {
     /// See [`PostError`]. [`Window`](crate::PostErrorKind::Window) if the window is not bound, or is of type 2.
     ///
     /// # Safety
-    /// The contract of [`post`](Self::post) applies, for a request without memory.
+    /// The contract of [`post`](Self::post) for a request without memory applies.
     #[doc(alias = "ibv_bind_mw")]
     pub unsafe fn unbind<R: BindableRegion>(
         &self,

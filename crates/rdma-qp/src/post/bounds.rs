@@ -27,7 +27,7 @@ impl Bounds {
         Self { bytes, remote: u64::MAX }
     }
 
-    /// Returns the same bounds with the length of this remote memory.
+    /// Returns the same bounds, but with the length of `remote` as the limit.
     #[inline]
     pub(crate) const fn within(self, remote: RemoteMemoryRegion) -> Self {
         Self { remote: remote.length() as u64, ..self }

@@ -38,8 +38,8 @@ impl QueuedRequest<'_, '_> {
             && fits(qp, bytes, remote, inline, self.domains)
     }
 
-    /// Checks that the queue pair can execute the request. Always inlined: as a call, it would take twice as many
-    /// instructions as a post, because the request would have to be in memory.
+    /// Checks that the queue pair can execute the request. Always inlined: as a call, this check would take twice as
+    /// many instructions as a post, because the request would have to be in memory.
     #[inline(always)]
     pub(crate) fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
         let (bounds, domains) = (self.bounds, self.domains);
@@ -78,7 +78,7 @@ impl QueuedRequest<'_, '_> {
 }
 
 impl QueuedReceive<'_, '_> {
-    /// Checks a receive for a queue of this domain whose receives have at most `most` elements.
+    /// Checks a receive for a queue in this domain. `most` is the maximum number of elements.
     #[inline]
     pub(crate) fn check(&self, pd: &ProtectionDomain, most: u32) -> Result<(), PostError> {
         let elements = self.wr.num_sge.cast_unsigned();
@@ -116,7 +116,7 @@ fn fits(
 #[cold]
 #[inline(never)]
 unsafe fn check_window(mw: *const ibv_mw, qp: &QueuePair) -> Result<(), PostError> {
-    // SAFETY: this function's contract.
+    // SAFETY: by this function's contract.
     let pd = unsafe { (*mw).pd };
     if std::ptr::eq(pd, qp.pd().as_raw()) { Ok(()) } else { Err(BindError::WrongDomain.into()) }
 }
@@ -173,7 +173,7 @@ fn are_of(domains: &[&ProtectionDomain], pd: &ProtectionDomain) -> bool {
     domains.iter().all(|domain| domain.is_same(pd))
 }
 
-/// Returns the error for a request whose elements have these domains.
+/// Returns the error for a request with too many elements, or with an element from another domain.
 #[cold]
 #[inline(never)]
 fn refusal(

@@ -1,4 +1,4 @@
-//! Requests that were not posted.
+//! Errors of posting.
 
 use std::fmt;
 
@@ -72,8 +72,7 @@ pub enum PostErrorKind {
     TooManyElements,
     /// The inline request has more bytes than the queue pair's `max_inline_data`.
     TooMuchInline,
-    /// A registered slice in the request belongs to another protection domain than the queue pair or the shared receive
-    /// queue.
+    /// A registered slice in the request is not in the protection domain of the queue pair or the shared receive queue.
     WrongDomain,
     /// The address of the peer's word in an atomic request is not a multiple of 8.
     Misaligned,
@@ -87,7 +86,7 @@ pub enum PostErrorKind {
     NoDestination,
     /// The request has a destination, but the queue pair is connected.
     Destination,
-    /// The address handle belongs to another protection domain than the queue pair.
+    /// The address handle and the queue pair belong to different protection domains.
     ForeignHandle,
     /// A datagram is longer than the MTU.
     LongerThanMtu,
@@ -119,8 +118,8 @@ impl PostError {
         Self { reason: WithoutNiche::new(reason), ..self }
     }
 
-    /// Returns the number of requests that the device may have accepted. For a single request, 1 means that it may have
-    /// accepted the request. If a provider does not report which request it refused, all requests count as posted.
+    /// Returns the number of requests that the device may have accepted. For a single request, 1 means that the device
+    /// may have accepted it. If a provider does not report which request it refused, all requests count as posted.
     #[must_use]
     pub const fn posted(&self) -> usize {
         self.posted

@@ -1,4 +1,4 @@
-//! Posting through the `ibv_wr_*` calls, for queue pairs with this option.
+//! Posting through the `ibv_wr_*` calls, for queue pairs that were built with this option.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -20,14 +20,14 @@ use rdma_sys::{
 
 use crate::post::stand_in::{Called, real};
 
-/// The operations that every device with the `ibv_wr_*` calls supports: for datagrams, …
+/// The operations on datagrams that every device with the `ibv_wr_*` calls supports.
 const SENDS: u64 =
     (Operation::IBV_QP_EX_WITH_SEND.0 | Operation::IBV_QP_EX_WITH_SEND_WITH_IMM.0) as u64;
-/// … for an unreliable connection, …
+/// The operations on unreliable connections that every such device supports.
 const UNRELIABLE: u64 = SENDS
     | (Operation::IBV_QP_EX_WITH_RDMA_WRITE.0 | Operation::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0)
         as u64;
-/// … and for a reliable one.
+/// The operations on reliable connections that every such device supports.
 const ALWAYS: u64 = UNRELIABLE | Operation::IBV_QP_EX_WITH_RDMA_READ.0 as u64;
 const ATOMICS: u64 = (Operation::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0
     | Operation::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0) as u64;
@@ -38,8 +38,8 @@ const WINDOWS: u64 = (Operation::IBV_QP_EX_WITH_LOCAL_INV.0
 /// A queue pair, and the object that requests are posted to.
 type Created = (NonNull<ibv_qp>, Called<ibv_qp>);
 
-/// Creates a queue pair that posts through the `ibv_wr_*` calls those operations that the device supports in this way.
-/// `None` if it supports none.
+/// Creates a queue pair that posts through the `ibv_wr_*` calls where the device supports them. `None` if the device
+/// supports none of the sets of operations in [`wishes`].
 ///
 /// # Errors
 /// Returns an error if the creation fails for another reason.
@@ -55,7 +55,7 @@ pub(crate) unsafe fn create(
     for &operations in wishes(attributes.qp_type) {
         let mut extended = extend(attributes, pd, operations);
         let context = pd.context().as_raw();
-        // SAFETY: SAFETY.md F1, F2: this function's contract.
+        // SAFETY: SAFETY.md F1, F2: by this function's contract.
         let created = unsafe { ibv_create_qp_ex(verbs, context, &raw mut extended) };
         let raw = match Errno::check_null(created) {
             Ok(raw) => raw,
@@ -116,21 +116,21 @@ unsafe extern "C" fn post(
 ) -> c_int {
     // SAFETY: SAFETY.md F20: `qp` is a stand-in for a queue pair.
     let (qp, operations) = unsafe { real(qp) };
-    // SAFETY: SAFETY.md F12: the list is the caller's.
+    // SAFETY: SAFETY.md F12: the caller passes a valid list.
     let only = unsafe { list.as_ref() }.filter(|wr| wr.next.is_null());
     let Some(wr) = only.filter(|wr| can_be_called(wr, operations)) else {
-        // SAFETY: SAFETY.md F1, F12: the caller's own contract.
+        // SAFETY: SAFETY.md F1, F12: the caller upholds the contract of `ibv_post_send`.
         return unsafe { post_list(qp, operations, list, bad) };
     };
-    // The same as for a list, without the loops over it.
+    // This is what `post_list` does, without its loops.
     let qp = qp.cast::<ibv_qp_ex>();
-    // SAFETY: SAFETY.md F1: the queue pair is live and supports the calls. This thread completes below what it starts
-    // here, and nothing in between can panic.
+    // SAFETY: SAFETY.md F1: the queue pair is live and supports the calls. This thread completes the post below, and
+    // nothing in between can panic.
     unsafe { ibv_wr_start(qp) };
-    // SAFETY: SAFETY.md F1, F12: the post was started above, and `wr` was checked by `can_be_called`. The rest is the
-    // caller's contract.
+    // SAFETY: SAFETY.md F1, F12: the post was started above, and `wr` was checked by `can_be_called`. The caller
+    // guarantees the rest.
     unsafe { call(qp, wr) };
-    // SAFETY: SAFETY.md F1: as above.
+    // SAFETY: SAFETY.md F1: same argument as above.
     let returned = unsafe { ibv_wr_complete(qp) };
     if returned != 0 {
         // SAFETY: SAFETY.md F1: `bad` is the caller's memory for the refused request.
@@ -150,22 +150,22 @@ unsafe fn post_list(
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: SAFETY.md F12: the list is the caller's.
+    // SAFETY: SAFETY.md F12: the caller passes a valid list.
     let requests = || unsafe { requests(list) };
     if !requests().all(|wr| can_be_called(wr, operations)) {
-        // SAFETY: SAFETY.md F1, F12: the caller's own contract.
+        // SAFETY: SAFETY.md F1, F12: the caller upholds the contract of `ibv_post_send`.
         return unsafe { ibv_post_send(qp, list, bad) };
     }
     let qp = qp.cast::<ibv_qp_ex>();
-    // SAFETY: SAFETY.md F1: the queue pair is live and supports the calls. This thread completes below what it starts
-    // here, and nothing in between can panic.
+    // SAFETY: SAFETY.md F1: the queue pair is live and supports the calls. This thread completes the post below, and
+    // nothing in between can panic.
     unsafe { ibv_wr_start(qp) };
     for wr in requests() {
         // SAFETY: SAFETY.md F1, F12: the post was started above, and each request was checked by `can_be_called`. The
-        // rest is the caller's contract.
+        // caller guarantees the rest.
         unsafe { call(qp, wr) };
     }
-    // SAFETY: SAFETY.md F1: as above.
+    // SAFETY: SAFETY.md F1: same argument as above.
     let returned = unsafe { ibv_wr_complete(qp) };
     if returned != 0 {
         // SAFETY: SAFETY.md F1: `bad` is the caller's memory for the refused request.
@@ -177,13 +177,13 @@ unsafe fn post_list(
 /// # Safety
 /// The list stays valid while the result is used, and is not written during that time.
 unsafe fn requests<'a>(list: *const ibv_send_wr) -> impl Iterator<Item = &'a ibv_send_wr> {
-    // SAFETY: SAFETY.md F12: this function's contract.
+    // SAFETY: SAFETY.md F12: by this function's contract.
     let first = unsafe { list.as_ref() };
-    // SAFETY: SAFETY.md F12: as above.
+    // SAFETY: SAFETY.md F12: same argument as above.
     successors(first, |wr| unsafe { wr.next.as_ref() })
 }
 
-/// Returns true if the operation was requested when the queue pair was created, and its inline data fits.
+/// Returns true if the operation was requested when the queue pair was created, and the request's inline data fits.
 fn can_be_called(wr: &ibv_send_wr, operations: u64) -> bool {
     let operation = match wr.opcode {
         Opcode::IBV_WR_SEND => Operation::IBV_QP_EX_WITH_SEND,
@@ -217,7 +217,7 @@ fn is_inline(wr: &ibv_send_wr) -> bool {
 unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     macro_rules! call {
         ($function:ident($($argument:expr),*)) => {
-            // SAFETY: SAFETY.md F1: this function's contract.
+            // SAFETY: SAFETY.md F1: by this function's contract.
             unsafe { $function(qp $(, $argument)*) }
         };
     }
@@ -232,9 +232,9 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     }
     // SAFETY: SAFETY.md F1: the fields belong to this thread while it posts.
     unsafe { (*qp).wr_id = wr.wr_id };
-    // The data is inline or not depending on the function that sets it. If the flags do not match, SoftRoCE reads the
-    // inline data as elements.
-    // SAFETY: SAFETY.md F1: as above.
+    // Whether the data is inline depends on the function that sets it. The flags must match that function, because
+    // otherwise SoftRoCE reads the inline data as elements.
+    // SAFETY: SAFETY.md F1: same argument as above.
     unsafe { (*qp).wr_flags = wr.send_flags };
     let (immediate, rkey) =
         (field!(__bindgen_anon_1.imm_data), field!(__bindgen_anon_1.invalidate_rkey));
@@ -271,37 +271,37 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
         let to = field!(wr.ud);
         call!(ibv_wr_set_ud_addr(to.ah, to.remote_qpn, to.remote_qkey));
     }
-    // SAFETY: this function's contract. The request was begun above.
+    // SAFETY: by this function's contract. The request was begun above.
     unsafe { set_data(qp, wr) };
 }
 
 /// Sets the data of the current request.
 ///
 /// # Safety
-/// The contract of [`call`] applies, after the function that begins this request.
+/// The contract of [`call`] applies, and the function that begins this request was called.
 #[inline(always)]
 unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     let count = usize::try_from(wr.num_sge).unwrap_or(0);
     let elements: &[ibv_sge] = match count {
         0 => &[],
-        // SAFETY: SAFETY.md F12: the elements are the caller's.
+        // SAFETY: SAFETY.md F12: the caller passes `count` valid elements.
         _ => unsafe { slice::from_raw_parts(wr.sg_list, count) },
     };
     match (is_inline(wr), elements) {
         (false, [one]) => {
-            // SAFETY: SAFETY.md F1: this function's contract, here and below.
+            // SAFETY: SAFETY.md F1: by this function's contract, here and below.
             unsafe { ibv_wr_set_sge(qp, one.lkey, one.addr, one.length) }
         }
         (false, _) => {
-            // SAFETY: SAFETY.md F1, F12: as above.
+            // SAFETY: SAFETY.md F1, F12: same argument as above.
             unsafe { ibv_wr_set_sge_list(qp, count, elements.as_ptr()) }
         }
         (true, [one]) => {
             let one = buffer(one);
-            // SAFETY: SAFETY.md F1, F12: as above; the data is copied.
+            // SAFETY: SAFETY.md F1, F12: same argument as above; the data is copied.
             unsafe { ibv_wr_set_inline_data(qp, one.addr, one.length) }
         }
-        // SAFETY: this function's contract.
+        // SAFETY: by this function's contract.
         (true, _) => unsafe { set_inline_list(qp, elements) },
     }
 }
@@ -309,7 +309,7 @@ unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
 /// Sets the inline data of the current request if it has several parts or none.
 ///
 /// # Safety
-/// The contract of [`call`] applies, after the function that begins this request.
+/// The contract of [`call`] applies, and the function that begins this request was called.
 // Not inlined, because every post would otherwise have the array in its stack frame.
 #[inline(never)]
 unsafe fn set_inline_list(qp: *mut ibv_qp_ex, elements: &[ibv_sge]) {
@@ -317,7 +317,7 @@ unsafe fn set_inline_list(qp: *mut ibv_qp_ex, elements: &[ibv_sge]) {
     for (place, element) in buffers.iter_mut().zip(elements) {
         *place = buffer(element);
     }
-    // SAFETY: SAFETY.md F1, F12: this function's contract. The parts fit into the array, and the data is copied.
+    // SAFETY: SAFETY.md F1, F12: by this function's contract. The parts fit into the array, and the data is copied.
     unsafe { ibv_wr_set_inline_data_list(qp, elements.len(), buffers.as_ptr()) }
 }
 

@@ -42,14 +42,14 @@ impl Linked for QueuedReceive<'_, '_> {
 }
 
 /// Posts one request through `call`, which gets the request and a pointer through which it returns the refused one.
-/// After an error, `refused` gets the result of `call` and the number of posted requests.
+/// After a failure, `refused` creates the error from the result of `call` and the number of posted requests.
 #[inline(always)]
 pub(crate) fn post_one<W>(
     mut wr: W,
     call: impl FnOnce(*mut W, *mut *mut W) -> c_int,
     refused: impl FnOnce(c_int, usize) -> PostError,
 ) -> Result<(), PostError> {
-    // If a provider does not set it, all requests are assumed to be posted.
+    // If a provider does not set this pointer, the request is assumed to be posted.
     let mut bad = null_mut();
     match call(&raw mut wr, &raw mut bad) {
         0 => Ok(()),
@@ -78,15 +78,15 @@ pub(crate) fn post_all<R: Linked>(
     }
 }
 
-/// Creates the error for a failed call of this verb.
+/// Creates the error for a failed call to this verb.
 #[cold]
 pub(crate) fn refused(verb: &'static str, returned: c_int, posted: usize) -> PostError {
     let errno = Errno::check(returned).err().unwrap_or(Errno::EIO);
     PostError::new(posted, Reason::Verb { verb, errno })
 }
 
-/// Returns the index of the request at `bad`, which is also the number of posted requests. There are `count` requests
-/// from `first` on, `stride` bytes apart. If `bad` points to none of them, all count as posted.
+/// Returns the index of the request at `bad`, which is also the number of posted requests. The `count` requests start
+/// at `first` and are `stride` bytes apart. If `bad` points to none of them, all count as posted.
 #[cold]
 fn place(first: usize, bad: usize, stride: usize, count: usize) -> usize {
     let place = bad.checked_sub(first).map(|distance| distance / stride);
@@ -101,16 +101,16 @@ impl Queued for QueuedRequest<'_, '_> {
 
     #[inline(always)]
     unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F1, F12: the queue pair is live, and the list ends after one request. The rest is this
-        // function's contract.
+        // SAFETY: SAFETY.md F1, F12: the queue pair is live, and the list ends after one request. The caller upholds
+        // the rest of the contract.
         let call = |wr, bad| unsafe { ibv_post_send(qp.posted(), wr, bad) };
         post_one(self.wr, call, |returned, posted| refused("ibv_post_send", returned, posted))
     }
 
     #[inline]
     unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F1, F12: the queue pair is live, and the list contains the whole slice. The rest is this
-        // function's contract.
+        // SAFETY: SAFETY.md F1, F12: the queue pair is live, and the list contains the whole slice. The caller upholds
+        // the rest of the contract.
         let call = |list, bad| unsafe { ibv_post_send(qp.posted(), list, bad) };
         post_all(batch, call, |returned, posted| refused("ibv_post_send", returned, posted))
     }
@@ -124,14 +124,14 @@ impl Queued for QueuedReceive<'_, '_> {
 
     #[inline(always)]
     unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F1, F12: as above.
+        // SAFETY: SAFETY.md F1, F12: same argument as above.
         let call = |wr, bad| unsafe { ibv_post_recv(qp.as_raw(), wr, bad) };
         post_one(self.wr, call, |returned, posted| refused_receive(qp, returned, posted))
     }
 
     #[inline]
     unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F1, F12: as above.
+        // SAFETY: SAFETY.md F1, F12: same argument as above.
         let call = |list, bad| unsafe { ibv_post_recv(qp.as_raw(), list, bad) };
         post_all(batch, call, |returned, posted| refused_receive(qp, returned, posted))
     }

@@ -6,7 +6,7 @@ use rdma_types::QpType;
 use crate::post::error::{PostError, Reason};
 use crate::qp::queue_pair::QueuePair;
 
-/// Checks a request with a destination, or for a queue pair that is not RC or has no atomic operations. `handle` is the
+/// Checks a request that has a destination, or whose queue pair is not RC or has no atomic operations. `handle` is the
 /// domain of the destination's address handle.
 pub(crate) fn check_service(
     qp: &QueuePair,

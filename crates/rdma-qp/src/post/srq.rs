@@ -17,15 +17,15 @@ impl SharedReceiveQueue {
     /// Posts a receive.
     ///
     /// # Errors
-    /// See [`PostError`]. If the queue is full, [`WouldBlock`](crate::PostErrorKind::WouldBlock), until completions of
-    /// its receives have been polled.
+    /// See [`PostError`]. Its kind is [`WouldBlock`](crate::PostErrorKind::WouldBlock) while the queue is full: poll
+    /// completions of its receives first.
     ///
     /// # Safety
     /// From a successful call until the receive completes, or the queue is destroyed, the memory of its elements stays
     /// allocated and registered. The device writes that memory, so no other code uses it: no reference to it exists or
     /// is created. If several requests use the same memory, and for [memory that is never a
     /// slice](rdma_mem::SharedElement), the rules of [`QueuePair::post`](crate::QueuePair::post) apply. These
-    /// conditions outlast a queue pair that is destroyed, because another queue pair may take the receive.
+    /// conditions still apply after a queue pair is destroyed, because another queue pair may take the receive.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post_receive(
@@ -35,8 +35,8 @@ impl SharedReceiveQueue {
     ) -> Result<(), PostError> {
         let request = request.with_id(wr_id);
         request.check(self.pd(), self.max_sge())?;
-        // SAFETY: SAFETY.md F1, F12: the queue is live, and the list ends after one request. The rest is this
-        // function's contract.
+        // SAFETY: SAFETY.md F1, F12: the queue is live, and the list ends after one request. The caller upholds the
+        // rest of the contract.
         let call = |wr, bad| unsafe { ibv_post_srq_recv(self.as_raw(), wr, bad) };
         post_one(request.wr, call, |returned, posted| refused(VERB, returned, posted))
     }
@@ -57,8 +57,8 @@ impl SharedReceiveQueue {
         requests: &mut [QueuedReceive<'_, '_>],
     ) -> Result<(), PostError> {
         check_all(requests, |request| request.check(self.pd(), self.max_sge()))?;
-        // SAFETY: SAFETY.md F1, F12: the queue is live, and the list contains the whole slice. The rest is this
-        // function's contract.
+        // SAFETY: SAFETY.md F1, F12: the queue is live, and the list contains the whole slice. The caller upholds the
+        // rest of the contract.
         let call = |list, bad| unsafe { ibv_post_srq_recv(self.as_raw(), list, bad) };
         post_all(requests, call, |returned, posted| refused(VERB, returned, posted))
     }

@@ -1,8 +1,8 @@
 //! The object that data path functions are called on: the provider's own, or a stand-in.
 //!
-//! `ibv_post_send` and `ibv_poll_cq` use the function pointers of the object that they are called on. So an extended
-//! queue pair or completion queue gets a stand-in whose pointers point to functions of this crate. Posting to ordinary
-//! queue pairs, and polling ordinary queues, costs nothing extra.
+//! `ibv_post_send` and `ibv_poll_cq` use the function pointers of the object that they are called on. Therefore, an
+//! extended queue pair or completion queue gets a stand-in whose pointers point to functions of this crate. Posting to
+//! ordinary queue pairs, and polling ordinary queues, costs nothing extra.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -33,11 +33,11 @@ struct StandIn<T> {
 
 // SAFETY: SAFETY.md F9: any thread may use the objects, and a stand-in never changes.
 unsafe impl<T: Object> Send for Called<T> {}
-// SAFETY: SAFETY.md F9: as above.
+// SAFETY: SAFETY.md F9: same argument as above.
 unsafe impl<T: Object> Sync for Called<T> {}
 
 impl<T: Object> Called<T> {
-    /// Calls functions on the object itself.
+    /// Creates a `Called` without a stand-in: functions are called on the object itself.
     pub(crate) const fn itself(object: NonNull<T>) -> Self {
         Self { object, stands_in: false }
     }
@@ -49,7 +49,8 @@ impl<T: Object> Called<T> {
         let stand_in = NonNull::from(Box::leak(Box::new(stand_in)));
         // SAFETY: SAFETY.md F20: the stand-in was just created.
         let context = unsafe { &raw mut (*stand_in.as_ptr()).context };
-        // SAFETY: SAFETY.md F5, F20: the first field of the first field points to the context.
+        // SAFETY: SAFETY.md F5, F20: the stand-in begins with its object, and the object begins with the pointer to the
+        // context.
         unsafe { stand_in.cast::<*mut ibv_context>().write(context) };
         Self { object: stand_in.cast(), stands_in: true }
     }
@@ -73,7 +74,7 @@ pub(crate) struct CalledAddress<T: Object>(NonNull<T>);
 
 // SAFETY: SAFETY.md F9: this is an address of an object that any thread may use.
 unsafe impl<T: Object> Send for CalledAddress<T> {}
-// SAFETY: SAFETY.md F9: as above.
+// SAFETY: SAFETY.md F9: same argument as above.
 unsafe impl<T: Object> Sync for CalledAddress<T> {}
 
 impl<T: Object> CalledAddress<T> {
@@ -95,15 +96,15 @@ impl<T: Object> fmt::Debug for CalledAddress<T> {
     }
 }
 
-/// Returns the real object of a stand-in, and its flags.
+/// Returns the real object that a stand-in represents, and the stand-in's flags.
 ///
 /// # Safety
 /// `object` is the address of a live `Called` that was created by [`Called::through`].
 pub(crate) unsafe fn real<T: Object>(object: *mut T) -> (*mut T, u64) {
     let stand_in = object.cast::<StandIn<T>>();
-    // SAFETY: SAFETY.md F20: this function's contract.
+    // SAFETY: SAFETY.md F20: by this function's contract.
     let real = unsafe { (*stand_in).real };
-    // SAFETY: SAFETY.md F20: as above.
+    // SAFETY: SAFETY.md F20: same argument as above.
     let flags = unsafe { (*stand_in).flags };
     (real.as_ptr(), flags)
 }
@@ -112,8 +113,8 @@ impl<T: Object> Drop for Called<T> {
     fn drop(&mut self) {
         if self.stands_in {
             // SAFETY: SAFETY.md F20: the memory was leaked when this was created, and is freed only here. Each clone of
-            // a completion queue has its address (`CalledAddress`), and also holds the `Inner` that contains this
-            // field. So the last clone is being dropped now.
+            // a completion queue holds the memory's address (`CalledAddress`), but also holds the `Inner` that contains
+            // this field. Therefore, no clone is left now.
             drop(unsafe { Box::from_raw(self.object.as_ptr().cast::<StandIn<T>>()) });
         }
     }

@@ -18,7 +18,7 @@ impl<T: Copy> WithoutNiche<T> {
     }
 
     pub(crate) const fn get(&self) -> &T {
-        // SAFETY: SAFETY.md F19: only `new` creates one.
+        // SAFETY: SAFETY.md F19: only `new` creates a value of this type, and it initialises it.
         unsafe { self.0.assume_init_ref() }
     }
 }
