@@ -10,8 +10,8 @@ use crate::qp::capabilities::QueuePairCapabilities;
 
 /// The attributes of a queue pair, from [`QueuePair::query`](crate::QueuePair::query).
 ///
-/// Attributes that do not apply to the queue pair's type are 0 or the default. Acknowledgements, retries, reads and
-/// atomics apply to RC; the peer applies to RC and UC; the Q_Key applies to UD.
+/// Attributes that do not apply to the queue pair's type are 0 or the default. Those for acknowledgements, retries,
+/// reads and atomics apply to RC, those for the peer to RC and UC, and the Q_Key to UD.
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -92,7 +92,7 @@ impl QueuePairAttributes {
     );
 
     pub(crate) fn from_raw(raw: &ibv_qp_attr, init: &ibv_qp_init_attr) -> Self {
-        // The two codes have 5 and 3 bits. All values of these widths are valid.
+        // The codes have 5 or 3 bits, and all values of these widths are valid.
         Self {
             state: QpState::from_raw(raw.qp_state.0),
             capabilities: QueuePairCapabilities::from_raw(&init.cap),

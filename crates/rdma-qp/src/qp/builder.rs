@@ -12,7 +12,8 @@ use crate::qp::queue_pair::QueuePair;
 use crate::qp::settings::Settings;
 use crate::srq::queue::SharedReceiveQueue;
 
-/// A builder of queue pairs: for a reliable connection (RC), unless [`qp_type`](Self::qp_type) sets another type.
+/// A builder for queue pairs. The type is RC (a reliable connection) unless [`qp_type`](Self::qp_type) sets another
+/// one.
 ///
 /// Only `send_cq` and `recv_cq` have no default. The device may make the queues larger than requested;
 /// [`QueuePair::capabilities`](crate::QueuePair::capabilities) returns their actual capacities.
@@ -151,7 +152,7 @@ impl<'a> QueuePairBuilder<'a> {
     knobs! {
         /// The completion queue for requests of the send queue. No default.
         send_cq: &'a CompletionQueue => send_cq, Some;
-        /// The completion queue for receives, which may be the same. No default.
+        /// The completion queue for receives, which may be the same queue as `send_cq`. No default.
         recv_cq: &'a CompletionQueue => recv_cq, Some;
         /// A shared receive queue, which replaces the queue pair's own receive queue. `max_recv_wr` and `max_recv_sge`
         /// are then ignored. Default: none.
@@ -177,18 +178,18 @@ impl<'a> QueuePairBuilder<'a> {
         /// no.
         sq_sig_all: bool => sq_sig_all;
         /// Whether to post through the `ibv_wr_*` calls instead of `ibv_post_send`, if the device supports them.
-        /// [`is_extended`](crate::QueuePair::is_extended) returns the result. A batch is then posted completely or not
-        /// at all.
+        /// [`is_extended`](crate::QueuePair::is_extended) returns true if the queue pair does so. A batch is then
+        /// posted completely or not at all.
         ///
         /// The `ibv_wr_*` calls cost more here, because requests are built as lists and then translated. On a device
         /// that does nothing, a write and the poll for it take 116 instructions instead of 48. With checks, they take
-        /// 138 instead of 70. In C the same calls take 40. So use this option only if a device supports more through
-        /// these calls, or if a batch must be posted completely or not at all. Default: no.
+        /// 138 instead of 70. In C the same calls take 40. Therefore, use this option only if a device supports more
+        /// through these calls, or if a batch must be posted completely or not at all. Default: no.
         extended: bool => extended;
         /// Whether building fails if the completion queue is too small for all completions that its queue pairs can
         /// have outstanding at the same time. Unsignaled requests count, because they create completions when they are
-        /// flushed. The requested sizes count until the queue pair is destroyed, and those of a shared receive queue
-        /// count only once.
+        /// flushed. The requested sizes count until the queue pair is destroyed. The size of a shared receive queue
+        /// counts only once.
         ///
         /// Without this option, a smaller queue is allowed, but must be polled in time: if it overflows, it fails
         /// together with all its queue pairs. A `tracing` event reports when the completion queue becomes too small.
@@ -196,7 +197,7 @@ impl<'a> QueuePairBuilder<'a> {
         strict_cq: bool => strict_cq;
         /// The port, from 1. Default: the first active one.
         port: u8 => port, Some;
-        /// The GIDs of the port that may be used. Default: those that match the peer's.
+        /// The GIDs of the port that may be used. Default: the GIDs that match the peer's.
         gid_choice: GidChoice => gid_choice;
         /// The path MTU, which the peer must also support. For UD, it limits the length of a message. Default: the
         /// smaller of the two ports' MTUs; for UD, the MTU of this queue pair's port.
@@ -216,7 +217,8 @@ impl<'a> QueuePairBuilder<'a> {
         /// The maximum number of retries without an acknowledgement.
         max_ack_retries: MaxAckRetries => settings.max_ack_retries;
         /// The maximum number of retries when the peer has no receive posted. Default: no limit, as in most programs,
-        /// so a peer that posts slowly causes no failure. The program limits how long it waits for the completion.
+        /// so a peer that posts slowly causes no failure. The program itself has to limit how long it waits for the
+        /// completion.
         max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
         /// The minimum time that the peer waits before it resends a message that found no receive posted here. Default:
         /// 0.64 ms. If receives are always posted before messages arrive, the peer never waits.
@@ -250,8 +252,8 @@ impl QueuePairBuilder<'_> {
 }
 
 impl QueuePair {
-    /// Returns the options of a new queue pair, like `pd.create_qp()` of the [prelude](crate::prelude). They keep a
-    /// clone of the protection domain and borrow only the queues.
+    /// Returns a builder for a queue pair, like `pd.create_qp()` of the [prelude](crate::prelude). The builder keeps a
+    /// clone of the protection domain and borrows only the queues.
     pub fn builder<'a>(pd: &ProtectionDomain) -> QueuePairBuilder<'a> {
         QueuePairBuilder::new(pd.clone())
     }

@@ -29,7 +29,7 @@ use crate::srq::queue::SharedReceiveQueue;
 
 mod sizing;
 
-/// A number of concurrent reads that costs a device little.
+/// The maximum default for concurrent reads and atomics; this many cost a device little.
 const RD_ATOMIC: u32 = 16;
 
 impl QueuePairBuilder<'_> {
@@ -49,7 +49,7 @@ impl QueuePairBuilder<'_> {
         let mut end = own_end(builder, &device)?;
         let queues = (send_cq, recv_cq);
         let claims = claim(queues, &builder.sizes, builder.srq, builder.strict_cq)?;
-        // Everything else that can fail has been done by now, so that no object is created only to be discarded.
+        // All other steps that can fail come before this one, so that no object is created only to be discarded.
         let object = create(builder, queues, claims, &device)?;
         end.endpoint.qpn = object.qpn;
         Ok(PreparedQueuePair {
@@ -76,7 +76,7 @@ pub(crate) fn check_parents<'a>(
     Ok((send_cq, recv_cq))
 }
 
-/// Returns the endpoint of a queue pair that does not have a QPN yet.
+/// Returns this end of a queue pair that does not have a QPN yet.
 pub(crate) fn own_end(
     builder: &QueuePairBuilder<'_>,
     device: &DeviceAttributes,
@@ -131,7 +131,8 @@ fn of_environment(
     }
 }
 
-/// Checks numbers that fit into their Rust type, but may not fit into their packet field or within the device's limit.
+/// Checks numbers that fit into their Rust type, but possibly not into their packet field, or that possibly exceed the
+/// device's limit.
 ///
 /// Providers truncate such values, or refuse them without giving a reason.
 fn check_ranges(
@@ -155,7 +156,8 @@ fn check_ranges(
     }
 }
 
-/// Refuses an unsupported type by name, because a provider would refuse it without giving a reason.
+/// Returns an error that names an unsupported type or transport, because a provider would refuse it without giving a
+/// reason.
 fn check_type(qp_type: QpType, context: &Context) -> Result<(), Error> {
     if !matches!(qp_type, QpType::RC | QpType::UC | QpType::UD) {
         return Err(Error::UnsupportedType { qp_type });
@@ -248,7 +250,7 @@ fn create(
         let created = match extended {
             Some(created) => created,
             None => {
-                // SAFETY: SAFETY.md F1, F2: as above.
+                // SAFETY: SAFETY.md F1, F2: same argument as above.
                 let raw = unsafe { (verbs.create_qp)(builder.pd.as_raw(), &raw mut attributes) };
                 let raw = Errno::check_null(raw)?;
                 (raw, Called::itself(raw))
@@ -305,12 +307,12 @@ pub(crate) unsafe fn object(
         _claims: claims,
     };
     let (destroy, verb) = (builder.pd.verbs().destroy_qp, "ibv_destroy_qp");
-    // SAFETY: SAFETY.md F2, F9: this function's contract. `needs` keeps the queues and the domain alive (F6), and only
-    // the handle's owner uses it.
+    // SAFETY: SAFETY.md F2, F9: by this function's contract. `needs` keeps the queues and the domain alive (F6), and
+    // only the handle's owner uses the queue pair.
     let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
     // SAFETY: SAFETY.md F1: `handle` keeps the queue pair alive. The QPN does not change.
     let qpn = Qpn::masked(unsafe { (*raw.as_ptr()).qp_num });
-    // SAFETY: SAFETY.md F1: as above. The user context does not change either.
+    // SAFETY: SAFETY.md F1: same argument as above. The user context does not change either.
     let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).qp_context });
     let mut capabilities = QueuePairCapabilities::from_raw(cap);
     if builder.srq.is_some() {
@@ -332,8 +334,8 @@ fn random_qkey() -> u32 {
 }
 
 /// Returns a number from the seed of the standard library's hash maps. The kernel gives each thread 128 random bits,
-/// and each seed is a different SipHash key, so outsiders cannot predict the number. A crate for random numbers would
-/// be a dependency only for PSNs and Q_Keys.
+/// and each seed is a different SipHash key, so outsiders cannot predict the number. A random number crate would be a
+/// dependency just for PSNs and Q_Keys.
 fn random() -> u32 {
     let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d])

@@ -60,14 +60,14 @@ impl QueuePair {
         let caps = ibv_query_qp_data_in_order_flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
         // SAFETY: SAFETY.md F1, F2: the queue pair is live and belongs to this table.
         let plain = unsafe { query(self.as_raw(), opcode, 0) };
-        // SAFETY: SAFETY.md F1, F2: as above.
+        // SAFETY: SAFETY.md F1, F2: same argument as above.
         let caps = unsafe { query(self.as_raw(), opcode, caps) };
         Ok(order(plain, caps))
     }
 }
 
-/// Interprets the results of the query without and with the capability flag. A library that does not know the flag
-/// returns the same result for both, or an error for the second.
+/// Interprets the results of two queries: one without and one with the capability flag. A library that does not know
+/// the flag returns the same result for both, or an error for the second.
 fn order(plain: i32, caps: i32) -> DataOrder {
     let whole_message = plain == 1;
     let aligned = ibv_query_qp_data_in_order_caps::IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES.0;

@@ -22,10 +22,10 @@ use crate::qp::queue_pair::QueuePair;
 pub struct DatagramSource {
     /// The sender's queue pair.
     pub qpn: Qpn,
-    /// The sender's LID; none on Ethernet.
+    /// The sender's LID; [`Lid::NONE`] on Ethernet.
     pub lid: Lid,
-    /// The service level of the packet. RoCE has none. Some adapters and the software device report the packet type
-    /// instead: 8 for a UDP header, plus 1 for IPv6 or 2 for IPv4. Address handles accept that value unchanged.
+    /// The service level of the packet. RoCE packets have none. Instead, some adapters and the software device report
+    /// the packet type: 8 for a UDP header, plus 1 for IPv6 or 2 for IPv4. Address handles accept that value unchanged.
     pub service_level: u8,
     /// Whether the first 40 bytes of the receive contain the packet's header
     /// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)). Otherwise, the device has not written them.
@@ -70,7 +70,7 @@ impl QueuePair {
     }
 
     /// Creates a handle to the endpoint's port. Pass it to [`SendWorkRequest::to`](crate::SendWorkRequest::to),
-    /// together with the endpoint's QPN and Q_Key. It reaches all queue pairs of that port.
+    /// together with the endpoint's QPN and Q_Key. The handle reaches all queue pairs of that port.
     ///
     /// # Errors
     /// Same errors as [`address_vector`](Self::address_vector), and the provider's error.
@@ -139,8 +139,8 @@ impl AddressHandle {
     ///
     /// # Errors
     /// [`Error::NotDatagrams`] for a connected queue pair. [`Error::NoDatagram`] if the completion is not for a
-    /// datagram that this queue pair received. Otherwise the provider's error, because the header names no GID of the
-    /// port.
+    /// datagram that this queue pair received. Otherwise the provider's error, for example because the header names no
+    /// GID of the port.
     ///
     /// # Examples
     /// ```no_run

@@ -29,9 +29,9 @@ enum Last {
 }
 
 impl QueuePair {
-    /// The WR ID of the last request of the send queue, which [`drain`](Self::drain) posts.
+    /// The WR ID of the last request that [`drain`](Self::drain) posts to the send queue.
     pub const LAST_SEND_ID: u64 = u64::MAX;
-    /// The WR ID of the last receive, which [`drain`](Self::drain) posts.
+    /// The WR ID of the last receive that [`drain`](Self::drain) posts.
     pub const LAST_RECEIVE_ID: u64 = u64::MAX - 1;
 
     /// Ends the connection, like [`to_error`](Self::to_error), and waits until all posted requests have completed.
@@ -46,15 +46,16 @@ impl QueuePair {
     ///
     /// With a [shared receive queue](crate::SharedReceiveQueue), unused receives stay in it for the other queue pairs.
     /// Receives that this queue pair has already taken are passed to `each` if the device completes them in time. The
-    /// event [`QP_LAST_WQE_REACHED`](rdma_mem::AsyncEventKind::QP_LAST_WQE_REACHED) reports that there are no others.
+    /// event [`QP_LAST_WQE_REACHED`](rdma_mem::AsyncEventKind::QP_LAST_WQE_REACHED) reports that the queue pair has
+    /// taken no others.
     ///
     /// # Errors
     /// [`Error::DrainTimedOut`] if the time limit expires. The device may then use the memory of the requests until the
     /// queue pair is destroyed. This also happens if the send queue is full of executed unsignaled requests with no
     /// signaled one after them, because no completion frees their slots. [`Error::Poll`] if a completion queue has
-    /// failed. [`Error::Post`] if a queue refuses the last request. [`Error::Transition`] if the device refuses. For UD
-    /// also the errors of [`address_handle`](Self::address_handle) to this queue pair's endpoint; nothing has changed
-    /// then.
+    /// failed. [`Error::Post`] if a queue refuses the last request. [`Error::Transition`] if the device refuses. For
+    /// UD, also the errors of [`address_handle`](Self::address_handle) for this queue pair's own endpoint; in that
+    /// case, nothing has changed.
     ///
     /// # Examples
     /// ```
@@ -84,7 +85,7 @@ impl QueuePair {
         let deadline = Instant::now().checked_add(timeout);
         let mut last_send = SendWorkRequest::only_immediate(0);
         if self.qp_type() == QpType::UD {
-            // It is never sent, but a send on a UD queue pair must have a destination.
+            // This request is never sent, but a send on a UD queue pair must have a destination.
             last_send = last_send.to(self.own_handle()?, self.qpn(), 0);
         }
         self.to_error()?;
@@ -147,7 +148,7 @@ fn post(last: &mut Last, post: impl FnOnce() -> Result<(), PostError>) -> Result
     Ok(())
 }
 
-/// Polls available completions. Returns true if there were none.
+/// Polls available completions. Returns true if none were available.
 fn poll(cq: &CompletionQueue, each: &mut impl FnMut(WorkCompletion)) -> Result<bool, Error> {
     let mut slots = [PollSlot::default(); 16];
     let completions = cq.poll(&mut slots)?;

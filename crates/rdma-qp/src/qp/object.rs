@@ -27,7 +27,7 @@ pub(crate) struct Object {
     pub(crate) capabilities: QueuePairCapabilities,
     /// The result of [`usual_sge`].
     pub(crate) usual_sge: u32,
-    /// Whether its device has atomic operations.
+    /// Whether the device has atomic operations.
     pub(crate) has_atomics: bool,
     pub(crate) id: ObjectId,
 }
@@ -105,7 +105,8 @@ impl Object {
         handle.close().map(drop).map_err(|(handle, error)| (back(handle), error))
     }
 
-    /// Returns an empty set of groups. It must be dropped before this object, unless it is empty.
+    /// Returns an empty set of groups. Once the queue pair has joined a group, the set must be dropped before this
+    /// object.
     pub(crate) fn groups(&self) -> Groups {
         // SAFETY: SAFETY.md F6: the queue pair belongs to this domain, and its owner drops the groups first.
         unsafe { Groups::new(self.as_raw(), &self.needs().pd) }

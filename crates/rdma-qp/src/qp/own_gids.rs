@@ -51,8 +51,9 @@ fn of_table(
     }
 }
 
-/// Selects the port's GIDs that the endpoint carries. If there are too many, it carries those that are most likely to
-/// be chosen. These are the address of the stream, the addresses of the peer's network, and the best by rank.
+/// Selects the port's GIDs that the endpoint carries. If the port has too many, the endpoint carries those that are
+/// most likely to be chosen. These are the GID of the stream's address, the GIDs in the peer's network, and the best
+/// GIDs by rank.
 pub(crate) fn carry(endpoint: &mut QueuePairEndpoint, table: &mut [(EndpointGid, u8)]) {
     if let Some((own, peer)) = endpoint.stream {
         let is_of_peers_network = |gid: &EndpointGid| {
@@ -82,7 +83,7 @@ mod tests {
         EndpointGid::new(text.parse().unwrap(), GidType::ROCE_V2).with_prefix_length(prefix_length)
     }
 
-    /// Returns 20 addresses, each in a /24 of its own.
+    /// Returns 20 addresses, each in its own /24 network.
     fn networks() -> Vec<(EndpointGid, u8)> {
         (0..20).map(|n| (gid(&format!("::ffff:10.0.{n}.1"), 120), n)).collect()
     }

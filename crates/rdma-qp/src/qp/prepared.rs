@@ -75,8 +75,8 @@ impl PreparedQueuePair {
 
     /// Connects to the peer, through the states `INIT`, `RTR` and `RTS`.
     ///
-    /// Nothing is sent. The peer must call this with the endpoint of this end. Until then, messages to the peer are
-    /// retried up to `max_ack_retries` times (RC) or are lost (UC).
+    /// Nothing is sent. The peer must call this with this end's endpoint. Until then, messages to the peer are retried
+    /// up to `max_ack_retries` times (RC) or are lost (UC).
     ///
     /// # Errors
     /// [`Error::Handshake`], which names the mismatching field, if the endpoints do not match. [`Error::NotConnected`]
@@ -86,7 +86,7 @@ impl PreparedQueuePair {
         let own = self.endpoint();
         let attributes = self.connect_attributes(&peer)?;
         let qp = self.connect(attributes)?;
-        // Includes the GIDs of both ends, the two that were chosen, and the rule.
+        // The event includes the GIDs of both ends, the two GIDs that were chosen, and the rule.
         tracing::debug!(?own, ?peer, ?attributes, "queue pair connected");
         Ok(qp)
     }
@@ -128,8 +128,8 @@ impl PreparedQueuePair {
         if self.object.qp_type == QpType::UD { Err(Error::NotConnected) } else { Ok(()) }
     }
 
-    /// Activates a queue pair for datagrams, through the states `INIT`, `RTR` and `RTS`. It receives datagrams that
-    /// carry its Q_Key from any port, and can send to any port.
+    /// Activates a queue pair for datagrams, through the states `INIT`, `RTR` and `RTS`. From then on, it receives
+    /// datagrams from any port if they carry its Q_Key, and can send to any port.
     ///
     /// # Errors
     /// [`Error::NotDatagrams`] for RC and UC. [`Error::Transition`] if the device refuses. After an error, the queue

@@ -37,7 +37,7 @@ use crate::srq::queue::SharedReceiveQueue;
 /// Dropping a queue pair destroys it, and drops completions that were not polled.
 ///
 /// # Examples
-/// Sending a message from one end to the other.
+/// Sends a message from one end to the other.
 /// ```
 /// use rdma_qp::{CompletionQueue, PollSlot, ReceiveWorkRequest, SendWorkRequest, prelude::*};
 ///
@@ -79,7 +79,7 @@ use crate::srq::queue::SharedReceiveQueue;
 pub struct QueuePair {
     /// The multicast groups, which the queue pair leaves before it is destroyed; `None` if it is connected.
     groups: Option<Groups>,
-    // Dropped before `peers`, because the device uses the address handle to this queue pair while a request names it.
+    // Dropped before `peers`, which can hold an address handle: the device uses that handle while a request names it.
     object: Object,
     peers: Peers,
 }
@@ -230,10 +230,10 @@ impl QueuePair {
         Ok(QueuePairAttributes::from_raw(&attributes, &init))
     }
 
-    /// Returns the device's events about this queue pair, oldest first. Other readers still get them. If the queue pair
-    /// has failed although none of its requests failed, the events contain the reason.
+    /// Returns the device's events about this queue pair, oldest first. The events remain available to other readers.
+    /// If the queue pair has failed although none of its requests failed, the events contain the reason.
     /// [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR) and [`QP_REQ_ERR`](AsyncEventKind::QP_REQ_ERR) report that this
-    /// end refused a request of the peer. SoftRoCE reports neither. Only recent events are available, from
+    /// end refused a request of the peer. SoftRoCE reports neither. Only recent events are available; see
     /// [`Context::events_of`](rdma_mem::Context::events_of).
     ///
     /// # Errors
@@ -267,7 +267,7 @@ impl QueuePair {
     ///
     /// [`handshake`](crate::PreparedQueuePair::handshake) makes all transitions of a connection. Use this method for
     /// later changes: another `min_rnr_timer`, less `access`, or a new connection after `RESET`. [`peer`](Self::peer)
-    /// does not reflect such a connection. A change to `RESET` drops all requests without completions.
+    /// does not reflect such a connection. A change to `RESET` drops all requests, and they never complete.
     ///
     /// # Errors
     /// [`Error::NoTransition`] and [`Error::Attributes`] name the mismatch, and are returned before the device sees the

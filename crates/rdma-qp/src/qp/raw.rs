@@ -28,8 +28,8 @@ impl QueuePair {
     /// Same errors as [`build`](QueuePairBuilder::build), and the provider's error of `ibv_query_qp`.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. `parents` contains the owners of exactly the objects that the queue pair was
-    /// created with. It contains a shared receive queue if, and only if, the queue pair has one.
+    /// The caller upholds the contract of [`Ownership`]. `parents` contains the owners of exactly the objects that the
+    /// queue pair was created with. It contains a shared receive queue if, and only if, the queue pair has one.
     ///
     /// # Examples
     /// ```
@@ -49,7 +49,7 @@ impl QueuePair {
     /// # let library_connects = || made.as_raw();
     /// let raw = NonNull::new(library_connects()).unwrap();
     /// let parents = pd.create_qp().send_cq(&cq).recv_cq(&cq);
-    /// // SAFETY: created with these, connected, and the library destroys it later.
+    /// // SAFETY: the queue pair was created with these objects and is connected; the library destroys it later.
     /// let qp = unsafe { QueuePair::from_raw(raw, parents, Ownership::Borrowed) }?;
     /// assert_eq!(qp.peer(), None, "the library knows");
     /// assert_eq!(qp.query()?.state, rdma_qp::QpState::RTS);
@@ -69,12 +69,12 @@ impl QueuePair {
         let has_atomics = device.as_ref().map_or(true, create::has_atomics);
         let object = |cap: &ibv_qp_cap, claims, ownership| {
             let called = (raw, Called::itself(raw));
-            // SAFETY: SAFETY.md F2, F6, F9: this function's contract. Requests are posted to the queue pair itself.
+            // SAFETY: SAFETY.md F2, F6, F9: by this function's contract. Requests are posted to the queue pair itself.
             unsafe {
                 create::object(&parents, queues, claims, called, (cap, has_atomics), ownership)
             }
         };
-        // Borrowed until nothing else can fail, so that an error does not destroy the queue pair.
+        // The queue pair is only borrowed until nothing else can fail, so that an error does not destroy it.
         let lent = object(&ibv_qp_cap::default(), [None, None], Ownership::Borrowed);
         let (attributes, init) = lent.query(QueuePairAttributes::mask(parents.qp_type))?;
         drop(lent);

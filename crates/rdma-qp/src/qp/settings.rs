@@ -9,7 +9,7 @@ use crate::ah::vector::{AddressVector, GlobalRoute};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) access: AccessFlags,
-    /// For UD only.
+    /// The key that datagrams must carry; used only for UD.
     pub(crate) qkey: u32,
     pub(crate) ack_timeout: AckTimeout,
     pub(crate) max_ack_retries: MaxAckRetries,

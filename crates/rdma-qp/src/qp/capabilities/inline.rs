@@ -5,8 +5,8 @@ use std::iter::successors;
 /// The amount of inline data that a builder requests from the device, in bytes.
 ///
 /// Verbs cannot query the device's limit. If a request is above the limit, the device refuses to create the queue pair.
-/// It may also grant more than requested. [`QueuePair::capabilities`](crate::QueuePair::capabilities) returns the
-/// result.
+/// The device may also grant more than requested. [`QueuePair::capabilities`](crate::QueuePair::capabilities) returns
+/// the granted amount.
 ///
 /// Instead of an `Inline`, a builder accepts a plain number, which means [`Exactly`](Self::Exactly).
 ///
@@ -28,14 +28,14 @@ use std::iter::successors;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Inline {
-    /// At least this number. If the device's limit is lower, the queue pair is not created.
+    /// At least this many bytes. If the device's limit is lower, the queue pair is not created.
     Exactly(u32),
-    /// At most this number. If the device does not support it, the number is halved until the device accepts it: down
-    /// to 16, and then 0.
+    /// At most this many bytes. If the device does not support that many, the number is halved until the device accepts
+    /// it. Halves below 16 are skipped: the last number that is tried is 0.
     UpTo(u32),
 }
 
-/// The smallest number that is tried before 0.
+/// The lower limit for halved numbers.
 const LEAST: u32 = 16;
 
 impl Inline {

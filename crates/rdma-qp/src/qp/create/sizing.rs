@@ -1,6 +1,7 @@
-//! Sizes and types that a device may refuse: trying smaller sizes, and finding out what was refused.
+//! Creates queue pairs on devices that may refuse the sizes or the type: tries smaller sizes, and finds out which part
+//! is refused.
 //!
-//! `ibv_create_qp` returns `EINVAL` in all these cases. Verbs can query neither the limit of inline data nor the
+//! `ibv_create_qp` returns `EINVAL` whichever part is refused. Verbs can query neither the limit of inline data nor the
 //! supported types.
 
 use std::fmt;
@@ -62,7 +63,7 @@ pub(super) fn create<T>(
         let sizes = QueuePairCapabilities { max_inline_data, ..sizes };
         match attempt(qp_type, sizes) {
             Ok(created) => return Ok(created),
-            // Not every provider sets `errno`. Whatever it is, the device may accept a smaller size.
+            // Not every provider sets `errno`. Whatever its value is, the device may accept a smaller size.
             Err(errno) => refused = Some((errno, sizes)),
         }
     }
@@ -75,7 +76,7 @@ pub(super) fn create<T>(
     Err(Refused { errno, sizes, culprit })
 }
 
-/// Returns the size that the device refuses.
+/// Returns the size that the device refuses; `None` if smaller sizes do not help.
 fn size(
     sizes: QueuePairCapabilities,
     is_created: &mut impl FnMut(QueuePairCapabilities) -> bool,
@@ -106,7 +107,8 @@ mod tests {
     const ASKED: QueuePairCapabilities =
         QueuePairCapabilities { max_send_sge: 8, max_recv_sge: 8, ..QueuePairCapabilities::NONE };
 
-    /// Returns the result of a creation on a device with these limits, and the number of trials.
+    /// Creates a queue pair on a device that accepts only sizes that pass `has`. Returns the result, and the number of
+    /// requests to the device.
     fn create_at(
         inline: Inline,
         has: impl Fn(QueuePairCapabilities) -> bool,

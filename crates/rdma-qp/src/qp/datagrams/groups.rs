@@ -11,8 +11,8 @@ use rdma_sys::{ibv_gid, ibv_qp};
 use crate::error::Error;
 use crate::qp::queue_pair::QueuePair;
 
-/// The groups that a queue pair has joined. Dropping this leaves them, because a queue pair in a group cannot be
-/// destroyed.
+/// The groups that a queue pair has joined. Dropping this value leaves the groups, because a queue pair in a group
+/// cannot be destroyed.
 #[derive(Debug)]
 pub(crate) struct Groups {
     qp: *mut ibv_qp,
@@ -20,9 +20,10 @@ pub(crate) struct Groups {
     joined: Mutex<Vec<(Gid, Lid)>>,
 }
 
-// SAFETY: SAFETY.md F9: any thread may call verbs on the queue pair, which is destroyed only after this is dropped.
+// SAFETY: SAFETY.md F9: any thread may call verbs on the queue pair, which is destroyed only after this value is
+// dropped.
 unsafe impl Send for Groups {}
-// SAFETY: SAFETY.md F9: as above.
+// SAFETY: SAFETY.md F9: same argument as above.
 unsafe impl Sync for Groups {}
 
 type Verb = unsafe extern "C" fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
@@ -89,7 +90,7 @@ impl Groups {
 
 impl Drop for Groups {
     fn drop(&mut self) {
-        // If this fails, destroying the queue pair also fails, which emits the event.
+        // If this fails, destroying the queue pair also fails, and that emits a `tracing` event.
         let _ = self.leave_all();
     }
 }

@@ -1,4 +1,4 @@
-//! Changes of a queue pair's state and attributes.
+//! Changes to a queue pair's state and attributes.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use rdma_types::{
 use crate::ah::vector::{AddressVector, GlobalRoute};
 use crate::qp::modify::transition::names;
 
-/// A change of a queue pair's state, attributes, or both, for [`QueuePair::modify`](crate::QueuePair::modify).
+/// A change to a queue pair's state, attributes, or both, for [`QueuePair::modify`](crate::QueuePair::modify).
 ///
 /// Section 11.2.5.2 of the specification lists the attributes of each transition. If the attributes do not match, the
 /// error names them. In short:
@@ -96,8 +96,8 @@ impl QueuePairModification {
         Self { attributes: ibv_qp_attr::default(), mask: ibv_qp_attr_mask(0) }
     }
 
-    /// The route from this port to the peer: its LID, and the GIDs of both ends, or `None` within an InfiniBand subnet.
-    /// The hop limit is 64; service level, traffic class and flow label are 0.
+    /// The route from `port` to the peer: the peer's LID, and the GIDs of both ends (`None` within an InfiniBand
+    /// subnet). The hop limit is 64; service level, traffic class and flow label are 0.
     pub fn path(mut self, port: u8, lid: Lid, route: Option<GlobalRoute>) -> Self {
         self.attributes.ah_attr = AddressVector { route, ..AddressVector::new(port, lid) }.to_raw();
         self.mask |= ibv_qp_attr_mask::IBV_QP_AV;

@@ -24,7 +24,7 @@ const NAMES: [(QpAttributes, &str); 16] = [
     (QpAttributes::EN_SQD_ASYNC_NOTIFY, "notify_drained"),
 ];
 
-/// Returns the names of the attributes, except the state.
+/// Returns the names of the methods that set these attributes, leaving out the state.
 pub(crate) fn names(wanted: QpAttributes) -> Vec<&'static str> {
     let wanted = NAMES.iter().filter(|(attribute, _)| wanted.contains(*attribute));
     wanted.map(|&(_, name)| name).collect()
@@ -91,8 +91,8 @@ mod tests {
         }
     }
 
-    /// Otherwise the error could not name a missing attribute, and the device would refuse the
-    /// change without a reason.
+    /// An attribute without a name would not be reported as missing. Instead, the device would refuse the change
+    /// without giving a reason.
     #[test]
     fn each_attribute_that_a_transition_requires_has_a_name() {
         let all: QpAttributes = NAMES.iter().map(|&(attribute, _)| attribute).collect();
