@@ -4,8 +4,8 @@ use std::fmt;
 
 use rdma_sys::{ibv_gid, ibv_grh};
 
-/// The first 40 bytes of a receive for a datagram. They contain the source address if the completion has
-/// [`DatagramSource::has_header`](crate::DatagramSource::has_header), and are undefined otherwise.
+/// The first 40 bytes of the buffer in which a datagram was received. They contain the source address if the completion
+/// has [`DatagramSource::has_header`](crate::DatagramSource::has_header), and are undefined otherwise.
 ///
 /// They contain a global route header. With RoCE v2 over IPv4, the last 20 bytes are the IPv4 header. IBTA vol 1,
 /// section 11.4.2.1; `man ibv_create_ah_from_wc`.

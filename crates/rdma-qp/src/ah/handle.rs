@@ -13,9 +13,9 @@ use crate::error::{Error, address_hint};
 /// An address handle: a route to another port, stored in the device.
 /// [`SendWorkRequest::to`](crate::SendWorkRequest::to) uses it as the destination of a datagram.
 ///
-/// A handle belongs to a protection domain and keeps the domain alive. Queue pairs of the same domain can use it, from
-/// several threads. Dropping the handle destroys it. The contract of posting requires that all sends that name it have
-/// completed by then.
+/// A handle belongs to a protection domain and keeps the domain alive. Queue pairs of the same domain can use it, even
+/// from several threads at a time. Dropping the handle destroys it. The contract of posting requires that all sends
+/// that name the handle have completed by then.
 ///
 /// # Examples
 /// A handle can be created from [a peer's endpoint](crate::QueuePair::address_handle), from [a
@@ -41,14 +41,14 @@ impl AddressHandle {
     /// Creates an address handle; see `man ibv_create_ah`.
     ///
     /// # Errors
-    /// Returns the provider's error: the port or the GID does not exist, or there are too many handles.
+    /// Returns the provider's error, for example if the port or the GID does not exist, or if too many handles exist.
     #[doc(alias = "ibv_create_ah")]
     pub fn create(pd: &ProtectionDomain, vector: &AddressVector) -> Result<Self, Error> {
         Self::create_raw(pd, vector.to_raw())
     }
 
-    /// Creates a handle from this port to the sender named in a completion. The caller needs to set only the
-    /// source, the service level, the path bits and the header flag of `wc`.
+    /// Creates a handle for sending from `port` to the sender that the completion `wc` names. The caller needs to set
+    /// only the source, the service level, the path bits and the header flag of `wc`.
     ///
     /// # Errors
     /// Returns the provider's error.
@@ -88,7 +88,7 @@ impl AddressHandle {
     /// Wraps a handle that was created elsewhere.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The handle belongs to this domain.
+    /// The caller upholds the contract of [`Ownership`]. The handle belongs to this domain.
     ///
     /// # Examples
     /// ```
@@ -114,8 +114,8 @@ impl AddressHandle {
         ownership: Ownership,
     ) -> Self {
         let (destroy, verb) = (pd.verbs().destroy_ah, "ibv_destroy_ah");
-        // SAFETY: SAFETY.md F2, F9: this function's contract. The handle keeps the domain alive (F6). By the contract
-        // of posting, the requests that name it have completed before it is destroyed.
+        // SAFETY: SAFETY.md F2, F9: by this function's contract. The returned value keeps the domain alive (F6). By the
+        // contract of posting, the requests that name the address handle have completed before it is destroyed.
         Self(unsafe { Handle::from_raw(raw, destroy, verb, pd.clone(), ownership) })
     }
 

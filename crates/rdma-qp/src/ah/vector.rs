@@ -1,4 +1,4 @@
-//! The route of packets.
+//! Routes that packets take to a peer.
 
 use rdma_mem::{Gid, Lid};
 use rdma_sys::{ibv_ah_attr, ibv_gid, ibv_global_route};
@@ -24,8 +24,8 @@ impl GlobalRoute {
 
 /// A route from one port to another, from which an [address handle](crate::AddressHandle) is created.
 ///
-/// [`QueuePair::address_vector`](crate::QueuePair::address_vector) computes it for two queue pairs. If a program knows
-/// the route, it can create the vector from parts.
+/// [`QueuePair::address_vector`](crate::QueuePair::address_vector) computes it for a queue pair and its peer. A program
+/// that knows the route can create the vector from parts.
 ///
 /// ```
 /// use rdma_qp::{AddressVector, GlobalRoute};
@@ -44,13 +44,13 @@ impl GlobalRoute {
 pub struct AddressVector {
     /// The sending port, from 1.
     pub port: u8,
-    /// The peer's LID; none on Ethernet.
+    /// The peer's LID; [`Lid::NONE`] on Ethernet.
     pub lid: Lid,
     /// The GIDs of both ends; `None` within an InfiniBand subnet.
     pub route: Option<GlobalRoute>,
     /// The service level: the priority in InfiniBand and RoCE, 0 to 15.
     pub service_level: u8,
-    /// The traffic class of routed packets; for RoCE v2 the byte with DSCP and ECN.
+    /// The traffic class of routed packets. For RoCE v2, this is the byte that holds DSCP and ECN.
     pub traffic_class: u8,
     /// The maximum number of routers that packets may pass.
     pub hop_limit: u8,

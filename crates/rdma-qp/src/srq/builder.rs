@@ -7,8 +7,7 @@ use rdma_sys::{ibv_srq_attr, ibv_srq_init_attr};
 use crate::error::{Error, srq_hint};
 use crate::srq::queue::SharedReceiveQueue;
 
-/// The options of a shared receive queue, created by `pd.create_srq()` of the
-/// [prelude](crate::prelude).
+/// A builder for shared receive queues, from `pd.create_srq()` of the [prelude](crate::prelude).
 #[doc(alias = "ibv_srq_init_attr")]
 #[must_use]
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +63,7 @@ impl SharedReceiveQueueBuilder<'_> {
 }
 
 impl SharedReceiveQueue {
-    /// Returns the options of a new queue, like `pd.create_srq()` of the [prelude](crate::prelude).
+    /// Returns a builder for a queue, like `pd.create_srq()` of the [prelude](crate::prelude).
     pub fn builder(pd: &ProtectionDomain) -> SharedReceiveQueueBuilder<'_> {
         SharedReceiveQueueBuilder { pd, max_wr: 16, max_sge: 4 }
     }

@@ -11,10 +11,10 @@ use crate::error::Error;
 
 /// A shared receive queue (SRQ): receives for any number of queue pairs.
 ///
-/// A message to one of these queue pairs takes the oldest receive. The receive completes in *that* queue pair's
-/// completion queue, with its QPN ([`WorkCompletion::qpn`](crate::WorkCompletion::qpn)). So a server with thousands of
-/// clients does not need a full set of receives for each client. It needs only enough for the messages that can arrive
-/// at a time.
+/// A message to one of these queue pairs takes the oldest receive. The receive completes in the completion queue of the
+/// queue pair that took it, with that queue pair's QPN ([`WorkCompletion::qpn`](crate::WorkCompletion::qpn)).
+/// Therefore, a server with thousands of clients does not need a full set of receives for each client. It needs only
+/// enough for the messages that can arrive at a time.
 ///
 /// Clones are cheap and refer to the same queue. Its queue pairs keep the queue alive.
 ///
@@ -83,10 +83,10 @@ impl SharedReceiveQueue {
     /// which these crates only compare.
     ///
     /// # Errors
-    /// Returns an error if the provider refuses to query its size.
+    /// Returns an error if the provider cannot query the size of the queue.
     ///
     /// # Safety
-    /// [`Ownership`] states the contract. The queue belongs to this domain.
+    /// The caller upholds the contract of [`Ownership`]. The queue belongs to this domain.
     ///
     /// # Examples
     /// ```
@@ -113,14 +113,14 @@ impl SharedReceiveQueue {
         pd: &ProtectionDomain,
         ownership: Ownership,
     ) -> Result<Self, Error> {
-        // SAFETY: SAFETY.md F1, F2: this function's contract.
+        // SAFETY: SAFETY.md F1, F2: by this function's contract.
         let attributes = unsafe { query(raw.as_ptr(), pd) }?;
         let SharedReceiveQueueAttributes { max_wr, max_sge, .. } = attributes;
         // SAFETY: SAFETY.md F1: the queue is live. The field is set by its creator, and does not change.
         let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).srq_context });
         let (destroy, verb) = (pd.verbs().destroy_srq, "ibv_destroy_srq");
-        // SAFETY: SAFETY.md F2, F9: this function's contract. The handle keeps the domain alive, and queue pairs hold a
-        // clone of the queue (F6).
+        // SAFETY: SAFETY.md F2, F9: by this function's contract. The handle keeps the domain alive, and queue pairs
+        // hold a clone of the queue (F6).
         let handle = unsafe { Handle::from_raw(raw, destroy, verb, pd.clone(), ownership) };
         Ok(Self::of(handle, id, max_wr, max_sge))
     }
@@ -134,12 +134,12 @@ impl SharedReceiveQueue {
         Self(Arc::new(Inner { handle, id, max_wr, max_sge }))
     }
 
-    /// Requests one [`SRQ_LIMIT_REACHED`] event for when fewer than `limit` receives are left. A limit of 0 requests
-    /// none. See `man ibv_modify_srq`.
+    /// Requests one [`SRQ_LIMIT_REACHED`] event, which is sent when fewer than `limit` receives are left. A limit of 0
+    /// requests no event. See `man ibv_modify_srq`.
     ///
     /// The event has the [`id`](Self::id) of this queue, and occurs once per request. If fewer receives are left
     /// already, some devices report the event at once. Others report it when the next receive is used, or never if none
-    /// is left. So set the limit first, and then post at least that many receives.
+    /// is left. Therefore, set the limit first, and then post at least `limit` receives.
     ///
     /// # Errors
     /// [`Error::LimitTooLarge`], or the provider's error.
@@ -225,8 +225,8 @@ impl SharedReceiveQueue {
     /// [borrowed](Ownership::Borrowed) queue and its receives stay unchanged.
     ///
     /// # Errors
-    /// Returns the queue and an error: [`Error::StillUsed`] if a clone, or a queue pair that uses it, is alive, or the
-    /// provider's error.
+    /// Returns the queue and an error: [`Error::StillUsed`] while a clone of the queue, or a queue pair that uses it,
+    /// is alive; otherwise the provider's error.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         match Arc::try_unwrap(self.0) {
@@ -239,7 +239,7 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Returns the C object, which lives as long as `self` or a clone.
+    /// Returns the C object, which stays alive while `self` or one of its clones exists.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_srq {
@@ -254,7 +254,7 @@ unsafe fn query(
     pd: &ProtectionDomain,
 ) -> Result<SharedReceiveQueueAttributes, Error> {
     let mut attr = ibv_srq_attr::default();
-    // SAFETY: SAFETY.md F1, F2: this function's contract. `attr` is live and writable.
+    // SAFETY: SAFETY.md F1, F2: by this function's contract. `attr` is live and writable.
     let returned = unsafe { (pd.verbs().query_srq)(srq, &raw mut attr) };
     Errno::check(returned).map_err(|errno| VerbError::new("ibv_query_srq", errno))?;
     let ibv_srq_attr { max_wr, max_sge, srq_limit } = attr;

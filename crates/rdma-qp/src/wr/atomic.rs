@@ -14,7 +14,7 @@ use crate::wr::queued::QueuedRequest;
 const WORD: u64 = 8;
 
 /// Changes eight bytes of the peer's memory, atomically with respect to all other atomic requests there, and returns
-/// their old value.
+/// the old value.
 ///
 /// Each word, the peer's and the result here, is in the byte order of its own machine. The address of the peer's word
 /// must be a multiple of 8, in a region with remote atomic access. The peer's queue pair must allow that access too.
@@ -24,7 +24,7 @@ const WORD: u64 = 8;
 /// IBTA vol 1, section 9.4.5.
 ///
 /// # Examples
-/// Getting the next value of a counter that many machines share.
+/// Takes the next value of a counter that many machines share.
 /// ```
 /// use rdma_mem::{AccessFlags, ScatterList};
 /// use rdma_qp::AtomicWorkRequest;
@@ -48,7 +48,7 @@ const WORD: u64 = 8;
 /// unsafe { qp.post_atomic(next, 1) }.unwrap();
 /// # let mut slots = [PollSlot::default()];
 /// # while cq.poll(&mut slots)?.next().map(|done| done.result().unwrap()).is_none() {}
-/// // … when its completion was polled:
+/// // … once its completion has been polled:
 /// assert_eq!(*region, 0_u64.to_ne_bytes());
 /// # Ok::<(), rdma_qp::Error>(())
 /// ```
@@ -63,7 +63,7 @@ pub struct AtomicWorkRequest<'wr, 'data> {
     flags: u32,
 }
 
-/// Memory for the old value of an [`AtomicWorkRequest`], of exactly eight bytes.
+/// Memory of exactly eight bytes for the old value of an [`AtomicWorkRequest`].
 #[derive(Debug)]
 pub struct AtomicResult<'wr, 'data> {
     element: &'wr mut [ScatterElement<'data>],
@@ -88,7 +88,7 @@ impl<'wr, 'data> From<&'wr mut ScatterList<'data, 1>> for AtomicResult<'wr, 'dat
 flags!(AtomicWorkRequest);
 
 impl<'wr, 'data> AtomicWorkRequest<'wr, 'data> {
-    /// Sets the peer's word to `swap` if it equals `compare`. The result is the old value.
+    /// Sets the peer's word to `swap` if it equals `compare`. The old value is returned in either case.
     #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     #[inline]
     #[must_use]
@@ -103,7 +103,8 @@ impl<'wr, 'data> AtomicWorkRequest<'wr, 'data> {
         Self { result, remote, opcode, compare_add: compare, swap, flags: SIGNALED }
     }
 
-    /// Adds `add` to the peer's word. The addition wraps, so [`u64::wrapping_neg`] subtracts.
+    /// Adds `add` to the peer's word. The addition wraps, so adding the [`wrapping_neg`](u64::wrapping_neg) of a number
+    /// subtracts it.
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     #[inline]
     #[must_use]
@@ -117,7 +118,7 @@ impl<'wr, 'data> AtomicWorkRequest<'wr, 'data> {
         Self { result, remote, opcode, compare_add: add, swap: 0, flags: SIGNALED }
     }
 
-    /// Returns the request for a batch, with the WR ID of its completion.
+    /// Converts the request into one for [`post_batch`](crate::QueuePair::post_batch), with this WR ID.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {

@@ -7,8 +7,8 @@ use rdma_sys::ibv_sge;
 
 use crate::wr::flags::INLINE;
 
-/// The data that a request sends or writes. Only the variant sets the inline flag of C. So the address of an element
-/// with a key is never read as a pointer.
+/// The data that a request sends or writes. The variant alone determines C's inline flag, so the address of an element
+/// with a key is never used as a pointer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Data<'wr, 'data> {
     /// Registered memory, which the device reads until the request has completed.
@@ -52,7 +52,7 @@ impl<'wr, 'data> Elements<'wr, 'data> {
         domains: &'wr [&'data ProtectionDomain],
     ) -> Self {
         let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
-        // C has no `const` here, but does not write to the elements.
+        // The C declaration has no `const` here, but providers do not write to the elements.
         let sg_list = elements.as_ptr().cast_mut().cast();
         Self { sg_list, num_sge: count(elements.len()), bytes, domains, inline: 0 }
     }

@@ -62,7 +62,8 @@ macro_rules! domains {
 macro_rules! data {
     ($($request:ident)+) => {$(
         impl $request<'_, '_> {
-            /// Adds immediate data, in host byte order at both ends. It consumes one of the peer's receives.
+            /// Adds immediate data, in host byte order at both ends. With it, even a write consumes one of the peer's
+            /// receives.
             #[inline]
             #[must_use]
             pub const fn with_immediate(mut self, immediate: u32) -> Self {

@@ -36,7 +36,7 @@ pub struct QueuedRequest<'wr, 'data> {
 // SAFETY: SAFETY.md F12: it consists of numbers and of borrows of an array, a handle or a window, which are all `Send`.
 // The pointers to other requests are set within one call and not used after it.
 unsafe impl Send for QueuedRequest<'_, '_> {}
-// SAFETY: SAFETY.md F12: nothing is done through `&self`.
+// SAFETY: SAFETY.md F12: methods that take `&self` change nothing.
 unsafe impl Sync for QueuedRequest<'_, '_> {}
 
 impl<'wr, 'data> QueuedRequest<'wr, 'data> {

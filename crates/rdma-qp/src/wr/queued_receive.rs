@@ -22,7 +22,7 @@ pub struct QueuedReceive<'wr, 'data> {
 // SAFETY: SAFETY.md F12: it consists of numbers and the borrow of an array, which is `Send`. The pointers to other
 // receives are set within one call and not used after it.
 unsafe impl Send for QueuedReceive<'_, '_> {}
-// SAFETY: SAFETY.md F12: nothing is done through `&self`.
+// SAFETY: SAFETY.md F12: methods that take `&self` change nothing.
 unsafe impl Sync for QueuedReceive<'_, '_> {}
 
 impl QueuedReceive<'_, '_> {

@@ -7,7 +7,7 @@ use crate::wr::elements::Elements;
 use crate::wr::flags::{FENCE, SIGNALED, domains, flags};
 use crate::wr::queued::QueuedRequest;
 
-/// Reads memory of the peer without involving the peer's processor.
+/// Reads the peer's memory without involving the peer's processor.
 ///
 /// # Examples
 /// ```
@@ -74,7 +74,7 @@ impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
         Self { elements, domains, remote, flags: SIGNALED }
     }
 
-    /// Returns the request for a batch, with the WR ID of its completion.
+    /// Converts the request into one for [`post_batch`](crate::QueuePair::post_batch), with this WR ID.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {

@@ -78,7 +78,7 @@ impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
         Self { elements: &mut [], domains: &[] }
     }
 
-    /// Returns the receive for a batch, with the WR ID of its completion.
+    /// Converts the receive into one for [`post_receive_batch`](crate::QueuePair::post_receive_batch), with this WR ID.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedReceive<'wr, 'data> {

@@ -1,4 +1,4 @@
-//! The trait of all work requests, for posting.
+//! The trait that all work requests implement.
 
 use crate::wr::atomic::AtomicWorkRequest;
 use crate::wr::queued::QueuedRequest;

@@ -48,13 +48,13 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         Self::of(Data::Keyed(elements))
     }
 
-    /// Sends these bytes, which the processor copies during the post. So they can be reused at once, and need not be
-    /// registered. Their total length is limited to the queue pair's `max_inline_data`.
+    /// Sends these bytes, which the processor copies during the post. Their memory can therefore be reused at once, and
+    /// need not be registered. Their total length is limited to the queue pair's `max_inline_data`.
     ///
     /// Other kinds of elements cannot be sent inline, because their addresses are device addresses; see
     /// [`InlineElement`].
     ///
-    /// `man ibv_post_send`, `man ibv_wr_post`.
+    /// See `man ibv_post_send` and `man ibv_wr_post`.
     ///
     /// # Examples
     /// ```
@@ -76,7 +76,7 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     ///
     /// let mut text = *b"a few bytes";
     /// let request = [InlineElement::new(&text)];
-    /// // SAFETY: inline data is all that it has.
+    /// // SAFETY: the request has only inline data.
     /// unsafe { one.post_send(SendWorkRequest::inline(&request).with_immediate(7), 2) }.unwrap();
     /// text.fill(0);
     /// # let (mut slots, mut left) = ([PollSlot::default()], 2);
@@ -130,7 +130,7 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         self
     }
 
-    /// Returns the request for a batch, with the WR ID of its completion.
+    /// Converts the request into one for [`post_batch`](crate::QueuePair::post_batch), with this WR ID.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {

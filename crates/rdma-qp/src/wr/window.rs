@@ -1,4 +1,4 @@
-//! Work requests about memory windows.
+//! Work requests that bind or invalidate memory windows.
 //!
 //! The lifetimes of requests without elements are unconstrained, so these requests fit into any
 //! batch.
@@ -29,7 +29,7 @@ use crate::wr::send::SendWorkRequest;
 /// [`QueuePair::bind`]: crate::QueuePair::bind
 ///
 /// # Examples
-/// Bind, and send the key, with one doorbell.
+/// Binds a window and sends its key, with one doorbell.
 /// ```
 /// use rdma_mem::{AccessFlags, MemoryWindow, WindowType};
 /// use rdma_qp::{BindWindow, SendWorkRequest};
@@ -49,7 +49,7 @@ use crate::wr::send::SendWorkRequest;
 /// let write = AccessFlags::new().with_remote_write();
 /// let bind = BindWindow::new(&mut window, 0..1024, write).unwrap().signaled(false);
 /// let tell = SendWorkRequest::only_immediate(bind.remote().rkey().get());
-/// // SAFETY: the region belongs to the window, and there are no elements.
+/// // SAFETY: the region belongs to the window, and the requests have no elements.
 /// unsafe { qp.post_batch(&mut [bind.with_id(1), tell.with_id(2)]) }.unwrap();
 /// assert!(window.is_bound());
 /// # Ok::<(), rdma_qp::Error>(())
@@ -78,7 +78,7 @@ pub struct BindWindow<'w> {
 /// let request = LocalInvalidate::new(window.rkey()?);
 /// // SAFETY: a request without memory.
 /// unsafe { qp.post(request, 7) }.ok()?;
-/// // … when 7 was polled with success:
+/// // … once request 7 has completed successfully:
 /// // SAFETY: see above.
 /// unsafe { window.unbound() };
 /// println!("the peer left {:?}", &window.region()?[..8]);
@@ -96,8 +96,8 @@ pub struct LocalInvalidate {
 /// this end no longer needs the peer's memory.
 ///
 /// The peer's receive reports [the key](crate::WorkSuccess::invalidated_rkey). The window must have been bound by the
-/// peer's queue pair of this connection. Any other key ends the connection at the peer, after the message was
-/// delivered. IBTA vol 1, section 9.4.1; `man ibv_post_send`.
+/// peer's queue pair of this connection. With any other key, the message is still delivered, but then the connection
+/// ends at the peer. IBTA vol 1, section 9.4.1; `man ibv_post_send`.
 ///
 /// # Examples
 /// ```no_run
@@ -105,7 +105,7 @@ pub struct LocalInvalidate {
 /// # use rdma_qp::{QueuePair, SendWithInvalidate};
 /// # fn example(qp: &QueuePair, region: &OwnedRegion, lent: RemoteMemoryRegion) -> Option<()> {
 /// let done = [region.get_ref(0, 16)?.gather_element()];
-/// // SAFETY: the region is not changed until 3 has completed.
+/// // SAFETY: the region is not changed until request 3 has completed.
 /// unsafe { qp.post(SendWithInvalidate::new(&done, lent.rkey()), 3) }.ok()?;
 /// # Some(())
 /// # }
@@ -142,13 +142,13 @@ macro_rules! flags {
 flags!(BindWindow<'_>, LocalInvalidate);
 
 impl<'w> BindWindow<'w> {
-    /// Binds `range` of the window's region (in bytes from the region's beginning) with these access rights. Allowed
-    /// are remote read, write and atomic. Add [`ZERO_BASED`](AccessFlags::ZERO_BASED) if the peer's addresses are to
+    /// Binds `range` of the window's region (in bytes from the region's beginning) with these access rights. The rights
+    /// can be remote read, write and atomic. Add [`ZERO_BASED`](AccessFlags::ZERO_BASED) if the peer's addresses are to
     /// start at 0.
     ///
     /// # Errors
-    /// Returns an error for a mistake that can be detected here. Nothing has changed then. An invalid bind cannot be
-    /// expressed in C, so it is refused when it is created, not when it is posted.
+    /// Returns an error for a mistake that can be detected here. In that case, nothing has changed. An invalid bind
+    /// cannot be expressed in C, so it is refused when it is created, not when it is posted.
     pub fn new<R: BindableRegion>(
         window: &'w mut MemoryWindow<R>,
         range: Range<usize>,
@@ -168,7 +168,7 @@ impl<'w> BindWindow<'w> {
         self.remote
     }
 
-    /// Returns the request for a batch, with the WR ID of its completion.
+    /// Converts the request into one for [`post_batch`](crate::QueuePair::post_batch), with this WR ID.
     #[must_use]
     pub fn with_id<'data>(self, wr_id: u64) -> QueuedRequest<'w, 'data> {
         let PreparedBind { mw, rkey, info, .. } = self.prepared;
@@ -189,7 +189,7 @@ impl LocalInvalidate {
         Self { rkey: rkey.into(), flags: SIGNALED }
     }
 
-    /// Returns the request for a batch, with the WR ID of its completion.
+    /// Converts the request into one for [`post_batch`](crate::QueuePair::post_batch), with this WR ID.
     #[must_use]
     pub fn with_id<'wr, 'data>(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {
         let opcode = ibv_wr_opcode::IBV_WR_LOCAL_INV;
@@ -214,7 +214,7 @@ impl<'wr, 'data> SendWithInvalidate<'wr, 'data> {
         Self { send, rkey: rkey.into() }
     }
 
-    /// Returns the request for a batch, with the WR ID of its completion.
+    /// Converts the request into one for [`post_batch`](crate::QueuePair::post_batch), with this WR ID.
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {
         let mut request = self.send.with_id(wr_id);

@@ -7,8 +7,7 @@ use crate::wr::elements::{Data, Elements};
 use crate::wr::flags::{FENCE, SIGNALED, SOLICITED, data, domains, flags};
 use crate::wr::queued::QueuedRequest;
 
-/// Writes into memory of the peer. The peer's processor is not involved, unless the request has
-/// immediate data.
+/// Writes into the peer's memory. The peer's processor is not involved, unless the request has immediate data.
 ///
 /// # Examples
 /// ```
@@ -98,7 +97,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
         Self { immediate: Some(immediate), ..nothing }
     }
 
-    /// Returns the request for a batch, with the WR ID of its completion.
+    /// Converts the request into one for [`post_batch`](crate::QueuePair::post_batch), with this WR ID.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {
