@@ -1,4 +1,4 @@
-//! The additional guarantees of a `MultiChannel`: its peers do not affect each other.
+//! Cases for `MultiChannel`: its peers do not affect each other.
 
 use std::time::{Duration, Instant};
 
@@ -131,14 +131,14 @@ fn a_peer_that_does_not_answer_a_scope_loses_its_connection_alone(device: &Devic
         for sent in s.post_multicast_send([2, 0], SendWorkRequest::new(&list))? {
             sent.wait(BOUND)?;
         }
-        // The short limit applies to the peer that does not answer.
+        // The short drain timeout applies to peer 1, which receives no message.
         for answered in [0, 2] {
             rooms[answered].wait(BOUND)?;
         }
         Ok::<(), TransportError>(())
     });
     assert!(start.elapsed() >= SHORT && start.elapsed() < BOUND);
-    memory.fill(1); // no longer borrowed
+    memory.fill(1); // `memory` is no longer borrowed
     let Err(ScopeError::AutoPollError(errors)) = result else { panic!("{result:?}") };
     assert_eq!(errors.iter().map(|error| error.peer).collect::<Vec<_>>(), [Some(1)], "{errors:?}");
     assert_eq!(channels.closed(1).unwrap(), Some(LATE));
@@ -162,7 +162,8 @@ fn a_receive_that_runs_out_closes_one_connection(device: &Device) {
 
 fn a_peer_that_is_gone_fails_alone(device: &Device) {
     let pd = domain(device);
-    // This adds up to a second, so the peers that exist answer in time even on a busy machine.
+    // All attempts together take up to a second, so even on a busy machine the existing peers
+    // answer in time.
     let (timeout, retries) = (AckTimeout::limited(16).unwrap(), MaxAckRetries::limited(3).unwrap());
     let center = pd.create_multi_channel().num_channels(3).ack_timeout(timeout);
     let center = center.max_ack_retries(retries).build().unwrap();

@@ -1,4 +1,4 @@
-//! The additional guarantees of `rdma-channel`: memory is returned, and every operation completes.
+//! Cases for `rdma-channel`: memory is returned, and every operation completes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::thread;
@@ -183,7 +183,7 @@ fn a_scope_ends_what_it_has_left(device: &Device) {
     assert_eq!(memory, [8; 8]);
 }
 
-/// A channel on which one receive is in flight when `leave` leaves the scope.
+/// Returns a channel, and the result of a scope that `leave` leaves while a receive is in flight.
 fn left_with_a_receive(
     device: &Device,
     leave: impl FnOnce(PendingWork<'_>) -> Result<(), TransportError>,
@@ -200,7 +200,7 @@ fn left_with_a_receive(
         leave(handle)
     });
     assert!(start.elapsed() < BOUND);
-    memory.fill(1); // no longer borrowed
+    memory.fill(1); // `memory` is no longer borrowed
     (channel, result)
 }
 
@@ -249,7 +249,7 @@ fn a_scope_left_by_a_panic_ends_what_is_under_way(device: &Device) {
     expect_closed(&mut channel, LATE);
 }
 
-/// The earlier receives must not be waited for indefinitely.
+/// The scope ends although the earlier receives never get a message.
 fn a_post_that_is_refused_ends_those_before_it(device: &Device) {
     let pd = domain(device);
     let mut channel = looped(pd.create_channel().drain_timeout(SHORT));
@@ -424,7 +424,7 @@ fn a_ring_of_rented_buffers_goes_round_in_one_scope(device: &Device) {
             ring.push_back(s.receive_into(arrived.buf)?);
             from = sent.wait(BOUND).unwrap().buf;
         }
-        // The last two receives get messages, so the scope ends without an error.
+        // The last two receives get messages too, so the scope ends without an error.
         s.post_batch([1, 2].map(|number| SendWorkRequest::only_immediate(number).into()))?;
         Ok::<_, TransportError>(sum)
     });

@@ -33,7 +33,7 @@ unsafe extern "C" fn refuse(_: *mut ibv_qp) -> c_int {
     Errno::EBUSY.raw()
 }
 
-/// A context whose queue pairs cannot be destroyed.
+/// Opens a context whose queue pairs cannot be destroyed.
 fn open_for_good(device: &Device) -> Context {
     static TABLE: OnceLock<Verbs> = OnceLock::new();
     let verbs = TABLE.get_or_init(|| {
@@ -46,7 +46,7 @@ fn open_for_good(device: &Device) -> Context {
     list.iter().find(|found| found.name() == &**device).unwrap().open().unwrap()
 }
 
-/// A channel in that context, and its peer, which is destroyed as usual.
+/// Returns a channel in that context, and its peer, which can be destroyed as usual.
 fn pair(device: &Device, context: &Context) -> (Channel, Channel) {
     let far = rdma_mem::open_device(&**device).unwrap();
     let [one, other] = [context, &far].map(|context| {
@@ -57,7 +57,8 @@ fn pair(device: &Device, context: &Context) -> (Channel, Channel) {
     (one.handshake(other_end).unwrap(), other.handshake(one_end).unwrap())
 }
 
-/// The memory is borrowed, and the queue pair may still be using it.
+/// Leaves a scope whose memory is borrowed while the queue pair, which cannot be destroyed, may
+/// still use it.
 fn leave_a_scope(device: &Device) {
     let context = open_for_good(device);
     let (mut here, _there) = pair(device, &context);
@@ -78,7 +79,8 @@ fn a_scope_whose_queue_pair_cannot_be_destroyed_aborts(device: &Device) {
     assert!(ended.errors.contains(reason) && ended.errors.contains("EBUSY"), "{ended:?}");
 }
 
-/// No memory is borrowed, so the device may continue to use its requests.
+/// Drops a channel with unpolled receives. They borrow no memory, so the device may still execute
+/// them.
 fn leave_unpolled(device: &Device) {
     let context = open_for_good(device);
     let (here, mut there) = pair(device, &context);

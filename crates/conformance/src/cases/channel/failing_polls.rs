@@ -35,7 +35,7 @@ pub(super) fn break_polls(context: &Context) {
     ops.poll_cq = Some(fail);
 }
 
-/// A channel whose polls can be broken, and its peer, whose polls keep working.
+/// Returns a channel whose polls can be made to fail, and its peer, whose polls keep working.
 fn pair(device: &Device) -> (Context, ProtectionDomain, Channel, Channel) {
     let [near, far] = [(); 2].map(|()| rdma_mem::open_device(&**device).unwrap());
     let [pd, peer] = [&near, &far].map(|context| context.allocate_pd().unwrap());
@@ -50,7 +50,8 @@ fn pair(device: &Device) -> (Context, ProtectionDomain, Channel, Channel) {
     (near, pd, here, there)
 }
 
-/// Checks that the queue pair is destroyed, and that the channel reports the reason.
+/// Checks that the channel's queue pair is destroyed, and that the channel reports the failed poll
+/// as the reason.
 fn expect_gone(here: &mut Channel, there: &mut Channel) {
     assert_eq!((here.closed(), here.qpn()), (Some(CloseReason::Poll), None));
     let again = here.receive(ReceiveWorkRequest::only_immediate()).unwrap_err();

@@ -1,4 +1,4 @@
-//! The additional guarantees of a `Server`: clients do not affect each other, and no message is lost.
+//! Cases for `Server`: clients do not affect each other, and no message is lost.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -51,7 +51,7 @@ fn connect(pd: &ProtectionDomain, to: SocketAddr) -> Channel {
     builder.wait(Wait::Sleep).connect(to).unwrap().0
 }
 
-/// A client that the server has accepted.
+/// Connects a client, and waits until the server has accepted it.
 fn join(device: &Device, server: &mut Server) -> (PeerId, Channel) {
     let (to, pd) = (server.local_addr(), domain(device));
     let client = thread::spawn(move || connect(&pd, to));
@@ -257,13 +257,13 @@ fn senders_wait_while_nobody_asks(device: &Device) {
             channel.send_inline(&[number]).unwrap();
             count.fetch_add(1, Relaxed);
         });
-        // The channel's end follows its messages.
+        // The channel is kept open until the server has received all messages and answers.
         let mut room = pd.allocate_region(1).unwrap();
         channel.receive_into(&mut room).unwrap();
     });
     let peer = joined(&mut server);
-    // There are four receives, and another one for each message that the server polled together
-    // with the client's event.
+    // The server has four receives posted. It posts another one for each message that it polls
+    // together with the client's event.
     let begin = Instant::now();
     while sent.load(Relaxed) < 4 && begin.elapsed() < BOUND {
         thread::yield_now();

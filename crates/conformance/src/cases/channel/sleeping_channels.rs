@@ -31,7 +31,7 @@ fn domain(device: &Device) -> ProtectionDomain {
     rdma_mem::open_device(&**device).unwrap().allocate_pd().unwrap()
 }
 
-/// Two channels connected by address: the connecting one, and the listening one.
+/// Connects two channels by address. Returns the connecting one and the listening one.
 fn met(
     device: &Device,
     knobs: impl Fn(ChannelBuilder<'_, Rendezvous>) -> ChannelBuilder<'_, Rendezvous>,

@@ -1,4 +1,5 @@
-//! Channels that end before their unpolled operations, whose memory nothing guards.
+//! Channels that end before their unpolled operations complete. Nothing protects the memory of
+//! these operations.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -22,7 +23,8 @@ cases![
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Ends a channel with a receive in flight, and checks that no later message arrives in its memory.
+/// Ends a channel while a receive is in flight, and checks that a later message does not change the
+/// receive's memory.
 fn end(device: &Device, end: impl FnOnce(Channel) -> Option<Channel>) {
     let pd = rdma_mem::open_device(&**device).unwrap().allocate_pd().unwrap();
     let builder = pd.create_channel().drain_timeout(SHORT);
