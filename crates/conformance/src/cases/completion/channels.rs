@@ -47,7 +47,8 @@ cases![
 const PLAIN: ibv_send_flags = ibv_send_flags(0);
 const SOLICITED: ibv_send_flags = ibv_send_flags::IBV_SEND_SOLICITED;
 
-/// A receiver with one completion channel for both of its queues. Fields are dropped in order.
+/// A receiver with one completion channel for both of its queues. The fields are dropped in their
+/// order.
 struct Receiver {
     qp: Qp,
     send_cq: Cq,
@@ -71,13 +72,14 @@ impl Receiver {
         Self { qp, send_cq, receive_cq, pd, channel, context }
     }
 
-    /// Gets the next event and checks that it is from this queue.
+    /// Gets the next event and checks that `cq` caused it.
     #[track_caller]
     fn expect(&self, cq: &Cq) {
         expect_event(&self.channel, cq);
     }
 
-    /// Checks that no event precedes the one that its send queue causes now.
+    /// Checks that no event is pending: makes the send queue cause one, and expects it to be the
+    /// next.
     #[track_caller]
     fn expect_no_event(&self, peer: &Side) {
         self.send_cq.request_event(false);
@@ -96,7 +98,7 @@ fn expect_event(channel: &Channel, cq: &Cq) {
     cq.acknowledge(1);
 }
 
-/// A sender, connected to a receiver with a completion channel.
+/// Returns a sender, connected to a receiver with a completion channel.
 fn with_channel(device: &Device) -> (Side, Receiver) {
     let a = Side::new(device, &Size::default(), 64);
     let b = Receiver::new(device, &a);
@@ -183,8 +185,8 @@ fn what_came_before_the_request_is_found_by_a_poll_behind_it(device: &Device) {
     b.qp.post_receive(1, &[]);
     a.qp.post(&Wr::send(2, &[]));
     a.send_cq.expect_success(2);
-    // Whether the completion arrives before or after the request, either the poll or the event
-    // reports it.
+    // Whether the message arrives before or after the event is requested, either the poll or the
+    // event reports it.
     b.receive_cq.request_event(false);
     if b.receive_cq.is_empty() {
         b.expect(&b.receive_cq);
@@ -256,7 +258,7 @@ fn a_failed_send_counts_as_solicited(device: &Device) {
     let memory = a.pd.register(8, LOCAL_WRITE);
     b.send_cq.request_event(true);
     b.qp.post(&Wr::write(1, &[], &memory, 0).remote(64, 0));
-    // An empty write checks no key, so the next write has one byte.
+    // The key of an empty write is not checked, so only the next write, of one byte, fails.
     b.send_cq.expect_success(1);
     let local = b.pd.register(8, LOCAL_WRITE);
     b.qp.post(&Wr::write(2, &[local.sge(0, 8)], &memory, 0).remote(64, 0));
@@ -328,7 +330,7 @@ fn channels_of_one_context_have_their_own_events(device: &Device) {
     send(&a, &b, PLAIN);
     b.expect(&b.receive_cq);
     assert_eq!(other.get(), Err(Errno::EAGAIN));
-    // This also shows that the other queue pair works.
+    // The following also shows that the other queue pair works.
     let peer = Side::new(device, &Size::default(), 8);
     let qp = b.pd.qp(&cq, &cq, &Size::default());
     let (here, there) = (endpoint(&b.context, &qp), peer.endpoint());
@@ -368,7 +370,7 @@ fn a_channel_with_a_queue_stays(device: &Device) {
     let cq = context.cq_with(&channel, 8);
     assert_eq!(channel.try_destroy(), Errno::EBUSY.raw());
     drop(cq);
-    // Dropping it now asserts that it can be destroyed.
+    // The drop asserts that the channel can be destroyed now.
     drop(channel);
 }
 
@@ -399,7 +401,7 @@ fn events_are_acknowledged_many_at_once(device: &Device) {
         until("an event", || b.channel.is_readable());
         assert_eq!(b.channel.get(), Ok(b.receive_cq.0));
     }
-    // Otherwise the destruction at the end would wait.
+    // Without this, destroying the queue at the end of the case would wait.
     b.receive_cq.acknowledge(5);
 }
 

@@ -155,7 +155,7 @@ fn different_operations_complete_in_the_order_they_were_posted(device: &Device) 
     for n in 0..8 {
         b.qp.post_receive(n, &[there.sge(0, 20_000)]);
     }
-    // Long and short messages, with and without a separate answer.
+    // Long and short messages, including reads, which are answered separately.
     let (long, short) = ([large.sge(0, 20_000)], [large.sge(0, 1)]);
     for round in 0..4 {
         let id = |n: u64| 10 * round + n;
@@ -261,7 +261,7 @@ fn completion_of_a_write_means_that_the_bytes_are_there(device: &Device) {
         a.qp.post(&Wr::write(1, &[own.sge(0, 5000)], &target, 0));
         a.send_cq.expect_success(1);
         target.assert_filled(n);
-        // The bytes were sent, so the program may change them again.
+        // The bytes have been sent, so the program may change its copy.
         own.fill(0xff);
         target.assert_filled(n);
     }

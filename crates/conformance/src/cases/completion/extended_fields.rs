@@ -38,7 +38,7 @@ cases![
     the_clock_says_what_it_was_asked_for,
 ];
 
-/// Two connected sides whose queues have these fields, with memory.
+/// Two connected sides whose completion queues have these fields, and memory of each side.
 struct Scene {
     at_a: Mr,
     at_b: Mr,
@@ -55,7 +55,8 @@ fn scene(device: &Device, fields: u64) -> Scene {
     Scene { at_a, at_b, a, b }
 }
 
-/// Waits for the next completion, checks that this request succeeded, and returns the fields.
+/// Waits for the next completion, checks that the request with this ID succeeded, and returns its
+/// fields.
 #[track_caller]
 fn read_next(cq: &Cq, wr_id: u64) -> Read {
     cq.start_at_next();
@@ -66,7 +67,7 @@ fn read_next(cq: &Cq, wr_id: u64) -> Read {
 }
 
 impl Scene {
-    /// Returns SEND, WRITE with immediate, READ, WRITE and both atomics.
+    /// Returns a SEND, a WRITE with immediate, a READ, a WRITE and both atomics.
     fn requests(&self) -> [(Wr, Opcode); 6] {
         let (local, word) = ([self.at_a.sge(0, 24)], [self.at_a.sge(56, 8)]);
         let swap = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
@@ -82,7 +83,7 @@ impl Scene {
         ]
     }
 
-    /// Posts a request and a receive of up to 32 bytes for it.
+    /// Posts a receive of up to 32 bytes, and then the request that consumes it.
     fn exchange(&self, wr: &Wr) {
         self.b.qp.post_receive(10 + wr.wr.wr_id, &[self.at_b.sge(32, 32)]);
         self.a.qp.post(wr);
@@ -126,7 +127,7 @@ fn the_opcode_is_that_of_the_request(device: &Device) {
     let scene = scene(device, STANDARD);
     scene.b.qp.post_receive(11, &[scene.at_b.sge(32, 32)]);
     scene.b.qp.post_receive(12, &[]);
-    // The last two are atomics.
+    // The last two requests are atomics.
     let count = if device.has_atomics() { 6 } else { 4 };
     for (wr, opcode) in scene.requests().into_iter().take(count) {
         scene.a.qp.post(&wr);
@@ -237,7 +238,7 @@ fn fields_may_be_read_again(device: &Device) {
     let cq = &scene.b.receive_cq;
     assert_eq!(cq.start(), 0);
     let first = (cq.at(), cq.read());
-    // Other operations in the meantime, including some on the other queue, do not change it.
+    // Operations in the meantime do not change it, even if they complete in the same queue.
     scene.exchange(&Wr::send(3, &[scene.at_a.sge(0, 9)]).with_imm(6));
     scene.a.send_cq.expect_success(3);
     assert_eq!((cq.at(), cq.read()), first);

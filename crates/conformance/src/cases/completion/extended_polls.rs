@@ -77,8 +77,8 @@ fn exchange(a: &Side, b: &Side, wr_ids: std::ops::Range<u64>) {
     }
 }
 
-/// Polls these completions in one batch. Does not advance beyond the last one, because that breaks
-/// the queue on SoftRoCE.
+/// Polls these completions in one batch. Does not advance beyond the last one, because advancing
+/// further breaks the queue on SoftRoCE.
 #[track_caller]
 pub(super) fn take(cq: &Cq, wr_ids: std::ops::Range<u64>) {
     assert_eq!(cq.start(), 0);
@@ -331,7 +331,7 @@ fn one_thread_alone_may_be_promised(device: &Device) {
     assert_eq!(taken, [1, 2]);
 }
 
-/// Checks that the attributes are refused, and only because of the change.
+/// Checks that the changed attributes are refused, and that the unchanged ones are accepted.
 #[track_caller]
 fn expect_refusal(device: &Device, change: impl Fn(&mut ibv_cq_init_attr_ex)) {
     needs_fields(device, STANDARD);

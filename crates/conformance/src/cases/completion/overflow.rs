@@ -21,8 +21,7 @@ cases![
     a_queue_that_overflowed_can_be_destroyed,
 ];
 
-/// Returns a pair in which A has space for few send and receive completions, and the number of
-/// them.
+/// Returns a pair in which A's queues have space for few completions, and how many both can hold.
 fn small(device: &Device, capacity: i32) -> (Side, Side, u64) {
     let (a, b) =
         (Side::new(device, &Size::default(), capacity), Side::new(device, &Size::default(), 256));
@@ -61,7 +60,7 @@ fn queue_that_was_full_takes_as_many_again(device: &Device) {
     assert!(!a.context.has_async_events());
 }
 
-/// Waits for the event of this queue.
+/// Waits for the event that reports the overflow of this queue.
 #[track_caller]
 fn expect_overflow(side: &Side, cq: &Cq) {
     let mut found = Vec::new();
@@ -71,7 +70,8 @@ fn expect_overflow(side: &Side, cq: &Cq) {
     });
 }
 
-/// Polls the remaining completions. They must be some of these, in order, each at most once.
+/// Polls the remaining completions, and checks that their IDs are from `wr_ids`, in order and each
+/// at most once.
 #[track_caller]
 fn expect_some_of(cq: &Cq, wr_ids: std::ops::Range<u64>, status: Status) {
     let mut next = wr_ids.start;

@@ -33,7 +33,7 @@ fn needs_resize(device: &Device) {
     device.needs(!lacks, "the device does not resize completion queues");
 }
 
-/// Two sides. A has eight unpolled send completions.
+/// Returns two connected sides. A has eight unpolled send completions.
 fn with_eight_completions(device: &Device) -> (Side, Side) {
     let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
     for n in 0..8 {
@@ -41,7 +41,7 @@ fn with_eight_completions(device: &Device) -> (Side, Side) {
         a.qp.post(&Wr::send(n, &[]));
         b.receive_cq.expect_success(n);
     }
-    // B's message arrives after its acknowledgements.
+    // B's message arrives after its acknowledgements, so A's sends have completed.
     a.qp.post_receive(8, &[]);
     b.qp.post(&Wr::send(8, &[]));
     a.receive_cq.expect_success(8);
@@ -143,7 +143,7 @@ fn a_queue_is_resized_while_it_is_filled_and_polled(device: &Device) {
             }
             resized
         });
-        // A panic is caught, because otherwise the other thread would never stop.
+        // A panic is caught, because otherwise the other thread would not stop.
         let result = catch_unwind(AssertUnwindSafe(|| {
             for n in 0..rounds {
                 for n in [2 * n, 2 * n + 1] {

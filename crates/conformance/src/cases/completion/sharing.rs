@@ -1,5 +1,5 @@
-//! Completion queues shared by several queues, and queue pairs connected to themselves, in large
-//! numbers too.
+//! Completion queues that several queues share, and queue pairs that are connected to themselves,
+//! including many at once.
 
 use rdma_sys::ibv_wc_status as Status;
 use test_support::rig::connect::{Knobs, Side, connect, connect_sides, endpoint, pair};
@@ -46,7 +46,8 @@ impl Node {
         (a, b)
     }
 
-    /// Returns the next completions: queue pair, request and status.
+    /// Polls the next completions. Returns the queue pair's number, the request's ID and the status
+    /// of each.
     fn take(&self, count: usize) -> Vec<(u32, u64, Status)> {
         let next = || self.cq.next();
         (0..count).map(|_| next()).map(|wc| (wc.qp_num, wc.wr_id, wc.status)).collect()
@@ -125,7 +126,7 @@ fn flushes_of_both_ends_of_a_queue_pair_share_a_queue(device: &Device) {
         let ids = found.iter().map(|completion| completion.1);
         ids.filter(|id| (first..first + 4).contains(id)).collect::<Vec<_>>()
     };
-    // The device chooses the order of the queues.
+    // The device decides which of the two queues is flushed first.
     assert_eq!((of(0), of(10)), ((0..4).collect(), (10..14).collect()));
     for (qpn, _, status) in found {
         assert_eq!((qpn, status), (a.number(), Status::IBV_WC_WR_FLUSH_ERR));
@@ -149,7 +150,7 @@ fn completions_of_others_survive_a_queue_pair(device: &Device) {
     drop(peer);
 }
 
-/// A queue pair that is its own peer.
+/// Returns a queue pair that is connected to itself.
 fn own_peer(device: &Device) -> Side {
     let side = Side::new(device, &Size::default(), 64);
     let at = side.endpoint();
@@ -213,7 +214,7 @@ fn queue_pairs_of_one_domain_work_side_by_side(device: &Device) {
     let node = Node::new(device);
     let ((a, b), (c, _d)) = (node.pair(), node.pair());
     let memory = node.pd.register(8, ALL_ACCESS);
-    // One request waits for a receive, and the other continues.
+    // A's request waits for a receive while C's requests continue.
     a.post(&Wr::send(1, &[]));
     for n in 10..20 {
         c.post(&Wr::write(n, &[memory.sge(0, 8)], &memory, 0));
