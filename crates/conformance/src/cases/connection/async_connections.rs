@@ -1,5 +1,5 @@
-//! The additional guarantees of asynchronous connections. Memory is returned whatever the outcome,
-//! no message is lost, and each end learns the other's state.
+//! Cases for asynchronous connections: memory is returned whatever the outcome, no message is lost,
+//! and each end learns the other's state.
 
 use std::future::Future;
 use std::time::Duration;
@@ -111,7 +111,7 @@ fn is_closed(error: &TransportError, why: CloseReason) -> bool {
 
 /// Returns true if the peer's device has refused the access.
 pub(super) fn is_refused(error: &TransportError) -> bool {
-    // The peer may detect and report it before the device here does.
+    // The peer may detect and report the refusal before the device here does.
     let is_remote_access = matches!(error, TransportError::WorkError(error)
         if error.code() == WorkErrorCode::RemoteAccessError);
     is_remote_access || is_closed(error, CloseReason::PeerFailed)
@@ -235,7 +235,7 @@ fn a_further_connection_has_rights_of_its_own(device: &Device) {
         let all = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
         let board = own.allocate_shared_region(64, all).unwrap();
         one.read(ends.room(), board.remote()).await.unwrap();
-        // The region allows it, but the queue pair does not.
+        // The region allows writes, but the queue pair does not.
         one.write(ends.room(), board.remote()).await.unwrap_err();
         ends.talk().await;
     });
@@ -322,7 +322,7 @@ fn memory_is_open_to_one_peer_until_the_function_ends_and_again_later(device: &D
         let is_refused = matches!(late.error, TransportError::WorkError(_));
         assert!(is_refused || is_closed(&late.error, CloseReason::PeerFailed), "{late}");
         assert_eq!(region[..4], *b"two.");
-        // The refusal ended the connection, and later requests get no access.
+        // The refused write ended the connection, so a later reservation grants no access.
         while ends.server.closed().is_none() {
             drop(ends.server.receive(ends.room()).await);
         }

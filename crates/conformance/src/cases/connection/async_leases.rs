@@ -1,5 +1,5 @@
-//! The guarantees of asynchronous connections for lent memory. The peer has access only during the
-//! lease, and only with its rights. Afterwards the owner has the memory exclusively.
+//! Cases for memory that an asynchronous connection lends. The peer has access only during the
+//! lease, and only with the lease's rights. Afterwards the owner has the memory exclusively.
 
 use std::collections::HashSet;
 use std::future::pending;
@@ -65,7 +65,7 @@ fn memory_that_is_lent_is_open_until_it_is_given_back(device: &Device) {
 fn a_lease_ends_with_its_time(device: &Device) {
     run(device, |ends| async move {
         let (mut time, mut region) = (Duration::from_millis(50), filled(&ends));
-        // Doubles the time until it is long enough for this device to transfer the lease.
+        // The lease time is doubled until this device can transfer the lease before it ends.
         let (lent, region) = loop {
             let begin = Instant::now();
             let mut lease = ends.server.lend(region, WRITE, time).await.unwrap();
@@ -152,8 +152,8 @@ fn memory_that_is_open_for_a_time_is_closed_behind_it(device: &Device) {
     });
 }
 
-/// Repeats this more often than a byte of the key has values. The contract does not forbid reusing
-/// keys early.
+/// Reserves memory more often than a key's low byte has values. The contract does not forbid
+/// reusing keys early.
 fn no_key_comes_again_soon(device: &Device) {
     device.needs(!device.is_other(), "a device may use keys again at once");
     run(device, |ends| async move {

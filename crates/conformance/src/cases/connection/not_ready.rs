@@ -36,7 +36,7 @@ cases![
     endless_wait_for_a_receiver_that_goes_away_ends,
 ];
 
-/// The code for 655 ms, the longest wait: long enough to do something meanwhile on any machine.
+/// The code for 655 ms, the longest wait. During that time, any machine can execute a few calls.
 const LONGEST: u8 = 0;
 
 fn ready_never(device: &Device, rnr_retries: u8, min_rnr_timer: u8) -> (Side, Side) {
@@ -60,14 +60,14 @@ fn no_retry_fails_and_leaves_the_receiver_alone(device: &Device) {
     assert!(b.receive_cq.is_empty());
 }
 
-/// Returns the minimum duration of this many waits, for a requester whose clock ticks every 4 ms.
+/// Returns the minimum duration of `waits` waits, for a requester whose clock ticks every 4 ms.
 fn least(code: u8, waits: u32) -> Duration {
     let wait = MinRnrTimer::from_code(code).unwrap().duration();
     (wait - Duration::from_millis(4)) * waits
 }
 
 fn retries_end_after_their_time_and_not_before(device: &Device) {
-    // Waits of 41 ms each.
+    // The code for waits of 41 ms.
     let code = 24;
     for retries in [1, 3] {
         let start = Instant::now();
@@ -102,7 +102,7 @@ fn requests_behind_one_that_gave_up_are_flushed(device: &Device) {
     let scene =
         Scene::with(device, &Size::default(), &Knobs { rnr_retries: 0, ..Knobs::default() });
     let [write, ..] = scene.requests();
-    // The first one consumes B's receive.
+    // The first send consumes B's only receive.
     let list = [Wr::send(1, &[]), Wr::send(2, &[]).unsignaled(), write];
     assert_eq!(scene.a.qp.try_post_list(&list), Ok(()));
     scene.a.send_cq.expect_success(1);
@@ -134,7 +134,7 @@ fn a_wait_that_ended_does_not_shorten_the_next(device: &Device) {
     let (a, _b) = loop {
         let begin = Instant::now();
         let (a, b) = sent_too_early(device, 1, LONGEST);
-        // This falls into the first wait, unless this thread is late.
+        // The receive is posted during the first wait, unless this thread is delayed.
         thread::sleep(Duration::from_millis(200));
         b.qp.post_receive(1, &[]);
         if begin.elapsed() < least(LONGEST, 1) {
@@ -167,14 +167,16 @@ fn receive_ends_the_wait_also_when_nobody_polls(device: &Device) {
     a.qp.post(&Wr::write(2, &[source.sge(0, 8)], &sink, 0).remote(0, 0));
     b.qp.post_receive(2, &[sink.sge(0, 8)]);
     until("the message", || sink.bytes() == [9; 8]);
-    // The write after it is executed too, because it fails with a wrong key.
+    // The write after the send fails because of its wrong key, which shows that it is executed even
+    // though the program does not poll.
     a.qp.wait_for_error();
     a.send_cq.expect_success(1);
     b.receive_cq.expect_success(2);
     a.send_cq.expect(2, Status::IBV_WC_REM_ACCESS_ERR);
 }
 
-/// This includes a requester that knows its peer, and might execute the requests on a fast path.
+/// The second round uses a requester that knows its peer, and might execute the requests on a fast
+/// path.
 fn requests_behind_one_that_waits_keep_their_order(device: &Device) {
     for acquainted in [false, true] {
         let (a, b) = ready_never(device, 7, 1);
@@ -222,7 +224,7 @@ fn write_with_immediate_waits_without_writing(device: &Device) {
     let source = a.pd.register_filled(vec![3; 8], 0);
     let sink = b.pd.register(8, ALL_ACCESS);
     a.qp.post(&Wr::write(1, &[source.sge(0, 8)], &sink, 0).with_imm(4));
-    // Meanwhile another connection goes through seven waits of 10 ms each.
+    // In the meantime, another connection goes through seven waits of 10 ms each.
     let (limited, _peer) = sent_too_early(device, 6, 18);
     limited.send_cq.expect(1, Status::IBV_WC_RNR_RETRY_EXC_ERR);
     assert!(a.send_cq.is_empty() && b.receive_cq.is_empty());
@@ -260,7 +262,7 @@ fn wait_ends_with_the_error_state(device: &Device) {
     a.qp.post(&Wr::send(2, &[]).unsignaled());
     a.qp.to_error();
     a.send_cq.expect_flushed([1, 2]);
-    // Packets that were sent before arrive now, and find no receive.
+    // Packets that were sent before the error arrive now, and find no receive.
     expect_nothing_under_way(device);
     b.qp.post_receive(3, &[]);
     expect_nothing_under_way(device);

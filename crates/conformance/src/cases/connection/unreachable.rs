@@ -50,7 +50,8 @@ fn sides(device: &Device) -> (Side, Side) {
     (side(device), side(device))
 }
 
-/// Returns a connected pair. A has sent a message, and is impatient from now on.
+/// Returns a connected pair. A has sent a message, so it knows its peer. It gives up after seven
+/// attempts of 67 ms each.
 fn acquainted(device: &Device) -> (Side, Side) {
     let (a, b) = sides(device);
     let knobs = Knobs { timeout: 14, retries: 6, ..Knobs::default() };
@@ -59,13 +60,13 @@ fn acquainted(device: &Device) -> (Side, Side) {
     (a, b)
 }
 
-/// Returns the address of a destroyed queue pair. Numbers are not reused soon.
+/// Returns the address of a queue pair that no longer exists. Its number is not reused soon.
 fn nobody(device: &Device, at: &Endpoint) -> Endpoint {
     Endpoint { qpn: side(device).endpoint().qpn, ..*at }
 }
 
 fn requester_tries_as_often_as_it_was_told_to_and_not_less(device: &Device) {
-    // 67 ms, for a requester whose clock ticks every 4 ms.
+    // The code for 67 ms. A requester's clock may tick only every 4 ms.
     let timeout = 14;
     let wait = AckTimeout::from_code(timeout).unwrap().duration().unwrap();
     for retries in [0, 1, 3] {
@@ -140,7 +141,7 @@ fn peer_that_is_not_ready_yet_is_unreachable(device: &Device) {
 fn peer_that_becomes_ready_in_time_gets_the_message(device: &Device) {
     let (a, b) = sides(device);
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
-    // The first retry is sent after 134 ms, the last after a second.
+    // The first retry is sent after 134 ms, and the last one after a second.
     let knobs = Knobs { timeout: 15, retries: 7, ..Knobs::default() };
     connect(&a.qp, &at_a, &at_b, &knobs);
     a.qp.post(&Wr::send(1, &[]));
@@ -155,7 +156,8 @@ fn peer_that_becomes_ready_in_time_gets_the_message(device: &Device) {
 fn requests_that_are_tried_again_are_executed_once(device: &Device) {
     let has = device.attributes().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
     device.needs(has, "the device has no atomic operations");
-    // Eight attempts of 0.27 s each, during which the peer becomes ready on every machine.
+    // The eight attempts take 0.27 s each. The peer becomes ready in that time, even on a slow
+    // machine.
     let knobs = Knobs { timeout: 16, retries: 7, ..Knobs::default() };
     let (a, b) = sides(device);
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
@@ -170,7 +172,7 @@ fn requests_that_are_tried_again_are_executed_once(device: &Device) {
     for n in 0..20 {
         b.qp.post_receive(n, &[]);
     }
-    // This is after the first attempts.
+    // Creating another pair takes longer than the first attempts.
     let (c, _d) = acquainted(device);
     c.qp.assert_ready();
     to_rtr(&b.qp, &attr);
@@ -222,7 +224,7 @@ fn queue_pair_number_that_nobody_has_is_unreachable(device: &Device) {
     assert!(b.receive_cq.is_empty());
 }
 
-/// Returns the same queue pair at an address that no device has.
+/// Returns the address of the same queue pair at a GID and LID that no device has.
 fn elsewhere(at: &Endpoint) -> Endpoint {
     let mut raw = gid_of(&at.gid).to_bytes();
     raw[15] ^= 2;
@@ -250,7 +252,7 @@ fn address_that_the_peer_does_not_expect_is_unreachable(device: &Device) {
     assert!(b.receive_cq.is_empty());
 }
 
-/// Connects one of A's GIDs with one of B's. Returns the status of a SEND.
+/// Connects A's GID `at_a` to B's GID `at_b`. Returns the status of a SEND.
 fn over_gids(device: &Device, at_a: u8, at_b: u8, knobs: &Knobs) -> Status {
     let (a, b) = sides(device);
     let at_a = endpoint_with_gid(&a.context, &a.qp, at_a);
@@ -302,7 +304,8 @@ fn timeout_0_waits_for_ever_and_ends_with_the_error_state(device: &Device) {
     );
     a.qp.post(&Wr::send(1, &[]));
     a.qp.post(&Wr::send(2, &[]));
-    // Waits longer than any other timeout of this length would take.
+    // Another queue pair gives up in the meantime. Any other timeout code of this length would have
+    // expired by then.
     let at_limited = limited.endpoint();
     connect(&limited.qp, &at_limited, &nobody(device, &at_limited), &impatient());
     limited.expect_unreachable();

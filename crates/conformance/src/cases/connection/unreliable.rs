@@ -66,7 +66,7 @@ fn pair_of_sides(device: &Device, knobs: &Knobs) -> (Side, Side) {
     (a, b)
 }
 
-/// Two connected ends with 64 bytes of memory each: A's are 0xaa, B's 0xbb.
+/// Two connected ends with 64 bytes of memory each: A's bytes are 0xaa, and B's are 0xbb.
 pub(super) struct Pair {
     pub(super) at_a: Mr,
     pub(super) at_b: Mr,
@@ -96,7 +96,7 @@ impl Pair {
         Wr::write(wr_id, &[self.at_a.sge(0, 16)], &self.at_b, 8)
     }
 
-    /// Returns a message with an element whose key is wrong.
+    /// Returns a SEND whose only element has a wrong key.
     pub(super) fn bad(&self, wr_id: u64) -> Wr {
         let mut bad = self.at_a.sge(0, 16);
         bad.lkey ^= 1;
@@ -111,8 +111,8 @@ impl Pair {
         self.a.qp.assert_ready();
     }
 
-    /// Sends a mark and checks that it is B's next message, so everything sent before has arrived
-    /// or was lost.
+    /// Sends a mark and checks that it is B's next message, so everything sent before it has
+    /// arrived or was lost.
     #[track_caller]
     pub(super) fn expect_mark(&self, receive: u64) {
         self.expect_sent(&Wr::send(99, &[]).with_imm(MARK));
@@ -174,7 +174,7 @@ fn messages_of_many_packets_arrive_whole(device: &Device) {
     let data: Vec<u8> = (0_u32..).map(|n| n.to_le_bytes()[0]).take(longest).collect();
     let at_a = a.pd.register_filled(data.clone(), LOCAL_WRITE);
     let at_b = b.pd.register(longest, ALL_ACCESS);
-    // Lengths around the path MTU and twice the MTU, and longer ones.
+    // Lengths around the path MTU and twice the path MTU, and the longest ones.
     for length in [0, 1, 1023, 1024, 1025, 2048, 2049, longest] {
         let local = [at_a.sge(0, length)];
         let write = Wr::write(1, &local, &at_b, 0).with_imm(1);
@@ -259,7 +259,7 @@ fn unsignaled_messages_complete_silently(device: &Device) {
     pair.b.qp.post_receive(10, &[]);
     pair.a.qp.post(&pair.write(1).unsignaled());
     pair.a.qp.post(&pair.write(2).unsignaled());
-    // A's next completion is the mark's.
+    // A's next completion is that of the mark.
     pair.expect_mark(10);
     assert_eq!(pair.at_b.bytes()[8..24], [0xaa; 16]);
 }
@@ -351,7 +351,7 @@ fn messages_that_are_lost_are_no_events(device: &Device) {
     }
 }
 
-/// Returns targets to which B does not let A write, each as an address and a key.
+/// Returns targets that B does not let A write to, each as an address and a key.
 fn forbidden(pair: &Pair, unwritable: &Mr, foreign: &Mr) -> [(u64, u32); 5] {
     let (address, key) = (pair.at_b.address(), pair.at_b.key());
     [
@@ -396,7 +396,7 @@ fn writes_of_many_packets_that_are_not_allowed_write_nothing(device: &Device) {
     let at_a = a.pd.register_filled(vec![0xaa; length], LOCAL_WRITE);
     let at_b = b.pd.register_filled(vec![0xbb; length], ALL_ACCESS);
     b.qp.post_receive(10, &[]);
-    // All of it except the last byte would fit.
+    // Every byte except the last one would fit.
     for wr in [Wr::write(1, &[at_a.sge(0, length)], &at_b, 1), Wr::send(2, &[]).with_imm(MARK)] {
         a.qp.post(&wr);
         a.send_cq.expect_success(wr.wr.wr_id);
@@ -431,7 +431,7 @@ fn the_first_message_is_an_event(device: &Device) {
     assert_eq!(context.async_events(), expected);
 }
 
-/// Two ends that disagree about A's first PSN.
+/// Returns two connected ends that disagree about A's first PSN.
 fn out_of_step(device: &Device) -> (Side, Side) {
     let (a, b) = (Side::new(device, &size(), 256), Side::new(device, &size(), 256));
     let with = |psn| Knobs { psn, ..Knobs::default() };
@@ -470,7 +470,7 @@ fn sequence_numbers_count_what_was_lost(device: &Device) {
 fn queue_pairs_of_other_types_are_not_heard(device: &Device) {
     let reliable = Side::new(device, &Size::default(), 256);
     let unreliable = Side::new(device, &size(), 256);
-    // Two attempts of 67 ms each.
+    // The reliable end makes two attempts of 67 ms each.
     let knobs = Knobs { timeout: 14, retries: 1, ..Knobs::default() };
     let (at_r, at_u) = (reliable.endpoint(), unreliable.endpoint());
     connect(&reliable.qp, &at_r, &at_u, &knobs);
@@ -537,7 +537,7 @@ fn after_a_reset_it_can_be_connected_again(device: &Device) {
 
 fn after_a_reset_no_receive_of_before_is_used(device: &Device) {
     let pair = Pair::new(device);
-    // One that a message would have consumed, and one without a message.
+    // A lost message would have consumed the first receive; no message is sent for the second.
     pair.receive(8, 32);
     pair.receive(9, 32);
     pair.expect_sent(&pair.write(1).remote(pair.at_b.address(), pair.at_b.key() ^ 1).with_imm(5));

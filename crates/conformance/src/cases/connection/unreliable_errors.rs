@@ -87,7 +87,7 @@ fn a_receive_that_is_too_short_stays_for_a_message_that_fits(device: &Device) {
     assert_eq!(pair.b.receive_cq.expect_success(11).byte_len, 16);
 }
 
-/// Sends two messages. The first receive has a wrong key, and the second is good.
+/// Sends two messages to B, whose first receive has a wrong key and whose second is valid.
 fn fail_receiver(pair: &Pair) {
     let mut bad = pair.at_b.sge(0, 16);
     bad.lkey ^= 1;
@@ -116,7 +116,7 @@ fn a_receiver_that_fails_says_so_by_an_event(device: &Device) {
     pair.b.receive_cq.expect_flushed([11]);
     let event = (ibv_event_type::IBV_EVENT_QP_FATAL, pair.b.qp.0.addr());
     let expected = device.expected(true, "failed-receivers-are-no-events", false);
-    // The event may be reported shortly after the completions.
+    // The device may report the event shortly after the completions.
     let context = &pair.b.context;
     until("the event", || !expected || context.has_async_events());
     assert_eq!(context.async_events().contains(&event), expected);
@@ -189,7 +189,7 @@ fn a_send_queue_in_error_goes_on_or_ends(device: &Device) {
     assert_eq!(a.qp.state(), State::IBV_QPS_RESET);
 }
 
-/// A sender of sixteen bytes, and a receiver with a shared receive queue.
+/// A sender with sixteen bytes of data, and a receiver with a shared receive queue.
 struct Shared {
     source: Mr,
     sink: Mr,
@@ -228,7 +228,7 @@ fn receives_of_a_shared_queue_serve_messages(device: &Device) {
     assert_eq!((got.byte_len, got.qp_num), (8, shared.qp.number()));
     shared.expect_sent(&Wr::write(2, &[shared.source.sge(0, 16)], &shared.sink, 0).with_imm(4));
     assert_eq!(shared.b.receive_cq.expect_success(11).byte_len, 16);
-    // No message waits for a receive.
+    // An unreliable message does not wait for a receive.
     shared.expect_sent(&Wr::send(3, &[]));
     device.let_arrive();
     shared.pool.post(12, &[]);
