@@ -43,7 +43,8 @@ cases![
     a_handle_of_another_domain_stops_the_send_queue_alone,
 ];
 
-/// The paths that the port's GIDs allow. Each path connects two rows of the table of the same type.
+/// A path that the port's GIDs allow. It connects two rows of the GID table that have the same
+/// type.
 struct Way {
     index: u8,
     kind: ibv_gid_type,
@@ -136,7 +137,7 @@ fn headers_carry_the_traffic_class(device: &Device) {
     }
 }
 
-/// Returns the traffic class in the received header.
+/// Returns the traffic class expected in the received header.
 fn carried_class(device: &Device, traffic_class: u8) -> u8 {
     match device.differs_by_udp("traffic-class-of-udp") {
         true => traffic_class & 3,
@@ -182,8 +183,9 @@ fn headers_say_how_long_the_packet_is(device: &Device) {
     for way in scene.ways() {
         let ah = scene.a.pd.ah(vector(&way.from, &way.to, true));
         let (_, header) = scene.send(&ah, 13);
-        // Base header 12, datagram header 8, immediate data 4, data and padding 16, checksum 4, and
-        // the UDP header 8; for IPv4, the length includes its header.
+        // A packet consists of the base header (12 bytes), the datagram header (8), immediate data
+        // (4), data with padding (16) and the checksum (4). Over UDP, the length also includes the
+        // UDP header (8) and, for IPv4, the IPv4 header (20).
         let packet = 12 + 8 + 4 + 16 + 4;
         let (at, length) = match way.kind {
             ibv_gid_type::IBV_GID_TYPE_ROCE_V2 if way.is_ipv4() => (22, 20 + 8 + packet),
@@ -194,7 +196,7 @@ fn headers_say_how_long_the_packet_is(device: &Device) {
     }
 }
 
-/// Returns the sum of an IPv4 header's words, as its checksum defines it.
+/// Returns the sum of the words of an IPv4 header, computed as for its checksum.
 fn ipv4_sum(header: &[u8]) -> u16 {
     let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], pair[1]]));
     let sum: u32 = header[20..].chunks(2).map(word).sum();
@@ -252,7 +254,7 @@ fn attributes_of_the_way_back_are_in_what_came(device: &Device) {
         assert_eq!(attr.grh.sgid_index, way.index, "the index of the destination address");
         let carried = (way.hop_limit(&header), carried_class(device, 0x2c));
         assert_eq!((attr.grh.hop_limit, attr.grh.traffic_class), carried);
-        // If the header is IPv4, zeros precede it.
+        // An IPv4 header is preceded by zeros.
         let start = u32::from_be_bytes(header[..4].try_into().unwrap());
         assert_eq!(attr.grh.flow_label, start & 0x000f_ffff);
         assert_eq!(attr.sl, question.sl);
@@ -267,7 +269,7 @@ fn the_way_back_leads_to_whom_the_header_names(device: &Device) {
     for way in scene.ways() {
         let ah = scene.a.pd.ah(vector(&way.from, &way.to, true));
         let (question, mut header) = scene.send(&ah, 0);
-        // The last byte of the source differs, as if the datagram came from elsewhere.
+        // The last byte of the source address is changed, as if the datagram came from elsewhere.
         let last = if way.is_ipv4() { 35 } else { 23 };
         header[last] ^= 0x40;
         if way.is_ipv4() {
@@ -295,7 +297,7 @@ fn an_answer_goes_back_by_what_came_with_the_question(device: &Device) {
     }
 }
 
-/// Returns the completion of a datagram received with a header.
+/// Returns the completion of a datagram that was received with a header.
 fn with_header() -> ibv_wc {
     ibv_wc { wc_flags: ibv_wc_flags::IBV_WC_GRH.0, ..Default::default() }
 }
@@ -315,7 +317,7 @@ fn headers_for_other_addresses_make_no_handle(device: &Device) {
     let (question, mut header) = scene.send(&scene.ah(), 0);
     device.needs(scene.a.endpoint().ethernet, "without a header only the port is checked");
     assert!(scene.b.context.ah_attributes(&question, &header).is_ok());
-    // This is the last byte of the destination.
+    // This is the last byte of the destination address.
     header[39] ^= 0x40;
     if header[0] >> 4 != 6 {
         set_ipv4_checksum(&mut header);
@@ -324,7 +326,7 @@ fn headers_for_other_addresses_make_no_handle(device: &Device) {
     assert!(scene.b.pd.try_ah_from(&question, &header).is_err());
 }
 
-/// Checks that no handle can be created from a good address vector after `spoil`.
+/// Checks that a valid address vector is refused once `spoil` has changed it.
 #[track_caller]
 fn expect_refused(device: &Device, spoil: impl Fn(&mut ibv_ah_attr)) {
     let side = side(device);
@@ -345,7 +347,7 @@ fn handles_need_a_port_of_the_device(device: &Device) {
 fn handles_need_a_source_of_the_port(device: &Device) {
     let rows = gid_table(&device.open(), 256, 0).unwrap();
     let has = |index: u8| rows.iter().any(|row| row.index == u32::from(index));
-    // The first index without a GID (or beyond the table), and the last index.
+    // The first index without a GID (possibly beyond the table), and the highest possible index.
     let first = (0..=u8::MAX).find(|&index| !has(index));
     for index in first.into_iter().chain([u8::MAX]) {
         expect_refused(device, |attr| (attr.is_global, attr.grh.sgid_index) = (1, index));
@@ -360,7 +362,7 @@ fn on_ethernet_handles_need_a_global_route(device: &Device) {
     expect_refused(device, |attr| attr.grh.dgid = Default::default());
 }
 
-/// Handles created from completions have such service levels.
+/// Service levels of this kind occur in handles that are created from completions.
 fn on_ethernet_handles_take_every_service_level(device: &Device) {
     let scene = Scene::new(device);
     device.needs(scene.a.endpoint().ethernet, "the port is of InfiniBand");
@@ -376,7 +378,7 @@ fn on_ethernet_handles_take_every_service_level(device: &Device) {
 fn on_infiniband_handles_need_a_local_address(device: &Device) {
     let ethernet = side(device).endpoint().ethernet;
     device.needs(!ethernet, "the port is of Ethernet, which has no LIDs");
-    // LIDs from 0xc000 on are multicast.
+    // LIDs from 0xc000 are multicast LIDs.
     expect_refused(device, |attr| attr.dlid = 0);
     expect_refused(device, |attr| (attr.dlid, attr.is_global) = (0xc000, 0));
     expect_refused(device, |attr| attr.sl = 16);
@@ -449,7 +451,7 @@ fn a_handle_may_go_when_its_requests_are_complete(device: &Device) {
     }
 }
 
-/// Posts a datagram with a handle from another domain. Returns its status.
+/// Posts a datagram with an address handle from another domain. Returns the completion's status.
 fn post_by_foreign_handle(scene: &Scene) -> Status {
     let foreign = scene.a.context.pd();
     let ah = foreign.ah_to(&scene.a.endpoint(), &scene.b.endpoint());
@@ -468,7 +470,7 @@ fn a_handle_of_another_domain_fails_here(device: &Device) {
         scene.b.qp.number(),
         QKEY,
     ));
-    // B next receives its own message.
+    // B's next message is its own.
     assert_eq!(scene.b.receive_cq.expect_success(10).src_qp, scene.b.qp.number());
     scene.b.send_cq.expect_success(2);
 }

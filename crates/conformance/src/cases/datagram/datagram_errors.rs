@@ -42,7 +42,7 @@ fn without_a_receive_a_datagram_is_lost(device: &Device) {
     scene.pair.b.qp.assert_ready();
 }
 
-/// Checks what SoftRoCE does when a receive is too short.
+/// Checks that the receiver fails, as SoftRoCE's does when a receive is too short.
 #[track_caller]
 fn expect_failed_receiver(scene: &Scene, receive: u64) {
     scene.pair.b.receive_cq.expect(receive, Status::IBV_WC_LOC_QP_OP_ERR);
@@ -74,7 +74,7 @@ fn a_receive_shorter_than_the_header_takes_nothing(device: &Device) {
     scene.pair.at_b.assert_filled(0xbb);
 }
 
-/// Sends two datagrams. The first receive has a wrong key, and the second is good.
+/// Sends two datagrams to B, whose first receive has a wrong key and whose second is valid.
 fn fail_receiver(scene: &Scene) {
     let mut bad = scene.pair.at_b.sge(0, HEADER);
     bad.lkey ^= 1;
@@ -108,7 +108,7 @@ fn a_receiver_that_fails_says_so_by_an_event(device: &Device) {
     scene.pair.b.receive_cq.next();
     scene.pair.b.receive_cq.expect_flushed([11]);
     let expected = device.expected(vec![event], "failed-receivers-are-no-events", vec![]);
-    // The event may be reported shortly after the completions.
+    // The device may report the event shortly after the completions.
     let context = &scene.pair.b.context;
     until("the event", || expected.is_empty() || context.has_async_events());
     assert_eq!(context.async_events(), expected);
@@ -121,7 +121,8 @@ fn a_datagram_longer_than_the_mtu_never_arrives(device: &Device) {
     let at_b = b.pd.register_filled(vec![0xbb; HEADER + longest + 1], LOCAL_WRITE);
     b.qp.post_receive(10, &[at_b.sge(0, HEADER + longest + 1)]);
     if scene.pair.a.qp.try_post(&scene.good(1, longest + 1)) == 0 {
-        // The specification requires to drop it silently, but some devices stop their send queue.
+        // The specification requires such a datagram to be dropped silently, but some devices stop
+        // their send queue.
         let ended = scene.pair.a.send_cq.next();
         assert_eq!(ended.wr_id, 1);
         if ended.status != Status::IBV_WC_SUCCESS {
@@ -143,8 +144,8 @@ const NOT_FOR_DATAGRAMS: [ibv_wr_opcode; 7] = [
     ibv_wr_opcode::IBV_WR_LOCAL_INV,
 ];
 
-/// Returns a datagram that is good except for its opcode; memory operations take B's address from
-/// it.
+/// Returns a request that is valid except for its opcode. Memory operations use B's address from
+/// the datagram.
 fn of_opcode(scene: &Scene, opcode: ibv_wr_opcode) -> Wr {
     let mut wr = scene.good(1, 8);
     wr.wr.opcode = opcode;
@@ -178,7 +179,7 @@ fn operations_that_datagrams_lack_move_nothing(device: &Device) {
             let ended = scene.pair.a.send_cq.next();
             assert_ne!(ended.status, Status::IBV_WC_SUCCESS, "{opcode:?}");
         }
-        // Another datagram shows that nothing arrived before it.
+        // A datagram from another sender shows that nothing arrived before it.
         let other = side(device);
         let ah = other.pd.ah_to(&other.endpoint(), &scene.pair.b.endpoint());
         other.qp.post(&Wr::send(2, &[]).to(&ah, scene.pair.b.qp.number(), QKEY));
@@ -201,7 +202,7 @@ fn datagram_queue_pairs_bind_no_windows(device: &Device) {
     scene.pair.a.qp.assert_ready();
 }
 
-/// A datagram whose element has a wrong key.
+/// Returns a datagram whose element has a wrong key.
 fn bad(scene: &Scene, wr_id: u64) -> Wr {
     let mut sge = scene.pair.at_a.sge(0, 8);
     sge.lkey ^= 1;
@@ -279,7 +280,7 @@ impl Shared {
 
 fn receives_of_a_shared_queue_serve_datagrams(device: &Device) {
     let shared = Shared::new(device);
-    // No message waits for a receive.
+    // A datagram does not wait for a receive.
     shared.send(1);
     device.let_arrive();
     for wr_id in [10, 11] {

@@ -52,7 +52,7 @@ cases![
 /// The immediate data in marks.
 const MARK: u32 = 0x4d41_524b;
 
-/// A pair, a path from A to B, and memory for marks outside B's other memory.
+/// A pair, an address handle for the path from A to B, and separate memory at B for marks.
 pub(super) struct Scene {
     pub(super) ah: Ah,
     room: Mr,
@@ -95,7 +95,7 @@ impl Scene {
     }
 }
 
-/// Returns the longest datagram that the port can send.
+/// Returns the maximum length of a datagram that the port can send.
 pub(super) fn mtu(side: &Side) -> usize {
     128 << side.context.query_port().active_mtu.0
 }
@@ -211,7 +211,7 @@ fn elements_are_joined_and_filled_in_order(device: &Device) {
     a.qp.post(&Wr::send(1, &data).to(&ah, b.qp.number(), QKEY));
     assert_eq!(b.receive_cq.expect_success(10).byte_len, 58);
     let bytes = sink.bytes();
-    // 30 bytes of the header, then its other 10 and 5 of the message, then the rest of the message.
+    // 30 bytes of the header, then its last 10 and 5 of the message, then the rest of the message.
     let message: Vec<u8> = (10..15).chain(30..33).chain(40..50).collect();
     assert_eq!(bytes[10..15], message[..5]);
     assert_eq!(bytes[20..33], message[5..]);
@@ -242,7 +242,7 @@ fn unsignaled_datagrams_complete_silently(device: &Device) {
     }
     scene.pair.a.qp.post(&scene.good(1, 0).unsignaled());
     scene.pair.a.qp.post(&scene.good(2, 0).unsignaled());
-    // The sender's next completion is the mark's.
+    // The sender's next completion is that of the mark.
     scene.pair.a.qp.post(&scene.good(3, 0).with_imm(MARK));
     scene.pair.a.send_cq.expect_success(3);
     for wr_id in 10..13 {
@@ -290,7 +290,7 @@ fn wrong_keys_are_counted(device: &Device) {
         let wr = scene.pair.send(wr_id, 0);
         scene.send(&scene.to(wr, scene.pair.b.qp.number(), QKEY + 1));
     }
-    // Other programs may be using the port.
+    // The count may also include datagrams to other programs that use the port.
     until("the count", || violations() - before >= 2);
 }
 
@@ -337,7 +337,7 @@ fn a_key_with_the_high_bit_is_only_sent_by_those_who_have_it(device: &Device) {
 fn sequence_numbers_count_datagrams(device: &Device) {
     let scene = Scene::new(device);
     let a = &scene.pair.a;
-    // The last one makes the PSN exceed 24 bits.
+    // The last value makes the PSN exceed 24 bits.
     for first in [0, 5, 0x00ff_fffe] {
         let mut attr = ibv_qp_attr { qp_state: State::IBV_QPS_RESET, ..Default::default() };
         assert_eq!(a.qp.modify(attr, Mask::IBV_QP_STATE.0), 0);
@@ -389,7 +389,7 @@ fn an_address_that_nobody_has_gets_nothing(device: &Device) {
     let scene = Scene::new(device);
     let mut nowhere = scene.pair.b.endpoint();
     (nowhere.lid, nowhere.gid) = (nowhere.lid ^ 1, changed(&nowhere.gid));
-    // Before that, one goes to the right address.
+    // A first datagram is sent to the correct address.
     scene.receive_mark(9);
     scene.expect_mark(9);
     scene.pair.receive(10, HEADER + 8);
@@ -447,7 +447,7 @@ fn queue_pairs_of_other_types_hear_nothing(device: &Device) {
         for (wr_id, qkey) in [(1, QKEY), (2, 0)] {
             scene.send(&scene.to(scene.pair.send(wr_id, 0), other.qp.number(), qkey));
         }
-        // Its next datagram is from its peer.
+        // The queue pair's next message is from its connected peer.
         peer.qp.post(&Wr::send(3, &[]).with_imm(MARK));
         peer.send_cq.expect_success(3);
         assert_eq!(imm_of(&other.receive_cq.expect_success(20)), MARK);

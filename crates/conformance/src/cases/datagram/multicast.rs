@@ -34,10 +34,10 @@ cases![
     members_cannot_be_destroyed,
 ];
 
-/// The destination QPN in datagrams to groups.
+/// The QPN to which datagrams for groups are addressed.
 const GROUP_QPN: u32 = 0x00ff_ffff;
 
-/// The first group in all networks.
+/// The first group, as a GID for networks without IPv4.
 const MULTICAST: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
 /// A group on this machine, identified by a number: 239.255/16 is locally scoped.
@@ -45,7 +45,7 @@ struct Group {
     address: ibv_gid,
     /// The LID; 0 on Ethernet.
     lid: u16,
-    /// The host's own membership, without which its network stack drops incoming packets. It is
+    /// Keeps the host itself a member. Without it, the host's network stack drops incoming packets.
     /// `None` for a software device, which has no address of the host.
     _socket: Option<UdpSocket>,
 }
@@ -57,7 +57,8 @@ impl Group {
         raw[15] = number;
         let mut socket = None;
         if own.is_ipv4_mapped() {
-            // Over UDP, the group also reaches other processes that run other cases.
+            // Over UDP, a datagram to the group also reaches other processes, which run other
+            // cases.
             let [.., first, second] = std::process::id().to_be_bytes();
             let [first, second] = if device.has_network() { [first, second] } else { [255, 77] };
             let group = Ipv4Addr::new(239, first, second, number);
@@ -83,7 +84,7 @@ fn host_joins(group: &Ipv4Addr, interface: &Ipv4Addr) -> UdpSocket {
     member
 }
 
-/// A sender, and potential members.
+/// A sender, and queue pairs that can join the group.
 struct Scene {
     ah: Ah,
     room: Vec<Mr>,
@@ -93,7 +94,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Skips the case unless the device has groups.
+    /// Creates the scene, or skips the case if the device has no multicast groups.
     fn new(device: &Device, others: usize) -> Self {
         needs_groups(device);
         let a = side(device);
@@ -115,13 +116,13 @@ impl Scene {
         self.others[n].qp.post_receive(wr_id, &[self.room[n].sge(0, HEADER)]);
     }
 
-    /// Sends a datagram with this number to the group.
+    /// Sends a datagram with this immediate data to the group.
     fn send(&self, imm: u32) {
         self.a.qp.post(&Wr::send(1, &[]).with_imm(imm).to(&self.ah, GROUP_QPN, QKEY));
         self.a.send_cq.expect_success(1);
     }
 
-    /// Checks that the member's next datagram has this number.
+    /// Checks that the next datagram that queue pair `n` receives has this immediate data.
     #[track_caller]
     fn expect(&self, n: usize, wr_id: u64, imm: u32) {
         let got = self.others[n].receive_cq.expect_success(wr_id);
@@ -219,7 +220,7 @@ fn who_left_hears_nothing(device: &Device) {
     scene.send(1);
     scene.expect(1, 10, 1);
     device.let_arrive();
-    // Its next datagram is the one sent after it joined again.
+    // The next datagram it receives is the one sent after it joined again.
     scene.join(0);
     scene.receive(1, 11);
     scene.send(2);
@@ -252,7 +253,7 @@ fn members_with_another_key_hear_nothing(device: &Device) {
     scene.receive(0, 20);
     scene.send(1);
     scene.expect(1, 10, 1);
-    // Its next datagram is the one with its own Q_Key.
+    // The next datagram it receives is the one with its own Q_Key.
     scene.a.qp.post(&Wr::send(2, &[]).with_imm(2).to(&scene.ah, GROUP_QPN, QKEY + 1));
     scene.a.send_cq.expect_success(2);
     scene.expect(0, 20, 2);
@@ -282,7 +283,7 @@ fn senders_need_not_join(device: &Device) {
     scene.receive(0, 10);
     scene.send(1);
     scene.expect(0, 10, 1);
-    // The sender's next datagram is its own, which it addressed to its own QPN.
+    // The next datagram that the sender receives is the one that it addressed to its own QPN.
     let own = scene.a.pd.ah_to(&scene.a.endpoint(), &scene.a.endpoint());
     scene.a.qp.post(&Wr::send(2, &[]).with_imm(2).to(&own, scene.a.qp.number(), QKEY));
     scene.a.send_cq.expect_success(2);
@@ -314,7 +315,7 @@ fn who_joined_twice_hears_once_and_leaves_once(device: &Device) {
     for wr_id in 10..12 {
         scene.receive(0, wr_id);
     }
-    // Each datagram consumes one receive.
+    // Each datagram consumes only one receive.
     for imm in 0..2 {
         scene.send(imm);
         scene.expect(0, 10 + u64::from(imm), imm);
@@ -337,7 +338,7 @@ fn who_joined_two_groups_hears_both(device: &Device) {
         scene.expect(0, wr_id, imm);
     }
     assert_eq!(another.left_by(&scene.others[0]), 0);
-    // It is still a member of the other group.
+    // The queue pair is still a member of the first group.
     scene.receive(0, 20);
     scene.send(3);
     scene.expect(0, 20, 3);
@@ -349,7 +350,7 @@ fn members_that_are_reset_stay_members(device: &Device) {
     (0..2).for_each(|n| scene.join(n));
     (0..2).for_each(|n| scene.receive(n, 10));
     scene.others[0].qp.to_reset();
-    // In RESET, it receives nothing.
+    // A queue pair in RESET receives nothing.
     scene.send(1);
     scene.expect(1, 10, 1);
     device.let_arrive();
