@@ -1,5 +1,5 @@
-//! The ways in which access through a memory window can end: invalidation here or by the peer, deallocation, or the end
-//! of its queue pair.
+//! The ways in which access through a memory window ends: local invalidation, invalidation by the
+//! peer, deallocation, and destruction or reset of the queue pair.
 
 use std::time::Instant;
 
@@ -93,7 +93,7 @@ fn an_invalidated_window_lets_its_region_go(device: &Device) {
     drop((_mw, at_a, a, b));
 }
 
-/// Two ends of an unreliable connection.
+/// Returns the two ends of an unreliable connection.
 fn unreliable_pair(device: &Device, access: u32) -> (Side, Side) {
     let size = device.size_of(ibv_qp_type::IBV_QPT_UC);
     let (a, b) = (Side::new(device, &size, 64), Side::new(device, &size, 64));
@@ -103,14 +103,14 @@ fn unreliable_pair(device: &Device, access: u32) -> (Side, Side) {
     (a, b)
 }
 
-/// Checks that a write on an unreliable connection is dropped if it arrives after B's window was revoked.
+/// Checks that an unreliable write is dropped if it arrives after B has revoked the window.
 fn dropped_unreliably(device: &Device, take_back: impl FnOnce(&Grant, Mw, u32) -> Option<Mw>) {
     let (a, b) = unreliable_pair(device, REMOTE_WRITE);
     let at_a = a.pd.register_filled(vec![AT_A; BYTES], 0);
     let at_b = b.pd.register_filled(vec![AT_B; BYTES], BINDABLE);
     let grant = Grant { at_a, at_b, a, b };
     let (mw, key) = grant.window(TYPE_2, REMOTE_WRITE);
-    // When a later message has arrived, earlier writes have arrived or were dropped.
+    // A later message shows that all earlier writes have arrived or were dropped.
     let later = |wr_id| {
         grant.b.qp.post_receive(wr_id, &[]);
         grant.allows(&Wr::send(1, &[]));
@@ -121,7 +121,7 @@ fn dropped_unreliably(device: &Device, take_back: impl FnOnce(&Grant, Mw, u32) -
     assert_eq!(grant.at_b.bytes()[16], AT_A);
     let _left = take_back(&grant, mw, key);
     grant.at_b.fill(AT_B);
-    // The sender gets no error.
+    // The sender does not learn that its write is dropped.
     grant.allows(&grant.write(key, 16, 8));
     later(2);
     grant.at_b.assert_filled(AT_B);
@@ -214,7 +214,7 @@ fn an_invalidated_window_can_be_bound_by_another_queue_pair(device: &Device) {
     drop(mw);
 }
 
-/// Checks that B's local invalidation of this key fails and moves its queue pair to the error state.
+/// Checks that B's local invalidation of this key fails and moves B's queue pair to error.
 #[track_caller]
 fn fails(grant: &Grant, key: u32) {
     grant.b.qp.post(&Wr::local_invalidate(1, key).unsignaled());
@@ -247,11 +247,11 @@ fn a_local_invalidation_under_another_key_fails(device: &Device) {
     fails(&grant, key ^ 1);
 }
 
-/// Runs `act` with a grant and the key of an unbound window: one that was never bound, and one that no longer is.
+/// Runs `act` with the keys of two unbound windows: one was never bound, one was invalidated.
 fn with_unbound_windows(device: &Device, act: impl Fn(&Grant, u32)) {
     needs(device, TYPE_2);
     if device.differs("invalidation-of-an-unbound-window") {
-        return; // this stops the machine
+        return; // it would crash the machine
     }
     let grant = Grant::new(device);
     let mw = grant.b.pd.mw(TYPE_2);
@@ -326,13 +326,13 @@ fn a_key_that_cannot_be_invalidated_still_works(device: &Device) {
     }
 }
 
-/// Lets A's send invalidate B's window. Returns the window, its key, and B's receive buffer.
+/// Invalidates B's window with a send from A. Returns the window, its key, and B's receive buffer.
 fn invalidated_by_a(grant: &Grant, length: usize) -> (Mw, u32, Mr) {
     let (mw, key) = grant.window(TYPE_2, REMOTE);
     let room = grant.b.pd.register(BYTES, LOCAL_WRITE);
     grant.b.qp.post_receive(10, &[room.sge(0, BYTES)]);
     let send = Wr::send_with_invalidate(2, &[grant.at_a.sge(0, length)], key);
-    // The window works up to that point.
+    // The write before the send shows that the window works until then.
     assert_eq!(grant.a.qp.try_post_list(&[grant.write(key, 16, 8), send]), Ok(()));
     grant.a.send_cq.expect_success(1);
     let wc = grant.a.send_cq.expect_success(2);
@@ -390,7 +390,7 @@ fn only_the_named_window_is_invalidated(device: &Device) {
     grant.refuses(&grant.write(key, 16, 8));
 }
 
-/// Sends a message from A with a key that cannot be invalidated. Checks that B gets the data and goes to error.
+/// Sends B a key that it cannot invalidate. Checks that B gets the data and then moves to error.
 #[track_caller]
 fn delivered_and_ended(grant: &Grant, key: u32) {
     let room = grant.b.pd.register(BYTES, LOCAL_WRITE);
@@ -434,7 +434,7 @@ fn a_send_that_invalidates_nothing_is_an_event_of_its_receiver(device: &Device) 
     assert_eq!(context.async_events(), [expected]);
 }
 
-/// Checks that A's write through a revoked window is refused, and that its region can be deregistered.
+/// Checks that A cannot write through a revoked window, and that B can deregister the region.
 #[track_caller]
 fn is_gone(grant: Grant, write: &Wr) {
     grant.refuses(write);
@@ -463,7 +463,7 @@ fn a_window_of_type_2_ends_with_the_reset_of_its_queue_pair(device: &Device) {
         drop(mw);
         return;
     }
-    // Another queue pair can bind an unbound window.
+    // The reset has unbound the window, so another queue pair can bind it.
     let (c, d) = grant.second_pair(device);
     d.qp.post_bind(1, &mw, grant.at_b.part(0, 8, REMOTE));
     d.send_cq.expect_success(1);
@@ -536,9 +536,9 @@ impl Way {
     }
 }
 
-/// A peer writes continuously while its window is revoked; afterwards no write may arrive. The memory then belongs to
-/// the test, although the region is still registered. The window is revoked after a few writes, which take a while; how
-/// many follow is a race.
+/// Revokes B's window while A writes through it continuously. After that, no write may arrive: the
+/// memory belongs to the test again, although the region is still registered. The window is revoked
+/// after `writes` writes have completed; how many more writes A begins is a race.
 fn race(device: &Device, way: Way, writes: u32) {
     let length = if device.is_software() { 1 << 20 } else { 1024 };
     let grant = Grant::new(device);
@@ -560,7 +560,7 @@ fn race(device: &Device, way: Way, writes: u32) {
                     status => return status,
                 }
                 let _ = written.send(());
-                // Otherwise it would starve the revoking thread where threads run one at a time.
+                // Otherwise the writer could starve the revoking thread if threads take turns.
                 std::thread::yield_now();
             }
             panic!("the peer's writes still succeed");
@@ -577,7 +577,7 @@ fn race(device: &Device, way: Way, writes: u32) {
         } else {
             Some(mw)
         };
-        // The part that a write in progress reaches last.
+        // A write in progress reaches these bytes last.
         lent.fill_part(length - 64, 64, 7);
         assert_eq!(writer.join().unwrap(), Status::IBV_WC_REM_ACCESS_ERR);
         let last = &lent.bytes()[length - 64..];

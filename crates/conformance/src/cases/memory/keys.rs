@@ -1,5 +1,5 @@
-//! Keys, bounds, protection domains and rights. Both sides check them when a request is executed,
-//! and nothing is copied if one of them is wrong.
+//! Keys, bounds, protection domains and rights. Both sides check them when they execute a request,
+//! and copy nothing if a check fails.
 
 use rdma_sys::{ibv_mr, ibv_sge, ibv_wc_status as Status};
 use test_support::rig::connect::{Knobs, Side, connect, endpoint, pair};
@@ -47,10 +47,10 @@ cases![
     keys_of_another_opening_of_the_device_are_refused,
 ];
 
-/// The indices of WRITE and READ in the requests of a scene.
+/// The indices of WRITE and READ in [`Scene::requests`].
 const ONE_SIDED: [usize; 2] = [0, 2];
 
-/// Checks that B refuses WRITE and READ after `spoil`.
+/// Checks that B refuses a WRITE and a READ that `spoil` has changed.
 fn remote_refusals(device: &Device, spoil: impl Fn(&Scene, Wr) -> Wr) {
     for n in ONE_SIDED {
         let scene = Scene::new(device);
@@ -59,8 +59,8 @@ fn remote_refusals(device: &Device, spoil: impl Fn(&Scene, Wr) -> Wr) {
     }
 }
 
-/// Posts WRITE, WRITE with immediate, READ and SEND with another local element. A must refuse them.
-/// Returns the statuses.
+/// Posts a WRITE, a WRITE with immediate, a READ and a SEND, each with `element` as its local
+/// memory. Checks that A refuses them, and returns the statuses.
 fn local_refusals(device: &Device, element: impl Fn(&Scene) -> ibv_sge) -> [Status; 4] {
     [0, 1, 2, 3].map(|n| {
         let scene = Scene::new(device);
@@ -90,7 +90,7 @@ fn wrong_lkey_is_refused(device: &Device) {
 }
 
 fn remote_range_past_the_end_is_refused(device: &Device) {
-    // One byte beyond the end, and entirely outside.
+    // The first range ends one byte beyond the region; the second is entirely outside.
     for offset in [BYTES - 31, BYTES] {
         remote_refusals(device, |scene, wr| {
             wr.remote(scene.at_b.address() + offset as u64, scene.at_b.rkey())
@@ -113,7 +113,7 @@ fn range_that_wraps_back_into_a_region_is_refused(device: &Device) {
         let memory = Mapping::writable(BYTES);
         memory.put(0, &[AT_B; BYTES]);
         let mr = scene.b.pd.try_register_range_at(memory.start(), BYTES, 0, ALL_ACCESS).unwrap();
-        // It would wrap around to the region's 17th byte.
+        // The range would wrap around to the region's 17th byte.
         let wr = scene.requests()[n].clone().remote(u64::MAX - 15, rkey_of(mr));
         scene.expect_remote_refusal(&wr, Status::IBV_WC_REM_ACCESS_ERR);
         assert_eq!(memory.bytes(0, BYTES), [AT_B; BYTES]);
@@ -123,7 +123,7 @@ fn range_that_wraps_back_into_a_region_is_refused(device: &Device) {
 
 fn range_that_wraps_out_of_a_region_at_the_top_is_refused(device: &Device) {
     let scene = Scene::new(device);
-    // The region excludes the last byte of the address space.
+    // The region ends just before the last byte of the address space.
     let (page, top) = (4096, u64::MAX - BYTES as u64);
     let memory = Mapping::writable(page);
     let from = page - BYTES - 1;
@@ -141,7 +141,7 @@ fn range_that_wraps_out_of_a_region_at_the_top_is_refused(device: &Device) {
     deregister(mr);
 }
 
-/// Two regions without a gap between them.
+/// Registers two adjacent regions of 32 bytes.
 fn neighbours(pd: &Pd, memory: &Mapping) -> [*mut ibv_mr; 2] {
     [0, 32].map(|from| {
         let start = memory.start().wrapping_add(from);
@@ -162,7 +162,8 @@ fn remote_range_over_two_regions_is_refused(device: &Device) {
     }
 }
 
-/// Posts writes with immediate data that B refuses because of their key, bounds or rights.
+/// Checks that B refuses writes with immediate data that have a wrong key, are out of bounds or
+/// lack a right. Then runs `then`.
 fn refused_writes_with_immediate(device: &Device, then: impl Fn(&Scene)) {
     let spoils: [fn(&Scene, &Mr, Wr) -> Wr; 3] = [
         |scene, _, wr| wr.remote(scene.at_b.address(), scene.at_b.rkey() ^ 1),
@@ -251,7 +252,7 @@ fn one_bad_element_among_good_ones_is_refused(device: &Device) {
         scene.a.qp.wait_for_error();
         scene.b.qp.assert_ready();
         assert!(scene.b.receive_cq.is_empty());
-        // A READ does not undo what it has already written to the good element.
+        // A READ does not undo what it has already written to the valid first element.
         assert_eq!(scene.at_a.bytes()[8..], [AT_A; BYTES - 8]);
         scene.at_b.assert_filled(AT_B);
     }
@@ -311,7 +312,7 @@ fn keys_serve_all_queue_pairs_of_their_protection_domain(device: &Device) {
     assert_eq!(to.bytes(), [[1; 32].as_slice(), &[0; 8]].concat());
 }
 
-/// Posts a request to a region with other rights.
+/// Posts request `n` to a region with rights `access`, and checks that B refuses it.
 fn refused_by_region(device: &Device, n: usize, access: u32) {
     let scene = Scene::new(device);
     let mr = scene.b.pd.register_filled(vec![AT_B; BYTES], access);
@@ -331,7 +332,7 @@ fn region_without_remote_read_refuses_reads(device: &Device) {
 fn region_without_rights_for_peers_refuses_both(device: &Device) {
     for n in ONE_SIDED {
         refused_by_region(device, n, LOCAL_WRITE);
-        // It uses the local key, which is not for peers.
+        // The next request uses the local key, which peers must not use.
         let scene = Scene::new(device);
         let mr = scene.b.pd.register_filled(vec![AT_B; BYTES], LOCAL_WRITE);
         let wr = scene.requests()[n].clone().remote(mr.address(), mr.key());
@@ -359,7 +360,8 @@ fn read_into_a_region_without_local_write_is_refused(device: &Device) {
     mr.assert_filled(AT_A);
 }
 
-/// Posts a request to a queue pair with other rights; the region has all rights.
+/// Posts request `n` to a queue pair with rights `access`, and checks that B refuses it. The region
+/// has all rights.
 fn refused_by_queue_pair(device: &Device, n: usize, access: u32) {
     let knobs = Knobs { access, ..Knobs::default() };
     let scene = Scene::with(device, &Size::default(), &knobs);
@@ -431,7 +433,7 @@ fn deregistered_lkey_is_refused(device: &Device) {
     }
 }
 
-/// Replaces a scene's registration with a new one, and returns the previous one.
+/// Registers new memory in place of one of the scene's regions. Returns the previous region.
 fn replace(scene: &mut Scene, place: impl Fn(&mut Scene) -> &mut Mr, byte: u8) -> Mr {
     let side = if byte == AT_A { &scene.a } else { &scene.b };
     let fresh = side.pd.register_filled(vec![byte; BYTES], ALL_ACCESS);
@@ -444,7 +446,7 @@ fn key_of_memory_that_was_registered_again_is_refused(device: &Device) {
         let wr = scene.requests()[n].clone();
         let old = replace(&mut scene, |scene| &mut scene.at_b, AT_B);
         let (old_lkey, old_rkey) = (old.key(), old.rkey());
-        // The same memory again, with the same rights: only the keys differ.
+        // The same memory is registered again with the same rights, so only the keys differ.
         let again = scene.b.pd.register_filled(old.deregister(), ALL_ACCESS);
         assert_ne!((again.key(), again.rkey()), (old_lkey, old_rkey));
         scene.expect_remote_refusal(&wr, Status::IBV_WC_REM_ACCESS_ERR);

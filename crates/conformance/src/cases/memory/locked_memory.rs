@@ -1,4 +1,4 @@
-//! The limit on memory that a process may lock without `CAP_IPC_LOCK`.
+//! The limit on the memory that a process may lock without `CAP_IPC_LOCK`.
 
 use rdma_soft::{Builder, Limits};
 use rdma_sys::Errno;
@@ -21,8 +21,8 @@ cases![
 
 const PAGE: usize = 4096;
 
-/// Opens the device for a process that may lock `pages` pages. The software device locks none and
-/// has its own limit.
+/// Opens the device in such a way that only `pages` pages can be locked. The software device locks
+/// no memory, so it gets its own limit.
 fn limited(device: &Device, pages: usize) -> Context {
     let bytes = (pages * PAGE) as u64;
     if device.is_software() {
@@ -53,7 +53,7 @@ fn limit_counts_whole_pages(device: &Device) {
     let context = limited(device, 2);
     let pd = context.pd();
     let mapping = Mapping::writable(3 * PAGE);
-    // It extends over three pages.
+    // The range begins at the end of one page and reaches into the third.
     let start = mapping.start().wrapping_add(PAGE - 1);
     assert_eq!(pd.try_register(start, PAGE + 2, 0).err(), Some(Errno::ENOMEM));
     let two = pd.try_register(start, 2, 0).unwrap();
@@ -65,7 +65,7 @@ fn limit_is_of_all_regions_together(device: &Device) {
     let context = limited(device, 4);
     let (pd, other) = (context.pd(), context.pd());
     let mapping = Mapping::writable(4 * PAGE);
-    // Pages that are registered twice count twice.
+    // A page that is registered twice counts twice.
     let three = pd.try_register(mapping.start(), 3 * PAGE, 0).unwrap();
     let one = other.try_register(mapping.start(), PAGE, 0).unwrap();
     for pd in [&pd, &other] {

@@ -1,4 +1,5 @@
-//! Registration: which memory and rights are accepted, and which addresses result.
+//! Registration: which memory and rights are accepted, and at which addresses requests find the
+//! memory.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -59,12 +60,13 @@ fn with_pd(device: &Device, test: impl Fn(&Pd)) {
     test(&context.pd());
 }
 
-/// Bytes that differ by position.
+/// Returns `length` bytes whose values depend on their positions.
 fn pattern(length: usize) -> Vec<u8> {
     (0..=250).cycle().take(length).collect()
 }
 
-/// Returns some bytes of a region whose addresses in requests start at `address`.
+/// Returns an element of `length` bytes at `address`, an address as used in requests to this
+/// region.
 fn element(mr: *mut ibv_mr, address: u64, length: usize) -> ibv_sge {
     ibv_sge { addr: address, length: u32::try_from(length).unwrap(), lkey: key_of(mr) }
 }
@@ -287,7 +289,7 @@ fn many_regions_are_used_beside_each_other(device: &Device) {
 }
 
 fn region_starts_and_ends_at_its_bytes_not_at_pages(device: &Device) {
-    // From the middle of a page into the third page.
+    // The region starts near the end of a page and ends in the third page.
     let (from, length) = (PAGE - 3, PAGE + 10);
     let mapping = Mapping::writable(3 * PAGE);
     let start = mapping.start().wrapping_add(from);
@@ -298,7 +300,7 @@ fn region_starts_and_ends_at_its_bytes_not_at_pages(device: &Device) {
     a.qp.post(&write.remote(address(start), rkey_of(there)));
     a.send_cq.expect_success(1);
     assert_eq!(mapping.bytes(from, length), pattern(length));
-    // The bytes are on the same pages, but outside the region.
+    // These bytes are on the region's pages, but outside the region.
     for outside in [address(start) - 1, address(start) + length as u64] {
         let (a, c) = pair(device);
         let here = a.pd.register_filled(vec![0xff; 1], LOCAL_WRITE);
@@ -333,7 +335,7 @@ fn one_byte_is_a_region(device: &Device) {
     mapping.truncate(2 * PAGE);
     let (a, b) = pair(device);
     let here = a.pd.register_filled(vec![9], LOCAL_WRITE);
-    // The first byte of a page, and the last one before unmapped memory.
+    // The first byte of a page, and the last byte before unmapped memory.
     for place in [PAGE, 2 * PAGE - 1] {
         let start = mapping.start().wrapping_add(place);
         let there = b.pd.try_register(start, 1, ALL_ACCESS).unwrap();
@@ -408,7 +410,7 @@ fn program_and_device_see_each_others_bytes(device: &Device) {
     let (a, b) = pair(device);
     let (here, there) = (a.pd.register(64, LOCAL_WRITE), b.pd.register(64, ALL_ACCESS));
     for round in 1..20 {
-        // The program writes them on both sides while they are registered.
+        // The program writes to both regions while they are registered.
         here.fill(round);
         a.qp.post(&Wr::write(1, &[here.sge(0, 32)], &there, 0));
         a.send_cq.expect_success(1);
@@ -445,7 +447,7 @@ fn memory_can_be_unmapped_after_its_registration(device: &Device) {
     });
 }
 
-/// An address far from any mapping.
+/// An address far away from any mapping.
 const FAR: u64 = 0x7000_0000_0000 - (1 << 40);
 
 fn requests_name_memory_by_the_address_it_was_registered_at(device: &Device) {
@@ -453,7 +455,7 @@ fn requests_name_memory_by_the_address_it_was_registered_at(device: &Device) {
     let (from, to) = (Mapping::writable(PAGE), Mapping::writable(PAGE));
     from.put(100, &pattern(32));
     let (at_from, at_to) = (from.start().wrapping_add(100), to.start().wrapping_add(8));
-    // On other pages, but with the same offset within the page.
+    // The addresses for requests are on other pages, but have the same offset within the page.
     let source = a.pd.try_register_range_at(at_from, 32, FAR + 100, LOCAL_WRITE).unwrap();
     let sink = b.pd.try_register_range_at(at_to, 32, 8, ALL_ACCESS).unwrap();
     let elements = [element(source, FAR + 108, 16)];
@@ -471,7 +473,7 @@ fn other_address_than_it_was_registered_at_is_refused(device: &Device) {
     let mapping = Mapping::writable(PAGE);
     let sink = b.pd.try_register_range_at(mapping.start(), 32, FAR, ALL_ACCESS).unwrap();
     let source = a.pd.register_filled(vec![1; 16], 0);
-    // Uses the address at which it is mapped.
+    // The write uses the address at which the memory is mapped, not the one for requests.
     let write = Wr::write(1, &[source.sge(0, 16)], &source, 0);
     a.qp.post(&write.remote(address(mapping.start()), rkey_of(sink)));
     a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
@@ -518,7 +520,7 @@ fn threads_register_at_the_same_time(device: &Device) {
         for _ in 0..4 {
             threads.spawn(|| {
                 let regions: Vec<_> = (0..50).map(|_| pd.register(100, ALL_ACCESS)).collect();
-                // All of them are registered at this moment.
+                // All 200 regions are registered until every thread has passed the barrier.
                 keys.lock().unwrap().extend(regions.iter().map(Mr::key));
                 all_there.wait();
             });

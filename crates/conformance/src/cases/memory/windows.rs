@@ -1,4 +1,4 @@
-//! Memory windows: which memory they can be bound to, and which accesses they give a peer (IBTA
+//! Memory windows: which memory they can be bound to, and which accesses they grant to a peer (IBTA
 //! volume 1, 10.6.7).
 
 use rdma_sys::{
@@ -94,7 +94,7 @@ fn windows_have_keys_of_their_own(device: &Device) {
     let mut places = Vec::from_iter(windows.iter().map(|mw| mw.key() >> 8));
     places.sort_unstable();
     places.dedup();
-    // The program chooses the low byte of a type 2 key.
+    // Only the upper bytes are compared, because the program chooses the low byte of a type 2 key.
     assert_eq!(places.len(), windows.len());
 }
 
@@ -160,7 +160,7 @@ fn what_reaches_out_of_a_windows_region_is_refused(device: &Device) {
     }
 }
 
-/// Returns a request by A that needs this right.
+/// Returns a request that A can execute only with this right.
 fn using(grant: &Grant, key: u32, right: u32) -> Wr {
     match right {
         REMOTE_WRITE => grant.write(key, 16, 8),
@@ -254,8 +254,8 @@ fn the_key_of_a_window_is_no_local_key(device: &Device) {
     }
 }
 
-/// Writes through B's window from a third queue pair. This affects only the memory: A can still use
-/// the window afterwards.
+/// Writes through B's window from a third queue pair. Whatever the result, A can still use the
+/// window afterwards.
 #[track_caller]
 fn by_another(device: &Device, kind: ibv_mw_type, expected: Status) {
     let grant = Grant::new(device);
@@ -324,7 +324,8 @@ fn a_window_counts_as_its_region_does(device: &Device) {
     for kind in kinds(device) {
         let grant = Grant::new(device);
         let memory = vec![AT_B; BYTES];
-        // It has the same offset within a page, as devices with pages require.
+        // The address for requests has the memory's offset within a page, as devices with pages
+        // require.
         let start = 0x1000_0000 + memory.as_ptr().addr() as u64 % 4096;
         let region = grant.b.pd.register_at(memory, start, BINDABLE);
         let mw = grant.b.pd.mw(kind);
