@@ -58,7 +58,7 @@ fn each_attribute_that_a_step_needs_is_missed(device: &Device) {
     }
 }
 
-/// Returns the attributes that the kernel rejects although the transition allows them.
+/// Returns the attributes that the kernel refuses although the transition allows them.
 fn not_by_the_kernel(service: ibv_qp_type, way: (State, State)) -> u32 {
     let is_it = service == UC && way == (State::IBV_QPS_SQD, State::IBV_QPS_SQD);
     if is_it { Mask::IBV_QP_AV.0 } else { 0 }
@@ -106,8 +106,8 @@ fn attributes_that_a_transition_does_not_take_are_refused(device: &Device) {
 fn refused_attributes_change_nothing(device: &Device) {
     let side = alone(device, RC);
     side.bring(State::IBV_QPS_INIT);
-    // Sets only one of the attributes that RTR needs, and values that differ from the previous
-    // ones.
+    // Sets only one of the attributes that RTR needs, and some others to values that differ from
+    // the previous ones.
     let change = |attr: &mut ibv_qp_attr| (attr.qp_access_flags, attr.min_rnr_timer) = (0, 20);
     let mask = Mask::IBV_QP_ACCESS_FLAGS.0 | Mask::IBV_QP_DEST_QPN.0;
     assert_eq!(side.transit_with(RTR, mask, change), REFUSED);

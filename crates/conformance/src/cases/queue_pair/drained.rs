@@ -1,5 +1,5 @@
-//! Draining a send queue: requests that have begun finish, no others begin, and the program is
-//! notified on request.
+//! Draining a send queue: requests that have begun complete, no others begin, and the program is
+//! notified if it requested that.
 
 use rdma_sys::{
     ibv_event_type as Event, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
@@ -21,7 +21,7 @@ cases![
     requests_of_a_drained_queue_are_begun_when_it_sends_again,
 ];
 
-/// Starts draining the queue pair, and requests an event if `notify` is set.
+/// Starts draining the queue pair's send queue. Requests an event if `notify` is set.
 fn drain(qp: &Qp, notify: bool) {
     let mut attr = ibv_qp_attr::default();
     (attr.qp_state, attr.en_sqd_async_notify) = (State::IBV_QPS_SQD, notify.into());
@@ -29,7 +29,7 @@ fn drain(qp: &Qp, notify: bool) {
     assert_eq!(qp.modify(attr, mask.0), 0);
 }
 
-/// Waits for the event, and checks that it is the only one.
+/// Waits for the event that the queue is drained, and checks that it is the only event.
 #[track_caller]
 fn expect_drained(side: &Side) {
     let mut events = Vec::new();
@@ -63,7 +63,7 @@ fn queue_is_drained_when_what_it_began_is_finished(device: &Device) {
     for n in 0..3 {
         a.qp.post(&Wr::send(n, &[]));
     }
-    // The device decides how many requests have begun.
+    // The device decides how many of the requests have begun.
     drain(&a.qp, true);
     for n in 0..3 {
         b.qp.post_receive(n, &[]);
@@ -74,7 +74,7 @@ fn queue_is_drained_when_what_it_began_is_finished(device: &Device) {
         assert_eq!((wc.wr_id, wc.status), (finished, Status::IBV_WC_SUCCESS));
         finished += 1;
     }
-    // The peer has received these, and nothing else is in flight.
+    // The peer has received the messages of these requests, and no others are in flight.
     for n in 0..finished {
         b.receive_cq.expect_success(n);
     }
@@ -121,7 +121,7 @@ fn queue_may_be_drained_again_and_again(device: &Device) {
 
 fn requests_of_a_drained_queue_are_begun_when_it_sends_again(device: &Device) {
     let (a, b) = pair(device);
-    // The requester then knows its peer, and may execute posts on a fast path.
+    // After this exchange, the requester knows its peer, and may execute posts on a fast path.
     acquaint(&a, &b);
     let source = a.pd.register_filled(vec![1; 8], 0);
     let sinks = [(); 3].map(|()| b.pd.register(8, LOCAL_WRITE));

@@ -1,4 +1,4 @@
-//! Queue pairs that are destroyed with outstanding work: their requests disappear, and no other
+//! Queue pairs that are destroyed with outstanding work: their requests are dropped, and no other
 //! queue pair is affected.
 
 use rdma_sys::{ibv_qp_state as State, ibv_wc_status as Status};
@@ -48,7 +48,7 @@ fn queue_pair_is_destroyed_with_work_outstanding(device: &Device) {
     for _ in 0..5 {
         let (mut a, b) = pair(device);
         for n in 0..10 {
-            // It will not be received.
+            // No receive is posted for this message.
             a.qp.post(&Wr::send(n, &[]));
             a.qp.post_receive(n, &[]);
         }
@@ -64,7 +64,7 @@ fn requests_of_a_destroyed_queue_pair_move_no_bytes(device: &Device) {
     a.qp.post(&Wr::send(1, &[source.sge(0, 8)]));
     a.qp.post(&Wr::write(2, &[source.sge(0, 8)], &sink, 0));
     a.qp.destroy();
-    // Packets that were sent before arrive now, and find no receive.
+    // Packets that were sent before the queue pair was destroyed arrive now, and find no receive.
     expect_nothing_under_way(device);
     b.qp.post_receive(3, &[sink.sge(0, 8)]);
     expect_nothing_under_way(device);

@@ -1,5 +1,5 @@
-//! Queue pairs from `ibv_create_qp_ex`: which features they have, and what is refused (man
-//! `ibv_create_qp_ex`).
+//! Queue pairs from `ibv_create_qp_ex`: which features they have, and which attributes are refused
+//! (man `ibv_create_qp_ex`).
 
 use rdma_sys::{
     ibv_qp_create_send_ops_flags as Op, ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
@@ -30,7 +30,7 @@ cases![
     sizes_above_the_devices_are_refused,
 ];
 
-/// Checks that the attributes are refused, and only because of the change.
+/// Checks that the changed attributes are refused, and that the unchanged ones are accepted.
 #[track_caller]
 fn expect_refusal(device: &Device, change: impl Fn(&mut ibv_qp_init_attr_ex)) {
     needs_calls(device);

@@ -62,7 +62,7 @@ fn failure_flushes_the_receives_of_both_sides_in_order(device: &Device) {
 
 fn refusal_flushes_what_the_responder_has_to_send(device: &Device) {
     let scene = Scene::new(device);
-    // The first one consumes A's only receive; the others wait for a receive that is never posted.
+    // The first send consumes A's only receive; the others wait for a receive that is never posted.
     scene.b.qp.post(&Wr::send(3, &[]));
     scene.b.qp.post(&Wr::send(4, &[]).unsignaled());
     scene.b.qp.post(&Wr::send(5, &[]));
@@ -77,7 +77,7 @@ fn message_that_does_not_fit_flushes_what_is_behind_it_at_both_ends(device: &Dev
     let source = a.pd.register(8, 0);
     b.qp.post_receive(1, &[]);
     b.qp.post_receive(2, &[]);
-    // B waits for A to receive, which it never does.
+    // B's sends wait for a receive at A, which never posts one.
     b.qp.post(&Wr::send(3, &[]).unsignaled());
     b.qp.post(&Wr::send(4, &[]));
     a.qp.post(&Wr::send(5, &[source.sge(0, 8)]));
@@ -93,7 +93,7 @@ fn message_that_does_not_fit_flushes_what_is_behind_it_at_both_ends(device: &Dev
 }
 
 fn error_state_flushes_both_queues_in_order(device: &Device) {
-    // B has no receives posted, so the send requests stay queued.
+    // B has no receives posted, so A's send requests stay queued.
     let (a, _b) = pair(device);
     for n in 0..10 {
         a.qp.post(&Wr::send(n, &[]).unsignaled());
@@ -140,7 +140,7 @@ fn completions_from_before_the_error_stay_in_front(device: &Device) {
     for n in 0..3 {
         b.receive_cq.expect_success(n);
     }
-    // A's last request completes before anything is flushed.
+    // A's last request has completed before any request is flushed.
     a.send_cq.expect_success(0);
     a.send_cq.expect_success(1);
     a.qp.post(&Wr::send(3, &[]));
@@ -154,16 +154,16 @@ fn request_that_is_flushed_moves_no_bytes(device: &Device) {
     let (a, b) = pair(device);
     let source = a.pd.register_filled(vec![7; 8], 0);
     let sink = b.pd.register(8, ALL_ACCESS);
-    // The first one waits for a receive, so the others do not begin.
+    // The first request waits for a receive, so the others do not begin.
     a.qp.post(&Wr::send(1, &[source.sge(0, 8)]));
     a.qp.post(&Wr::write(2, &[source.sge(0, 8)], &sink, 0));
     a.qp.post(&Wr::write(3, &[source.sge(0, 8)], &sink, 0).with_imm(4));
     a.qp.to_error();
     a.send_cq.expect_flushed([1, 2, 3]);
-    // Packets that were sent before arrive now, and find no receive.
+    // Packets that were sent before the error arrive now, and find no receive.
     expect_nothing_under_way(device);
     b.qp.post_receive(1, &[sink.sge(0, 8)]);
-    // Both are reset, and nothing from before arrives any more.
+    // Both sides are reset, so packets from before the reset no longer arrive.
     a.qp.to_reset();
     b.qp.to_reset();
     connect_sides(&a, &b, &Knobs::default());
@@ -186,7 +186,7 @@ fn send_request_posted_in_the_error_state_is_flushed(device: &Device) {
     assert!(a.send_cq.is_empty());
 }
 
-/// Makes another queue pair fail, so that it is flushed.
+/// Makes requests fail and be flushed on another connection.
 fn refuse_something(device: &Device) {
     let scene = Scene::new(device);
     scene.a.qp.post(&bad(&scene, 1));
@@ -203,7 +203,7 @@ fn receive_request_posted_in_the_error_state_is_flushed(device: &Device) {
         a.qp.post_receive(n, &[sink.sge(0, 8)]);
     }
     if device.differs("receive-posted-in-error-waits") {
-        // This takes long enough for the device's background work.
+        // Meanwhile, the device has enough time for its background work.
         refuse_something(device);
         assert!(a.receive_cq.is_empty());
         a.qp.to_error();
@@ -244,7 +244,8 @@ fn queue_that_was_flushed_is_whole_after_a_reset(device: &Device) {
         a.qp.to_reset();
         b.qp.to_reset();
         connect_sides(&a, &b, &Knobs::default());
-        // For more than one round, all slots are free and contain nothing old.
+        // The flush has freed all slots: several rounds use each of them again, and find nothing of
+        // the flushed requests.
         for first in [100, 200] {
             for n in first..first + places {
                 b.qp.post_receive(n, &[sink.sge(0, 4), sink.sge(4, 4)]);

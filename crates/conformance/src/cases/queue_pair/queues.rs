@@ -55,7 +55,7 @@ fn unsignaled_request_is_reported_when_every_request_is(device: &Device) {
 
 fn request_ids_come_back_bit_for_bit(device: &Device) {
     let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
-    // Equal IDs are not an error: only the program uses them.
+    // Equal IDs are allowed, because only the program uses them.
     for wr_id in [0, u64::MAX, 1 << 63, 0xffff_ffff, 0, 0] {
         b.qp.post_receive(!wr_id, &[]);
         a.qp.post(&Wr::send(wr_id, &[]));
@@ -80,7 +80,7 @@ fn requests_of_one_list_are_executed_in_its_order(device: &Device) {
     assert_eq!(sink.bytes(), source.bytes());
 }
 
-/// Returns a pair whose queues have at least this many slots. So A's queue holds that many requests
+/// Returns a pair whose queues have at least this many slots, so A can post at least `places` sends
 /// while B has no receive.
 fn of_places(device: &Device, places: u32) -> (Side, Side) {
     let size = Size { send_wr: places, receive_wr: places, ..Size::default() };
@@ -122,8 +122,8 @@ fn receive_queue_takes_as_many_requests_as_it_said(device: &Device) {
     }
 }
 
-/// Posts a list that exceeds A's empty queue while B has no receive. Returns the number of accepted
-/// requests.
+/// Posts more sends than fit into A's empty queue, while B has no receive. Returns the number of
+/// accepted requests.
 #[track_caller]
 fn overfill_sends(a: &Side) -> usize {
     let places = send_places(&a.qp) as usize;

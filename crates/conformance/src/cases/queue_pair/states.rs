@@ -59,7 +59,8 @@ fn no_other_transition_is_allowed(device: &Device) {
         for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
             if transition(service, from, to).is_none() {
                 side.bring(from);
-                // The attributes include those that other transitions to that state need.
+                // For each state `before`, pass the attributes that the transition from there to
+                // `to` would need.
                 for before in STATES {
                     let needed = transition(service, before, to).map_or(0, |way| way.required);
                     let result = side.transit((from, to), needed);
@@ -88,7 +89,7 @@ fn no_receive_is_taken_before_init(device: &Device) {
     for service in device.types(&SERVICES) {
         let side = alone(device, service);
         assert_eq!(side.qp.try_post_receive(1, &[]), REFUSED, "{service:?}");
-        // Nothing from before remains.
+        // The refused receive is not flushed later.
         side.bring(State::IBV_QPS_RTR);
         side.qp.post_receive(2, &[]);
         side.qp.to_error();
@@ -285,7 +286,8 @@ fn reset_leaves_the_completions_of_other_queue_pairs(device: &Device) {
         peer.receive_cq.expect_success(n);
     }
     a.qp.to_reset();
-    // Completions of a queue pair that was reset may remain in the queue; another case covers them.
+    // Completions of the reset queue pair may remain in the completion queue; another case checks
+    // that.
     let mut next = 10;
     while next < 13 {
         let wc = a.send_cq.next();

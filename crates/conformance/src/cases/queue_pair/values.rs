@@ -53,8 +53,8 @@ const INIT: (State, State) = STEPS[0];
 const RTR: (State, State) = STEPS[1];
 const RTS: (State, State) = STEPS[2];
 
-/// Checks that attributes with one bad value are refused, and that they are accepted with a good
-/// one.
+/// Checks that attributes that `spoil` has changed are refused, and that the unchanged ones are
+/// accepted.
 #[track_caller]
 fn expect_refused(
     device: &Device,
@@ -191,7 +191,8 @@ fn source_gids_that_are_not_there_are_refused(device: &Device) {
     }
 }
 
-/// Returns the attributes that were set for a state, and those that a query then returns.
+/// Returns the attributes that were set on the way to this state, and those that a query then
+/// returns.
 fn set_and_found(side: &Side, state: State) -> (ibv_qp_attr, ibv_qp_attr) {
     side.bring(state);
     (right(&side.endpoint(), state, state), side.qp.query())
@@ -280,7 +281,7 @@ fn a_reset_queue_pair_forgets_its_attributes(device: &Device) {
     assert_eq!((found.dest_qp_num, found.timeout, found.port_num), (peer, timeout, port));
 }
 
-/// Returns the PSN of A's next request, as A sends it and as B expects it.
+/// Returns the PSN of A's next request, as A and as B report it.
 fn numbers(a: &Side, b: &Side) -> (u32, u32) {
     (a.qp.query().sq_psn, b.qp.query().rq_psn)
 }
@@ -389,7 +390,7 @@ fn every_combination_of_accesses_is_taken(device: &Device) {
     for service in device.types(&[RC, UC]) {
         let side = alone(device, service);
         side.bring(State::IBV_QPS_RTS);
-        // Rights for the peer's writes, reads and atomics.
+        // All combinations of the rights to write, to read and to execute atomics.
         for access in (0..8).map(|bits| bits << 1) {
             let change = |attr: &mut ibv_qp_attr| attr.qp_access_flags = access;
             assert_eq!(side.transit_with(again, Mask::IBV_QP_ACCESS_FLAGS.0, change), 0);
