@@ -35,10 +35,10 @@ cases![
     more_atomics_than_resources_wait_for_each_other,
 ];
 
-/// The rights that queue pair and region need for atomics only.
+/// The only rights that the queue pair and the region need for atomics.
 const ATOMIC: u32 = LOCAL_WRITE | REMOTE_ATOMIC;
 
-/// Two queue pairs whose peers have all rights.
+/// Returns a connected pair whose sides grant each other all rights.
 fn sides(device: &Device) -> (Side, Side) {
     sides_with(device, ALL_ACCESS)
 }
@@ -57,7 +57,7 @@ fn fetch_and_add(wr_id: u64, result: &Mr, word: &Mr, add: u64) -> Wr {
     Wr::fetch_add(wr_id, &[result.sge(0, 8)], word, 0, add)
 }
 
-/// Reads eight bytes, aligned as atomics require.
+/// Returns a region's first eight bytes as a number.
 fn number(mr: &Mr) -> u64 {
     u64::from_ne_bytes(mr.bytes()[..8].try_into().unwrap())
 }
@@ -66,7 +66,7 @@ fn word(side: &Side, number: u64) -> Mr {
     side.pd.register_filled(number.to_ne_bytes().to_vec(), ALL_ACCESS)
 }
 
-/// Returns the result of one atomic, and the value that it stores.
+/// Executes one atomic. Returns its result and the value of the word afterwards.
 fn outcome(device: &Device, before: u64, request: impl Fn(&Mr, &Mr) -> Wr) -> (u64, u64) {
     let (a, b) = sides(device);
     let (result, word) = (a.pd.register(8, LOCAL_WRITE), word(&b, before));
@@ -133,15 +133,15 @@ fn atomic_changes_its_eight_bytes_alone(device: &Device) {
     let (a, b) = sides(device);
     let result = a.pd.register_filled(vec![1; 24], LOCAL_WRITE);
     let words = b.pd.register_filled(vec![0xff; 24], ALL_ACCESS);
-    // The addition carries out of the word.
+    // The addition overflows the word, and the carry is dropped.
     a.qp.post(&Wr::fetch_add(1, &[result.sge(8, 8)], &words, 8, 1));
     a.send_cq.expect_success(1);
     assert_eq!(result.bytes(), [[1; 8], [0xff; 8], [1; 8]].concat());
     assert_eq!(words.bytes(), [[0xff; 8], [0; 8], [0xff; 8]].concat());
 }
 
-/// Lets two pairs, each with its own thread, compete for one word that both receivers have
-/// registered.
+/// Runs `own` on two connections at once, each in its own thread. Both peers have registered the
+/// same word. Returns the word's final value.
 fn compete(device: &Device, own: impl Fn(&Side, u64, u32) + Sync) -> u64 {
     let ((a, b), (c, d)) = (sides(device), sides(device));
     let word = word(&b, 0);
@@ -237,7 +237,8 @@ fn fenced_send_carries_what_the_atomic_brought(device: &Device) {
     assert_eq!(number(&sink), 41);
 }
 
-/// Executes an addition that fails and leaves the words unchanged. Returns its status.
+/// Executes an addition, and checks that it fails and leaves the words unchanged. Returns its
+/// status.
 fn refused(sides: (Side, Side), region: u32, spoil: impl Fn(&Mr, &Mr) -> Wr) -> Status {
     let (a, b) = sides;
     let result = a.pd.register_filled(vec![3; 16], LOCAL_WRITE);
@@ -268,8 +269,9 @@ fn queue_pair_without_remote_atomic_refuses_atomics(device: &Device) {
     assert_eq!(status, Status::IBV_WC_REM_INV_REQ_ERR);
 }
 
-/// The address is misaligned for the requester, or in the peer's memory, if memory can be
-/// registered at an address with another alignment. The post or the peer may refuse it.
+/// The address is misaligned in the request, or in the peer's memory (if memory can be registered
+/// at an address with a different alignment). The device may refuse the request when it is posted,
+/// or let it fail.
 fn misaligned_atomic_changes_nothing(device: &Device) {
     for (offset, shift) in [(1, 0), (2, 0), (4, 0), (7, 0), (0, 4), (4, 4)] {
         let (a, b) = sides(device);
@@ -305,7 +307,7 @@ fn atomic_with_a_wrong_rkey_is_refused(device: &Device) {
     }
 }
 
-/// The post may refuse it, or its completion may fail.
+/// The device may refuse the request when it is posted, or let it fail.
 fn atomic_with_too_little_room_for_its_result_changes_nothing(device: &Device) {
     for length in [1, 4, 7] {
         let (a, b) = sides(device);

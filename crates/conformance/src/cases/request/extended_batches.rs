@@ -39,8 +39,8 @@ cases![
     batches_and_lists_of_several_threads_do_not_mix,
 ];
 
-/// Checks that nothing from a failed or abandoned batch was posted. A request that is posted now
-/// completes first and alone, and only its bytes arrive at B.
+/// Checks that nothing from a failed or abandoned batch was posted. Of all requests, only one that
+/// is posted now completes, and only its bytes arrive at B.
 #[track_caller]
 fn expect_nothing_posted(scene: &Scene) {
     assert_eq!(scene.a.qp.try_call(&[scene.write(77, 56)]), 0);
@@ -50,7 +50,7 @@ fn expect_nothing_posted(scene: &Scene) {
     assert_eq!((&bytes[..56], &bytes[56..]), (&[0; 56][..], &scene.at_a.bytes()[56..]));
 }
 
-/// Posts a mistake between two correct requests.
+/// Makes a mistake between two correct requests of a batch. Checks that the batch fails.
 #[track_caller]
 fn expect_failure(scene: &Scene, mistake: impl FnOnce()) {
     scene.a.qp.start();
@@ -65,8 +65,8 @@ fn nothing_is_executed_before_the_batch_is_complete(device: &Device) {
     let (c, d) = pair(device);
     scene.a.qp.start();
     scene.a.qp.build(&scene.write(1, 0));
-    // Two connections are not ordered, so this sends enough messages on another one for a message
-    // on this one to arrive.
+    // There is no order between connections, so this sends many messages on another one: enough
+    // time for a message of this one to arrive.
     for n in 0..20 {
         d.qp.post_receive(n, &[]);
         c.qp.post(&Wr::send(n, &[]));
@@ -184,8 +184,8 @@ fn too_much_inline_data_in_pieces_fails_the_batch(device: &Device) {
     let scene = scene(device);
     let most = scene.a.qp.capacity().max_inline_data as usize;
     let whole = vec![1; most];
-    // SoftRoCE checks each piece only by itself, so it copies several pieces beyond the end of
-    // their space. It refuses a single piece that is too long.
+    // SoftRoCE checks each piece only by itself, so it would copy several pieces beyond the end of
+    // the inline space. It does refuse a single piece that is too long.
     let too_long = vec![1; most + 1];
     let pieces: [&[u8]; 2] =
         device.expected([&whole, &[1]], "wr-set-inline-data-list-length", [&[], &too_long]);
@@ -196,7 +196,7 @@ fn too_much_inline_data_in_pieces_fails_the_batch(device: &Device) {
     expect_nothing_posted(&scene);
 }
 
-/// Returns requests that move no data; only the last one is signaled.
+/// Returns writes that move no data. Only the last one is signaled.
 fn empty_writes(scene: &Scene, count: u32) -> Vec<Wr> {
     let silent = Wr::write(5, &[], &scene.at_b, 0).unsignaled();
     let mut all = vec![silent; count as usize - 1];
@@ -219,7 +219,8 @@ fn more_requests_than_the_queue_has_fail_the_batch_and_nothing_is_posted(device:
     expect_nothing_posted(&scene);
 }
 
-/// Posts at most `most` messages while there is no receive. Returns the number that fit.
+/// Posts up to `most` messages while the peer has no receive. Returns the number that fit into the
+/// queue.
 fn post_waiting(scene: &Scene, most: u64) -> u64 {
     (0..most).take_while(|&n| scene.a.qp.try_call(&[Wr::send(n, &[])]) == 0).count() as u64
 }

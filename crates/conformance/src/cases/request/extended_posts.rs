@@ -1,4 +1,4 @@
-//! Requests that are posted with function calls (`ibv_wr_*`): what each one does (man
+//! Requests that are posted with function calls (`ibv_wr_*`): the effect of each call (man
 //! `ibv_wr_post`).
 
 use std::slice;
@@ -136,8 +136,8 @@ fn calls_of_an_unreliable_connection_are_what_a_list_would_have(device: &Device)
             };
             assert_eq!(posted, 0);
             seen.push((a.send_cq.expect_success(wr_id).opcode, 0, 0));
-            // A write without immediate data consumes no receive, so the next three requests
-            // consume the first three receives.
+            // The first request, a write without immediate data, consumes no receive. So each of
+            // the other three consumes the receive that was posted one request earlier.
             if wr_id > 1 {
                 let wc = b.receive_cq.expect_success(wr_id - 1);
                 seen.push((wc.opcode, wc.byte_len, wc.wc_flags));
@@ -236,7 +236,7 @@ fn a_call_binds_a_window(device: &Device) {
     let local = user.pd.register_filled(vec![7; 64], LOCAL_WRITE);
     let mw = needs_windows(device, &grantor);
     let key = mw.key_with(1);
-    // Local write has no effect here, but is not a mistake.
+    // Local write has no effect for a window, but naming it is allowed.
     let bind = Wr::bind(1, &mw, key, shown.part(16, 8, REMOTE_WRITE | LOCAL_WRITE));
     assert_eq!(grantor.qp.try_call(&[bind]), 0);
     assert_eq!(grantor.send_cq.expect_success(1).opcode, Opcode::IBV_WC_BIND_MW);
@@ -287,7 +287,8 @@ fn a_send_by_call_invalidates_the_peers_window(device: &Device) {
     user.send_cq.expect(2, Status::IBV_WC_REM_ACCESS_ERR);
 }
 
-/// Writes the elements to B's memory with a function call. Returns the memory's contents.
+/// Writes these parts of A's memory, given as offset and length, to B's memory with a function
+/// call. Returns the contents of B's memory.
 fn written(scene: &Scene, pieces: &[(usize, usize)]) -> Vec<u8> {
     let sges: Vec<_> = pieces.iter().map(|&(from, length)| scene.at_a.sge(from, length)).collect();
     assert_eq!(scene.a.qp.try_call(&[Wr::write(1, &sges, &scene.at_b, 0)]), 0);
@@ -298,7 +299,7 @@ fn written(scene: &Scene, pieces: &[(usize, usize)]) -> Vec<u8> {
 fn lists_of_elements_are_sent_one_behind_the_other(device: &Device) {
     let scene = scene(device);
     let bytes = written(&scene, &[(40, 2), (0, 10), (20, 3)]);
-    // SoftRoCE sends as many bytes as if all three elements had the length of the first.
+    // SoftRoCE computes the length as if all three elements were as long as the first.
     let count = device.expected(15, "wr-set-sge-list-length", 6);
     let wanted: Vec<u8> = (40..42).chain(0..10).chain(20..23).take(count).collect();
     assert_eq!(bytes[..count], wanted);
@@ -319,8 +320,8 @@ fn as_many_elements_as_the_queue_pair_has_are_sent(device: &Device) {
     assert_eq!(bytes[..4 * most], wanted);
 }
 
-/// Returns a write whose data is set later. SoftRoCE treats the data as inline only if the flag is
-/// also set.
+/// Returns a write whose data must be set with a further call. It has the inline flag, because
+/// without it SoftRoCE does not treat the data as inline.
 fn flagged(scene: &Scene, wr_id: u64, place: usize) -> Wr {
     Wr::write(wr_id, &[], &scene.at_b, place).inline()
 }

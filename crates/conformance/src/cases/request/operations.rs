@@ -1,4 +1,4 @@
-//! Tests of the bytes that a request moves, their destination, and their order.
+//! Which bytes a request moves, where to, and in which order.
 
 use rdma_sys::{ibv_mtu, ibv_sge, ibv_wc_opcode as Done};
 use test_support::rig::connect::{Knobs, Side, pair, pair_with};
@@ -30,16 +30,16 @@ cases![
     more_reads_than_resources_wait_for_each_other,
 ];
 
-/// Bytes that differ by position.
+/// Returns `length` bytes whose values depend on their positions.
 fn pattern(length: usize) -> Vec<u8> {
     (0..=250).cycle().take(length).collect()
 }
 
 const MTU: usize = 1024;
-/// Lengths of zero, one, around one packet, several packets, and many.
+/// Lengths of zero, one, about one packet, several packets, and many packets.
 const LENGTHS: [usize; 9] =
     [0, 1, MTU - 1, MTU, MTU + 1, 3 * MTU - 1, 3 * MTU, 7 * MTU + 13, 1 << 20];
-/// The bytes around the data, which must not change.
+/// The number of bytes on each side of the data, which must not change.
 const MARGIN: usize = 16;
 
 fn write_puts_bytes_into_the_peers_memory(device: &Device) {
@@ -78,8 +78,8 @@ fn send_fills_the_oldest_receive_request(device: &Device) {
     );
 }
 
-/// Checks, for each length, exactly which bytes `go` moves from one region to the other. Both
-/// regions have a margin.
+/// Checks, for each length, exactly which bytes `go` moves from the source to the sink. Both
+/// regions have a margin before and after these bytes.
 fn exactly_its_bytes(device: &Device, reads: bool, go: impl Fn(&Side, &Side, &Mr, &Mr, usize)) {
     let (a, b) = pair(device);
     for length in LENGTHS {
@@ -162,7 +162,8 @@ fn addresses_need_no_alignment(device: &Device) {
     }
 }
 
-/// Returns two queue pairs with as many elements as the device supports, up to 32, and that number.
+/// Returns a pair whose requests can have as many elements as the device supports, up to 32. Also
+/// returns that number.
 fn with_many_elements(device: &Device) -> (Side, Side, usize) {
     let most = device.attributes().max_sge.min(32).cast_unsigned();
     // A request needs space in addition to its elements.
@@ -173,12 +174,12 @@ fn with_many_elements(device: &Device) -> (Side, Side, usize) {
 
 const PIECE: usize = 5;
 
-/// Returns every second piece of a region of `2 * count` pieces, in reverse order.
+/// Returns every second piece of a region that consists of `2 * count` pieces, in reverse order.
 fn pieces(mr: &Mr, count: usize) -> Vec<ibv_sge> {
     (0..count).rev().map(|n| mr.sge(2 * n * PIECE, PIECE)).collect()
 }
 
-/// The bytes of [`pieces`], concatenated.
+/// Returns the bytes of the [`pieces`], concatenated.
 fn bytes_of_pieces(bytes: &[u8], count: usize) -> Vec<u8> {
     (0..count).rev().flat_map(|n| bytes[2 * n * PIECE..][..PIECE].to_vec()).collect()
 }
@@ -202,7 +203,7 @@ fn send_gathers_and_receive_scatters_as_many_elements_as_the_queue_pairs_have(de
     b.receive_cq.expect_success(2);
     let whole = bytes_of_pieces(&source.bytes(), count);
     assert_eq!(bytes_of_pieces(&sink.bytes(), count), whole);
-    // The bytes between the pieces are unchanged.
+    // The bytes between the pieces have not changed.
     let between = sink.bytes().chunks(2 * PIECE).all(|chunk| chunk[PIECE..] == [0; PIECE]);
     assert!(between);
 }
@@ -250,8 +251,8 @@ fn data_stays_at_its_source(device: &Device) {
     assert_eq!(source.bytes(), pattern(64));
 }
 
-/// Checks that a request consumes no receive and causes no completion: the next SEND consumes the
-/// oldest receive, and completes first.
+/// Checks that a request consumes no receive and causes no completion at the peer. The next SEND
+/// must consume the oldest receive, whose completion must be the first.
 fn silent_at_its_target(device: &Device, request: impl Fn(&Mr, &Mr) -> Wr) {
     let (a, b) = pair(device);
     let (here, there) = (a.pd.register(8, LOCAL_WRITE), b.pd.register(8, ALL_ACCESS));

@@ -44,7 +44,8 @@ cases![
     fence_alone_changes_nothing,
 ];
 
-/// Sends a message of 12 bytes that does not fit into the receive. Returns both statuses.
+/// Sends a message of 12 bytes that is too long for B's receive. Returns the statuses of both
+/// sides.
 fn too_long_for_its_receive(device: &Device) -> (Status, Status) {
     let (a, b) = pair(device);
     let source = a.pd.register_filled(vec![1; 12], 0);
@@ -57,7 +58,7 @@ fn too_long_for_its_receive(device: &Device) -> (Status, Status) {
     b.receive_cq.expect_flushed([2]);
     a.qp.wait_for_error();
     b.qp.wait_for_error();
-    // No byte after the elements was written.
+    // No byte outside the elements was written.
     assert_eq!((&sink.bytes()[3..8], &sink.bytes()[16..]), (&[0; 5][..], &[0; 16][..]));
     (sent.status, received.status)
 }
@@ -76,7 +77,8 @@ fn receive_too_small_is_a_length_error_here_and_an_invalid_request_there(device:
     assert_eq!(too_long_for_its_receive(device), wanted);
 }
 
-/// Sends 12 bytes into an element that the receiver must not use. Returns the receiver's status.
+/// Sends 12 bytes to a receive with an element that the receiver must not use. Returns the
+/// receiver's status.
 fn bad_receive(device: &Device, element: impl Fn(&Side) -> (Option<Mr>, ibv_sge)) -> Status {
     let (a, b) = pair(device);
     let source = a.pd.register_filled(vec![1; 12], 0);
@@ -116,7 +118,7 @@ fn wrong_key(b: &Side) -> (Option<Mr>, ibv_sge) {
 fn receive_out_of_bounds_or_without_local_write_is_an_error_on_both_sides(device: &Device) {
     bad_receive(device, |b| {
         let mr = b.pd.register(64, ALL_ACCESS);
-        // It starts before the region.
+        // The element starts one byte before the region.
         let sge = mr.sge(0, 64);
         let sge = ibv_sge { addr: sge.addr - 1, ..sge };
         (Some(mr), sge)
@@ -171,7 +173,7 @@ fn message_may_be_as_long_as_the_port_says_and_not_longer(device: &Device) {
     for beyond in [0, 1] {
         let (a, b) = pair_with(device, &Size { sge, ..Size::default() }, &Knobs::default());
         let length = a.context.query_port().max_msg_sz + beyond;
-        // All elements are in the same memory.
+        // All elements refer to the same memory.
         let part = length.div_ceil(sge);
         let memory = Mapping::readable(part as usize);
         let region = a.pd.try_register(memory.start(), part as usize, 0).unwrap();
@@ -183,7 +185,7 @@ fn message_may_be_as_long_as_the_port_says_and_not_longer(device: &Device) {
         a.qp.post(&Wr::send(1, &sges));
         let status = a.send_cq.next().status;
         if beyond == 0 || device.differs("messages-of-any-length") {
-            // It was sent, but does not fit.
+            // The message was sent, but is too long for the receive.
             assert_ne!(status, Status::IBV_WC_LOC_LEN_ERR);
             assert_eq!(b.receive_cq.next().wr_id, 2);
         } else {
@@ -285,7 +287,7 @@ fn empty_write_with_immediate_needs_a_receive_without_elements_only(device: &Dev
     assert_eq!((wc.byte_len, imm_of(&wc)), (0, 77));
 }
 
-/// Elements for unregistered bytes.
+/// Returns an element for memory that is not registered.
 fn unregistered(bytes: &mut [u8]) -> ibv_sge {
     let addr = bytes.as_mut_ptr().expose_provenance() as u64;
     ibv_sge { addr, length: u32::try_from(bytes.len()).unwrap(), lkey: 0xbad }
@@ -358,7 +360,7 @@ fn queue_pair_has_the_inline_data_that_it_was_made_for(device: &Device) {
 fn inline_data_that_is_too_long_is_refused_at_the_post(device: &Device) {
     device.needs_inline(16);
     let scene = Scene::new(device);
-    // Some devices round up the requested size.
+    // The case uses the actual size, because some devices round up the requested one.
     let most = scene.a.qp.query().cap.max_inline_data as usize;
     let long = scene.a.pd.register(most + 1, 0);
     let sges = [long.sge(0, most), long.sge(most, 1)];
@@ -368,19 +370,19 @@ fn inline_data_that_is_too_long_is_refused_at_the_post(device: &Device) {
     scene.a.qp.assert_ready();
 }
 
-/// Posts a request that the post itself refuses. Nothing is executed, and the queue pair is
+/// Checks that posting a request fails, that nothing is executed, and that the queue pair is
 /// unchanged.
 fn refused_at_the_post(device: &Device, spoil: impl Fn(&Scene) -> Wr) {
     let scene = Scene::new(device);
     assert_ne!(scene.a.qp.try_post(&spoil(&scene)), 0);
     scene.assert_untouched();
     scene.a.qp.post(&scene.requests()[0]);
-    // The first to complete is the one that was posted.
+    // The first completion is that of the valid request.
     scene.a.send_cq.expect_success(1);
     assert!(scene.b.receive_cq.is_empty());
 }
 
-/// Posts a request that is refused by the post or fails later; nothing is executed in either case.
+/// Checks that a request is never executed: either posting it fails, or it fails later.
 fn never_executed(device: &Device, spoil: impl Fn(&Scene) -> Wr) {
     let scene = Scene::new(device);
     if scene.a.qp.try_post(&spoil(&scene)) == 0 {
@@ -464,7 +466,7 @@ fn elements_of_the_list_may_be_reused_after_the_post(device: &Device) {
     b.qp.post_receive(1, &[sink.sge(32, 8)]);
     let mut wr = Wr::write(1, &[source.sge(0, 8)], &sink, 0);
     a.qp.post(&wr);
-    // This posts the same request again, with other elements and another target.
+    // The same request is posted again, with a different element and a different target.
     wr.sges[0] = source.sge(8, 8);
     let wr = wr.remote(sink.address() + 8, sink.rkey());
     a.qp.post(&wr);
