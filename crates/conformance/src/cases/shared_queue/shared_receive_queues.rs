@@ -1,6 +1,6 @@
 //! Shared receive queues as objects: their sizes, slots, limits and destruction (IBTA volume 1,
 //! 10.2.9).
-#![allow(clippy::cast_possible_truncation)] // Small numbers.
+#![allow(clippy::cast_possible_truncation)] // All numbers are small.
 
 use rdma_sys::{
     Errno, ibv_device_cap_flags as Cap, ibv_srq_attr_mask as Mask, ibv_wc, ibv_wc_status as Status,
@@ -147,7 +147,7 @@ fn polled_completions_give_their_room_back(device: &Device) {
 fn a_queue_pair_that_is_destroyed_gives_its_room_back(device: &Device) {
     let (clients, mut server) = with_clients(device, 4, 2);
     let room = server.srq.fill(0);
-    // One completion is polled; the other two are dropped with the queue pair.
+    // The completion of the first receive is polled; the other two are dropped with the queue pair.
     deliver(&clients[0], &server);
     send(&clients[0]);
     send(&clients[0]);
@@ -155,7 +155,7 @@ fn a_queue_pair_that_is_destroyed_gives_its_room_back(device: &Device) {
     assert_eq!(server.srq.fill(100), 3);
     for n in (3..room).chain(100..103) {
         send(&clients[1]);
-        // Completions of the destroyed queue pair may still be queued.
+        // Completions of the destroyed queue pair may remain in the queue.
         let of_second = |wc: &ibv_wc| wc.qp_num == server.qps[1].number();
         let wc = std::iter::repeat_with(|| server.receive_cq.next()).find(of_second).unwrap();
         assert_eq!((wc.wr_id, wc.status), (n, Status::IBV_WC_SUCCESS));
@@ -167,7 +167,7 @@ fn a_queue_is_busy_while_queue_pairs_use_it(device: &Device) {
     assert_eq!(server.srq.try_destroy(), Errno::EBUSY.raw());
     server.qps[0].destroy();
     assert_eq!(server.srq.try_destroy(), Errno::EBUSY.raw());
-    // The queue is unchanged.
+    // The failed destruction leaves the queue unchanged.
     server.srq.post(1, &[]);
     send(&clients[1]);
     server.expect(1, 1);
@@ -186,7 +186,7 @@ fn what_nobody_took_goes_with_the_queue(device: &Device) {
     let Server { srq, pd, receive_cq, send_cq, context, .. } = server;
     drop(srq);
     sink.deregister();
-    // The next queue pair that uses this queue causes its first event.
+    // The next queue pair that uses this receive queue causes the queue's first event.
     let other = pd.qp(&send_cq, &receive_cq, &Size::default());
     let client = &clients[0];
     client.qp.to_reset();
@@ -221,7 +221,7 @@ fn a_limit_that_the_mask_does_not_name_is_not_set(device: &Device) {
     assert_eq!(server.srq.limit(), 3);
 }
 
-/// A client, and a server whose queue has eight requests.
+/// Returns a client, and a server whose shared receive queue has eight requests.
 fn of_eight(device: &Device) -> (Side, Server) {
     let (mut clients, server) = with_clients(device, 16, 1);
     (0..8).for_each(|n| server.srq.post(n, &[]));
@@ -232,7 +232,8 @@ fn the_limit_is_an_event_when_fewer_are_left(device: &Device) {
     let (client, server) = of_eight(device);
     server.srq.set_limit(5);
     (0..3).for_each(|_| deliver(&client, &server));
-    // Five are left, which is not below the limit. The event would have reset the limit to 0.
+    // Five are left, which is not below the limit of 5. If the event had been reported, the limit
+    // would now be 0.
     assert_eq!(server.srq.limit(), 5);
     deliver(&client, &server);
     assert_eq!(events(&server, LIMIT, 1), [(LIMIT, server.srq.name())]);
@@ -245,7 +246,7 @@ fn the_limit_is_an_event_once(device: &Device) {
     deliver(&client, &server);
     assert_eq!(events(&server, LIMIT, 1).len(), 1);
     (0..6).for_each(|_| deliver(&client, &server));
-    // Only the new limit's event is reported.
+    // The event of the previous limit is not reported, only that of the new one.
     server.srq.set_limit(1);
     deliver(&client, &server);
     assert_eq!(events(&server, LIMIT, 1).len(), 1);
@@ -287,9 +288,10 @@ fn a_queue_waits_for_the_acknowledgement_of_its_events(device: &Device) {
     let name = SrqName::of(&srq);
     std::thread::scope(|threads| {
         let destroyer = threads.spawn(move || drop(srq));
-        // The destruction first discards the unread event; then it waits for the other.
+        // The destruction first discards the unread event, and then waits until the other one is
+        // acknowledged.
         until("the discard of the unread event", || !context.has_async_events());
-        // This is enough time for the destruction to finish if it did not wait.
+        // Without waiting for that, the destruction would be complete after these calls.
         for _ in 0..20 {
             drop(device.open());
         }

@@ -1,6 +1,6 @@
-//! Shared receive queues: how their receives are consumed and refused, and what happens when queue
-//! pairs end (IBTA volume 1, 10.2.9).
-#![allow(clippy::cast_possible_truncation)] // Small numbers.
+//! Shared receive queues: how their receives are consumed or refused, and what happens to them when
+//! queue pairs end (IBTA volume 1, 10.2.9).
+#![allow(clippy::cast_possible_truncation)] // All numbers are small.
 
 use rdma_sys::{
     Errno, ibv_event_type as Event, ibv_qp_type, ibv_wc_opcode, ibv_wc_status as Status,
@@ -58,27 +58,28 @@ pub(super) fn with_clients(device: &Device, max_wr: u32, clients: usize) -> (Vec
     Server::with_clients(device, max_wr, clients, &Knobs::default())
 }
 
-/// Sends an empty message, which must succeed.
+/// Sends an empty message, and checks that it succeeds.
 #[track_caller]
 pub(super) fn send(client: &Side) {
     client.qp.post(&Wr::send(1, &[]));
     client.send_cq.expect_success(1);
 }
 
-/// Sends a message from a client, and polls the receive's completion.
+/// Sends a message from a client, and polls the completion of the receive.
 #[track_caller]
 pub(super) fn deliver(client: &Side, server: &Server) {
     send(client);
     server.receive_cq.next();
 }
 
-/// Registers the source memory of the messages: for each client, eight bytes with its number.
+/// Registers the memory from which the clients send: for each client, eight bytes that contain its
+/// number.
 fn sources(clients: &[Side]) -> Vec<Mr> {
     let source = |(n, client): (usize, &Side)| client.pd.register_filled(vec![n as u8 + 1; 8], 0);
     clients.iter().enumerate().map(source).collect()
 }
 
-/// Waits for `count` events of this kind, and reads all that are pending.
+/// Waits for `count` events of this kind. Reads all pending events and returns those of this kind.
 #[track_caller]
 pub(super) fn events(server: &Server, kind: Event, count: usize) -> Vec<(Event, usize)> {
     let mut events = Vec::new();
@@ -228,7 +229,7 @@ fn requests_of_many_threads_are_taken_once_each(device: &Device) {
 fn a_sender_waits_for_a_request(device: &Device) {
     let (clients, server) = with_clients(device, 8, 2);
     clients[0].qp.post(&Wr::send(1, &[]));
-    // The other client's write shows that time has passed.
+    // After the other client's write, the first client's message has had time to arrive.
     let sink = server.pd.register(8, ALL_ACCESS);
     let from = sources(&clients);
     clients[1].qp.post(&Wr::write(1, &[from[1].sge(0, 8)], &sink, 0));
@@ -256,7 +257,7 @@ fn a_list_of_requests_serves_all_who_wait(device: &Device) {
     assert_eq!(takers.len(), 3);
 }
 
-/// Returns clients that soon give up on a message without a receive.
+/// Returns clients that soon give up if their message finds no receive.
 fn with_impatient_clients(device: &Device, clients: usize) -> (Vec<Side>, Server) {
     needs_queues(device);
     let knobs = Knobs { rnr_retries: 1, min_rnr_timer: 10, ..Knobs::default() };
@@ -285,8 +286,8 @@ fn a_sender_that_goes_leaves_the_request_to_the_next(device: &Device) {
     for client in &clients {
         client.qp.post(&Wr::send(1, &[]));
     }
-    // Five clients wait. Four of them end: by an error, a reset, destruction, and the end of the
-    // receiver.
+    // Five clients wait for a receive. Four of them stop waiting: because of an error, a reset, the
+    // destruction of the client's queue pair, and that of the receiver's.
     clients[0].qp.to_error();
     clients[1].qp.to_reset();
     clients[2].qp.destroy();
@@ -320,8 +321,9 @@ fn a_queue_pair_with_a_shared_queue_has_no_receives_of_its_own(device: &Device) 
     assert_eq!(is_named, device.expected(true, "no-bad-wr-without-a-queue", false));
 }
 
-/// Sends a message to a queue pair in another domain than its shared queue, with receive memory
-/// from one of the two domains. Returns both statuses, and whether the data arrived.
+/// Sends a message to a queue pair whose domain differs from that of its shared receive queue. The
+/// receive's memory is from one of the two domains. Returns both statuses, and whether the data
+/// arrived.
 fn between_domains(device: &Device, memory_of_queue: bool) -> (Status, Status, bool) {
     let (clients, server) = with_clients(device, 8, 1);
     let other = server.context.pd();
@@ -341,7 +343,7 @@ fn between_domains(device: &Device, memory_of_queue: bool) -> (Status, Status, b
 const CAME: (Status, Status, bool) = (Status::IBV_WC_SUCCESS, Status::IBV_WC_SUCCESS, true);
 const REFUSED: (Status, Status, bool) =
     (Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_LOC_PROT_ERR, false);
-/// The result on SoftRoCE.
+/// The result on SoftRoCE, for either domain.
 const REFUSED_BY_RXE: (Status, Status, bool) =
     (Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_LOC_QP_OP_ERR, false);
 
@@ -407,7 +409,7 @@ fn the_last_request_of_a_queue_pair_is_an_event(device: &Device) {
     send(&clients[1]);
     server.qps[1].to_error();
     if device.differs("no-last-request-event") {
-        // A later message shows that the event was not reported.
+        // A later message's event shows that no event was reported for the last request.
         server.srq.set_limit(1);
         server.expect(1, 1);
         server.srq.post(2, &[]);
@@ -416,7 +418,7 @@ fn the_last_request_of_a_queue_pair_is_an_event(device: &Device) {
         return;
     }
     assert_eq!(events(&server, LAST, 1), [(LAST, server.qp_name(1))]);
-    // Every completion of its receives can still be polled.
+    // The completions of the queue pair's receives can still be polled.
     server.expect(1, 1);
 }
 
@@ -431,11 +433,11 @@ fn the_last_request_is_an_event_once_in_each_life(device: &Device) {
         if !differs {
             assert_eq!(events(&server, LAST, 1), [last]);
         }
-        // It is already in error.
+        // The queue pair is already in error, so this causes no second event.
         server.qps[1].to_error();
         server.connect(&server.qps[1], &clients[1], &Knobs::default());
     }
-    // The next event is for a later message.
+    // The next event is the one that a later message causes.
     server.srq.post(1, &[]);
     server.srq.set_limit(1);
     deliver(&clients[0], &server);
@@ -449,7 +451,7 @@ fn a_queue_pair_without_a_shared_queue_has_no_last_request(device: &Device) {
     clients[0].qp.post_receive(1, &[]);
     clients[0].qp.to_error();
     clients[0].receive_cq.expect_flushed([1]);
-    // A flush would be reported after it.
+    // If the flush had caused the event, it would have been reported by now.
     assert!(context.async_events().iter().all(|event| event.0 != LAST));
     drop(server);
 }
