@@ -32,8 +32,8 @@ cases![
     an_overflow_is_an_event_of_the_queue,
 ];
 
-/// Makes a queue pair report an event, in a way that works on every device: its send queue is
-/// drained.
+/// Makes a queue pair report an event in a way that works on every device: by draining its send
+/// queue.
 fn provoke(qp: &Qp) {
     let attr =
         ibv_qp_attr { qp_state: State::IBV_QPS_SQD, en_sqd_async_notify: 1, ..Default::default() };
@@ -43,14 +43,14 @@ fn provoke(qp: &Qp) {
 
 const PROVOKED: Event = Event::IBV_EVENT_SQ_DRAINED;
 
-/// Waits for the next events of a side's context.
+/// Waits until the side's context has events, and reads them.
 #[track_caller]
 fn events(side: &Side) -> Vec<(Event, usize)> {
     until("an event", || side.context.has_async_events());
     side.context.async_events()
 }
 
-/// Checks that a side has no event other than the one caused now.
+/// Checks that the side has no event except the one that this function causes.
 #[track_caller]
 fn expect_no_event(side: &Side) {
     provoke(&side.qp);
@@ -111,7 +111,7 @@ fn events_come_in_order(device: &Device) {
     for (n, qp) in others.iter().enumerate() {
         connect(qp, &end, &end, &Knobs::default());
         provoke(qp);
-        // The next one is caused after the device has reported this one.
+        // The next event is caused only after the device has reported this one.
         until("the queue is drained", || qp.query().sq_draining == 0);
         until("an event", || a.context.has_async_events());
         if n == 0 {
@@ -137,14 +137,14 @@ fn a_completion_is_no_event(device: &Device) {
     expect_no_event(&b);
 }
 
-/// Writes from A to memory that A must not write.
+/// Lets A write to memory that A has no right to access.
 fn refused_access(a: &Side) {
     let memory = a.pd.register(8, LOCAL_WRITE);
     a.qp.post(&Wr::write(1, &[memory.sge(0, 8)], &memory, 0).remote(64, 0));
     a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
 }
 
-/// Checks B's event after a failure. SoftRoCE reports none.
+/// Checks that B reports this event after a failure. SoftRoCE reports none.
 #[track_caller]
 fn expect_failure(device: &Device, b: &Side, event: Event) {
     b.qp.wait_for_error();
@@ -174,7 +174,7 @@ fn a_requester_has_its_completion_and_no_event(device: &Device) {
     let (a, b) = pair(device);
     refused_access(&a);
     b.qp.wait_for_error();
-    // An event of another queue pair of the same context.
+    // Causes an event of another queue pair in the same context.
     let other = a.pd.qp(&a.send_cq, &a.receive_cq, &Size::default());
     let end = a.endpoint();
     connect(&other, &end, &end, &Knobs::default());
@@ -216,7 +216,7 @@ fn destroying_a_queue_pair_waits_for_acknowledgements(device: &Device) {
     until("an event", || a.context.has_async_events());
     let taken = a.context.take_async_events(false);
     assert_eq!(taken, [(PROVOKED, a.qp.0.addr())]);
-    // Causes another event, which is not read.
+    // Causes another event, which the case does not read.
     assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
     provoke(&a.qp);
     until("an event", || a.context.has_async_events());
@@ -224,7 +224,8 @@ fn destroying_a_queue_pair_waits_for_acknowledgements(device: &Device) {
     let name = qp.name();
     std::thread::scope(|threads| {
         let destroyer = threads.spawn(move || drop(qp));
-        // The destruction first discards the unread event; then it waits for the other.
+        // The destruction first discards the unread event, and then waits until the other one is
+        // acknowledged.
         until("the discard of the unread event", || !context.has_async_events());
         assert!(!destroyer.is_finished());
         name.acknowledge(PROVOKED);

@@ -1,5 +1,5 @@
-//! The lifetimes of objects: the order of destruction, how it affects other objects, and what owns
-//! them.
+//! The lifetimes of objects: the order of destruction, how destroying an object affects others, and
+//! what owns an object.
 
 use std::ptr;
 

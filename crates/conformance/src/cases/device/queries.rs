@@ -1,4 +1,4 @@
-//! The attributes of a device, its ports and its tables, and the texts for numeric codes.
+//! The attributes of a device, its ports and its tables, and the texts that describe numeric codes.
 
 use std::path::Path;
 
@@ -63,7 +63,7 @@ fn the_list_names_each_device_once(_: &Device) {
     assert_eq!(names.len(), count);
 }
 
-/// Programs use them to form file paths (`/dev/infiniband/uverbs0`, attributes in sysfs).
+/// Programs form file paths from these names (`/dev/infiniband/uverbs0`, attributes in sysfs).
 fn the_list_has_the_files_of_each_device(device: &Device) {
     let all = devices();
     for listed in &all {
@@ -73,7 +73,7 @@ fn the_list_has_the_files_of_each_device(device: &Device) {
         assert!(listed.ibdev_path.ends_with(&format!("/class/infiniband/{}", listed.name)));
         let same = all.iter().filter(|other| other.dev_name == listed.dev_name).count();
         assert_eq!(same, 1, "{}", listed.dev_name);
-        // If a path is in the kernel's file system, the device belongs to the kernel.
+        // If the path exists in the kernel's file system, the device must be one of the kernel's.
         let is_there = Path::new(&listed.dev_path).exists();
         assert!(!is_there || !device.is_software(), "{}", listed.dev_path);
     }
@@ -143,7 +143,7 @@ fn a_device_has_room_for_something_of_everything(device: &Device) {
         assert!(most > 0);
     }
     assert!(attr.phys_port_cnt > 0 && attr.max_pkeys > 0 && attr.max_mr_size > 0);
-    // The bits include at least the page size, and all page sizes that regions can have.
+    // One bit for each page size that regions can have, at least for the system's page size.
     assert!(attr.page_size_cap >= 4096);
     assert!(attr.atomic_cap.0 <= ibv_atomic_cap::IBV_ATOMIC_GLOB.0);
 }
@@ -330,7 +330,7 @@ fn a_context_has_the_functions_that_programs_call_without_a_look(device: &Device
     assert!(context.is_extended() && context.has_unchecked_functions());
 }
 
-/// Checks that each number has a unique text, and that none is called unknown.
+/// Checks that each number has a unique text, and that no text is "unknown".
 fn expect_texts(numbers: impl Iterator<Item = u32>, text: fn(u32) -> &'static str) {
     let mut texts: Vec<_> = numbers.map(text).collect();
     let count = texts.len();

@@ -31,15 +31,15 @@ cases![
     every_accepted_request_completes_once_when_the_queue_pair_fails_under_load,
 ];
 
-/// Returns the number of rounds: `many` on the software device, fewer if each round takes
-/// milliseconds.
+/// Returns the number of rounds: `many` on the software device, and a tenth of that on other
+/// devices, where each round takes milliseconds.
 fn rounds(device: &Device, many: u64) -> u64 {
     if device.is_software() { many } else { many.div_ceil(10) }
 }
 
 const THREADS: u8 = 4;
 
-/// Runs `act` in several threads at once; each gets its number, starting at 1.
+/// Runs `act` in [`THREADS`] threads at once. Each gets its number, counted from 1.
 fn in_threads(act: impl Fn(u8) + Sync) {
     thread::scope(|scope| {
         for n in 1..=THREADS {
@@ -88,7 +88,7 @@ fn objects_of_one_context_are_made_and_destroyed_by_many_threads(device: &Device
     });
 }
 
-/// Names that threads currently hold. Each must belong to only one thread at a time.
+/// Names, such as keys, that threads currently hold. No name may be held twice at the same time.
 #[derive(Default)]
 struct Held(Mutex<BTreeSet<u32>>);
 
@@ -163,7 +163,7 @@ fn an_object_serves_every_thread_whoever_made_it(device: &Device) {
     });
 }
 
-/// Runs `works` to completion while another thread repeats `comes_and_goes`.
+/// Runs `works` to completion while another thread calls `comes_and_goes` repeatedly.
 fn beside(works: impl FnOnce(), comes_and_goes: impl Fn() + Sync) {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -172,14 +172,14 @@ fn beside(works: impl FnOnce(), comes_and_goes: impl Fn() + Sync) {
                 comes_and_goes();
             }
         });
-        // A panic is caught, because otherwise the other thread would never stop.
+        // A panic is caught, because otherwise the other thread would not stop.
         let result = catch_unwind(AssertUnwindSafe(works));
         done.store(true, Ordering::Release);
         result.unwrap();
     });
 }
 
-/// Posts `rounds` writes, and checks that each one arrives.
+/// Posts `rounds` writes one after the other, and checks that each one arrives.
 fn write_again_and_again(rounds: u64, a: &Side, from: &Mr, to: &Mr) {
     for n in 0..rounds {
         from.fill(u8::try_from(n % 255).unwrap() + 1);
@@ -234,8 +234,8 @@ fn a_state_is_queried_while_requests_complete(device: &Device) {
     beside(|| write_again_and_again(rounds, &a, &from, &to), query);
 }
 
-/// Writes from A until a write fails, while another thread runs `end`. Returns the failure, and the
-/// result of `end`.
+/// Writes from A until a write fails, while another thread runs `end`. Returns the status of the
+/// failed write and the result of `end`.
 fn write_until<T: Send>(a: &Side, wr: &Wr, end: impl FnOnce() -> T + Send) -> (Status, T) {
     let works = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -254,7 +254,8 @@ fn write_until<T: Send>(a: &Side, wr: &Wr, end: impl FnOnce() -> T + Send) -> (S
     })
 }
 
-/// Returns a write of all bytes to one place; it outlives the regions.
+/// Returns a write of the whole region. The request does not borrow the regions, so they can be
+/// deregistered.
 fn write(from: &Mr, to: &Mr) -> Wr {
     let wr = Wr::new(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &[from.sge(0, BYTES)]);
     wr.remote(to.address(), to.key())
@@ -279,20 +280,20 @@ fn deregistered_memory_is_not_sent_from_any_more(device: &Device) {
     for _ in 0..rounds(device, 20) {
         let Scene { a, b, at_a, at_b } = Scene::new(device);
         let wr = write(&at_a, &at_b);
-        // Cases without concurrency check the status.
+        // The status is ignored, because cases without concurrency check it.
         let (_, memory) = write_until(&a, &wr, || {
             let mut memory = at_a.deregister();
             memory.fill(0xee);
             memory
         });
-        // The writes that succeeded used the old bytes.
+        // The writes that succeeded read the old bytes.
         at_b.assert_filled(AT_A);
         b.qp.assert_ready();
         drop(memory);
     }
 }
 
-/// Posts `count` writes, waiting for a free slot.
+/// Posts `count` writes. Waits for a free slot whenever the queue is full.
 fn post_all(qp: &Qp, from: &Mr, to: &Mr, count: u64) {
     for n in 0..count {
         let wr = Wr::write(n, &[from.sge(0, 8)], to, 0);

@@ -1,4 +1,4 @@
-//! Forks and child processes while the parent uses a device (man `ibv_fork_init`).
+//! Forks and child processes of a parent that uses a device (man `ibv_fork_init`).
 
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
 use std::process::Command;
@@ -26,7 +26,7 @@ cases![
     a_child_uses_the_device_for_itself,
 ];
 
-/// More than a page, so some pages contain nothing else.
+/// More than a page, so some pages contain only bytes of the region.
 const LENGTH: usize = 4 * 4096;
 
 /// A child that runs a closure on command.
@@ -63,7 +63,7 @@ fn prepare() {
 fn forks_are_prepared_for_before_the_first_region(device: &Device) {
     prepare();
     assert_ne!(fork_status(), ibv_fork_status::IBV_FORK_DISABLED);
-    // Another call does no harm, and a region can still be registered afterwards.
+    // Another call does no harm: a region can still be registered afterwards.
     prepare();
     let (a, _b) = pair(device);
     drop(a.pd.register(LENGTH, LOCAL_WRITE));
@@ -75,8 +75,8 @@ fn the_parents_memory_stays_the_devices_while_a_child_lives(device: &Device) {
     let from = a.pd.register_filled(vec![3; LENGTH], ALL_ACCESS);
     let to = b.pd.register_filled(vec![1; LENGTH], ALL_ACCESS);
     let child = Waiting::fork(|| {});
-    // The first process that writes to a page gets a copy. That must not detach the parent's memory
-    // from the device.
+    // After a fork, the first process that writes to a page gets a copy of it. That must not detach
+    // the parent's memory from the device.
     from.fill(4);
     to.fill(2);
     a.qp.post(&Wr::write(1, &[from.sge(0, LENGTH)], &to, 0));
@@ -104,7 +104,7 @@ fn the_parents_receives_stay_posted_while_a_child_lives(device: &Device) {
     child.go();
 }
 
-/// Skips the case unless children get copies of registered memory, as of any other.
+/// Skips the case unless children get copies of registered memory, as they do of other memory.
 fn needs_copies(device: &Device) {
     let unneeded = fork_status() == ibv_fork_status::IBV_FORK_UNNEEDED;
     device.needs(unneeded, "children do not have registered memory here");
@@ -125,7 +125,7 @@ fn what_peers_write_does_not_reach_a_childs_copy(device: &Device) {
     to.assert_filled(3);
 }
 
-/// Writes over the connection, and checks that the data arrived.
+/// Writes to `to`, and checks that the data arrived.
 #[track_caller]
 fn expect_to_work(
     write: impl FnOnce() -> Wr,
@@ -150,7 +150,7 @@ fn the_parents_objects_outlive_a_child_that_ends(device: &Device) {
         expect_to_work(write, &a, &to, byte);
         a.qp.assert_ready();
     }
-    // Objects that are created afterwards belong to the parent too.
+    // Objects that are created after the children ended belong to the parent too.
     let (c, d) = pair(device);
     let more = d.pd.register(8, ALL_ACCESS);
     let source = c.pd.register_filled(vec![9; 8], LOCAL_WRITE);
@@ -183,7 +183,7 @@ fn programs_are_started_while_requests_wait(device: &Device) {
     let (a, b) = pair(device);
     let from = a.pd.register_filled(vec![3; LENGTH], LOCAL_WRITE);
     let to = b.pd.register(LENGTH, LOCAL_WRITE);
-    // While a program runs, this one waits for a receive, and the other one for a message.
+    // While other programs run, the send waits for a receive, and the receive waits for a message.
     a.qp.post(&Wr::send(1, &[from.sge(0, LENGTH)]));
     a.qp.post_receive(2, &[from.sge(0, 8)]);
     for _ in 0..3 {

@@ -24,8 +24,8 @@ cases![
     many_queue_pairs_come_and_go_while_others_work,
 ];
 
-/// Returns the number of rounds: `many` on the software device, fewer if each round takes
-/// milliseconds.
+/// Returns the number of rounds: `many` on the software device, and a tenth of that on other
+/// devices, where each round takes milliseconds.
 fn count(device: &Device, many: u64) -> u64 {
     if device.is_software() { many } else { many / 10 }
 }
@@ -70,8 +70,8 @@ fn each_request_completes_to_one_of_many_polling_threads(device: &Device) {
     assert!(a.send_cq.is_empty());
 }
 
-/// Counts the completions of several posters, and checks that each poster's requests complete in
-/// order.
+/// Counts the completions of several posting threads, and checks that the requests of each thread
+/// complete in order.
 struct Order {
     next: [u64; 4],
 }
@@ -191,10 +191,11 @@ fn converse(own: &Side, count: u64, done: &AtomicU32) {
         }
         completed == count && received == count
     });
-    // A queue pair that fails from here on need not acknowledge received messages any more.
+    // Wait for the peer first: once a queue pair is in error, it need not acknowledge the messages
+    // it receives.
     done.fetch_add(1, Ordering::Relaxed);
     until("both are done", || done.load(Ordering::Relaxed) == 2);
-    // If anything went wrong, the peer may still send to the memory that is registered here.
+    // If a check failed, the peer may still be sending to this thread's memory.
     own.qp.to_error();
     own.receive_cq.expect_flushed(count..count + 32);
 }
@@ -211,7 +212,7 @@ fn two_queue_pairs_send_to_each_other_at_once(device: &Device) {
 
 /// Writes from A to B's memory until a write fails, while another thread runs `end`.
 fn write_until(device: &Device, end: impl Fn(&mut Qp) + Sync) {
-    // Over a network, each round waits several seconds for a peer that may only be busy.
+    // Over a network, the peer might only be busy, so each failure takes several seconds to detect.
     let rounds = if device.has_network() { 1 } else { count(device, 10) };
     for _ in 0..rounds {
         let knobs = Knobs { timeout: 12, retries: 6, ..Knobs::default() };
