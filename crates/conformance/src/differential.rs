@@ -2,15 +2,16 @@
 //! results.
 //!
 //! A program is a list of steps, and the devices are idle after each step. A step contains only
-//! requests whose order cannot matter, so the comparison does not depend on any choice that a
-//! device may make.
+//! requests whose order does not affect the result. So the comparison does not depend on choices
+//! that a device may make.
 //!
 //! - `program`: a program as data; `generate` creates one from a seed.
-//! - `model`: decides whether a program is fair, that is, leaves no choice to the devices. Its
-//!   parts `footprint` and `windows` cover the memory that requests touch, and memory windows.
+//! - `model`: decides whether a program is fair, that is, whether it leaves no choice to the
+//!   devices. Its parts `footprint` and `windows` cover the memory that requests touch, and memory
+//!   windows.
 //! - `run`: executes a program on a device, using `end`, `settle` and `refusal`; it records a
 //!   `trace`.
-//! - `child`: a device in a separate process.
+//! - `child`: runs a device in a separate process.
 //! - `compare`: compares two traces.
 //! - `shrink`: makes a failing program smaller.
 //! - `arguments`: selects the programs and the devices.
@@ -43,14 +44,16 @@ use program::Program;
 
 use crate::{devices, remote};
 
-/// The shrinker's limits: how many programs it tries, and for how long.
+/// The maximum number of programs that the shrinker tries.
 const TRIES: usize = 600;
+/// The time limit for shrinking a program.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The note about a program that differed only once.
+/// The note about a program whose results differed in the first run only.
 const AGAIN: &str = "agreed only when it was run again";
 
-/// Compares devices, with the interface of `cargo test`, or serves as the process for one device.
+/// Compares devices, with the interface of `cargo test`. If this process was started for one
+/// device, serves as that process instead.
 #[must_use]
 pub fn main() -> ExitCode {
     if child::serve() {
@@ -78,7 +81,8 @@ fn here((left, right): (String, String), arguments: &Arguments) -> Trial {
     Trial::test(name(&left, &right), move || compare(&left, &right, programs, all))
 }
 
-/// Runs the programs where SoftRoCE was set up, unless this process already runs there.
+/// Returns a test that runs the programs in the place where SoftRoCE was set up. Returns `None` if
+/// this process already runs there, or if SoftRoCE is not tested.
 fn elsewhere(arguments: &Arguments) -> Result<Option<Trial>, String> {
     if env::var_os(devices::VARIABLE).is_some() {
         return Ok(None);
@@ -98,11 +102,11 @@ fn elsewhere(arguments: &Arguments) -> Result<Option<Trial>, String> {
     })))
 }
 
-/// Two devices to compare; the right one may be SoftRoCE.
+/// Two devices to compare. Only the right one can be SoftRoCE.
 struct Comparison {
     left: Device,
     right: Device,
-    /// The known differences of SoftRoCE that occurred.
+    /// The known differences of SoftRoCE that occurred, or `None` if neither device is SoftRoCE.
     met: Option<Met>,
 }
 
@@ -112,7 +116,7 @@ impl Comparison {
         Self { left: Device::new(left), right: Device::new(right), met }
     }
 
-    /// Returns the difference between the devices, if any.
+    /// Runs the program on both devices. Returns the difference between their traces, if any.
     fn difference(&mut self, program: &Program) -> Option<String> {
         match (self.left.run(program), self.right.run(program)) {
             (Ok(left), Ok(right)) => compare::difference(&left, &right, self.met.as_mut()),
@@ -124,7 +128,7 @@ impl Comparison {
     }
 }
 
-/// Returns the first failure, or all of them.
+/// Runs the programs until one fails, or all of them if `all` is set. Returns the failures.
 fn compare(
     left: &str,
     right: &str,
@@ -135,7 +139,8 @@ fn compare(
     let mut failures = Vec::new();
     for (name, program) in programs {
         let Some(found) = devices.difference(&program) else { continue };
-        // An emulated machine may pause for longer than the wait for a completion.
+        // An emulated machine may pause for longer than the time limit for a completion, so only a
+        // difference that occurs twice is a failure.
         if devices.met.is_some() && devices.difference(&program).is_none() {
             println!("{name}: {AGAIN}\n{found}");
             continue;

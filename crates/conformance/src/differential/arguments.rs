@@ -10,10 +10,10 @@ use crate::devices;
 /// The number of programs in a CI run.
 const COUNT: u64 = 200;
 
-/// If a fresh seed is given, one in this many programs uses it.
+/// If a fresh seed is given, one in `FRESH_IN` programs uses it.
 const FRESH_IN: u64 = 10;
 
-/// The device with which others are compared, by default.
+/// The default device to compare others with.
 const SOFTWARE: &str = "soft0";
 
 /// Programs with their descriptions.
@@ -26,7 +26,7 @@ pub(super) struct Arguments {
     /// The first fresh seed.
     fresh: Option<u64>,
     program: Option<Program>,
-    /// The device with which others are compared.
+    /// The device to compare others with.
     pub(super) against: String,
     /// Whether to continue after a failure.
     pub(super) all: bool,
@@ -34,11 +34,16 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Reads `--seed N`, `--count N`, `--fresh N`, `--against`, `--all` and `--program`; all others are those of the
-    /// usual harness. Every tenth program takes its seed from those that start at `--fresh`. `--against` names the
-    /// software device that SoftRoCE and devices of `RDMA_TEST_DEVICES` are compared with. `--all` continues after a
-    /// failure. `--program` takes the output of a failure, or a file with it. The default of the seed is
-    /// `RDMA_TEST_SEED`, or the clock's; that of the fresh seed is `RDMA_TEST_FRESH_SEED` or none.
+    /// Reads `--seed N`, `--count N`, `--fresh N`, `--against`, `--all` and `--program`. All other
+    /// arguments belong to the usual harness.
+    ///
+    /// - `--seed` defaults to `RDMA_TEST_SEED` or, without that, to the clock.
+    /// - `--fresh` is the first of the seeds that every tenth program uses. It defaults to
+    ///   `RDMA_TEST_FRESH_SEED`; without that, there are none.
+    /// - `--against` names the software device with which SoftRoCE and the devices of
+    ///   `RDMA_TEST_DEVICES` are compared.
+    /// - `--all` continues after a failure.
+    /// - `--program` takes the program that a failure printed, or a file that contains it.
     pub(super) fn of_process() -> Self {
         let [mut seed, mut fresh] = ["RDMA_TEST_SEED", "RDMA_TEST_FRESH_SEED"]
             .map(|name| env::var(name).ok().map(|text| number(&text)));
@@ -63,8 +68,8 @@ impl Arguments {
         Self { seed, count, fresh, program, against, all, harness }
     }
 
-    /// Returns pairs of devices to compare: the schedules and kinds of the software devices, or the
-    /// software device with each named device.
+    /// Returns the pairs of devices to compare. If devices are named, each is compared with the
+    /// software device. Otherwise, software devices of different schedules and kinds are compared.
     pub(super) fn devices(&self) -> impl Iterator<Item = (String, String)> {
         let named = devices::named().into_iter();
         let mut pairs: Vec<_> = named.map(|named| (self.against.clone(), named.name)).collect();
@@ -78,7 +83,7 @@ impl Arguments {
         pairs.into_iter()
     }
 
-    /// Returns the arguments with which another process runs the same programs.
+    /// Returns the arguments that make another process run the same programs.
     pub(super) fn own(&self) -> Vec<String> {
         let mut own = vec!["--against".to_owned(), self.against.clone()];
         if let Some(program) = &self.program {
@@ -92,7 +97,7 @@ impl Arguments {
         own
     }
 
-    /// Returns the programs for this run's seeds. Each can also run alone.
+    /// Returns the programs for this run's seeds. Each program can also be run alone, by its seed.
     pub(super) fn programs(&self) -> Programs {
         if let Some(program) = self.program.clone() {
             return Box::new(iter::once(("the program".to_owned(), program)));
@@ -114,8 +119,8 @@ impl fmt::Display for Arguments {
     }
 }
 
-/// Returns consecutive seeds; with a fresh seed, every tenth comes from the sequence that starts
-/// there.
+/// Returns `count` consecutive seeds. If a fresh seed is given, every tenth seed comes from the
+/// sequence that starts there.
 fn seeds(first: u64, count: u64, fresh: Option<u64>) -> impl Iterator<Item = u64> {
     (0..count).map(move |n| match fresh {
         Some(fresh) if n % FRESH_IN == FRESH_IN - 1 => fresh.wrapping_add(n / FRESH_IN),
@@ -142,7 +147,7 @@ fn written(text: &str) -> Program {
     Program::from_json(&json).unwrap_or_else(|error| panic!("not a program: {error}"))
 }
 
-/// Returns a different seed each time.
+/// Returns a seed that differs from run to run.
 fn seed_of_clock() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_secs() * 1_000 + u64::from(now.subsec_millis())

@@ -1,5 +1,5 @@
-//! Runs programs on one device in a separate process, one after the other. libibverbs and our
-//! software device each have their own process, so a crash or hang ends only one of them.
+//! Runs programs on one device, one after the other, in a separate process. The process for
+//! libibverbs is not that of our software device, so a crash or hang ends only one of them.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -18,11 +18,11 @@ use crate::devices;
 /// The environment variable that marks a child process; its value is the device's name.
 const VARIABLE: &str = "RDMA_TEST_DIFFERENTIAL";
 
-/// The time limit of a program, far longer than any working device needs.
+/// The time limit for one program, far longer than any working device needs.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Runs the programs that the parent sends, if this process was started for that. Returns true in
-/// that case.
+/// If this process was started for a device, runs the programs that the parent sends and returns
+/// true.
 pub(super) fn serve() -> bool {
     let Ok(name) = env::var(VARIABLE) else { return false };
     let device = devices::prepare(&name);
@@ -36,9 +36,9 @@ pub(super) fn serve() -> bool {
     true
 }
 
-/// Returns the command that starts a device's process. If the device needs it, the process gets its
-/// own network namespace, because SoftRoCE occupies the port in the current one. This needs the
-/// right to create one, as root has.
+/// Returns the command that starts a device's process. For a device that sends over UDP, the
+/// process gets its own network namespace, because SoftRoCE may occupy the port in the current one.
+/// If this user may not create namespaces (root may), the process stays in the current one.
 fn command(device: &str) -> Command {
     const UP: &str = "ip link set lo up";
     let isolated = |then: &str| {
@@ -56,7 +56,7 @@ fn command(device: &str) -> Command {
     command
 }
 
-/// A device and its process, which is restarted if it dies.
+/// A device and the process that runs its programs. The process is restarted after it dies.
 pub(super) struct Device {
     pub(super) name: String,
     process: Option<Process>,
@@ -73,7 +73,7 @@ impl Device {
         Self { name: name.to_owned(), process: None }
     }
 
-    /// Returns the trace of the program on the device, or an error if the process dies.
+    /// Runs the program on the device. Returns the trace, or an error if the process dies.
     pub(super) fn run(&mut self, program: &Program) -> Result<Trace> {
         let trace = self.try_run(program);
         if trace.is_err() {

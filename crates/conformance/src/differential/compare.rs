@@ -6,7 +6,8 @@ use rdma_sys::{Errno, ibv_wc_status as Status};
 
 use super::trace::{Completion, Invalidated, RXE_WITH_INV, StepTrace, Trace, WITH_INV};
 
-/// A known difference of SoftRoCE: its value, and the contract's.
+/// A known difference of SoftRoCE: the value that the contract requires, and the one that SoftRoCE
+/// reports.
 struct Difference<T: 'static> {
     /// The entry of `docs/rxe-differences.md`.
     name: &'static str,
@@ -53,15 +54,15 @@ const RECEIVED: &[Difference<Status>] = &[
 const CALLS: &[Difference<Errno>] =
     &[Difference { name: "bound-region-einval", contract: Errno::EBUSY, rxe: Errno::EINVAL }];
 
-/// The flags of a receive whose sender invalidated a key.
+/// The flag of a completed receive whose sender invalidated a key.
 const FLAGS: &[Difference<u32>] =
     &[Difference { name: "with-invalidate-flag", contract: WITH_INV, rxe: RXE_WITH_INV }];
 
-/// The known differences that occurred, with counts.
+/// The known differences that occurred, each with the number of times.
 pub(super) type Met = BTreeMap<&'static str, usize>;
 
-/// Returns the first step that differs, and how. With `met`, the right device is SoftRoCE, and its
-/// known differences are allowed.
+/// Returns a description of the first step in which the traces differ, if any. If `met` is given,
+/// the right device is SoftRoCE, whose known differences are allowed and counted there.
 pub(super) fn difference(left: &Trace, right: &Trace, mut met: Option<&mut Met>) -> Option<String> {
     for (n, (left, right)) in left.steps.iter().zip(&right.steps).enumerate() {
         let other = match &mut met {
@@ -75,9 +76,9 @@ pub(super) fn difference(left: &Trace, right: &Trace, mut met: Option<&mut Met>)
     (left.steps.len() != right.steps.len()).then(|| "the numbers of steps differ".to_owned())
 }
 
-/// Returns SoftRoCE's step, with known differences replaced by the contract's values.
+/// Returns SoftRoCE's step with its known differences replaced by what the contract requires.
 fn as_contract(contract: &StepTrace, rxe: &StepTrace, met: &mut Met) -> StepTrace {
-    // SoftRoCE's events are not known well enough to compare.
+    // SoftRoCE's events are not known well enough to be compared.
     let mut step = StepTrace { events: contract.events.clone(), ..rxe.clone() };
     for (wanted, errno) in contract.calls.iter().zip(&mut step.calls) {
         let (one, other) = (Errno::from_raw(*wanted), Errno::from_raw(*errno));
@@ -151,7 +152,7 @@ fn shortened(memory: &Entries) -> Entries {
 
 type Entries = BTreeMap<String, String>;
 
-/// Returns the entries that differ.
+/// Returns descriptions of the entries that differ.
 fn entries(what: &str, left: &Entries, right: &Entries) -> Vec<String> {
     let mut keys: Vec<&String> = left.keys().chain(right.keys()).collect();
     keys.sort();

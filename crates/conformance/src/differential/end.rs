@@ -1,4 +1,4 @@
-//! The ends of a program's pairs on one device: queue pairs, completion queues and memory.
+//! The ends of a program's pairs on one device: their queue pairs, completion queues and memory.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -24,16 +24,17 @@ use super::trace::Completion;
 /// A key that no device assigns.
 const UNKNOWN_KEY: u32 = 0xdead_0000;
 
-/// Memory and its registration. The fields of these types are dropped in order.
+/// The memory of a slot, and its registration. The fields of the types in this file are dropped in
+/// order.
 pub(super) struct MemorySlot {
     region: Option<*mut ibv_mr>,
     stale: u32,
-    /// The whole memory, registered in another domain.
+    /// The whole memory of the slot. Its own registration, in another domain, has the foreign key.
     pub(super) memory: Mr,
     pub(super) seen: Vec<u8>,
 }
 
-/// A memory window, and the key from its last bind; a new window has none.
+/// A memory window, and its key since the last bind. A window that was never bound has no such key.
 struct Window {
     mw: Mw,
     key: Option<u32>,
@@ -61,9 +62,9 @@ pub(super) struct EndState {
     pub(super) receive_cq: Cq,
     pub(super) slots: Vec<MemorySlot>,
     pub(super) pd: Rc<Pd>,
-    /// The separate domain for the foreign registrations.
+    /// The separate domain of the foreign registrations.
     _foreign_pd: Pd,
-    /// Receives that have not completed.
+    /// Receives that have not completed, by ID.
     pub(super) posted: BTreeMap<u64, Vec<Element>>,
 }
 
@@ -84,7 +85,8 @@ fn pattern(end: QpId, slot: u8) -> Vec<u8> {
 }
 
 impl EndState {
-    /// If the end is joined, it shares its domain and shared receive queue with `joined`.
+    /// Creates an end. If `joined` is given, the end shares that end's domain and shared receive
+    /// queue.
     fn new(context: &Context, end: QpId, plan: Pair, joined: Option<&Self>) -> Self {
         let pd = joined.map_or_else(|| Rc::new(context.pd()), |other| Rc::clone(&other.pd));
         let foreign_pd = context.pd();
@@ -116,7 +118,7 @@ impl EndState {
             MemorySlot { region: None, stale: UNKNOWN_KEY, seen: memory.bytes(), memory }
         };
         let slots = (0..SLOTS).map(slot).collect();
-        // Without windows in the plan, none are allocated.
+        // Windows are allocated only if the plan has any.
         let wanted = if plan.windows { WINDOWS } else { 0 };
         let windows = (0..wanted).map(|window| Window::new(&pd, end, window)).collect();
         let (ah, posted) = (None, BTreeMap::new());
@@ -138,7 +140,7 @@ impl EndState {
         }
     }
 
-    /// Returns the error number, or 0.
+    /// Registers the first `length` bytes of a slot. Returns the error number, or 0.
     pub(super) fn register(&mut self, slot: u8, length: u32, access: u32) -> i32 {
         let slot = &mut self.slots[usize::from(slot)];
         match self.pd.try_register(slot.memory.start(), length as usize, access) {
@@ -150,7 +152,7 @@ impl EndState {
         }
     }
 
-    /// Returns the error number, or 0.
+    /// Deregisters a slot. Returns the error number, or 0.
     pub(super) fn deregister(&mut self, slot: u8) -> i32 {
         let slot = &mut self.slots[usize::from(slot)];
         let region = slot.region.expect("a fair program names registered slots");
@@ -169,7 +171,7 @@ impl EndState {
         self.windows.insert(usize::from(window), new);
     }
 
-    /// The keys of the windows.
+    /// Returns the keys of the windows.
     pub(super) fn window_keys(&self) -> [u32; WINDOWS as usize] {
         let key = |window| self.windows.get(window).map_or(UNKNOWN_KEY, Window::key);
         std::array::from_fn(key)
@@ -211,7 +213,8 @@ impl EndState {
         errno
     }
 
-    /// Returns the number of accepted requests, and the error number or 0.
+    /// Posts the requests as one list. Returns the number of accepted requests, and the error
+    /// number or 0.
     pub(super) fn post_list(&self, wrs: &[Wr]) -> (usize, i32) {
         self.qp.try_post_list(wrs).map_or_else(|refused| refused, |()| (wrs.len(), 0))
     }
@@ -242,8 +245,7 @@ impl EndState {
         }
     }
 
-    /// Returns a request that binds a window. The window has its new key from now on, so later
-    /// requests may name it.
+    /// Returns a request that binds a window. From now on, later requests use the window's new key.
     fn bind_request(&mut self, wr_id: u64, bind: Bind) -> Wr {
         let info = self.bind_info(bind);
         let window = &mut self.windows[usize::from(bind.window)];
@@ -255,7 +257,7 @@ impl EndState {
         Wr::bind(wr_id, &window.mw, key, info)
     }
 
-    /// Clears bytes whose contents the devices may leave undefined.
+    /// Clears the bytes of these elements, whose contents the devices may leave undefined.
     pub(super) fn clear(&self, elements: &[Element]) {
         for element in elements {
             let memory = &self.slots[usize::from(element.slot)].memory;
@@ -263,7 +265,8 @@ impl EndState {
         }
     }
 
-    /// Clears the bytes that a failed receive may have written, and the header before a datagram.
+    /// Clears the bytes that a failed receive may have written, or the header of a received
+    /// datagram.
     pub(super) fn clear_undefined(
         &self,
         elements: &[Element],
@@ -287,7 +290,7 @@ pub(super) struct Ends<'a> {
 }
 
 impl<'a> Ends<'a> {
-    /// Connects all ends; nothing is registered yet.
+    /// Connects all ends. No slot is registered yet.
     pub(super) fn new(context: &'a Context, program: &Program) -> Self {
         let mut states = BTreeMap::new();
         for (pair, plan) in (0..).zip(&program.pairs) {
@@ -314,7 +317,7 @@ impl<'a> Ends<'a> {
         self.states.get_mut(&end).expect("the end belongs to the program")
     }
 
-    /// Returns true if the registered slots are those in the model.
+    /// Returns true if exactly those slots are registered that the model expects.
     pub(super) fn are_registered_as(&self, model: &Model) -> bool {
         self.states.iter().all(|(&end, state)| {
             let expected = model.end(end).regions.iter().map(Option::is_some);
@@ -322,7 +325,7 @@ impl<'a> Ends<'a> {
         })
     }
 
-    /// Returns the end that posts receives for this one.
+    /// Returns the end that posts the receives which this end consumes.
     pub(super) fn receiver(&mut self, end: QpId, plan: Pair) -> &mut EndState {
         let joined = plan.joined && end.side == Side::B;
         self.get_mut(if joined { QpId { pair: 0, ..end } } else { end })
@@ -332,7 +335,7 @@ impl<'a> Ends<'a> {
         self.states.keys().copied().collect()
     }
 
-    /// Returns the name of an object that has an event.
+    /// Returns the name of the object that reported an event.
     pub(super) fn name(&self, object: usize) -> String {
         let is_srq = |srq: &Rc<Srq>| srq.0.addr() == object;
         let of_queue_pair = self.states.iter().find(|(_, state)| state.qp.0.addr() == object);
@@ -377,7 +380,7 @@ impl<'a> Ends<'a> {
         self.connect(pair, plan);
     }
 
-    /// Returns the request in C's form.
+    /// Returns the request in the form of the C interface.
     pub(super) fn request(&mut self, wr_id: u64, send: &Send) -> Wr {
         let wr = match send.bind {
             Some(bind) => self.get_mut(send.end).bind_request(wr_id, bind),

@@ -1,5 +1,5 @@
-//! The memory and windows that the requests of a phase touch. If a request writes memory or changes
-//! a window, no other request may touch it, unless their order is certain.
+//! The memory and the windows that the requests of a phase touch. If a request writes memory or
+//! changes a window, another request may touch it only if the order of the two is certain.
 
 use super::model::{Unfair, fair, length};
 use super::program::{Element, Key, Opcode, QpId, Send};
@@ -13,7 +13,7 @@ struct Footprint {
     written: bool,
 }
 
-/// The action of a request on a window that it names.
+/// A request's use of a window, or its change of one.
 #[derive(Debug, Clone, Copy)]
 struct Touch {
     owner: QpId,

@@ -1,8 +1,8 @@
 //! Generates programs from seeds.
 //!
-//! This does not use proptest, because each step depends on all previous ones, and removing a part
-//! must leave a fair program. So the generator proposes and the model decides. The shrinker uses
-//! the model in the same way.
+//! This does not use proptest: each step depends on all previous ones, and what remains after
+//! removing a part must be a fair program. So the generator proposes steps, and the model accepts
+//! only fair ones. The shrinker uses the model in the same way.
 
 mod windows;
 
@@ -17,11 +17,12 @@ pub(super) const ALL_ACCESS: u32 = Access::IBV_ACCESS_LOCAL_WRITE.0
     | Access::IBV_ACCESS_REMOTE_READ.0
     | Access::IBV_ACCESS_REMOTE_ATOMIC.0;
 
-/// Returns the program for a seed, which is always the same.
+/// Returns the program for a seed. The same seed always gives the same program.
 pub(super) fn program(seed: u64) -> Program {
     let mut rng = Rng::with_seed(seed);
     let mut pairs: Vec<Pair> = (0..rng.usize(1..=3)).map(|_| pair(&mut rng)).collect();
-    // Every third program has windows. The others do not change because of this extension.
+    // Every third program has windows. Windows were added later; the other programs are still the
+    // same as before.
     let extended = seed.is_multiple_of(3);
     if extended {
         windows::extend(&mut rng, &mut pairs);
@@ -47,12 +48,12 @@ fn pair(rng: &mut Rng) -> Pair {
     let shared = transport != Transport::Uc && rng.u8(0..5) == 0;
     let all_signaled = rng.u8(0..5) == 0;
     let access = if rng.u8(0..8) == 0 { access(rng) } else { ALL_ACCESS };
-    // Numbers near the end of the range are as likely as all others together.
+    // Half of the numbers are near the end of the range, so that they wrap around.
     let psn = if rng.bool() { rng.u32(0xff_fff0..=0xff_ffff) } else { rng.u32(0..=0xff_ffff) };
     Pair { transport, shared, joined: false, windows: false, all_signaled, psn, access }
 }
 
-/// Returns rights that can be requested together.
+/// Returns random rights that can be requested together.
 fn access(rng: &mut Rng) -> u32 {
     let rights = rng.u32(..) & ALL_ACCESS;
     let writes = Access::IBV_ACCESS_REMOTE_WRITE.0 | Access::IBV_ACCESS_REMOTE_ATOMIC.0;
@@ -85,7 +86,7 @@ impl Generator {
         }
     }
 
-    /// Registers and deregisters a slot, so that a stale key exists.
+    /// Registers and deregisters a slot, so that the slot has a stale key.
     fn renew(&mut self, end: QpId, slot: u8) {
         let step = self.registration(end, slot);
         self.add(step);
@@ -100,7 +101,7 @@ impl Generator {
         Step::Register { end, slot, length, access }
     }
 
-    /// Appends the step if that is fair, and returns true if so.
+    /// Appends the step if it is fair. Returns true if it was appended.
     fn add(&mut self, step: Step) -> bool {
         let mut after = self.model.clone();
         if after.apply(&step).is_err() {
@@ -172,7 +173,8 @@ impl Generator {
         Some(Race { pair: of.pair, length, written, read, target })
     }
 
-    /// Generates each end's sends in reverse: the last one first, then the ones that precede it.
+    /// Generates requests that are posted together. The sends of each end are generated in reverse:
+    /// first the last one, then the ones that precede it.
     fn phase(&mut self) -> Vec<ProgramRequest> {
         let mut requests = Vec::new();
         for pair in 0..self.program.pairs.len() {
@@ -195,7 +197,7 @@ impl Generator {
         requests
     }
 
-    /// Inserts a send by this end, and usually a receive for it, if that is fair.
+    /// Inserts a random send by this end, and usually a receive for it, if they are fair.
     fn propose(&mut self, requests: &mut Vec<ProgramRequest>, end: QpId, last: bool) {
         for _ in 0..4 {
             let windows = self.has_windows(end) && self.rng.u8(0..3) == 0;
@@ -250,7 +252,7 @@ impl Generator {
             _ => Some(self.remote(end.peer(), length)?),
         };
         let inline = !opcode.fetches() && length <= INLINE && self.rng.u8(0..4) == 0;
-        // Few values, so comparisons often succeed.
+        // Uses few different values, so that comparisons often succeed.
         let mut operand = || if self.rng.bool() { self.rng.u64(0..3) } else { self.rng.u64(..) };
         let operands = (operand(), operand());
         Some(Send {
@@ -278,7 +280,7 @@ impl Generator {
         }
     }
 
-    /// Returns a few elements in registered slots, with `total` bytes together.
+    /// Returns a few elements in registered slots, with a total length of `total` bytes.
     fn elements(&mut self, end: QpId, total: u32) -> Option<Vec<Element>> {
         let mut elements = Vec::new();
         let mut left = total;
@@ -305,7 +307,7 @@ impl Generator {
         Some(Remote { slot, offset, key: Key::Own })
     }
 
-    /// Returns a place in a registered slot.
+    /// Returns a random location in a registered slot: the slot and an offset.
     fn place(&mut self, end: QpId, length: u32, alignment: u32) -> Option<(u8, u32)> {
         let slot = self.rng.u8(0..SLOTS);
         let region = self.model.end(end).regions[usize::from(slot)]?;
@@ -313,7 +315,7 @@ impl Generator {
         Some((slot, self.rng.u32(0..=most) / alignment * alignment))
     }
 
-    /// Returns a receive that is long enough, if the send needs one.
+    /// Returns the elements of a receive that is long enough for the send, if it needs a receive.
     fn receive(&mut self, send: &Send) -> Option<Vec<Element>> {
         if !send.opcode.is_received() {
             return None;
@@ -400,7 +402,7 @@ mod tests {
         }
     }
 
-    /// Every CI run should include all of these, whatever its seed.
+    /// Every CI run should include all of these, whatever its first seed is.
     #[test]
     fn two_hundred_programs_cover_every_feature() {
         let programs: Vec<String> = (0..200).map(|seed| format!("{:?}", program(seed))).collect();

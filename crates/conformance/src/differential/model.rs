@@ -1,7 +1,8 @@
-//! Decides whether a program is fair, that is, whether it leaves no choice to the devices.
+//! Decides whether a program is fair, that is, whether the devices have no choice in executing it.
 //!
-//! The model knows the registrations and the posted requests, and derives from them which requests
-//! are faulty. It does not know which error a fault causes: the devices must agree on that.
+//! The model keeps track of the registrations and the posted requests, and derives from them which
+//! requests are faulty. It does not predict which error a fault causes: it is enough that the
+//! devices agree.
 
 use std::collections::VecDeque;
 
@@ -13,16 +14,18 @@ use super::windows::Window;
 
 /// The size that a program requests for each queue.
 pub(super) const QUEUE: u32 = 32;
-/// The maximum numbers of elements, and of inline bytes, in a request.
+/// The maximum number of elements in a request.
 pub(super) const ELEMENTS: u32 = 3;
+/// The maximum number of inline bytes in a request.
 pub(super) const INLINE: u32 = 64;
 /// The path MTU.
 const PACKET: u32 = 1024;
-/// The length of the longest datagram, and of the header before a datagram.
+/// The length of the longest datagram.
 pub(super) const DATAGRAM: u32 = 1024;
+/// The length of the header that precedes a received datagram.
 pub(super) const HEADER: u32 = 40;
 
-/// The reason that a program is unfair.
+/// The reason why a program is unfair.
 pub(super) type Unfair = &'static str;
 pub(super) type Fair<T = ()> = Result<T, Unfair>;
 
@@ -45,7 +48,7 @@ impl Region {
 #[derive(Debug, Clone, Default)]
 pub(super) struct EndState {
     pub(super) regions: [Option<Region>; SLOTS as usize],
-    /// Whether the slot was registered before.
+    /// Whether the slot has a stale key, that of a previous registration.
     pub(super) stale: [bool; SLOTS as usize],
     pub(super) receives: VecDeque<Vec<Element>>,
     pub(super) windows: [Window; WINDOWS as usize],
@@ -55,9 +58,9 @@ pub(super) struct EndState {
 pub(super) struct PairState {
     pub(super) plan: Pair,
     pub(super) ends: [EndState; 2],
-    /// Whether one of the pair's queue pairs is in error.
+    /// Whether at least one of the pair's queue pairs is in error.
     pub(super) broken: bool,
-    /// Whether each queue pair is certainly in error, so that its sends are flushed.
+    /// Whether each queue pair is known to be in error, so that its sends will be flushed.
     pub(super) flushes: [bool; 2],
 }
 
@@ -66,7 +69,8 @@ impl PairState {
         self.plan.shared && side == Side::B
     }
 
-    /// Forgets the receives that end with their queue pairs; those in a shared queue remain.
+    /// Forgets the receives of both queue pairs, except those in a shared queue, which remain
+    /// posted.
     fn forget_receives(&mut self) {
         for side in [Side::A, Side::B] {
             if !self.shares(side) {
@@ -85,9 +89,9 @@ pub(super) struct Model {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Done,
-    /// It is sent but not received.
+    /// The request succeeds, but its message does not arrive.
     Lost,
-    /// It fails, and moves its queue pair to error.
+    /// The request fails, and moves its queue pair to error.
     Fails,
 }
 
@@ -122,13 +126,13 @@ impl Model {
         &mut self.pairs[usize::from(end.pair)].ends[end.side as usize]
     }
 
-    /// Returns the end whose receives this end consumes.
+    /// Returns the end that posts the receives which this end consumes.
     pub(super) fn receiver(&self, end: QpId) -> QpId {
         let joined = self.pairs[usize::from(end.pair)].plan.joined && end.side == Side::B;
         if joined { QpId { pair: 0, ..end } } else { end }
     }
 
-    /// Applies the step if it is fair; otherwise the model must not be used any more.
+    /// Applies the step if it is fair. After an error, the model must not be used any more.
     pub(super) fn apply(&mut self, step: &Step) -> Fair {
         match step {
             Step::Phase(requests) => self.phase(requests),
@@ -141,11 +145,11 @@ impl Model {
             Step::Deregister { end, slot } => {
                 let (state, slot) = (self.end_mut(*end), usize::from(*slot));
                 if state.windows.iter().any(|window| window.is_bound_to(slot)) {
-                    return Ok(()); // and is refused
+                    return Ok(()); // the device refuses to deregister it
                 }
                 fair(state.regions[slot].take().is_some(), "the slot is not registered")?;
                 state.stale[slot] = true;
-                // Requests that were posted with its key keep that key.
+                // Posted receives that used the slot's own key now have a stale key.
                 let posted = state.receives.iter_mut().flatten();
                 let with_key =
                     |part: &&mut Element| usize::from(part.slot) == slot && part.key == Key::Own;
@@ -185,7 +189,7 @@ impl Model {
         }
     }
 
-    /// All receives are posted before all sends.
+    /// Applies a phase. All receives are posted before all sends.
     fn phase(&mut self, requests: &[ProgramRequest]) -> Fair {
         for request in requests {
             if let ProgramRequest::Receive { end, elements } = request {
@@ -213,7 +217,8 @@ impl Model {
         Ok(())
     }
 
-    /// Otherwise the devices could choose which message consumes which receive.
+    /// Checks that no two pairs of a phase consume receives of one shared queue. Otherwise the
+    /// devices could choose which message consumes which receive.
     fn only_one_of_a_queue(&self, requests: &[ProgramRequest]) -> Fair {
         let joined = |pair: u8| self.pairs[usize::from(pair)].plan.joined;
         let mut pairs: Vec<u8> = Vec::new();
@@ -228,7 +233,7 @@ impl Model {
         fair(same, "two senders to one shared receive queue")
     }
 
-    /// Applies the sends of one pair.
+    /// Applies the sends of one pair, from both of its ends.
     fn sends(&mut self, sends: &[&Send]) -> Fair {
         let index = usize::from(sends[0].end.pair);
         let plan = self.pairs[index].plan;
@@ -255,11 +260,12 @@ impl Model {
                         n == 0 && own.len() == sends.len(),
                         "a failure must come first and alone",
                     )?;
-                    // Later requests may be executed before storing the response fails.
+                    // If storing the response fails, later requests may already have been executed.
                     let early = send.opcode.fetches() && self.local_faults(send) > 0;
                     fair(!early || own.len() == 1, "later requests may be executed")?;
                     // On SoftRoCE, a request that waits for a receive may never complete if a later
-                    // request fails here meanwhile, or if there is a fence.
+                    // request fails at the requester in the meantime, or if a later request is
+                    // fenced.
                     let fenced = own.len() > 1 && own.iter().any(|send| send.fenced);
                     fair(!fenced, "a fence after a failure")?;
                     let wrong = own[1..].iter().any(|send| self.local_faults(send) > 0);
@@ -282,7 +288,7 @@ impl Model {
         Ok(())
     }
 
-    /// Applies the sends of a pair that is already broken.
+    /// Applies the sends of a pair that is already broken. They are flushed.
     fn flushed(&self, plan: Pair, sends: &[&Send]) -> Fair {
         let flushes = self.pairs[usize::from(sends[0].end.pair)].flushes;
         fair(sends.len() <= QUEUE as usize / 2, "the queue may be full")?;
@@ -293,7 +299,7 @@ impl Model {
         Ok(())
     }
 
-    /// Rejects requests that devices need not accept.
+    /// Checks that every device must accept the send. Rejects one that devices may refuse.
     fn well_formed(&self, plan: Pair, send: &Send) -> Fair {
         let opcode = send.opcode;
         let carried = match plan.transport {
@@ -327,7 +333,7 @@ impl Model {
         fair(needs_remote == send.remote.is_some(), "a remote address is missing or superfluous")
     }
 
-    /// Checks that the keys and the memory exist.
+    /// Checks that the keys of the elements exist, and that the elements are within the slots.
     fn nameable(&self, end: QpId, elements: &[Element]) -> Fair {
         for element in elements {
             named(self.end(end), usize::from(element.slot), element.key)?;
@@ -337,8 +343,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns the fate of a request, and applies its effects. With two faults, a device could
-    /// report either one.
+    /// Returns the fate of a request, and applies its effects. A request with two faults is unfair,
+    /// because a device could report either one.
     fn execute(&mut self, plan: Pair, send: &Send, footprints: &mut Footprints) -> Fair<Fate> {
         if matches!(send.opcode, Opcode::Bind | Opcode::Invalidate) {
             return Ok(self.change_window(send));
@@ -348,7 +354,7 @@ impl Model {
         let remote = self.remote_faults(plan, send)? + usize::from(!send.good_qkey);
         fair(local + remote <= 1, "two faults")?;
         if local == 1 {
-            // Earlier packets may have arrived before the failure.
+            // The first packets of a longer message may have arrived before the failure.
             let whole = send.opcode.fetches() || length(&send.elements) <= PACKET;
             fair(whole, "a mistake after the first packet")?;
             return Ok(Fate::Fails);
@@ -361,7 +367,8 @@ impl Model {
             return Ok(if remote == 1 { Fate::Fails } else { Fate::Done });
         }
         if remote == 1 {
-            // Devices may choose whether a receive in a shared queue is consumed.
+            // A device may choose whether the refused message consumes a receive from a shared
+            // queue.
             fair(
                 !self.pairs[usize::from(peer.pair)].shares(peer.side),
                 "a refused message to a shared queue",
@@ -378,7 +385,7 @@ impl Model {
         let header = if plan.transport == Transport::Ud { HEADER } else { 0 };
         let short = length(&receive) < carried + header;
         let bad = self.faults(receiver, &beginning(&receive, carried + header), true);
-        // Devices may choose whether elements beyond the message's end are checked.
+        // A device may choose whether to check elements beyond the end of the message.
         fair(bad == self.faults(receiver, &receive, true), "a bad element that is not reached")?;
         fair(bad + usize::from(short) <= 1, "two faults")?;
         footprints.add_receive(receiver, &receive)?;
@@ -435,7 +442,7 @@ pub(super) fn length(elements: &[Element]) -> u32 {
     elements.iter().map(|element| element.length).sum()
 }
 
-/// Returns the elements, truncated after the first `bytes` bytes.
+/// Returns the elements that contain the first `bytes` bytes, the last one shortened to fit.
 pub(super) fn beginning(elements: &[Element], mut bytes: u32) -> Vec<Element> {
     let mut parts = Vec::new();
     for element in elements {

@@ -1,20 +1,20 @@
 //! A program of verbs, as data.
 //!
-//! It names objects by position (pair, side, slot), never by address or key. So it means the same
-//! on every device and in every process, even if a part of it is removed.
+//! A program names objects by position (pair, side, slot), never by address or key. So it means the
+//! same on every device and in every process, and keeps its meaning when a part is removed.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The size of a slot's memory. A registration starts at the beginning of its slot.
+/// The size of a slot's memory. A registration always starts at the beginning of the slot.
 pub(super) const SLOT_BYTES: u32 = 8192;
 /// The number of slots at each end.
 pub(super) const SLOTS: u8 = 3;
 /// The number of memory windows at each end.
 pub(super) const WINDOWS: u8 = 2;
 
-/// Pairs of connected queue pairs, and the steps to execute on them in order.
+/// Pairs of connected queue pairs, and the steps to execute on them one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Program {
     pub(super) pairs: Vec<Pair>,
@@ -59,7 +59,7 @@ impl Side {
     }
 }
 
-/// One of a pair's queue pairs, with its memory.
+/// One end of a pair: a queue pair and its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct QpId {
     pub(super) pair: u8,
@@ -71,19 +71,19 @@ impl QpId {
         Self { side: self.side.other(), ..self }
     }
 
-    /// Returns true if this end's window is of type 1, which a separate call binds: B posts
-    /// requests one by one.
+    /// Returns true if this window of the end is of type 1, which is bound by a separate call. Only
+    /// B has one, because it posts requests one by one.
     pub(super) fn is_type_1(self, window: u8) -> bool {
         self.side == Side::B && window == 1
     }
 }
 
-/// A step. The device is idle afterwards.
+/// A step of a program. The device is idle after each step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Step {
     /// Posts requests whose order cannot matter, and polls all their completions.
     Phase(Vec<ProgramRequest>),
-    /// Registers the beginning of a slot that is not registered.
+    /// Registers the first bytes of a slot that is not registered.
     Register {
         end: QpId,
         slot: u8,
@@ -99,7 +99,7 @@ pub(super) enum Step {
         end: QpId,
         window: u8,
     },
-    /// Two requests that write the same bytes.
+    /// Executes two requests at once that write the same bytes.
     Race(Race),
     /// Moves a queue pair to the error state.
     Fail {
@@ -109,21 +109,24 @@ pub(super) enum Step {
     Reconnect {
         pair: u8,
     },
-    /// A call that is refused and changes nothing.
+    /// Makes a call that is refused and changes nothing.
     Refused {
         end: QpId,
         call: RefusedCall,
     },
 }
 
-/// A WRITE by A and a READ by B into the same bytes of B. Each byte then comes from one of them.
+/// A WRITE by A and a READ by B that store into the same bytes of B. Afterwards, each byte comes
+/// from one of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Race {
     pub(super) pair: u8,
     pub(super) length: u32,
-    /// Slots and offsets: the sources of the WRITE and the READ in A, and the destination in B.
+    /// The slot and the offset in A of the WRITE's source.
     pub(super) written: (u8, u32),
+    /// The slot and the offset in A of the READ's source.
     pub(super) read: (u8, u32),
+    /// The slot and the offset in B of the destination of both.
     pub(super) target: (u8, u32),
 }
 
@@ -133,7 +136,7 @@ impl Race {
         (a, a.peer())
     }
 
-    /// Returns the two requests; each of them alone is fair.
+    /// Returns the two requests. Each of them, without the other, is fair.
     pub(super) fn requests(self) -> [ProgramRequest; 2] {
         let (a, b) = self.ends();
         let send = |end, opcode, from: (u8, u32), to: (u8, u32)| {
@@ -173,7 +176,7 @@ pub(super) struct Send {
     pub(super) end: QpId,
     pub(super) opcode: Opcode,
     pub(super) elements: Vec<Element>,
-    /// The location at the peer, for WRITE, READ and atomics.
+    /// The location in the peer's memory, for WRITE, READ and atomics.
     pub(super) remote: Option<Remote>,
     pub(super) signaled: bool,
     pub(super) inline: bool,
@@ -181,11 +184,11 @@ pub(super) struct Send {
     pub(super) solicited: bool,
     /// For atomics: the value to compare or add, and the value to swap in.
     pub(super) operands: (u64, u64),
-    /// Whether a datagram has the Q_Key of its receiver.
+    /// Whether a datagram has its receiver's Q_Key.
     pub(super) good_qkey: bool,
     pub(super) bind: Option<Bind>,
-    /// The key to invalidate, here or at the peer. For a registration, it is the key of the first
-    /// slot.
+    /// The key to invalidate, here or at the peer. The key of a registration is always that of slot
+    /// 0.
     pub(super) invalidates: Option<Key>,
 }
 
@@ -197,7 +200,7 @@ pub(super) struct Bind {
     pub(super) offset: u32,
     pub(super) length: u32,
     pub(super) access: u32,
-    /// For type 2 windows, the number to add to the low byte of the window's first key.
+    /// For a type 2 window: the number that is added to the low byte of the window's first key.
     pub(super) low: u8,
 }
 
@@ -225,7 +228,7 @@ impl Opcode {
         matches!(self, Self::Send | Self::SendImm | Self::WriteImm | Self::SendInvalidate)
     }
 
-    /// Returns true if the operation changes the binding of a window.
+    /// Returns true if the operation binds or invalidates a window.
     pub(super) fn is_of_windows(self) -> bool {
         matches!(self, Self::Bind | Self::Invalidate | Self::SendInvalidate)
     }
@@ -240,7 +243,7 @@ impl Opcode {
     }
 }
 
-/// A part of a slot.
+/// A range of a slot, and the key to use for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Element {
     pub(super) slot: u8,
@@ -256,51 +259,53 @@ pub(super) struct Remote {
     pub(super) key: Key,
 }
 
-/// Which key a request uses for a location in a slot.
+/// The key that a request uses for a location in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Key {
     /// The key of the slot's registration.
     Own,
-    /// The key of the slot's previous registration, which has ended.
+    /// The key of the slot's previous registration, which no longer exists.
     Stale,
-    /// The key of another registration of the same memory, in another protection domain.
+    /// The key of a second registration of the slot, in another protection domain.
     Foreign,
     /// A key that was never assigned.
     Unknown,
-    /// The key of a window, from its last bind or from its allocation.
+    /// The key of this window, as of its last bind or, if it was never bound, its allocation.
     Window(u8),
 }
 
-/// Calls that every device refuses immediately.
+/// A call that every device refuses immediately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum RefusedCall {
     /// A SEND with one element more than the queue pair supports.
     SendElements,
     /// A receive with one element more than the queue pair supports.
     ReceiveElements,
-    /// One byte more inline data than the queue pair supports.
+    /// A send with one more byte of inline data than the queue pair supports.
     InlineBytes,
-    /// Remote write without local write.
+    /// A registration with remote write but without local write.
     RemoteWriteAlone,
-    /// Remote atomics without local write.
+    /// A registration with remote atomics but without local write.
     RemoteAtomicAlone,
-    /// Memory that is not mapped.
+    /// A registration of memory that is not mapped.
     Unmapped,
-    /// From RTS back to INIT.
+    /// A transition from RTS back to INIT.
     Backwards,
-    /// An attribute that this transition does not accept.
+    /// A transition with an attribute that it does not accept.
     ForeignAttribute,
-    /// One request more than a queue has space for: a receive, or a send.
+    /// Posting one more receive than the queue has space for.
     FullReceiveQueue,
+    /// Posting one more send than the queue has space for.
     FullSendQueue,
-    /// A queue pair with more requests than the device supports.
+    /// Creating a queue pair that can hold more requests than the device supports.
     HugeQueuePair,
-    /// A completion queue with more entries than the device supports, or with none.
+    /// Creating a completion queue with more entries than the device supports.
     HugeCompletionQueue,
+    /// Creating a completion queue without entries.
     EmptyCompletionQueue,
-    /// Destroying a protection domain that has regions, or a completion queue that a queue pair
-    /// uses.
+    /// Destroying a protection domain that has regions.
     DomainInUse,
+    /// Destroying a completion queue that a queue pair uses.
     CompletionQueueInUse,
 }
 
@@ -395,7 +400,7 @@ impl fmt::Display for Program {
     }
 }
 
-/// Returns the ID of a request, which is also its immediate data.
+/// Returns the ID of a request. The same number is its immediate data.
 pub(super) fn wr_id(step: usize, request: usize) -> u64 {
     1000 * (step as u64 + 1) + request as u64
 }

@@ -1,4 +1,4 @@
-//! Calls that every device refuses.
+//! Makes the calls that every device refuses.
 
 use rdma_sys::{Errno, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State};
 use test_support::rig::connect::{INIT, Knobs, connect, endpoint};
@@ -21,7 +21,7 @@ pub(super) fn call(context: &Context, end: &EndState, call: RefusedCall) -> i32 
         }
         RefusedCall::ReceiveElements => {
             let sges = vec![rdma_sys::ibv_sge::default(); end.caps.max_recv_sge as usize + 1];
-            // A queue pair with a shared queue has no receive queue.
+            // A queue pair with a shared receive queue has no receive queue.
             end.qp.try_post_receive(1, &sges)
         }
         RefusedCall::InlineBytes => {
@@ -60,8 +60,8 @@ pub(super) fn call(context: &Context, end: &EndState, call: RefusedCall) -> i32 
     }
 }
 
-/// Posts to a queue pair that waits for a missing receive, until its queue is full, and then once
-/// again.
+/// Creates a queue pair whose requests wait because its peer has no receive. Posts to it until its
+/// queue is full, and then once again.
 fn full(context: &Context, end: &EndState, post: impl Fn(&Qp) -> i32) -> i32 {
     const ROOM: u32 = 4;
     let size = Size { send_wr: ROOM, receive_wr: ROOM, ..Size::default() };
@@ -71,7 +71,7 @@ fn full(context: &Context, end: &EndState, post: impl Fn(&Qp) -> i32) -> i32 {
     connect(&qp, &own, &there, &Knobs::default());
     connect(&peer, &there, &own, &Knobs::default());
     (0..ROOM).for_each(|_| assert_eq!(post(&qp), 0));
-    // Devices may provide more space than requested.
+    // Devices may provide more space than requested, so this posts until a post fails.
     (0..u32::from(u16::MAX)).map(|_| post(&qp)).find(|&errno| errno != 0).unwrap_or(0)
 }
 

@@ -14,11 +14,11 @@ use super::program::*;
 use super::trace::{Completion, Queue, StepTrace, Trace, changes};
 use super::{refusal, settle};
 
-/// The time limit for a completion that the contract guarantees. After that, it is missing from the
-/// trace.
+/// The time limit for a completion that the contract guarantees. A completion that has not arrived
+/// by then is missing from the trace.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Runs the program on new queue pairs and memory.
+/// Runs the program, using new queue pairs and memory.
 pub(super) fn run(context: &Context, program: &Program, has_events: bool) -> Trace {
     let (ends, step) = (Ends::new(context, program), StepTrace::default());
     let mut run = Run { ends, step, program, has_events };
@@ -29,7 +29,8 @@ pub(super) fn run(context: &Context, program: &Program, has_events: bool) -> Tra
         run.note_memory();
         run.note_events();
         steps.push(std::mem::take(&mut run.step));
-        // Otherwise later steps would name objects that do not exist.
+        // If the step had a different effect than in the model, later steps would name objects that
+        // do not exist.
         if model.apply(step).is_err() || !run.ends.are_registered_as(&model) {
             break;
         }
@@ -44,7 +45,7 @@ pub(super) struct Run<'a> {
     pub(super) ends: Ends<'a>,
     pub(super) step: StepTrace,
     pub(super) program: &'a Program,
-    /// Whether events are compared, which requires waiting for them.
+    /// Whether to compare events, which requires waiting for them.
     has_events: bool,
 }
 
@@ -92,7 +93,7 @@ impl Run<'_> {
         for (&end, sends) in &mut accepted {
             let wrs: Vec<Wr> =
                 sends.iter().map(|(id, send)| self.ends.request(*id, send)).collect();
-            // One side posts a list, the other one posts request by request.
+            // A posts its requests as a list, and B posts them one by one.
             let (count, errno) = match end.side {
                 Side::A => self.ends.get(end).post_list(&wrs),
                 Side::B => self.ends.get(end).post_each(&wrs, sends),
@@ -103,7 +104,8 @@ impl Run<'_> {
         settle::settle(self, &accepted);
     }
 
-    /// Each byte must come from one of the writers; the comparison ignores which one.
+    /// Executes the two requests of a race at once. Checks that each byte comes from one of them;
+    /// the trace does not show from which one.
     fn race(&mut self, n: usize, race: Race) {
         let (a, b) = race.ends();
         let bytes = |ends: &Ends<'_>, end: QpId, place: (u8, u32)| {
@@ -121,7 +123,7 @@ impl Run<'_> {
         }
     }
 
-    /// Moves a queue pair to the error state and polls the flushed requests.
+    /// Moves a queue pair to the error state and polls the completions of its flushed receives.
     pub(super) fn fail(&mut self, end: QpId) {
         let errno = self.ends.get(end).qp.to_state(State::IBV_QPS_ERR);
         self.step.calls.push(errno);
@@ -129,7 +131,8 @@ impl Run<'_> {
         self.note_state(end, State::IBV_QPS_ERR);
     }
 
-    /// Records the state, after waiting for it if the queue pair is still changing.
+    /// Records the state of a queue pair. Waits for the expected state while the queue pair is
+    /// still changing.
     pub(super) fn note_state(&mut self, end: QpId, expected: State) {
         let until = Instant::now() + PATIENCE;
         let qp = &self.ends.get(end).qp;
@@ -141,7 +144,7 @@ impl Run<'_> {
         self.step.states.insert(end.to_string(), state.0);
     }
 
-    /// Polls the completions of this end's send queue, up to this request.
+    /// Polls the completions of this end's sends, up to the one with the ID `last`.
     pub(super) fn take_sent(&mut self, end: QpId, last: u64) {
         let found = wait(&self.ends.get(end).send_cq, Queue::Send, |found| {
             found.last().is_some_and(|last_found: &Completion| last_found.wr_id == last)
@@ -158,7 +161,7 @@ impl Run<'_> {
         }
     }
 
-    /// Polls receive completions up to the one with this immediate data.
+    /// Polls this end's receive completions, up to the one with this immediate data.
     pub(super) fn take_received_until(&mut self, end: QpId, imm: u32) {
         let found = wait(&self.ends.get(end).receive_cq, self.queue(end), |found| {
             let details = found.last().and_then(|last: &Completion| last.details.as_ref());
@@ -167,7 +170,7 @@ impl Run<'_> {
         self.received(end, found);
     }
 
-    /// Returns the receive queue of this end.
+    /// Describes the receive queue of this end.
     fn queue(&self, end: QpId) -> Queue {
         let plan = self.program.pairs[usize::from(end.pair)];
         let datagrams = plan.transport == Transport::Ud;
@@ -175,7 +178,8 @@ impl Run<'_> {
         Queue::Receive { datagrams_of, windows: self.ends.get(end).window_keys() }
     }
 
-    /// Polls all receive completions of a queue pair in error; receives in a shared queue remain.
+    /// Polls all receive completions of a queue pair in error. Receives in a shared queue stay
+    /// posted, so none are polled then.
     pub(super) fn take_all_receives(&mut self, end: QpId) {
         let state = self.ends.get(end);
         if state.srq.is_none() {
@@ -205,8 +209,8 @@ impl Run<'_> {
         }
     }
 
-    /// Waits until a queue pair has reported the cause of its error, which may happen after the
-    /// state change.
+    /// Waits until a queue pair in error has reported the event with the cause. That may happen
+    /// only after the change of its state.
     pub(super) fn take_event(&mut self, end: QpId) {
         let until = Instant::now() + PATIENCE;
         while self.has_events && Instant::now() < until {
@@ -231,7 +235,7 @@ impl Run<'_> {
         }
     }
 
-    /// Flushes the posted requests, and checks that nothing else completes.
+    /// Flushes the posted receives, and checks that nothing else completes.
     fn finish(&mut self) {
         for end in self.ends.all() {
             self.fail(end);
@@ -251,7 +255,8 @@ fn poll(cq: &Cq, queue: Queue) -> Vec<Completion> {
     wcs.iter().map(|wc| Completion::of(wc, queue)).collect()
 }
 
-/// Polls until `done` returns true, or until the deadline.
+/// Polls a queue until `done` returns true, or until the time limit has passed. Returns the
+/// completions.
 fn wait(cq: &Cq, queue: Queue, done: impl Fn(&[Completion]) -> bool) -> Vec<Completion> {
     let until = Instant::now() + PATIENCE;
     let mut found = Vec::new();
@@ -264,8 +269,8 @@ fn wait(cq: &Cq, queue: Queue, done: impl Fn(&[Completion]) -> bool) -> Vec<Comp
     }
 }
 
-/// Returns options that are reliable, and patient if the device is slow. A missing receive still
-/// fails soon.
+/// Returns options for a connection that is reliable even on a slow device. A message still fails
+/// soon if it finds no receive.
 pub(super) fn knobs(pair: Pair) -> Knobs {
     Knobs { access: pair.access, psn: pair.psn, rnr_retries: 1, ..Knobs::default() }
 }

@@ -1,4 +1,4 @@
-//! Determines which completions a phase must wait for.
+//! Determines which completions a phase must wait for, and polls them.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::run::Run;
 /// The requests that each end's send queue accepted.
 type Accepted<'p> = BTreeMap<QpId, Vec<(u64, &'p Send)>>;
 
-/// Polls all completions of the requests.
+/// Polls all completions that the accepted requests cause.
 pub(super) fn settle(run: &mut Run<'_>, accepted: &Accepted<'_>) {
     for (&end, sends) in accepted {
         if let Some(&(last, _)) = sends.last() {
@@ -22,7 +22,8 @@ pub(super) fn settle(run: &mut Run<'_>, accepted: &Accepted<'_>) {
         let transport = run.program.pairs[usize::from(end.pair)].transport;
         match failure(run, end, sends) {
             Some((_, status)) if transport == Transport::Rc => failed(run, end, sends, status),
-            // Only its send queue may have stopped, so the error state flushes its receives too.
+            // Perhaps only the send queue has stopped. Moving the queue pair to error flushes its
+            // receives too.
             Some(_) => run.fail(end),
             None if transport == Transport::Rc => {
                 let count = sends.iter().filter(|(_, send)| send.opcode.is_received()).count();
@@ -44,18 +45,19 @@ pub(super) fn imm(wr_id: u64) -> u32 {
     u32::try_from(wr_id).expect("few requests")
 }
 
-/// Returns the first request that failed, if any.
+/// Returns the ID and the status of the end's first failed request, if any. Clears the memory whose
+/// contents are then undefined.
 fn failure(run: &mut Run<'_>, end: QpId, sends: &[(u64, &Send)]) -> Option<(u64, u32)> {
     let sent = run.step.sent.get(&end.to_string())?;
     let failed = |id: u64| sent.iter().find(|wc| wc.wr_id == id && wc.status != 0);
     let (id, send, status) =
         sends.iter().find_map(|&(id, send)| failed(id).map(|wc| (id, send, wc.status)))?;
     if send.opcode.fetches() {
-        // The contents are undefined after a failed request.
+        // After a failed request, these contents are undefined.
         run.ends.get(end).clear(&send.elements);
     }
-    // An atomic may have been executed before storing its response failed. A WRITE may have been
-    // executed, except for its end, before its immediate data found no receive.
+    // An atomic may have been executed although storing its response failed. A WRITE may have been
+    // executed except for its end, if its immediate data found no receive.
     let unheard =
         send.opcode == Opcode::WriteImm && Status(status) == Status::IBV_WC_RNR_RETRY_EXC_ERR;
     if let (Some(Remote { slot, offset, .. }), true) =
@@ -73,7 +75,8 @@ fn failed(run: &mut Run<'_>, end: QpId, sends: &[(u64, &Send)], status: u32) {
     let answered =
         [Status::IBV_WC_REM_ACCESS_ERR, Status::IBV_WC_REM_INV_REQ_ERR, Status::IBV_WC_REM_OP_ERR];
     if answered.contains(&Status(status)) {
-        // Earlier messages were received, so the peer's queue pair is in error too.
+        // The messages before the failed one were received, and the peer's queue pair is in error
+        // too.
         if run.ends.get(peer).srq.is_none() {
             run.take_all_receives(peer);
         } else {

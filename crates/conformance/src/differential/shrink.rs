@@ -1,4 +1,4 @@
-//! Shrinks a failing program while it stays fair and still fails.
+//! Makes a failing program smaller, as long as the result is fair and still fails.
 
 use rdma_sys::ibv_access_flags as Access;
 
@@ -7,7 +7,7 @@ use super::model::Model;
 use super::program::*;
 use super::windows::REMOTE_ACCESS;
 
-/// Returns the smallest failing program that at most `tries` attempts found.
+/// Returns the smallest failing program that was found in at most `tries` attempts.
 pub(super) fn shrink(
     program: Program,
     mut tries: usize,
@@ -32,7 +32,7 @@ pub(super) fn shrink(
     }
 }
 
-/// Returns smaller programs, starting with the largest reduction.
+/// Returns programs that are smaller in one respect, those with the largest reductions first.
 fn candidates(program: &Program) -> Vec<Program> {
     let mut found = Vec::new();
     found.extend((0..program.pairs.len()).filter_map(|pair| without_pair(program, pair)));
@@ -95,7 +95,8 @@ fn candidates(program: &Program) -> Vec<Program> {
     found
 }
 
-/// Returns the program without one pair and all its steps.
+/// Returns the program without one pair and without all steps of that pair. `None` if it is the
+/// only pair.
 fn without_pair(program: &Program, pair: usize) -> Option<Program> {
     let gone = u8::try_from(pair).ok()?;
     if program.pairs.len() == 1 {
@@ -137,7 +138,8 @@ fn end_of(request: &mut ProgramRequest) -> &mut QpId {
     }
 }
 
-/// Returns true if the end still exists without that pair, and renumbers it if necessary.
+/// Returns true if the end exists in a program without pair `gone`. If so, renumbers the end's pair
+/// if necessary.
 fn keep(end: &mut QpId, gone: u8) -> bool {
     let kept = end.pair != gone;
     end.pair -= u8::from(end.pair > gone);
@@ -153,7 +155,7 @@ fn smaller_phases(requests: &[ProgramRequest]) -> Vec<Step> {
             found.push(Step::Phase(fewer));
         }
     }
-    // Remove a send together with the receive that it consumes.
+    // Removes a send together with the receive that it consumes.
     for n in 0..requests.len() {
         for m in 0..n {
             let mut fewer = requests.to_vec();
@@ -213,7 +215,8 @@ fn simpler_sends(send: &Send) -> Vec<Send> {
     found
 }
 
-/// Returns fewer elements, then shorter ones, then ones at the beginning.
+/// Returns simpler versions of the elements: first with fewer elements, then with shorter ones,
+/// then with ones at the beginning of their slots.
 fn simpler_elements(elements: &[Element]) -> Vec<Vec<Element>> {
     let mut found = Vec::new();
     let mut change = |n: usize, new: Option<Element>| {
@@ -269,7 +272,7 @@ mod tests {
             assert_eq!(Model::check(&small), Ok(()));
             assert!(fails(&small));
             assert_eq!((small.pairs.len(), sends(&small).len()), (1, 1), "{small}");
-            // A registration at each end, perhaps a deregistration, and the phase.
+            // A registration at each end, possibly a deregistration, and the phase.
             assert!(small.steps.len() <= 4, "{small}");
             shrunk += 1;
         }
@@ -286,7 +289,8 @@ mod tests {
                 .iter()
                 .map(|send| super::super::model::length(&send.elements))
                 .collect();
-            // After an unreliable send, another one must arrive.
+            // A program is fair only if a lost send is followed by one that arrives, so two sends
+            // may remain.
             assert_eq!(lengths.iter().sum::<u32>(), 100, "{small}");
         }
     }

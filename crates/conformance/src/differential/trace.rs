@@ -1,4 +1,4 @@
-//! The observed behaviour of a device that ran a program.
+//! The observed behaviour of a device while it runs a program.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use test_support::rig::window::invalidated_key;
 use super::program::WINDOWS;
 
 pub(super) const WITH_INV: u32 = ibv_wc_flags::IBV_WC_WITH_INV.0;
-/// SoftRoCE's flag for the same.
+/// The flag that SoftRoCE sets instead of [`WITH_INV`].
 pub(super) const RXE_WITH_INV: u32 = ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
 
 /// The observed behaviour of a device, step by step.
@@ -19,19 +19,20 @@ pub(super) struct Trace {
     pub(super) steps: Vec<StepTrace>,
 }
 
-/// The observations in one step. Ends have names such as `0A`.
+/// The observations of one step. Ends have names such as `0A`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StepTrace {
-    /// The results of the calls in order: 0 or an error number each.
+    /// The result of each call, in order: 0 or an error number.
     pub(super) calls: Vec<i32>,
     pub(super) sent: BTreeMap<String, Vec<Completion>>,
     pub(super) received: BTreeMap<String, Vec<Completion>>,
-    /// States of the queue pairs that were used.
+    /// The states of the queue pairs that the step used.
     pub(super) states: BTreeMap<String, u32>,
-    /// The asynchronous events of each object, sorted. Queue pairs are named by their ends, shared
-    /// receive queues `SRQ`. SoftRoCE's events are not compared.
+    /// The asynchronous events of each object, sorted. A queue pair is named after its end, and a
+    /// shared receive queue is called `SRQ`. SoftRoCE's events are not compared.
     pub(super) events: BTreeMap<String, Vec<String>>,
-    /// Bytes that changed. The key is slot and offset, the value the new contents in hexadecimal.
+    /// The bytes that changed. The key consists of slot and offset; the value is the new contents
+    /// in hexadecimal.
     pub(super) memory: BTreeMap<String, String>,
 }
 
@@ -39,36 +40,36 @@ pub(super) struct StepTrace {
 pub(super) struct Completion {
     pub(super) wr_id: u64,
     pub(super) status: u32,
-    /// The fields that only a successful completion has.
+    /// The fields that are valid only in a successful completion.
     pub(super) details: Option<Details>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Details {
     pub(super) opcode: i32,
-    /// For receives, READs and atomics.
+    /// The number of bytes, for receives, READs and atomics.
     pub(super) byte_len: Option<u32>,
     pub(super) imm: Option<u32>,
-    /// For datagrams, whether the reported source is the peer.
+    /// For datagrams: whether the reported source is the peer.
     pub(super) of_peer: Option<bool>,
     pub(super) invalidated: Option<Invalidated>,
 }
 
-/// The report of a receive about a key that its sender invalidated.
+/// The report by a completed receive about a key that its sender invalidated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Invalidated {
-    /// The flag that reports it.
+    /// The flag that was set.
     pub(super) flag: u32,
-    /// The window with this key.
+    /// The window that has the reported key, if any.
     pub(super) window: Option<usize>,
 }
 
-/// The queue of a completion.
+/// The queue from which a completion comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Queue {
     Send,
-    /// The receive queue, with the number of the queue pair that sends datagrams to it, and the
-    /// keys of its windows.
+    /// The receive queue. `datagrams_of` is the number of the queue pair that sends datagrams to
+    /// it, and `windows` are the keys of the end's windows.
     Receive {
         datagrams_of: Option<u32>,
         windows: [u32; WINDOWS as usize],
@@ -111,7 +112,7 @@ impl Invalidated {
     }
 }
 
-/// Returns the differences between two states of memory.
+/// Returns the ranges that differ between two states of memory: offset and new contents.
 pub(super) fn changes(before: &[u8], after: &[u8]) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     if before == after {

@@ -1,15 +1,18 @@
 //! The part of the model for memory windows.
 //!
-//! Programs in which SoftRoCE differs from the contract (`docs/rxe-differences.md`) are unfair:
+//! A program is unfair if SoftRoCE would execute it differently from the contract
+//! (`docs/rxe-differences.md`):
 //!
 //! - Access outside of a window (`window-bounds`).
-//! - A second bind of a window of type 2 (`second-bind-of-a-window`), or one under its present key
-//!   (`bind-with-the-key-before`).
-//! - A bind with local rights (`local-rights-of-a-window`), or to another domain's region
+//! - A second bind of a type 2 window (`second-bind-of-a-window`), or a bind under the key that the
+//!   window already has (`bind-with-the-key-before`).
+//! - A bind with local rights (`local-rights-of-a-window`), or to a region of another domain
 //!   (`bind-to-another-domains-region`).
-//! - The invalidation of an unbound window, which stops the machine (`invalidation-of-an-unbound-window`).
+//! - The invalidation of an unbound window, which crashes the machine
+//!   (`invalidation-of-an-unbound-window`).
 //!
-//! The windows of queue pairs are reallocated before these are reset (`windows-outlive-their-queue-pair`).
+//! Before queue pairs are reset, their windows are reallocated
+//! (`windows-outlive-their-queue-pair`).
 
 use rdma_sys::ibv_access_flags as Access;
 
@@ -24,7 +27,7 @@ pub(super) const REMOTE_ACCESS: u32 = Access::IBV_ACCESS_REMOTE_WRITE.0
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Window {
     pub(super) bound: Option<Bind>,
-    /// The window's last bind since its allocation.
+    /// The last bind of the window since it was allocated.
     pub(super) last: Option<Bind>,
 }
 
@@ -59,7 +62,7 @@ impl Model {
         &mut self.end_mut(end).windows[usize::from(window)]
     }
 
-    /// Reallocates the windows that end with their queue pair.
+    /// Reallocates the windows of the pair's queue pairs, as when these are reset.
     pub(super) fn renew_windows(&mut self, pair: u8) {
         for end in [Side::A, Side::B].map(|side| QpId { pair, side }) {
             for window in (0..WINDOWS).filter(|&window| !end.is_type_1(window)) {
@@ -68,7 +71,8 @@ impl Model {
         }
     }
 
-    /// Rejects requests that devices need not accept, and those that windows do not support.
+    /// Checks a send that may concern windows. Rejects one that devices may refuse or that windows
+    /// do not support.
     pub(super) fn window_request(&self, send: &Send) -> Fair {
         let opcode = send.opcode;
         fair(send.bind.is_some() == (opcode == Opcode::Bind), "bind parameters do not fit")?;
@@ -105,14 +109,15 @@ impl Model {
         let again = window.last.is_some() && window.bound.is_none();
         fair(is_type_1 || !again, "a second bind")?;
         if is_type_1 {
-            // Its key changes when the bind is posted, and does not change back.
+            // The key of a type 1 window changes when the bind is posted, and does not change back
+            // if the bind fails.
             fair(!self.pairs[usize::from(end.pair)].broken, "its key would be uncertain")?;
             fair(!self.is_wrong(end, bind), "its key would be uncertain")?;
         }
         Ok(())
     }
 
-    /// Returns true if a bind must fail; all causes have the same outcome.
+    /// Returns true if a bind must fail. The outcome is the same whatever the cause.
     fn is_wrong(&self, end: QpId, bind: Bind) -> bool {
         let state = self.end(end);
         let is_type_1 = end.is_type_1(bind.window);

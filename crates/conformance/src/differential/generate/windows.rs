@@ -6,7 +6,7 @@ use super::super::program::*;
 use super::super::windows::REMOTE_ACCESS;
 use super::Generator;
 
-/// Gives pairs memory windows, and a receive queue shared with others.
+/// Gives windows to reliable pairs, and lets some pairs share the receive queue of the first one.
 pub(super) fn extend(rng: &mut Rng, pairs: &mut [Pair]) {
     let join = pairs.len() > 1 && pairs[0].transport == Transport::Rc && rng.bool();
     for (n, pair) in pairs.iter_mut().enumerate() {
@@ -33,8 +33,9 @@ impl Generator {
         }
     }
 
-    /// Checks the bindings at the end of the program. Reads through windows, most of them unbound
-    /// by then, and deregisters the regions that the windows were bound to.
+    /// Adds steps at the end of the program that show how the windows are bound. For each end,
+    /// the peer reads through one window, which is usually unbound by then. Afterwards each end
+    /// deregisters the regions that its windows were last bound to.
     pub(super) fn look_at_windows(&mut self) {
         for end in self.ends_with_windows() {
             let windows = self.model.end(end).windows;
@@ -73,7 +74,7 @@ impl Generator {
         self.program.pairs[usize::from(end.pair)].windows
     }
 
-    /// Returns a request that changes a window, usually one that allows the change.
+    /// Returns a request that changes a window. Usually, the window can be changed in that way.
     pub(super) fn any_window_send(&mut self, end: QpId) -> Option<Send> {
         let opcode =
             [Opcode::Bind, Opcode::Invalidate, Opcode::SendInvalidate][self.rng.usize(0..3)];
@@ -124,7 +125,7 @@ impl Generator {
         Some(send)
     }
 
-    /// Occasionally returns an invalidation that directly follows the bind in the request.
+    /// If the send binds a window, occasionally returns an invalidation to post right after it.
     pub(super) fn invalidation_of(&mut self, send: &Send) -> Option<ProgramRequest> {
         let window = send.bind?.window;
         let chosen = !send.end.is_type_1(window) && self.rng.u8(0..8) == 0;
@@ -147,7 +148,7 @@ impl Generator {
         Some(Remote { slot: bound.slot, offset, key: Key::Window(window) })
     }
 
-    /// Introduces a mistake into the window part of the send.
+    /// Introduces a mistake into those fields of the send that concern windows.
     pub(super) fn spoil_window(&mut self, send: &mut Send) {
         let key = Key::Window(self.rng.u8(0..WINDOWS));
         if let Some(bind) = &mut send.bind {
