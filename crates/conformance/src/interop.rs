@@ -1,15 +1,14 @@
-//! Runs checks between two devices, each in a separate process: `docs/interop.md` describes how to
-//! run it.
+//! Runs checks between two devices, each in a separate process. `docs/interop.md` describes how.
 //!
-//! One process serves its device. The other one drives: it runs a table of checks, and sends
-//! commands to both devices. So each check runs in both directions, and the serving process does
-//! not know the checks.
+//! One process serves its device. The other process drives: it goes through a table of checks, and
+//! sends commands to both devices. So each check runs in both directions, and the serving process
+//! knows nothing about the checks.
 //!
-//! - `arguments`: the command line; `control`: the TCP connection between the two.
-//! - `command`: the commands to a device, and its answers; `station`: a device that executes them.
+//! - `arguments`: the command line; `control`: the TCP connection between the two processes.
+//! - `command`: the commands to a device and its answers; `station`: a device that executes them.
 //! - `pattern`: the bytes in messages.
 //! - `scene`: two stations with a queue pair each, and the operations that checks use.
-//! - `checks`: the table; `drive`: runs it; `rows`: the results.
+//! - `checks`: the table of checks; `drive`: runs them; `rows`: the results.
 
 mod arguments;
 mod checks;

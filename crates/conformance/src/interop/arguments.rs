@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of the program `interop`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -55,11 +55,11 @@ pub(super) struct Drive {
 pub(super) enum Format {
     /// A table for people, in Markdown
     Table,
-    /// A line of JSON for each check and direction
+    /// One line of JSON for each check and direction
     Json,
 }
 
-/// The options of both processes.
+/// The options that both subcommands have.
 #[derive(Debug, clap::Args)]
 pub(super) struct Own {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
@@ -81,11 +81,11 @@ impl Own {
     }
 }
 
-/// The way to select a GID of the table.
+/// The way to select a GID from the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     Index(u8),
-    /// The RoCE v2 GID of this address.
+    /// The RoCE v2 GID with this address.
     Address(IpAddr),
 }
 

@@ -13,7 +13,7 @@ use anyhow::Result;
 use super::command::Service::{Rc, Uc, Ud};
 use super::scene::Scene;
 
-/// A check with a name: one side acts on the other.
+/// A named check, in which side A acts on side B.
 pub(super) struct Check {
     pub(super) name: &'static str,
     pub(super) run: fn(&mut Scene<'_>) -> Result<()>,

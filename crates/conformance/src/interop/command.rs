@@ -1,8 +1,8 @@
-//! The commands to a device, and its answers.
+//! The commands that a device executes, and its answers.
 
 use serde::{Deserialize, Serialize};
 
-/// The service of a queue pair.
+/// The transport service of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Service {
     Rc,
@@ -10,35 +10,36 @@ pub(super) enum Service {
     Ud,
 }
 
-/// A range of an end's memory: offset and length.
+/// A range of an end's memory, given as offset and length.
 pub(super) type Piece = (usize, usize);
 
-/// A command. A station has one end at a time: a queue pair, its completion queues, and a region.
+/// A command to a station, which has at most one end at a time: a queue pair, its completion
+/// queues, and a region. The answer is named if it is not [`Answer::Done`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Command {
-    /// Describes the station. [`Answer::Facts`]
+    /// Describes the station. Answer: [`Answer::Facts`]
     Describe,
-    /// Creates an end, and drops the previous one. [`Answer::Destination`]
+    /// Creates an end in place of the previous one. Answer: [`Answer::Destination`]
     Create {
         service: Service,
         bytes: usize,
         remote_rights: bool,
     },
-    /// Moves the queue pair to RTS, and creates the address handle for datagrams.
+    /// Moves the end's queue pair to RTS, and creates the address handle if the service is UD.
     Connect {
         peer: Destination,
         tuning: Tuning,
     },
-    /// Fills each range with the pattern of its seed.
+    /// Fills each range with the pattern of the seed given for it.
     Fill {
         ranges: Vec<(Piece, u64)>,
     },
-    /// Finds the first byte in the ranges that matches none of the patterns of their seeds.
+    /// Finds the first byte that matches none of the patterns allowed for its range. Answer:
     /// [`Answer::Wrong`]
     Compare {
         ranges: Vec<(Piece, Vec<u64>)>,
     },
-    /// Reads a few bytes. [`Answer::Bytes`]
+    /// Reads a few bytes. Answer: [`Answer::Bytes`]
     Read {
         piece: Piece,
     },
@@ -51,24 +52,25 @@ pub(super) enum Command {
         wr_id: u64,
         pieces: Vec<Piece>,
     },
-    /// Posts a list in one call.
+    /// Posts a list of send requests in one call.
     Post {
         requests: Vec<SendWr>,
     },
-    /// Polls `count` completions, or fewer if the time limit passes. [`Answer::Completions`]
+    /// Polls until there are `count` completions or the time limit has passed. Answer:
+    /// [`Answer::Completions`]
     Take {
         queue: Queue,
         count: usize,
         limit_ms: u64,
     },
-    /// Binds a type 2 window to a range. [`Answer::Key`]
+    /// Binds a type 2 window to a range. Answer: [`Answer::Key`]
     Bind {
         piece: Piece,
     },
     DestroyQueuePair,
-    /// Drops the end.
+    /// Drops the station's end.
     Drop,
-    /// Ends the connection. This is the last command.
+    /// Closes the connection between the processes. This is the last command.
     Leave,
 }
 
@@ -98,7 +100,7 @@ pub(super) struct Facts {
     pub(super) windows: bool,
 }
 
-/// The address of an end, and its region.
+/// The address of an end, and that of its region.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Destination {
     pub(super) qpn: u32,
@@ -121,8 +123,8 @@ pub(super) struct Tuning {
 }
 
 impl Tuning {
-    /// Returns options for a connection that should survive as much as possible: 67 ms and all
-    /// retries.
+    /// Returns options for a connection that should survive delays and losses: a timeout of 67 ms,
+    /// and as many retries as possible.
     pub(super) const fn patient(mtu: u32) -> Self {
         Self { mtu, timeout: 14, retries: 7, rnr_retries: 7, min_rnr_timer: 12 }
     }

@@ -13,7 +13,7 @@ use super::arguments::Serve;
 use super::command::{Answer, Command};
 use super::station::Station;
 
-/// The time to wait for the other process, in addition to its own patience.
+/// The time to wait for the other process in addition to that process's own patience.
 const MARGIN: Duration = Duration::from_secs(30);
 
 /// Waits for the other process, and executes its commands until it leaves.
@@ -23,7 +23,8 @@ pub(super) fn serve(arguments: &Serve) -> Result<()> {
         .with_context(|| format!("cannot listen on {}", arguments.listen))?;
     println!("listening on {}", listener.local_addr()?);
     let (stream, _) = listener.accept()?;
-    // The driving process may be busy with its own device for as long as its patience lasts.
+    // While the driving process is busy with its own device, no command arrives for as long as its
+    // patience lasts.
     let mut lines = Lines::new(stream, arguments.own.patience() + MARGIN)?;
     loop {
         match lines.take::<Command>().context("no further command")? {
@@ -33,18 +34,18 @@ pub(super) fn serve(arguments: &Serve) -> Result<()> {
     }
 }
 
-/// The other process, as seen by the driving one.
+/// The driving process's connection to the serving one.
 pub(super) struct Remote(Lines);
 
 impl Remote {
-    /// Connects to the process that listens there, or will soon do so.
+    /// Connects to the process that listens at this address, or that will soon do so.
     pub(super) fn connect(address: &str, patience: Duration) -> Result<Self> {
         let end = Instant::now() + patience;
         let places: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
         loop {
             for place in &places {
                 match TcpStream::connect_timeout(place, patience) {
-                    // TCP may connect a port to itself if no process listens.
+                    // If no process listens, TCP may connect the port to itself.
                     Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {}
                     Ok(stream) => return Ok(Self(Lines::new(stream, patience + MARGIN)?)),
                     Err(error) if Instant::now() >= end => {
@@ -57,7 +58,7 @@ impl Remote {
                 Instant::now() < end,
                 "no process listens at {address}; start `interop serve` there"
             );
-            // There is no notification that a process has begun to listen.
+            // No event reports that a process has begun to listen, so try again.
             thread::sleep(Duration::from_millis(20));
         }
     }

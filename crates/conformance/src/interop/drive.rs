@@ -1,4 +1,4 @@
-//! The driving process: runs the checks, in both directions.
+//! The driving process, which runs each check in both directions.
 
 use std::time::Instant;
 
@@ -49,7 +49,7 @@ pub(super) fn drive(arguments: &Drive) -> Result<bool> {
     Ok(!rows.iter().any(Row::failed))
 }
 
-/// Checks that the devices can communicate at all.
+/// Checks that the two devices can communicate.
 fn fit(arguments: &Drive, facts: &[Facts; 2]) -> Result<()> {
     let [own, peer] = facts;
     for Facts { device, gid, mtu, .. } in facts {
@@ -84,7 +84,8 @@ fn run(
         names.reverse();
     }
     let ([a, b], [from, to]) = (hands, names);
-    // A check uses the same bytes when it runs alone as in a whole run.
+    // The seed depends on the check alone, so the check uses the same bytes whether it runs alone
+    // or with all others.
     let seed = arguments.seed.wrapping_mul(1 << 32).wrapping_add(n << 20 | u64::from(back) << 19);
     let mut scene = Scene::new(a, b, facts, Options::of(arguments), seed);
     let begin = Instant::now();
@@ -106,7 +107,7 @@ fn run(
 }
 
 impl Scene<'_> {
-    /// Drops both ends, so that nothing from one check reaches the next one.
+    /// Drops the ends of both stations, so that nothing of one check affects the next.
     fn drop_ends(self) -> Result<()> {
         self.into_hands().into_iter().try_for_each(|mut hand| hand.ask(Command::Drop).map(drop))
     }

@@ -1,6 +1,7 @@
-//! The bytes in messages. Bytes from different seeds, and neighbouring bytes, are unrelated.
+//! The bytes in messages. There is no relation between bytes from different seeds, nor between
+//! neighbouring bytes.
 
-/// Returns `length` bytes for a seed.
+/// Returns the first `length` bytes of the pattern of a seed.
 pub(super) fn bytes(seed: u64, length: usize) -> Vec<u8> {
     let words = (0..length.div_ceil(8) as u64).map(|n| mix(seed.wrapping_add(mix(n))));
     let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
@@ -8,7 +9,7 @@ pub(super) fn bytes(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns the first byte that matches none of the seeds at its offset.
+/// Returns the offset of the first byte that matches the pattern of none of the seeds.
 pub(super) fn first_wrong(found: &[u8], seeds: &[u64]) -> Option<usize> {
     let expected: Vec<_> = seeds.iter().map(|&seed| bytes(seed, found.len())).collect();
     let right = |at: usize, byte: u8| expected.iter().any(|one| one[at] == byte);

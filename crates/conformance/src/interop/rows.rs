@@ -1,4 +1,4 @@
-//! The results.
+//! The results of the checks.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -7,16 +7,18 @@ use serde::Serialize;
 
 use crate::outcome::Outcome;
 
-/// One check in one direction.
+/// The result of one check in one direction.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) check: &'static str,
-    /// The acting device and the other one.
+    /// The name of the acting device.
     pub(super) from: String,
+    /// The name of the other device.
     pub(super) to: String,
     pub(super) outcome: Outcome,
-    /// The number of UC and UD messages that were sent, and the number that arrived.
+    /// The number of UC and UD messages that were sent.
     pub(super) sent: u32,
+    /// The number of UC and UD messages that arrived.
     pub(super) arrived: u32,
     pub(super) millis: u128,
 }
@@ -27,7 +29,7 @@ impl Row {
     }
 }
 
-/// Returns a word for the outcome; the messages follow the table.
+/// Returns a short text for the outcome. The messages of failures follow after the table.
 fn word(row: &Row) -> String {
     let word = match &row.outcome {
         Outcome::Passed | Outcome::PassedAlone => "passed".to_owned(),
@@ -38,7 +40,7 @@ fn word(row: &Row) -> String {
     if row.arrived == row.sent { word } else { format!("{word} ({} of {})", row.arrived, row.sent) }
 }
 
-/// The table for people, with a line for each check and a column for each direction.
+/// The results as a table for people, with a line for each check and a column for each direction.
 pub(super) struct Table<'a>(pub(super) &'a [Row]);
 
 impl Display for Table<'_> {

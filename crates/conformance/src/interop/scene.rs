@@ -16,7 +16,7 @@ use super::command::{
 use super::control::Remote;
 use super::station::Station;
 
-/// One of the two sides: A acts on B.
+/// One of the two sides. In each check, A acts on B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     A,
@@ -33,7 +33,7 @@ impl Side {
     }
 }
 
-/// A station in this process, or in the other one.
+/// A station in this process, or in the serving one.
 pub(super) enum Hand<'a> {
     Here(&'a mut Station),
     There(&'a mut Remote),
@@ -75,7 +75,7 @@ impl Options {
         Self { mtu: drive.mtu as usize, longest, lossy: drive.lossy, patience }
     }
 
-    /// Returns message lengths on both sides of every limit.
+    /// Returns message lengths just below, at and above each limit.
     pub(super) fn lengths(&self) -> Vec<usize> {
         let mtu = self.mtu;
         let mut all = vec![0, 1, 3, mtu - 1, mtu, mtu + 1, 3 * mtu + 5, 64 << 10, 1 << 20];
@@ -84,15 +84,16 @@ impl Options {
     }
 
     fn half(&self) -> usize {
-        // Requests that are outstanding together have two packets each.
+        // The requests of the largest batch, which are in flight together, have up to two packets
+        // each.
         let together = 64 * (2 * self.mtu + 64);
         let message = self.longest.max(3 * self.mtu + 5) + HEADER;
-        // The words that atomics use are aligned.
+        // The result is rounded up, so that the words that atomics use are aligned.
         (message.max(together) + 3 * GUARD).next_multiple_of(GUARD)
     }
 }
 
-/// Skips a check because a device lacks the feature.
+/// The error that skips a check, because a device lacks a feature.
 #[derive(Debug)]
 pub(super) struct Skip(pub(super) &'static str);
 
@@ -104,17 +105,18 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// The number of bytes on either side of received data that must not change.
+/// The number of bytes before and after received data that are checked not to change.
 pub(super) const GUARD: usize = 64;
 
 /// The time limit for a message that the network may have lost.
 const LOST: Duration = Duration::from_secs(1);
 
-/// The page with the differences of SoftRoCE.
+/// The page that lists the differences of SoftRoCE.
 const DIFFERENCES: &str = include_str!("../../../../docs/rxe-differences.md");
+/// The page that lists the differences of software devices that send packets.
 const OF_PACKETS: &str = include_str!("../../../../docs/wire-differences.md");
 
-/// The state of a check.
+/// Two stations, and the state of the check that uses them.
 pub(super) struct Scene<'a> {
     hands: [Hand<'a>; 2],
     facts: [Facts; 2],
@@ -122,8 +124,9 @@ pub(super) struct Scene<'a> {
     seed: u64,
     pub(super) options: Options,
     pub(super) differences: Vec<String>,
-    /// The number of UC and UD messages that were sent, and the number that arrived.
+    /// The number of UC and UD messages that were sent.
     pub(super) sent: u32,
+    /// The number of UC and UD messages that arrived.
     pub(super) arrived: u32,
 }
 
@@ -153,12 +156,12 @@ impl<'a> Scene<'a> {
         &self.facts[side as usize]
     }
 
-    /// Returns the offset of outgoing bytes.
+    /// Returns the offset in an end's memory of the bytes that it sends.
     pub(super) fn source(&self) -> usize {
         GUARD
     }
 
-    /// Returns the offset of incoming bytes.
+    /// Returns the offset in an end's memory of the bytes that it receives.
     pub(super) fn sink(&self) -> usize {
         self.options.half() + GUARD
     }
@@ -167,19 +170,19 @@ impl<'a> Scene<'a> {
         Tuning::patient(self.options.mtu as u32)
     }
 
-    /// Creates and connects new queue pairs.
+    /// Creates queue pairs on both sides, and connects them.
     pub(super) fn connect(&mut self, service: Service) -> Result<()> {
         self.connect_with(service, self.patient(), true)
     }
 
-    /// Like [`connect`](Self::connect), for requests that should be refused. A requester without an
-    /// answer must give up, which SoftRoCE does not do after seven retries.
+    /// Like [`connect`](Self::connect), for requests that should be refused. A requester that gets
+    /// no answer must give up, which SoftRoCE with seven retries never does.
     pub(super) fn connect_to_fail(&mut self) -> Result<()> {
         self.connect_with(Service::Rc, Tuning { retries: 6, ..self.patient() }, true)
     }
 
-    /// Like [`connect`](Self::connect), with these options, and with or without rights for the
-    /// peer.
+    /// Like [`connect`](Self::connect), but with these options. The peers have rights to the
+    /// regions only if `remote_rights` is set.
     pub(super) fn connect_with(
         &mut self,
         service: Service,
@@ -193,7 +196,7 @@ impl<'a> Scene<'a> {
         };
         let (at_a, at_b) = (destination(A)?, destination(B)?);
         self.destinations = Some([at_a, at_b]);
-        // The receiver becomes ready first.
+        // The receiving side B is connected first, so it is ready before A can send.
         self.ask(B, Command::Connect { peer: at_a, tuning })?;
         self.ask(A, Command::Connect { peer: at_b, tuning })?;
         Ok(())
@@ -203,7 +206,7 @@ impl<'a> Scene<'a> {
         Ok(self.destinations.context("not connected")?[side as usize])
     }
 
-    /// Returns a different seed each time.
+    /// Returns a seed that was not used before.
     pub(super) fn seed(&mut self) -> u64 {
         self.seed = self.seed.wrapping_add(1);
         self.seed
@@ -213,8 +216,8 @@ impl<'a> Scene<'a> {
         self.ask(side, Command::Fill { ranges: ranges.to_vec() }).map(drop)
     }
 
-    /// Checks that each range has the pattern of its seed. With several seeds, each byte may come
-    /// from any of them.
+    /// Checks that each range contains the pattern of its seed. If a range has several seeds, each
+    /// byte may come from any of them.
     pub(super) fn expect(&mut self, side: Side, ranges: &[(Piece, &[u64])]) -> Result<()> {
         let owned = ranges.iter().map(|&(piece, seeds)| (piece, seeds.to_vec())).collect();
         match self.ask(side, Command::Compare { ranges: owned })? {
@@ -235,7 +238,7 @@ impl<'a> Scene<'a> {
         self.ask(side, Command::Write { at, bytes: bytes.to_vec() }).map(drop)
     }
 
-    /// Returns the word that an atomic uses.
+    /// Returns the word at this offset, as atomics use it.
     pub(super) fn word(&mut self, side: Side, at: usize) -> Result<u64> {
         let bytes = self.bytes(side, (at, 8))?;
         Ok(u64::from_ne_bytes(bytes[..].try_into()?))
@@ -260,7 +263,8 @@ impl<'a> Scene<'a> {
         self.ask(side, Command::DestroyQueuePair).map(drop)
     }
 
-    /// Polls `count` completions, or fewer if the others do not arrive in this time.
+    /// Polls until there are `count` completions or the time limit has passed. Returns those that
+    /// arrived.
     pub(super) fn take_within(
         &mut self,
         (side, queue): (Side, Queue),
@@ -296,14 +300,15 @@ impl<'a> Scene<'a> {
         Ok(done)
     }
 
-    /// Checks that no completion arrives.
+    /// Checks that no completion arrives for a short while.
     pub(super) fn nothing(&mut self, from: (Side, Queue)) -> Result<()> {
         let taken = self.take_within(from, 1, Duration::from_millis(20))?;
         ensure!(taken.is_empty(), "no completion should have arrived at {from:?}: {taken:?}");
         Ok(())
     }
 
-    /// Polls a message that the network may have lost; `None` if it has not arrived.
+    /// Waits for a message that the network may have lost. Returns `None` if it has not arrived in
+    /// time.
     pub(super) fn arrived(&mut self) -> Result<Option<Completion>> {
         self.sent += 1;
         if !self.options.lossy {
@@ -315,13 +320,13 @@ impl<'a> Scene<'a> {
         Ok(taken.first().copied())
     }
 
-    /// Returns `contract`, or `rxe` if that side is SoftRoCE and differs as described in
-    /// `docs/rxe-differences.md`.
+    /// Returns `rxe` if that side is SoftRoCE, which differs as `docs/rxe-differences.md` describes
+    /// under this name. Otherwise returns `contract`.
     pub(super) fn expected<T>(&mut self, side: Side, contract: T, difference: &str, rxe: T) -> T {
         if self.differs(side, difference) { rxe } else { contract }
     }
 
-    /// Returns true if the difference with this name applies to `side`.
+    /// Returns true if `side` is SoftRoCE, to which the difference with this name applies.
     pub(super) fn differs(&mut self, side: Side, difference: &str) -> bool {
         let entry = format!("## {difference}");
         assert!(DIFFERENCES.lines().any(|line| line == entry), "no entry {difference}");
@@ -336,7 +341,7 @@ impl<'a> Scene<'a> {
         let entry = format!("## {difference}");
         assert!(OF_PACKETS.lines().any(|line| line == entry), "no entry {difference}");
         let [own, other] = [side, side.other()].map(|side| self.facts(side));
-        // Data for another device goes over UDP.
+        // Messages to a different device go over UDP.
         let differs = !own.rxe && own.device != other.device;
         self.note(differs, difference);
         differs
@@ -348,7 +353,8 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Returns a request by A with these elements. If it needs a remote address, that is B's sink.
+    /// Returns a request by A with these elements. Its remote address, if it needs one, is B's
+    /// sink.
     pub(super) fn request(
         &self,
         wr_id: u64,
@@ -360,7 +366,7 @@ impl<'a> Scene<'a> {
         Ok(SendWr { wr_id, operation, pieces, remote, imm: None, inline: false, qkey: QKEY })
     }
 
-    /// Returns the address and the key for an offset in B's memory.
+    /// Returns the remote address and the key for an offset in B's memory.
     pub(super) fn remote(&self, at: usize) -> Result<(u64, u32)> {
         let destination = self.destination(B)?;
         Ok((destination.address + at as u64, destination.rkey))

@@ -1,4 +1,4 @@
-//! A device that executes commands.
+//! A station: a device that executes commands.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub(super) const ELEMENTS: usize = 4;
 /// The maximum number of inline bytes in a request.
 pub(super) const INLINE: usize = 64;
 
-/// A device, and its end if it has one.
+/// A device and, after the command to create one, an end.
 pub(super) struct Station {
     end: Option<VerbsObjects>,
     facts: Facts,
@@ -42,7 +42,8 @@ pub(super) struct Station {
     context: Context,
 }
 
-/// Fields are dropped in order: dependent objects before the objects from which they were created.
+/// An end. The fields are dropped in their order, so that dependent objects are destroyed before
+/// those from which they were created.
 struct VerbsObjects {
     way: Option<(Ah, u32)>,
     qp: Option<Qp>,
@@ -72,7 +73,7 @@ impl Station {
             windows,
         };
         let mut station = Self { end: None, facts, gid_index, context };
-        // Only a queue pair has an address.
+        // The facts include the address, which only a queue pair has, so this creates one.
         let probe = station.make(Service::Ud, 64, false)?;
         station.facts.ethernet = probe.own.ethernet;
         station.facts.gid = gid_of(&probe.own.gid).to_ipv6().to_string();
@@ -83,7 +84,8 @@ impl Station {
         &self.facts
     }
 
-    /// Executes the command. Errors, and failed assertions in the rig, are answers too.
+    /// Executes the command. An error, or a failed assertion in the rig, is returned as an answer
+    /// too.
     pub(super) fn execute(&mut self, command: Command) -> Answer {
         let done = panic::catch_unwind(AssertUnwindSafe(|| self.try_execute(command)));
         match done {
@@ -222,7 +224,7 @@ impl VerbsObjects {
         let knobs = Knobs {
             access: ALL_ACCESS,
             mtu: ibv_mtu(tuning.mtu.ilog2() - 7),
-            psn: 0x00ff_fff0, // so that numbers wrap round
+            psn: 0x00ff_fff0, // so that PSNs soon wrap around
             timeout: tuning.timeout,
             retries: tuning.retries,
             rnr_retries: tuning.rnr_retries,

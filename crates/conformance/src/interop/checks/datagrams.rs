@@ -11,7 +11,7 @@ use crate::interop::scene::{A, B, Scene};
 pub(super) fn sends(scene: &mut Scene<'_>, imm: bool) -> Result<()> {
     let mut lengths = scene.options.lengths();
     lengths.retain(|&length| length <= scene.options.mtu);
-    // The port's own limit, whatever MTU connections use.
+    // The limit is that of the port, whatever MTU connections use.
     let longest = scene.facts(A).mtu.min(scene.facts(B).mtu) as usize;
     if longest > scene.options.mtu && longest <= scene.options.longest {
         lengths.extend([longest - 1, longest]);
@@ -19,7 +19,7 @@ pub(super) fn sends(scene: &mut Scene<'_>, imm: bool) -> Result<()> {
     each(scene, Service::Ud, &lengths, imm)
 }
 
-/// Checks that a datagram with another Q_Key is lost and consumes no receive.
+/// Checks that a datagram with a wrong Q_Key is lost and consumes no receive.
 pub(super) fn wrong_qkey(scene: &mut Scene<'_>) -> Result<()> {
     scene.connect(Service::Ud)?;
     let (source, sink, front) = (scene.source(), scene.sink(), header(Service::Ud));

@@ -1,4 +1,4 @@
-//! The 40 bytes before a datagram: the header that it arrived with.
+//! The 40 bytes before a received datagram, which contain the header that it arrived with.
 
 use anyhow::{Result, ensure};
 use rdma_sys::ibv_wc_flags as Flags;
@@ -12,11 +12,13 @@ use crate::interop::scene::{A, B, Scene, Side};
 const HOP_LIMIT: u8 = 61;
 const FLOW_LABEL: u32 = 0x000a_bcde;
 
-/// The protocol numbers of what precedes a BTH: UDP, or InfiniBand directly.
+/// The number of UDP in the protocol field of an IP header.
 const UDP: u8 = 17;
+/// The number in the same field if the BTH follows directly, as in InfiniBand.
 const IB: u8 = 0x1b;
 
-/// Checks the header of a message with this length; the header begins at `at`.
+/// Checks the header of a received message. The message has this length, and its header begins at
+/// `at`.
 pub(super) fn ensure(
     scene: &mut Scene<'_>,
     got: &Completion,
@@ -29,7 +31,7 @@ pub(super) fn ensure(
     let header = scene.bytes(B, (at, HEADER))?;
     let (from, to) =
         (Gid::from_bytes(scene.destination(A)?.gid), Gid::from_bytes(scene.destination(B)?.gid));
-    // BTH, DETH, immediate data, padded payload, ICRC.
+    // The BTH, the DETH, immediate data, the padded payload and the ICRC.
     let packet = 12 + 8 + if imm { 4 } else { 0 } + length.next_multiple_of(4) + 4;
     match (from.to_ipv4(), to.to_ipv4()) {
         (Some(from), Some(to)) => {
@@ -55,7 +57,7 @@ fn ipv4(scene: &mut Scene<'_>, header: &[u8], addresses: &[u8], packet: usize) -
     let words = header.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1]));
     let sum: u32 = words.sum();
     let right = (sum & 0xffff) + (sum >> 16) == 0xffff;
-    // Packets that a device sends to itself do not pass through a network stack.
+    // Packets that a device sends to itself do not go through a network stack.
     let looped = is_looped(scene);
     let right_expected =
         if looped { scene.expected(A, true, "checksum-of-looped-headers", false) } else { true };
@@ -74,8 +76,8 @@ fn ipv6(scene: &mut Scene<'_>, header: &[u8], addresses: &[u8], packet: usize) -
     ensure!(header[8..] == *addresses, "the addresses should be {addresses:x?}: {header:x?}");
     let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
     let expected = packet + if next == UDP { 8 } else { 0 };
-    // The length in an InfiniBand header includes the ICRC, just as that in IPv6 includes
-    // everything after the header.
+    // Like the length in an IPv6 header, that in an InfiniBand header includes everything after the
+    // header, here also the ICRC.
     ensure!(length == expected, "the payload's length should be {expected}, not {length}");
     ensure_hop_limit(scene, header[7])?;
     let label = u32::from_be_bytes([header[0], header[1], header[2], header[3]]) & 0x000f_ffff;

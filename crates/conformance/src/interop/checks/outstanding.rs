@@ -1,4 +1,4 @@
-//! Many requests that are posted in one call and are in flight together.
+//! Many requests that are posted in one call and in flight at the same time.
 
 use anyhow::{Context as _, Result, ensure};
 use rdma_sys::ibv_wc_status as Status;
@@ -8,13 +8,14 @@ use super::shapes::header;
 use crate::interop::command::{Operation, Piece, Queue, SendWr, Service};
 use crate::interop::scene::{A, B, GUARD, Scene, ensure_status};
 
-/// Returns the range of request `n`, counted from `base`, with its own length.
+/// Returns the range of request `n`, in an area that starts at `base`. The lengths differ between
+/// requests.
 fn slot(scene: &Scene<'_>, base: usize, n: usize) -> Piece {
     let mtu = scene.options.mtu;
     (base + n * (2 * mtu + GUARD), 1 + n * 97 % (2 * mtu - 1))
 }
 
-/// The operations of a reliable connection, which take turns.
+/// The operations on the reliable connection, used in turn, and whether each has immediate data.
 const TURNS: [(Operation, bool); 6] = [
     (Operation::Send, true),
     (Operation::Write, false),
@@ -27,7 +28,7 @@ const TURNS: [(Operation, bool); 6] = [
 pub(super) fn mixed(scene: &mut Scene<'_>, count: usize) -> Result<()> {
     scene.connect(Service::Rc)?;
     let (source, sink) = (scene.source(), scene.sink());
-    // The word is in the slot of the first atomic.
+    // All atomics use one word, in the range of the first atomic.
     let word = slot(scene, sink, 3).0;
     let (mut at_a, mut at_b, mut requests) = (Vec::new(), Vec::new(), Vec::new());
     let (mut receives, mut words) = (Vec::new(), Vec::new());
@@ -90,7 +91,7 @@ pub(super) fn mixed(scene: &mut Scene<'_>, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// The number of messages on UC and UD.
+/// The number of messages that are sent on UC and UD.
 const MESSAGES: usize = 32;
 
 pub(super) fn sends(scene: &mut Scene<'_>, service: Service) -> Result<()> {

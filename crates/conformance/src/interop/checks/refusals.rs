@@ -1,4 +1,4 @@
-//! Requests on reliable connections that a responder refuses or cannot receive.
+//! Requests on reliable connections that the responder refuses or has no receive for.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::reliable::refused;
 use crate::interop::command::{Operation, Queue, SendWr, Service, Tuning};
 use crate::interop::scene::{A, B, GUARD, Scene, ensure_status};
 
-/// Checks that the request after a failed one is flushed.
+/// Checks that the request after the failed one is flushed.
 fn flushed(scene: &mut Scene<'_>, wr_id: u64) -> Result<()> {
     let done = scene.take((A, Queue::Send)).context("waiting for a flush")?;
     ensure_status(&done, wr_id, &[Status::IBV_WC_WR_FLUSH_ERR])
@@ -32,7 +32,7 @@ pub(super) fn late_receive(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a request fails if no receive is posted and its retries are exhausted.
+/// Checks that a send fails when its retries are exhausted because no receive is posted.
 pub(super) fn no_receive(scene: &mut Scene<'_>) -> Result<()> {
     let tuning = Tuning { rnr_retries: 2, ..scene.patient() };
     scene.connect_with(Service::Rc, tuning, true)?;
@@ -45,7 +45,7 @@ pub(super) fn no_receive(scene: &mut Scene<'_>) -> Result<()> {
     flushed(scene, 2)
 }
 
-/// Each operation that names a remote address, and the number of bytes that it accesses.
+/// The operations that name a remote address, each with the number of bytes that it accesses.
 const REMOTE: [(Operation, usize); 4] = [
     (Operation::Write, 64),
     (Operation::Read, 64),
@@ -53,7 +53,8 @@ const REMOTE: [(Operation, usize); 4] = [
     (Operation::FetchAdd { add: 1 }, 8),
 ];
 
-/// Posts the request, and another one after it. Checks that the first is refused.
+/// Posts the request, followed by another one. Checks that the first is refused, and the second is
+/// flushed.
 fn expect_refused(scene: &mut Scene<'_>, request: SendWr) -> Result<()> {
     let source = scene.source();
     let behind = scene.request(2, Operation::Write, &[(source, 8)])?;
@@ -84,7 +85,7 @@ pub(super) fn out_of_bounds(scene: &mut Scene<'_>) -> Result<()> {
             scene.connect_to_fail()?;
             let (source, before) = (scene.source(), scene.seed());
             let end = 2 * scene.sink() - 2 * GUARD;
-            // Either the first bytes are inside, or the last ones.
+            // Only the first half of the range is inside the region, or only the second half.
             let inside = if behind { (end - length / 2, length / 2) } else { (0, length / 2) };
             scene.fill(B, &[(inside, before)])?;
             let mut request = scene.request(1, operation, &[(source, length)])?;
@@ -99,7 +100,7 @@ pub(super) fn out_of_bounds(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Uses a region to which peers have no rights.
+/// Checks that requests to a region without rights for peers are refused.
 pub(super) fn no_rights(scene: &mut Scene<'_>) -> Result<()> {
     for (operation, length) in REMOTE {
         scene.connect_with(Service::Rc, Tuning { retries: 6, ..scene.patient() }, false)?;
@@ -112,7 +113,7 @@ pub(super) fn no_rights(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a WRITE with immediate data that is refused consumes no receive.
+/// Checks that a WRITE with immediate data consumes no receive if it is refused.
 pub(super) fn refused_write_imm(scene: &mut Scene<'_>) -> Result<()> {
     scene.connect_to_fail()?;
     let source = scene.source();
@@ -131,7 +132,7 @@ pub(super) fn refused_write_imm(scene: &mut Scene<'_>) -> Result<()> {
     ensure_status(&got, 100, &[status])
 }
 
-/// Sends a message that is longer than its receive.
+/// Checks that a message longer than its receive fails at both ends.
 pub(super) fn too_long(scene: &mut Scene<'_>) -> Result<()> {
     let mtu = scene.options.mtu;
     for (room, length) in [(100, 200), (mtu + 10, 3 * mtu + 5)] {
@@ -150,7 +151,7 @@ pub(super) fn too_long(scene: &mut Scene<'_>) -> Result<()> {
             name,
             [Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_RETRY_EXC_ERR],
         );
-        // If the answer is lost, it is not repeated.
+        // If the answer is lost, the responder does not repeat it, so the requester times out.
         ensure_status(&done, 1, &status[..1 + usize::from(scene.options.lossy)])?;
         let status =
             scene.expected(B, Status::IBV_WC_LOC_LEN_ERR, name, Status::IBV_WC_LOC_QP_OP_ERR);
@@ -173,7 +174,7 @@ pub(super) fn seven_retries(scene: &mut Scene<'_>) -> Result<()> {
     let tuning = scene.patient();
     lose_peer(scene, tuning)?;
     if scene.differs(A, "seven-retries-are-endless") {
-        // By then, eight times 67 ms have passed.
+        // The time limit is far longer than eight attempts of 67 ms each.
         let done = scene.take_within((A, Queue::Send), 1, Duration::from_secs(5))?;
         ensure!(done.is_empty(), "the requester should not have given up: {done:?}");
         return Ok(());
@@ -181,7 +182,7 @@ pub(super) fn seven_retries(scene: &mut Scene<'_>) -> Result<()> {
     give_up(scene)
 }
 
-/// Destroys the peer, and posts two requests.
+/// Destroys the peer's queue pair, and then posts two requests.
 fn lose_peer(scene: &mut Scene<'_>, tuning: Tuning) -> Result<()> {
     scene.connect_with(Service::Rc, tuning, true)?;
     let piece = (scene.source(), 8);

@@ -1,4 +1,4 @@
-//! Each operation of a reliable connection, with messages of all lengths.
+//! Each operation on a reliable connection, with messages of various lengths.
 
 use anyhow::{Context as _, Result, ensure};
 use rdma_sys::{ibv_wc_flags as Flags, ibv_wc_opcode as Opcode, ibv_wc_status as Status};
@@ -6,7 +6,7 @@ use rdma_sys::{ibv_wc_flags as Flags, ibv_wc_opcode as Opcode, ibv_wc_status as 
 use crate::interop::command::{Completion, Operation, Piece, Queue, SendWr, Service};
 use crate::interop::scene::{A, B, GUARD, Scene, Skip, ensure_status};
 
-/// A kind of message.
+/// A kind of message: its operation, and whether it has immediate data.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kind {
     operation: Operation,
@@ -18,12 +18,12 @@ pub(super) const SEND_IMM: Kind = Kind { operation: Operation::Send, imm: true }
 pub(super) const WRITE: Kind = Kind { operation: Operation::Write, imm: false };
 pub(super) const WRITE_IMM: Kind = Kind { operation: Operation::Write, imm: true };
 
-/// Returns no elements if the message is empty.
+/// Returns the range as a list of elements, which is empty if the range is.
 pub(super) fn piece(at: usize, length: usize) -> Vec<Piece> {
     if length == 0 { Vec::new() } else { vec![(at, length)] }
 }
 
-/// Returns the bytes around a range.
+/// Returns the guard ranges before and after a range.
 pub(super) fn guards(at: usize, length: usize) -> [Piece; 2] {
     [(at - GUARD, GUARD), (at + length, GUARD)]
 }
@@ -55,7 +55,7 @@ pub(super) fn messages(scene: &mut Scene<'_>, kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a receive's completion describes the message.
+/// Checks that the completion of a receive describes the message.
 pub(super) fn ensure_received(
     got: &Completion,
     length: usize,
@@ -76,7 +76,7 @@ pub(super) fn invalidations(scene: &mut Scene<'_>) -> Result<()> {
         return Err(Skip("a device has no memory windows of type 2").into());
     }
     for length in [0, 24, scene.options.mtu + 1] {
-        // SoftRoCE does not bind a window twice, so each one uses a separate connection.
+        // SoftRoCE cannot bind a window twice, so each length uses a new connection and window.
         scene.connect_to_fail()?;
         let (source, sink) = (scene.source(), scene.sink());
         let (data, before) = (scene.seed(), scene.seed());
@@ -106,8 +106,8 @@ pub(super) fn invalidations(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Expects a remote access error. If the answer is lost, it is not repeated, so the requester may
-/// time out instead, because the responder is in error.
+/// Checks that a request fails with a remote access error. If that answer is lost, the responder
+/// does not repeat it, because its queue pair is in error. So the requester may time out instead.
 pub(super) fn refused(scene: &mut Scene<'_>, wr_id: u64) -> Result<()> {
     let done = scene.take((A, Queue::Send)).context("waiting for a refusal")?;
     let statuses = [Status::IBV_WC_REM_ACCESS_ERR, Status::IBV_WC_RETRY_EXC_ERR];
@@ -134,7 +134,7 @@ pub(super) fn reads(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Executes an atomic at B. Returns the previous value.
+/// Executes an atomic on a word of B. Returns the word's previous value.
 fn atomic(scene: &mut Scene<'_>, wr_id: u64, operation: Operation) -> Result<u64> {
     let at = scene.source();
     let request = scene.request(wr_id, operation, &[(at, 8)])?;
@@ -153,7 +153,8 @@ fn atomic(scene: &mut Scene<'_>, wr_id: u64, operation: Operation) -> Result<u64
 
 const FIRST: u64 = 0x0123_4567_89ab_cdef;
 
-/// Writes a word at B, between bytes that must not change.
+/// Connects, and writes a word to B's memory, between bytes that must not change. Returns the seed
+/// of these bytes.
 fn with_word(scene: &mut Scene<'_>) -> Result<u64> {
     scene.connect(Service::Rc)?;
     let (sink, before) = (scene.sink(), scene.seed());
@@ -175,7 +176,7 @@ pub(super) fn compare_swaps(scene: &mut Scene<'_>) -> Result<()> {
     let around = with_word(scene)?;
     let mut word = FIRST;
     for n in 1..20 {
-        // Every third operation compares with another value.
+        // In every third operation, the comparison fails.
         let compare = if n % 3 == 0 { !word } else { word };
         let swap = word.rotate_left(7) ^ n;
         let found = atomic(scene, n, Operation::CompareSwap { compare, swap })?;

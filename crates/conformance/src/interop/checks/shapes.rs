@@ -8,15 +8,16 @@ use crate::interop::pattern;
 use crate::interop::scene::{A, B, GUARD, Scene};
 use crate::interop::station::{ELEMENTS, INLINE};
 
-/// Returns the length of the header before each message.
+/// Returns the length of the header before each received message.
 pub(super) fn header(service: Service) -> usize {
     if service == Service::Ud { test_support::rig::datagram::HEADER } else { 0 }
 }
 
-/// The number of attempts if messages may be lost.
+/// The maximum number of attempts to send a message that may be lost.
 const ATTEMPTS: usize = 20;
 
-/// Sends a message until it arrives in the posted receive. `prepare` is called before each attempt, `posted` after it.
+/// Sends a message repeatedly until it arrives in the receive that is already posted. Calls
+/// `prepare` before each attempt, and `posted` right after the message was posted.
 pub(super) fn deliver(
     scene: &mut Scene<'_>,
     service: Service,
@@ -40,8 +41,8 @@ pub(super) fn deliver(
     bail!("a message did not arrive in {ATTEMPTS} attempts");
 }
 
-/// Checks that an inline request sends the bytes as they are when it is posted, whatever is written
-/// to the memory later.
+/// Checks that an inline request sends the bytes that the memory contains when the request is
+/// posted, whatever is written to the memory later.
 pub(super) fn inline(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     scene.connect(service)?;
     let (source, sink) = (scene.source(), scene.sink());
@@ -72,7 +73,7 @@ pub(super) fn inline(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     Ok(())
 }
 
-/// Returns ranges with these lengths, and with gaps between them.
+/// Returns consecutive ranges with these lengths, separated by gaps.
 fn spread(at: usize, lengths: [usize; ELEMENTS]) -> Vec<Piece> {
     let mut at = at;
     let mut next = |length| {
@@ -103,7 +104,8 @@ fn gathered(
     Ok(parts?.concat())
 }
 
-/// Checks that a message with several elements arrives in several others.
+/// Checks that a message gathered from several elements arrives in a receive with several other
+/// elements.
 pub(super) fn elements(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     scene.connect(service)?;
     let (mtu, front) = (scene.options.mtu, header(service));

@@ -1,4 +1,4 @@
-//! Messages that may be lost. Those that arrive are complete.
+//! Messages that may be lost. Every message that does arrive must be complete.
 
 use anyhow::{Result, ensure};
 use rdma_sys::ibv_wc_status as Status;
@@ -14,7 +14,7 @@ pub(super) fn sends(scene: &mut Scene<'_>, imm: bool) -> Result<()> {
     each(scene, Service::Uc, &lengths, imm)
 }
 
-/// Sends one message of each length; each receive has space for any of them.
+/// Sends one message of each length. Each receive has space for the longest one.
 pub(super) fn each(
     scene: &mut Scene<'_>,
     service: Service,
@@ -44,7 +44,7 @@ pub(super) fn each(
         };
         (waiting, arrived) = (false, arrived + 1);
         ensure_status(&got, 100, &[Status::IBV_WC_SUCCESS])?;
-        // A message that was considered lost may arrive late.
+        // A message that seemed to be lost may arrive late.
         let place = sent.iter().position(|sent| front + sent.0 == got.bytes as usize);
         let Some(place) = place else {
             anyhow::bail!("no message of that length was sent: {got:?}")
@@ -60,7 +60,8 @@ pub(super) fn each(
     Ok(())
 }
 
-/// The arrival of a WRITE is not reported, but that of a later SEND is.
+/// Checks WRITEs of various lengths. Their arrival is not reported, so each is followed by a SEND,
+/// whose arrival is.
 pub(super) fn writes(scene: &mut Scene<'_>) -> Result<()> {
     scene.connect(Service::Uc)?;
     let (mut waiting, mut arrived) = (false, 0);
@@ -84,7 +85,7 @@ pub(super) fn writes(scene: &mut Scene<'_>) -> Result<()> {
             ensure_status(&got, 100, &[Status::IBV_WC_SUCCESS])?;
             arrived += 1;
         }
-        // Some packets of a lost message may have been written.
+        // A lost message may still have written some of its packets.
         let either = [data, before];
         let seeds = if scene.options.lossy { &either[..] } else { &either[..1] };
         scene.expect(B, &[((sink, length), seeds), (front, &[before]), (back, &[before])])?;
@@ -134,7 +135,7 @@ pub(super) fn writes_imm(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a message longer than its receive is lost, and that the next message consumes the
+/// Checks that a message longer than its receive is lost, and that the next message consumes that
 /// receive.
 pub(super) fn too_long(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     if scene.options.lossy {
