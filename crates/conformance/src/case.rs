@@ -6,21 +6,21 @@ use rdma_sys::ibv_qp_type;
 
 use crate::device::Device;
 
-/// One sentence of the contract, which this case checks.
+/// A case of the suite. It checks one sentence of the contract.
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
-    /// The part of the contract. Part and sentence form the case's name, as in
-    /// `keys::wrong_rkey_is_refused`.
+    /// The part of the contract that contains the sentence. Part and sentence form the case's name,
+    /// such as `keys::wrong_rkey_is_refused`.
     pub(crate) part: &'static str,
     pub(crate) sentence: &'static str,
     pub(crate) run: fn(&Device),
-    /// Whether the case overflows, exhausts or breaks something that others on this machine may
-    /// need.
+    /// Whether the case overflows, exhausts or breaks something that other programs on this machine
+    /// may need.
     pub(crate) destructive: bool,
 }
 
-/// The time limit of a case, far longer than any working device needs. It exceeds the rig's
-/// deadline, so a case can still report a wait that did not end.
+/// The time limit for a case, far longer than any working device needs. It exceeds the rig's
+/// deadline for a single wait, so that a case can report a wait that timed out.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// The parts that use unreliable connections or datagrams.
@@ -35,12 +35,14 @@ const UNRELIABLE: [&str; 8] = [
     "unreliable_errors",
 ];
 
-/// The parts among these that use only unreliable connections, and those that use only datagrams.
+/// The parts among [`UNRELIABLE`] that use only unreliable connections.
 const UNRELIABLE_CONNECTIONS: [&str; 2] = ["unreliable", "unreliable_errors"];
+/// The parts among [`UNRELIABLE`] that use only datagrams.
 const DATAGRAMS: [&str; 4] = ["address_handles", "datagram_errors", "datagrams", "multicast"];
 
 impl Case {
-    /// Returns the queue pair type that the part is about, unless other types are enough.
+    /// Returns the type of queue pair that the case needs. `None` if reliable connections are
+    /// enough.
     pub(crate) fn qp_type(&self) -> Option<ibv_qp_type> {
         if UNRELIABLE_CONNECTIONS.contains(&self.part) {
             return Some(ibv_qp_type::IBV_QPT_UC);
@@ -86,7 +88,7 @@ macro_rules! case {
 
 pub(crate) use {case, cases};
 
-/// The part of the path after the last `::`.
+/// Returns the part of the path after the last `::`.
 pub(crate) const fn last_segment(path: &'static str) -> &'static str {
     let (bytes, mut at) = (path.as_bytes(), path.len());
     while at > 0 && bytes[at - 1] != b':' {

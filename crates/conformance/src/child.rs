@@ -24,10 +24,11 @@ const VARIABLE: &str = "RDMA_TEST_CASE";
 /// The environment variable that marks a process started by [`once_more`].
 const AGAIN: &str = "RDMA_TEST_CASE_AGAIN";
 
-/// The time that a killed process may take to end.
+/// The time limit for a killed process to exit.
 const LAST: Duration = Duration::from_secs(10);
 
-/// Runs the case that this process was started for. Returns true if there is one.
+/// Runs the case that this process was started to run. Returns false if the process was not started
+/// to run a case.
 pub(crate) fn run_own_case() -> bool {
     let Ok(wanted) = env::var(VARIABLE) else { return false };
     let (device, case) = wanted.split_once("::").expect("DEVICE::CASE");
@@ -48,16 +49,15 @@ pub(crate) fn run(device: &str, case: &Case) -> Outcome {
     finish(command, LIMIT).unwrap_or_else(|error| Outcome::Failed { message: format!("{error:#}") })
 }
 
-/// A process's exit status and standard error output.
+/// The exit status and the standard error output of a process.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     pub(crate) errors: String,
 }
 
-/// For a case whose process must die: starts the case again in another process, which runs `work`.
-/// This process waits for it at most `limit`. If `work` returns, the other process exits with
-/// success.
+/// Starts the same case again in another process, which runs `work` and then exits with success.
+/// For cases in which the process must die. Waits for the other process for at most `limit`.
 pub(crate) fn once_more(limit: Duration, work: impl FnOnce()) -> Ended {
     if env::var_os(AGAIN).is_some() {
         work();
@@ -68,7 +68,8 @@ pub(crate) fn once_more(limit: Duration, work: impl FnOnce()) -> Ended {
     let mut command = this_program();
     command.env(AGAIN, "").stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.stderr(errors.try_clone().unwrap()).spawn().unwrap();
-    // A hanging process is in this process's group, and is killed together with it.
+    // The new process is in this process's group, so if it hangs, it is killed together with this
+    // one.
     let status = child.wait_timeout(limit).unwrap();
     let errors = contents(&mut errors).unwrap();
     let status =
@@ -76,17 +77,17 @@ pub(crate) fn once_more(limit: Duration, work: impl FnOnce()) -> Ended {
     Ended { status, errors }
 }
 
-/// Runs a process for at most `limit`. Its last line is its outcome.
+/// Runs a process for at most `limit`. The last line of its output is the outcome.
 fn finish(mut command: Command, limit: Duration) -> Result<Outcome> {
     let (mut output, mut errors) = (tempfile::tempfile()?, tempfile::tempfile()?);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(errors.try_clone()?);
-    // Processes that it leaves running are killed together with it.
+    // The process gets its own group, so that processes it leaves running can be killed too.
     let mut child = command.process_group(0).spawn().context("starting the case")?;
     let status = child.wait_timeout(limit)?;
     kill_group(&child);
     let ended = match status {
         Some(status) => describe(status),
-        // If the kernel cannot end the process, it stays.
+        // Not even a killed process ends if the kernel cannot end it.
         None => match child.wait_timeout(LAST)? {
             Some(_) => format!("killed: it still ran after {limit:?}"),
             None => format!("it still ran after {limit:?}, and cannot be killed"),
@@ -102,7 +103,7 @@ fn finish(mut command: Command, limit: Duration) -> Result<Outcome> {
     Ok(Outcome::Failed { message: format!("{ended}\n{said}{errors}") })
 }
 
-/// It is not an error if the group is already gone.
+/// Kills all processes of the child's group. It is not an error if the group no longer exists.
 fn kill_group(child: &Child) {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     if let Some(group) = group {
@@ -167,7 +168,8 @@ mod tests {
     #[test]
     fn a_hanging_process_is_killed_with_its_children() {
         let start = Instant::now();
-        // The process prints the number of a grandchild and waits for it.
+        // The shell prints the process ID of its child, this process's grandchild, and waits for
+        // it.
         let ended = message(shell("sleep 1000 & echo $!; wait", Duration::from_secs(1)));
         assert!(ended.contains("killed: it still ran after 1s"), "{ended}");
         assert!(start.elapsed() < Duration::from_secs(600));

@@ -18,7 +18,7 @@ use crate::outcome::Outcome;
 const OF_RXE: &str = include_str!("../../../docs/rxe-differences.md");
 const OF_PACKETS: &str = include_str!("../../../docs/wire-differences.md");
 
-/// The reasons that may skip cases on the software devices.
+/// The accepted reasons for skipping a case on a software device.
 const LACKED: &[&str] = &[
     "InfiniBand headers have only one form",
     "an address of the host belongs to one process",
@@ -32,7 +32,7 @@ const LACKED: &[&str] = &[
     "without a header only the port is checked",
 ];
 
-/// The additional reasons for devices that imitate hardware.
+/// Further accepted reasons for skipping a case on a device that imitates hardware.
 const LACKED_BY_PROFILES: &[&str] = &[
     "the device does not map memory that comes as a file",
     "the device has no limit below the largest request",
@@ -55,7 +55,7 @@ const LACKED_BY_PROFILES: &[&str] = &[
     "the device has no timestamps",
 ];
 
-/// The origin of a device, and the way in which it works.
+/// The origin of a device, and the way in which it transfers messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A software device.
@@ -74,7 +74,7 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// This process's device. It dereferences to its name, which the rig needs.
+/// This process's device. It dereferences to its name, which the rig takes as an argument.
 #[derive(Debug)]
 pub(crate) struct Device {
     name: String,
@@ -112,9 +112,9 @@ impl Device {
         features::has_atomics(&self.open())
     }
 
-    /// Skips the case, because the device lacks a feature.
+    /// Skips the case because the device lacks a feature.
     ///
-    /// On a software device this fails, unless the reason is [known](LACKED).
+    /// On a software device, skipping is a failure unless the reason is [known](LACKED).
     pub(crate) fn skip(&self, reason: &str) -> ! {
         let by_profile = self.kind == Kind::Profile && LACKED_BY_PROFILES.contains(&reason);
         let known = !self.is_software() || LACKED.contains(&reason) || by_profile;
@@ -135,7 +135,7 @@ impl Device {
         }
     }
 
-    /// Returns the types, of those given, that the device supports for queue pairs.
+    /// Returns those of the given types that the device supports for queue pairs.
     pub(crate) fn types(&self, types: &[ibv_qp_type]) -> Vec<ibv_qp_type> {
         types.iter().copied().filter(|&qp_type| self.has_type(qp_type)).collect()
     }
@@ -149,14 +149,14 @@ impl Device {
         self.needs(self.has_type(qp_type), &format!("the device has no queue pairs {what}"));
     }
 
-    /// Returns queue sizes for this type, after checking that the device supports it.
+    /// Returns queue sizes for this type. Skips the case if the device does not support it.
     pub(crate) fn size_of(&self, qp_type: ibv_qp_type) -> Size {
         self.needs_type(qp_type);
         Size { qp_type, ..Size::default() }
     }
 
-    /// Returns true if the device supports queue pairs of this type. Only trying shows this, and
-    /// only some kinds of devices lack a type.
+    /// Returns true if the device supports queue pairs of this type. The only way to find out is to
+    /// create one, which is needed only on the kinds of devices that may lack a type.
     fn has_type(&self, qp_type: ibv_qp_type) -> bool {
         if qp_type == ibv_qp_type::IBV_QPT_RC || !matches!(self.kind, Kind::Profile | Kind::Other) {
             return true;
@@ -181,8 +181,8 @@ impl Device {
         (without_atomics | without_windows).into()
     }
 
-    /// If the device supports less inline data than usual, makes all queue pairs request as much as
-    /// it supports. Only trying shows the limit.
+    /// Finds out how much inline data the device supports, by trying. If it is less than usual, all
+    /// queue pairs request only that much.
     fn find_inline(&self) {
         let context = self.open();
         let (cq, pd) = (context.cq(4), context.pd());
@@ -193,24 +193,26 @@ impl Device {
         limit_inline([64, 32, 16].into_iter().find(fits).unwrap_or(0));
     }
 
-    /// Returns true if nothing about the device is known except the contract.
+    /// Returns true if the device is of no known kind, so that only the contract can be expected of
+    /// it.
     pub(crate) fn is_other(&self) -> bool {
         self.kind == Kind::Other
     }
 
-    /// Returns true if it is a software device of this project.
+    /// Returns true if this is a software device of this project.
     pub(crate) fn is_software(&self) -> bool {
         !matches!(self.kind, Kind::Rxe | Kind::Other)
     }
 
-    /// Returns true if SoftRoCE's difference with this name in `docs/rxe-differences.md` applies
-    /// instead of the contract. The case then checks the difference, and is counted separately.
+    /// Returns true if this is SoftRoCE, whose behaviour then differs from the contract as
+    /// `docs/rxe-differences.md` describes under this name. The case then checks the difference,
+    /// and is counted separately.
     pub(crate) fn differs(&self, difference: &str) -> bool {
         self.is_of(Kind::Rxe, OF_RXE, difference)
     }
 
-    /// Like [`differs`](Self::differs), for the software device that sends packets and
-    /// `docs/wire-differences.md`.
+    /// Like [`differs`](Self::differs), for software devices that send packets, and for the
+    /// differences in `docs/wire-differences.md`.
     pub(crate) fn differs_by_packets(&self, difference: &str) -> bool {
         let kind = match self.kind {
             kind @ (Kind::Sockets | Kind::Network) => kind,
@@ -219,14 +221,16 @@ impl Device {
         self.is_of(kind, OF_PACKETS, difference)
     }
 
-    /// Like [`differs`](Self::differs), for the device whose packets go over UDP.
+    /// Like [`differs_by_packets`](Self::differs_by_packets), but only for the device whose packets
+    /// go over UDP.
     pub(crate) fn differs_by_udp(&self, difference: &str) -> bool {
         self.is_of(Kind::Network, OF_PACKETS, difference)
     }
 
-    /// Waits until unacknowledged messages have arrived, if packets carry them: a completion then
-    /// means only that the message was sent. Messages on a connection arrive in order, and so do
-    /// datagrams, but not relative to each other. So this sends one of each kind.
+    /// Waits until unacknowledged messages have arrived. This is needed only if packets carry them:
+    /// a completion then means only that the message was sent. Messages on connections arrive in
+    /// order, and so do datagrams, but there is no order between the two. So this sends one of each
+    /// kind.
     pub(crate) fn let_arrive(&self) {
         if matches!(self.kind, Kind::Packets | Kind::Sockets | Kind::Network) {
             expect_nothing_under_way(self);
@@ -247,12 +251,13 @@ impl Device {
         true
     }
 
-    /// Returns `contract`, or `rxe` on SoftRoCE if it [differs](Self::differs).
+    /// Returns `rxe` on SoftRoCE, where the behaviour [differs](Self::differs), and `contract`
+    /// elsewhere.
     pub(crate) fn expected<T>(&self, contract: T, difference: &str, rxe: T) -> T {
         if self.differs(difference) { rxe } else { contract }
     }
 
-    /// Reports the outcome of a case that ran to its end.
+    /// Reports the outcome of a case that has run to its end.
     pub(crate) fn report(&self) {
         let mut differences = self.differences.borrow().clone();
         differences.sort();

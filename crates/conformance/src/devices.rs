@@ -9,7 +9,7 @@ use test_support::rig::{Provider, use_provider};
 
 use crate::device::{Device, Kind};
 
-/// The way in which messages are sent.
+/// The way in which messages are transferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// Copies within the process.
@@ -24,7 +24,7 @@ enum Way {
     LossyNetwork,
 }
 
-/// The software devices: name, link, schedule, and how messages are sent.
+/// The software devices: name, link, schedule, and how messages are transferred.
 const SOFTWARE: [(&str, Link, Schedule, Way); 9] = [
     ("soft0", Link::Ethernet, Schedule::Immediate, Way::Direct),
     ("soft0-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Direct),
@@ -37,16 +37,17 @@ const SOFTWARE: [(&str, Link, Schedule, Way); 9] = [
     ("softib0-local", Link::InfiniBand, Schedule::Immediate, Way::Sockets),
 ];
 
-/// Additional devices, for runs that name them: packets with a deferred schedule, and lossy
-/// networks.
+/// Additional devices, which run only if they are named: those that send packets with a deferred
+/// schedule, and a lossy network.
 const MORE: [(&str, Link, Schedule, Way); 3] = [
     ("soft0-lossy", Link::Ethernet, Schedule::Immediate, Way::LossyNetwork),
     ("soft0-wire-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Packets),
     ("softib0-wire-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, Way::Packets),
 ];
 
-/// The name prefix of devices that imitate hardware. Every run includes the first of them.
+/// The prefix of the names of devices that imitate hardware.
 const LIKE: &str = "like-";
+/// The imitated devices that every run includes.
 const LIKE_IN_EACH_RUN: [Profile; 2] = [Profile::CONNECTX_7, Profile::INTEL_E810];
 
 /// Returns the profile of the device with this name.
@@ -54,19 +55,19 @@ fn profile(name: &str) -> Option<Profile> {
     name.strip_prefix(LIKE).and_then(Profile::named)
 }
 
-/// The environment variable that names further devices of the machine: `NAME` or `NAME:all`,
-/// separated by commas.
+/// The environment variable that names further devices to run on: `NAME` or `NAME:all`, separated
+/// by commas.
 pub(crate) const VARIABLE: &str = "RDMA_TEST_DEVICES";
 
 /// A device of this run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) name: String,
-    /// Whether to run also the cases that overflow, exhaust or break something.
+    /// Whether to also run the cases that overflow, exhaust or break something.
     pub(crate) all: bool,
 }
 
-/// Returns the software devices, then the named ones.
+/// Returns the software devices, followed by the named ones.
 pub(crate) fn wanted() -> Vec<Wanted> {
     let software = SOFTWARE.iter().map(|(name, ..)| (*name).to_owned());
     let like = LIKE_IN_EACH_RUN.iter().map(|profile| format!("{LIKE}{}", profile.name()));
@@ -74,7 +75,7 @@ pub(crate) fn wanted() -> Vec<Wanted> {
     software.chain(named()).collect()
 }
 
-/// Returns the devices that were named.
+/// Returns the devices that the environment variable names.
 pub(crate) fn named() -> Vec<Wanted> {
     let named = env::var(VARIABLE).unwrap_or_default();
     named.split(',').filter(|name| !name.is_empty()).map(named_device).collect()
@@ -88,8 +89,8 @@ fn named_device(text: &str) -> Wanted {
     }
 }
 
-/// Returns true if the device with this name is SoftRoCE. Only for SoftRoCE does the kernel name
-/// the network interface.
+/// Returns true if the device with this name is SoftRoCE. The kernel has the file `parent`, which
+/// names the network interface, only for SoftRoCE.
 pub(crate) fn is_rxe(name: &str) -> bool {
     Path::new("/sys/class/infiniband").join(name).join("parent").is_file()
 }
@@ -114,12 +115,13 @@ pub(crate) fn is_by_network(name: &str) -> bool {
     software(name).is_some_and(|(.., way)| matches!(way, Way::Network | Way::LossyNetwork))
 }
 
-/// Returns a loopback address at which no other process on this machine listens.
+/// Returns a loopback address on which no other process of this machine listens.
 fn own_address() -> String {
     Ipv4Addr::from_bits(0x7f40_0000 | std::process::id() & 0x3f_ffff).to_string()
 }
 
-/// Prepares this process's device. A name that no software device has belongs to libibverbs.
+/// Prepares this process's device. If no software device has this name, libibverbs provides the
+/// device.
 pub(crate) fn prepare(name: &str) -> Device {
     if let Some(profile) = profile(name) {
         rdma_soft::install();
@@ -130,7 +132,7 @@ pub(crate) fn prepare(name: &str) -> Device {
     let kind = match software(name) {
         Some(&(_, link, schedule, way)) => {
             let by_packets = way != Way::Direct;
-            // The devices that exist by default have the same names.
+            // Some of these devices exist by default, under the same name.
             rdma_soft::install();
             if rdma_soft::SoftDevice::find(name).is_none() {
                 let builder = Builder::new(name).link(link).schedule(schedule);
@@ -146,7 +148,7 @@ pub(crate) fn prepare(name: &str) -> Device {
                 };
                 builder.install().unwrap();
             }
-            // Packets are sent again after a timeout, and a busy machine may exceed it.
+            // Packets are retransmitted after a timeout, which a busy machine may exceed.
             use_provider(Provider { verbs: rdma_soft::verbs(), slow: by_packets });
             match way {
                 Way::Direct => Kind::Software,

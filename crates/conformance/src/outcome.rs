@@ -4,11 +4,12 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Outcome {
-    /// The device fulfils the contract.
+    /// The device fulfils the sentence of the contract.
     Passed,
-    /// The device fulfils the contract, but only when no other case ran at the same time.
+    /// The device fulfils the sentence, but only when no other case runs at the same time.
     PassedAlone,
-    /// The device differs from the contract, exactly as documented under these names.
+    /// The device differs from the contract exactly as the documentation describes under these
+    /// names.
     Differs {
         differences: Vec<String>,
     },

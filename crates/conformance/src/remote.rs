@@ -1,5 +1,5 @@
-//! SoftRoCE's cases. One process runs them on its device, natively or in the virtual machine, and
-//! prints a line when each case ends.
+//! The cases on SoftRoCE. They run in one process, natively or in the virtual machine, which prints
+//! a line as soon as a case has ended.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::env;
@@ -15,15 +15,15 @@ use serde::{Deserialize, Serialize};
 use crate::outcome::Outcome;
 use crate::{cases, child};
 
-/// The environment variable with the device's name, for a process that runs the cases in its
-/// arguments.
+/// The environment variable that makes a process run the cases in its arguments; its value is the
+/// device's name.
 const VARIABLE: &str = "RDMA_TEST_REMOTE";
 
-/// The time limit for an emulated guest on a slow machine; on most machines the run takes a few
-/// minutes.
+/// The time limit for all cases, enough for an emulated guest on a slow machine. On most machines,
+/// the cases take a few minutes.
 const LIMIT_SECONDS: &str = "1500";
 
-/// The outcome of one case, as a line.
+/// A line that reports the outcome of one case.
 #[derive(Debug, Serialize, Deserialize)]
 struct Line {
     case: String,
@@ -52,8 +52,8 @@ pub(crate) fn wanted() -> Result<Option<(String, String)>, String> {
     Ok(found)
 }
 
-/// Returns a description of SoftRoCE's location, and the name of its device; `None` if it was not
-/// set up.
+/// Returns the name of SoftRoCE's device, and a description of where it is. `None` if SoftRoCE was
+/// not set up.
 fn find() -> Option<(String, String)> {
     let output = xtask("rxe-setup").arg("--check").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -68,8 +68,7 @@ fn xtask(chore: &str) -> Command {
     command
 }
 
-/// Runs the cases in its arguments, if this process was started for that. Returns true in that
-/// case.
+/// If this process was started for SoftRoCE's cases, runs those in its arguments and returns true.
 pub(crate) fn serve() -> bool {
     let Ok(device) = env::var(VARIABLE) else { return false };
     let wanted: Vec<String> = env::args().skip(1).collect();
@@ -89,7 +88,8 @@ pub(crate) fn serve() -> bool {
             });
         }
     });
-    // An emulated kernel can be late when two cases use it, so each failed case is repeated alone.
+    // When two cases run at once, an emulated kernel can be too slow, so each failed case is
+    // repeated alone.
     for case in failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
         let outcome = match child::run(&device, case) {
             Outcome::Passed => Outcome::PassedAlone,
@@ -104,8 +104,8 @@ fn print(case: String, outcome: Outcome) {
     println!("{}", serde_json::to_string(&Line { case, outcome }).unwrap());
 }
 
-/// Returns a command that runs this program where SoftRoCE is, with the device's name in
-/// `variable`.
+/// Returns a command that runs this program in the place where SoftRoCE was set up. The program
+/// finds the device's name in `variable`.
 pub(crate) fn command(variable: &str, device: &str, arguments: Vec<String>) -> io::Result<Command> {
     let mut command = xtask("rxe-run");
     command.args(["--timeout", LIMIT_SECONDS, "--"]).arg(env::current_exe()?).args(arguments);
@@ -113,7 +113,7 @@ pub(crate) fn command(variable: &str, device: &str, arguments: Vec<String>) -> i
     Ok(command)
 }
 
-/// The cases that run in another process, and their outcomes so far.
+/// The cases that another process runs, and their outcomes so far.
 #[derive(Debug, Default)]
 pub(crate) struct Remote {
     state: Mutex<RemoteOutcomes>,
@@ -123,12 +123,12 @@ pub(crate) struct Remote {
 #[derive(Debug, Default)]
 struct RemoteOutcomes {
     outcomes: BTreeMap<String, Outcome>,
-    /// The reason that the remaining outcomes will not arrive.
+    /// The reason why the remaining outcomes will not arrive, or `None` while the process runs.
     ended: Option<String>,
 }
 
 impl Remote {
-    /// Starts the cases.
+    /// Starts the process that runs the cases.
     pub(crate) fn start(device: String, cases: Vec<String>) -> Arc<Self> {
         let remote = Arc::new(Self::default());
         let own = Arc::clone(&remote);
@@ -145,7 +145,7 @@ impl Remote {
         self.changed.notify_all();
     }
 
-    /// Reads the lines that the process with the cases prints.
+    /// Reads the outcomes that the process prints.
     fn follow(&self, mut command: Command) -> anyhow::Result<()> {
         let mut errors = tempfile::tempfile()?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors.try_clone()?);
@@ -166,7 +166,7 @@ impl Remote {
         bail!("cargo xtask rxe-run: {status}\n{said}");
     }
 
-    /// Waits until a case ends.
+    /// Waits until the case has ended. Returns its outcome.
     pub(crate) fn wait(&self, case: &str) -> Outcome {
         let going_on = |state: &mut RemoteOutcomes| {
             !state.outcomes.contains_key(case) && state.ended.is_none()

@@ -1,4 +1,4 @@
-//! The trials of the suite.
+//! The suite as trials of `libtest_mimic`.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use crate::remote::{self, Remote};
 use crate::table::Results;
 use crate::{cases, child};
 
-/// Runs the suite, with the interface of `cargo test`, or the part that this process was
-/// started for.
+/// Runs the suite, with the interface of `cargo test`. If this process was started for a part of
+/// the suite, runs that part instead.
 #[must_use]
 pub fn main() -> ExitCode {
     if child::run_own_case() || remote::serve() {
         return ExitCode::SUCCESS;
     }
     let mut arguments = Arguments::from_args();
-    // Each case is a process, and many of them mostly wait.
+    // Each case runs in its own process, and mostly waits.
     let processors = thread::available_parallelism().map_or(1, usize::from);
     arguments.test_threads.get_or_insert(2 * processors);
     let results = Arc::new(Results::default());
@@ -49,17 +49,17 @@ fn cases_for(device: &Wanted) -> impl Iterator<Item = &'static Case> {
     cases::all().filter(move |case| (all || !case.destructive) && !(lossy && case.is_unreliable()))
 }
 
-/// Returns the trial for a case that this process runs.
+/// Returns the trial for a case on a device of this process.
 fn here(device: &str, case: &'static Case, results: &Arc<Results>) -> Trial {
     let name = device.to_owned();
     trial(device, case, results, move || child::run(&name, case))
 }
 
-/// Returns the trials for SoftRoCE, and starts the process that runs the requested ones.
+/// Returns the trials for SoftRoCE. Starts the process that runs the selected ones.
 fn with_rxe(arguments: &Arguments, results: &Arc<Results>) -> Result<Vec<Trial>, String> {
     let Some((device, place)) = remote::wanted()? else { return Ok(Vec::new()) };
     if devices::named().iter().any(|named| named.name == device) {
-        // `RDMA_TEST_DEVICES` names it, so it already runs here.
+        // `RDMA_TEST_DEVICES` names SoftRoCE's device, so its cases already run here.
         return Ok(Vec::new());
     }
     let name_only = |case: &Case| Trial::test(format!("{device}::{}", case.name()), || Ok(()));
