@@ -1,50 +1,51 @@
-//! The code that the targets run: the modules in the folders `tests/fuzz` of the crates, which document it.
+//! The functions that the fuzz targets run. Their code is in the `tests/fuzz` folders of the
+//! crates, where it is documented.
 
 #[path = "../../rdma-channel/tests/fuzz/harness.rs"]
 mod channel;
-#[allow(dead_code, unused_imports)] // Seeds are written by tests.
+#[allow(dead_code, unused_imports)] // The tests write the seeds.
 #[path = "../../rdma-proto/tests/fuzz/harness/mod.rs"]
 mod proto;
 #[allow(dead_code, unused_imports)] // Like `proto`.
 #[path = "../../rdma-soft/tests/fuzz/harness/mod.rs"]
 mod soft;
 
-/// Parses any bytes as an IP datagram and as a packet.
+/// Parses the bytes as an IP datagram and as a packet.
 pub fn packet(bytes: &[u8]) {
     proto::packet(bytes);
 }
 
-/// Runs a stream of requests into the responder of each service.
+/// Passes a stream of requests to the responder of each service.
 pub fn responder(bytes: &[u8]) {
     proto::responder(bytes);
 }
 
-/// Runs a stream of answers into the requester of each service.
+/// Passes a stream of answers to the requester of each service.
 pub fn requester(bytes: &[u8]) {
     proto::requester(bytes);
 }
 
-/// Runs any bytes through everything that decodes a peer's description of its end.
+/// Passes the bytes to every decoder of a peer's endpoint.
 pub fn endpoint(bytes: &[u8]) {
     channel::run(bytes);
 }
 
-/// Runs requests that a program posts to the software device.
+/// Decodes requests from the bytes, and posts them to the software device.
 pub fn work_request(bytes: &[u8]) {
     soft::work_request(bytes);
 }
 
-/// Runs a workload of the simulator.
+/// Decodes a workload of the simulator from the bytes, and runs it.
 pub fn simulator(bytes: &[u8]) {
     sim::fuzz(bytes);
 }
 
-/// Runs messages of unknown senders into the socket of a slot, as other processes could send them.
+/// Sends messages to a device's socket for local peers, as unknown processes could.
 pub fn local_link(bytes: &[u8]) {
     soft::local_link(bytes);
 }
 
-/// Runs messages of unknown senders into the UDP socket of a device that listens.
+/// Sends messages to the UDP socket of a listening device, as unknown senders could.
 pub fn udp_link(bytes: &[u8]) {
     soft::udp_link(bytes);
 }
