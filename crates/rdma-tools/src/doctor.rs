@@ -1,4 +1,4 @@
-//! `rdmatool doctor`: finds what prevents RDMA from working or makes it slow.
+//! `rdmatool doctor`: finds out what prevents RDMA from working or makes it slow.
 
 mod choice;
 mod dcb;
@@ -33,27 +33,31 @@ use root::Root;
 
 /// Finds problems that keep RDMA from working or make it slow, and their remedies
 ///
-/// Examines the machine's NICs or, if it has none, the software devices. The checks cover ports, GIDs and their
-/// networks, MTU, PFC, NUMA node, IOMMU, PCI link, locked memory, versions, missing features. It needs no root and
-/// changes nothing.
+/// Examines the machine's NICs or, if it has none, the software devices. The checks cover ports,
+/// GIDs and their networks, MTU, PFC, NUMA node, IOMMU, PCI link, locked memory, versions and
+/// missing features. It does not need root, and changes nothing.
 ///
-/// Exit status: 0 without warnings, 3 with warnings, 4 with errors, 1 if the examination itself fails, 2 for wrong
-/// arguments. Unknown facts are reported as `unknown` with the reason, and do not count as warnings.
+/// Exit status: 0 without warnings, 3 with warnings, 4 with errors, 1 if the examination itself
+/// fails, 2 for wrong arguments. A fact that cannot be determined is reported as `unknown` with the
+/// reason, and does not count as a warning.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Examine only this device
     #[arg(value_name = "DEVICE")]
     device: Option<String>,
-    /// Show the GID that is used towards this host, and whether each pair of GIDs reaches it
+    /// Show which GID is used towards this host, and whether each pair of GIDs reaches it
     ///
-    /// `rdmatool doctor --listen` has to run there. Each pair of GIDs of equal type, at most 16, gets a reliable
-    /// connection, a message of 16 bytes and one that fills a packet.
+    /// `rdmatool doctor --listen` must be running on that host. Each pair of GIDs of the same type
+    /// is probed, up to 16 pairs. A probe connects a reliable queue pair, and sends a message of 16
+    /// bytes and one that fills a packet.
     #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,
-    /// Wait for `doctor --peer` of other hosts, one at a time, at this address (default: [::]:18514)
+    /// Wait for `doctor --peer` from other hosts, one at a time, at this address (default:
+    /// [::]:18514)
     ///
-    /// A host that can connect to the TCP port can make this process create queue pairs and receive messages into its
-    /// own memory. Therefore listen only during an examination. DEVICE goes before this option.
+    /// Any host that can connect to the TCP port can make this process create queue pairs and
+    /// receive messages into its own memory. Therefore listen only during an examination. DEVICE
+    /// must precede this option.
     #[arg(
         long,
         value_name = "ADDR:PORT",
@@ -66,13 +70,13 @@ pub(crate) struct Arguments {
     json: bool,
     /// Write the findings, the facts and the output of `devices -v` to a new file, as JSON
     ///
-    /// The file can be sent to the maintainers. It contains names of devices and interfaces, IP and hardware addresses
-    /// (in GIDs), versions, limits, and the folder of --sysroot. It also contains variables of the environment that
-    /// begin with RDMA_; a path in them may name a user. The host's name is not in it. An existing file is not
-    /// overwritten.
+    /// You can send the file to the maintainers. It contains names of devices and interfaces, IP
+    /// and hardware addresses (in GIDs), versions, limits, and the folder of --sysroot. It also
+    /// contains the environment variables that begin with RDMA_; a path in one of them may contain
+    /// a user's name. The host's name is not included. An existing file is not overwritten.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Read `sys` and `proc` in this folder instead of those of this machine, and open no device
+    /// Read `sys` and `proc` in this folder instead of this machine's, and open no device
     #[arg(long, value_name = "DIR")]
     sysroot: Option<PathBuf>,
 }
@@ -121,7 +125,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(report.worst().exit_status()))
 }
 
-/// Returns the devices of a copied `/sys` and `/proc`.
+/// Returns the devices found in a copy of `/sys` and `/proc`.
 fn of_files(root: &Root, only: Option<&str>) -> anyhow::Result<Vec<Device>> {
     let mut names = root.names(device::CLASS);
     if let Some(only) = only {
@@ -133,7 +137,7 @@ fn of_files(root: &Root, only: Option<&str>) -> anyhow::Result<Vec<Device>> {
     Ok(names.iter().map(|name| device::of_kernel(root, name)).collect())
 }
 
-/// Returns this machine's devices, and the errors of providers.
+/// Returns this machine's devices, and findings for providers that failed.
 fn of_this_machine(root: &Root, only: Option<&str>) -> anyhow::Result<(Vec<Device>, Vec<Finding>)> {
     let list = list_devices();
     let of_kernel = root.names(device::CLASS);
@@ -173,7 +177,7 @@ fn provider(error: &ListError, is_needless: bool) -> Finding {
     Finding::new("provider", severity, error.to_string())
 }
 
-/// Warns about a machine without RDMA hardware, if no device was named.
+/// Returns a warning if the machine has no RDMA hardware, unless the user named a device.
 fn no_devices(facts: &Facts, is_meant: bool) -> Option<Finding> {
     let has = facts.devices.iter().any(|device| device.kind == facts::Kind::Kernel);
     (is_meant && !has).then(|| {
@@ -185,7 +189,7 @@ fn no_devices(facts: &Facts, is_meant: bool) -> Option<Finding> {
     })
 }
 
-/// Probes a peer, and finds the GIDs that programs use towards it.
+/// Probes a peer, and reports which GIDs programs use to reach it.
 fn towards(facts: &Facts, peer: &str, device: Option<&str>) -> anyhow::Result<Vec<Finding>> {
     let address = address_of(peer)?;
     if facts.machine.sysroot.is_some() {
@@ -221,7 +225,7 @@ fn towards(facts: &Facts, peer: &str, device: Option<&str>) -> anyhow::Result<Ve
     }
 }
 
-/// Finds the GIDs used towards a host, when only its address is known.
+/// Reports which GIDs would be used to reach a host, if only its address is known.
 fn assumed(facts: &Facts, own: Option<IpAddr>, peer: IpAddr) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in &facts.devices {
@@ -235,9 +239,9 @@ fn assumed(facts: &Facts, own: Option<IpAddr>, peer: IpAddr) -> Vec<Finding> {
     findings
 }
 
-/// Returns the address of a host, which may include a port.
+/// Resolves the name or the address of a host, with or without a port.
 fn address_of(peer: &str) -> anyhow::Result<SocketAddr> {
-    // Only an IPv6 address without a port has several colons and no bracket.
+    // An address with several colons and no bracket is an IPv6 address without a port.
     let has_port = match peer.rsplit_once(':') {
         Some((host, _)) => !host.contains(':') || host.ends_with(']'),
         None => false,
@@ -252,7 +256,7 @@ fn address_of(peer: &str) -> anyhow::Result<SocketAddr> {
     Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
-/// Returns the address from which this machine sends to a peer. Sends no packet.
+/// Returns the local address from which packets to this address are sent. Sends none.
 fn source_of(address: IpAddr) -> Option<IpAddr> {
     let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).ok()?;

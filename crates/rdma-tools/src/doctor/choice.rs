@@ -9,10 +9,11 @@ use rdma::qp::{EndpointGid, GidNetwork, GidRule, Psn, Qpn, QueuePairEndpoint};
 use super::facts::{Port, PortGid};
 use super::finding::{Finding, Severity};
 
-/// Returns a port's endpoint for a peer at this address. `own` is this end's address in a stream to the peer.
+/// Returns a port's endpoint, with GIDs for a peer at this address. `own` is this end's address in
+/// a stream to the peer.
 pub(crate) fn own_end(port: &Port, own: Option<IpAddr>, peer: IpAddr) -> QueuePairEndpoint {
     let mut gids: Vec<_> = port.gids.iter().filter(|gid| is_allowed(gid)).collect();
-    // An endpoint has room only for the most likely GIDs.
+    // An endpoint has space only for a few GIDs, so the most likely ones come first.
     let of_peer = |gid: &PortGid| {
         let address = IpAddr::from(gid.gid.to_ipv6()).to_canonical();
         let length = gid
@@ -29,13 +30,14 @@ pub(crate) fn own_end(port: &Port, own: Option<IpAddr>, peer: IpAddr) -> QueuePa
     own.map_or(end, |own| end.with_stream_addresses(own, peer))
 }
 
-/// Returns the endpoint of a peer if only its address is known, assuming that the address is one of its GIDs.
+/// Returns the endpoint of a peer if only its address is known. The address is assumed to be a GID
+/// of the peer.
 pub(crate) fn assumed_end(own: Option<IpAddr>, peer: IpAddr) -> QueuePairEndpoint {
     let end = end().with_gid(gid_of(peer), GidType::ROCE_V2);
     own.map_or(end, |own| end.with_stream_addresses(peer, own))
 }
 
-/// Returns the finding about the GIDs that the two ends use. `how` describes where the peer's GIDs come from.
+/// Reports which GIDs the two ends would use. `how` describes where the peer's GIDs come from.
 pub(crate) fn finding(
     port: &Port,
     (own, peer): (&QueuePairEndpoint, &QueuePairEndpoint),
@@ -77,7 +79,7 @@ pub(crate) fn finding(
     }
 }
 
-/// Returns true if the environment allows this GID; see [`rdma::qp::GidChoice`].
+/// Returns true if the environment variables allow this GID; see [`rdma::qp::GidChoice`].
 fn is_allowed(gid: &PortGid) -> bool {
     let variable = |name| env::var(name).ok();
     if let Some(index) = variable("RDMA_GID_INDEX") {

@@ -1,4 +1,5 @@
-//! Lossless traffic of an interface: PFC and packet priorities (`dcb(8)`), queried with rtnetlink.
+//! The settings for lossless traffic of an interface: PFC and packet priorities (`dcb(8)`), queried
+//! through rtnetlink.
 
 use std::io;
 
@@ -10,7 +11,7 @@ use serde::Serialize;
 
 use super::facts::Fact;
 
-// linux/rtnetlink.h, linux/dcbnl.h.
+// From linux/rtnetlink.h and linux/dcbnl.h.
 const RTM_GETDCB: u16 = 78;
 const NLM_F_REQUEST: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
@@ -20,18 +21,21 @@ const DCB_ATTR_IEEE: u16 = 13;
 const DCB_ATTR_IEEE_PFC: u16 = 2;
 const DCB_ATTR_IEEE_APP_TABLE: u16 = 3;
 const IEEE_8021QAZ_APP_SEL_DSCP: u8 = 5;
-/// The bits of an attribute's type, without its flags.
+/// The mask for the type of an attribute, without its flags.
 const NLA_TYPE: u16 = 0x3fff;
-/// `struct nlmsghdr` and `struct dcbmsg`.
+/// The length of `struct nlmsghdr`.
 const HEADER: usize = 16;
+/// The length of `struct dcbmsg`.
 const DCBMSG: usize = 4;
 
 /// The priority settings of an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Dcb {
-    /// The priorities that PFC protects from loss, as a bit mask, or `None` if the driver does not report them.
+    /// A bit mask of the priorities that PFC protects from loss, or `None` if the driver does not
+    /// report it.
     pub(crate) pfc: Option<u8>,
-    /// Pairs of a DSCP value and its priority. If there are any, the interface trusts the DSCP of packets.
+    /// DSCP values, each with its priority. If there are any, the interface derives the priority of
+    /// a packet from its DSCP.
     pub(crate) dscp: Vec<(u8, u8)>,
 }
 
@@ -42,7 +46,8 @@ impl Dcb {
         (0..8).filter(|priority| enabled & (1 << priority) != 0).collect()
     }
 
-    /// Returns the priority of a DSCP. If the DSCP has no entry, its upper three bits are the priority.
+    /// Returns the priority of packets with this DSCP. If the DSCP has no entry, its upper three
+    /// bits are the priority.
     pub(crate) fn priority_of(&self, dscp: u8) -> u8 {
         let entry = self.dscp.iter().find(|(of, _)| *of == dscp);
         entry.map_or(dscp >> 3, |(_, priority)| *priority)
@@ -74,7 +79,7 @@ fn exchange(interface: &str) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// Returns the request, or `None` if the name cannot be an interface name.
+/// Returns the request message, or `None` if the name cannot be that of an interface.
 fn request(interface: &str) -> Option<Vec<u8>> {
     let mut name = [interface.as_bytes(), &[0]].concat();
     if name.len() > 16 {
@@ -109,10 +114,10 @@ fn parse(answer: &[u8]) -> Result<Dcb, String> {
     let Some(ieee) = attribute(attributes, DCB_ATTR_IEEE) else {
         return Err("its driver has no IEEE mode of DCB".to_owned());
     };
-    // struct ieee_pfc: pfc_cap, pfc_en.
+    // `struct ieee_pfc` begins with `pfc_cap` and `pfc_en`.
     let pfc = attribute(ieee, DCB_ATTR_IEEE_PFC).and_then(|pfc| pfc.get(1)).copied();
     let table = attribute(ieee, DCB_ATTR_IEEE_APP_TABLE).unwrap_or(&[]);
-    // struct dcb_app: selector, priority, protocol.
+    // `struct dcb_app` consists of selector, priority and protocol.
     let dscp = attributes_of(table).filter_map(|(_, entry)| match *entry {
         [IEEE_8021QAZ_APP_SEL_DSCP, priority, low, high] => {
             Some((u8::try_from(u16::from_ne_bytes([low, high])).ok()?, priority))
@@ -132,7 +137,7 @@ fn attribute(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes_of(attributes).find(|(of, _)| *of == kind).map(|(_, value)| value)
 }
 
-/// Returns the types and values of attributes, stopping at the first truncated one.
+/// Returns the type and the value of each attribute. Stops at the first truncated one.
 fn attributes_of(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let &[a, b, c, d] = rest.first_chunk()?;

@@ -1,4 +1,4 @@
-//! The facts of a device, read from sysfs and, if the device can be opened, from its attributes.
+//! The facts about a device, read from sysfs and, if the device can be opened, from its attributes.
 
 use std::collections::BTreeSet;
 
@@ -11,13 +11,13 @@ use super::networks::Networks;
 use super::root::Root;
 use crate::devices::interface_name;
 
-/// The folder with the kernel's RDMA devices.
+/// The folder of the kernel's RDMA devices.
 pub(crate) const CLASS: &str = "sys/class/infiniband";
 
 /// The maximum number of GID table entries that are read.
 const MAX_GIDS: u32 = 1024;
 
-/// Returns a device of the kernel, with the facts from its files.
+/// Returns a device of the kernel, with the facts that its files contain.
 pub(crate) fn of_kernel(root: &Root, name: &str) -> Device {
     let folder = format!("{CLASS}/{name}");
     let at = |file: &str| format!("{folder}/{file}");
@@ -86,7 +86,7 @@ pub(crate) fn of_software(name: &str) -> Device {
     }
 }
 
-/// Adds the attributes of an open device, which take precedence over the facts from its files.
+/// Adds the attributes of an open device. They replace the facts from its files.
 pub(crate) fn add_attributes(
     root: &Root,
     device: &mut Device,
@@ -143,7 +143,7 @@ fn described(root: &Root, device: &str, port: &PortAttributes, gids: Vec<PortGid
 
 fn port(root: &Root, networks: &Networks, device: &str, number: u8) -> Port {
     let at = |file: &str| format!("{device}/ports/{number}/{file}");
-    // "4: ACTIVE"
+    // The text has a form such as "4: ACTIVE".
     let word = |text: String| match text.split_once(": ") {
         Some((_, word)) => word.to_lowercase(),
         None => text.to_lowercase(),
@@ -176,7 +176,7 @@ fn gids(root: &Root, networks: &Networks, gids: &str, attributes: &str) -> Vec<P
             return None;
         }
         let text = |of: &str| root.text(&format!("{attributes}/{of}/{index}"));
-        // The type cannot be read for an empty entry, or for an interface in another namespace.
+        // The type of an empty entry cannot be read, nor that of an interface in another namespace.
         let gid_type = match text("types").value()?.as_str() {
             "RoCE v2" => GidType::ROCE_V2,
             _ if text("ndevs").value().is_some() => GidType::ROCE_V1,
@@ -234,7 +234,7 @@ fn relaxed_ordering(config: &[u8]) -> Fact<bool> {
     }
     let byte = |place: usize| config.get(place).copied();
     let mut place = byte(CAPABILITIES).map_or(0, usize::from);
-    // A list with more entries than this is circular.
+    // A list with more entries than this must be circular.
     for _ in 0..48 {
         match (byte(place), byte(place + 1)) {
             (Some(PCI_EXPRESS), _) if place >= 0x40 => {

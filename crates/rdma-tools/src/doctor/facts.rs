@@ -55,7 +55,7 @@ pub(crate) struct Machine {
     pub(crate) kernel: Fact<String>,
     /// The version of the installed rdma-core.
     pub(crate) rdma_core: Fact<String>,
-    /// The folder of the copied files that were read instead of this machine's.
+    /// The folder with copied files that were read instead of this machine's files.
     pub(crate) sysroot: Option<String>,
     pub(crate) memlock: Fact<Memlock>,
     pub(crate) huge_pages: Fact<HugePages>,
@@ -67,7 +67,7 @@ pub(crate) struct Machine {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Memlock {
-    /// The soft limit in bytes, or `None` if there is no limit.
+    /// The soft limit in bytes, or `None` if memory locking is not limited.
     pub(crate) limit: Option<u64>,
     /// Whether the process has `CAP_IPC_LOCK`, which lifts the limit.
     pub(crate) is_lifted: bool,
@@ -83,11 +83,11 @@ pub(crate) struct HugePages {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Cores {
-    /// The core on which the process was running when this was read.
+    /// The core on which the process ran when this was read.
     pub(crate) current: u32,
     /// The cores that the process may use, in the kernel's format.
     pub(crate) allowed: String,
-    /// The machine's NUMA nodes, each with its cores.
+    /// The machine's NUMA nodes: the number of each, and its cores in the kernel's format.
     pub(crate) nodes: Vec<(u32, String)>,
 }
 
@@ -95,7 +95,7 @@ pub(crate) struct Cores {
 pub(crate) struct Iommu {
     /// The IOMMU units in `/sys/class/iommu`.
     pub(crate) units: Vec<String>,
-    /// The options on the kernel's command line that concern the IOMMU.
+    /// The options on the kernel's command line that concern the IOMMU or PCI.
     pub(crate) options: Fact<Vec<String>>,
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct Iommu {
 pub(crate) enum Kind {
     /// A device of the kernel, with its files in `/sys/class/infiniband`.
     Kernel,
-    /// A device of this process.
+    /// A software device of this process.
     Software,
 }
 
@@ -114,9 +114,10 @@ pub(crate) struct Device {
     pub(crate) kind: Kind,
     /// The name of the device's file in `/dev/infiniband`.
     pub(crate) file: Fact<String>,
-    /// The reason why the device could not be opened.
+    /// The reason why the device could not be opened, or `None` if it could.
     pub(crate) open_error: Option<String>,
-    /// The reason why a queue pair for a reliable connection could not be created.
+    /// The reason why no queue pair for a reliable connection could be created, or `None` if one
+    /// could.
     pub(crate) queue_pair_error: Option<String>,
     pub(crate) driver: Fact<String>,
     pub(crate) driver_version: Fact<String>,
@@ -125,7 +126,7 @@ pub(crate) struct Device {
     pub(crate) board: Fact<String>,
     /// The NUMA node, or a negative number if the device belongs to none.
     pub(crate) numa_node: Fact<i64>,
-    /// The type of the device's IOMMU group: `identity`, `DMA`, `DMA-FQ`.
+    /// The type of the device's IOMMU group, such as `identity`, `DMA` or `DMA-FQ`.
     pub(crate) iommu_type: Fact<String>,
     pub(crate) pci: Pci,
     pub(crate) ports: Vec<Port>,
@@ -146,22 +147,22 @@ pub(crate) struct Pci {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Missing {
     pub(crate) feature: &'static str,
-    /// The feature that this stack uses instead.
+    /// The substitute that this stack uses for the feature.
     pub(crate) instead: &'static str,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Port {
     pub(crate) number: u8,
-    /// The state; `active` means that the port passes data.
+    /// The port's state. `active` means that the port can transfer data.
     pub(crate) state: Fact<String>,
     pub(crate) physical_state: Fact<String>,
     /// `Ethernet` or `InfiniBand`.
     pub(crate) link_layer: Fact<String>,
     pub(crate) rate: Fact<String>,
-    /// In bytes.
+    /// The MTU in use, in bytes.
     pub(crate) active_mtu: Fact<u32>,
-    /// In bytes.
+    /// The largest MTU that the port supports, in bytes.
     pub(crate) max_mtu: Fact<u32>,
     pub(crate) lid: Fact<String>,
     pub(crate) gids: Vec<PortGid>,
@@ -186,9 +187,9 @@ pub(crate) struct PortGid {
     pub(crate) gid: Gid,
     #[serde(serialize_with = "as_text", rename = "type")]
     pub(crate) gid_type: GidType,
-    /// The network interface that has the GID's address.
+    /// The network interface to which the GID's address belongs.
     pub(crate) interface: Option<String>,
-    /// The number of leading bits of the GID that identify its network.
+    /// The number of leading bits of the GID that identify the network.
     pub(crate) prefix_length: Option<u8>,
 }
 
@@ -205,7 +206,7 @@ impl PortGid {
     }
 }
 
-/// A network interface whose addresses are GIDs of a port.
+/// A network interface whose addresses are among the GIDs of a port.
 #[derive(Debug, Serialize)]
 pub(crate) struct Interface {
     pub(crate) name: String,

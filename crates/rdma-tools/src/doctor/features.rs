@@ -10,12 +10,12 @@ use rdma::qp::{Inline, QueuePairType};
 
 use super::facts::Missing;
 
-/// The inline bytes that channels request by default.
+/// The number of inline bytes that channels request by default.
 const INLINE: u32 = 64;
 
-/// Finds the features that the device lacks. Some are shown by attributes. To test the others, this creates and
-/// destroys queue pairs, which leaves the device unchanged. The second value is the error of an ordinary queue pair, if
-/// any.
+/// Finds the features that the device lacks. Attributes show some of them. To test for the others,
+/// this creates and destroys queue pairs, which leaves the device unchanged. Also returns the error
+/// of an ordinary queue pair, if none can be created.
 pub(crate) fn missing(context: &Context) -> Result<(Vec<Missing>, Option<String>), Error> {
     let (device, extended) = (context.query_device()?, context.query_device_extended()?);
     let pd = context.allocate_pd()?;
@@ -50,7 +50,7 @@ pub(crate) fn missing(context: &Context) -> Result<(Vec<Missing>, Option<String>
     lacks(lacks_dmabuf(&pd), "dma-bufs", "copy memory of GPUs to memory of the host");
     let builder = || pd.create_channel();
     let usual = builder().max_inline_data(Inline::UpTo(INLINE)).build().map(drop);
-    // If an ordinary queue pair fails, the others would fail for the same reason.
+    // If an ordinary queue pair cannot be created, the others fail for the same reason.
     if usual.is_ok() {
         let fails = |built: Result<_, _>| built.is_err();
         lacks(
@@ -67,7 +67,8 @@ pub(crate) fn missing(context: &Context) -> Result<(Vec<Missing>, Option<String>
     Ok((missing, usual.err().map(|error| error.to_string())))
 }
 
-/// Returns true if the driver lacks dma-bufs. Such a driver refuses the call before it looks at the file.
+/// Returns true if the driver does not support dma-bufs. Such a driver refuses the call before it
+/// examines the file, so any file will do.
 fn lacks_dmabuf(pd: &ProtectionDomain) -> bool {
     let Ok(file) = File::open("/dev/null") else { return false };
     match pd.register_local_dmabuf_mr(file.as_fd(), 0, 4096, 0) {

@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-/// The severity of a finding, mildest first.
+/// The severity of a finding, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
     Ok,
-    /// Concerns only speed or taste.
+    /// The finding concerns only speed or taste.
     Note,
-    /// Not enough facts are known to decide.
+    /// Too few facts are known to decide.
     Unknown,
     /// Some programs will fail or be slow.
     Warning,
@@ -28,7 +28,7 @@ impl Severity {
         }
     }
 
-    /// Returns the exit status of a run whose worst finding has this severity.
+    /// Returns the exit status of a run in which this is the worst severity.
     pub(crate) const fn exit_status(self) -> u8 {
         match self {
             Self::Ok | Self::Note | Self::Unknown => 0,
@@ -38,17 +38,17 @@ impl Severity {
     }
 }
 
-/// The result of one check.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     /// A stable name, such as `memlock`.
     pub(crate) check: &'static str,
     pub(crate) severity: Severity,
-    /// The device that the finding is about, or the device and port (`mlx5_0/1`).
+    /// The device that the finding concerns, such as `mlx5_0`, or its port, such as `mlx5_0/1`.
     pub(crate) subject: Option<String>,
-    /// The result, including values.
+    /// The result as text, including values.
     pub(crate) text: String,
-    /// The remedy.
+    /// The advice to the user about the finding.
     pub(crate) cure: Option<String>,
 }
 

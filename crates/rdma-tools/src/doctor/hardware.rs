@@ -48,7 +48,7 @@ fn access(machine: &Machine, device: &Device) -> Option<Finding> {
 
 fn driver(device: &Device) -> Finding {
     let Device { driver, driver_version, firmware, hardware, board, .. } = device;
-    // The facts themselves contain the reasons for unknown values.
+    // The list of facts contains the reasons why values are unknown, so they are not repeated here.
     let or_unknown = |fact: &Fact<String>| fact.value().cloned().unwrap_or("unknown".to_owned());
     let version = driver_version.value().map_or(String::new(), |version| format!(" {version}"));
     let [driver, hardware, board] = [driver, hardware, board].map(or_unknown);
@@ -117,7 +117,7 @@ fn pci_link(pci: &Pci) -> Option<Finding> {
     let (width, most) = (pci.link_width.value()?, pci.max_link_width.value()?);
     let (speed, fastest) = (pci.link_speed.value()?, pci.max_link_speed.value()?);
     let text = format!("PCI link {speed} x{width}, the device can {fastest} x{most}");
-    // "16.0 GT/s PCIe"
+    // The text has a form such as "16.0 GT/s PCIe".
     let rate = |text: &str| text.split_whitespace().next()?.parse::<f64>().ok();
     let is_slower = rate(speed).zip(rate(fastest)).is_some_and(|(now, most)| now < most);
     if width < most || is_slower {

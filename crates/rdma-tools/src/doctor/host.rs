@@ -3,7 +3,7 @@
 use super::facts::{Fact, Facts, Kind, Machine};
 use super::finding::{Finding, Severity};
 
-/// The lowest limit of locked memory that suffices for more than small programs.
+/// The lowest limit on locked memory that is enough for more than small programs.
 const ENOUGH_LOCKED: u64 = 64 << 20;
 
 const LIMIT_CURE: &str = "raise it: `ulimit -l unlimited`, `* - memlock unlimited` in /etc/security/limits.d, \
@@ -112,7 +112,7 @@ fn environment(machine: &Machine) -> Vec<Finding> {
     findings
 }
 
-/// Formats a number of bytes in the largest unit that divides it.
+/// Formats a number of bytes in the largest unit that divides it without a remainder.
 fn size(bytes: u64) -> String {
     let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     let unit = units.iter().find(|(unit, _)| bytes > 0 && bytes.is_multiple_of(*unit));

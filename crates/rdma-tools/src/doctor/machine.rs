@@ -6,7 +6,7 @@ use super::facts::{Cores, Fact, HugePages, Iommu, Machine, Memlock};
 use super::root::Root;
 use crate::output::printable;
 
-/// The bit of `CAP_IPC_LOCK` in a capability set (linux/capability.h).
+/// The bit for `CAP_IPC_LOCK` in a capability set (linux/capability.h).
 const CAP_IPC_LOCK: u64 = 1 << 14;
 
 pub(crate) fn machine(root: &Root, sysroot: Option<String>) -> Machine {
@@ -71,7 +71,8 @@ fn cores(root: &Root) -> Fact<Cores> {
         let list = line(&status, "Cpus_allowed_list:").map(str::to_owned);
         or_unknown(list, "/proc/self/status has no line `Cpus_allowed_list`")
     });
-    // The 39th field (`man 5 proc_pid_stat`). The second field is in parentheses and may contain spaces.
+    // The processor is the 39th field (`man 5 proc_pid_stat`). The second field is in parentheses
+    // and may contain spaces.
     let current = root.text("proc/self/stat").and_then(|stat| {
         let rest = stat.rsplit_once(')').map(|(_, rest)| rest);
         let field = rest.and_then(|rest| rest.split_whitespace().nth(36)?.parse().ok());
@@ -80,8 +81,8 @@ fn cores(root: &Root) -> Fact<Cores> {
     current.and_then(|current| allowed.map(|allowed| Cores { current, allowed, nodes }))
 }
 
-/// Returns the rdma-core version, from the name of the library that this process has loaded: `libibverbs.so.1.14.44.0`
-/// belongs to rdma-core 44.
+/// Returns the version of rdma-core, derived from the name of the library that this process has
+/// loaded. For example, `libibverbs.so.1.14.44.0` belongs to rdma-core 44.
 fn rdma_core(root: &Root) -> Fact<String> {
     if root.is_copy() {
         return Fact::Unknown("--sysroot".to_owned());
@@ -113,7 +114,7 @@ fn environment() -> Vec<String> {
     variables
 }
 
-/// Returns the rest of the first line that begins with this name.
+/// Returns the rest of the first line that begins with `name`.
 fn line<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }

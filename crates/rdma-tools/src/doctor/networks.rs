@@ -1,4 +1,5 @@
-//! The networks of a machine's interfaces, read from copied files, because `getifaddrs(3)` only covers this machine.
+//! The networks of a machine's interfaces. They are read from copied files, because `getifaddrs(3)`
+//! covers only the machine on which it runs.
 
 use std::net::Ipv4Addr;
 
@@ -6,8 +7,8 @@ use rdma::device::Gid;
 
 use super::root::Root;
 
-/// The networks of interfaces: for each, the interface's name, the network's address as a GID, and its prefix length in
-/// bits.
+/// The networks of interfaces. Each entry consists of the interface's name, the network's address
+/// as a GID, and the prefix length in bits.
 #[derive(Debug, Default)]
 pub(crate) struct Networks(Vec<(String, Gid, u8)>);
 
@@ -23,7 +24,8 @@ impl Networks {
         Self(networks)
     }
 
-    /// Returns the prefix length of a GID if the GID belongs to a network of its interface.
+    /// Returns the prefix length of the network that contains the GID, if the network is one of
+    /// this interface.
     pub(crate) fn prefix_length(&self, gid: Gid, interface: Option<&str>) -> Option<u8> {
         let shares = |network: &Gid, length: u8| {
             let bits = |gid: &Gid| u128::from_be_bytes(gid.to_bytes());
@@ -36,8 +38,9 @@ impl Networks {
     }
 }
 
-/// Parses a line of `/proc/net/route`: interface, destination, gateway, flags, three numbers, mask. Addresses have the
-/// byte order of a little-endian machine. Only networks without a gateway belong to the interface itself.
+/// Parses a line of `/proc/net/route`: interface, destination, gateway, flags, three numbers, mask.
+/// The addresses have the byte order of a little-endian machine. A network belongs to the interface
+/// itself only if the line has no gateway.
 fn ipv4(line: &str) -> Option<(String, Gid, u8)> {
     let words: Vec<_> = line.split_whitespace().collect();
     let &[name, destination, gateway, _, _, _, _, mask, ..] = words.as_slice() else { return None };

@@ -1,4 +1,4 @@
-//! `rdmatool doctor --peer` and `--listen`: probes between two hosts, for each pair of their GIDs.
+//! `rdmatool doctor --peer` and `--listen`, which probe each pair of GIDs between two hosts.
 
 mod probe;
 mod wire;
@@ -27,21 +27,22 @@ const MAX_TRIES: usize = 64;
 
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Two ends that have exchanged their GIDs, with the findings about them.
+/// The endpoints that two hosts have exchanged, and the findings about them.
 #[derive(Debug)]
 pub(crate) struct Met {
     pub(crate) own: QueuePairEndpoint,
     pub(crate) peer: QueuePairEndpoint,
     pub(crate) port: u8,
-    /// Whether the GIDs that programs would choose reach each other.
+    /// Whether the pair of GIDs that programs would choose reaches the peer.
     pub(crate) is_reached: bool,
     pub(crate) findings: Vec<Finding>,
 }
 
-/// A pair of GIDs, given by their positions in the two offers. `None` on InfiniBand, where LIDs are used.
+/// A pair of GIDs, given by their positions in the two endpoints. `None` on InfiniBand, where LIDs
+/// are used.
 type Pair = Option<(usize, usize)>;
 
-/// Probes the path to a listener with each pair of GIDs.
+/// Probes the path to a listener, once with each pair of GIDs.
 pub(crate) fn probe(address: SocketAddr, context: Context) -> anyhow::Result<Met> {
     let prober = Prober::new(context)?;
     let stream = TcpStream::connect_timeout(&address, CONNECT)
@@ -72,7 +73,7 @@ pub(crate) fn probe(address: SocketAddr, context: Context) -> anyhow::Result<Met
         findings.push(match error {
             None => Finding::new("probe", Severity::Ok, format!("reached: {text}")),
             Some(error) => {
-                // Programs do not use the other pairs.
+                // Programs use only the chosen pair.
                 let severity = if is_chosen { Severity::Error } else { Severity::Note };
                 Finding::new("probe", severity, format!("not reached: {text}: {error}")).cure(
                     "check the route, the VLAN, firewalls (UDP port 4791) and the MTU between these two addresses",
@@ -103,7 +104,7 @@ fn no_pair(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Finding {
     Finding::new("probe", Severity::Error, text).cure(cure)
 }
 
-/// Exchanges the offers of both ends.
+/// Exchanges offers with the other end.
 fn exchange(wire: &mut Wire, prober: &Prober) -> anyhow::Result<(QueuePairEndpoint, Offer)> {
     let (here, there) = (wire.stream().local_addr()?, wire.stream().peer_addr()?);
     let own = prober.offer(here.ip(), there.ip())?;
@@ -121,7 +122,7 @@ fn mtus(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Finding {
         .cure("set the same MTU on the interfaces of both hosts and on the switches")
 }
 
-/// Returns the pairs that can connect, starting with the chosen one.
+/// Returns the GID pairs that can be connected, starting with the chosen one.
 fn pairs(own: &QueuePairEndpoint, peer: &QueuePairEndpoint, chosen: Pair) -> Vec<Pair> {
     let is_routed =
         own.link_layer() == LinkLayer::ETHERNET || own.grh_required() || peer.grh_required();
@@ -131,7 +132,8 @@ fn pairs(own: &QueuePairEndpoint, peer: &QueuePairEndpoint, chosen: Pair) -> Vec
     if !is_routed {
         return vec![None];
     }
-    // If both hosts have an address, it leads to the host itself, unless both ends use the same port.
+    // An address that both hosts have leads each host to itself, unless both ends use the same
+    // port.
     let is_one_port = own.gids() == peer.gids();
     let fits = |a: usize, b: usize| {
         let (a, b) = (*own.gids().get(a)?, *peer.gids().get(b)?);
@@ -145,7 +147,8 @@ fn pairs(own: &QueuePairEndpoint, peer: &QueuePairEndpoint, chosen: Pair) -> Vec
     chosen.into_iter().chain(others).map(Some).take(MAX_PAIRS).collect()
 }
 
-/// Probes one pair. Returns a description with the addresses and counters, and the reason if the peer was not reached.
+/// Probes one pair. Returns a description with the addresses and counters. The second value is the
+/// reason if the peer was not reached.
 fn one(
     wire: &mut Wire,
     prober: &Prober,
@@ -181,7 +184,7 @@ fn one(
     Ok((text, sent.err().map(|error| format!("here: {error:#}")).or(there)))
 }
 
-/// Serves peers one after another, until the program is killed.
+/// Serves one peer after another, until the program is killed.
 pub(crate) fn listen(address: Option<SocketAddr>, context: Context) -> anyhow::Result<()> {
     let prober = Prober::new(context)?;
     let listener = bind(address)?;
@@ -190,13 +193,13 @@ pub(crate) fn listen(address: Option<SocketAddr>, context: Context) -> anyhow::R
     loop {
         let (stream, peer) = match listener.accept() {
             Ok(accepted) => accepted,
-            // The client gave up.
+            // The peer closed its connection before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) => return Err(error).context("accepting a peer"),
         };
         match serve(stream, &prober) {
             Ok((reached, tried)) => {
-                // The service continues even if standard output is closed.
+                // The listener continues even if standard output is closed.
                 let _ = print(format_args!("{peer}: reached by {reached} of {tried} pairs"));
             }
             Err(error) => warn(format_args!("{peer}: {error:#}")),
@@ -211,7 +214,7 @@ fn bind(address: Option<SocketAddr>) -> anyhow::Result<TcpListener> {
             let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT));
             let bound = TcpListener::bind(any).or_else(|error| match error.kind() {
                 io::ErrorKind::AddrInUse => Err(error),
-                // This host has no IPv6.
+                // The host has no IPv6.
                 _ => TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)),
             });
             (any, bound)

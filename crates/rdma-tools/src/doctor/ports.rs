@@ -1,19 +1,21 @@
-//! Findings about ports: state, addresses, MTU, lossless traffic.
+//! Findings about ports: state, addresses, MTU and lossless traffic.
 
 use rdma::device::{GidType, Mtu};
 
 use super::facts::{Device, Fact, Interface, Kind, Port};
 use super::finding::{Finding, Severity};
 
-/// The size of the RoCE headers in an Ethernet frame, according to the kernel (`iboe_get_mtu` in rdma/ib_addr.h).
+/// The number of bytes that the RoCE headers take in an Ethernet frame, according to the kernel
+/// (`iboe_get_mtu` in rdma/ib_addr.h).
 const ROCE_HEADERS: u32 = 96;
 
-/// Returns findings about the ports of a device. `has_active` is true if any examined device has an active port.
+/// Returns the findings about a device's ports. `has_active` is true if any of the examined devices
+/// has an active port.
 pub(crate) fn findings(device: &Device, has_active: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     for port in &device.ports {
         let mut of_port = vec![state(port, has_active)];
-        // On a card with two ports, one is often left without a cable.
+        // A card with two ports often has a cable in only one of them.
         let is_unused = has_active && port.is_active() == Some(false);
         if port.is_ethernet() && !is_unused {
             of_port.push(gids(port));
@@ -73,7 +75,7 @@ fn gids(port: &Port) -> Finding {
 
 fn interface(interface: &Interface) -> Option<Finding> {
     let state = interface.state.value()?;
-    // Loopback and tunnels have the state "unknown".
+    // Loopback interfaces and tunnels have the state "unknown".
     (state == "down" || state == "lowerlayerdown").then(|| {
         let text = format!("the interface {} is {state}", interface.name);
         let cure = format!("`ip link set {} up`; check its cable", interface.name);
@@ -81,7 +83,7 @@ fn interface(interface: &Interface) -> Option<Finding> {
     })
 }
 
-/// Returns the largest RDMA MTU that fits into the interface's frames.
+/// Returns the largest RDMA MTU whose packets fit into the interface's frames.
 fn fitting(mtu: u32) -> Option<u32> {
     let room = mtu.saturating_sub(ROCE_HEADERS);
     [4096, 2048, 1024, 512, 256]
@@ -103,7 +105,8 @@ fn mtu(port: &Port) -> Finding {
     let found = |severity, text| Finding::new("mtu", severity, text);
     let fits = mtus.iter().map(|(_, mtu)| fitting(*mtu));
     let least = fits.clone().min();
-    // The MTU in use is the port's attribute, or otherwise the highest MTU that one of its interfaces allows.
+    // The MTU in use is the port's active MTU. If that is unknown, assume the largest MTU that any
+    // of its interfaces allows.
     let used = port.active_mtu.value().copied().or(fits.max().flatten());
     match (used, least) {
         (Some(used), Some(least)) if least.is_none_or(|least| least < used) => {
@@ -157,7 +160,7 @@ fn lossless(interface: &Interface) -> Finding {
     }
 }
 
-/// Compares the priority of this stack's packets with the priorities that PFC protects.
+/// Checks that the priority of this stack's packets is among those that PFC protects from loss.
 fn traffic_class(port: &Port) -> Finding {
     let of_system = port.traffic_class.value().and_then(|text| tclass(text));
     let of_environment =
@@ -173,7 +176,7 @@ fn traffic_class(port: &Port) -> Finding {
     let found = |severity, text| Finding::new("traffic-class", severity, text);
     let lossy = port.interfaces.iter().find_map(|interface| {
         let dcb = interface.dcb.value().filter(|dcb| !dcb.dscp.is_empty())?;
-        // A traffic class set in the driver overrides the queue pair's.
+        // A traffic class that is set in the driver overrides that of the queue pair.
         let (dscp, lossless) = (of_system.unwrap_or(class) >> 2, dcb.lossless());
         let priority = dcb.priority_of(dscp);
         (!lossless.is_empty() && !lossless.contains(&priority)).then_some((dcb, priority, lossless))

@@ -1,4 +1,4 @@
-//! A report with facts and findings, as text or JSON.
+//! A report that consists of facts and findings, as text or JSON.
 
 use std::fmt::Write as _;
 
@@ -42,7 +42,8 @@ impl Report {
                 let _ = writeln!(text, "{:26} cure: {cure}", "");
             }
         }
-        // Texts from peers or copied files must not be able to control a terminal.
+        // Control characters are replaced, so that texts from peers or copied files cannot control
+        // the terminal.
         printable(&(text + &self.summary()))
     }
 

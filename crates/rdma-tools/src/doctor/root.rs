@@ -1,4 +1,4 @@
-//! The files in `/sys` and `/proc` of this machine, or of a copy.
+//! The files in `/sys` and `/proc`, either this machine's or copies of another machine's.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -11,13 +11,14 @@ use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 use super::facts::Fact;
 use crate::output::printable;
 
-/// The maximum number of bytes read from a file. The kernel's files about a device have at most one page.
+/// The maximum number of bytes that are read from a file. The kernel's files about a device have at
+/// most one page.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// The maximum number of names read from a folder.
+/// The maximum number of names that are read from a folder.
 const MAX_NAMES: usize = 4096;
 
-/// A folder that contains `sys` and `proc`. Links in a copy cannot lead out of it.
+/// A folder that contains `sys` and `proc`. Symbolic links in a copy cannot lead out of the folder.
 #[derive(Debug)]
 pub(crate) struct Root {
     folder: OwnedFd,
@@ -33,7 +34,7 @@ impl Root {
         Ok(Self { folder: folder(path)?, is_copy: true })
     }
 
-    /// Returns true if this is a copy, so no device may be opened.
+    /// Returns true if the files are copies, in which case no device may be opened.
     pub(crate) fn is_copy(&self) -> bool {
         self.is_copy
     }
@@ -48,7 +49,7 @@ impl Root {
 
     /// Returns the first 64 KiB of a file.
     pub(crate) fn bytes(&self, path: &str) -> io::Result<Vec<u8>> {
-        // A pipe or terminal in a copy must not block the program.
+        // If a copy contains a pipe or a terminal, opening it must not block the program.
         let file = File::from(self.open(path, OFlags::NONBLOCK | OFlags::NOCTTY)?);
         if FileType::from_raw_mode(fs::fstat(&file)?.st_mode) != FileType::RegularFile {
             return Err(io::Error::other("not a regular file"));
@@ -58,7 +59,7 @@ impl Root {
         Ok(bytes)
     }
 
-    /// Parses the text of a file as a value.
+    /// Parses the text of a file as a value of this type.
     pub(crate) fn value<T: FromStr>(&self, path: &str) -> Fact<T> {
         self.text(path).and_then(|text| match text.parse() {
             Ok(value) => Fact::Value(value),
@@ -66,7 +67,7 @@ impl Root {
         })
     }
 
-    /// Returns the sorted names in a folder, or none if it cannot be read.
+    /// Returns the names in a folder, sorted. Returns none if the folder cannot be read.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let Ok(folder) = self.open(path, OFlags::DIRECTORY) else { return Vec::new() };
         let Ok(entries) = Dir::new(folder) else { return Vec::new() };
@@ -79,7 +80,7 @@ impl Root {
         names
     }
 
-    /// Returns the last component of the path to which a link leads.
+    /// Returns the last component of the path to which a symbolic link points.
     pub(crate) fn link_name(&self, path: &str) -> Fact<String> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         let target = self
@@ -121,7 +122,7 @@ pub(crate) fn may_use(path: &str) -> io::Result<()> {
     Ok(fs::accessat(CWD, path, access, AtFlags::EACCESS)?)
 }
 
-/// Returns the beginning of a text that may be long, on one line.
+/// Returns the beginning of a text, which may be long, as one line.
 fn beginning(text: &str) -> String {
     text.chars().take(40).map(|c| if c == '\n' { ' ' } else { c }).collect()
 }

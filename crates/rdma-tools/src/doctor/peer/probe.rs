@@ -1,4 +1,5 @@
-//! One end of a probe: a reliable queue pair, over which a small message and a message that fills a packet are sent.
+//! One end of a probe: a reliable queue pair that transfers a small message and one that fills a
+//! packet.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,13 +16,14 @@ use super::super::root::Root;
 /// The length of the small message, in bytes.
 const SMALL: usize = 16;
 
-/// The value of each byte of the messages.
+/// The value of every byte in the messages.
 const PATTERN: u8 = 0x5a;
 
-/// The time limit for both messages.
+/// The time limit for sending or receiving both messages.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// The time limit for receives that have got no message, and then again for the receives to be flushed.
+/// The time limit at the end for receives that got no message. The same limit then applies to their
+/// flushes.
 const DRAIN: Duration = Duration::from_millis(200);
 
 /// The timeout after which a lost packet is retransmitted.
@@ -54,14 +56,15 @@ impl Prober {
         format!("{}/{}", self.context.device().name(), self.port)
     }
 
-    /// Returns the endpoint with all GIDs that the port would offer to this peer.
+    /// Returns the endpoint that the port would offer to this peer, with all its GIDs.
     pub(crate) fn offer(&self, own: IpAddr, peer: IpAddr) -> anyhow::Result<QueuePairEndpoint> {
         let mut prepared = self.builder().build()?;
         prepared.set_stream_addresses(own.to_canonical(), peer.to_canonical());
         Ok(prepared.endpoint())
     }
 
-    /// Prepares a queue pair with one GID of the offer, or with all of them if `gid` is `None`, on InfiniBand.
+    /// Prepares a queue pair that uses one GID of the offer. On InfiniBand, `gid` is `None`, and
+    /// the queue pair uses all of them.
     pub(crate) fn prepare(
         &self,
         offer: &QueuePairEndpoint,
@@ -86,7 +89,7 @@ impl Prober {
             .drain_timeout(DRAIN)
     }
 
-    /// Sends both messages.
+    /// Sends both messages to the peer.
     pub(crate) fn send(&self, mut channel: Channel, mtu: usize) -> anyhow::Result<()> {
         let mut memory = self.pd.allocate_region(mtu)?;
         memory.fill(PATTERN);
@@ -96,8 +99,8 @@ impl Prober {
         sent.with_context(|| format!("a message of {mtu} bytes, the MTU"))
     }
 
-    /// Posts receives for both messages and calls `exchange`, which returns whether the peer has sent them. Then polls
-    /// the receives.
+    /// Posts receives for both messages, and calls `exchange`, which returns true if the peer
+    /// reports that both were acknowledged. Then polls the receives.
     pub(crate) fn receive(
         &self,
         mut channel: Channel,
@@ -111,7 +114,7 @@ impl Prober {
             let first = scope.receive_into(small.as_slice_mut())?;
             let second = scope.receive_into(large.as_slice_mut())?;
             sent = exchange();
-            // A message that was acknowledged has arrived.
+            // If the peer's messages were acknowledged, they have arrived.
             if matches!(sent, Ok(true)) {
                 first.done(LIMIT)?;
                 second.done(LIMIT)?;
@@ -142,12 +145,12 @@ impl Prober {
     }
 }
 
-/// The names and values in `hw_counters`.
+/// The names and values of the counters in `hw_counters`.
 #[derive(Debug)]
 pub(crate) struct Counters(Vec<(String, u64)>);
 
 impl Counters {
-    /// Returns the counters that changed after an earlier reading, such as `out_of_sequence +3`.
+    /// Lists the counters that have changed since an earlier reading, such as `out_of_sequence +3`.
     pub(crate) fn since(&self, before: &Self) -> String {
         if self.0.is_empty() {
             return "no hw_counters".to_owned();
@@ -162,7 +165,7 @@ impl Counters {
     }
 }
 
-/// Returns the MTU of the path between two ends, in bytes.
+/// Returns the path MTU between two ends, in bytes.
 pub(crate) fn path_mtu(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> anyhow::Result<usize> {
     usize::try_from(own.mtu().min(peer.mtu()).bytes()).map_err(|error| anyhow!(error))
 }

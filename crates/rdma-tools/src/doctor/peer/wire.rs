@@ -1,7 +1,8 @@
-//! The control connection between two doctors, which carries a greeting and then messages.
+//! The control connection between two doctors: first a greeting, and then messages.
 //!
-//! Each end first sends 12 bytes: `rdmadoc`, a zero byte, and the version. It then reads the other end's greeting. A
-//! message consists of its length in four bytes, in network byte order, and at most 64 KiB of JSON.
+//! Each end first sends a greeting of 12 bytes: `rdmadoc`, a zero byte, and the version. It then
+//! reads the other end's greeting. A message consists of its length, as four bytes in network byte
+//! order, and at most 64 KiB of JSON.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -12,18 +13,18 @@ use rdma::qp::QueuePairEndpoint;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The version of the messages, which must be the same at both ends.
+/// The version of the messages. Both ends must have the same one.
 pub(crate) const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"rdmadoc\0";
 
-/// The maximum length of a message.
+/// The maximum length of a message, in bytes.
 const MAX_LENGTH: usize = 64 << 10;
 
 /// The time limit for a whole message to arrive.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The endpoint of a queue pair, encoded as bytes.
+/// The endpoint of a queue pair in its encoded form.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Endpoint(Vec<u8>);
@@ -45,11 +46,11 @@ impl Endpoint {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Offer {
     pub(crate) device: String,
-    /// The endpoint with all GIDs of the port.
+    /// The endpoint, which lists all GIDs of the port.
     pub(crate) endpoint: Endpoint,
 }
 
-/// The client's request for a queue pair with which to probe.
+/// The client's request that the listener create a queue pair for a probe.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Try {
@@ -62,13 +63,13 @@ pub(crate) struct Try {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub(crate) enum Answer {
-    /// The listener's queue pair is connected, and receives are posted.
+    /// The listener's queue pair is connected, and its receives are posted.
     Ready(Endpoint),
     /// The listener cannot create a queue pair for the request.
     Refused(String),
 }
 
-/// The client's result of a probe, sent after [`Answer::Ready`].
+/// The client's report of a probe, sent after [`Answer::Ready`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Sent {
@@ -76,24 +77,24 @@ pub(crate) struct Sent {
     pub(crate) is_done: bool,
 }
 
-/// The listener's result of a probe.
+/// The listener's report of a probe.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Outcome {
-    /// The reason why the two messages did not arrive.
+    /// The reason why the two messages did not arrive, or `None` if they did.
     pub(crate) error: Option<String>,
     /// The port counters that changed, as text.
     pub(crate) counters: String,
 }
 
-/// The stream to the other doctor, after the greeting.
+/// The stream to the other doctor, on which the greetings have been exchanged.
 #[derive(Debug)]
 pub(crate) struct Wire {
     stream: TcpStream,
 }
 
 impl Wire {
-    /// Exchanges greetings.
+    /// Sends a greeting, and reads and checks the other end's.
     pub(crate) fn greet(stream: TcpStream) -> anyhow::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(LIMIT))?;
@@ -129,7 +130,8 @@ impl Wire {
         self.receive_or_end()?.context("the other end closed the connection")
     }
 
-    /// Receives a message, or returns `None` if the other end closes the connection before one.
+    /// Receives a message. Returns `None` if the other end closes the connection instead of sending
+    /// one.
     pub(crate) fn receive_or_end<T: DeserializeOwned>(&mut self) -> anyhow::Result<Option<T>> {
         let mut length = [0; 4];
         match self.read(&mut length) {
@@ -145,7 +147,7 @@ impl Wire {
         Ok(Some(serde_json::from_slice(&bytes).context("the other end's message")?))
     }
 
-    /// Fills the buffer within the time limit, however slowly its bytes arrive.
+    /// Fills the whole buffer within the time limit, even if the bytes arrive one by one.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<()> {
         let end = Instant::now() + LIMIT;
         let mut filled = 0;
@@ -158,7 +160,7 @@ impl Wire {
             match self.stream.read(rest) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => filled += count,
-                // The socket timed out. The loop returns an error that states the limit.
+                // The read timed out. The loop then returns an error that states the limit.
                 Err(error)
                     if [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock]
                         .contains(&error.kind()) => {}
@@ -179,7 +181,8 @@ mod tests {
 
     use super::*;
 
-    /// Greets an end that sends these bytes and then closes, and reads one message from it. Returns the result.
+    /// Returns the result of greeting an end, and then reading a message from it. That end sends
+    /// these bytes and closes its side.
     fn after(bytes: &[u8]) -> String {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
