@@ -1,4 +1,4 @@
-//! `rdmatool perf`: latency, bandwidth and message rate of a device.
+//! `rdmatool perf`: measures the latency, bandwidth or message rate of a device.
 
 mod arguments;
 mod client;
@@ -41,7 +41,7 @@ use crate::perf::report::{Device, Machine, Report, VERSION};
 use crate::perf::watch::Stop;
 use crate::plot;
 
-/// The exit status after an interruption, the same as for a program killed by SIGINT.
+/// The exit status after an interruption, the same as that of a program killed by SIGINT.
 const INTERRUPTED: u8 = 130;
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -52,14 +52,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(address) = &arguments.serve {
-        // The parent process handles the interruption and gets all errors.
+        // The parent process handles interruptions, and receives all errors over the connection.
         signal_hook::flag::register(SIGINT, Arc::default())?;
         let _ = server::serve(TcpStream::connect(address)?, &local, |_| {});
         return Ok(ExitCode::SUCCESS);
     }
     let mut run = arguments.run().context("nothing to measure")?;
     run.settings.check(&local.context)?;
-    // Reports a destination that cannot be written before the measurement starts.
+    // The files are opened before the measurement, so that an error is reported early.
     let standard_output = Path::new("-");
     let json = arguments.json.as_deref();
     if json.is_some() && json == arguments.plot.as_deref() {
@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     let interrupted = Arc::new(AtomicBool::new(false));
-    // A second interruption ends the program at once.
+    // A second interruption ends the program immediately.
     let status = INTERRUPTED.into();
     signal_hook::flag::register_conditional_shutdown(SIGINT, status, Arc::clone(&interrupted))?;
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))?;
@@ -92,7 +92,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let report = Report { rows, ..report(&local.context, mtu)? };
     if !report.rows.is_empty() {
         let text = serde_json::to_string_pretty(&report)?;
-        // Files first: a full or closed standard output loses none of them.
+        // The files are written first, so that they are complete even if standard output is full or
+        // closed.
         let written = json.map_or(Ok(()), |file| file.write(format!("{text}\n").as_bytes()));
         let drawn = picture.map_or(Ok(()), |picture| picture.draw(slice::from_ref(&report)));
         match prints_json {
@@ -112,7 +113,7 @@ fn is_interruption(error: &anyhow::Error) -> bool {
     error.downcast_ref() == Some(&Stop::Interrupted)
 }
 
-/// Returns the connection to the other end, and the other end itself if this program started it.
+/// Connects to the other end. Also returns that end if this program started it.
 fn meet(arguments: &Arguments, local: &Local) -> anyhow::Result<(Option<SecondEnd>, TcpStream)> {
     if let Some(address) = &arguments.connect {
         let stream = TcpStream::connect(address).map_err(|error| {
@@ -131,7 +132,7 @@ fn meet(arguments: &Arguments, local: &Local) -> anyhow::Result<(Option<SecondEn
     Ok((Some(second), stream))
 }
 
-/// Returns a report without rows.
+/// Returns a report that has no rows yet.
 fn report(context: &Context, mtu: u32) -> anyhow::Result<Report> {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
     let processors = thread::available_parallelism().map_or(1, usize::from);

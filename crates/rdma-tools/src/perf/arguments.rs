@@ -32,7 +32,7 @@ const CLIENT: [&str; 14] = [
 
 /// Measures latency, bandwidth or message rate
 ///
-/// Without --listen or --connect, the program starts a second process for the other end.
+/// Without --listen or --connect, a second process is started as the other end.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The quantity to measure
@@ -50,16 +50,16 @@ pub(crate) struct Arguments {
     /// Serve clients that connect to this address; they have the settings
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = CLIENT)]
     pub(crate) listen: Option<String>,
-    /// End after one client
+    /// Exit after serving one client
     #[arg(long, requires = "listen", conflicts_with_all = ["measure", "connect", "serve"])]
     pub(crate) once: bool,
-    /// Measure with the process that listens there
+    /// Measure with the process that listens at this address
     #[arg(long, value_name = "HOST:PORT", conflicts_with = "threads")]
     pub(crate) connect: Option<String>,
-    /// Serve the process that waits there
+    /// Serve the process that waits at this address
     #[arg(long, value_name = "HOST:PORT", hide = true, conflicts_with_all = ["measure", "listen", "connect", "threads"])]
     pub(crate) serve: Option<String>,
-    /// Make both ends threads of this process
+    /// Run both ends as threads of this process
     #[arg(long)]
     pub(crate) threads: bool,
     /// Lengths of messages in bytes, such as 8,64K,1M [default: 8,64,512,4K,64K,1M]
@@ -74,28 +74,29 @@ pub(crate) struct Arguments {
     /// Post messages of at most this length inline
     #[arg(long, value_name = "BYTES", value_parser = bytes_of)]
     inline: Option<u32>,
-    /// The interface of the library
+    /// The interface of the library to use
     #[arg(long, default_value = "qp")]
     api: Api,
-    /// The way both ends wait [default: memory for `lat write` on queue pairs, poll otherwise]
+    /// The way in which both ends wait [default: memory for `lat write` on queue pairs, poll
+    /// otherwise]
     #[arg(long)]
     wait: Option<Wait>,
-    /// Register memory that the library does not own
+    /// Register memory that the program owns, not the library
     #[arg(long)]
     foreign_memory: bool,
-    /// Operations of each row, rounded up to a multiple of the 10 blocks
+    /// The number of operations per row, rounded up to a multiple of the 10 blocks
     #[arg(long, short = 'n', value_name = "N", conflicts_with = "duration", value_parser = RangedU64ValueParser::<u64>::new().range(1..))]
     iterations: Option<u64>,
-    /// Time of each row
+    /// The time to measure each row
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     duration: Duration,
-    /// Also measure memcpy, TCP between the same ends, and perftest's program where it is installed
+    /// Also measure memcpy, TCP between the same ends, and the perftest program if it is installed
     #[arg(long)]
     pub(crate) scale: bool,
-    /// Write the result as JSON to a file, or to standard output instead of the table (`-`)
+    /// Write the result as JSON to this file; `-` prints it to standard output instead of the table
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Draw the result into a file, by its extension .svg or .png
+    /// Draw the result to this file; its extension, .svg or .png, selects the format
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
     /// Print each block to standard error
@@ -103,13 +104,13 @@ pub(crate) struct Arguments {
     verbose: bool,
 }
 
-/// The message lengths used without `--size`, in bytes.
+/// The lengths to measure if `--size` is not given, in bytes.
 const SIZES: [u32; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
-/// The depth used without `--depth`, except for latencies.
+/// The number of outstanding requests if `--depth` is not given, except for latencies.
 const DEPTH: u32 = 64;
 
 impl Arguments {
-    /// Returns the client's run, or `None` for an end that serves.
+    /// Returns the run that the client performs, or `None` if this end serves.
     pub(crate) fn run(&self) -> Option<Run> {
         let (measure, operation) = (self.measure?, self.operation?);
         let is_latency = measure == Measure::Lat;
@@ -157,7 +158,8 @@ impl Arguments {
     }
 }
 
-/// Removes duplicates but keeps the order, because a report has one row per combination.
+/// Removes duplicates but keeps the order of the values, because a report has one row per
+/// combination.
 fn distinct(values: &[u32]) -> Vec<u32> {
     let mut seen = HashSet::new();
     values.iter().copied().filter(|value| seen.insert(*value)).collect()

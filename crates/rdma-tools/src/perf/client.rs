@@ -1,4 +1,4 @@
-//! The end that measures.
+//! The client, which is the end that measures.
 
 use std::time::{Duration, Instant};
 
@@ -15,27 +15,30 @@ use crate::perf::scale;
 use crate::perf::settings::{Settings, name};
 use crate::perf::table;
 
-/// The number of blocks per row. The first block of every row is measured, then the second of every row, and so on.
-/// This way a disturbance of the machine affects all rows, and the spread of a row's blocks shows how large it was.
+/// The number of blocks per row. The first block of each row is measured, then the second block of
+/// each row, and so on. So a disturbance of the machine affects all rows, and the spread of a row's
+/// blocks shows how large it was.
 const BLOCKS: u64 = 10;
-/// The number of iterations of the first block, from which the iterations of the other blocks are derived.
+/// The number of iterations in the first block, from which those of the following blocks are
+/// derived.
 const FIRST: u64 = 16;
-/// Warming up takes at least one part in this many of a block's time.
+/// A row is warmed up until one block has taken at least this fraction (one in `WARM_UP`) of the
+/// time of a measured block.
 const WARM_UP: u32 = 4;
 
-/// The rows to measure, with their settings.
+/// The rows to measure, and their settings.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) settings: Settings,
     pub(crate) lines: Vec<Line>,
     pub(crate) length: Length,
-    /// The program for rows with [`Work::Perftest`].
+    /// The program that measures rows with [`Work::Perftest`].
     pub(crate) perftest: Option<Perftest>,
-    /// Whether to print each block.
+    /// Whether to print the result of each block.
     pub(crate) verbose: bool,
 }
 
-/// The length of a row's measurement.
+/// The length of a row's measurement: a number of iterations or a time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Length {
     Iterations(u64),
@@ -51,7 +54,7 @@ pub(crate) struct Line {
     pub(crate) depth: u32,
 }
 
-/// The rows that were measured, and the error if the measurement ended early.
+/// The rows that were measured, and the error if the measurement ended before it was complete.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub(crate) rows: Vec<Row>,
@@ -60,10 +63,10 @@ pub(crate) struct Measured {
     pub(crate) error: Option<anyhow::Error>,
 }
 
-/// Measures with the connected peer.
+/// Performs the run, with the peer at the other end of the connection.
 ///
 /// # Errors
-/// Returns an error if the ends cannot be connected. Later errors are in [`Measured`].
+/// Returns an error if the ends cannot be connected. Later errors are returned in [`Measured`].
 pub(crate) fn measure(run: &Run, local: &Local, control: &mut Control) -> anyhow::Result<Measured> {
     let settings = &run.settings;
     control.send(&Request::Prepare(settings.clone()))?;
@@ -81,7 +84,7 @@ pub(crate) fn measure(run: &Run, local: &Local, control: &mut Control) -> anyhow
 }
 
 impl Run {
-    /// Adds a row for perftest after each row for the operation.
+    /// Adds a row for perftest after each row that measures the RDMA operation.
     pub(crate) fn add(&mut self, perftest: Perftest) {
         let with = |line: Line| {
             let other = Line { work: Work::Perftest, ..line };
@@ -125,8 +128,8 @@ impl Session<'_> {
         for line in lines {
             bar.set_message(format!("(warming up, {} bytes)", self.run.bytes(line)));
             iterations.push(match (line.work, iterations.last()) {
-                // The same number as in the preceding row, because most of a block's time is spent starting the
-                // programs.
+                // Most of a block's time is spent starting the programs, so it cannot be measured
+                // for this. The number is that of the preceding row.
                 (Work::Perftest, Some(&count)) => count,
                 _ => self.iterations(line)?,
             });
@@ -150,7 +153,7 @@ impl Session<'_> {
         self.control.send(&Request::End)
     }
 
-    /// Warms up. Returns the number of iterations per block.
+    /// Warms up a row. Returns the number of iterations for each of its blocks.
     fn iterations(&mut self, line: &Line) -> anyhow::Result<u64> {
         let time = match self.run.length {
             Length::Iterations(all) => {

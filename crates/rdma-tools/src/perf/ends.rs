@@ -1,4 +1,4 @@
-//! The ends of a measurement, one kind per interface of the library.
+//! The ends of a measurement. There is one kind for each interface of the library.
 
 mod blocking;
 mod futures;
@@ -22,12 +22,12 @@ use crate::perf::samples::Samples;
 use crate::perf::settings::{Api, Settings};
 use crate::perf::watch::{Watch, lost};
 
-/// One end of a set of connected queue pairs.
+/// One end of a set of connected queue pairs. It runs its part of each block.
 pub(crate) trait End {
     /// Runs the client's part of a block, and records it.
     ///
     /// # Errors
-    /// Returns an error if a request fails or the watch ends the block.
+    /// Returns an error if a request fails, or if the watch ends the block.
     fn client(
         &mut self,
         plan: &Plan,
@@ -42,7 +42,7 @@ pub(crate) trait End {
     fn server(&mut self, plan: &Plan, watch: &mut Watch, ready: Ready<'_>) -> anyhow::Result<()>;
 }
 
-/// Lets the client start a block.
+/// The function that a server calls when the client may start the block.
 pub(crate) type Ready<'a> = &'a mut dyn FnMut() -> anyhow::Result<()>;
 
 /// The parameters of a block.
@@ -58,19 +58,22 @@ pub(crate) struct Plan {
     pub(crate) iterations: u64,
 }
 
-/// The role of the server in a block.
+/// The roles of the two ends in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Both ends post alternately.
+    /// Both ends post, in turn.
     PingPong,
-    /// The client waits for each request, and the server does nothing.
+    /// The client posts one request at a time and waits until it completes. The server does
+    /// nothing.
     Requests,
-    /// The client keeps many requests outstanding. If these are sends, the server receives them.
+    /// The client keeps many requests outstanding. If these are sends, the server posts receives
+    /// for them.
     Stream,
 }
 
 impl Plan {
-    /// Returns the plan of a block, after checking it against the settings.
+    /// Returns the plan for a block that the client requests, after checking that the settings
+    /// allow it.
     ///
     /// # Errors
     /// Returns an error if the block does not match the settings.
@@ -101,12 +104,12 @@ impl Plan {
     }
 }
 
-/// Properties of the connection between the two ends.
+/// The properties of the connection between the two ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Path {
     /// The path MTU, in bytes.
     pub(crate) mtu: u32,
-    /// Whether the last byte of a write arrives last, which an end that reads the memory relies on.
+    /// Whether the last byte of a write arrives last, as required by an end that polls the memory.
     pub(crate) is_ordered: bool,
 }
 
@@ -114,14 +117,15 @@ pub(crate) struct Path {
 #[derive(Debug, Clone)]
 pub(crate) struct Local {
     pub(crate) context: Context,
-    /// The index of the GID to use, or `None` to use the one that matches the peer's.
+    /// The index of the GID to use, or `None` to use one that matches the peer's GIDs.
     pub(crate) gid_index: Option<u8>,
 }
 
-/// Creates this end, connects it to the peer's, and passes it to `run`.
+/// Creates this end, connects it to the peer's end, and passes it to `run`.
 ///
 /// # Errors
-/// Returns an error if the device refuses, the ends do not match, or the peer leaves, and the errors of `run`.
+/// Returns an error if the device refuses an object, the ends do not match, or the peer leaves.
+/// Also returns the errors of `run`.
 pub(crate) fn connected<T>(
     local: &Local,
     settings: &Settings,
@@ -140,7 +144,7 @@ pub(crate) fn connected<T>(
     run(control, &mut *end, path)
 }
 
-/// The other end, and the parameters with which this end connects to it.
+/// The other end, and what this end needs to connect to it.
 struct Peer<'a> {
     pd: &'a ProtectionDomain,
     gid_index: Option<u8>,
@@ -182,7 +186,7 @@ prepared! {
     rdma::aio::PreparedConnection => rdma::aio::Connection;
 }
 
-/// The connections, the peer's memory, and the path MTU.
+/// The result of connecting: the connections, the peer's memory, and the path MTU.
 struct Met<C> {
     connections: Vec<C>,
     remote: RemoteMemoryRegion,
@@ -190,12 +194,13 @@ struct Met<C> {
 }
 
 impl Peer<'_> {
-    /// Returns the GIDs that queue pairs may use.
+    /// Returns the rule by which queue pairs choose their GIDs.
     fn gid_choice(&self) -> GidChoice {
         self.gid_index.map_or(GidChoice::ByPeer, GidChoice::Index)
     }
 
-    /// Connects to as many queue pairs of the peer, and exchanges the memory that each end lends.
+    /// Connects the prepared queue pairs to equally many of the peer. Exchanges the memory that
+    /// each end lends.
     fn meet<P: Prepared>(
         &mut self,
         mut prepared: Vec<P>,

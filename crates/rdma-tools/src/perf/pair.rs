@@ -1,4 +1,4 @@
-//! A second end on this machine, either another process of this program or a thread.
+//! The second end if it runs on this machine, in another process of this program or in a thread.
 
 use std::env;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -12,10 +12,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::perf::ends::Local;
 use crate::perf::server::serve;
 
-/// The interval at which the second process is checked. It normally connects within milliseconds.
+/// The interval between checks whether the second process is still running. It normally connects
+/// within milliseconds.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The second end. Dropping this ends it.
+/// The second end. When dropped, it ends the process or the thread.
 #[derive(Debug)]
 pub(crate) enum SecondEnd {
     Process(Child),
@@ -26,7 +27,7 @@ impl SecondEnd {
     /// Starts another process of this program. Returns the connection to it.
     ///
     /// # Errors
-    /// Returns an error if the process cannot be started, or ends early.
+    /// Returns an error if the process cannot be started or exits before it connects.
     pub(crate) fn process(local: &Local) -> anyhow::Result<(Self, TcpStream)> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?.to_string();
@@ -53,13 +54,13 @@ impl SecondEnd {
     /// Starts a thread for the second end. Returns the connection to it.
     ///
     /// # Errors
-    /// Returns an error if no socket or no thread can be created.
+    /// Returns an error if a socket or the thread cannot be created.
     pub(crate) fn thread(local: &Local) -> anyhow::Result<(Self, TcpStream)> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
         let (other, local) = (listener.accept()?.0, local.clone());
         let work = move || {
-            // The client receives the error over the connection.
+            // The client is sent the error over the connection.
             let _ = serve(other, &local, |_| {});
         };
         let thread = thread::Builder::new().spawn(work)?;
@@ -74,7 +75,7 @@ impl Drop for SecondEnd {
                 let _ = child.kill();
                 let _ = child.wait();
             }
-            // The thread ends with the connection, which was dropped earlier.
+            // The thread ends because the client has already dropped its connection.
             Self::Thread(thread) => {
                 let _ = thread.take().map(JoinHandle::join);
             }

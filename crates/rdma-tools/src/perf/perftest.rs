@@ -1,4 +1,5 @@
-//! perftest's programs, such as `ib_write_lat`, as references: both ends run as processes on this host.
+//! perftest's programs, such as `ib_write_lat`, as references to compare with. Both ends run as
+//! processes on this host.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -13,24 +14,25 @@ use crate::perf::report::Measure;
 use crate::perf::settings::{Operation, Settings, name};
 use crate::perf::watch::Watch;
 
-/// The interval at which the client tries to connect, because nothing reports that the server is listening.
+/// The interval between the client's attempts to connect. Nothing reports when the server starts to
+/// listen.
 const RETRY: Duration = Duration::from_millis(100);
 /// The minimum number of iterations that the programs accept.
 const LEAST: u64 = 5;
 /// perftest's megabyte, in bytes.
 const MEGABYTE: f64 = 1_048_576.0;
 
-/// A perftest program, with the arguments that all blocks share.
+/// A perftest program, and the arguments that are the same for all blocks.
 #[derive(Debug)]
 pub(crate) struct Perftest {
     program: PathBuf,
     arguments: Vec<String>,
     measure: Measure,
-    /// Whether the program takes the length of messages as an argument.
+    /// Whether the program accepts the message length as an argument.
     has_size: bool,
 }
 
-/// A server process. Dropping this kills it.
+/// The server process. When dropped, it is killed.
 struct Server(Child);
 
 impl Drop for Server {
@@ -41,10 +43,10 @@ impl Drop for Server {
 }
 
 impl Perftest {
-    /// Finds the program for these settings.
+    /// Finds the perftest program for these settings.
     ///
     /// # Errors
-    /// Returns the reason why it cannot be used.
+    /// Returns the reason why no program can be used.
     pub(crate) fn find(settings: &Settings, local: &Local) -> Result<Self, String> {
         let (device, provider) =
             (local.context.device().name().to_owned(), local.context.verbs().name);
@@ -60,7 +62,7 @@ impl Perftest {
         let Some(program) = found.into_iter().find(|program| program.is_file()) else {
             return Err(format!("{program} is not installed (package perftest)"));
         };
-        // `-F` keeps a warning about the processor's frequency from being an error.
+        // With `-F`, a varying frequency of the processor is only a warning, not an error.
         let mut arguments = vec!["-F".to_owned(), "-d".to_owned(), device];
         if let Some(index) = local.gid_index {
             arguments.extend(["-x".to_owned(), index.to_string()]);
@@ -69,14 +71,14 @@ impl Perftest {
         Ok(Self { program, arguments, measure: settings.measure, has_size })
     }
 
-    /// Runs both ends of one block. Returns the number of operations, and the figure that was measured.
+    /// Runs both ends for one block. Returns the number of operations and the measured figure.
     ///
     /// # Errors
     /// Returns an error if the programs fail or print unexpected output, or if the user interrupts.
     pub(crate) fn block(&self, plan: &Plan, watch: &mut Watch) -> anyhow::Result<(u64, f64)> {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         let queue_pairs = plan.queue_pairs as u64;
-        let iterations = (plan.iterations / queue_pairs).max(LEAST); // of each queue pair
+        let iterations = (plan.iterations / queue_pairs).max(LEAST); // per queue pair
         let mut command = Command::new(&self.program);
         command.args(&self.arguments);
         command.args(["-p", &port.to_string(), "-n", &iterations.to_string()]);
@@ -106,8 +108,8 @@ impl Perftest {
         }
     }
 
-    /// Returns the figure that the program printed. It is in the last line that begins with two numbers (bytes and
-    /// iterations).
+    /// Returns the measured figure from the program's output. It is in the last line that begins
+    /// with the number of bytes and the number of iterations.
     fn figure(&self, output: &Output) -> Option<f64> {
         let text = String::from_utf8_lossy(&output.stdout);
         let numbers = |line: &str| -> Option<Vec<f64>> {
@@ -115,16 +117,17 @@ impl Perftest {
         };
         let line = text.lines().filter_map(numbers).rfind(|numbers| numbers.len() >= 5)?;
         match self.measure {
-            // bytes, iterations, minimum, maximum, typical (the median), in microseconds
+            // The columns are: bytes, iterations, minimum, maximum, typical (the median). The times
+            // are in microseconds.
             Measure::Lat => line.get(4).map(|microseconds| microseconds * 1e3),
-            // bytes, iterations, peak, average, millions of messages per second
+            // The columns are: bytes, iterations, peak, average, millions of messages per second.
             Measure::Bw => line.get(3).map(|megabytes| megabytes * MEGABYTE),
             Measure::Rate => line.get(4).map(|millions| millions * 1e6),
         }
     }
 }
 
-/// Formats the output of a program that failed.
+/// Formats the output of a program that failed as an error message.
 fn complaint(program: &Path, output: &Output) -> String {
     let text = [output.stdout.as_slice(), &output.stderr].concat();
     let text = String::from_utf8_lossy(&text).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -161,7 +164,7 @@ mod tests {
         assert_eq!(figure(Measure::Lat, "Unable to find device\n"), None);
     }
 
-    /// Runs a block with a shell script in place of a perftest program.
+    /// Runs a block with a shell script instead of a perftest program.
     fn block(script: &str) -> anyhow::Result<(u64, f64)> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
@@ -177,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_block_runs_a_server_and_a_client() -> anyhow::Result<()> {
-        // The client prints its number of iterations as the bandwidth.
+        // The client prints its number of iterations as the average bandwidth.
         let script = "case \"$*\" in *' -n 10 -s 64 -q 2 -t 3 127.0.0.1') echo 64 10 0 $4 0;; *) exec sleep 600;; esac";
         assert_eq!(block(script)?, (20, 10.0 * MEGABYTE));
         Ok(())

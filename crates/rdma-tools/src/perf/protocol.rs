@@ -1,7 +1,9 @@
-//! The conversation between the two ends: first the settings, then block by block.
+//! The conversation between the two ends: first about the settings, then about one block after
+//! another.
 //!
-//! Both ends first send a greeting of fixed length that contains the version. The client then sends [`Request`]s, and
-//! the server answers with [`Reply`]s. Each message is JSON, preceded by its length.
+//! Each end first sends a greeting of fixed length that contains its version. The client then sends
+//! [`Request`]s, to which the server answers with [`Reply`]s. Each message is JSON, preceded by its
+//! length.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
@@ -16,17 +18,17 @@ use serde::{Deserialize, Serialize};
 use crate::perf::settings::Settings;
 use crate::perf::watch::{Stop, Watch, lost};
 
-/// The protocol version. It changes whenever a message changes.
+/// The version of the protocol. It changes whenever a message changes.
 const VERSION: u32 = 1;
 const NAME: &str = "rdmatool perf ";
-/// The length of the name and a five-digit version.
+/// The length of the greeting: the name and a five-digit version.
 const GREETING_BYTES: usize = NAME.len() + 5;
 /// The maximum length of a message, in bytes.
 const LONGEST: u32 = 1 << 20;
-/// The time limit for one answer of the peer, which may not be scheduled for several seconds.
+/// The time limit for an answer from the peer, which may not be scheduled for several seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The time limit for the peer to send the reason for its error.
+/// The time limit for the peer to explain an error.
 const SOON: Duration = Duration::from_millis(200);
 
 /// A message from the client.
@@ -34,7 +36,8 @@ const SOON: Duration = Duration::from_millis(200);
 pub(crate) enum Request {
     /// Create the queue pairs. After [`Reply::Ready`], both ends exchange their endpoints.
     Prepare(Settings),
-    /// Run the server's part of a block. The server replies [`Reply::Ready`] before it and [`Reply::Done`] after it.
+    /// Run the server's part of a block. The server sends [`Reply::Ready`] before the block and
+    /// [`Reply::Done`] after it.
     Run(Block),
     /// The measurement is complete.
     End,
@@ -45,11 +48,11 @@ pub(crate) enum Request {
 pub(crate) enum Reply {
     Ready,
     Done,
-    /// The error. The server then closes the connection.
+    /// The server's error. After this, the server closes the connection.
     Failed(String),
 }
 
-/// A number of operations that are measured together.
+/// A series of operations that are measured together.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Block {
     /// The work to measure: an RDMA operation or a reference.
@@ -66,11 +69,11 @@ pub(crate) struct Block {
 pub(crate) enum Work {
     /// The operation in the settings.
     Rdma,
-    /// The same bytes over the TCP connection that carries the conversation.
+    /// A reference: the same bytes are sent over the TCP connection that carries the conversation.
     Tcp,
-    /// The same bytes, copied within the client's memory.
+    /// A reference: the same bytes are copied within the client's memory.
     Memcpy,
-    /// perftest's program for the same measure and operation, at both ends.
+    /// A reference: both ends run perftest's program for the same measure and operation.
     Perftest,
 }
 
@@ -83,10 +86,11 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Exchanges greetings.
+    /// Sends a greeting, and checks the peer's.
     ///
     /// # Errors
-    /// Returns an error if the peer is a different program, has another version, does not answer, or leaves.
+    /// Returns an error if the peer is a different program, has another version, does not answer,
+    /// or leaves the conversation.
     pub(crate) fn meet(
         mut stream: TcpStream,
         interrupted: Arc<AtomicBool>,
@@ -121,7 +125,7 @@ impl Control {
         &self.stream
     }
 
-    /// Waits until both ends have created their objects for the settings.
+    /// Waits until both ends have created the objects that the settings require.
     ///
     /// # Errors
     /// Same errors as [`expect`](Self::expect).
@@ -135,7 +139,7 @@ impl Control {
     /// Sends a message.
     ///
     /// # Errors
-    /// Returns an error if the peer has left or does not read.
+    /// Returns an error if the peer has left or does not read the message.
     pub(crate) fn send(&self, message: &impl Serialize) -> anyhow::Result<()> {
         send(&self.stream, message)
     }
@@ -143,8 +147,8 @@ impl Control {
     /// Receives a message.
     ///
     /// # Errors
-    /// Returns an error if the peer has left, sends something else, or sends nothing within [`PATIENCE`]. Also returns
-    /// an error if the user interrupts.
+    /// Returns an error if the peer has left, sends something other than a message, or sends
+    /// nothing within [`PATIENCE`]. Also returns an error if the user interrupts.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
         let mut length = [0; 4];
         self.read(&mut length)?;
@@ -159,10 +163,10 @@ impl Control {
             .context("the peer sent a message that this version does not know")
     }
 
-    /// Receives the expected reply, `Ready` or `Done`.
+    /// Receives a reply, which must be the expected one: `Ready` or `Done`.
     ///
     /// # Errors
-    /// Same errors as [`receive`](Self::receive), and the server's own error.
+    /// Same errors as [`receive`](Self::receive). Also returns the error that the server reports.
     pub(crate) fn expect(&mut self, expected: &Reply) -> anyhow::Result<()> {
         match (self.receive()?, expected) {
             (Reply::Ready, Reply::Ready) | (Reply::Done, Reply::Done) => Ok(()),
@@ -171,13 +175,15 @@ impl Control {
         }
     }
 
-    /// Adds the peer's side to an error of this end: the peer's own error, or the fact that it has left.
+    /// Adds what the peer reports to an error of this end: the peer's own error, or that the peer
+    /// has left.
     pub(crate) fn explained(&mut self, error: anyhow::Error) -> anyhow::Error {
         let stop = error.downcast_ref::<Stop>();
         if stop == Some(&Stop::Interrupted) {
             return error;
         }
-        // A request to a process that has ended may fail before the connection is seen to end.
+        // If the peer's process has ended, a request to it may fail before the end of the
+        // connection is detected.
         while Watch::has_input(&self.stream, SOON).unwrap_or(false) {
             match self.receive() {
                 Ok(Reply::Failed(reason)) => {
@@ -196,7 +202,7 @@ impl Control {
     fn read(&mut self, mut bytes: &mut [u8]) -> anyhow::Result<()> {
         self.watch.begin();
         while !bytes.is_empty() {
-            self.watch.patience()?; // a peer may send byte after byte
+            self.watch.patience()?; // the peer may send the bytes one by one
             if !Watch::has_input(&self.stream, Watch::INTERVAL)? {
                 self.watch.check()?;
                 continue;
@@ -212,7 +218,7 @@ impl Control {
     }
 }
 
-/// Sends a message like [`Control::send`], for an end whose watch is borrowed.
+/// Sends a message like [`Control::send`], while the watch of the [`Control`] is borrowed.
 ///
 /// # Errors
 /// Same errors as [`Control::send`].

@@ -1,4 +1,4 @@
-//! The result of `rdmatool perf`, written by `--json` and read by `rdmatool compare`.
+//! The report that `rdmatool perf --json` writes and `rdmatool compare` reads.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ pub(crate) struct Report {
     pub(crate) rows: Vec<Row>,
 }
 
-/// The machine on which the measurement ran.
+/// The machine that ran the measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Machine {
@@ -48,21 +48,23 @@ pub(crate) struct Device {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
     pub(crate) measure: Measure,
-    /// The operation, such as `write`, or the name of a reference, such as `tcp` and `memcpy`.
+    /// The operation, such as `write`, or the name of a reference, such as `tcp` or `memcpy`.
     pub(crate) operation: String,
     /// The length of a message, in bytes.
     pub(crate) bytes: u64,
     pub(crate) queue_pairs: u32,
     /// The number of outstanding requests per queue pair.
     pub(crate) depth: u32,
-    /// The wait mode, the memory and the interface, such as `polling` and `async`.
+    /// The way in which the row was measured: wait mode, memory and interface, such as `polling`
+    /// and `async`.
     pub(crate) mode: String,
-    /// The number of operations measured in all blocks.
+    /// The number of operations in all blocks together.
     pub(crate) operations: u64,
-    /// Half round trips, only for `lat`.
+    /// The distribution of half round trips. Present only for `lat`.
     pub(crate) latency: Option<Latency>,
-    /// One value per block; blocks of different rows are interleaved. Depending on the measure, the value is the median
-    /// half round trip in nanoseconds, bytes per second, or messages per second.
+    /// One figure per block. Depending on the measure, it is the median half round trip in
+    /// nanoseconds, bytes per second, or messages per second. The blocks of different rows were
+    /// measured alternately.
     pub(crate) blocks: Vec<f64>,
 }
 
@@ -77,7 +79,7 @@ pub(crate) enum Measure {
     Rate,
 }
 
-/// Half round trips, in nanoseconds.
+/// The distribution of half round trips, in nanoseconds.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Latency {

@@ -1,4 +1,4 @@
-//! The samples of a block, and the totals of all blocks.
+//! The samples of a block, and the totals of all blocks of a row.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,8 @@ use hdrhistogram::Histogram;
 use crate::perf::protocol::PATIENCE;
 use crate::perf::report::{Latency, Measure};
 
-/// Returns a histogram for times up to a minute, the longest possible wait, with three significant digits.
+/// Returns a histogram with three significant digits for times up to a minute, the longest possible
+/// wait.
 fn histogram() -> anyhow::Result<Histogram<u64>> {
     Ok(Histogram::new_with_max(nanoseconds(PATIENCE), 3)?)
 }
@@ -15,12 +16,12 @@ fn histogram() -> anyhow::Result<Histogram<u64>> {
 /// The samples of one block.
 #[derive(Debug)]
 pub(crate) struct Samples {
-    /// Times in nanoseconds, only for latencies.
+    /// The duration of each operation in nanoseconds. Used only for latencies.
     times: Histogram<u64>,
     last: Instant,
     operations: u64,
     elapsed: Duration,
-    /// The figure, if another program measured it.
+    /// The figure of the block, if another program measured it.
     figure: Option<f64>,
 }
 
@@ -35,18 +36,18 @@ impl Samples {
         })
     }
 
-    /// Starts the first operation.
+    /// Marks the start of the first operation.
     pub(crate) fn start(&mut self) {
         self.last = Instant::now();
     }
 
-    /// Records half the time since the last operation.
+    /// Records half the time since the previous operation ended.
     #[inline]
     pub(crate) fn round_trip(&mut self) {
         self.record(2);
     }
 
-    /// Records the time since the last operation.
+    /// Records the time since the previous operation ended.
     #[inline]
     pub(crate) fn request(&mut self) {
         self.record(1);
@@ -61,7 +62,7 @@ impl Samples {
         self.operations += 1;
     }
 
-    /// Records operations that were outstanding at the same time.
+    /// Records a number of operations that were in flight together, and the time that they took.
     pub(crate) fn stream(&mut self, operations: u64, elapsed: Duration) {
         self.operations += operations;
         self.elapsed += elapsed;
@@ -73,7 +74,8 @@ impl Samples {
         self.figure = Some(figure);
     }
 
-    /// Returns the figure of the block, which becomes a value in [`Row::blocks`](crate::perf::report::Row::blocks).
+    /// Returns the figure of the block, which becomes an element of
+    /// [`Row::blocks`](crate::perf::report::Row::blocks).
     fn figure(&self, measure: Measure, bytes: u32) -> f64 {
         if let Some(figure) = self.figure {
             return figure;
@@ -91,7 +93,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The samples of all blocks in a row.
+/// The samples of all blocks of a row.
 #[derive(Debug)]
 pub(crate) struct Total {
     times: Histogram<u64>,
@@ -104,7 +106,7 @@ impl Total {
         Ok(Self { times: histogram()?, operations: 0, blocks: Vec::new() })
     }
 
-    /// Adds a block. Returns its figure.
+    /// Adds the samples of a block. Returns the block's figure.
     ///
     /// # Errors
     /// Returns an error if a counter overflows.
@@ -121,7 +123,7 @@ impl Total {
         Ok(figure)
     }
 
-    /// Returns the latencies, if there are any.
+    /// Returns the distribution of the latencies, if any were recorded.
     pub(crate) fn latency(&self) -> Option<Latency> {
         let times = &self.times;
         let at = |quantile| times.value_at_quantile(quantile);

@@ -1,4 +1,4 @@
-//! References with which to compare RDMA: copies in memory, and TCP between the same ends.
+//! References to compare RDMA with: copies in memory, and TCP between the same ends.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use crate::perf::ends::{Plan, Role, zeros};
 use crate::perf::samples::Samples;
 use crate::perf::watch::{Watch, lost};
 
-/// The byte with which the server confirms a stream.
+/// The byte that the server sends to confirm that a stream has arrived.
 const DONE: [u8; 1] = [1];
 
 /// Copies between two buffers in this process.
@@ -19,7 +19,8 @@ const DONE: [u8; 1] = [1];
 /// # Errors
 /// Returns an error if the user interrupts.
 pub(crate) fn memcpy(plan: &Plan, watch: &Watch, samples: &mut Samples) -> anyhow::Result<()> {
-    // Aligned like registered memory, because some processors copy much more slowly between different page offsets.
+    // The buffers are aligned like registered memory, because some processors copy much more slowly
+    // between different page offsets.
     let (from, mut to) = (RegionMemory::allocate(plan.bytes)?, RegionMemory::allocate(plan.bytes)?);
     let is_stream = plan.role == Role::Stream;
     let begin = Instant::now();
@@ -37,7 +38,8 @@ pub(crate) fn memcpy(plan: &Plan, watch: &Watch, samples: &mut Samples) -> anyho
     Ok(())
 }
 
-/// Sends messages to the server, which returns each one or, for a stream, confirms all of them at the end.
+/// Sends messages to the server. The server returns each message or, for a stream, confirms all of
+/// them at the end.
 ///
 /// # Errors
 /// Returns an error if the connection fails or the user interrupts.

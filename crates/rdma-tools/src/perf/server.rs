@@ -1,4 +1,4 @@
-//! The end that serves, which runs its part of the client's measurement.
+//! The server: the end that runs its part of the measurement as the client requests.
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
@@ -12,10 +12,11 @@ use crate::perf::protocol::{Block, Control, Reply, Request, Work, send};
 use crate::perf::scale;
 use crate::perf::settings::{Settings, name};
 
-/// Serves clients one after another, or only one if `once` is set.
+/// Serves one client after another, or only one if `once` is set.
 ///
 /// # Errors
-/// Returns an error if the address cannot be used. With `once`, also returns the error of the only client.
+/// Returns an error if the address cannot be listened on. With `once`, also returns the error of
+/// the client.
 pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result<()> {
     let hint =
         || format!("cannot listen on {address}: use another HOST:PORT; port 0 is any free one");
@@ -24,12 +25,12 @@ pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result
     loop {
         let (stream, client) = match listener.accept() {
             Ok(accepted) => accepted,
-            Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue, // it has left already
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue, // the client has already left
             Err(error) => return Err(error).context("cannot accept a client"),
         };
         let announce = |settings: &Settings| {
             let (measure, operation) = (name(settings.measure), name(settings.operation));
-            // The service continues even if standard output is closed.
+            // The server continues even if standard output is closed.
             let _ = print(format_args!("{client} measures {measure} {operation}"));
         };
         match serve(stream, local, announce) {
@@ -40,10 +41,11 @@ pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result
     }
 }
 
-/// Serves one client. Errors are also sent to the client.
+/// Serves one client. Sends errors to the client as well.
 ///
 /// # Errors
-/// Returns an error if the client has another version, leaves early, or sends an impossible request.
+/// Returns an error if the client has another version, leaves early, or requests something
+/// impossible.
 pub(crate) fn serve(
     stream: TcpStream,
     local: &Local,

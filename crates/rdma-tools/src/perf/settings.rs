@@ -22,7 +22,7 @@ pub(crate) struct Settings {
     pub(crate) depth: u32,
     /// The maximum length of messages that are posted inline.
     pub(crate) inline: u32,
-    /// Whether the program owns the registered memory, and not the library.
+    /// Whether the registered memory is owned by the program, not by the library.
     pub(crate) foreign_memory: bool,
 }
 
@@ -55,9 +55,9 @@ pub(crate) enum Api {
 pub(crate) enum Wait {
     /// Poll completion queues
     Poll,
-    /// Sleep until a completion event
+    /// Sleep until a completion event arrives
     Sleep,
-    /// Read the memory that the peer writes (`lat write`)
+    /// Poll the memory that the peer writes (`lat write`)
     Memory,
 }
 
@@ -66,19 +66,20 @@ impl Operation {
     pub(crate) fn has_receives(self, wait: Wait, measure: Measure) -> bool {
         match self {
             Self::Send => true,
-            // In a ping-pong, the peer detects a write by its immediate data, unless it polls the memory.
+            // In a ping-pong, the peer detects a write by its immediate data, unless it polls the
+            // memory itself.
             Self::Write => measure == Measure::Lat && wait != Wait::Memory,
             Self::Read | Self::Atomic => false,
         }
     }
 
-    /// Returns true if both ends post this operation alternately when latency is measured.
+    /// Returns true if, in a latency measurement, both ends post this operation in turn.
     pub(crate) const fn is_halved(self) -> bool {
         matches!(self, Self::Send | Self::Write)
     }
 }
 
-/// Returns the name of a value, as on the command line.
+/// Returns the name of a value as it is written on the command line.
 pub(crate) fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
@@ -89,7 +90,7 @@ pub(crate) const WORD: u32 = 8;
 pub(crate) const MOST_QUEUE_PAIRS: u32 = 4096;
 /// The maximum number of message lengths in a run.
 const MOST_SIZES: usize = 1024;
-/// The memory that one work request takes in a queue, in bytes, rounded up.
+/// An upper bound of the memory that one work request takes in a queue, in bytes.
 const WORK_REQUEST: u64 = 256;
 
 impl Settings {
@@ -102,13 +103,14 @@ impl Settings {
         self.operation.has_receives(self.wait, self.measure)
     }
 
-    /// Returns how many receives to post on a queue pair, which is enough for the peer's messages while this end is
-    /// busy.
+    /// Returns the number of receives to post on a queue pair. They are enough for the messages
+    /// that arrive while this end is busy.
     pub(crate) const fn receives(&self) -> u32 {
         self.depth.saturating_mul(2)
     }
 
-    /// Returns an upper bound of the memory that an end needs for its messages and queues, in bytes.
+    /// Returns an upper bound, in bytes, on the memory that an end needs for its messages and
+    /// queues.
     fn memory(&self) -> u64 {
         let longest = u64::from(self.longest());
         let sinks: u64 = match self.operation {
@@ -120,13 +122,14 @@ impl Settings {
         let messages = match self.api {
             Api::Qp => 2,
             Api::Channel => 4,
-            Api::Async => outstanding.saturating_add(2), // a buffer for each operation
+            Api::Async => outstanding.saturating_add(2), // one buffer per operation
         };
         let messages = longest.saturating_mul(messages).saturating_add(sinks);
         messages.saturating_add(outstanding * WORK_REQUEST)
     }
 
-    /// Returns the mode of a row: the interface, the wait mode, and any other settings that differ from the defaults.
+    /// Returns the mode of a row: the interface, the wait mode, and other settings if they differ
+    /// from the defaults.
     pub(crate) fn mode(&self, bytes: u32) -> String {
         let wait = match self.wait {
             Wait::Poll => "polling",
@@ -138,10 +141,11 @@ impl Settings {
         format!("{}, {wait}{inline}{foreign}", name(self.api))
     }
 
-    /// Checks that the settings are consistent with each other and with the device.
+    /// Checks that the settings fit each other and the device.
     ///
     /// # Errors
-    /// Returns the first mismatch, or the verb's error if the device cannot be queried.
+    /// Returns the first setting that does not fit, or the verb's error if the device cannot be
+    /// queried.
     pub(crate) fn check(&self, context: &Context) -> anyhow::Result<PortAttributes> {
         let Self { measure, operation, api, wait, queue_pairs, depth, .. } = self;
         ensure!(
@@ -208,7 +212,7 @@ fn machine_memory() -> u64 {
     system.totalram.saturating_mul(system.mem_unit.into())
 }
 
-/// Returns the first active port.
+/// Returns the attributes of the first active port.
 fn active_port(context: &Context) -> anyhow::Result<PortAttributes> {
     let count = context.query_device()?.port_count;
     let ports =

@@ -1,4 +1,4 @@
-//! The result as a table.
+//! Formats the result as a table.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use crate::perf::settings::Operation;
 use crate::reports::median;
 use crate::units::number;
 
-/// Formats the rows as a table, with the median, minimum and maximum of the blocks.
+/// Formats the rows as a table, with the minimum, median and maximum of each row's blocks.
 pub(crate) fn table(report: &Report, operation: Operation) -> String {
     let Some(first) = report.rows.first() else { return String::new() };
     let unit = match first.measure {
@@ -44,8 +44,8 @@ fn line(row: &Row) -> String {
     text + "  " + &row.mode
 }
 
-/// Returns the values for the columns, in the table's unit. For latencies measured by another program, only the median
-/// is known.
+/// Returns the values of the row's columns, in the table's unit. If another program measured the
+/// latencies, only their median is known.
 fn values(row: &Row) -> Vec<Option<f64>> {
     if let Some(all) = &row.latency {
         let times = [all.min, all.p50, all.p90, all.p99, all.p999, all.max];
@@ -64,7 +64,7 @@ fn values(row: &Row) -> Vec<Option<f64>> {
     values.into_iter().map(|value| value.map(|value| value / unit(row.measure))).collect()
 }
 
-/// Returns the size of the table's unit, in the report's unit.
+/// Returns how many of the report's units make up one of the table's.
 const fn unit(measure: Measure) -> f64 {
     match measure {
         Measure::Lat => 1e3,
@@ -72,7 +72,7 @@ const fn unit(measure: Measure) -> f64 {
     }
 }
 
-/// Formats the figure of a block with its unit.
+/// Formats the figure of a block together with its unit.
 pub(crate) fn figure(measure: Measure, value: f64) -> String {
     let name = match measure {
         Measure::Lat => "us",

@@ -1,4 +1,5 @@
-//! Reasons to end a wait: the user interrupts, the peer leaves, or nothing makes progress for too long.
+//! Decides when to stop waiting: if the user interrupts, the peer leaves, or nothing makes progress
+//! for too long.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
@@ -23,37 +24,39 @@ pub(crate) enum Stop {
     Late,
 }
 
-/// Converts a failure of the connection to the peer to the reason for it.
+/// Converts an error of the connection to the peer to the [`Stop`] that it means, if any.
 pub(crate) fn lost(error: io::Error) -> anyhow::Error {
     match error.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => {
             Stop::PeerLeft.into()
         }
-        // The socket timed out.
+        // The socket's time limit has passed.
         ErrorKind::WouldBlock => Stop::Late.into(),
         _ => anyhow::Error::new(error).context("the connection to the peer failed"),
     }
 }
 
-/// Ends waits when no completion does.
+/// Ends a wait that no completion ends.
 #[derive(Debug)]
 pub(crate) struct Watch {
     stream: TcpStream,
     interrupted: Arc<AtomicBool>,
-    /// The number of empty polls since the last successful one.
+    /// The number of polls without a completion since the last one with a completion.
     empty: u32,
-    /// When the wait started, or `None` until the clock is first read.
+    /// When the wait started. `None` until the clock is first read during the wait.
     since: Option<Instant>,
     checked: Instant,
 }
 
 impl Watch {
-    /// The interval between two checks.
+    /// The interval between checks whether a wait must end.
     pub(crate) const INTERVAL: Duration = Duration::from_millis(50);
-    /// The number of empty polls before the clock is read, and the processor is yielded to other threads.
+    /// The number of empty polls after which each further one yields the processor to other threads
+    /// and may read the clock.
     const SPINS: u32 = 1024;
 
-    /// Watches the connection to the peer, and a flag that a signal handler sets.
+    /// Creates a watch for the connection to the peer and for `interrupted`, a flag that a signal
+    /// handler sets.
     ///
     /// # Errors
     /// Returns an error if the process has too many open files.
@@ -62,14 +65,14 @@ impl Watch {
         Ok(Self { stream, interrupted, empty: 0, since: None, checked })
     }
 
-    /// Starts a wait.
+    /// Marks the start of a wait.
     #[inline]
     pub(crate) const fn begin(&mut self) {
         self.empty = 0;
         self.since = None;
     }
 
-    /// Records a poll without a completion.
+    /// Records a poll that found no completion.
     ///
     /// # Errors
     /// Returns a [`Stop`].
@@ -80,7 +83,7 @@ impl Watch {
             std::hint::spin_loop();
             return Ok(());
         }
-        // The count stays at this value, so that each further poll yields.
+        // The count stays at this value, so that every further poll yields too.
         self.empty = Self::SPINS;
         thread::yield_now();
         if self.checked.elapsed() < Self::INTERVAL {
@@ -89,10 +92,10 @@ impl Watch {
         self.check()
     }
 
-    /// Returns an error if the wait has to end.
+    /// Checks whether the wait must end.
     ///
     /// # Errors
-    /// Returns a [`Stop`].
+    /// Returns a [`Stop`] if so.
     pub(crate) fn check(&mut self) -> Result<(), Stop> {
         self.patience()?;
         match wait(&self.stream, PollFlags::RDHUP, Duration::ZERO) {
@@ -101,7 +104,7 @@ impl Watch {
         }
     }
 
-    /// Like [`check`](Self::check), but accepts that the peer may have left after it sent everything.
+    /// Like [`check`](Self::check), except that the peer may have left after it sent everything.
     ///
     /// # Errors
     /// Returns a [`Stop`].
@@ -115,7 +118,7 @@ impl Watch {
         }
     }
 
-    /// Returns an error if the user has interrupted the measurement.
+    /// Checks whether the user has interrupted the measurement.
     ///
     /// # Errors
     /// Returns [`Stop::Interrupted`].
@@ -127,7 +130,7 @@ impl Watch {
         }
     }
 
-    /// Returns true if the stream becomes readable within `time`.
+    /// Returns true if the stream becomes readable within this time.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -136,12 +139,12 @@ impl Watch {
     }
 }
 
-/// Returns true if the event occurs within `time`.
+/// Returns true if the event occurs on the stream within this time.
 fn wait(stream: &TcpStream, event: PollFlags, time: Duration) -> io::Result<bool> {
     let timeout = Timespec::try_from(time).map_err(io::Error::other)?;
     match poll(&mut [PollFd::new(stream, event)], Some(&timeout)) {
         Ok(count) => Ok(count > 0),
-        Err(Errno::INTR) => Ok(false), // the caller finds the reason
+        Err(Errno::INTR) => Ok(false), // a signal; the caller checks what it was
         Err(error) => Err(error.into()),
     }
 }

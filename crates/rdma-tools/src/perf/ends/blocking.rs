@@ -19,16 +19,17 @@ use crate::perf::samples::Samples;
 use crate::perf::settings::{Operation, Settings, Wait};
 use crate::perf::watch::Watch;
 
-/// Connected channels.
+/// A set of connected channels.
 struct Channels {
     channels: Vec<Channel>,
     messages: Messages,
 }
 
-/// The memory and the settings of a channel's operations.
+/// The memory and the settings that the operations of all channels use.
 struct Messages {
     source: SharedRegion,
-    /// All receives and reads write to the same bytes, which are never read.
+    /// The memory that all receives and reads write to. Its bytes are never read, so they may
+    /// overlap.
     sink: SharedRegion,
     remote: RemoteMemoryRegion,
     operation: Operation,
@@ -119,8 +120,8 @@ impl End for Channels {
     }
 }
 
-/// Runs `work` for each channel in its own thread, with its share of the operations. Calls `ready` once every thread
-/// has sent its signal or ended.
+/// Runs `work` for each channel in a separate thread, with the channel's share of the operations.
+/// Calls `ready` once every thread has sent its signal or ended.
 fn each(
     channels: &mut [Channel],
     plan: &Plan,
@@ -139,7 +140,7 @@ fn each(
         let running: Vec<_> =
             channels.iter_mut().take(plan.queue_pairs).enumerate().map(start).collect();
         drop(sender);
-        // If a thread failed, there are fewer signals. Its error is returned below.
+        // A thread that fails sends no signal. Its error is returned below.
         let words = posted.iter().take(running.len()).count();
         let began = if words > 0 { ready() } else { Ok(()) };
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
@@ -187,8 +188,8 @@ impl Messages {
         Ok(scope.post_receive(ReceiveWorkRequest::new(&mut [sink.into()]))?)
     }
 
-    /// Sends a message and then waits for the peer's, or the other way round. The receive for the next message is
-    /// posted before the previous message is answered.
+    /// Takes turns with the peer in sending a message and waiting for one. The end that `begins`
+    /// sends first. The receive for the peer's next message is posted before this end sends.
     fn ping_pong(
         &self,
         channel: &mut Channel,
@@ -219,7 +220,7 @@ impl Messages {
         })
     }
 
-    /// Keeps `depth` requests outstanding.
+    /// Posts `count` requests, and keeps `depth` of them outstanding.
     fn stream(
         &self,
         channel: &mut Channel,
@@ -243,7 +244,7 @@ impl Messages {
         })
     }
 
-    /// Receives messages, and sends a signal once the first receives are posted.
+    /// Receives `count` messages. Sends a signal once the first receives are posted.
     fn receive(
         &self,
         channel: &mut Channel,
@@ -273,7 +274,7 @@ impl Messages {
     }
 }
 
-/// Waits for the oldest operation in flight.
+/// Waits until the oldest operation in flight has completed.
 fn finish(flight: &mut VecDeque<PendingWork<'_>>) -> anyhow::Result<()> {
     if let Some(oldest) = flight.pop_front() {
         oldest.wait(PATIENCE)?;

@@ -1,4 +1,4 @@
-//! Futures on connections, all in one task.
+//! Futures on connections, which all run in one task.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,16 +16,17 @@ use crate::perf::samples::Samples;
 use crate::perf::settings::{Operation, Settings, Wait};
 use crate::perf::watch::Watch;
 
-/// The time limit of polling, which is longer than any wait here.
+/// The time that the driver polls before it would sleep, which is longer than any wait here.
 const POLLING: Duration = Duration::from_secs(3600);
 
-/// The connections of one driver. They are dropped before the runtime, in which the driver's task runs.
+/// The connections of one driver. They are dropped before the runtime, because the driver's task
+/// runs in it.
 struct Connections {
     messages: Messages,
     runtime: Runtime,
 }
 
-/// The connections, and the memory and settings of their operations.
+/// The connections, and the memory and settings that their operations use.
 struct Messages {
     connections: Vec<Connection>,
     pool: BufferPool,
@@ -121,7 +122,7 @@ async fn watched(
     let stop = async {
         loop {
             tokio::time::sleep(Watch::INTERVAL).await;
-            watch.begin(); // progress is not visible here
+            watch.begin(); // progress is not visible here, so the clock restarts
             if let Err(stop) = watch.check() {
                 return stop;
             }
@@ -133,13 +134,13 @@ async fn watched(
     }
 }
 
-/// Posts an operation.
+/// Posts the operation.
 async fn post<'c, K: Kind>(operation: Op<'c, K>) -> anyhow::Result<Posted<'c, K>> {
     operation.post().await.map_err(|failed| failed.error.into())
 }
 
 impl Messages {
-    /// Drops free buffers of a different length.
+    /// Drops the free buffers that have another length than this block's messages.
     fn trim(&self, plan: &Plan) {
         self.free.borrow_mut().retain(|buffer| buffer.len() == plan.bytes);
     }
@@ -168,8 +169,8 @@ impl Messages {
         outcome.map_err(|failed| failed.error.into())
     }
 
-    /// Sends a message and then waits for the peer's, or the other way round. The receive for the next message is
-    /// posted before the previous message is answered.
+    /// Takes turns with the peer in sending a message and waiting for one. The end that `begins`
+    /// sends first. The receive for the peer's next message is posted before this end sends.
     async fn ping_pong(
         &self,
         plan: &Plan,
@@ -205,7 +206,8 @@ impl Messages {
         Ok(())
     }
 
-    /// Keeps many requests outstanding.
+    /// Posts requests, and keeps `outstanding` of them outstanding. Calls `done` after each one has
+    /// completed.
     async fn requests(
         &self,
         plan: &Plan,
@@ -239,18 +241,19 @@ impl Messages {
         }
     }
 
-    /// Receives messages.
+    /// Receives the block's messages.
     async fn receives(&self, plan: &Plan, ready: Ready<'_>) -> anyhow::Result<()> {
         let receive = async |n| post(self.connection(n, plan)?.receive(self.buffer(plan)?)).await;
         let back = |received: rdma::aio::Received<Buffer>| {
             self.free.borrow_mut().push(received.memory);
         };
-        // Twice the depth, because the client may be ahead.
+        // There are twice as many receives as outstanding sends, because the client may be ahead.
         let outstanding = 2 * plan.depth * plan.queue_pairs;
         self.stream(plan, outstanding, receive, back, ready, || {}).await
     }
 
-    /// Posts operations on the connections in turn, and calls `full` once the maximum number is outstanding.
+    /// Posts operations on the connections in turn, and keeps `outstanding` of them outstanding.
+    /// Calls `full` when that number is first reached.
     async fn stream<'c, K: Kind>(
         &self,
         plan: &Plan,

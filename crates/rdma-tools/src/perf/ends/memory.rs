@@ -1,4 +1,4 @@
-//! The memory of an end: to send from, to receive and read into, and for the peer's access.
+//! The memory of an end: to send from, to receive or read into, and to lend to the peer.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
@@ -12,7 +12,7 @@ use rdma::memory::{
 
 use crate::perf::settings::{Operation, Settings, WORD};
 
-/// The memory for the messages of one end.
+/// The memory that an end sends from and receives or reads into.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) source: Source,
@@ -20,10 +20,12 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Registers a source as long as the longest message, and sinks: one for receives, or one for each length to read.
+    /// Registers a source as long as the longest message, and the sinks. There is one sink for all
+    /// receives, or one for each message length that is read.
     ///
     /// # Errors
-    /// Returns an error if the machine has too little memory, or the limit of locked memory is too low.
+    /// Returns an error if the machine has too little memory, or if the limit on locked memory is
+    /// too low.
     pub(super) fn allocate(pd: &ProtectionDomain, settings: &Settings) -> anyhow::Result<Self> {
         let foreign = settings.foreign_memory;
         let longest = settings.longest() as usize;
@@ -44,7 +46,7 @@ fn no_memory(bytes: usize) -> String {
     format!("cannot register {bytes} bytes")
 }
 
-/// Returns zeros, or an error if the machine has too little memory.
+/// Returns a buffer of zeros, or an error if the machine has too little memory.
 pub(crate) fn zeros(length: usize) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length)?;
@@ -68,7 +70,7 @@ impl Source {
         Ok(Self::Foreign { region: pd.register_local_mr_slice(&bytes)?, bytes })
     }
 
-    /// Returns an element for the first `length` bytes.
+    /// Returns an element for the first `length` bytes, or `None` if the memory is shorter.
     #[inline]
     pub(super) fn element(&self, length: usize) -> Option<GatherElement<'_>> {
         match self {
@@ -120,7 +122,8 @@ impl Sink {
         Ok(Self::Foreign { region: pd.register_local_mr_slice(&bytes)?, bytes })
     }
 
-    /// Returns an element for all of the memory. Several requests may use it at once, because the bytes are never read.
+    /// Returns an element for the whole memory. Several requests may use it at the same time,
+    /// because the bytes are never read.
     pub(super) fn element(&mut self) -> anyhow::Result<ScatterElement<'_>> {
         Ok(match self {
             Self::Owned(region) => region.element(0..region.len())?.into(),
@@ -129,11 +132,12 @@ impl Sink {
     }
 }
 
-/// Memory that the peer accesses.
+/// Memory that is lent to the peer.
 #[derive(Debug)]
 pub(super) enum Target {
     Owned(SharedRegion),
-    /// The words are declared after the region, so that they are freed after it.
+    /// The fields are dropped in their order, so the words are freed after the region is
+    /// deregistered.
     Foreign {
         region: MemoryRegion,
         words: Vec<AtomicU64>,
@@ -141,7 +145,8 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// Registers memory for the longest message, in whole words, with the access that the operation needs.
+    /// Registers memory for the longest message, rounded up to whole words. The region grants the
+    /// rights that the operation needs.
     ///
     /// # Errors
     /// Same errors as [`Memory::allocate`].
@@ -166,7 +171,7 @@ impl Target {
         Ok(Self::Foreign { region, words })
     }
 
-    /// Returns the address and key for the peer.
+    /// Returns the address and the key that the peer needs.
     pub(super) fn remote(&self) -> RemoteMemoryRegion {
         match self {
             Self::Owned(region) => region.remote(),
@@ -184,14 +189,14 @@ impl Target {
     }
 }
 
-/// Reads the byte at `index` of the memory from the word that contains it.
+/// Reads the byte at `index` of the memory. `word` is the word that contains it.
 #[inline]
 pub(super) fn byte(word: &AtomicU64, index: usize) -> Option<u8> {
     let bytes = word.load(Ordering::Acquire).to_ne_bytes();
     bytes.get(index % WORD as usize).copied()
 }
 
-/// Returns the rights that the peer needs.
+/// Returns the rights that the peer needs for this operation.
 pub(super) const fn access(operation: Operation) -> AccessFlags {
     let access = AccessFlags::new().with_local_write();
     match operation {

@@ -1,4 +1,4 @@
-//! Work requests on queue pairs.
+//! Work requests that are posted on queue pairs.
 #![allow(unsafe_code)]
 
 use std::array;
@@ -21,12 +21,12 @@ use crate::perf::samples::Samples;
 use crate::perf::settings::{Operation, Settings, Wait};
 use crate::perf::watch::Watch;
 
-/// The number of completions per poll.
+/// The maximum number of completions per poll.
 const POLLED: usize = 16;
-/// The bit that marks a receive in a WR ID. The other bits are the index of the queue pair.
+/// The bit of a WR ID that marks receives. The other bits are the index of the queue pair.
 const RECEIVE: u64 = 1 << 63;
 
-/// Connected queue pairs, with memory that outlives them.
+/// Connected queue pairs. They borrow memory that outlives them.
 struct QueuePairs<'m> {
     queue_pairs: Vec<QueuePair>,
     cq: CompletionQueue,
@@ -41,11 +41,12 @@ struct QueuePairs<'m> {
     inline: usize,
     /// The number of requests in flight on the send queues.
     sends: u64,
-    /// The number of messages that have arrived but have not been counted yet.
+    /// The number of messages that have arrived but were not yet waited for.
     arrived: u64,
-    /// Queue pairs whose receive was consumed and must be reposted.
+    /// The queue pairs whose receives were consumed and must be reposted, by index.
     used: Vec<usize>,
-    /// Queue pairs with a completed request.
+    /// The queue pairs whose requests have completed, by index. A queue pair is listed once for
+    /// each request.
     finished: Vec<usize>,
 }
 
@@ -160,15 +161,16 @@ impl End for QueuePairs<'_> {
 }
 
 impl QueuePairs<'_> {
-    /// Clears the memory before a ping-pong, because a byte from an earlier block could be mistaken for the first
-    /// message.
+    /// Clears the byte that a ping-pong waits for. Without this, a value from an earlier block
+    /// could be mistaken for the first message.
     fn clear(&self, plan: &Plan) {
         if let (Wait::Memory, Some(word)) = (self.wait, self.target.word(plan.bytes - 1)) {
             word.store(0, Ordering::Release);
         }
     }
 
-    /// Sends a message and then waits for the peer's, or the other way round.
+    /// Takes turns with the peer in sending a message and waiting for one. The end that `begins`
+    /// sends first.
     fn ping_pong(
         &mut self,
         plan: &Plan,
@@ -178,7 +180,7 @@ impl QueuePairs<'_> {
     ) -> anyhow::Result<()> {
         for n in 0..plan.iterations {
             watch.interruption()?;
-            // Never 0, because the memory is initially 0.
+            // The mark is never 0, because the memory is initially 0.
             let mark = u8::try_from(n % 255 + 1)?;
             if begins {
                 self.send_marked(mark, plan, watch)?;
@@ -193,13 +195,13 @@ impl QueuePairs<'_> {
     }
 
     fn send_marked(&mut self, mark: u8, plan: &Plan, watch: &mut Watch) -> anyhow::Result<()> {
-        self.complete(watch)?; // the request before uses the memory, and the queue
+        self.complete(watch)?; // the previous request still uses the memory and a slot
         self.source.set(plan.bytes - 1, mark);
         self.post(0, plan)?;
         self.replenish()
     }
 
-    /// Waits for the peer's message.
+    /// Waits until the peer's next message has arrived.
     fn arrival(&mut self, mark: u8, plan: &Plan, watch: &mut Watch) -> anyhow::Result<()> {
         if self.wait == Wait::Memory {
             let last = plan.bytes - 1;
@@ -217,7 +219,7 @@ impl QueuePairs<'_> {
         Ok(())
     }
 
-    /// Keeps requests outstanding on all queue pairs.
+    /// Posts the block's requests, and keeps `depth` of them outstanding on each queue pair.
     fn stream(&mut self, plan: &Plan, watch: &mut Watch) -> anyhow::Result<()> {
         let (mut unposted, mut finished) = (plan.iterations, Vec::with_capacity(POLLED));
         for _ in 0..plan.depth {
@@ -242,7 +244,7 @@ impl QueuePairs<'_> {
         Ok(())
     }
 
-    /// Waits until no request is in flight on the send queues.
+    /// Waits until no send request is in flight.
     fn complete(&mut self, watch: &mut Watch) -> anyhow::Result<()> {
         while self.sends > 0 {
             self.progress(watch)?;
@@ -257,7 +259,7 @@ impl QueuePairs<'_> {
         let mut count = self.cq.poll_into(&self.slots)?;
         if let (0, Some(channel)) = (count, self.cq.channel()) {
             self.cq.req_notify(false)?;
-            count = self.cq.poll_into(&self.slots)?; // earlier completions send no event
+            count = self.cq.poll_into(&self.slots)?; // completions before the call send no event
             if count == 0 {
                 channel.get_event_timeout(Watch::INTERVAL)?;
                 return Ok(watch.check()?);
@@ -303,7 +305,7 @@ impl QueuePairs<'_> {
         Ok(unsafe { qp.post_receive(request, RECEIVE | index as u64) }?)
     }
 
-    /// Posts the operation.
+    /// Posts one request of the operation that is measured.
     #[inline]
     fn post(&mut self, index: usize, plan: &Plan) -> anyhow::Result<()> {
         let qp = self.queue_pairs.get(index).context("no such queue pair")?;
