@@ -1,8 +1,10 @@
-//! `rdmatool perftest`: the other end for perftest's programs, such as `ib_send_lat` and `ib_write_bw`.
+//! `rdmatool perftest`: acts as the other end for perftest's programs, such as `ib_send_lat` and
+//! `ib_write_bw`.
 //!
-//! The two ends negotiate over TCP ([`talk`], [`keys`]). They then send messages ([`End`]), or access each other's
-//! memory ([`requests`]). The negotiation does not include the program, the service, the message length or the number
-//! of messages, so both command lines must specify them.
+//! The two ends negotiate over TCP ([`talk`], [`keys`]). They then send messages ([`End`]), or
+//! access each other's memory ([`requests`]). The negotiation does not cover the program, the
+//! service, the message length or the number of messages. So both command lines must specify the
+//! same ones.
 
 mod figures;
 mod keys;
@@ -29,17 +31,18 @@ use self::talk::{Report, Talk};
 use crate::output::print;
 use crate::units::bytes_of;
 
-/// Measures with a program of perftest at the other end
+/// Measures with a perftest program at the other end
 ///
-/// `ib_send_lat -d DEVICE -x INDEX` and so on has to be given the same size, iterations and service, and one queue
-/// pair. Perftest 5.96 to 6.10, such as that of Debian 12.
+/// Start `ib_send_lat -d DEVICE -x INDEX` (or another program) with the same size, iterations and
+/// service, and with one queue pair. Perftest 5.96 to 6.10 is supported, which includes that of
+/// Debian 12.
 ///
 ///   rdmatool perftest send-lat --device rxe0 --connect 192.0.2.7:18515     where ib_send_lat waits
 ///   rdmatool perftest send-lat --device rxe0 --listen 0.0.0.0:18515        for ib_send_lat 192.0.2.6
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Arguments {
-    /// The program of perftest
+    /// The perftest program at the other end
     program: Program,
     /// The RDMA device
     #[arg(long, value_name = "NAME", default_value = "soft0")]
@@ -47,7 +50,7 @@ pub(crate) struct Arguments {
     /// The GID to use [default: the best one]
     #[arg(long, value_name = "INDEX")]
     gid_index: Option<u8>,
-    /// The transport: rc, uc or ud, as `-c`
+    /// The transport: rc, uc or ud, as with `-c`
     #[arg(long, default_value = "rc", value_parser = service)]
     service: QueuePairType,
     /// The length of a message [default: that of perftest]
@@ -61,7 +64,8 @@ pub(crate) struct Arguments {
     mtu: Option<Mtu>,
     #[command(flatten)]
     peer: Peer,
-    /// For each step of the other process; a server waits as long for all steps of its client
+    /// The time limit for each step of the other process; a server waits as long for all steps of
+    /// its client
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     wait: u64,
 }
@@ -78,10 +82,11 @@ fn service(text: &str) -> Result<QueuePairType, &'static str> {
 /// Runs this end. Prints a line with the result.
 ///
 /// # Errors
-/// Returns an error if no perftest program has these settings, or the peer uses another protocol or other settings.
-/// Also returns an error if the peer stalls or ends, the data are wrong, or the device refuses.
+/// Returns an error if no perftest program has these settings, or if the peer uses another protocol
+/// or other settings. Also returns an error if the peer stalls or ends, if the data are wrong, or
+/// if the device refuses a request.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    // Everything that needs no peer is checked before a peer waits for this process.
+    // Whatever can be checked without a peer is checked before a peer waits for this process.
     arguments.check()?;
     let _context = open_device(&arguments.device)?;
     let stream = Stream::meet(&arguments.peer, Duration::from_secs(arguments.wait))?;
@@ -94,7 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Bytes that no perftest program sends at this step of the exchange.
+/// The error when the peer sends bytes that no perftest program sends at this step.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{}\" is not {what}: check that the peer is the same program of perftest, with the same options, and \
@@ -132,7 +137,7 @@ enum Program {
     AtomicBw,
 }
 
-/// The RDMA operation of a program.
+/// The RDMA operation that a program measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verb {
     /// Sends messages.
@@ -141,7 +146,7 @@ enum Verb {
     Write,
     /// Reads the peer's memory.
     Read,
-    /// Adds one to words of the peer's memory.
+    /// Adds one to words in the peer's memory.
     FetchAdd,
 }
 
@@ -155,7 +160,7 @@ impl Program {
         }
     }
 
-    /// Returns true if it measures latency, and false if it measures bandwidth.
+    /// Returns true if the program measures latency, and false if it measures bandwidth.
     const fn is_latency(self) -> bool {
         matches!(self, Self::SendLat | Self::WriteLat | Self::ReadLat | Self::AtomicLat)
     }
@@ -163,7 +168,7 @@ impl Program {
 
 /// The number of requests that perftest keeps outstanding.
 const DEPTH: u32 = 128;
-/// The number of receives that perftest posts on RC, where a sender waits for more.
+/// The number of receives that perftest posts on RC, where a sender waits until there are more.
 const ROOM: u32 = 512;
 /// The maximum number of receives that perftest posts on other services.
 const ROOM_WITHOUT_WAIT: u32 = 16000;
@@ -188,16 +193,16 @@ impl Arguments {
         if self.program.is_latency() { 1 } else { DEPTH.min(self.iterations()) }
     }
 
-    /// Returns the number of receives to post.
+    /// Returns the number of receives to post at a time.
     fn room(&self) -> u32 {
         let most = if self.service == QueuePairType::RC { ROOM } else { ROOM_WITHOUT_WAIT };
         if self.program.is_latency() { 1 } else { most.min(self.iterations()) }
     }
 
-    /// Refuses settings that no perftest program has, or that this end does not support.
+    /// Checks that a perftest program has these settings, and that this end supports them.
     ///
     /// # Errors
-    /// Returns the settings that are possible.
+    /// Returns an error that lists the possible settings.
     fn check(&self) -> Result<()> {
         let (verb, size, iterations) = (self.program.verb(), self.size(), self.iterations());
         match (verb, self.service) {
@@ -244,7 +249,8 @@ impl Arguments {
     }
 }
 
-/// Exchanges keys. Returns the peer's keys, and its endpoint with the smaller of the two MTUs.
+/// Exchanges keys with the peer. Returns the peer's keys, and its endpoint with the smaller of the
+/// two MTUs.
 fn meet(
     arguments: &Arguments,
     talk: &mut Talk,
@@ -265,23 +271,23 @@ fn own_mtu(arguments: &Arguments, own: &QueuePairEndpoint) -> Mtu {
     arguments.mtu.map_or(own.mtu(), |mtu| mtu.min(own.mtu()))
 }
 
-/// Runs a program that sends messages.
+/// Runs this end of a program that sends messages.
 fn send(arguments: &Arguments, mut talk: Talk) -> Result<String> {
     let (n, depth) = (arguments.iterations(), arguments.depth());
     let prepared = prepare(arguments)?;
     let end = prepared.endpoint();
-    let own = Keys::of(&end, 1, 0, 0); // no memory for the peer
+    let own = Keys::of(&end, 1, 0, 0); // lends no memory to the peer
     let (_, mtu) = talk.begin(own_mtu(arguments, &end))?;
     let (peer, peer_end) = meet(arguments, &mut talk, &end, (&own, mtu))?;
     let end = End::connect(prepared, peer_end, arguments.size());
     let mut end = end.map_err(Error::from_boxed)?;
-    talk.again(&own, &peer)?; // both are connected
-    talk.again(&own, &peer)?; // and have shown it
+    talk.again(&own, &peer)?; // both ends are connected
+    talk.again(&own, &peer)?; // and both know it
     let serves = talk.is_server();
     if serves {
         end.make_room(arguments.room()).map_err(Error::from_boxed)?;
     }
-    talk.again(&own, &peer)?; // both have receives
+    talk.again(&own, &peer)?; // both ends have posted receives
     let figures = if arguments.program.is_latency() {
         let mut posts = Vec::with_capacity(n as usize);
         for _ in 0..n {
@@ -316,7 +322,8 @@ fn prepare(arguments: &Arguments) -> Result<PreparedQueuePair> {
     let mut builder =
         builder.max_send_wr(sends).max_recv_wr(receives).max_send_sge(1).max_recv_sge(1);
     match arguments.service {
-        // A peer that has no receive posted is only slower than this end. As in perftest, the wait for it is unlimited.
+        // If the peer has no receive posted, it is only slower than this end. As in perftest, this
+        // end waits without a limit.
         QueuePairType::RC => builder = builder.max_rnr_retries(MaxRnrRetries::unlimited()),
         QueuePairType::UD => builder = builder.qkey(QKEY),
         _ => {}
@@ -327,7 +334,7 @@ fn prepare(arguments: &Arguments) -> Result<PreparedQueuePair> {
     Ok(builder.build()?)
 }
 
-/// Runs a program that accesses the peer's memory.
+/// Runs this end of a program that accesses the peer's memory.
 fn reach(arguments: &Arguments, mut talk: Talk, verb: Verb) -> Result<String> {
     let (n, size, program) = (arguments.iterations(), arguments.size(), arguments.program);
     let access = requests::access(verb);
@@ -340,7 +347,7 @@ fn reach(arguments: &Arguments, mut talk: Talk, verb: Verb) -> Result<String> {
     let prepared = builder.build()?;
     let end = prepared.endpoint();
     let (cycle, mtu) = talk.begin(own_mtu(arguments, &end))?;
-    // The peer of a WRITE waits for its bytes to appear in memory that was zero.
+    // The peer of a latency WRITE waits for bytes to appear in memory that was zero.
     let filled = program != Program::WriteLat;
     let memory = Memory::allocate(&pd, verb, size, cycle, filled)?;
     let reads =
@@ -352,14 +359,14 @@ fn reach(arguments: &Arguments, mut talk: Talk, verb: Verb) -> Result<String> {
         talk.again(&own, &peer)?; // these programs send their keys twice
     }
     let mut channel = prepared.handshake(peer_end)?;
-    talk.again(&own, &peer)?; // both are connected
-    talk.again(&own, &peer)?; // and have shown it
+    talk.again(&own, &peer)?; // both ends are connected
+    talk.again(&own, &peer)?; // and both know it
     let (serves, theirs) = (talk.is_server(), memory.of_peer(&peer));
     let mut requests = Requests { channel: &mut channel, memory: &memory, peer: theirs, verb };
     let figures = match (program.is_latency(), serves) {
         (true, _) if verb == Verb::Write => {
             let figures = requests.write_to_and_fro(n, serves)?;
-            // perftest's program sends nothing more and ends.
+            // perftest's program ends here, and sends nothing more.
             talk.finish()?;
             return Ok(line(arguments, &figures));
         }
@@ -370,14 +377,15 @@ fn reach(arguments: &Arguments, mut talk: Talk, verb: Verb) -> Result<String> {
         (false, false) => requests.run(n, arguments.depth(), true)?,
     };
     if !program.is_latency() {
-        talk.again(&own, &peer)?; // the client is done
+        talk.again(&own, &peer)?; // the client has finished
         talk.report(&figures.report(size, n))?;
     }
     talk.close(&own, &peer)?;
     Ok(line(arguments, &figures))
 }
 
-/// Serves memory until the client has finished. Returns a line with the client's report.
+/// Lends memory until the client has finished. Returns the line with the figures that the client
+/// reports.
 fn serve(
     arguments: &Arguments,
     mut talk: Talk,
@@ -391,7 +399,7 @@ fn serve(
         memory.check_lent(n)?;
         return Ok(text);
     }
-    talk.again(own, peer)?; // the client is done
+    talk.again(own, peer)?; // the client has finished
     let (bytes, times) = (size as u64, u64::from(n));
     let nothing = Report { size: bytes, iterations: times, peak: 0.0, average: 0.0, rate: 0.0 };
     let found = talk.report(&nothing)?;

@@ -1,4 +1,4 @@
-//! Results of a test, in perftest's units.
+//! The results of a test, in perftest's units.
 
 use std::time::{Duration, Instant};
 
@@ -7,17 +7,17 @@ use super::talk::Report;
 /// perftest's megabyte, in bytes.
 const MEGABYTE: f64 = 1_048_576.0;
 
-/// The times at which requests were posted, and the time at which the last one completed.
+/// When requests were posted, and when the last one completed.
 #[derive(Clone, Debug)]
 pub(super) struct Figures {
-    /// In a bandwidth test, only the first post.
+    /// When each request was posted or, in a bandwidth test, when the first one was.
     pub(super) posts: Vec<Instant>,
     pub(super) end: Instant,
 }
 
 impl Figures {
-    /// Returns the latency in microseconds: the time from one post to the next, or half of it if the peer also posts in
-    /// between.
+    /// Returns the latency in microseconds: the time from one post to the next. If `halved`,
+    /// returns half of that, because the peer posts in between.
     pub(super) fn latency(&self, halved: bool) -> String {
         let pairs = self.posts.iter().zip(self.posts.iter().skip(1));
         let factor = if halved { 2.0 } else { 1.0 };
@@ -37,7 +37,7 @@ impl Figures {
         self.end.duration_since(*begin).as_secs_f64().max(1e-9)
     }
 
-    /// Returns the report to send to the peer, without a peak.
+    /// Returns the report to send to the peer. It does not state a peak.
     pub(super) fn report(&self, size: usize, iterations: u32) -> Report {
         let rate = f64::from(iterations) / self.seconds();
         let average = rate * size as f64 / MEGABYTE;
@@ -45,7 +45,7 @@ impl Figures {
         Report { size, iterations, peak: 0.0, average, rate: rate / 1e6 }
     }
 
-    /// Returns the average bandwidth and message rate.
+    /// Returns the average bandwidth and message rate as text.
     pub(super) fn bandwidth(&self, size: usize, iterations: u32) -> String {
         let Report { average, rate, .. } = self.report(size, iterations);
         format!("{average:.2} MB/s, {rate:.6} Mpps")

@@ -1,4 +1,4 @@
-//! The text in which a perftest program describes its queue pair and memory to the peer.
+//! The text in which a perftest program describes its queue pair and its memory to the peer.
 
 use std::fmt::Write as _;
 
@@ -15,36 +15,39 @@ pub(super) const QKEY: u32 = 0x1111_1111;
 pub(super) struct Keys {
     /// The LID of an InfiniBand port.
     pub(super) lid: Lid,
-    /// The number of the peer's RDMA reads and atomics that this end serves at a time.
+    /// The maximum number of the peer's RDMA reads and atomics that this end executes at the same
+    /// time.
     pub(super) reads: u8,
     pub(super) qpn: Qpn,
     /// The PSN of the first packet that this end sends.
     pub(super) psn: Psn,
-    /// The key of the memory that the peer may use.
+    /// The key of the memory that is lent to the peer.
     pub(super) rkey: u32,
     /// The first address of that memory.
     pub(super) address: u64,
-    /// The GID of the port, which Ethernet requires. A program that sends none expects none.
+    /// The GID of the port, which Ethernet requires. A program that sends no GID does not expect
+    /// one either.
     pub(super) gid: Option<Gid>,
 }
 
 impl Keys {
-    /// The length with a GID, including the final NUL.
+    /// The length of the text with a GID, including the final NUL.
     pub(super) const BYTES: usize = 108;
-    /// The length without a GID.
+    /// The length of the text without a GID, including the final NUL.
     pub(super) const BYTES_WITHOUT_GID: usize = 59;
 
-    /// Describes an endpoint and the memory that its peer may use.
+    /// Describes this end: its endpoint, and the memory that is lent to the peer.
     pub(super) fn of(own: &QueuePairEndpoint, reads: u8, rkey: u32, address: u64) -> Self {
         let routed = own.link_layer() == LinkLayer::ETHERNET || own.grh_required();
         let gid = own.gids().first().filter(|_| routed).map(|best| best.gid);
         Self { lid: own.lid(), reads, qpn: own.qpn(), psn: own.psn(), rkey, address, gid }
     }
 
-    /// Returns the peer's endpoint. The types of queue pair and GID are not sent, so this end's are assumed.
+    /// Returns the peer's endpoint. The text does not contain the types of its queue pair and GID,
+    /// so they are assumed to be those of this end.
     pub(super) fn endpoint(&self, own: &QueuePairEndpoint) -> QueuePairEndpoint {
         let mut peer = QueuePairEndpoint::new(self.qpn, self.psn).with_mtu(own.mtu());
-        // The peer is assumed to start as many reads as this end serves.
+        // The peer is assumed to have as many reads in flight as this end accepts.
         peer = peer.with_rd_atomic(own.max_dest_rd_atomic(), self.reads);
         peer = match own.qp_type() {
             QueuePairType::UC => peer.with_unreliable_connection(),
@@ -58,8 +61,8 @@ impl Keys {
         self.gid.map_or(peer, |gid| peer.with_gid(gid, kind))
     }
 
-    /// Returns the bytes to send: [`BYTES`](Self::BYTES) with a GID, otherwise
-    /// [`BYTES_WITHOUT_GID`](Self::BYTES_WITHOUT_GID). The last byte is NUL.
+    /// Returns the text to send: [`BYTES`](Self::BYTES) bytes with a GID, and
+    /// [`BYTES_WITHOUT_GID`](Self::BYTES_WITHOUT_GID) without one. The last byte is NUL.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let Self { lid, reads, qpn, psn, rkey, address, gid } = self;
         let (lid, qpn, psn) = (lid.get(), qpn.get(), psn.get());
@@ -68,15 +71,15 @@ impl Keys {
         for byte in gid.iter().flat_map(|gid| gid.to_bytes()) {
             let _ = write!(text, "{byte:02x}:"); // writing to a string cannot fail
         }
-        // No shared receive queue.
+        // The number of the shared receive queue is 0, because there is none.
         text.push_str(if gid.is_some() { "00000000:\0" } else { "00000000\0" });
         text.into_bytes()
     }
 
-    /// Parses the result of [`to_bytes`](Self::to_bytes), with or without a GID.
+    /// Parses a text as returned by [`to_bytes`](Self::to_bytes), with or without a GID.
     ///
     /// # Errors
-    /// Returns the first invalid field.
+    /// Returns an error for the first invalid field.
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, NotPerftest> {
         let wrong = |what| NotPerftest::new(what, bytes);
         let text = bytes.strip_suffix(&[0]).and_then(|text| std::str::from_utf8(text).ok());

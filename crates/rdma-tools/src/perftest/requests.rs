@@ -17,13 +17,13 @@ use super::keys::Keys;
 use super::talk::Cycle;
 use anyhow::{Context as _, Result, bail};
 
-/// The time limit for one request or one step of the peer.
+/// The time limit for one request, or for one step of the peer.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The length of an atomic operation, in bytes.
+/// The number of bytes that an atomic operation accesses.
 const WORD: usize = 8;
-/// The value of the bytes with which memory is filled.
+/// The value with which memory is filled.
 const FILLED: u8 = 0xa5;
-/// The length from which on perftest's random bytes are never all zero.
+/// The minimum number of perftest's random bytes that can be relied on not to be all zero.
 const RANDOM: usize = 16;
 
 /// Returns the access rights that the peer needs.
@@ -37,7 +37,8 @@ pub(super) const fn access(verb: Verb) -> AccessFlags {
     }
 }
 
-/// The memory of an end. The first half is for its own requests, and the second half for the peer's.
+/// The memory of an end. Its own requests use the first half, and the peer's requests use the
+/// second half.
 #[derive(Debug)]
 pub(super) struct Memory {
     region: SharedRegion,
@@ -48,8 +49,8 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Allocates memory for messages of `size` bytes. If `filled` is set, the first half contains nonzero bytes. The
-    /// second half contains them only if the peer also reads it.
+    /// Allocates memory for messages of `size` bytes. If `filled` is set, the first half is filled
+    /// with nonzero bytes. The second half is filled only if the peer also reads it.
     ///
     /// # Errors
     /// Returns an error if the memory cannot be registered.
@@ -69,33 +70,33 @@ impl Memory {
         Ok(Self { region, half, verb, size, cycle })
     }
 
-    /// Returns the memory that the peer may use.
+    /// Returns the half that is lent to the peer.
     pub(super) fn lent(&self) -> RemoteMemoryRegion {
         let all = self.region.remote();
         all.slice(self.half..2 * self.half).unwrap_or(all)
     }
 
-    /// Returns the peer's memory, which has the same length as the half that this end lends.
+    /// Returns the memory that the peer lends. It is as long as the half that this end lends.
     pub(super) fn of_peer(&self, peer: &Keys) -> RemoteMemoryRegion {
         RemoteMemoryRegion::new(peer.address, self.half, peer.rkey)
     }
 
-    /// Returns the number of slots for a message, and the distance between them.
+    /// Returns the number of slots for messages, and the distance between them in bytes.
     fn places(&self) -> (usize, usize) {
         let Self { size, cycle, .. } = self;
         let step = (*size).max(cycle.line).next_multiple_of(cycle.line);
         if *size <= cycle.buffer / 2 { ((cycle.buffer / step).max(1), step) } else { (1, 0) }
     }
 
-    /// Returns the message at this offset in the first half.
+    /// Returns an element for the message at this offset in the first half.
     fn own(&self, offset: usize) -> Result<SharedElement<'_>> {
         Ok(self.region.element(offset..offset + self.size)?)
     }
 
-    /// Checks that the peer has executed its requests, as far as the memory can show it.
+    /// Checks, as far as this is possible from the memory, that the peer has executed its requests.
     ///
     /// # Errors
-    /// Returns an error if the memory has other contents.
+    /// Returns an error if the memory has unexpected contents.
     pub(super) fn check_lent(&self, times: u32) -> Result<()> {
         match self.verb {
             Verb::FetchAdd => {
@@ -110,7 +111,7 @@ impl Memory {
                     );
                 }
             }
-            // A WRITE without an acknowledgement may arrive after the peer reports that it has finished.
+            // An unacknowledged WRITE may arrive after the peer has reported that it is finished.
             Verb::Write if self.size >= RANDOM => {
                 let mut lent = vec![0; self.half];
                 let written = until(|| {
@@ -127,21 +128,22 @@ impl Memory {
     }
 }
 
-/// A channel, and the memory at both ends.
+/// A channel, and the memory that its requests use at both ends.
 #[derive(Debug)]
 pub(super) struct Requests<'a> {
     pub(super) channel: &'a mut Channel,
     pub(super) memory: &'a Memory,
-    /// The peer's memory.
+    /// The memory that the peer lends.
     pub(super) peer: RemoteMemoryRegion,
     pub(super) verb: Verb,
 }
 
-/// For each place in the peer's memory, its contents when it was last read.
+/// For each slot of the peer's memory: its contents when it was last read.
 type Seen = Vec<Option<Vec<u8>>>;
 
 impl Requests<'_> {
-    /// Executes `times` requests, with `at_a_time` outstanding, at one place or cycling through all of them.
+    /// Executes `times` requests, and keeps `at_a_time` of them outstanding. They use one slot of
+    /// the peer's memory, or all slots in turn if `around` is set.
     ///
     /// # Errors
     /// Returns an error if a request fails, takes longer than ten seconds, or returns wrong bytes.
@@ -168,11 +170,13 @@ impl Requests<'_> {
         Ok(Figures { posts, end: Instant::now() })
     }
 
-    /// Writes the number of each message to its last byte in the peer's memory, and waits for the peer's. The server
-    /// starts.
+    /// Takes turns with the peer in writing a message and waiting for one. The last byte of a
+    /// message is the message's number, which the other end waits for. The end that `begins` writes
+    /// first.
     ///
     /// # Errors
-    /// Returns an error if a WRITE fails, or the peer's WRITE does not arrive within ten seconds.
+    /// Returns an error if a WRITE fails, or if the peer's WRITE does not arrive within ten
+    /// seconds.
     pub(super) fn write_to_and_fro(&mut self, times: u32, begins: bool) -> Result<Figures> {
         let Self { channel, memory, peer, verb } = self;
         let one = One { memory, peer: *peer, verb: *verb, around: false, at_a_time: 1 };
@@ -193,7 +197,7 @@ impl Requests<'_> {
             }
             anyhow::Ok(())
         })?;
-        // The bytes before the last one are zero at both ends.
+        // Both ends send zeros before the last byte.
         let mut rest = vec![0; last];
         memory.region.read(memory.half, &mut rest)?;
         if rest.iter().any(|&byte| byte != 0) {
@@ -204,7 +208,7 @@ impl Requests<'_> {
 }
 
 impl Memory {
-    /// Polls a byte until the peer has written it.
+    /// Polls the byte at this offset until the peer has written the expected value.
     fn wait_for(&self, offset: usize, byte: u8, n: u32) -> Result<()> {
         let mut found = [0];
         let written = until(|| {
@@ -218,7 +222,8 @@ impl Memory {
     }
 }
 
-/// Calls `look` until it returns true; returns false after ten seconds. The arrival of a WRITE shows only in memory.
+/// Calls `look` until it returns true, for at most ten seconds. Returns false after that. Polling
+/// is necessary because the arrival of a WRITE is visible only in memory.
 fn until(mut look: impl FnMut() -> Result<bool>) -> Result<bool> {
     let begin = Instant::now();
     while !look()? {
@@ -230,12 +235,12 @@ fn until(mut look: impl FnMut() -> Result<bool>) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns the low byte of a message's number.
+/// Returns the low byte of the number of a message.
 const fn low(n: u32) -> u8 {
     n.to_le_bytes()[0]
 }
 
-/// The parameters common to all requests.
+/// The parameters that all requests have in common.
 #[derive(Clone, Copy)]
 struct One<'a> {
     memory: &'a Memory,
@@ -246,11 +251,12 @@ struct One<'a> {
 }
 
 impl<'a> One<'a> {
-    /// Returns the index of the place, its offset in the peer's memory, and the offset of this end's bytes.
+    /// Returns the index of a slot, the slot's offset in the peer's memory, and the offset of this
+    /// end's bytes.
     fn place(&self, n: usize) -> (usize, usize, usize) {
         let (places, step) = self.memory.places();
         let place = if self.around { n % places } else { 0 };
-        // Each outstanding atomic needs its own word, because each returns a different number.
+        // Each outstanding atomic needs a separate word for its result.
         let own =
             if self.verb == Verb::FetchAdd { n % self.at_a_time * WORD } else { place * step };
         (place, place * step, own)
@@ -278,7 +284,7 @@ impl<'a> One<'a> {
         Ok(posted?)
     }
 
-    /// Waits for a request, and checks its opcode and length.
+    /// Waits until a request has completed, and checks its opcode and length.
     fn done(&self, work: &PendingWork<'_>) -> Result<WorkSuccess> {
         let success = work.wait(LIMIT)?;
         let (opcode, length) = match self.verb {
@@ -292,7 +298,7 @@ impl<'a> One<'a> {
         Ok(success)
     }
 
-    /// Waits for a request, and checks the bytes that it returned.
+    /// Waits until a request has completed, and checks the bytes that it fetched.
     fn settle(&self, work: Option<(usize, PendingWork<'_>)>, seen: &mut Seen) -> Result<()> {
         let Some((n, work)) = work else { return Ok(()) };
         self.done(&work)?;

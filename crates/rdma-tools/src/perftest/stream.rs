@@ -1,4 +1,4 @@
-//! The TCP connection to the other process. Each wait has the time limit that the user set.
+//! The TCP connection to the other process. The user's time limit applies to each wait.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -11,14 +11,14 @@ use tokio::time::{sleep, timeout};
 
 use crate::output::{NotWritten, print};
 
-/// The address of the other process; part of the command line.
+/// The address of the other process, as part of the command line.
 #[derive(Clone, Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Peer {
-    /// Wait here for the other process, which connects
+    /// Wait at this address for the other process to connect
     #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:18515")]
     listen: Option<String>,
-    /// The other process, which listens there
+    /// Connect to the other process, which listens at this address
     #[arg(long, value_name = "ADDR:PORT")]
     connect: Option<String>,
 }
@@ -29,11 +29,11 @@ pub(super) struct Stream {
     runtime: Runtime,
     tcp: TcpStream,
     listens: bool,
-    /// The time limit for the peer to send more bytes.
+    /// The time limit for further bytes from the peer.
     wait: Duration,
 }
 
-/// A failure of the connection between the two processes.
+/// An error of the connection between the two processes.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
     #[error("cannot use the address {address} (an address is HOST:PORT, such as 127.0.0.1:18515)")]
@@ -60,8 +60,8 @@ pub(super) enum StreamError {
 }
 
 impl Stream {
-    /// Connects with the other process within `wait`. A listener prints its address, because port 0 can become any
-    /// port.
+    /// Connects to the other process within `wait`. An end that listens prints its address, because
+    /// port 0 stands for any free port.
     pub(super) fn meet(peer: &Peer, wait: Duration) -> Result<Self, StreamError> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let listens = peer.listen.is_some();
@@ -91,7 +91,7 @@ impl Stream {
     }
 
     pub(super) fn send(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
-        Ok(self.runtime.block_on(self.tcp.write_all(bytes))?) // a socket holds more unread bytes
+        Ok(self.runtime.block_on(self.tcp.write_all(bytes))?) // a socket has space for more bytes than this
     }
 
     /// Receives `N` bytes.
@@ -119,8 +119,8 @@ impl Stream {
         Err(StreamError::Short { got, expected: N, then })
     }
 
-    /// Closes this direction, and waits until the peer closes the other. If this process ended first, its device could
-    /// not acknowledge the peer's last message.
+    /// Closes this direction of the connection, and waits until the peer closes the other one. If
+    /// this process ended earlier, its device could not acknowledge the peer's last message.
     pub(super) fn finish(mut self) -> Result<(), StreamError> {
         let wait = self.wait;
         let read = self.runtime.block_on(async {
@@ -144,7 +144,7 @@ impl Stream {
     }
 }
 
-/// Retries until a process is listening.
+/// Connects to one of these addresses. Tries again until a process is listening there.
 async fn connect(places: &[SocketAddr]) -> io::Result<TcpStream> {
     loop {
         match TcpStream::connect(places).await {
@@ -152,20 +152,20 @@ async fn connect(places: &[SocketAddr]) -> io::Result<TcpStream> {
             Ok(tcp) if tcp.local_addr()? == tcp.peer_addr()? => {}
             Ok(tcp) => return Ok(tcp),
             Err(error) => match error.kind() {
-                // A listener that ends before it accepts the connection resets it.
+                // A listener that exits before it accepts the connection resets it.
                 ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::TimedOut => {
                 }
                 _ => return Err(error),
             },
         }
-        // No event reports that a process starts to listen.
+        // No event reports that a process has begun to listen.
         sleep(Duration::from_millis(20)).await;
     }
 }
 
 #[cfg(test)]
 impl Stream {
-    /// Returns both ends of a connection: first the one that listened, then the one that connected.
+    /// Returns both ends of a connection, first the one that listened.
     pub(super) fn pair(wait: Duration) -> [Self; 2] {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

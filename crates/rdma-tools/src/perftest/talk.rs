@@ -1,7 +1,7 @@
-//! perftest's exchange over TCP, before, between and after the data.
+//! perftest's exchange over TCP: before, during and after the data transfer.
 //!
-//! In each step, the client sends first and the server answers. perftest reads each message with one call, so each is
-//! sent with one call.
+//! In each step, the client sends first, and then the server answers. perftest reads each message
+//! with one call, so this end also sends each message with one call.
 
 use rdma::device::Mtu;
 
@@ -10,31 +10,32 @@ use super::keys::Keys;
 use super::stream::{Stream, StreamError};
 use anyhow::{Result, bail};
 
-/// The perftest version that this end announces.
+/// The version of perftest that this end claims to have.
 const OWN_VERSION: &[u8] = b"6.06";
-/// The first and the last version that have this exchange. Later versions omit its last word.
+/// The first and the last version of perftest with this exchange. Later versions omit its last
+/// word.
 const VERSIONS: [(u32, u32); 2] = [(5, 96), (6, 10)];
-/// The sizes of a page and of a cache line.
+/// The size of a page, and that of a cache line.
 const OWN_CYCLE: [u32; 2] = [4096, 64];
-/// The length of a version, padded with NULs.
+/// The length of a version text, which is padded with NULs.
 const VERSION_BYTES: usize = 16;
-/// The last message from each end.
+/// The last message that each end sends.
 const DONE: &[u8; 5] = b"done\0";
 
-/// The buffer that small messages cycle through, and the distance between them, in bytes. Both ends use the larger of
-/// their values.
+/// The placement of small messages in memory: they cycle through a buffer, at a certain distance
+/// from each other. For each of the two values, the larger of the ends' values applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cycle {
     pub(super) buffer: usize,
-    /// The minimum distance between messages.
+    /// The minimum distance between messages, in bytes.
     pub(super) line: usize,
 }
 
 impl Cycle {
-    /// A page and a cache line, the values that perftest has on this processor.
+    /// The values of perftest on this processor: a page and a cache line.
     pub(super) const OWN: Self =
         Self { buffer: OWN_CYCLE[0] as usize, line: OWN_CYCLE[1] as usize };
-    /// The largest page size that is accepted.
+    /// The maximum accepted size of a page.
     const LONGEST: usize = 1 << 24;
 
     fn of(buffer: [u8; 4], line: [u8; 4]) -> Result<Self, NotPerftest> {
@@ -46,27 +47,27 @@ impl Cycle {
         Ok(Self { buffer: number(buffer)?, line: number(line)? })
     }
 
-    /// Returns the larger of each pair of values.
+    /// Returns the values that apply to both ends.
     fn with(self, other: Self) -> Self {
         Self { buffer: self.buffer.max(other.buffer), line: self.line.max(other.line) }
     }
 }
 
-/// The result of a bandwidth test.
+/// The result of a bandwidth test, as perftest's programs exchange it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Report {
     /// The length of a message, in bytes.
     pub(super) size: u64,
     pub(super) iterations: u64,
-    /// The peak, in MiB per second.
+    /// The peak bandwidth, in MiB per second.
     pub(super) peak: f64,
-    /// The average, in MiB per second.
+    /// The average bandwidth, in MiB per second.
     pub(super) average: f64,
-    /// The average, in millions of messages per second.
+    /// The average message rate, in millions of messages per second.
     pub(super) rate: f64,
 }
 
-/// A connection to a perftest program.
+/// The conversation with a perftest program.
 #[derive(Debug)]
 pub(super) struct Talk {
     stream: Stream,
@@ -77,7 +78,7 @@ impl Talk {
         Self { stream }
     }
 
-    /// Returns true if the peer is the client.
+    /// Returns true if this end is the server, and the peer is the client.
     pub(super) const fn is_server(&self) -> bool {
         self.stream.listens()
     }
@@ -93,7 +94,7 @@ impl Talk {
         }
     }
 
-    /// Performs the first step: exchanges versions, and agrees on the cycle and on the smaller of the two MTUs.
+    /// Exchanges versions, and agrees on the cycle and on the smaller of the two MTUs.
     ///
     /// # Errors
     /// Returns an error if the peer is a different program, has another version, or stalls.
@@ -107,10 +108,10 @@ impl Talk {
         Ok((Cycle::OWN.with(other), mtu.min(theirs)))
     }
 
-    /// Sends this end's keys. Returns the peer's. This also synchronizes both ends.
+    /// Exchanges keys: sends this end's and returns the peer's. This also synchronizes both ends.
     ///
     /// # Errors
-    /// Returns an error if the peer sends something else, or stalls.
+    /// Returns an error if the peer sends something else or stalls.
     pub(super) fn keys(&mut self, own: &Keys) -> Result<Keys> {
         let bytes = own.to_bytes();
         let other = match <[u8; Keys::BYTES]>::try_from(&bytes[..]) {
@@ -123,7 +124,8 @@ impl Talk {
         Ok(other?)
     }
 
-    /// Exchanges the same keys again. No perftest program changes its keys.
+    /// Exchanges the same keys again, which synchronizes both ends. No perftest program changes its
+    /// keys.
     ///
     /// # Errors
     /// Same errors as [`keys`](Self::keys). Also returns an error if the peer's keys have changed.
@@ -139,7 +141,8 @@ impl Talk {
         Ok(())
     }
 
-    /// Sends the report. Returns the peer's. The report of a server is empty, and clients ignore it.
+    /// Exchanges reports: sends this end's and returns the peer's. A server sends an empty report,
+    /// and clients ignore it.
     ///
     /// # Errors
     /// Returns an error if the peer stalls.
@@ -155,10 +158,10 @@ impl Talk {
         Ok(Report { size, iterations, peak, average, rate })
     }
 
-    /// Reports that this end has finished, and waits until the peer has finished, too.
+    /// Reports that this end has finished, and waits until the peer has finished too.
     ///
     /// # Errors
-    /// Returns an error if the peer sends something else, or stalls.
+    /// Returns an error if the peer sends something else or stalls.
     pub(super) fn close(mut self, own: &Keys, before: &Keys) -> Result<()> {
         self.again(own, before)?;
         self.stream.send(DONE)?;
@@ -169,10 +172,11 @@ impl Talk {
         self.finish()
     }
 
-    /// Waits until the peer has ended. Until then, it may need an acknowledgement from this end's device.
+    /// Waits until the peer has closed the connection. Before that, it may need an acknowledgement
+    /// from this end's device.
     ///
     /// # Errors
-    /// Returns an error if the peer sends more, or does not end.
+    /// Returns an error if the peer sends more bytes, or does not close the connection.
     pub(super) fn finish(self) -> Result<()> {
         Ok(self.stream.finish()?)
     }
@@ -187,7 +191,7 @@ fn check_version(bytes: &[u8; VERSION_BYTES]) -> Result<()> {
         text.parse().ok().filter(|_| digits)
     };
     let (major, minor) = text.split_once('.').ok_or_else(wrong)?;
-    // The version is a decimal fraction: 6.1 equals 6.10.
+    // A version is a decimal fraction, so 6.1 equals 6.10.
     let minor = if minor.len() == 1 { format!("{minor}0") } else { minor.to_owned() };
     let version: (u32, u32) = (number(major).ok_or_else(wrong)?, number(&minor).ok_or_else(wrong)?);
     let [(a, b), (c, d)] = VERSIONS;
@@ -200,7 +204,7 @@ fn check_version(bytes: &[u8; VERSION_BYTES]) -> Result<()> {
     Ok(())
 }
 
-/// The number of an MTU in the verbs, as text.
+/// The MTUs, each with its number in the verbs as text.
 const MTUS: [(Mtu, u8); 5] = [
     (Mtu::MTU256, b'1'),
     (Mtu::MTU512, b'2'),
