@@ -1,4 +1,4 @@
-//! `rdmatool compare`: compares two reports row by row, and shows which one is faster.
+//! `rdmatool compare`: compares two reports row by row, and shows which of them is faster.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -18,9 +18,9 @@ use crate::units;
 /// A difference is shown if the 95 % confidence intervals of the two medians do not overlap.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The report to compare with
+    /// The report to use as the baseline
     base: PathBuf,
-    /// The report to judge
+    /// The report to compare with the baseline
     new: PathBuf,
     /// Exit with status 3 if a row is slower by more than this
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
@@ -35,7 +35,7 @@ const SLOWER: u8 = 3;
 const RESAMPLES: usize = 10_000;
 /// A fixed seed, so that comparing the same reports always gives the same result.
 const SEED: u64 = 1;
-/// With fewer blocks, the interval would be narrower than the data justify.
+/// The minimum number of blocks. With fewer, the interval would be narrower than the data justify.
 const LEAST_BLOCKS: usize = 5;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -84,7 +84,7 @@ struct Compared {
     key: Key,
     base: Estimate,
     new: Estimate,
-    /// The change of the median from base to new.
+    /// The change of the median from the base to the new report, in percent.
     change_percent: f64,
     verdict: Verdict,
 }
@@ -99,7 +99,7 @@ enum Verdict {
     NoDifferenceShown,
 }
 
-/// A median, with an interval that contains the true median with 95 % confidence.
+/// A median, and an interval that contains the true median with a confidence of 95 %.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Estimate {
     median: f64,
@@ -108,8 +108,8 @@ struct Estimate {
 }
 
 impl Estimate {
-    /// Computes the percentile bootstrap: the medians of samples drawn from the blocks with
-    /// replacement.
+    /// Computes the median of the blocks. Its interval is a percentile bootstrap: it comes from the
+    /// medians of samples drawn from the blocks with replacement.
     fn of(blocks: &[f64]) -> Self {
         let mut random = fastrand::Rng::with_seed(SEED);
         let mut sample = blocks.to_vec();
@@ -145,7 +145,8 @@ fn compare(base: &Report, new: &Report) -> Result<Comparison> {
     Ok(Comparison { rows, only_base, only_new })
 }
 
-/// Returns differences between the machines or devices that may explain a change.
+/// Returns the differences between the machines and the devices of the reports that may explain a
+/// change.
 fn differences(base: &Report, new: &Report) -> Vec<String> {
     let [(a, b), (c, d)] = [(&base.machine, &base.device), (&new.machine, &new.device)];
     let pairs = [

@@ -12,8 +12,8 @@ use crate::output::{print, warn};
 
 /// Lists the RDMA devices of this machine and the software devices
 ///
-/// Prints one line for each port. The GID is the port's first one for RoCE v2 with an IP address, or otherwise its
-/// first one.
+/// Prints one line for each port. The GID shown is the port's first RoCE v2 GID that has an IP
+/// address or, without one, its first GID.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Print only this device
@@ -27,10 +27,10 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Pairs of names and values, in order.
+/// Names and their values, in the order in which they are printed.
 type Rows = Vec<(&'static str, Value)>;
 
-/// A device and its ports, with one table line per port.
+/// A device and its ports, and a table line for each port.
 struct Description {
     device: Rows,
     ports: Vec<Rows>,
@@ -43,10 +43,10 @@ type Line = [String; 9];
 const HEAD: [&str; 9] =
     ["device", "port", "provider", "link layer", "state", "Gb/s", "MTU", "NUMA", "GID"];
 
-/// Opens the device with this name, or the default device for programs.
+/// Opens the device with this name, or the default device if there is no name.
 ///
 /// # Errors
-/// Returns an error if no device has this name, or it cannot be opened.
+/// Returns an error if no device has this name, or if it cannot be opened.
 pub(crate) fn open(name: Option<&str>) -> Result<Context, Error> {
     name.map_or_else(open_default_device, open_device)
 }
@@ -70,7 +70,7 @@ pub(crate) fn all_as_json() -> Value {
     into_json(describe_all())
 }
 
-/// Returns the devices that can be opened. Prints the errors of the others to standard error.
+/// Describes the devices that can be opened. Prints the errors of the others to standard error.
 fn describe_all() -> Vec<Description> {
     let list = list_devices();
     for error in list.errors() {
@@ -125,7 +125,8 @@ fn describe(context: &Context) -> Result<Description, Error> {
     Ok(Description { device, ports, lines })
 }
 
-/// Returns the GID to show: the first for RoCE v2 with an IP address, or else the first of all.
+/// Returns the GID to show in the table: the first RoCE v2 GID that has an IP address or, without
+/// one, the first GID.
 fn best<'a>(gids: &[&'a GidEntry]) -> Option<&'a GidEntry> {
     let is_usual = |gid: &&&GidEntry| gid.gid_type == GidType::ROCE_V2 && !gid.gid.is_link_local();
     gids.iter().find(is_usual).or(gids.first()).copied()
@@ -143,7 +144,8 @@ pub(crate) fn interface_name(index: u32) -> Option<String> {
     index_to_name(socket, index).ok()
 }
 
-/// Returns values as JSON. Numbers stay numbers, except for versions.
+/// Converts text values to JSON. Numbers and booleans stay what they are, except that versions are
+/// strings.
 fn values(fields: impl Iterator<Item = (&'static str, String)>) -> Rows {
     let value = |name, text: String| match (text.parse::<u64>(), text.parse::<bool>()) {
         (Ok(number), _) if name != "firmware_version" => json!(number),
@@ -183,7 +185,7 @@ fn table(devices: &[Description]) -> String {
     lines.iter().map(line).collect()
 }
 
-/// Returns all attributes, one per line.
+/// Returns all attributes as text, one per line.
 fn attributes(devices: &[Description]) -> String {
     let mut text = String::new();
     for Description { device, ports, .. } in devices {
@@ -195,7 +197,7 @@ fn attributes(devices: &[Description]) -> String {
     text
 }
 
-/// Returns rows as text.
+/// Returns the rows as text, one per line.
 fn lines(rows: &Rows, indent: &str) -> String {
     let line = |name: &str, value: &str| format!("{indent}{name:<26} {value}\n");
     let gid = |gid: &Value| {

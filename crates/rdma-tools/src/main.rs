@@ -26,7 +26,7 @@ enum Command {
     Plot(plot::Arguments),
 }
 
-/// The exit status if a command fails; clap exits with 2 if the arguments are wrong.
+/// The exit status when a command fails. If the arguments are wrong, clap exits with 2.
 const FAILURE: u8 = 1;
 
 fn main() -> ExitCode {

@@ -7,16 +7,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-/// The error of writing to standard output.
+/// The error when standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to standard output: {0}")]
 pub(crate) struct NotWritten(io::Error);
 
-/// Prints a line to standard output, and flushes it. A closed pipe is no error: `rdmatool devices | head -1` has printed
-/// the lines that its reader wanted, and the exit status stays that of the command.
+/// Prints a line to standard output, and flushes it. A closed pipe is not an error. After `rdmatool
+/// devices | head -1`, the pipe's reader has all the lines it wanted, and the exit status stays
+/// that of the command.
 ///
 /// # Errors
-/// The disk is full.
+/// Returns an error if the line cannot be written for another reason, for example because the disk
+/// is full.
 pub(crate) fn print(line: impl Display) -> Result<(), NotWritten> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
@@ -27,12 +29,12 @@ pub(crate) fn print(line: impl Display) -> Result<(), NotWritten> {
 
 /// Prints a line to standard error. A failure is ignored, because there is nowhere else to report it.
 ///
-/// The line may quote a peer or a file, so control characters are replaced.
+/// The line may quote text from a peer or a file, so control characters are replaced.
 pub(crate) fn warn(line: impl Display) {
     let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
 }
 
-/// Replaces the control characters in a text with `?`, except line feeds and tabs.
+/// Replaces all control characters in a text except line feeds and tabs with `?`.
 pub(crate) fn printable(text: &str) -> String {
     let plain = |c: char| if c.is_control() && c != '\n' && c != '\t' { '?' } else { c };
     text.chars().map(plain).collect()
@@ -63,7 +65,7 @@ impl Destination {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// Replaces the contents.
+    /// Replaces the contents of the file.
     ///
     /// # Errors
     /// The disk is full, or the reader of a pipe has closed it.

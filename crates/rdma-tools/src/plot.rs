@@ -19,10 +19,10 @@ use crate::reports;
 /// Draws reports of `rdmatool perf --json`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The reports; several are drawn into the same charts
+    /// The reports; if there are several, they share the charts
     #[arg(value_name = "REPORT", required = true)]
     reports: Vec<PathBuf>,
-    /// The picture to write: FILE.svg or FILE.png
+    /// The file to write the picture to: FILE.svg or FILE.png
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 }
@@ -42,10 +42,11 @@ pub(crate) struct Picture {
 }
 
 impl Picture {
-    /// Opens the file. The format follows from the extension, `.svg` or `.png`.
+    /// Opens the file. Its extension, `.svg` or `.png`, determines the format.
     ///
     /// # Errors
-    /// Returns an error if the extension is different, or the file cannot be opened for writing.
+    /// Returns an error if the extension is a different one, or if the file cannot be opened for
+    /// writing.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
         let is_png = match extension.as_ref().and_then(|extension| extension.to_str()) {
@@ -59,10 +60,10 @@ impl Picture {
         Ok(Self { file: Destination::open(path)?, is_png })
     }
 
-    /// Draws charts of all reports.
+    /// Draws the charts of all reports, and writes the picture to the file.
     ///
     /// # Errors
-    /// Returns an error if the reports contain nothing to draw, or the file cannot be written.
+    /// Returns an error if the reports contain nothing to draw, or if the file cannot be written.
     pub(crate) fn draw(self, reports: &[Report]) -> Result<()> {
         let figure = Figure::of(reports)?;
         let size = figure.size();

@@ -1,4 +1,4 @@
-//! Saved reports of `rdmatool perf --json`.
+//! Reports that `rdmatool perf --json` has written.
 
 use std::collections::HashSet;
 use std::fmt::{self, Display};
@@ -13,24 +13,27 @@ use serde::{Deserialize, Serialize};
 use crate::perf::report::{Measure, Report, Row, VERSION};
 use crate::units;
 
-/// The maximum length of a report file, in bytes. A report of a thousand rows has about 500 KiB.
+/// The maximum length of a report file, in bytes. The file of a report with a thousand rows has
+/// about 500 KiB.
 const LONGEST: u64 = 16 << 20;
 /// The maximum number of rows in a report.
 const MOST_ROWS: usize = 10_000;
-/// The maximum number of blocks in a row; `rdmatool perf` writes ten.
+/// The maximum number of blocks in a row. `rdmatool perf` writes ten.
 const MOST_BLOCKS: usize = 1000;
-/// The accepted range of block figures (nanoseconds, bytes or messages per second). Their sums and ratios are finite.
+/// The accepted figures of blocks (nanoseconds, bytes or messages per second). Within this range,
+/// their sums and ratios are finite.
 const BLOCKS: RangeInclusive<f64> = 1e-9..=1e18;
 
-/// Reads a report, and checks everything that its users rely on.
+/// Reads a report. Checks everything that the rest of the program relies on.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, is not a report of this version, or has rows with absurd values.
+/// Returns an error if the file cannot be read, is not a report of this version, or contains rows
+/// with absurd values.
 pub(crate) fn read(path: &Path) -> Result<Report> {
     parse(path).with_context(|| format!("cannot use {} as a report", path.display()))
 }
 
-/// The identity of a row. A report has one row per key.
+/// The properties that identify a row. No two rows of a report have the same key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub(crate) struct Key {
     pub(crate) measure: Measure,
@@ -62,7 +65,7 @@ impl Display for Key {
     }
 }
 
-/// Returns the name of the measure, as in reports and on the command line.
+/// Returns the name of a measure, as used in reports and on the command line.
 pub(crate) const fn name(measure: Measure) -> &'static str {
     match measure {
         Measure::Lat => "lat",
@@ -71,8 +74,8 @@ pub(crate) const fn name(measure: Measure) -> &'static str {
     }
 }
 
-/// Returns the median: the middle value, or the mean of the middle two. Returns zero if there are none. Sorts the
-/// values.
+/// Sorts the values. Returns their median, which is the middle value or the mean of the middle two,
+/// or zero if there are no values.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let at = |index: usize| values.get(index).copied().unwrap_or_default();
@@ -84,7 +87,7 @@ pub(crate) fn median(values: &mut [f64]) -> f64 {
     }
 }
 
-/// The field that every version of the format has.
+/// The only field that every version of the format has.
 #[derive(Deserialize)]
 struct Version {
     version: u32,
@@ -134,7 +137,8 @@ fn check(report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// Checks text that will be printed, because it must not be able to control a terminal.
+/// Checks that a text contains no control characters. It will be printed, and must not be able to
+/// control a terminal.
 fn check_text(text: &str) -> Result<()> {
     ensure!(!text.chars().any(char::is_control), "it has a control character in {text:?}");
     Ok(())

@@ -1,4 +1,4 @@
-//! Pixels for PNG, with text in a font that is part of the program.
+//! Draws pixels for PNG. Text uses a font that is part of the program.
 
 use std::convert::Infallible;
 
@@ -9,11 +9,11 @@ use plotters_backend::{
     BackendColor, BackendCoord, BackendTextStyle, DrawingBackend, DrawingErrorKind,
 };
 
-/// Plotters' font sizes are this many times the em.
+/// Plotters' font size is the length of the em times this factor.
 const SIZE_OF_EM: f64 = 1.24;
 const CHANNELS: usize = 3;
 
-/// A picture, initially white, with three bytes per pixel.
+/// A picture that is initially white, with three bytes per pixel.
 pub(super) struct Canvas<'a> {
     pixels: &'a mut Vec<u8>,
     width: u32,
@@ -34,7 +34,7 @@ impl<'a> Canvas<'a> {
         Ok(Self { pixels, width, height, font })
     }
 
-    /// Returns the size at which the em has the length that a style specifies.
+    /// Returns the scale of the font at which its em has the length that the style specifies.
     fn scale(&self, style: &impl BackendTextStyle) -> PxScale {
         #[expect(clippy::cast_possible_truncation, reason = "a size of text has few digits")]
         let em = (style.size() / SIZE_OF_EM) as f32;
@@ -47,7 +47,7 @@ impl<'a> Canvas<'a> {
         text.chars().map(|letter| font.h_advance(font.glyph_id(letter))).sum()
     }
 
-    /// Blends a color into a pixel, if the pixel is within the picture.
+    /// Blends a color into a pixel. Ignores pixels outside the picture.
     fn mix(&mut self, (x, y): BackendCoord, color: BackendColor) {
         let (Ok(x), Ok(y)) = (u32::try_from(x), u32::try_from(y)) else { return };
         if x >= self.width {
@@ -57,7 +57,7 @@ impl<'a> Canvas<'a> {
         let pixel = self.pixels.get_mut(at..at + CHANNELS).unwrap_or_default();
         for (old, new) in pixel.iter_mut().zip(<[u8; CHANNELS]>::from(color.rgb)) {
             let mixed = f64::from(*old) * (1.0 - color.alpha) + f64::from(new) * color.alpha;
-            // A mixture of two bytes fits in a byte.
+            // A mixture of two bytes always fits in a byte.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             {
                 *old = mixed.round() as u8;
@@ -92,12 +92,12 @@ impl DrawingBackend for Canvas<'_> {
         style: &S,
     ) -> Result<(u32, u32), DrawingErrorKind<Infallible>> {
         let scale = self.scale(style);
-        // No text is wider than a picture.
+        // No text is wider than the picture.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         Ok((self.width_of(text, scale).ceil() as u32, scale.y.ceil() as u32))
     }
 
-    /// Draws text from left to right. No chart rotates its text.
+    /// Draws text from left to right. Rotation is not supported, because no chart rotates its text.
     fn draw_text<S: BackendTextStyle>(
         &mut self,
         text: &str,

@@ -1,16 +1,16 @@
-//! The charts for a set of reports, with their points.
+//! The charts for a set of reports, and the points in them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::perf::report::{Latency, Measure, Report, Row};
 use crate::{reports, units};
 
-/// Returns true for rows of a reference: TCP, a copy, or a program such as `ib_write_lat`.
+/// Returns true if a row measures a reference: TCP, a copy, or a program such as `ib_write_lat`.
 fn is_reference(operation: &str) -> bool {
     ["tcp", "memcpy"].contains(&operation) || operation.starts_with("ib_")
 }
 
-/// The name of a percentile, and the function that reads it.
+/// The name of a percentile, and the function that reads its value.
 type Percentile = (&'static str, fn(&Latency) -> u64);
 pub(super) const PERCENTILES: [Percentile; 6] = [
     ("min", |latency| latency.min),
@@ -30,27 +30,27 @@ pub(super) struct Chart {
     pub(super) series: Vec<Series>,
 }
 
-/// The quantity on the horizontal axis.
+/// The quantity that the horizontal axis shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum X {
-    /// The base-2 logarithm of the message length.
+    /// The message length, as its base-2 logarithm.
     Bytes,
-    /// An index into [`PERCENTILES`].
+    /// A percentile, as an index into [`PERCENTILES`].
     Percentiles,
 }
 
-/// One line in a chart. Series with the same label look the same in all charts of a figure.
+/// One line in a chart. In all charts of a figure, series with the same label look the same.
 #[derive(Debug)]
 pub(super) struct Series {
     pub(super) label: String,
-    /// Whether the line is dashed because it is a reference.
+    /// Whether the line shows a reference, and is therefore dashed.
     pub(super) reference: bool,
     pub(super) points: Vec<(f64, f64)>,
-    /// The upper edge of a band above the points. Empty if there is no band.
+    /// The upper edge of a band above the line, or empty if there is no band.
     pub(super) upper: Vec<(f64, f64)>,
 }
 
-/// Returns the charts that have rows in the reports, with their points sorted.
+/// Returns a chart for each kind of rows in the reports. The points in it are sorted.
 pub(super) fn charts(reports: &[Report]) -> Vec<Chart> {
     let by_size = [
         (Measure::Lat, "Latency: median, band to p99"),
@@ -66,7 +66,8 @@ pub(super) fn charts(reports: &[Report]) -> Vec<Chart> {
     all.into_iter().flatten().filter(|chart| !chart.series.is_empty()).collect()
 }
 
-/// Returns the chart of percentiles at the message length that most series have, or at the smallest of several.
+/// Returns the chart of percentiles. Its message length is the one that most series have; if there
+/// are several, the smallest of them.
 fn distribution(reports: &[Report]) -> Option<Chart> {
     let mut sizes: BTreeMap<u64, usize> = BTreeMap::new();
     let rows = reports.iter().flat_map(|report| &report.rows);
@@ -79,10 +80,10 @@ fn distribution(reports: &[Report]) -> Option<Chart> {
     Some(Chart { title, x: X::Percentiles, measure: Measure::Lat, series })
 }
 
-/// The points, and the upper edge of their band.
+/// The points of a line, and the upper edge of the band above it.
 type Points = (Vec<(f64, f64)>, Vec<(f64, f64)>);
 
-/// Returns one series per label for the rows of this measure that `chosen` accepts.
+/// Returns the series for the rows of this measure that `chosen` accepts, one for each label.
 fn all(
     reports: &[Report],
     measure: Measure,
@@ -112,7 +113,8 @@ fn all(
     series.filter(|series| !series.points.is_empty()).collect()
 }
 
-/// Returns the name of a report: its device, or its number if several reports have the same device.
+/// Returns the name to show for a report: its device's or, if several reports have the same device,
+/// its number.
 pub(super) fn name(reports: &[Report], index: usize) -> String {
     let names: Vec<_> = reports.iter().map(|report| &report.device.name).collect();
     let distinct = names.iter().collect::<BTreeSet<_>>().len() == names.len();
@@ -122,9 +124,10 @@ pub(super) fn name(reports: &[Report], index: usize) -> String {
     }
 }
 
-/// Returns the operation, with the properties that distinguish this row from others of the same operation. The mode is
-/// compared with all rows of the report, because a line has the same label in every chart. Other properties are
-/// compared only with rows of the same measure.
+/// Returns the label of a row: its operation, and the properties that distinguish it from other
+/// rows of the same operation. The mode is included if it differs in any row of the report, because
+/// a line has the same label in every chart. Other properties are compared only among rows of the
+/// same measure.
 fn label(row: &Row, measure: &[&Row], all: &[Row]) -> String {
     let mut label = row.operation.clone();
     if all.iter().any(|other| other.operation == row.operation && !mode(other).eq(mode(row))) {
@@ -141,7 +144,8 @@ fn label(row: &Row, measure: &[&Row], all: &[Row]) -> String {
     label
 }
 
-/// Returns the parts of a mode, without those that only the shorter messages of a line have.
+/// Returns the parts of a row's mode except `inline`, which only the shorter messages of a line
+/// have.
 fn mode(row: &Row) -> impl Iterator<Item = &str> {
     row.mode.split(", ").filter(|part| *part != "inline")
 }
@@ -157,7 +161,7 @@ fn by_size_points(rows: &[&Row]) -> Points {
     (points, upper.collect())
 }
 
-/// Returns a time of at least one nanosecond, because the axis is logarithmic.
+/// Returns a time as a number that is at least one, because the axis is logarithmic.
 fn time(nanoseconds: u64) -> f64 {
     nanoseconds.max(1) as f64
 }

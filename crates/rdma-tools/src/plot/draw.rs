@@ -1,4 +1,4 @@
-//! The layout of a figure: its parts, colors and axes.
+//! The layout of a figure: its parts, its colors and the axes.
 
 use std::ops::Range;
 use std::vec::IntoIter;
@@ -15,21 +15,22 @@ use super::chart::{self, Chart, PERCENTILES, Series, X};
 use crate::perf::report::{Measure, Report};
 use crate::units;
 
-/// The maximum number of lines in a figure. Colors and markers repeat long before that.
+/// The maximum number of lines in a figure. Even with fewer lines, colors and markers repeat.
 const MOST_LINES: usize = 50;
-/// Sizes in pixels.
+/// The width of the picture, in pixels. The following sizes are in pixels too.
 const WIDTH: u32 = 900;
 const CHART_HEIGHT: u32 = 300;
 const LINE_HEIGHT: u32 = 20;
 const MARGIN: u32 = 12;
 const SAMPLE: i32 = 30;
-/// Font sizes. The em is smaller by a factor of 1.24.
+/// The font size of titles. The em is smaller than this by a factor of 1.24.
 const TITLE: i32 = 18;
+/// The font size of all other text.
 const TEXT: i32 = 15;
 
 const INK: RGBColor = RGBColor(60, 60, 60);
 const GRID: RGBColor = RGBColor(228, 228, 228);
-/// Colors that people with any kind of color vision can distinguish (Okabe and Ito), without yellow.
+/// Colors that can be distinguished with any kind of color vision (Okabe and Ito), except yellow.
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -40,12 +41,12 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(60, 60, 60),
 ];
 
-/// The titles, the charts, and the legend that they share.
+/// The titles, the charts, and the legend for all charts.
 #[derive(Debug)]
 pub(super) struct Figure {
     titles: Vec<String>,
     charts: Vec<Chart>,
-    /// The labels, each with whether it is a reference. The color of a label follows from its index.
+    /// The labels, and whether each is a reference. The index of a label determines its color.
     legend: Vec<(String, bool)>,
 }
 
@@ -98,7 +99,7 @@ impl Figure {
         count(self.legend.len().div_ceil(self.columns())) * LINE_HEIGHT + MARGIN
     }
 
-    /// Returns how many columns the legend can have with enough room for the longest label.
+    /// Returns the number of columns of the legend, so that the longest label fits into each.
     fn columns(&self) -> usize {
         let longest = self.legend.iter().map(|(label, _)| label.chars().count()).max();
         let width = SAMPLE.unsigned_abs() + MARGIN + 8 * count(longest.unwrap_or_default());
@@ -118,7 +119,7 @@ impl Figure {
         }
         for (index, chart) in self.charts.iter().enumerate() {
             let (column, row) = (count(index % 2), count(index / 2));
-            // If the number of charts is odd, the last one has the full width.
+            // If the number of charts is odd, the last one takes the full width.
             let alone = column == 0 && index + 1 == self.charts.len();
             let (at, width) = if alone { (0, WIDTH) } else { (column * WIDTH / 2, WIDTH / 2) };
             let top = self.head() + row * CHART_HEIGHT;
@@ -172,7 +173,8 @@ impl Figure {
     }
 }
 
-/// A range with labeled ticks, in the scale of the chart: logarithmic, except for bandwidth and rate.
+/// The range of an axis and its labeled ticks. The scale is that of the chart: linear for bandwidth
+/// and rate, otherwise logarithmic.
 #[derive(Debug, PartialEq)]
 struct Axis {
     range: Range<f64>,
@@ -190,7 +192,7 @@ impl Axis {
         let (mut least, mut most) =
             (all().fold(f64::INFINITY, f64::min).floor(), all().fold(0.0, f64::max).ceil());
         if least == most {
-            (least, most) = (least - 1.0, most + 1.0); // one size is in the middle
+            (least, most) = (least - 1.0, most + 1.0); // a single size is shown in the middle
         }
         let step = ((most - least) / 7.0).ceil();
         let pad = (most - least) / 30.0;
@@ -269,7 +271,7 @@ fn scale(measure: Measure, value: f64) -> f64 {
     if measure == Measure::Lat { value.log10() } else { value }
 }
 
-/// Converts an exponent of two to an integer.
+/// Converts the exponent of a power of two to an integer.
 fn integer(value: f64) -> u32 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 64")]
     {
@@ -281,7 +283,8 @@ fn color(index: usize) -> RGBColor {
     COLORS.get(index % COLORS.len()).copied().unwrap_or(INK)
 }
 
-/// Returns a path, dashed for a reference. A dash longer than the picture makes a solid line.
+/// Returns a path that is dashed for a reference. Otherwise its dash is longer than the picture,
+/// which makes the line solid.
 fn path<P>(points: Vec<P>, reference: bool, index: usize) -> DashedPathElement<IntoIter<P>, i32>
 where
     P: Clone,
@@ -290,7 +293,7 @@ where
     DashedPathElement::new(points, dash, 4, color(index).stroke_width(2))
 }
 
-/// Returns a dot, which is hollow if its color is already in use.
+/// Returns a dot, which is hollow if its color is used a second time.
 fn marker<P>(at: P, index: usize) -> Circle<P, i32> {
     let style =
         if index < COLORS.len() { color(index).filled() } else { color(index).stroke_width(1) };
@@ -301,7 +304,7 @@ fn style(size: i32) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&INK)
 }
 
-/// Returns the vertical center of a line of text.
+/// Returns the vertical center of the text line with this index.
 fn line(top: u32, index: u32) -> i32 {
     pixels(top + index * LINE_HEIGHT + LINE_HEIGHT / 2)
 }
