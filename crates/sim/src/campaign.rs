@@ -1,4 +1,4 @@
-//! Runs one workload after another until enough packets were sent or a check fails.
+//! Runs one workload after another until enough packets have been sent or a check fails.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,17 +9,17 @@ use crate::generate;
 use crate::run::{Done, run};
 use crate::shrink::shrink;
 
-/// The totals over all workloads.
+/// The totals over all workloads that ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Total {
     /// The number of workloads.
     pub workloads: u64,
-    /// The number of packets sent.
+    /// The number of packets that were sent.
     pub packets: u64,
     /// The virtual time that passed.
     pub time: Duration,
-    /// A hash of all packets and completions. It is always the same for the same seed.
+    /// A hash of all packets and completions. The same seed always gives the same hash.
     pub trace: u64,
 }
 
@@ -29,7 +29,7 @@ pub struct Total {
 pub struct Finding {
     /// The seed of the workload.
     pub seed: u64,
-    /// The error of the workload.
+    /// The error that the workload caused.
     pub first: String,
     /// The number of operations in the workload.
     pub operations: usize,
@@ -37,9 +37,9 @@ pub struct Finding {
     pub left: usize,
     /// The smaller script, one operation per line.
     pub script: String,
-    /// The error of the smaller script.
+    /// The error that the smaller script causes.
     pub why: String,
-    /// The totals of the preceding workloads.
+    /// The totals of the workloads before this one.
     pub before: Total,
 }
 
@@ -60,11 +60,11 @@ fn derive(seed: u64, n: u64) -> u64 {
     hasher.finish()
 }
 
-/// Runs a seed's workloads until `packets` packets were sent.
+/// Runs workloads derived from this seed until `packets` packets have been sent.
 ///
 /// # Errors
 ///
-/// Returns the first workload that fails, with a smaller script.
+/// Returns the first workload that fails, together with a smaller script that fails too.
 pub fn campaign(seed: u64, packets: u64) -> Result<Total, Box<Finding>> {
     let (mut total, mut trace) = (Total::default(), DefaultHasher::new());
     while total.packets < packets {
@@ -78,11 +78,11 @@ pub fn campaign(seed: u64, packets: u64) -> Result<Total, Box<Finding>> {
     Ok(total)
 }
 
-/// Runs one workload, given its own seed.
+/// Runs the workload with this seed.
 ///
 /// # Errors
 ///
-/// Returns the workload with a smaller script if it fails.
+/// If the workload fails, returns it together with a smaller script that fails too.
 pub fn workload(seed: u64) -> Result<Total, Box<Finding>> {
     let Done { packets, time, trace } = one(seed, Total::default())?;
     Ok(Total { workloads: 1, packets, time, trace })
@@ -95,9 +95,9 @@ fn one(seed: u64, before: Total) -> Result<Done, Box<Finding>> {
         Err(why) => why,
     };
     let operations = script.operations.len();
-    // Shrinking may take a long time.
+    // Print this first, because shrinking may take a long time.
     eprintln!("workload {seed:#x}: {first}");
-    // Report a repeated panic only once.
+    // Do not report a panic again when it repeats during shrinking.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
     let (script, why) = shrink(script, first.clone());

@@ -4,16 +4,16 @@ use std::ops::RangeBounds;
 
 use fastrand::Rng;
 
-/// Makes choices reproducibly.
+/// A source of reproducible choices.
 #[derive(Debug)]
 pub(crate) enum Choices<'a> {
     /// Unlimited choices derived from a seed.
     OfSeed(Rng),
-    /// Choices that the bytes encode. After the last byte, every choice is the first possibility.
+    /// Choices decoded from the bytes. After the last byte, every choice is the first possibility.
     OfBytes(&'a [u8]),
 }
 
-/// The first and the last number of a range.
+/// Returns the first and the last number of a range.
 macro_rules! bounds {
     ($number:ident, $range:ident) => {{
         use std::ops::Bound;
@@ -53,7 +53,7 @@ impl Choices<'_> {
         self.u8(..2) == 1
     }
 
-    /// Returns true if there are choices left.
+    /// Returns false if the bytes are used up.
     pub(crate) fn go_on(&self) -> bool {
         match self {
             Self::OfSeed(_) => true,
@@ -62,7 +62,8 @@ impl Choices<'_> {
     }
 }
 
-/// Reads a number up to `last`, from as few bytes as possible, so that later choices do not depend on it.
+/// Decodes a number up to `last`. Uses as few bytes as possible, so that a change of one choice
+/// does not affect the later ones.
 fn below(bytes: &mut &[u8], last: u64) -> u64 {
     let mut number = 0u64;
     let mut left = last;

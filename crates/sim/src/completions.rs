@@ -1,4 +1,4 @@
-//! Checks completions: which ones are allowed, their order, and their contents.
+//! Checks completions: which ones are allowed, in which order, and what they contain.
 
 use std::hash::Hash;
 
@@ -33,7 +33,7 @@ fn poll(cq: &Cq) -> Outcome<Vec<ibv_wc>> {
     }
 }
 
-/// Returns the opcode that a request's completion must have.
+/// Returns the opcode that the completion of this request must have.
 fn code(request: &ScriptRequest) -> Code {
     let first = request.window.is_some_and(|window| is_first_type(window.slot % SLOTS));
     match request.kind {
@@ -49,7 +49,8 @@ fn code(request: &ScriptRequest) -> Code {
 
 impl World<'_> {
     /// Polls all completion queues and checks the completions. Receive completions are polled last
-    /// and checked first, so messages that were certainly sent have arrived by then.
+    /// but checked first, so every message that was certainly sent has arrived when its send
+    /// completion is checked.
     pub(crate) fn complete(&mut self) -> Outcome {
         let ends = self.ends.iter().enumerate();
         let flushed: Vec<_> =
@@ -78,9 +79,9 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks the completions of send requests, which are in order for each queue pair. The order
-    /// in which two queue pairs failed is unknown: if one gave up by itself, its peer rightly got
-    /// no answer.
+    /// Checks the completions of send requests. Those of one queue pair are in order, but the order
+    /// in which two queue pairs failed is unknown. If one of them failed by itself, it no longer
+    /// answered the other one, so the failure of the other one is checked later.
     fn sent_in_any_order(&mut self, mut sends: Vec<ibv_wc>) -> Outcome {
         loop {
             let before = sends.len();
@@ -144,7 +145,8 @@ impl World<'_> {
         }
     }
 
-    /// Accounts for a request that succeeded. Its local memory is free, but not reused yet.
+    /// Records that a request succeeded. Its local memory has been released, but is not in use
+    /// again yet.
     pub(crate) fn succeeded(&mut self, end: usize, sent: &Sent) -> Outcome {
         let own = &self.ends[end];
         let (to, request) = (own.peer, &sent.request);
@@ -185,8 +187,8 @@ impl World<'_> {
         self.ends[to].known.check(DATA + placed.at, &actual, later)
     }
 
-    /// Returns the bytes that a request fetched, after checking that nothing around them was
-    /// touched.
+    /// Returns the bytes that a request fetched. Also checks that the bytes around them have not
+    /// changed.
     fn fetched(&self, end: usize, sent: &Sent) -> Outcome<Vec<u8>> {
         let mut block = vec![0; sent.request.block_bytes()];
         self.ends[end].local.copy_out(sent.block, &mut block);
@@ -219,7 +221,7 @@ impl World<'_> {
         let connection = self.script.settings.connections.get(end / 2);
         let reliable = own.service == Service::Reliable;
         let not_ready = connection.is_some_and(|c| c.rnr_retries < 7) && self.ends[to].starved;
-        // A SEND succeeds whatever key it names.
+        // The key that a SEND names has no effect on the success of the SEND.
         let used = sent.through.filter(|_| request.kind != Kind::Send);
         let verdict = used.map_or(Verdict::Works, |used| self.verdict(end, request, &used));
         let for_ever = connection.is_some_and(Connection::waits_for_ever);
@@ -248,7 +250,7 @@ impl World<'_> {
         }
         self.linger(to, sent);
         self.ends[end].failed = true;
-        // The peer receives nothing from here on.
+        // From here on, the peer gets no answers from this queue pair.
         self.ends[to].excuses.silence = true;
         Ok(())
     }
@@ -277,8 +279,8 @@ impl World<'_> {
             Status::IBV_WC_REM_INV_REQ_ERR => self
                 .took_wrong_key(end, &bytes)
                 .map_err(|why| format!("q{end}, receive of a SEND that names a key: {why}")),
-            // A WRITE with immediate consumed it and was then refused; the receive cannot return to
-            // a shared queue.
+            // A WRITE with immediate data consumed the receive and was then refused. The receive
+            // cannot return to a shared queue.
             Status::IBV_WC_REM_ACCESS_ERR
                 if shared
                     && self.ends[end].service == Service::Unreliable
@@ -290,7 +292,7 @@ impl World<'_> {
         }
     }
 
-    /// Checks a received message that names a key that cannot be invalidated.
+    /// Checks a received message that asked to invalidate an invalid key.
     fn took_wrong_key(&mut self, end: usize, bytes: &[u8]) -> Outcome {
         let own = &self.ends[end];
         let Some(message) = own.expected.front().copied() else {
@@ -312,7 +314,8 @@ impl World<'_> {
     /// Checks a received message.
     fn took(&mut self, end: usize, wc: &ibv_wc, bytes: &[u8]) -> Outcome {
         let own = &self.ends[end];
-        // A repeated or late message may be any one that was sent.
+        // If links duplicate or reorder packets, any unreliable message that was sent may arrive,
+        // even twice.
         let (in_order, times) = match own.service {
             Service::Reliable => (true, 1),
             _ if self.unordered => (false, 2),
@@ -322,7 +325,7 @@ impl World<'_> {
         let candidates = if own.service == Service::Reliable { 1 } else { usize::MAX };
         let mut why = String::from("no message was sent");
         let mut found = None;
-        // Among equal messages, try first those that must arrive.
+        // Among equal messages, those that must arrive are tried first.
         let expected = || own.expected.iter().enumerate().take(candidates);
         let first = expected().filter(|(_, message)| message.certain);
         for (n, message) in first.chain(expected().filter(|(_, message)| !message.certain)) {
@@ -364,7 +367,7 @@ impl World<'_> {
         ensure!(immediate == message.immediate, "message {number}: immediate data {immediate:?}");
         let source = own.service == Service::Datagram && message.source != wc.src_qp;
         ensure!(!source, "message {number} is not from {:#x}", wc.src_qp);
-        // An interrupted unreliable message may have written more bytes.
+        // An interrupted unreliable message may have left further bytes in the receive.
         let last = slot.len() - BETWEEN;
         let behind = if own.service == Service::Unreliable { last } else { header };
         if let Some(placed) = message.placed {
@@ -382,7 +385,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks the invalidated key, and the group to which the message was sent.
+    /// Checks that the completion names the key that the message invalidates, and the group to
+    /// which the message was sent.
     fn names_what_it_has_to(
         &self,
         end: usize,
@@ -406,8 +410,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks that the bytes of a WRITE whose receive has completed are in place, or else those of
-    /// a later WRITE.
+    /// Checks that the target contains the bytes of a WRITE whose receive has completed. Bytes of a
+    /// later WRITE are accepted instead.
     fn is_placed(&self, end: usize, placed: &memory::Placed) -> Outcome {
         let actual = self.ends[end].target_bytes(DATA + placed.at, placed.length);
         if actual == memory::bytes(placed.message, placed.length) {

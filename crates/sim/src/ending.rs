@@ -1,4 +1,4 @@
-//! The checks after the last event.
+//! The checks after the last operation of a script.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::memory::{self, DATA, WORDS};
 use crate::run::{Outcome, World, ensure};
 use crate::script::Service;
 
-/// The number of events between two polls.
+/// The number of events that are simulated between two polls.
 const STEPS: u32 = 64;
 
 impl World<'_> {
-    /// Lets all requests complete, and checks that they do so in the allowed time.
+    /// Lets all requests complete, and checks that they complete in the allowed time.
     pub(crate) fn end(&mut self) -> Outcome {
         self.come_to_rest()?;
         if self.give_up_waiting()? {
@@ -27,9 +27,9 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Moves queue pairs that wait indefinitely to the error state, as a program would do, because
-    /// nothing reports that no answer will arrive. Returns true if there was one. Checks that it
-    /// has a reason to wait.
+    /// Moves queue pairs that wait indefinitely to the error state. A program would have to do the
+    /// same, because nothing reports that no answer will arrive. Checks that these queue pairs have
+    /// a reason to wait. Returns true if there were any.
     fn give_up_waiting(&mut self) -> Outcome<bool> {
         let mut any = false;
         for (n, c) in self.script.settings.connections.iter().enumerate() {
@@ -56,7 +56,7 @@ impl World<'_> {
         Ok(any)
     }
 
-    /// Runs until no events are left.
+    /// Simulates events until none are left.
     fn come_to_rest(&mut self) -> Outcome {
         let until = self.network.now() + self.patience();
         loop {
@@ -74,7 +74,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Returns the time limit for the end: all attempts of all requests, one after another.
+    /// Returns the time limit for the end: the sum of all attempts of all requests.
     fn patience(&self) -> Duration {
         let mut patience = Duration::from_secs(20);
         for (end, own) in self.ends.iter().enumerate() {
@@ -85,7 +85,7 @@ impl World<'_> {
         patience
     }
 
-    /// Posts receives on connections that wait for them.
+    /// Posts receives on connections whose senders wait for them.
     fn receive_the_rest(&mut self) {
         for end in 0..self.ends.len() {
             let own = &self.ends[end];
@@ -97,7 +97,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns how many requests and receives are left.
+    /// Returns the number of outstanding requests and the number of posted receives.
     fn message_count(&self) -> (usize, usize) {
         let pending = self.ends.iter().map(|own| own.pending.len()).sum();
         let posted = self.ends.iter().map(|own| own.pool.posted.len());
@@ -139,7 +139,7 @@ impl World<'_> {
         let actual = own.target_bytes(0, own.known.known.len());
         own.known.check_words(&actual, &[])?;
         own.known.check(8 * WORDS, &actual[8 * WORDS..], [].iter())?;
-        // Without faults, all unreliable WRITEs arrive.
+        // Without faults, all unreliable WRITEs must have arrived.
         if own.service == Service::Unreliable && self.calm && !own.starved {
             let mut known = own.known.known.clone();
             for placed in &own.known.uncertain {

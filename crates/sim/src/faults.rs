@@ -10,12 +10,12 @@ use crate::run::{Outcome, World, ensure};
 use crate::script::{SLOTS, Service, Weather};
 use crate::windows::{Use, Verdict, Windows};
 
-/// If fewer than this many in 10,000 packets have faults, a queue pair that tries eight times never
-/// stops.
+/// The maximum number of packets in 10,000 that may have faults if a queue pair with eight attempts
+/// must never give up.
 const FEW: u32 = 200;
 
 impl World<'_> {
-    /// Records which queue pairs may get no answer in the current state of the links.
+    /// Records which queue pairs may fail to get an answer, given the current state of the links.
     pub(crate) fn excuse_by_weather(&mut self) {
         for end in 0..self.ends.len() {
             let Some(c) = self.script.settings.connections.get(end / 2) else { continue };
@@ -122,7 +122,7 @@ impl World<'_> {
         for end in ends {
             self.set_error(end);
         }
-        // Afterwards no earlier packet is in flight.
+        // After this time, no earlier packet is in flight.
         self.network.run_for(self.longest + Duration::from_millis(1));
         self.complete()?;
         for end in ends {
@@ -148,7 +148,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Resets the expected state of a queue pair.
+    /// Resets the expected state of a queue pair, as after a reset of the queue pair itself.
     fn renew(&mut self, end: usize) {
         let longest = self.script.settings.longest;
         let own: &mut SimQueuePair = &mut self.ends[end];
@@ -170,7 +170,8 @@ impl World<'_> {
         own.silent = 0;
     }
 
-    /// Checks that a queue pair is idle: its requests are complete, and memory is as expected.
+    /// Checks that all requests of a queue pair have completed, and accounts for the unsignaled
+    /// ones.
     pub(crate) fn settle(&mut self, end: usize) -> Outcome {
         while let Some(sent) = self.ends[end].pending.pop_front() {
             self.ends[end].release(sent.block_bytes);

@@ -1,4 +1,4 @@
-//! Workloads from arbitrary bytes, for a fuzzer.
+//! Runs workloads that are decoded from arbitrary bytes, for a fuzzer.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -7,7 +7,7 @@ use crate::campaign::Total;
 use crate::generate;
 use crate::run::{Done, run};
 
-/// A script decoded from the fuzzer's bytes, and the error that it found.
+/// A script decoded from the fuzzer's bytes, and the error that running it revealed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Wrong {
@@ -25,15 +25,16 @@ impl fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// Allows one run at a time, because the names of devices depend on the bytes.
+/// A lock that allows one run at a time, because equal bytes give equal device names.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs and checks the workload that the bytes encode. The same bytes always cause the same run. At
-/// most a few thousand packets are sent.
+/// Decodes a workload from the bytes, runs it, and checks the results. Equal bytes always cause the
+/// same run. At most a few thousand packets are sent.
 ///
 /// # Errors
 ///
-/// Returns the error and the script. The script is not shrunk, because the fuzzer does that.
+/// Returns the script and the error. The script is not made smaller, because the fuzzer does that
+/// with the bytes.
 pub fn bytes(bytes: &[u8]) -> Result<Total, Wrong> {
     let script = generate::script_of(bytes);
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,7 +44,7 @@ pub fn bytes(bytes: &[u8]) -> Result<Total, Wrong> {
     }
 }
 
-/// Returns the script that the bytes encode, one operation per line.
+/// Returns the script decoded from the bytes, one operation per line.
 #[must_use]
 pub fn script_of(bytes: &[u8]) -> String {
     generate::script_of(bytes).to_string()

@@ -1,4 +1,4 @@
-//! Generates a script from a seed.
+//! Generates scripts, from a seed or from bytes.
 
 use fastrand::Rng;
 
@@ -8,34 +8,34 @@ use crate::script::{
     Window,
 };
 
-/// The severity of the faults.
+/// The severity of a script's faults.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Season {
     /// No faults.
     Clear,
-    /// Few packets are lost, so no request fails.
+    /// Only few packets are lost, so no request fails.
     Rain,
     /// Any fault may happen.
     Storm,
 }
 
-/// Returns the script for a seed, which is always the same.
+/// Returns the script for a seed. The same seed always gives the same script.
 pub(crate) fn script(seed: u64) -> Script {
     make(seed, Choices::OfSeed(Rng::with_seed(seed)), LONGEST, None)
 }
 
-/// Returns the script that bytes encode. Any bytes result in a fair and short script.
+/// Returns the script decoded from the bytes. Whatever the bytes are, the script is fair and short.
 pub(crate) fn script_of(bytes: &[u8]) -> Script {
     let mut choices = Choices::OfBytes(bytes);
     let seed = choices.u32(..).into();
     make(seed, choices, SHORT, Some(PACKETS))
 }
 
-/// The maximum message length.
+/// The maximum length of a message, in bytes.
 const LONGEST: usize = 150_000;
-/// The maximum message length in a script from bytes.
+/// The maximum length of a message in a script from bytes.
 const SHORT: usize = 8_192;
-/// The maximum number of packets in a script from bytes.
+/// The maximum number of packets that a script from bytes sends.
 const PACKETS: u64 = 2_000;
 
 fn make(seed: u64, mut rng: Choices<'_>, most: usize, packets: Option<u64>) -> Script {
@@ -71,7 +71,7 @@ fn connection(rng: &mut Choices<'_>, devices: usize, season: Season) -> Connecti
     let service = if rng.u32(..5) == 0 { Service::Unreliable } else { Service::Reliable };
     let storm = season == Season::Storm;
     let a = rng.usize(..devices);
-    // Rarely, connect a device to itself.
+    // A device is occasionally connected to itself.
     let b = if rng.u32(..12) == 0 { a } else { (a + rng.usize(1..devices)) % devices };
     let psn = match rng.u32(..4) {
         0 => 0x00ff_ffff - rng.u32(..200),
@@ -83,7 +83,7 @@ fn connection(rng: &mut Choices<'_>, devices: usize, season: Season) -> Connecti
         Season::Rain => rng.u8(11..14),
         Season::Storm => rng.u8(5..13),
     };
-    // Some queue pairs wait indefinitely.
+    // A few queue pairs wait indefinitely.
     let for_ever = rng.u32(..8) == 0;
     Connection {
         devices: [a, b],
@@ -137,7 +137,7 @@ struct Generator<'a> {
 impl Generator<'_> {
     fn operations(&mut self) {
         for end in 0..self.settings.ends() {
-            // Late receives are posted below or at the end.
+            // Receives that are not posted here are posted late, below or at the end.
             if self.rng.u32(..5) > 0 {
                 self.receive(end);
             }
@@ -183,7 +183,7 @@ impl Generator<'_> {
         self.operations.push(Operation::Pass { nanoseconds });
     }
 
-    /// Generates a few requests by one queue pair.
+    /// Generates a few requests of one queue pair.
     fn posts(&mut self) {
         let end = self.rng.usize(..self.settings.ends());
         let receiver = self.settings.connections.get(end / 2).map_or(end, |_| end ^ 1);
@@ -196,7 +196,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Generates a queue pair's operations on its windows.
+    /// Generates an operation of a queue pair on its own windows.
     fn windows(&mut self) {
         let end = self.rng.usize(..self.settings.ends());
         let slot = self.rng.usize(..SLOTS);
@@ -205,7 +205,7 @@ impl Generator<'_> {
             6..9 => self.local(end, Kind::Invalidate),
             _ => self.operations.push(Operation::Deallocate { end, slot }),
         }
-        // This is so that the outcome is usually known.
+        // Usually lets the operation complete first, so that the outcome of later ones is known.
         if self.rng.u32(..3) > 0 {
             self.pass();
         }
@@ -276,7 +276,7 @@ impl Generator<'_> {
             signaled: rng.u32(..3) > 0,
             inline: rng.u32(..4) == 0,
             elements: rng.usize(1..=3),
-            // Let only few SENDs invalidate windows, because others may be using them.
+            // Only few SENDs invalidate windows, because other requests may be using these.
             window: window.filter(|_| kind != Kind::Send || rng.bool()),
             group: group.then(|| rng.usize(..GROUPS)),
             to: if service == Service::Datagram { rng.usize(datagrams..ends) } else { usize::MAX },
@@ -329,7 +329,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Cuts a link, and usually restores it later.
+    /// Cuts a link. Usually restores it later.
     fn cut(&mut self, from: usize, to: usize, both: bool) {
         let link = |from, to, weather| Operation::Link { from, to, weather };
         self.operations.push(link(from, to, Weather::CUT));

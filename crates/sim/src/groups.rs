@@ -1,4 +1,4 @@
-//! Multicast groups: their members, and which messages the members may receive.
+//! Multicast groups: their members, and the messages that the members may receive.
 
 use rdma_sys::ibv_gid;
 use test_support::rig::datagram::{self, Ah, gid_of};
@@ -7,13 +7,14 @@ use crate::host::{Host, Message, SimQueuePair};
 use crate::run::{Outcome, World, ensure};
 use crate::script::{GROUPS, Service};
 
-/// The QPN that addresses all members of a group.
+/// The QPN in a datagram to all members of a group.
 pub(crate) const EVERYBODY: u32 = 0x00ff_ffff;
 
-/// A group address that exists in all networks; the last byte is the group's number.
+/// A group address that is valid in all networks. Its last byte is replaced with the group's
+/// number.
 const MULTICAST: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Returns the address of a group, of the same type as `own`, and its LID.
+/// Returns the address of a group, in the same format as `own`, and the group's LID.
 fn address(own: &ibv_gid, group: usize) -> (ibv_gid, u16) {
     let number = 1 + group as u8;
     let mut raw = MULTICAST;
@@ -24,7 +25,7 @@ fn address(own: &ibv_gid, group: usize) -> (ibv_gid, u16) {
     (ibv_gid { raw }, 0xc000 + u16::from(number))
 }
 
-/// Creates address handles from a queue pair to all groups.
+/// Creates an address handle for each group, for use by this queue pair.
 pub(crate) fn ways(hosts: &[Host], own: &SimQueuePair) -> Vec<Ah> {
     let Some(endpoint) = own.endpoint(hosts) else { return Vec::new() };
     let way = |group| {
@@ -35,9 +36,10 @@ pub(crate) fn ways(hosts: &[Host], own: &SimQueuePair) -> Vec<Ah> {
     (0..GROUPS).map(way).collect()
 }
 
-/// Returns true if the header before a datagram names the group.
+/// Returns true if the header before a received datagram is addressed to the group.
 pub(crate) fn is_named(header: &[u8], own: &ibv_gid, group: usize) -> bool {
-    // Compare the last bytes of a GID with those of an IPv4 header.
+    // This compares the last four bytes of the GID with those of the header, which may be an IPv4
+    // header.
     header.get(36..40) == gid_of(&address(own, group).0).to_bytes().get(12..16)
 }
 
@@ -48,7 +50,7 @@ impl World<'_> {
         self.belong(end, group % GROUPS, true)
     }
 
-    /// Makes a queue pair leave a group. No later message may arrive.
+    /// Makes a queue pair leave a group. No message that is sent later may reach it.
     pub(crate) fn leave(&mut self, end: usize, group: usize) -> Outcome {
         self.belong(end, group % GROUPS, false)
     }
@@ -69,7 +71,7 @@ impl World<'_> {
             let errno = qp.detach(&gid, lid);
             let left = own.groups.remove(&group);
             ensure!((errno == 0) == left, "q{end} leaves, was it a member: {left}, got {errno}");
-            // Messages that have arrived by now were in time.
+            // Messages that have arrived by now were received as a member.
             self.complete()?;
         }
         let own = &mut self.ends[end];
@@ -80,7 +82,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Makes a queue pair leave all groups, because a member cannot be destroyed.
+    /// Makes a queue pair leave all its groups, because a member of a group cannot be destroyed.
     pub(crate) fn leave_all(&mut self, end: usize) -> Outcome {
         for group in self.ends[end].groups.clone() {
             self.belong(end, group, false)?;
@@ -88,7 +90,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Records that all present and future members of a group may receive a message.
+    /// Records that each present or future member of a group may receive a message.
     pub(crate) fn expect_in_group(&mut self, group: usize, message: &Message) {
         for end in 0..self.ends.len() {
             if self.ends[end].service != Service::Datagram {

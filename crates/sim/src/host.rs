@@ -13,7 +13,7 @@ use crate::memory::{Atomic, Placed, Target};
 use crate::script::{Connection, Script, ScriptRequest, Service, Settings};
 use crate::windows::{BINDABLE, Use, Windows};
 
-/// A device and the objects that its queue pairs share. Fields are dropped in order.
+/// A device and the objects that its queue pairs share. The fields are dropped in their order.
 pub(crate) struct Host {
     pub(crate) srq: Option<Srq>,
     pub(crate) shared: Pool,
@@ -24,21 +24,21 @@ pub(crate) struct Host {
     pub(crate) soft: SoftDevice,
 }
 
-/// Slots of memory for receives.
+/// The memory slots for a queue's receives.
 pub(crate) struct Pool {
     mr: Mr,
     iova: u64,
     slot: usize,
     free: Vec<usize>,
-    /// The posted slots, oldest first.
+    /// The posted slots, starting with the oldest.
     pub(crate) posted: VecDeque<usize>,
 }
 
-/// The contents of a slot before anything is received.
+/// The value of each byte of a slot until a message arrives.
 const EMPTY: u8 = 0xee;
-/// The number of bytes after each slot.
+/// The number of bytes between two slots, which nothing may write.
 pub(crate) const BETWEEN: usize = 16;
-/// The maximum total size of a queue's slots, unless two slots need more.
+/// The maximum total size of the slots of a queue. It is exceeded only if two slots need more.
 const POOL_BYTES: usize = 1 << 18;
 
 impl Pool {
@@ -50,7 +50,7 @@ impl Pool {
         Self { mr, iova, slot, free: (0..slots).rev().collect(), posted: VecDeque::new() }
     }
 
-    /// Returns a free slot and the elements of a receive for it.
+    /// Takes a free slot. Returns it with the elements of a receive for it.
     pub(crate) fn take(&mut self, elements: usize) -> Option<(usize, Vec<ibv_sge>)> {
         let slot = self.free.pop()?;
         let at = slot * (self.slot + BETWEEN);
@@ -66,7 +66,7 @@ impl Pool {
         Some((slot, (0..elements).map(element).collect()))
     }
 
-    /// Frees a slot that is no longer posted, and returns its contents and the bytes after it.
+    /// Frees a slot that is no longer posted. Returns its contents and those of the bytes after it.
     pub(crate) fn give_back(&mut self, slot: usize) -> Vec<u8> {
         self.posted.retain(|&posted| posted != slot);
         self.free.push(slot);
@@ -76,7 +76,7 @@ impl Pool {
     }
 }
 
-/// Returns true if the bytes are those of an unused slot.
+/// Returns true if nothing was written to these bytes of a slot.
 pub(crate) fn untouched(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == EMPTY)
 }
@@ -87,12 +87,13 @@ pub(crate) struct Sent {
     pub(crate) sequence: u32,
     pub(crate) message: u64,
     pub(crate) request: ScriptRequest,
-    /// The offset of the request's bytes in local memory, and how many bytes it occupies there.
+    /// The offset of the request's bytes in local memory.
     pub(crate) block: usize,
+    /// The number of bytes that the request occupies in local memory.
     pub(crate) block_bytes: usize,
     pub(crate) placed: Option<Placed>,
     pub(crate) atomic: Option<Atomic>,
-    /// Whether the target was deregistered before the post.
+    /// Whether the target was deregistered before the request was posted.
     pub(crate) too_late: bool,
     /// The window that the request uses or changes.
     pub(crate) through: Option<Use>,
@@ -102,46 +103,47 @@ pub(crate) struct Sent {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) number: u64,
-    /// The number of the sending queue pair.
+    /// The number of the queue pair that sent the message.
     pub(crate) source: u32,
     pub(crate) length: usize,
     pub(crate) immediate: Option<u32>,
-    /// The target of a WRITE.
+    /// The WRITE that belongs to the message, if any.
     pub(crate) placed: Option<Placed>,
     /// The number of times that the message has arrived.
     pub(crate) came: u32,
-    /// The group to which the message was sent.
+    /// The group to which the message was sent, if any.
     pub(crate) group: Option<usize>,
-    /// Whether the receiver is a member of that group, and whether it has been one all the time.
+    /// Whether the receiver is a member of that group.
     pub(crate) member: bool,
+    /// Whether the receiver has been a member since the message was sent.
     pub(crate) certain: bool,
-    /// The window that the message invalidates.
+    /// The window that the message invalidates, if any.
     pub(crate) invalidates: Option<Use>,
 }
 
 impl Message {
-    /// Returns true if the message may be in flight.
+    /// Returns true if the message may still arrive.
     pub(crate) fn is_awaited(&self) -> bool {
         self.came == 0 && self.member
     }
 }
 
-/// Outcomes of a queue pair's requests that faults excuse.
+/// The failures of a queue pair's requests that deliberate faults excuse.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Excuses {
-    /// Answers may be missing for longer than the queue pair keeps retrying.
+    /// Answers may be missing for longer than the queue pair retries.
     pub(crate) silence: bool,
-    /// The peer's target may be deregistered.
+    /// The target that the peer lends may be deregistered.
     pub(crate) access: bool,
-    /// The queue pair may go to the error state although none of its own requests failed.
+    /// The queue pair may move to the error state although none of its own requests failed.
     pub(crate) flushed: bool,
-    /// A window to be bound or invalidated may no longer exist.
+    /// A window that is to be bound or invalidated may no longer exist.
     pub(crate) binds: bool,
 }
 
-/// A queue pair, its memory, and their expected state. Fields are dropped in order.
+/// A queue pair, its memory, and the expected state of both. The fields are dropped in their order.
 pub(crate) struct SimQueuePair {
-    /// `None` after it was destroyed.
+    /// `None` after the queue pair was destroyed.
     pub(crate) qp: Option<Qp>,
     pub(crate) ways: BTreeMap<usize, Ah>,
     pub(crate) group_ways: Vec<Ah>,
@@ -154,31 +156,32 @@ pub(crate) struct SimQueuePair {
     pub(crate) service: Service,
     pub(crate) shares: bool,
     pub(crate) capacity: usize,
-    /// The groups that the queue pair is a member of.
+    /// The groups that the queue pair belongs to.
     pub(crate) groups: BTreeSet<usize>,
 
-    // The local memory is used as a ring.
+    // The local memory is a ring; `used` bytes before `next` are reserved.
     next: usize,
     used: usize,
 
     pub(crate) known: Target,
-    /// The memory of a deregistered target, and its contents at that time.
+    /// The memory of a deregistered target, and a copy of its contents at the time of
+    /// deregistration.
     pub(crate) frozen: Option<(Vec<u8>, Vec<u8>)>,
-    /// The last key of the target.
+    /// The most recent key of the target.
     pub(crate) last_rkey: u32,
     pub(crate) pending: VecDeque<Sent>,
     pub(crate) sequence: u32,
-    /// The number of unsignaled requests at the end of the queue.
+    /// The number of unsignaled requests since the last signaled one.
     pub(crate) silent: usize,
     pub(crate) failed: bool,
     pub(crate) excuses: Excuses,
-    /// Messages that are still to be received.
+    /// The messages that may still arrive.
     pub(crate) expected: VecDeque<Message>,
-    /// The last message that was received.
+    /// The number of the last message that was received.
     pub(crate) received: u64,
-    /// Whether messages found no posted receive.
+    /// Whether messages may have found no posted receive.
     pub(crate) starved: bool,
-    /// Whether a receive was flushed before the reason was known.
+    /// Whether a receive was flushed before the reason for the flush was known.
     pub(crate) flushed_early: bool,
 }
 
@@ -194,10 +197,10 @@ fn pool_iova(end: usize) -> u64 {
     0x10_0000_0000 * (4 * end as u64 + 3)
 }
 
-/// The rights of a target without a window, including the right to bind windows.
+/// The rights of a target for accesses without a window, and the right to bind windows to it.
 pub(crate) const TARGET_ACCESS: u32 = ALL_ACCESS | BINDABLE;
 pub(crate) const INLINE: usize = 64;
-/// The queue size of a datagram queue pair.
+/// The capacity of a datagram queue pair's queues.
 const DATAGRAMS: u32 = 32;
 
 impl Host {
@@ -278,15 +281,15 @@ impl SimQueuePair {
         }
     }
 
-    /// Returns true if the local memory has space.
+    /// Returns true if the local memory has space for this many bytes.
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
         let room = self.local.length();
         let wraps = self.next + bytes > room;
         self.used + bytes + if wraps { room - self.next } else { 0 } <= room
     }
 
-    /// Reserves space in the local memory. Returns its offset and the number of bytes that it
-    /// occupies.
+    /// Reserves space for this many bytes in the local memory. Returns its offset, and how many
+    /// bytes of the ring it takes up.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Option<(usize, usize)> {
         let room = self.local.length();
         let wraps = self.next + bytes > room;
@@ -300,7 +303,7 @@ impl SimQueuePair {
         Some((block, taken))
     }
 
-    /// Frees the oldest reservation.
+    /// Frees the oldest reservation, which takes up `bytes` bytes of the ring.
     pub(crate) fn release(&mut self, bytes: usize) {
         self.used -= bytes;
     }
@@ -309,7 +312,7 @@ impl SimQueuePair {
         self.qp.as_ref().map(|qp| connect::endpoint(&hosts[self.device].context, qp))
     }
 
-    /// Returns the contents of the target, whether or not it is registered.
+    /// Returns bytes of the target's memory, whether or not it is registered.
     pub(crate) fn target_bytes(&self, from: usize, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         match (&self.target, &self.frozen) {
@@ -321,7 +324,7 @@ impl SimQueuePair {
     }
 }
 
-/// Connects both ends, or readies a queue pair for datagrams.
+/// Connects a queue pair to its peer, or activates it for datagrams.
 pub(crate) fn connect(
     hosts: &[Host],
     ends: &[SimQueuePair],

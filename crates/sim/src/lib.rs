@@ -1,27 +1,28 @@
-//! The simulator: runs random workloads of verbs on a bad network in virtual time, and checks each
-//! completion and each byte against a model. Never published.
+//! The simulator: runs random workloads of verbs in virtual time, on a network with faults, and
+//! checks each completion and each byte against a model. Never published.
 //!
-//! A seed determines a script, and a script determines the run, in every process. A failing script
-//! is shrunk and printed. `docs/testing.md` describes how to run the simulator and what it checks.
+//! A seed determines a script, and a script determines the run, whichever process runs it. A script
+//! that fails is made smaller and printed. `docs/testing.md` describes how to run the simulator and
+//! what it checks.
 //!
 //! - `script`: a workload, which consists of settings and a list of operations.
 //! - `text`: a script in readable form.
-//! - `generate`: creates a script from a seed or from bytes, which determine its `choices`.
+//! - `generate`: creates a script from a seed or from bytes; both are sources of `choices`.
 //! - `run`: executes a script on the devices.
 //! - `host`: the devices, queue pairs and memory of a run.
-//! - `post`: a queue pair's requests, and the memory that they occupy.
-//! - `windows`: memory windows, and whether their keys are valid.
+//! - `post`: posts a queue pair's requests, and allocates the memory that they use.
+//! - `windows`: memory windows, and which of their keys are valid.
 //! - `groups`: multicast groups.
-//! - `faults`: deliberate faults.
-//! - `completions`: which completions are allowed, their order, and their contents.
-//! - `memory`: the expected bytes.
-//! - `ending`: the checks after the last event.
+//! - `faults`: deliberate faults, and the errors that they excuse.
+//! - `completions`: which completions are allowed, in which order, and what they contain.
+//! - `memory`: the expected contents of memory.
+//! - `ending`: the checks after the last operation.
 //! - `shrink`: makes a failing script smaller.
-//! - `campaign`: runs workload after workload.
-//! - `fuzz`: runs a workload from arbitrary bytes.
+//! - `campaign`: runs one workload after another.
+//! - `fuzz`: runs a workload that is decoded from arbitrary bytes.
 //! - `watch`: aborts a workload that hangs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper is a finding.
-#![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
+#![allow(clippy::cast_possible_truncation)] // All numbers are small, and devices are 64-bit only.
 
 mod campaign;
 mod choices;

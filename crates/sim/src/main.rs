@@ -5,28 +5,29 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 
-/// Random workloads on a bad network in virtual time, checked against a model.
+/// Runs random workloads on a network with faults in virtual time, and checks them against a model.
 #[derive(Debug, Parser)]
 struct Args {
-    /// The seed of all workloads; by default taken from the clock
+    /// The seed of all workloads; by default derived from the clock
     #[arg(long, value_parser = number)]
     seed: Option<u64>,
-    /// The minimum number of packets; beyond ten million, each ten million use the next seed
+    /// The minimum number of packets; after every ten million, the next seed is used
     #[arg(long, default_value_t = 1_000_000)]
     packets: u64,
-    /// Run one fresh seed after the other for that many hours
+    /// Run one fresh seed after another for this number of hours
     #[arg(long, conflicts_with = "workload")]
     hours: Option<f64>,
-    /// Run only this workload
+    /// Run only the workload with this seed
     #[arg(long, value_parser = number, conflicts_with = "seed")]
     workload: Option<u64>,
-    /// The time limit of a workload in seconds; a longer one ends the program, which prints its seed
+    /// The time limit for a workload, in seconds; if one takes longer, the program prints its seed
+    /// and exits
     #[arg(long, default_value_t = 60.0)]
     limit: f64,
 }
 
-/// The maximum number of packets that one process sends in a long run. When the process ends, the
-/// memory that networks keep allocated is freed.
+/// The maximum number of packets that one process sends in a long run. Networks keep the memory
+/// that they allocated, so it is freed only when the process ends.
 const PACKETS: u64 = 10_000_000;
 
 fn number(text: &str) -> Result<u64, String> {
@@ -68,7 +69,7 @@ fn main() -> ExitCode {
             println!(
                 "{packets} packets, {workloads} workloads, {time:?} of virtual time, trace {trace:016x}"
             );
-            // This goes to standard error, because it differs between two runs.
+            // The speed is printed to standard error, because it differs from run to run.
             eprintln!("{took:.1} s, {:.0} packets per second", packets as f64 / took);
             ExitCode::SUCCESS
         }
@@ -84,8 +85,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs one seed after another, each in a new process, while `goes_on` returns true for the number
-/// of runs.
+/// Runs one seed after another, each in a new process. Continues while `goes_on` returns true; its
+/// argument is the number of runs so far.
 fn in_processes(seed: Option<u64>, limit: f64, goes_on: impl Fn(u64) -> bool) -> ExitCode {
     let first = seed.unwrap_or_else(fresh);
     let mut runs = 0;

@@ -1,9 +1,9 @@
-//! The expected bytes. A message's bytes are derived from its number. This detects bytes of another
-//! message, and of one that arrived too late.
+//! The expected contents of memory. The bytes of a message are derived from its number. So bytes of
+//! another message are detected, and also those of a message that arrived too late.
 
 use crate::run::{Outcome, ensure};
 
-/// Returns word `n` of a message.
+/// Returns word `n` of the bytes of a message.
 fn word(message: u64, n: usize) -> u64 {
     let word = message.wrapping_mul(0x9e37_79b9_7f4a_7c15)
         ^ (n as u64).wrapping_mul(0xd1b5_4a32_d192_ed03);
@@ -14,7 +14,7 @@ fn byte(message: u64, n: usize) -> u8 {
     word(message, n / 8).to_le_bytes()[n % 8]
 }
 
-/// Fills `out` with a message's bytes, starting at offset `from`.
+/// Fills `out` with the bytes of a message, starting at offset `from` of the message.
 pub(crate) fn fill(message: u64, from: usize, out: &mut [u8]) {
     let head = (out.len()).min((8 - from % 8) % 8);
     let (first, rest) = out.split_at_mut(head);
@@ -33,7 +33,7 @@ pub(crate) fn bytes(message: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// A WRITE and its destination.
+/// A WRITE, and where it stores its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
     pub(crate) at: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    /// Returns true if the WRITE puts this byte there.
+    /// Returns true if the WRITE stores this byte at this offset.
     pub(crate) fn has(&self, at: usize, actual: u8) -> bool {
         (self.at..self.at + self.length).contains(&at) && byte(self.message, at - self.at) == actual
     }
@@ -52,9 +52,9 @@ impl Placed {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Atomic {
     pub(crate) word: usize,
-    /// The value to compare with, for a compare-and-swap.
+    /// For a compare-and-swap: the value to compare with.
     pub(crate) compare: Option<u64>,
-    /// The value to add or store.
+    /// The value to add or to store.
     pub(crate) operand: u64,
 }
 
@@ -69,20 +69,22 @@ impl Atomic {
 }
 
 pub(crate) const WORDS: usize = 4;
-/// The size of the guards after the words and at the end: nothing may write there.
+/// The size of the two guards, after the words and at the end. Nothing may write there.
 pub(crate) const GUARD: usize = 32;
 /// The offset of the data bytes.
 pub(crate) const DATA: usize = 8 * WORDS + GUARD;
 
-/// The expected contents of memory that a peer reads and writes: words, a guard, bytes, a guard.
+/// The expected contents of the memory that a peer reads and writes. It consists of words, a guard,
+/// data bytes, and another guard.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// The known contents, except for the words and for data in flight.
+    /// The known contents. Not valid for the words, nor for data bytes that WRITEs in flight may
+    /// change.
     pub(crate) known: Vec<u8>,
     pub(crate) words: [u64; WORDS],
-    /// WRITEs that may have been executed, or may be executed later.
+    /// WRITEs that may already have been executed, or may still be executed.
     pub(crate) uncertain: Vec<Placed>,
-    /// Atomics that may have been executed, in this order.
+    /// Atomics that may have been executed, in the order in which they were posted.
     pub(crate) unanswered: Vec<Atomic>,
 }
 
@@ -93,12 +95,13 @@ impl Target {
         Self { known, words: [0; WORDS], uncertain: Vec::new(), unanswered: Vec::new() }
     }
 
-    /// Records a WRITE that was certainly executed.
+    /// Records a WRITE that has certainly been executed.
     pub(crate) fn place(&mut self, placed: &Placed) {
         fill(placed.message, 0, &mut self.known[DATA + placed.at..][..placed.length]);
     }
 
-    /// Checks that bytes are the known ones, or come from a WRITE in flight.
+    /// Checks that each byte is the known one, or comes from a WRITE that is uncertain or in
+    /// flight.
     pub(crate) fn check<'a>(
         &'a self,
         from: usize,
@@ -125,8 +128,8 @@ impl Target {
         Ok(())
     }
 
-    /// Checks that the words result from the atomics, where any number of the first unanswered ones
-    /// may have been executed.
+    /// Checks that the words result from atomics. Of the unanswered atomics, any number may have
+    /// been executed, starting with the first.
     pub(crate) fn check_words(&self, actual: &[u8], under_way: &[Atomic]) -> Outcome {
         let word = |n: usize| u64::from_ne_bytes(actual[8 * n..8 * n + 8].try_into().unwrap());
         let actual: [u64; WORDS] = std::array::from_fn(word);

@@ -1,4 +1,4 @@
-//! A queue pair's requests, and the memory that they occupy.
+//! Posts a queue pair's requests, and allocates the memory that they use.
 
 use rdma_sys::{ibv_send_flags as Flags, ibv_sge, ibv_wr_opcode as Opcode};
 use test_support::rig::datagram::QKEY;
@@ -11,16 +11,16 @@ use crate::run::{Outcome, World, ensure};
 use crate::script::{GROUPS, Kind, SLOTS, ScriptRequest, Service};
 use crate::windows::{Use, is_first_type, part};
 
-/// The gap between the elements of a request, and around them.
+/// The number of bytes before, between and after the elements of a request.
 const GAP: usize = 8;
 const GAP_BYTE: u8 = 0xa5;
-/// The initial contents of memory into which a READ writes.
+/// The value of the bytes of local memory before a READ stores its result there.
 const SINK_BYTE: u8 = 0x5a;
-/// The longest datagram.
+/// The maximum length of a datagram.
 const DATAGRAM: usize = 4096;
 
 impl ScriptRequest {
-    /// Returns each local element as its offset in the message and its length.
+    /// Returns the local elements of a request, each as its offset in the message and its length.
     pub(crate) fn parts(&self) -> Vec<(usize, usize)> {
         let elements = if self.length < self.elements { 1 } else { self.elements.max(1) };
         let part = self.length / elements;
@@ -34,12 +34,13 @@ impl ScriptRequest {
     }
 }
 
-/// Returns the offset of a part in its block.
+/// Returns the offset in a request's block of element `n`, which starts at `from` in the message.
 fn place(n: usize, from: usize) -> usize {
     from + GAP * (n + 1)
 }
 
-/// Extracts a request's bytes from a block; `None` if a gap was touched.
+/// Extracts a request's bytes from its block of memory. Returns `None` if a gap between them was
+/// changed.
 pub(crate) fn unpack(request: &ScriptRequest, block: &[u8]) -> Option<Vec<u8>> {
     let (mut bytes, mut end) = (Vec::with_capacity(request.length), 0);
     let is_gap = |gap: &[u8]| gap.iter().all(|&byte| byte == GAP_BYTE);
@@ -55,11 +56,11 @@ pub(crate) fn unpack(request: &ScriptRequest, block: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl World<'_> {
-    /// Posts a request if there is space for it.
+    /// Posts the request if the queue and the local memory have space for it.
     pub(crate) fn post(&mut self, end: usize, mut request: ScriptRequest) -> Outcome {
         self.make_fair(end, &mut request);
         let own = &self.ends[end];
-        // Windows are used only on reliable connections here.
+        // A request on a window has a window only on reliable connections.
         let of_none = request.kind.is_local() && request.window.is_none();
         if own.qp.is_none() || own.pending.len() >= own.capacity || of_none {
             return Ok(());
@@ -97,7 +98,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Adjusts a request to what can be posted here.
+    /// Changes a request so that this queue pair can post it.
     fn make_fair(&self, end: usize, request: &mut ScriptRequest) {
         let (own, settings) = (&self.ends[end], &self.script.settings);
         let longest = settings.longest;
@@ -123,8 +124,8 @@ impl World<'_> {
         request.signaled |= own.silent + 1 >= own.capacity / 2;
     }
 
-    /// Returns the value for an atomic to compare with: the actual one, unless something goes
-    /// wrong.
+    /// Returns the value for an atomic to compare with. If nothing unexpected happens, it is the
+    /// actual value.
     fn guess(&self, to: usize, request: &ScriptRequest) -> u64 {
         let word = request.at % memory::WORDS;
         let target = &self.ends[to].known;
@@ -134,7 +135,7 @@ impl World<'_> {
         expected ^ u64::from(request.immediate || self.message.is_multiple_of(4))
     }
 
-    /// Allocates the memory for a request, and posts it.
+    /// Fills the memory that is reserved for a request, and posts the request.
     fn give_out(&mut self, end: usize, to: usize, sent: &Sent) -> Outcome {
         let Sent { request, block, message, .. } = sent;
         let moves = request.kind.moves();
@@ -158,7 +159,7 @@ impl World<'_> {
         }
         let mut wr = self.request(end, to, sent, &sges);
         if request.inline {
-            // Inline data is read from its address, without a key.
+            // Inline data is read from the address in this process. The key is not used.
             for (sge, (from, length)) in wr.sges.iter_mut().zip(request.parts()) {
                 debug_assert_eq!(sge.length as usize, length);
                 let at = block + place(0, 0) + from + GAP * parts_before(request, from);
@@ -220,7 +221,7 @@ impl World<'_> {
         if request.fenced { wr.fenced() } else { wr }
     }
 
-    /// Posts a request on one of the queue pair's own windows.
+    /// Posts a bind or an invalidation of one of the queue pair's own windows.
     fn post_local(&mut self, end: usize, sent: &Sent, used: &Use) -> Outcome {
         let request = &sent.request;
         let own = &mut self.ends[end];
@@ -254,12 +255,12 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Returns the key of a target, registered or deregistered.
+    /// Returns the key of a target, or its last key if it is deregistered.
     fn rkey(&self, end: usize) -> u32 {
         self.ends[end].target.as_ref().map_or(self.ends[end].last_rkey, |target| target.rkey())
     }
 
-    /// Records the message that the other end must receive.
+    /// Records the message that the receiver of this request must get.
     fn expect(&mut self, end: usize, to: usize, sent: &Sent) {
         let request = &sent.request;
         if request.kind == Kind::Send || request.kind == Kind::Write && request.immediate {

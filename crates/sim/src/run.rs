@@ -12,7 +12,7 @@ use crate::host::{self, Host, Pool, SimQueuePair};
 use crate::script::{Operation, SLOTS, Script, Service, Weather};
 use crate::watch;
 
-/// The result of a check; the error describes what is wrong.
+/// The result of a check. The error describes what is wrong.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
 macro_rules! ensure {
@@ -24,10 +24,10 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// The prefix of a finding that was a panic.
+/// The prefix of an error that was a panic.
 pub(crate) const PANICKED: &str = "panicked";
 
-/// The results of a run.
+/// The figures of a successful run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) packets: u64,
@@ -35,7 +35,7 @@ pub(crate) struct Done {
     pub(crate) trace: u64,
 }
 
-/// The state of a run.
+/// The state of a run, including the model.
 pub(crate) struct World<'a> {
     pub(crate) script: &'a Script,
     pub(crate) network: &'a Network,
@@ -43,31 +43,32 @@ pub(crate) struct World<'a> {
     pub(crate) hosts: Vec<Host>,
     /// The properties of each link, indexed by sender and receiver.
     pub(crate) links: Vec<Vec<Weather>>,
-    /// The state of each device's port.
+    /// Whether each device's port is up.
     pub(crate) ports: Vec<bool>,
-    /// The number of reconnections.
+    /// The number of times that connections were reset and reconnected.
     pub(crate) lives: u32,
     /// The number of the latest message.
     pub(crate) message: u64,
     /// Whether no deliberate fault has happened yet.
     pub(crate) calm: bool,
-    /// Whether links may have duplicated or reordered packets.
+    /// Whether a link may have duplicated or reordered packets.
     pub(crate) unordered: bool,
-    /// The longest travel time of a packet.
+    /// The longest time that a packet may have been in flight.
     pub(crate) longest: Duration,
     /// A hash of all completions.
     pub(crate) trace: DefaultHasher,
 }
 
-/// Runs a script. A panic is reported like any other finding.
+/// Runs a script. A panic is returned as an error, like any other finding.
 pub(crate) fn run(script: &Script) -> Outcome<Done> {
     watch::begins(script.seed);
     let network = Network::simulated(script.seed);
     let result = catch_unwind(AssertUnwindSafe(|| {
-        // It is leaked after a panic, because dropping it would panic again.
+        // After a panic the world is leaked, because dropping it would panic again.
         let mut world = ManuallyDrop::new(World::new(script, &network));
         let done = world.run();
-        // After a failure, queue pairs may be unchecked; how they end no longer matters.
+        // After a failure the world is leaked too: queue pairs may not be settled, and need not be
+        // checked any more.
         if done.is_ok() {
             drop(ManuallyDrop::into_inner(world));
         }
@@ -166,13 +167,13 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Returns the receives that a queue pair consumes.
+    /// Returns the slots of the queue from which a queue pair consumes receives.
     pub(crate) fn pool(&mut self, end: usize) -> &mut Pool {
         let SimQueuePair { device, shares, .. } = self.ends[end];
         if shares { &mut self.hosts[device].shared } else { &mut self.ends[end].pool }
     }
 
-    /// Posts up to `count` receives, as space permits.
+    /// Posts up to `count` receives, as long as there is space.
     pub(crate) fn receive(&mut self, end: usize, count: usize, elements: usize) {
         if self.ends[end].qp.is_none() && !self.ends[end].shares {
             return;
@@ -188,7 +189,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Records which queue pairs have too few receives for their messages.
+    /// Records which queue pairs have fewer receives than messages that may arrive.
     pub(crate) fn note_starved(&mut self, end: usize) {
         let SimQueuePair { device, shares, .. } = self.ends[end];
         let posted = self.pool(end).posted.len();
@@ -207,10 +208,10 @@ impl<'a> World<'a> {
     }
 }
 
-/// The bit that marks the number of a receive in a shared queue.
+/// The bit of a WR ID that marks the receives of a shared queue.
 pub(crate) const SHARED: u64 = 1 << 63;
 
-/// Creates address handles between all datagram queue pairs.
+/// Creates the address handles of all datagram queue pairs, to each other and to the groups.
 fn find_ways(hosts: &[Host], ends: &mut [SimQueuePair]) {
     let datagrams: Vec<_> =
         (0..ends.len()).filter(|&end| ends[end].service == Service::Datagram).collect();

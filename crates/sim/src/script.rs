@@ -1,7 +1,7 @@
-//! A workload: settings, and a list of operations that are executed in order.
+//! A workload: settings, and a list of operations that are executed one after the other.
 //!
-//! Each part can be removed or reduced, and the script stays fair. An operation is skipped if its
-//! object no longer exists or if there is no space for it.
+//! Each part can be removed or reduced without making the script unfair. An operation is skipped if
+//! its object no longer exists, or if there is no space for it.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use rdma_soft::LinkModel;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Script {
-    /// The seed of the network.
+    /// The seed of the simulated network.
     pub(crate) seed: u64,
     pub(crate) settings: Settings,
     pub(crate) operations: Vec<Operation>,
-    /// If set, the run ends after this many packets.
+    /// If set, the run ends after this number of packets.
     pub(crate) packets: Option<u64>,
 }
 
-/// The objects at the start. Connection `n` has the ends `2n` and `2n + 1`. The numbers after all
-/// connections belong to the datagram queue pairs.
+/// The objects that exist at the start. Connection `n` has the queue pairs `2n` and `2n + 1`. The
+/// numbers after those belong to the datagram queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(crate) infiniband: bool,
     pub(crate) devices: usize,
     pub(crate) weather: Weather,
-    /// The longest message, in bytes.
+    /// The maximum length of a message, in bytes.
     pub(crate) longest: usize,
     pub(crate) connections: Vec<Connection>,
     /// The device of each datagram queue pair.
@@ -51,7 +51,7 @@ pub(crate) struct Connection {
     pub(crate) rd_atomic: u8,
     pub(crate) sends: u32,
     pub(crate) receives: u32,
-    /// Whether each end uses its device's shared receive queue.
+    /// Whether each of the two ends uses its device's shared receive queue.
     pub(crate) shared: [bool; 2],
 }
 
@@ -83,7 +83,7 @@ pub(crate) enum Operation {
     Pass {
         nanoseconds: u64,
     },
-    /// Changes a link, in one direction.
+    /// Changes the behaviour of a link in one direction.
     Link {
         from: usize,
         to: usize,
@@ -93,23 +93,23 @@ pub(crate) enum Operation {
         device: usize,
         up: bool,
     },
-    /// Destroys a device's queue pairs without notice.
+    /// Destroys a device's queue pairs without notifying their peers.
     Die {
         device: usize,
     },
-    /// Deregisters the memory to which peers write.
+    /// Deregisters the target, which is the memory that peers access.
     Deregister {
         end: usize,
     },
-    /// Moves the queue pair to the error state.
+    /// Moves a queue pair to the error state.
     Error {
         end: usize,
     },
-    /// Resets and reconnects both ends.
+    /// Resets and reconnects both ends of a connection.
     Reconnect {
         connection: usize,
     },
-    /// Deallocates a window.
+    /// Deallocates one of a queue pair's own windows.
     Deallocate {
         end: usize,
         slot: usize,
@@ -143,45 +143,51 @@ pub(crate) enum Kind {
 pub(crate) struct ScriptRequest {
     pub(crate) kind: Kind,
     pub(crate) length: usize,
-    /// The offset in the target for a WRITE or a READ; the index of the word for an atomic.
+    /// For a WRITE or a READ, the offset in the target; for an atomic, the index of the word.
     pub(crate) at: usize,
     pub(crate) immediate: bool,
     pub(crate) fenced: bool,
     pub(crate) signaled: bool,
     pub(crate) inline: bool,
     pub(crate) elements: usize,
-    /// The queue pair to which a datagram is sent.
+    /// The queue pair to which a datagram is sent, unless `group` is set.
     pub(crate) to: usize,
-    /// The group to which a datagram is sent instead.
+    /// The group to which a datagram is sent.
     pub(crate) group: Option<usize>,
-    /// The window that is bound or invalidated, or through which the target is accessed. A SEND
-    /// invalidates it.
+    /// The window that the request binds, invalidates, or uses to access the target. A SEND
+    /// invalidates the window at its receiver.
     pub(crate) window: Option<Window>,
 }
 
-/// A window, and one of the keys that it has had.
+/// A window, and which of its keys to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) slot: usize,
-    /// The number of binds since the window had the key.
+    /// The number of binds since the window got the key.
     pub(crate) back: usize,
-    /// Whether to skip the request if it may fail.
+    /// Whether the request is changed or skipped if it may fail.
     pub(crate) careful: bool,
-    /// The parameters of a bind: the offset in the target, the number of bytes, and the rights.
+    /// For a bind: the offset in the target at which the window begins.
     pub(crate) from: usize,
+    /// For a bind: the number of bytes that the window covers.
     pub(crate) bytes: usize,
+    /// For a bind: the rights that the window grants.
     pub(crate) rights: u8,
-    /// Moves the request so that it ends at the last byte of the window, or one byte beyond it.
+    /// If set, the request is moved: if false, it ends at the last byte of the window, and if true,
+    /// one byte after it.
     pub(crate) edge: Option<bool>,
 }
 
-/// The number of windows of a queue pair: the first is of type 1, the others of type 2.
+/// The number of windows that a queue pair has. The first one is of type 1, the others are of type
+/// 2.
 pub(crate) const SLOTS: usize = 3;
 /// The number of multicast groups.
 pub(crate) const GROUPS: usize = 2;
-/// The rights of a window.
+/// The right to read through a window.
 pub(crate) const READS: u8 = 1;
+/// The right to write through a window.
 pub(crate) const WRITES: u8 = 2;
+/// The right to execute atomics through a window.
 pub(crate) const ATOMICS: u8 = 4;
 
 /// A probability of one, in units of 1/10,000.
@@ -212,12 +218,12 @@ impl Weather {
             .corruption(of(self.corruption))
     }
 
-    /// Returns the probability that a packet suffers a fault.
+    /// Returns the probability that a packet is affected by a fault.
     pub(crate) fn faults(&self) -> u32 {
         self.loss + self.duplication + self.reordering + self.corruption
     }
 
-    /// Returns the maximum delay of a packet, before which two megabytes may be queued. Its answer
+    /// Returns the maximum delay of a packet if two megabytes are queued before it. Its answer
     /// takes at most as long again.
     pub(crate) fn longest(&self) -> Duration {
         let sending = (2u64 << 23).saturating_mul(1_000_000_000);
@@ -227,7 +233,7 @@ impl Weather {
 }
 
 impl Kind {
-    /// Returns true if the request sends nothing to the peer.
+    /// Returns true if the request is executed without the peer.
     pub(crate) fn is_local(self) -> bool {
         matches!(self, Self::Bind | Self::Invalidate)
     }
@@ -236,21 +242,22 @@ impl Kind {
         matches!(self, Self::FetchAdd | Self::CompareSwap)
     }
 
-    /// Returns true if the request sends its own bytes.
+    /// Returns true if the request sends data from local memory.
     pub(crate) fn moves(self) -> bool {
         matches!(self, Self::Send | Self::Write)
     }
 }
 
 impl Connection {
-    /// Returns true if no timer detects a missing answer.
+    /// Returns true if the requester waits indefinitely for a missing answer, because it has no
+    /// timeout.
     pub(crate) fn waits_for_ever(&self) -> bool {
         self.service == Service::Reliable && self.timeout == 0
     }
 }
 
 impl Settings {
-    /// The number of queue pairs.
+    /// Returns the number of queue pairs.
     pub(crate) fn ends(&self) -> usize {
         2 * self.connections.len() + self.datagrams.len()
     }

@@ -1,12 +1,12 @@
-//! Shrinks a failing script: removes parts while it still fails with some error.
+//! Makes a failing script smaller: removes and simplifies parts as long as the script still fails.
 
 use crate::run::{PANICKED, run};
 use crate::script::{Operation, Script, ScriptRequest, Weather, Window};
 
-/// The maximum number of runs.
+/// The maximum number of scripts to run.
 const RUNS: u32 = 4000;
 
-/// Returns the smaller script, and its error.
+/// Returns the smallest failing script that was found, and its error.
 pub(crate) fn shrink(script: Script, why: String) -> (Script, String) {
     let mut shrinker = Shrinker { script, why, runs: 0 };
     loop {
@@ -28,14 +28,14 @@ struct Shrinker {
 }
 
 impl Shrinker {
-    /// Adopts the script if it fails.
+    /// Adopts the script if it fails. Returns true if so.
     fn try_it(&mut self, script: Script) -> bool {
         if script == self.script || self.runs >= RUNS {
             return false;
         }
         self.runs += 1;
         match run(&script) {
-            // A panic instead of another error is a different failure.
+            // A panic and another error are different failures, so one must not replace the other.
             Err(why) if why.contains(PANICKED) == self.why.contains(PANICKED) => {
                 (self.script, self.why) = (script, why);
                 true
@@ -44,18 +44,19 @@ impl Shrinker {
         }
     }
 
-    /// Adopts the changed script if it fails.
+    /// Adopts a changed copy of the script if it fails. Returns true if so.
     fn change(&mut self, change: impl FnOnce(&mut Script)) -> bool {
         let mut script = self.script.clone();
         change(&mut script);
         self.try_it(script)
     }
 
-    /// Removes operations: first half of them, then a quarter, and finally single ones.
+    /// Removes operations: first groups of half of them, then of a quarter, and so on, and finally
+    /// single ones.
     fn operations(&mut self) {
         let mut chunk = self.script.operations.len().div_ceil(2).max(1);
         loop {
-            // Start at the end, because early operations are often needed.
+            // This starts at the end, because later operations often depend on earlier ones.
             let mut end = self.script.operations.len();
             while end > 0 {
                 let start = end.saturating_sub(chunk);
@@ -69,7 +70,7 @@ impl Shrinker {
         }
     }
 
-    /// Improves links.
+    /// Reduces the faults and delays of links.
     fn links(&mut self) {
         for better in BETTER {
             self.change(|script| better(&mut script.settings.weather));
@@ -85,10 +86,11 @@ impl Shrinker {
         }
     }
 
-    /// Removes datagram queue pairs, simplifies connections, and shortens messages.
+    /// Removes datagram queue pairs and connections, simplifies connections, and shortens messages.
     fn settings(&mut self) {
         while self.last_goes(|script| script.settings.datagrams.pop().is_some()) {}
-        // Datagram queue pairs have the numbers after those of connections.
+        // Connections can be removed only when there are no datagram queue pairs, whose numbers
+        // follow theirs.
         while self.script.settings.datagrams.is_empty()
             && self.script.settings.connections.len() > 1
             && self.last_goes(|script| script.settings.connections.pop().is_some())
@@ -103,7 +105,7 @@ impl Shrinker {
         }
     }
 
-    /// Removes the last queue pairs, with all their operations.
+    /// Removes the last queue pairs, together with all their operations.
     fn last_goes(&mut self, pop: impl FnOnce(&mut Script) -> bool) -> bool {
         self.change(|script| {
             pop(script);

@@ -1,4 +1,4 @@
-//! A script in readable form.
+//! Formats a script for people to read.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Reports and ends a workload that hangs, because runs have no limit in real time.
+//! Reports a workload that hangs, and ends the process. Otherwise it could hang forever, because
+//! runs have no limit in real time.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -8,18 +9,18 @@ use std::time::Duration;
 
 static BEGUN: OnceLock<Sender<u64>> = OnceLock::new();
 
-/// Aborts the process if a workload exceeds the limit, after printing the workload's seed.
+/// Aborts the process if a workload takes longer than `limit`. Prints the workload's seed first.
 ///
-/// `of` describes the source of all workloads. A program calls this once, before the first
-/// workload.
+/// `of` describes where the workloads come from, and is printed too. A program calls this once,
+/// before the first workload.
 ///
 /// # Errors
 ///
-/// If the thread cannot be created, or if this was called before.
+/// Returns an error if the thread cannot be created, or if this was called before.
 pub fn watch(of: String, limit: Duration) -> Result<(), String> {
     let (begins, begun) = mpsc::channel();
     let watcher = move || {
-        // There is nothing to watch before the first workload.
+        // Until the first workload begins, there is nothing to watch.
         let Ok(mut workload) = begun.recv() else { return };
         loop {
             match begun.recv_timeout(limit) {
@@ -28,7 +29,7 @@ pub fn watch(of: String, limit: Duration) -> Result<(), String> {
                 Err(RecvTimeoutError::Timeout) => break,
             }
         }
-        // Do not use `println`: the hanging thread may hold its lock.
+        // `println` is not used, because the hanging thread may hold its lock.
         let text = format!(
             "hangs: workload {workload:#x} ({of}) has not ended in {limit:?}\n\
              to repeat: cargo xtask sim --workload {workload:#x}\n"
@@ -41,10 +42,10 @@ pub fn watch(of: String, limit: Duration) -> Result<(), String> {
     thread.map(drop).map_err(|error| error.to_string())
 }
 
-/// Records that a workload begins, which means that the previous one has ended.
+/// Records that a workload begins, and therefore that the previous one has ended.
 pub(crate) fn begins(workload: u64) {
     if let Some(begun) = BEGUN.get() {
-        // The watching thread may already be gone when the process ends.
+        // At the end of the process, the watching thread may no longer exist.
         let _ = begun.send(workload);
     }
 }

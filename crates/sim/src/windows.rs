@@ -1,5 +1,5 @@
-//! A queue pair's memory windows on its target: the keys that peers got, and whether they are
-//! valid.
+//! The memory windows that a queue pair binds to its target: which keys its peer has received, and
+//! which of them are valid.
 
 use rdma_sys::{ibv_inc_rkey, ibv_mw_bind_info};
 use test_support::rig::window::{Mw, TYPE_1, TYPE_2};
@@ -14,20 +14,20 @@ use crate::script::{ATOMICS, Kind, READS, SLOTS, ScriptRequest, WRITES, Window};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Works,
-    /// The outcome depends on the order of two unordered requests.
+    /// The outcome depends on the order of two requests, which is unknown.
     May,
     Fails,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrantState {
-    /// A bind is posted.
+    /// The bind has been posted, but has not completed.
     Asked,
     Bound,
     Gone,
 }
 
-/// One binding of a window.
+/// One binding of a window, which grants access to the peer.
 #[derive(Debug)]
 pub(crate) struct Grant {
     slot: usize,
@@ -36,14 +36,14 @@ pub(crate) struct Grant {
     bytes: usize,
     rights: u8,
     state: GrantState,
-    /// Whether the owner has posted the invalidation.
+    /// Whether the owner has posted a request that ends the grant.
     taken_back: bool,
-    /// Whether the peer has invalidated it with a SEND.
+    /// Whether the peer has posted a SEND that invalidates the key.
     sent_back: bool,
-    /// Whether it may have ended before requests that were in flight.
+    /// Whether the grant may have ended before requests in flight were executed.
     raced: bool,
-    /// Whether packets for it may still arrive, because a request failed or its queue pair no
-    /// longer exists.
+    /// Whether packets that use the key may still arrive, because a request failed or its queue
+    /// pair no longer exists.
     lingers: bool,
 }
 
@@ -53,11 +53,11 @@ pub(crate) struct Use {
     pub(crate) grant: usize,
     pub(crate) key: u32,
     pub(crate) verdict: Verdict,
-    /// For a bind, the window's previous grant.
+    /// For a bind: the window's grant before it.
     before: Option<usize>,
 }
 
-/// A queue pair's windows, by slot, and all their grants.
+/// The windows of a queue pair, by slot, and all grants that they have had.
 #[derive(Default)]
 pub(crate) struct Windows {
     there: [Option<Mw>; SLOTS],
@@ -75,7 +75,7 @@ impl Grant {
         is_first_type(self.slot)
     }
 
-    /// Returns the outcome of a request that the peer posts now.
+    /// Returns the outcome that is expected if the peer posts this request now.
     fn verdict(&self, request: &ScriptRequest) -> Verdict {
         let (right, from, length) = match request.kind {
             Kind::Read => (READS, DATA + request.at, request.length),
@@ -84,17 +84,18 @@ impl Grant {
         };
         let inside = from >= self.from && from + length <= self.from + self.bytes;
         match self.state {
-            // An access of zero bytes checks no key.
+            // An access of zero bytes does not check the key.
             _ if length == 0 => Verdict::Works,
             GrantState::Gone => Verdict::Fails,
-            // The SEND precedes it on the same connection.
+            // The SEND was posted earlier on the same connection, so the key is invalid when this
+            // request is executed.
             _ if self.sent_back || !inside || self.rights & right == 0 => Verdict::Fails,
             GrantState::Bound if !self.taken_back => Verdict::Works,
             _ => Verdict::May,
         }
     }
 
-    /// Returns the outcome of a SEND that invalidates the grant.
+    /// Returns the outcome that is expected if the peer posts a SEND that invalidates the grant.
     fn verdict_of_send(&self) -> Verdict {
         match self.state {
             GrantState::Gone => Verdict::Fails,
@@ -104,10 +105,10 @@ impl Grant {
         }
     }
 
-    /// Returns the outcome of the owner's request to invalidate the grant.
+    /// Returns the outcome that is expected if the owner posts a request that ends the grant.
     fn verdict_of_taking_back(&self) -> Verdict {
         match self.state {
-            // A bind of zero bytes revokes it.
+            // The owner ends a type 1 grant with a bind of zero bytes, which always succeeds.
             _ if self.is_first_type() => Verdict::Works,
             GrantState::Gone => Verdict::Fails,
             _ if self.taken_back => Verdict::Fails,
@@ -122,13 +123,13 @@ impl Grant {
 }
 
 impl Windows {
-    /// Returns the slot's grant from `back` binds ago.
+    /// Returns the grant that this slot's window had `back` binds ago.
     fn grant(&self, slot: usize, back: usize) -> Option<usize> {
         let of_slot = |n: &usize| self.grants[*n].slot == slot;
         (0..self.grants.len()).rev().filter(of_slot).nth(back)
     }
 
-    /// Returns the outcome of a bind, and the window's previous grant.
+    /// Returns the expected outcome of a bind, and the window's grant before it.
     fn verdict_of_bind(&self, slot: usize) -> (Verdict, Option<usize>) {
         let before = self.grant(slot, 0);
         let verdict = match before.map(|n| &self.grants[n]) {
@@ -141,7 +142,7 @@ impl Windows {
         (verdict, before)
     }
 
-    /// Returns the slot's window, which is allocated if necessary.
+    /// Returns the slot's window. Allocates it if necessary.
     pub(crate) fn window(&mut self, slot: usize, pd: &Pd) -> &Mw {
         let key = &mut self.keys[slot];
         self.there[slot].get_or_insert_with(|| {
@@ -156,18 +157,18 @@ impl Windows {
         self.there[slot].as_ref()
     }
 
-    /// Returns the next key of a type 2 window.
+    /// Returns a new key for a type 2 window. It follows the previous one.
     pub(crate) fn next_key(&mut self, slot: usize) -> u32 {
         self.keys[slot] = ibv_inc_rkey(self.keys[slot]);
         self.keys[slot]
     }
 
-    /// Records the key that a posted type 1 bind returned.
+    /// Records the key that posting a type 1 bind returned.
     pub(crate) fn note_key(&mut self, grant: usize, key: u32) {
         self.grants[grant].key = key;
     }
 
-    /// Returns true if the windows prevent deregistering the region.
+    /// Returns true if bound windows prevent the target from being deregistered.
     pub(crate) fn hold(&self) -> bool {
         self.grants.iter().any(Grant::is_certainly_bound)
     }
@@ -181,7 +182,7 @@ impl Windows {
     }
 }
 
-/// Returns the part of a target that a window covers.
+/// Returns the part of a target that the window is to cover, and the rights.
 pub(crate) fn part(end: usize, target: &Mr, window: &Window) -> ibv_mw_bind_info {
     let right = |bit: u8, right: u32| if window.rights & bit != 0 { right } else { 0 };
     ibv_mw_bind_info {
@@ -194,12 +195,12 @@ pub(crate) fn part(end: usize, target: &Mr, window: &Window) -> ibv_mw_bind_info
     }
 }
 
-/// The rights that a target needs for windows.
+/// The rights that a target needs so that windows can be bound to it.
 pub(crate) const BINDABLE: u32 = LOCAL_WRITE | MW_BIND;
 
 impl World<'_> {
-    /// Returns how a request uses a window. A careful request that may fail loses its window, or is
-    /// skipped.
+    /// Returns how a request uses a window. If a careful request may fail, it loses its window or
+    /// is skipped.
     pub(crate) fn use_window(
         &mut self,
         end: usize,
@@ -235,7 +236,7 @@ impl World<'_> {
         }
         let own = &mut self.ends[end];
         own.windows.window(slot, &self.hosts[own.device].pd);
-        // A type 1 window gets its key when the bind is posted.
+        // The key of a type 1 window is known only when the bind has been posted.
         let key = if first { 0 } else { own.windows.next_key(slot) };
         own.windows.grants.push(Grant {
             slot,
@@ -255,7 +256,8 @@ impl World<'_> {
     fn use_for_end(&mut self, end: usize, slot: usize, window: &Window) -> Option<Use> {
         let own = &self.ends[end];
         own.windows.known(slot)?;
-        // A bind of zero bytes revokes the latest type 1 binding.
+        // A type 1 grant is ended by a bind of zero bytes, which always applies to the latest
+        // grant.
         let back = if is_first_type(slot) { 0 } else { window.back };
         let grant = own.windows.grant(slot, back)?;
         let (key, verdict) = {
@@ -270,7 +272,7 @@ impl World<'_> {
         Some(Use { grant, key, verdict, before: None })
     }
 
-    /// Returns how a peer's request uses a window.
+    /// Returns how a request uses a window of the peer.
     fn use_of_peer(
         &mut self,
         end: usize,
@@ -303,7 +305,7 @@ impl World<'_> {
         Some(Use { grant, key, verdict, before: None })
     }
 
-    /// Records a SEND that will invalidate the grant.
+    /// Records a SEND that invalidates the grant when it arrives.
     fn send_back(
         &mut self,
         end: usize,
@@ -313,7 +315,7 @@ impl World<'_> {
         request: &mut ScriptRequest,
     ) {
         let owner = self.ends[end].peer;
-        // A READ that is retransmitted needs the key again.
+        // If a READ is retransmitted, its key must still be valid.
         let reads = self.ends[end].pending.iter().any(|sent| {
             sent.request.kind == Kind::Read && sent.through.is_some_and(|used| used.grant == grant)
         });
@@ -328,7 +330,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns true if requests by the peer that need the grant are in flight.
+    /// Returns true if requests of the peer that use the grant may be in flight.
     fn is_used(&self, owner: usize, grant: usize) -> bool {
         let through = |used: &Use| used.grant == grant;
         let pending = &self.ends[self.ends[owner].peer].pending;
@@ -337,7 +339,7 @@ impl World<'_> {
             || pending.iter().any(|sent| sent.through.as_ref().is_some_and(through))
     }
 
-    /// Records that the peer no longer waits for a request, although its packets may still arrive.
+    /// Records that the peer has stopped waiting for a request whose packets may still arrive.
     pub(crate) fn linger(&mut self, owner: usize, sent: &Sent) {
         let used = sent.through.filter(|_| !sent.request.kind.is_local());
         let grants = &mut self.ends[owner].windows.grants;
@@ -346,7 +348,7 @@ impl World<'_> {
         }
     }
 
-    /// Records that the owner has posted the invalidation.
+    /// Records that the owner has posted a request that ends the grant.
     fn take_back(&mut self, owner: usize, grant: usize) {
         if self.ends[owner].windows.grants[grant].state != GrantState::Gone {
             self.ends[owner].windows.grants[grant].taken_back = true;
@@ -354,7 +356,7 @@ impl World<'_> {
         }
     }
 
-    /// Records that the peer's requests may be executed before or after the grant ends.
+    /// Records that the grant may end before or after the peer's requests in flight are executed.
     fn race(&mut self, owner: usize, grant: usize) {
         self.ends[owner].windows.grants[grant].raced = true;
         if self.is_used(owner, grant) {
@@ -362,22 +364,22 @@ impl World<'_> {
         }
     }
 
-    /// Records that a queue pair may refuse its peer's request, which would move it to the error
-    /// state.
+    /// Records that a queue pair may refuse a request of its peer, which would move the queue pair
+    /// to the error state.
     fn may_refuse(&mut self, owner: usize) {
         self.ends[owner].excuses.flushed = true;
         let peer = self.ends[owner].peer;
         self.ends[peer].excuses.silence = true;
     }
 
-    /// Returns the possible outcome of a request, given what is known now.
+    /// Returns the outcome of a request that is expected from what is known now.
     pub(crate) fn verdict(&self, end: usize, request: &ScriptRequest, used: &Use) -> Verdict {
         let own = &self.ends[end];
         let owner = if request.kind.is_local() { own } else { &self.ends[own.peer] };
         let grants = &owner.windows.grants;
         let Some(grant) = grants.get(used.grant) else { return Verdict::May };
         let changed = match request.kind {
-            // The peer has invalidated the previous binding in the meantime.
+            // The peer may have invalidated the previous grant in the meantime.
             Kind::Bind => used.before.and_then(|n| grants.get(n)).is_some_and(|it| it.sent_back),
             Kind::Invalidate => grant.sent_back,
             _ => {
@@ -394,12 +396,12 @@ impl World<'_> {
         }
     }
 
-    /// Accounts for a successful request on one of the queue pair's own windows.
+    /// Accounts for a successful bind or invalidation of one of the queue pair's own windows.
     pub(crate) fn bound(&mut self, end: usize, request: &ScriptRequest, used: &Use) -> Outcome {
         let fails = self.verdict(end, request, used) == Verdict::Fails;
         ensure!(!fails, "succeeded although the window's state forbids it");
         let grants = &mut self.ends[end].windows.grants;
-        // A deallocated window stays deallocated.
+        // If the window was deallocated in the meantime, its grants remain invalid.
         if let Some(before) = used.before {
             grants[before].state = GrantState::Gone;
         }
@@ -412,26 +414,26 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Accounts for a failed request on one of the queue pair's own windows: a new binding does not
-    /// exist.
+    /// Accounts for a failed bind or invalidation of one of the queue pair's own windows. If it was
+    /// a bind, the new grant is invalid.
     pub(crate) fn not_bound(&mut self, end: usize, request: &ScriptRequest, used: &Use) {
         if request.kind == Kind::Bind {
             self.ends[end].windows.grants[used.grant].state = GrantState::Gone;
         }
     }
 
-    /// Accounts for a received SEND that has invalidated the grant.
+    /// Accounts for the arrival of a SEND that has invalidated the grant.
     pub(crate) fn came_back(&mut self, owner: usize, used: &Use) {
         self.ends[owner].windows.grants[used.grant].state = GrantState::Gone;
     }
 
-    /// Returns the outcome of a SEND that invalidates a key, given what is known now.
+    /// Returns the outcome of a SEND that invalidates a key, as expected from what is known now.
     pub(crate) fn verdict_of_send(&self, owner: usize, used: &Use) -> Verdict {
         let raced = self.ends[owner].windows.grants.get(used.grant).is_none_or(|it| it.raced);
         if raced && used.verdict == Verdict::Works { Verdict::May } else { used.verdict }
     }
 
-    /// Deallocates a window. Its keys fail from now on.
+    /// Deallocates a window. From now on, accesses with its keys fail.
     pub(crate) fn deallocate(&mut self, end: usize, slot: usize) {
         for grant in 0..self.ends[end].windows.grants.len() {
             if self.ends[end].windows.grants[grant].slot == slot {
@@ -443,7 +445,7 @@ impl World<'_> {
         own.windows.deallocate(slot);
     }
 
-    /// Like [`Self::deallocate`], but only if no request in flight needs the window.
+    /// Like [`Self::deallocate`], but only if no request in flight uses the window.
     pub(crate) fn deallocate_unused(&mut self, end: usize, slot: usize) {
         let of_slot = |n: &usize| self.ends[end].windows.grants[*n].slot == slot;
         let mut grants = (0..self.ends[end].windows.grants.len()).filter(of_slot);
