@@ -1,4 +1,4 @@
-//! Builds the machine in stages, each from the previous one.
+//! Builds the virtual machine in stages. Each stage depends on the previous one.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::{host, initramfs, stage};
 const KVM_LIMIT: Duration = Duration::from_secs(20);
 const EMULATION_LIMIT: Duration = Duration::from_secs(180);
 
-/// Builds each missing stage of the machine, and starts the machine once to verify that it works.
+/// Builds the missing stages of the machine. Then starts the machine once to verify that it works.
 pub(super) fn make(home: &Path, given: Option<&GivenKernel>, install: bool) -> Result<Machine> {
     let key = packages::key(given);
     forget_after(home, "packages", &key, "boot")?;
@@ -35,16 +35,16 @@ pub(super) fn make(home: &Path, given: Option<&GivenKernel>, install: bool) -> R
     made(home)
 }
 
-/// Removes the stage `next` if the stage before it must be rebuilt.
+/// Removes the stage `next` if the stage before it, `name`, must be rebuilt.
 fn forget_after(home: &Path, name: &str, key: &str, next: &str) -> Result<()> {
     if stage::is_made(&home.join(name), key) { Ok(()) } else { stage::remove(&home.join(next)) }
 }
 
-/// Returns the machine that `make` has completed.
+/// Returns the machine that `make` has built. Returns an error if a stage is missing.
 pub(super) fn made(home: &Path) -> Result<Machine> {
     let manifest = |name| stage::manifest(&home.join(name));
     let stages = [manifest("check"), manifest("boot"), manifest("packages")];
-    // Each stage's key starts with the key of the previous stage.
+    // The key of each stage starts with the key of the stage before it.
     let whole = stages.windows(2).all(|two| match two {
         [Some(later), Some(earlier)] => later.starts_with(earlier.as_str()),
         _ => false,
@@ -61,7 +61,7 @@ pub(super) fn made(home: &Path) -> Result<Machine> {
     })
 }
 
-/// Starts the machine with the fastest accelerator that works.
+/// Starts the machine to verify that it works. Returns the fastest accelerator with which it does.
 fn check(tree: &Path, boot: &Path) -> Result<Accelerator> {
     let kvm = host::may_use_kvm().then_some((Accelerator::Kvm, KVM_LIMIT));
     let mut last = None;
@@ -98,7 +98,7 @@ mod tests {
         assert!(refused(home.path()));
         stages(home.path(), [("packages", "a\n"), ("boot", "a\nb\n"), ("check", "a\nb\nc\n")]);
         assert_eq!(made(home.path()).unwrap().accelerator, Accelerator::Kvm);
-        // A set-up for other packages was interrupted after its first stage.
+        // A set-up for different packages was interrupted after its first stage.
         stage::stage(home.path(), "packages", "z\n", |_| Ok(())).unwrap();
         assert!(refused(home.path()));
         stage::remove(&home.path().join("packages")).unwrap();

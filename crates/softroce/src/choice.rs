@@ -1,8 +1,9 @@
-//! Decides how this machine gets SoftRoCE, and why: a pure function of what was found.
+//! Decides how SoftRoCE is provided on this machine, and explains why. The decision depends only on
+//! what was found.
 
 use anyhow::{Result, bail};
 
-/// The properties of the machine that matter.
+/// The properties of the machine on which the decision depends.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     pub(super) arch: String,
@@ -12,29 +13,29 @@ pub(super) struct Host {
     pub(super) module: Module,
     /// Whether the user is root or has `sudo`.
     pub(super) may_be_root: bool,
-    /// Whether standard input is a terminal, so the user can be asked.
+    /// Whether standard input is a terminal, so that the user can be asked.
     pub(super) terminal: bool,
     pub(super) apt: bool,
 }
 
-/// An RXE device that the running kernel has.
+/// An RXE device of the running kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Device {
     pub(super) name: String,
-    /// The reason that programs cannot use the device, if they cannot.
+    /// The reason why programs cannot use the device, or `None` if they can.
     pub(super) trouble: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Module {
-    /// In the running kernel.
+    /// The module is loaded into the running kernel.
     Loaded,
-    /// Among the kernel's modules.
+    /// The module is among the files of the running kernel.
     Loadable,
     Missing,
 }
 
-/// The user's choices.
+/// The user's requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wish {
     pub(super) native: bool,
@@ -45,17 +46,17 @@ pub(super) struct Wish {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The device exists already.
+    /// Use this device, which already exists.
     Present(String),
-    /// Load the module and add a device.
+    /// Load the module into the running kernel, and add a device.
     Native,
-    /// Ask whether to load the module; if not, use a virtual machine.
+    /// Ask the user whether to load the module. If not, use a virtual machine.
     Ask,
     /// Use a virtual machine.
     Machine,
 }
 
-/// Returns the best way, and the reason for it.
+/// Returns the best way, and the reason why it was chosen.
 pub(super) fn choose(host: &Host, wish: Wish) -> Result<(Way, String)> {
     let usable = host.devices.iter().find(|device| device.trouble.is_none());
     if let Some(device) = usable.filter(|_| !wish.machine) {
@@ -88,8 +89,8 @@ fn native(host: &Host) -> Result<(Way, String)> {
     Ok((Way::Native, "--native was given".to_owned()))
 }
 
-/// Returns the reason that the running kernel's SoftRoCE cannot be used; `None` if the user should
-/// be asked.
+/// Returns the reason why the running kernel's SoftRoCE cannot be used. `None` if it can, but the
+/// user must be asked first.
 fn why_not_native(host: &Host, wish: Wish) -> Option<String> {
     if wish.machine {
         return Some("--machine was given".to_owned());
@@ -114,7 +115,7 @@ fn why_not_native(host: &Host, wish: Wish) -> Option<String> {
     }
 }
 
-/// Checks whether a virtual machine can be built at all.
+/// Checks that a virtual machine can be built here.
 pub(super) fn machine(host: &Host, wish: Wish) -> Result<()> {
     if host.arch != "x86_64" {
         bail!(
@@ -136,7 +137,8 @@ pub(super) fn machine(host: &Host, wish: Wish) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A container on a kernel without RDMA: no device, no module, root, no terminal.
+    /// Returns a container on a kernel without RDMA: it has no device and no module, runs as root,
+    /// and has no terminal.
     fn host() -> Host {
         Host {
             arch: "x86_64".to_owned(),

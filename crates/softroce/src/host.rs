@@ -1,4 +1,4 @@
-//! The machine's devices, modules, rights and programs.
+//! Finds this machine's devices, modules, rights and programs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::IsTerminal as _;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::choice::{Device, Host, Module};
 
-/// Inspects the machine; changes nothing.
+/// Inspects the machine. Changes nothing.
 pub(super) fn look() -> Host {
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     Host {
@@ -24,14 +24,15 @@ pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Returns the path of a program, even if `sbin` is not in the user's `PATH`.
+/// Returns the path of a program. Also looks in the `sbin` folders, which may be missing from the
+/// user's `PATH`.
 pub(super) fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(more).map(|at| at.join(name)).find(|file| file.is_file())
 }
 
-/// Returns the RXE devices: those whose `parent` names a network interface.
+/// Returns the RXE devices. Only these have a file `parent`, which names their network interface.
 fn devices(sys: &Path, dev: &Path) -> Vec<Device> {
     let all = entries(&sys.join("class/infiniband"));
     let rxe = all.into_iter().filter(|at| at.join("parent").is_file());
@@ -39,7 +40,7 @@ fn devices(sys: &Path, dev: &Path) -> Vec<Device> {
     found.collect()
 }
 
-/// Returns the reason that programs cannot use the device at `at`.
+/// Returns the reason why programs cannot use the device at `at`, or `None` if they can.
 fn trouble(at: &Path, sys: &Path, dev: &Path) -> Option<String> {
     let state = fs::read_to_string(at.join("ports/1/state")).unwrap_or_default();
     if !state.contains("ACTIVE") {
@@ -55,7 +56,7 @@ fn trouble(at: &Path, sys: &Path, dev: &Path) -> Option<String> {
     opened.err().map(|error| format!("{} cannot be opened: {error}", file.display()))
 }
 
-/// Looks for `rdma_rxe` in the kernel and its modules, below `root`.
+/// Looks for `rdma_rxe` in the running kernel and among its modules. All paths are below `root`.
 fn module(root: &Path, kernel: &str) -> Module {
     let folder = root.join("lib/modules").join(kernel);
     if root.join("sys/module/rdma_rxe").exists() || has_module(&folder, "modules.builtin") {
@@ -67,7 +68,7 @@ fn module(root: &Path, kernel: &str) -> Module {
     }
 }
 
-/// Returns true if the kernel whose modules are in `folder` has `rdma_rxe`, built in or as a
+/// Returns true if the kernel whose modules are in `folder` has `rdma_rxe`, either built in or as a
 /// module.
 pub(super) fn has_rxe(folder: &Path) -> bool {
     ["modules.dep", "modules.builtin"].iter().any(|list| has_module(folder, list))
@@ -79,12 +80,12 @@ fn has_module(folder: &Path, list: &str) -> bool {
     files.filter_map(|file| file.rsplit('/').next()).any(|file| file.starts_with("rdma_rxe.ko"))
 }
 
-/// Returns true if this user may use KVM, which can still fail.
+/// Returns true if this user may open `/dev/kvm`. Using KVM may fail all the same.
 pub(super) fn may_use_kvm() -> bool {
     File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// Returns a field of `/etc/os-release`.
+/// Returns the value of a field of `/etc/os-release`.
 pub(super) fn os_release(field: &str) -> String {
     let text = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix('='));

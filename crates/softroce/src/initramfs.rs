@@ -1,5 +1,5 @@
-//! The machine's initramfs: a static busybox, the modules needed to reach the host's files, and a
-//! script.
+//! The initramfs of the virtual machine: a statically linked busybox, the modules with which the
+//! guest can access the host's files, and a script.
 
 use std::fs;
 use std::path::Path;
@@ -12,10 +12,11 @@ use super::tools::{done, tool};
 pub(super) const INIT: &str = include_str!("init.sh");
 pub(super) const GUEST: &str = include_str!("guest.sh");
 
-/// The modules needed to reach the host's files; the other modules are loaded from there.
+/// The modules with which the guest can access the host's files. It then loads all other modules
+/// from those files.
 const MODULES: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 
-/// Writes `initramfs` for kernel `version`, whose modules are in `tree`.
+/// Writes the file `initramfs` for the kernel `version`, whose modules are in `tree`.
 pub(super) fn write(tree: &Path, version: &str, initramfs: &Path) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let root = folder.path();
@@ -50,8 +51,8 @@ pub(super) fn write(tree: &Path, version: &str, initramfs: &Path) -> Result<()> 
     Ok(())
 }
 
-/// Checks that busybox is static, because the first process has no libraries and no interpreter
-/// yet.
+/// Checks that busybox is statically linked. The guest's first process has no libraries and no
+/// dynamic linker yet.
 fn ensure_static(busybox: &Path) -> Result<()> {
     const INTERPRETER: &[u8] = b"/ld-linux";
     let bytes = fs::read(busybox)?;
@@ -62,7 +63,8 @@ fn ensure_static(busybox: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the files of `MODULES` and their dependencies, each one after its own dependencies.
+/// Returns the files of the [`MODULES`] and of all modules on which they depend. Each file comes
+/// after those on which it depends.
 fn dependencies(tree: &Path, version: &str) -> Result<Vec<String>> {
     let mut files = Vec::new();
     for module in MODULES {
@@ -79,19 +81,20 @@ fn dependencies(tree: &Path, version: &str) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// Returns the files in the output of `modprobe --show-depends`: `insmod FILE [PARAMETERS]`.
+/// Returns the files that `modprobe --show-depends` printed, in lines of the form `insmod FILE
+/// [PARAMETERS]`.
 fn loaded(text: &str) -> Vec<String> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("insmod "));
     lines.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
 }
 
-/// Returns the name of a module's file without its compression suffix.
+/// Returns the name of a module's file, without a suffix for compression.
 fn unpacked_name(file: &str) -> &str {
     let name = file.rsplit('/').next().unwrap_or(file);
     name.find(".ko").map_or(name, |at| &name[..at + 3])
 }
 
-/// Decompresses a module, because busybox cannot load compressed ones.
+/// Copies a module and decompresses it, because busybox cannot load compressed modules.
 fn unpack_module(tree: &Path, from: &Path, to: &Path) -> Result<()> {
     let program = match from.extension().and_then(|ending| ending.to_str()) {
         Some("ko") => return fs::copy(from, to).map(drop).context("copying a module"),

@@ -1,6 +1,7 @@
-//! SoftRoCE, the kernel's `rdma_rxe`, for tests and trials: the device that the running kernel has or can have, or one
-//! in a virtual machine. The machine's kernel and programs are unpacked from the packages of the distribution and never
-//! installed. Never published; `cargo xtask rxe-setup`, `rxe-run` and `rxe-teardown` are its front end.
+//! SoftRoCE, the kernel's `rdma_rxe`, for tests and trials. The device is one that the running
+//! kernel has or can have, or one in a virtual machine. The machine's kernel and programs are
+//! unpacked from the distribution's packages and never installed. Never published; `cargo xtask
+//! rxe-setup`, `rxe-run` and `rxe-teardown` are its front end.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -12,10 +13,12 @@
 //!
 //! Long operations report their progress on standard output.
 //!
-//! - `host`: the properties of this machine; `choice`: the best way on it.
-//! - `native`: the module of the running kernel.
-//! - `assembly`: the making of the virtual machine, in `stage`s: its `packages`, its `initramfs`.
-//! - `machine`: one run in it, with its `script` and the `ports` of its output; `tools`: programs.
+//! - `host`: the properties of this machine; `choice`: decides from these how to provide the
+//!   device.
+//! - `native`: adds the device to the running kernel.
+//! - `assembly`: builds the virtual machine in `stage`s: its `packages` and its `initramfs`.
+//! - `machine`: runs a command in the virtual machine, using a `script` and the output `ports`;
+//!   `tools`: finds programs.
 
 mod assembly;
 mod choice;
@@ -48,47 +51,48 @@ pub use packages::GivenKernel;
 pub struct SetUp {
     /// Whether to load `rdma_rxe` into the running kernel and add `rxe0`, without asking.
     pub native: bool,
-    /// The interface to which `native` adds `rxe0`, instead of a dummy one. The device then accepts
-    /// packets from anyone.
+    /// The interface to which `native` adds `rxe0`. If there is none, a dummy interface is created.
+    /// On a real interface, the device accepts packets from anyone.
     pub netdev: Option<String>,
     /// Whether to build the virtual machine even if the running kernel has SoftRoCE.
     pub machine: bool,
     /// Whether to install missing programs with the package manager if they cannot be unpacked.
     pub install: bool,
-    /// The kernel for the virtual machine, unless the distribution's package is used.
+    /// The kernel for the virtual machine, instead of the distribution's package.
     pub kernel: Option<GivenKernel>,
 }
 
 /// Options for a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Run {
-    /// The time limit of the command. After that, it is ended with exit status 124.
+    /// The time limit of the command. When it has passed, the command is ended, and the exit status
+    /// is 124.
     pub limit: Option<Duration>,
     /// Whether to run in the virtual machine even if the running kernel has SoftRoCE.
     pub machine: bool,
 }
 
-/// SoftRoCE, and the folder that contains everything built for it.
+/// SoftRoCE, and the folder that contains everything that was built for it.
 #[derive(Clone, Debug)]
 pub struct SoftRoce {
     home: PathBuf,
 }
 
 impl SoftRoce {
-    /// Opens SoftRoCE with this folder, which is created if it does not exist.
+    /// Uses this folder, and creates it if it does not exist.
     ///
     /// # Errors
-    /// If the folder cannot be created.
+    /// Returns an error if the folder cannot be created.
     pub fn at(home: impl Into<PathBuf>) -> Result<Self> {
         let home = home.into();
         fs::create_dir_all(&home).with_context(|| format!("making {}", home.display()))?;
         Ok(Self { home })
     }
 
-    /// Describes the device that [`run`](Self::run) would use, and its location.
+    /// Describes the device that [`run`](Self::run) would use, and where it is.
     ///
     /// # Errors
-    /// If SoftRoCE is not set up.
+    /// Returns an error if SoftRoCE is not set up.
     pub fn place(&self) -> Result<String> {
         if let Some(device) = host::look().devices.iter().find(|device| device.trouble.is_none()) {
             return Ok(format!("{} of the running kernel", device.name));
@@ -97,14 +101,16 @@ impl SoftRoce {
         Ok(format!("rxe0 in a virtual machine ({})", machine.accelerator.name()))
     }
 
-    /// Sets up the device in the best way that the machine allows, and describes its location.
+    /// Sets up the device in the best way that this machine allows. Returns a description of where
+    /// it is.
     ///
-    /// `agreed` is called to ask whether the module may be loaded into the running kernel. This
-    /// happens if loading is possible but was not requested, and standard input is a terminal.
+    /// `agreed` is called to ask the user whether the module may be loaded into the running kernel.
+    /// It is called only if loading is possible but was not requested, and standard input is a
+    /// terminal.
     ///
     /// # Errors
-    /// If the machine allows no device, or not in the requested way; the error states what would
-    /// help.
+    /// Returns an error if the device cannot be set up on this machine, or not in the requested
+    /// way. The error states what would help.
     pub fn set_up(&self, what: &SetUp, agreed: impl FnOnce() -> Result<bool>) -> Result<String> {
         let host = host::look();
         let wish =
@@ -130,11 +136,13 @@ impl SoftRoce {
         })
     }
 
-    /// Runs a command where the device is, and returns its exit status. If that is the running
-    /// kernel, the command replaces this process, so the function returns only on failure.
+    /// Runs a command in the place where the device is, and returns the command's exit status. If
+    /// that place is the running kernel, the command replaces this process, so the function returns
+    /// only if that fails.
     ///
     /// # Errors
-    /// If SoftRoCE is not set up, or if the machine or the command does not start.
+    /// Returns an error if SoftRoCE is not set up, or if the machine or the command cannot be
+    /// started.
     pub fn run(&self, command: &[OsString], how: Run) -> Result<ExitCode> {
         let native = host::look().devices.iter().any(|device| device.trouble.is_none());
         if native && !how.machine {
@@ -153,10 +161,10 @@ impl SoftRoce {
         }))
     }
 
-    /// Removes everything that [`set_up`](Self::set_up) made, including the folder.
+    /// Removes everything that [`set_up`](Self::set_up) has made, including the folder.
     ///
     /// # Errors
-    /// If a command is running there, or something cannot be removed.
+    /// Returns an error if a command is still running there, or if something cannot be removed.
     pub fn tear_down(self) -> Result<()> {
         let lock = self.lock(FlockOperation::NonBlockingLockExclusive)?;
         if native::remove(&self.home)? {
@@ -168,7 +176,8 @@ impl SoftRoce {
         Ok(())
     }
 
-    /// Locks the folder: runs share it, and changes to the machine need it exclusively.
+    /// Locks the folder. Several runs may hold the lock together; changes to the machine need it
+    /// exclusively.
     fn lock(&self, how: FlockOperation) -> Result<File> {
         let file = File::create(self.home.join("lock"))?;
         let locked = rustix::fs::flock(&file, how);
@@ -178,7 +187,8 @@ impl SoftRoce {
     }
 }
 
-/// Replaces this process with the command, which keeps its own signals, output and status.
+/// Replaces this process with the command. So signals reach the command directly, and its output
+/// and exit status need not be passed on.
 fn replace(command: &[OsString], limit: Option<Duration>) -> anyhow::Error {
     let limit = limit.map(|limit| ["timeout".into(), limit.as_secs().to_string().into()]);
     let mut words = limit.into_iter().flatten().chain(command.iter().cloned());
@@ -201,8 +211,8 @@ mod tests {
         let error = lock(FlockOperation::NonBlockingLockExclusive).unwrap_err();
         assert!(format!("{error:#}").contains("is running"), "{error:#}");
         drop((run, other));
-        // A child process that another test starts holds copies of the descriptors for a moment.
-        // This waits until it has closed them.
+        // A child process that another test starts briefly holds copies of the descriptors. This
+        // waits until the child has closed them.
         lock(FlockOperation::LockExclusive).unwrap();
     }
 

@@ -1,4 +1,4 @@
-//! The virtual machine: its options, and running a command in it.
+//! The virtual machine: its options, and how to run a command in it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,10 +18,10 @@ use super::ports::{Port, Ports};
 use super::script;
 use super::tools::tool;
 
-/// A machine that can be started.
+/// A virtual machine that is ready to be started.
 #[derive(Debug)]
 pub(super) struct Machine {
-    /// The unpacked packages.
+    /// The folder with the unpacked packages.
     pub(super) tree: PathBuf,
     /// The folder that contains the kernel and the initramfs.
     pub(super) boot: PathBuf,
@@ -47,35 +47,36 @@ impl Accelerator {
     }
 }
 
-/// The reason that a run ended.
+/// The reason why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// The command ended, with this exit status.
+    /// The command exited with this status.
     Status(u8),
     /// The time limit passed.
     TimedOut,
-    /// This signal requested that the run end.
+    /// This process received this signal.
     Interrupted(i32),
 }
 
-/// An event while the machine runs.
+/// An event during a run.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// Output of this length in bytes was passed on.
+    /// This many bytes of output were passed on.
     Output(Port, u64),
-    /// The command ended with this status, after writing this many bytes of output and errors.
+    /// The command exited with this status. Before that, it wrote this many bytes of output and of
+    /// errors.
     Finished {
         status: u8,
         lengths: [u64; 2],
     },
-    /// qemu ended, with these error messages.
+    /// qemu exited, after printing these error messages.
     Stopped(String),
     Signal(i32),
 }
 
 impl Machine {
-    /// Runs `command` in the machine, in this process's working directory. Returns the reason that
-    /// it ended, and the last lines of the console.
+    /// Runs `command` in the machine, in this process's working directory. Returns why the run
+    /// ended, and the last lines of the console.
     pub(super) fn run(
         &self,
         command: &[OsString],
@@ -93,7 +94,7 @@ impl Machine {
         let ports = Ports::listen(folder.path(), &sender)?;
         let mut qemu = self.start(folder.path(), &sender)?;
         let ended = follow(&events, limit);
-        // qemu only waits to be killed: the output is complete, and there is no disk.
+        // qemu can simply be killed: the output is complete, and the machine has no disk to write.
         let killed = qemu.kill().and_then(|()| qemu.wait());
         handle.close();
         ports.close();
@@ -109,14 +110,15 @@ impl Machine {
     fn start(&self, folder: &Path, events: &Sender<Event>) -> Result<Child> {
         let mut command = tool(&self.tree, "qemu-system-x86_64")?;
         command.args(self.arguments(folder));
-        // It gets its own process group, so that Ctrl-C reaches it only through this process.
+        // qemu gets its own process group, so that Ctrl-C reaches only this process, which then
+        // ends qemu.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut qemu = command.spawn().context("starting qemu")?;
         let mut complaints = qemu.stderr.take().context("qemu has no stderr")?;
         let events = events.clone();
         thread::spawn(move || {
             let mut text = Vec::new();
-            let _ = complaints.read_to_end(&mut text); // what was read is enough
+            let _ = complaints.read_to_end(&mut text); // after an error, what was read is used
             let _ = events.send(Event::Stopped(String::from_utf8_lossy(&text).into_owned()));
         });
         Ok(qemu)
@@ -140,8 +142,8 @@ impl Machine {
         let fixed =
             "-m 3G -nodefaults -no-user-config -display none -no-reboot -device virtio-serial";
         words.extend(fixed.split(' ').map(OsString::from));
-        // When emulated on a busy machine, timer interrupts can be too late for the kernel's timer
-        // check.
+        // `no_timer_check` is needed because an emulated machine's timer interrupts may be too late
+        // for the kernel's check if the host is busy.
         let fixed = "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off";
         let append = format!("{fixed} rxe={} ", folder.display());
         words.extend(["-append".into(), append.into()]);
@@ -165,13 +167,13 @@ impl Machine {
     }
 }
 
-/// Returns a qemu option that ends in a path, with commas doubled.
+/// Returns a qemu option that ends with a path, in which commas are doubled.
 fn with_path(option: &str, path: &Path) -> OsString {
     format!("{option}{}", path.display().to_string().replace(',', ",,")).into()
 }
 
-/// Waits until the command has ended and all of its output has arrived, or until something else
-/// ends the run.
+/// Waits until the command has exited and all its output has been passed on, or until something
+/// else ends the run.
 fn follow(events: &Receiver<Event>, limit: Option<Duration>) -> Result<Ended> {
     let end = limit.map(|limit| Instant::now() + limit);
     let (mut passed, mut finished) = ([0; 2], None);
@@ -226,7 +228,8 @@ mod tests {
         for events in [[out(3), out(2), err(2), finished()], [finished(), out(1), err(2), out(4)]] {
             assert_eq!(followed(events, minute).unwrap(), Ended::Status(3));
         }
-        // Incomplete output keeps the run going; here it ends because all senders are dropped.
+        // While output is missing, the run continues. Here it ends with an error, because all
+        // senders are dropped.
         followed([finished(), out(4), err(2)], None).unwrap_err();
         followed([finished(), out(5), err(1)], None).unwrap_err();
     }

@@ -1,5 +1,5 @@
-//! The running kernel's SoftRoCE. It is added step by step, and each step is recorded before it is
-//! executed, so exactly these steps can be undone.
+//! SoftRoCE in the running kernel. It is added in steps. Each step is recorded before it is
+//! executed, so that exactly the executed steps can be undone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,8 @@ use super::tools::{as_root, done, line, on_path_or};
 const DEVICE: &str = "rxe0";
 const INTERFACE: &str = "rxe-dummy0";
 
-/// A step, and the command that undoes it, which is used only if `trace` exists.
+/// A step, and the command that undoes it. That command runs only if the file or folder `trace`
+/// exists.
 #[derive(Debug, PartialEq, Eq)]
 struct Step {
     command: Vec<String>,
@@ -29,7 +30,8 @@ struct Undo {
     command: Vec<String>,
 }
 
-/// Loads the module and adds the device, on `netdev` or on a dummy interface.
+/// Loads the module, and adds the device to `netdev` or, if that is not given, to a new dummy
+/// interface.
 pub(super) fn add(home: &Path, netdev: Option<&str>) -> Result<()> {
     let notes = notes(home);
     ensure!(
@@ -69,7 +71,7 @@ pub(super) fn add(home: &Path, netdev: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Undoes what `add` did. Returns false if there was nothing to undo.
+/// Undoes what `add` has done. Returns false if there is nothing to undo.
 pub(super) fn remove(home: &Path) -> Result<bool> {
     let notes = notes(home);
     let Ok(text) = fs::read_to_string(&notes) else { return Ok(false) };
@@ -103,10 +105,11 @@ fn take(words: &[String]) -> Result<()> {
     done(&mut command).map(drop)
 }
 
-/// Returns the modules that are not loaded yet, each one after its dependencies.
+/// Returns the modules that must be loaded. Each module comes after those on which it depends.
 fn modules_to_load(dummy: bool) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    // Some kernels need the first module to create the device; others include it, or lack it.
+    // Some kernels need `crc32_generic` to create the device. In others it is built in or does not
+    // exist.
     for (module, needed) in [("crc32_generic", false), ("dummy", dummy), ("rdma_rxe", true)] {
         let mut command = Command::new(on_path_or("modprobe"));
         let text = done(command.args(["--show-depends", module]));
@@ -126,7 +129,8 @@ fn modules_to_load(dummy: bool) -> Result<Vec<String>> {
     Ok(fresh)
 }
 
-/// Returns the names in the output of `modprobe --show-depends`, as the kernel spells them.
+/// Returns the names of the modules that `modprobe --show-depends` printed, spelled as the kernel
+/// does.
 fn modules(text: &str) -> impl Iterator<Item = String> {
     let files = text.lines().filter_map(|line| line.strip_prefix("insmod ")?.split(' ').next());
     let names = files.filter_map(|file| file.rsplit('/').next()?.split('.').next());
@@ -150,8 +154,8 @@ fn steps(modules: &[String], netdev: Option<&str>) -> Vec<Step> {
         let trace = format!("/sys/class/net/{INTERFACE}");
         let undo = format!("ip link delete {INTERFACE}");
         steps.push(step(&format!("ip link add {INTERFACE} type dummy"), Some((&trace, &undo))));
-        // An address reserved for testing networks, which no host has, and an MTU that has space
-        // for a path MTU of 4096.
+        // The address is from a range that is reserved for network tests and that no host uses. The
+        // MTU is large enough for a path MTU of 4096.
         steps.push(step(&format!("ip address add 198.18.0.1/32 dev {INTERFACE}"), None));
         steps.push(step(&format!("ip link set {INTERFACE} mtu 4200 up"), None));
     }
@@ -163,7 +167,8 @@ fn steps(modules: &[String], netdev: Option<&str>) -> Vec<Step> {
     steps
 }
 
-/// Polls, because the kernel has no simple notification that a port became active.
+/// Waits until the device is usable. This polls, because there is no simple notification when a
+/// port becomes active.
 fn wait_for_device() -> Result<()> {
     let mut trouble = "it did not appear".to_owned();
     for _ in 0..50 {

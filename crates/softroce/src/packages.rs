@@ -1,8 +1,8 @@
-//! The packages that the machine needs and the host lacks. They are downloaded and unpacked, never
-//! installed.
+//! The packages that the virtual machine needs and the host lacks. They are downloaded and
+//! unpacked, but never installed.
 //!
-//! Both sides use the unpacked tree: programs of the host (qemu) run from it, and the guest mounts
-//! it over the host's files.
+//! Both sides use the unpacked tree: the host's programs (qemu) run from there, and the guest
+//! mounts the tree over the host's files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,31 +14,32 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::host::{has_rxe, on_path, os_release};
 use super::tools::{PROGRAMS, done, require, tool};
 
-/// The packages for the guest's programs: the library, its provider, `ibv_rc_pingpong`, `rping`,
-/// `rdma`, `ib_send_lat`.
+/// The packages with the guest's programs: the library and its provider, `ibv_rc_pingpong`,
+/// `rping`, `rdma` and `ib_send_lat`.
 const GUEST: [&str; 5] =
     ["ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "iproute2", "perftest"];
 
-/// The packages that decompress kernel modules, which some distributions compress.
+/// The packages with programs that decompress kernel modules. Some distributions compress their
+/// modules.
 const UNPACKERS: [&str; 2] = ["xz-utils", "zstd"];
 
-/// The space needed for the packages, both packed and unpacked, and for everything else.
+/// The free space that is needed for the packages, packed and unpacked, and for everything else.
 const NEEDED_MIB: u64 = 1024;
 
-/// The remedy, which follows apt's own error message.
+/// The advice to the user if apt fails, which follows apt's own error message.
 const ARCHIVES: &str = "cannot download the packages from the archives: check the network, apt's proxy \
     and its sources, then run this again; to use your own kernel, pass --kernel and --modules";
 
-/// A kernel that the user supplies, instead of the distribution's package.
+/// A kernel that the user supplies in place of the distribution's package.
 #[derive(Clone, Debug)]
 pub struct GivenKernel {
-    /// A kernel that has `rdma_rxe`.
+    /// The file of a kernel that has `rdma_rxe`.
     pub kernel: PathBuf,
-    /// The modules of that kernel, as in `/lib/modules/VERSION`.
+    /// The folder with the modules of that kernel, such as `/lib/modules/VERSION`.
     pub modules: PathBuf,
 }
 
-/// Returns a key over the inputs of the tree, which is rebuilt when they change.
+/// Returns a key that identifies the inputs of the tree. When it changes, the tree is rebuilt.
 pub(super) fn key(given: Option<&GivenKernel>) -> String {
     let (distribution, version) = (os_release("ID"), os_release("VERSION_ID"));
     format!("1 {distribution} {version} {given:?} {PROGRAMS:?} {GUEST:?}\n")
@@ -99,8 +100,8 @@ pub(super) fn version(tree: &Path) -> Result<String> {
     Ok(first.file_name().to_string_lossy().into_owned())
 }
 
-/// Creates links such as `lib` in `tree` as they exist on the host. If the host has `/lib ->
-/// usr/lib`, a folder `lib` in a package would hide the host's.
+/// Creates links such as `lib` in `tree` wherever the host has them. If the host has the link `/lib
+/// -> usr/lib` and `tree` had a folder `lib`, that folder would hide the host's libraries.
 fn link_as_the_host_does(tree: &Path, host: &Path) -> Result<()> {
     for name in ["bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
         let Ok(target) = fs::read_link(host.join(name)) else { continue };
@@ -111,8 +112,8 @@ fn link_as_the_host_does(tree: &Path, host: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads and unpacks everything that is not installed, without root: apt's lists are kept here
-/// too.
+/// Downloads and unpacks every package that is not installed. This does not need root, because
+/// apt's lists are kept here too.
 fn download(tree: &Path, kernel: bool) -> Result<()> {
     ensure_space(tree)?;
     let own = tempfile::Builder::new().prefix("partial-apt-").tempdir_in(tree)?;
@@ -149,8 +150,8 @@ fn ensure_space(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks a package without replacing the links in `tree`, as an installation keeps the host's
-/// links.
+/// Unpacks a package without replacing the links in `tree`, just as an installation keeps the
+/// host's links.
 fn unpack_one(deb: &Path, tree: &Path) -> Result<()> {
     let mut archive = Command::new("dpkg-deb");
     let mut archive = archive.arg("--fsys-tarfile").arg(deb).stdout(Stdio::piped()).spawn()?;
@@ -165,13 +166,13 @@ fn unpack_one(deb: &Path, tree: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the package that depends on the newest stock kernel.
+/// Returns the name of the package that depends on the distribution's newest kernel.
 fn kernel_package(distribution: &str, like: &str) -> &'static str {
     let ubuntu = distribution == "ubuntu" || like.split(' ').any(|name| name == "ubuntu");
     if ubuntu { "linux-image-generic" } else { "linux-image-amd64" }
 }
 
-/// apt with its own lists and cache in a folder.
+/// apt, with its lists and its cache in this folder.
 struct Apt<'a> {
     own: &'a Path,
 }
@@ -185,32 +186,33 @@ impl Apt<'_> {
         option("Dir::State::Lists", &self.own.join("lists").display());
         option("Dir::Cache", &self.own.join("cache").display());
         option("Acquire::Retries", &3);
-        // Do not use the user `_apt`, which may not write here.
+        // The user `_apt` is not used, because it may have no right to write here.
         option("APT::Sandbox::User", &"root");
         option("Debug::NoLocking", &true);
         command.args(["--quiet", "--no-install-recommends", verb]).env("LC_ALL", "C");
         command
     }
 
-    /// Returns what installing `packages` would install, as `NAME=VERSION`.
+    /// Returns the packages that would be installed along with `packages`, as `NAME=VERSION`.
     fn missing(&self, packages: &[&str]) -> Result<Vec<String>> {
         let text = done(self.get("install").arg("--simulate").args(packages)).context(ARCHIVES)?;
         Ok(to_install(&text))
     }
 
-    /// Returns the kernel packages on which `package` depends, even if they are installed.
+    /// Returns the kernel packages on which `package` depends, including those that are installed.
     fn kernel(&self, package: &str) -> Result<Vec<String>> {
         let mut command = self.get("install");
         command.args(["-o", "Dir::State::status=/dev/null", "--simulate", package]);
         let text = done(&mut command).context(ARCHIVES)?;
         let mut parts = to_install(&text);
-        // Keep the image and the modules, but not firmware and boot loader.
+        // Keeps the image and the modules, but not the firmware or the boot loader.
         parts.retain(|name| name.starts_with("linux-image-") || name.starts_with("linux-modules-"));
         Ok(parts)
     }
 }
 
-/// Returns the packages in the output of a simulated installation: `Inst NAME [OLD] (VERSION …`.
+/// Returns the packages that a simulated installation printed, in lines of the form `Inst NAME
+/// [OLD] (VERSION …`.
 fn to_install(text: &str) -> Vec<String> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("Inst "));
     let packages = lines.filter_map(|line| {

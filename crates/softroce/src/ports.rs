@@ -1,4 +1,5 @@
-//! The machine's output ports: the command's output, its errors, and its status.
+//! The output ports of the virtual machine: one each for the command's output, its errors and its
+//! status.
 
 use std::io::{Read as _, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,7 +22,7 @@ pub(super) enum Port {
 impl Port {
     pub(super) const ALL: [Self; 3] = [Self::Out, Self::Err, Self::Status];
 
-    /// Returns the name of the port in the guest.
+    /// Returns the name that the port has in the guest.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Out => "out",
@@ -30,13 +31,13 @@ impl Port {
         }
     }
 
-    /// Returns the socket to which qemu connects the port.
+    /// Returns the path of the socket to which qemu connects the port.
     pub(super) fn socket(self, folder: &Path) -> PathBuf {
         folder.join(self.name())
     }
 }
 
-/// The sockets; a thread reads each one.
+/// The sockets of the ports. A thread reads each one.
 pub(super) struct Ports(Vec<PathBuf>);
 
 impl Ports {
@@ -57,14 +58,14 @@ impl Ports {
         Ok(Self(sockets))
     }
 
-    /// Ends the threads whose sockets qemu never connected.
+    /// Ends the threads that still wait because qemu never connected to their sockets.
     pub(super) fn close(self) {
         self.0.into_iter().for_each(|socket| drop(UnixStream::connect(socket)));
     }
 }
 
-/// Passes data on until the machine ends. The run has ended when the receiver of `events` is
-/// dropped.
+/// Passes the data on until the machine ends. If the receiver of `events` is dropped, the run has
+/// already ended.
 fn read(port: Port, mut stream: UnixStream, events: &Sender<Event>) {
     match port {
         Port::Out => pass(port, stream, std::io::stdout(), events),
@@ -84,8 +85,8 @@ fn read(port: Port, mut stream: UnixStream, events: &Sender<Event>) {
 fn pass(port: Port, mut from: UnixStream, mut to: impl Write, events: &Sender<Event>) {
     let mut bytes = vec![0; 1 << 16];
     while let Ok(n @ 1..) = from.read(&mut bytes) {
-        // The reader of the output has closed it. End with the signal that the command would have
-        // received.
+        // The output was closed by its reader. End the run with the signal that the command would
+        // have received.
         let written = to.write_all(&bytes[..n]).and_then(|()| to.flush());
         let event = match written {
             Ok(()) => Event::Output(port, u64::try_from(n).unwrap_or(0)),
@@ -97,7 +98,7 @@ fn pass(port: Port, mut from: UnixStream, mut to: impl Write, events: &Sender<Ev
     }
 }
 
-/// Parses `STATUS BYTES-OF-OUTPUT BYTES-OF-ERRORS`.
+/// Parses a line of the form `STATUS BYTES-OF-OUTPUT BYTES-OF-ERRORS`.
 fn parse(line: &str) -> Option<Event> {
     let mut words = line.split(' ');
     let status = words.next()?.parse().ok()?;
@@ -142,7 +143,7 @@ mod tests {
         let ports = Ports::listen(folder.path(), &sender).unwrap();
         drop(sender);
         ports.close();
-        // All senders are dropped, which means that the threads have ended.
+        // This fails only if all senders are dropped, that is, if the threads have ended.
         assert!(events.recv().is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! Writes the command as a script that runs in the same directory, with the same variables.
+//! Writes a script that runs the command in the same directory and with the same environment
+//! variables.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -7,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Writes a script that runs `command` as it would run here.
+/// Writes a script that runs `command` as it would run in this process.
 pub(super) fn write(file: &Path, command: &[OsString]) -> Result<()> {
     let folder = std::env::current_dir().context("the working directory")?;
     fs::write(file, text(&folder, std::env::vars_os(), command)?)?;

@@ -1,17 +1,18 @@
-//! Stages of the set-up: folders that are built under a temporary name and renamed when complete.
+//! Stages of the set-up. Each is a folder that is built under a temporary name and renamed when it
+//! is complete.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// The file with the key from which a stage was built. If it exists, the stage is complete.
+/// The file with the key from which a stage was built. A stage is complete if this file exists.
 const MANIFEST: &str = "manifest";
 
 const PARTIAL: &str = "partial-";
 
-/// Returns the folder `name` in `home`. Calls `make` unless the folder was already built from the
-/// same `key`.
+/// Returns the folder `name` in `home`. Calls `make` to build it, unless it was already built from
+/// the same `key`.
 pub(super) fn stage(
     home: &Path,
     name: &str,
@@ -31,7 +32,7 @@ pub(super) fn stage(
     Ok(place)
 }
 
-/// Returns true if the stage at `place` was completely built from `key`.
+/// Returns true if the stage at `place` is complete and was built from `key`.
 pub(super) fn is_made(place: &Path, key: &str) -> bool {
     manifest(place).is_some_and(|made| made == key)
 }
@@ -41,7 +42,7 @@ pub(super) fn manifest(place: &Path) -> Option<String> {
     fs::read_to_string(place.join(MANIFEST)).ok()
 }
 
-/// Removes the partial folders that interrupted set-ups left.
+/// Removes the partial folders that interrupted set-ups have left.
 pub(super) fn sweep(home: &Path) -> Result<()> {
     for entry in fs::read_dir(home)?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(PARTIAL) {

@@ -1,4 +1,4 @@
-//! Finds programs: in the unpacked packages first, then on the host.
+//! Finds programs: first in the unpacked packages, then on the host.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::host::{is_root, on_path, os_release};
 
-/// The programs that run on the host, each with its Debian package.
+/// The programs that run on the host, each with the Debian package that contains it.
 pub(super) const PROGRAMS: [(&str, &str); 5] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -17,15 +17,16 @@ pub(super) const PROGRAMS: [(&str, &str); 5] = [
     ("modprobe", "kmod"),
 ];
 
-/// The commands that install these programs on other distributions, and the programs that the guest
-/// uses from the host.
+/// Package managers of other distributions, each with the arguments that install these programs and
+/// those that the guest uses from the host.
 const MANAGERS: [(&str, &str); 3] = [
     ("dnf", "install --assumeyes qemu-system-x86-core busybox cpio kmod iproute libibverbs-utils"),
     ("pacman", "-S --noconfirm --needed qemu-system-x86 busybox cpio kmod iproute2 rdma-core"),
     ("zypper", "--non-interactive install qemu-x86 busybox-static cpio kmod iproute2 rdma-core"),
 ];
 
-/// Returns a command that runs a program from the packages in `tree`, or from the host.
+/// Returns a command that runs a program from the packages in `tree` or, if they lack it, from the
+/// host.
 pub(super) fn tool(tree: &Path, name: &str) -> Result<Command> {
     let places = ["usr/bin", "usr/sbin", "bin", "sbin"].map(|folder| tree.join(folder).join(name));
     let Some(file) = places.iter().find_map(|place| file_in(tree, place)) else {
@@ -33,12 +34,13 @@ pub(super) fn tool(tree: &Path, name: &str) -> Result<Command> {
         return Ok(Command::new(file));
     };
     let mut command = Command::new(file);
-    // The kernel does not follow the link, and some programs depend on the name of the link.
+    // The command runs the target of the link, but some programs depend on the link's name, so they
+    // get that name.
     command.arg0(name).env("LD_LIBRARY_PATH", tree.join("usr/lib/x86_64-linux-gnu"));
     Ok(command)
 }
 
-/// Returns the file at `place`, where absolute links are resolved within `tree`.
+/// Returns the file at `place`, if it exists. Absolute links are resolved within `tree`.
 fn file_in(tree: &Path, place: &Path) -> Option<PathBuf> {
     let target = std::fs::read_link(place).ok();
     let inside = target.as_deref().and_then(|target| target.strip_prefix("/").ok());
@@ -46,7 +48,8 @@ fn file_in(tree: &Path, place: &Path) -> Option<PathBuf> {
     file.is_file().then_some(file)
 }
 
-/// Runs `command` to completion. Returns its output, or an error that contains its error output.
+/// Runs `command` to completion. Returns its output. If it fails, returns an error with its error
+/// output.
 pub(super) fn done(command: &mut Command) -> Result<String> {
     let line = line(command);
     let output = command.stdin(Stdio::null()).output();
@@ -58,13 +61,13 @@ pub(super) fn done(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns the command as a user would type it.
+/// Returns the command line as a user would type it.
 pub(super) fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns a command that runs as root, using `sudo` if this user is not root.
+/// Returns a command that runs a program as root, using `sudo` if this user is not root.
 pub(super) fn as_root(program: &str) -> Command {
     let program = on_path_or(program);
     if is_root() {
@@ -75,14 +78,14 @@ pub(super) fn as_root(program: &str) -> Command {
     command
 }
 
-/// Returns the path of a program. If it is not found, returns only the name, so that the error of
-/// starting it contains the name.
+/// Returns the path of a program. If it cannot be found, returns only its name, so that the error
+/// of starting it contains the name.
 pub(super) fn on_path_or(program: &str) -> PathBuf {
     on_path(program).unwrap_or_else(|| PathBuf::from(program))
 }
 
-/// On machines without apt, checks that all programs are installed, and installs them if `install`
-/// is set.
+/// Checks that all programs are installed, on machines without apt. If `install` is set, installs
+/// those that are missing.
 pub(super) fn require(install: bool) -> Result<()> {
     let programs = PROGRAMS.map(|(name, _)| name).into_iter().chain(["rdma", "ibv_devinfo"]);
     let missing: Vec<_> = programs.filter(|name| on_path(name).is_none()).collect();
