@@ -1,11 +1,12 @@
-//! A connection on which requests are posted with function calls.
+//! A connection on which one side posts with function calls.
 
 use super::connect::{Knobs, Side, connect_sides};
 use super::extended::operations;
 use super::post::Wr;
 use super::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
 
-/// Two connected queue pairs, with memory; A posts by function calls. A's memory counts from 0, B's memory is 0.
+/// Two connected queue pairs with memory. A posts with function calls. A's bytes count up from 0,
+/// and B's are 0.
 pub struct Scene {
     pub at_a: Mr,
     pub at_b: Mr,
@@ -26,7 +27,7 @@ impl Scene {
         Self { at_a, at_b, a, b }
     }
 
-    /// Returns a write of eight bytes to the same offset at B.
+    /// Returns a write of eight bytes from offset `place` in A's memory to the same offset in B's.
     pub fn write(&self, wr_id: u64, place: usize) -> Wr {
         Wr::write(wr_id, &[self.at_a.sge(place, 8)], &self.at_b, place)
     }

@@ -1,4 +1,4 @@
-//! Connecting queue pairs to each other.
+//! Connects queue pairs to each other.
 
 use rdma_sys::{ibv_qp_attr_mask as Mask, *};
 
@@ -16,7 +16,7 @@ pub struct Endpoint {
     pub ethernet: bool,
 }
 
-/// The connection options that tests change.
+/// The options of a connection that tests may change.
 #[derive(Clone, Copy)]
 pub struct Knobs {
     pub access: u32,
@@ -30,15 +30,16 @@ pub struct Knobs {
 }
 
 impl Knobs {
-    /// Returns options for a connection that gives up soon, for operations that should time out. If
-    /// a thread with packets may be delayed, returns the default instead.
+    /// Returns options with which a requester soon gives up, for requests that should time out. If
+    /// the provider is slow, returns the default options instead.
     pub fn prompt() -> Self {
         let patient = Self::default();
         if provider().slow { patient } else { Self { timeout: 8, retries: 2, ..patient } }
     }
 }
 
-/// Returns options for a connection that does not give up while a thread with packets is delayed.
+/// The default options make a requester wait as long as a thread that handles its packets may be
+/// delayed.
 impl Default for Knobs {
     fn default() -> Self {
         Self {
@@ -54,7 +55,8 @@ impl Default for Knobs {
     }
 }
 
-/// Returns the index of the port's first IPv4-mapped GID for RoCE v2, which a link-local GID cannot reach; else 0.
+/// Returns the index of the port's first IPv4-mapped GID for RoCE v2, or 0 if there is none.
+/// Link-local GIDs are avoided, because they cannot reach such a GID.
 fn gid_index(context: &Context) -> u8 {
     let mapped =
         |row: &Row| row.kind == ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0 && row.gid.is_ipv4_mapped();
@@ -94,16 +96,17 @@ pub const RTS: u32 = Mask::IBV_QP_STATE.0
     | Mask::IBV_QP_SQ_PSN.0
     | Mask::IBV_QP_MAX_QP_RD_ATOMIC.0;
 
-/// Like [`RTR`], for an unreliable connection.
+/// Like [`RTR`], but for unreliable connections.
 pub const UC_RTR: u32 = Mask::IBV_QP_STATE.0
     | Mask::IBV_QP_AV.0
     | Mask::IBV_QP_PATH_MTU.0
     | Mask::IBV_QP_DEST_QPN.0
     | Mask::IBV_QP_RQ_PSN.0;
-/// Like [`RTS`], for an unreliable connection or for datagrams.
+/// Like [`RTS`], but for unreliable connections and datagrams.
 pub const UNRELIABLE_RTS: u32 = Mask::IBV_QP_STATE.0 | Mask::IBV_QP_SQ_PSN.0;
 
-/// Returns the attributes with which `own` goes through INIT, RTR and RTS towards `peer`; the caller sets the state.
+/// Returns the attributes with which `own` goes through INIT, RTR and RTS to connect to `peer`. The
+/// caller must set the state.
 pub fn attributes(own: &Endpoint, peer: &Endpoint, knobs: &Knobs) -> ibv_qp_attr {
     let mut attr = ibv_qp_attr::default();
     attr.port_num = 1;
@@ -129,7 +132,7 @@ pub fn attributes(own: &Endpoint, peer: &Endpoint, knobs: &Knobs) -> ibv_qp_attr
     attr
 }
 
-/// Moves the queue pair to this state, with the masked attributes.
+/// Moves the queue pair to this state. `mask` selects the attributes to set.
 fn step(qp: &Qp, attr: &ibv_qp_attr, qp_state: ibv_qp_state, mask: u32) {
     assert_eq!(qp.modify(ibv_qp_attr { qp_state, ..*attr }, mask), 0);
 }
@@ -146,7 +149,8 @@ pub fn to_rts(qp: &Qp, attr: &ibv_qp_attr) {
     step(qp, attr, ibv_qp_state::IBV_QPS_RTS, RTS);
 }
 
-/// Connects without the right to atomics, which unreliable connections do not have.
+/// Connects a queue pair of an unreliable connection. The right to execute atomics is removed,
+/// because unreliable connections do not have it.
 pub fn connect_unreliably(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
     let knobs = Knobs { access: knobs.access & !REMOTE_ATOMIC, ..*knobs };
     let attr = attributes(own, peer, &knobs);
@@ -162,7 +166,8 @@ pub fn connect(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
     to_rts(qp, &attr);
 }
 
-/// One side of a connection. Fields are dropped in order: the queue pair first, the context last.
+/// One side of a connection. The fields are dropped in their order: the queue pair first, the
+/// context last.
 pub struct Side {
     pub qp: Qp,
     pub send_cq: Cq,
@@ -184,7 +189,7 @@ impl Side {
         endpoint(&self.context, &self.qp)
     }
 
-    /// Posts a request, and checks that it fails because nothing answers.
+    /// Posts a request, and checks that it fails because the peer does not answer.
     #[track_caller]
     pub fn expect_unreachable(&self) {
         self.qp.post(&Wr::send(77, &[]));
@@ -199,7 +204,7 @@ pub fn pair(device: &str) -> (Side, Side) {
     pair_with(device, &Size::default(), &Knobs::default())
 }
 
-/// Sends an empty message from A to B. A then knows its peer.
+/// Sends an empty message from A to B. After that, A knows its peer, so it may use a fast path.
 #[track_caller]
 pub fn acquaint(a: &Side, b: &Side) {
     b.qp.post_receive(1, &[]);
@@ -220,15 +225,15 @@ pub fn connect_sides(a: &Side, b: &Side, knobs: &Knobs) {
     connect(&b.qp, &at_b, &at_a, knobs);
 }
 
-/// Waits until everything that the device's queue pairs have sent has arrived, even from destroyed
-/// ones. A message on a new connection arrives after it.
+/// Waits until everything that the device's queue pairs have sent has arrived, even if they were
+/// destroyed since. To do so, sends a message on a new connection, which arrives after it.
 #[track_caller]
 pub fn expect_nothing_under_way(device: &str) {
     let (a, b) = pair(device);
     acquaint(&a, &b);
 }
 
-/// Checks that a message and a write succeed.
+/// Checks that a message and a write from A to B succeed.
 #[track_caller]
 pub fn expect_traffic(a: &Side, b: &Side) {
     let memory = b.pd.register(8, ALL_ACCESS);

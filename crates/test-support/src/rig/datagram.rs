@@ -8,9 +8,9 @@ use super::post::Wr;
 use super::{ALL_ACCESS, Context, Mr, Pd, Qp, Size, errno, verbs};
 
 pub const QKEY: u32 = 0x1122_3344;
-/// The length of the header before each message.
+/// The length of the header before each received message, in bytes.
 pub const HEADER: usize = 40;
-/// The longest message.
+/// The maximum length of a message, in bytes.
 pub const MTU: usize = 4096;
 
 pub const UD_INIT: u32 =
@@ -20,7 +20,7 @@ pub fn size() -> Size {
     Size { qp_type: ibv_qp_type::IBV_QPT_UD, ..Size::default() }
 }
 
-/// Moves the queue pair to this state from the previous one.
+/// Moves the queue pair from the previous state to this one.
 pub fn step(qp: &Qp, state: ibv_qp_state, qkey: u32) {
     let mut attr = ibv_qp_attr { qp_state: state, port_num: 1, qkey, ..Default::default() };
     attr.sq_psn = 5;
@@ -39,7 +39,7 @@ pub fn activate(qp: &Qp, qkey: u32) {
     }
 }
 
-/// A side that sends and receives datagrams.
+/// Creates a side that can send and receive datagrams.
 pub fn side(device: &str) -> Side {
     let side = Side::new(device, &size(), 256);
     activate(&side.qp, QKEY);
@@ -64,7 +64,8 @@ impl Drop for Ah {
     }
 }
 
-/// Returns the attributes of the path from one end to another; without `global`, by LID only.
+/// Returns the attributes of the path from one end to another. Without `global`, the path uses only
+/// LIDs.
 pub fn vector(from: &Endpoint, to: &Endpoint, global: bool) -> ibv_ah_attr {
     let mut attr = ibv_ah_attr { port_num: 1, dlid: to.lid, sl: 3, ..Default::default() };
     if global {
@@ -90,12 +91,14 @@ impl Pd {
         self.try_ah(attr).unwrap()
     }
 
-    /// Returns a handle for the path from one end to another, of the kind that the link needs.
+    /// Returns a handle for the path from one end to another. It uses GIDs if the link layer is
+    /// Ethernet, and LIDs otherwise.
     pub fn ah_to(&self, from: &Endpoint, to: &Endpoint) -> Ah {
         self.ah(vector(from, to, from.ethernet))
     }
 
-    /// Returns a handle for the sender of a message, from the message's completion and header.
+    /// Returns a handle for the sender of a received message, created from the message's completion
+    /// and header.
     pub fn try_ah_from(&self, wc: &ibv_wc, header: &[u8]) -> Result<Ah, Errno> {
         let (mut wc, mut header) = (*wc, header.to_vec());
         let header = header.as_mut_ptr().cast();
@@ -119,12 +122,12 @@ impl Context {
 }
 
 impl Qp {
-    /// Joins a group; returns 0 or an error number.
+    /// Joins a multicast group. Returns 0 or an error number.
     pub fn attach(&self, group: &ibv_gid, lid: u16) -> i32 {
         unsafe { (verbs().attach_mcast)(self.0, group, lid) }
     }
 
-    /// Leaves a group; returns 0 or an error number.
+    /// Leaves a multicast group. Returns 0 or an error number.
     pub fn detach(&self, group: &ibv_gid, lid: u16) -> i32 {
         unsafe { (verbs().detach_mcast)(self.0, group, lid) }
     }
@@ -134,7 +137,7 @@ pub fn gid_of(gid: &ibv_gid) -> Gid {
     unsafe { gid.raw }.into()
 }
 
-/// Returns a GID that no port has.
+/// Changes a GID to one that no port has.
 pub fn changed(gid: &ibv_gid) -> ibv_gid {
     let mut raw = gid_of(gid).to_bytes();
     raw[15] ^= 1;
@@ -150,7 +153,8 @@ impl Wr {
     }
 }
 
-/// A sender and a receiver, with memory for a whole datagram: A's is 0xaa, B's 0xbb.
+/// A sender and a receiver, each with memory for a whole datagram. A's bytes are 0xaa, and B's are
+/// 0xbb.
 pub struct Pair {
     pub at_a: Mr,
     pub at_b: Mr,
@@ -178,12 +182,12 @@ impl Pair {
         Wr::send(wr_id, &[self.at_a.sge(0, length)])
     }
 
-    /// Returns a message to B with its key.
+    /// Returns a message to B with B's Q_Key.
     pub fn good(&self, ah: &Ah, wr_id: u64, length: usize) -> Wr {
         self.send(wr_id, length).to(ah, self.b.qp.number(), QKEY)
     }
 
-    /// Posts a message, and checks that it is lost: the send completes, and B is unchanged.
+    /// Posts a message, and checks that it is lost: the send completes, but nothing changes at B.
     #[track_caller]
     pub fn expect_lost(&self, wr: &Wr) {
         self.a.qp.post(wr);
@@ -193,7 +197,7 @@ impl Pair {
         self.a.qp.assert_ready();
     }
 
-    /// Posts a message, and checks that it arrives.
+    /// Posts a message, and checks that it arrives. Returns the completion of the receive.
     #[track_caller]
     pub fn expect_sent(&self, wr: &Wr, receive: u64) -> ibv_wc {
         self.a.qp.post(wr);

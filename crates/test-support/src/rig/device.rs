@@ -1,4 +1,4 @@
-//! Queries of devices.
+//! Queries the attributes of devices.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
@@ -11,7 +11,7 @@ use rdma_types::{Gid, Guid};
 
 use super::{Context, Cq, Mr, Pd, Qp, errno, verbs};
 
-/// One entry of the device list.
+/// An entry of the device list.
 pub struct Listed {
     pub name: String,
     pub dev_name: String,
@@ -27,7 +27,7 @@ fn string(chars: &[std::ffi::c_char]) -> String {
     unsafe { CStr::from_ptr(chars.as_ptr()) }.to_str().unwrap().to_owned()
 }
 
-/// Returns the device list, in its order.
+/// Returns the entries of the device list, in the same order.
 pub fn devices() -> Vec<Listed> {
     let mut count = -1;
     let mut listed = Vec::new();
@@ -53,17 +53,17 @@ pub fn devices() -> Vec<Listed> {
     listed
 }
 
-/// A device list, until it is freed.
+/// A device list that is freed when dropped.
 pub struct List(*mut *mut ibv_device);
 
 impl List {
-    /// Gets the current list.
+    /// Requests the current device list.
     #[expect(clippy::new_without_default, reason = "it is requested")]
     pub fn new() -> Self {
         Self(unsafe { (verbs().get_device_list)(ptr::null_mut()) })
     }
 
-    /// Opens one of its devices.
+    /// Opens the device with this name from the list.
     pub fn open(&self, name: &str) -> Result<Context, Errno> {
         for n in 0.. {
             let device = unsafe { *self.0.add(n) };
@@ -124,7 +124,8 @@ pub fn query_gid_ex(context: &Context, port: u32, index: u32, flags: u32) -> Res
     }
 }
 
-/// Returns the results of both queries, 0 or an error number, for a program whose entries have this many bytes.
+/// Calls both queries of GIDs as a program whose entries have `bytes` bytes would. Returns their
+/// results, each 0 or an error number.
 pub fn gid_queries_of_size(context: &Context, bytes: usize) -> [i32; 2] {
     let mut entries = [ibv_gid_entry::default(); 64];
     let place = entries.as_mut_ptr();
@@ -143,7 +144,7 @@ pub fn gid_table(context: &Context, room: usize, flags: u32) -> Result<Vec<Row>,
     }
 }
 
-/// Returns the partition key in host order.
+/// Returns the partition key at this index, in host order.
 pub fn query_pkey(context: &Context, port: u8, index: i32) -> Result<u16, Errno> {
     let mut key = 0;
     match unsafe { (verbs().query_pkey)(context.0, port, index, &raw mut key) } {
@@ -171,7 +172,8 @@ impl Context {
         attr
     }
 
-    /// Returns the device's attributes, as filled in for a program whose struct has `size` bytes, or the error number.
+    /// Returns the device's attributes, as filled in for a program whose struct has `size` bytes.
+    /// Otherwise returns the error number.
     pub fn query_device_ex_bytes(&self, asks: u32, size: usize) -> Result<Vec<u8>, i32> {
         let mut room = [u64::from_ne_bytes([0xee; 8]); 64];
         let query = unsafe { (*self.extended()).query_device_ex }.unwrap();
@@ -200,15 +202,15 @@ impl Context {
 
     /// Returns the port's attributes, as filled in for a program whose struct has `length` bytes.
     pub fn query_port_bytes(&self, length: usize) -> Vec<u8> {
-        // Aligned like the struct, with a marker after it.
+        // The buffer is aligned like the struct, and marked so that writes after it are detected.
         let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
         let query = unsafe { (*self.extended()).query_port }.unwrap();
         assert_eq!(unsafe { query(self.0, 1, room.as_mut_ptr().cast(), length) }, 0);
         marked(&room, length)
     }
 
-    /// Like [`query_port_bytes`](Self::query_port_bytes), but with the function from the first
-    /// version of the header.
+    /// Like [`query_port_bytes`](Self::query_port_bytes), but calls the function that programs with
+    /// the first version of the header call.
     pub fn query_port_compat(&self) -> Vec<u8> {
         let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
         let old = room.as_mut_ptr().cast();
@@ -216,7 +218,7 @@ impl Context {
         marked(&room, 48)
     }
 
-    /// Returns the index of a partition key in host order.
+    /// Returns the index of a partition key, which is given in host order.
     pub fn pkey_index(&self, key: u16) -> Result<i32, Errno> {
         match unsafe { verbs().get_pkey_index.unwrap()(self.0, 1, key.to_be()) } {
             -1 => Err(errno()),
@@ -224,15 +226,15 @@ impl Context {
         }
     }
 
-    /// Returns true if programs find a `verbs_context` around it that is as large as in their
-    /// bindings.
+    /// Returns true if programs will find a `verbs_context` around this context, and it is at least
+    /// as large as in the bindings.
     pub fn is_extended(&self) -> bool {
         let mark = unsafe { (*self.0).abi_compat };
         let size = unsafe { (*self.extended()).sz };
         ptr::eq(mark, ptr::without_provenance(usize::MAX)) && size >= size_of::<verbs_context>()
     }
 
-    /// Returns true if it has every function that `verbs.h` calls without a check.
+    /// Returns true if the context has every function that `verbs.h` calls without checking for it.
     pub fn has_unchecked_functions(&self) -> bool {
         let ops = unsafe { &(*self.0).ops };
         ops.poll_cq.is_some()
@@ -252,7 +254,7 @@ impl Context {
         unsafe { (*self.0).cmd_fd }
     }
 
-    /// Returns the file of `cmd_fd`.
+    /// Returns the file that `cmd_fd` refers to.
     pub fn command_file(&self) -> BorrowedFd<'_> {
         unsafe { BorrowedFd::borrow_raw(self.command_fd()) }
     }
@@ -283,39 +285,40 @@ pub fn port_state_text(state: u32) -> &'static str {
 }
 
 impl Pd {
-    /// Returns the context in the struct.
+    /// Returns the context that the struct points to.
     pub fn context(&self) -> *mut ibv_context {
         unsafe { (*self.0).context }
     }
 }
 
 impl Mr {
-    /// Returns the context and the domain in the struct.
+    /// Returns the context and the protection domain that the struct points to.
     pub fn parents(&self) -> (*mut ibv_context, *mut ibv_pd) {
         unsafe { ((*self.mr).context, (*self.mr).pd) }
     }
 }
 
 impl Qp {
-    /// Returns the context, the domain, and the completion queues of sends and of receives in the struct.
+    /// Returns the context, the protection domain, the send completion queue and the receive
+    /// completion queue that the struct points to.
     pub fn parents(&self) -> (*mut ibv_context, *mut ibv_pd, *mut ibv_cq, *mut ibv_cq) {
         let qp = unsafe { &*self.0 };
         (qp.context, qp.pd, qp.send_cq, qp.recv_cq)
     }
 
-    /// Returns the pointer that the program stored in it.
+    /// Returns the pointer that the program stored in the queue pair.
     pub fn tag(&self) -> usize {
         unsafe { (*self.0).qp_context }.addr()
     }
 }
 
 impl Cq {
-    /// Returns the context in the struct.
+    /// Returns the context that the struct points to.
     pub fn context(&self) -> *mut ibv_context {
         unsafe { (*self.0).context }
     }
 
-    /// Returns the pointer that the program stored in it.
+    /// Returns the pointer that the program stored in the completion queue.
     pub fn tag(&self) -> usize {
         unsafe { (*self.0).cq_context }.addr()
     }
@@ -330,15 +333,14 @@ impl Cq {
 }
 
 impl Mr {
-    /// Changes the region's access, and returns the result.
+    /// Requests a change of the region's access. Returns 0 or an error number.
     pub fn try_reregister(&self) -> i32 {
         let none = ptr::null_mut();
         unsafe { (verbs().rereg_mr)(self.mr, 4, ptr::null_mut(), none, 0, 0) }
     }
 }
 
-/// Returns the first `length` bytes, which were filled in, after checking that the bytes after them
-/// are unchanged.
+/// Returns the first `length` bytes. Checks that the bytes after them still have their mark.
 fn marked(room: &[u64], length: usize) -> Vec<u8> {
     let bytes: Vec<u8> = room.iter().flat_map(|word| word.to_ne_bytes()).collect();
     assert!(bytes[length..].iter().all(|&byte| byte == 0xee), "written after {length} bytes");

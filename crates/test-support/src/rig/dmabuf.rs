@@ -1,4 +1,4 @@
-//! Memory in the form of a file.
+//! Regions of memory that is given as a file.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,7 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use super::memory::{deregister, key_of};
 use super::{Pd, errno, verbs};
 
-/// Creates a file in memory with this length and these seals.
+/// Creates a memory file with this length and these seals.
 pub fn memfd(name: &str, length: u64, seals: SealFlags) -> OwnedFd {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&file, length).unwrap();
@@ -17,13 +17,13 @@ pub fn memfd(name: &str, length: u64, seals: SealFlags) -> OwnedFd {
     file
 }
 
-/// Returns the number of mappings of this process with this name.
+/// Returns how many mappings of this process have the given name.
 pub fn mappings(name: &str) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains(name)).count()
 }
 
-/// The registered part of a file.
+/// The part of a file that is registered, and its address for requests.
 #[derive(Clone, Copy)]
 pub struct Part {
     pub offset: u64,
@@ -55,7 +55,7 @@ impl DmabufMr {
         key_of(self.mr)
     }
 
-    /// Returns the region's `addr` and `length`.
+    /// Returns the fields `addr` and `length` of the region.
     pub fn fields(&self) -> (usize, usize) {
         unsafe { ((*self.mr).addr.addr(), (*self.mr).length) }
     }

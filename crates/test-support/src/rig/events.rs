@@ -6,7 +6,8 @@ use rdma_sys::*;
 
 use super::{Context, Cq, Qp, errno, verbs};
 
-/// A completion channel, which does not block by default.
+/// A completion channel. Reading it blocks until there is an event, unless it was set to
+/// non-blocking.
 pub struct Channel(*mut ibv_comp_channel);
 
 unsafe impl Send for Channel {}
@@ -18,7 +19,7 @@ impl Drop for Channel {
     }
 }
 
-/// Returns true if a read of the file would not block.
+/// Returns true if reading the file would not block.
 fn readable(fd: i32) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
@@ -49,12 +50,13 @@ impl Channel {
         set_non_blocking(self.fd(), on);
     }
 
-    /// Returns the queue of the next event.
+    /// Reads the next event. Returns its completion queue.
     pub fn get(&self) -> Result<*mut ibv_cq, Errno> {
         self.get_tagged().map(|(cq, _)| cq)
     }
 
-    /// Returns the queue of the next event, and the pointer that the program stored in it.
+    /// Reads the next event. Returns its completion queue, and the pointer that the program stored
+    /// in that queue.
     pub fn get_tagged(&self) -> Result<(*mut ibv_cq, usize), Errno> {
         let (mut cq, mut tag) = (ptr::null_mut(), ptr::null_mut());
         match unsafe { (verbs().get_cq_event)(self.0, &raw mut cq, &raw mut tag) } {
@@ -68,7 +70,7 @@ impl Channel {
     }
 }
 
-/// A reference to a queue that another thread may destroy.
+/// A reference to a completion queue that another thread may destroy.
 #[derive(Clone, Copy)]
 pub struct CqName(*mut ibv_cq);
 
@@ -89,7 +91,7 @@ impl Cq {
         assert_eq!(unsafe { ibv_req_notify_cq(self.0, solicited_only.into()) }, 0);
     }
 
-    /// Returns the error number, or 0.
+    /// Requests event moderation. Returns 0 or an error number.
     pub fn moderate(&self, count: u16, period_us: u16) -> i32 {
         let mut attr = ibv_modify_cq_attr::default();
         attr.attr_mask = ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE.0;
@@ -136,7 +138,7 @@ impl Context {
         self.cq_tagged(channel, capacity, 0)
     }
 
-    /// Creates a queue that stores a pointer for the program.
+    /// Creates a completion queue with a pointer of the program.
     pub fn cq_tagged(&self, channel: &Channel, capacity: i32, tag: usize) -> Cq {
         let tag = ptr::without_provenance_mut(tag);
         let cq = unsafe { (verbs().create_cq)(self.0, capacity, tag, channel.0, 0) };
@@ -144,7 +146,8 @@ impl Context {
         Cq(cq)
     }
 
-    /// Returns and acknowledges all pending asynchronous events, with their type and object.
+    /// Reads and acknowledges all pending asynchronous events. Returns the type and the object of
+    /// each.
     pub fn async_events(&self) -> Vec<(ibv_event_type, usize)> {
         self.take_async_events(true)
     }
@@ -157,7 +160,7 @@ impl Context {
         set_non_blocking(self.async_fd(), on);
     }
 
-    /// Returns and acknowledges the next asynchronous event, with its type and object.
+    /// Reads and acknowledges the next asynchronous event. Returns its type and its object.
     pub fn try_async_event(&self) -> Result<(ibv_event_type, usize), Errno> {
         self.take_async_event(true)
     }

@@ -10,7 +10,7 @@ use super::connect::Side;
 use super::post::Wr;
 use super::{Context, Cq, Pd, Qp, Size, errno, until, verbs};
 
-/// The value of `IBV_WC_STANDARD_FLAGS` in C.
+/// The value of C's `IBV_WC_STANDARD_FLAGS`.
 pub const STANDARD: u64 = 0x7f;
 pub const TIMESTAMP: u64 = ibv_create_cq_wc_flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0 as u64;
 pub const WALLCLOCK: u64 =
@@ -27,7 +27,7 @@ impl Context {
         self.try_cq_ex(&ibv_cq_init_attr_ex { cqe, wc_flags, ..Default::default() }).unwrap()
     }
 
-    /// Returns the time of the device's clock.
+    /// Returns the current time of the device's clock.
     pub fn clock(&self) -> u64 {
         let (refused, values) = self.query_rt_values(1);
         assert_eq!((refused, values.comp_mask, values.raw_clock.tv_sec), (0, 1, 0));
@@ -41,7 +41,7 @@ impl Context {
 }
 
 impl Side {
-    /// Creates a side whose two queues are extended and have these fields.
+    /// Creates a side whose two completion queues are extended and have these fields.
     pub fn with_fields(device: &str, capacity: u32, wc_flags: u64) -> Self {
         let context = Context::open(device);
         let (send_cq, receive_cq) =
@@ -52,13 +52,13 @@ impl Side {
     }
 }
 
-/// For queues that were created by [`Context::cq_ex`].
+/// Methods for completion queues that were created by [`Context::cq_ex`].
 impl Cq {
     pub fn ex(&self) -> *mut ibv_cq_ex {
         self.0.cast()
     }
 
-    /// Begins to poll; returns 0 or an error number.
+    /// Begins to poll. Returns 0 or an error number.
     pub fn start(&self) -> i32 {
         self.start_with(0)
     }
@@ -68,7 +68,7 @@ impl Cq {
         unsafe { ibv_start_poll(self.ex(), &raw mut attr) }
     }
 
-    /// Advances to the next completion; returns 0 or an error number.
+    /// Advances to the next completion. Returns 0 or an error number.
     pub fn advance(&self) -> i32 {
         unsafe { ibv_next_poll(self.ex()) }
     }
@@ -77,7 +77,7 @@ impl Cq {
         unsafe { ibv_end_poll(self.ex()) }
     }
 
-    /// Waits for a completion and begins to poll.
+    /// Waits until there is a completion, and begins to poll.
     #[track_caller]
     pub fn start_at_next(&self) {
         until("a completion", || match Errno::from_raw(self.start()) {
@@ -89,13 +89,14 @@ impl Cq {
         });
     }
 
-    /// Returns the id and the status of the current completion.
+    /// Returns the ID and the status of the current completion.
     pub fn at(&self) -> (u64, ibv_wc_status) {
         unsafe { ((*self.ex()).wr_id, (*self.ex()).status) }
     }
 
-    /// Returns all fields of the current completion. A field is [`JUNK`] if the provider has no
-    /// function for it, which is allowed for fields that were not requested.
+    /// Returns all fields of the current completion. A field has the value in [`JUNK`] if the
+    /// provider has no function for it. A provider may lack the functions for fields that were not
+    /// requested.
     pub fn read(&self) -> Read {
         let cq = self.ex();
         macro_rules! read {
@@ -145,7 +146,7 @@ pub struct Read {
     pub cvlan: u16,
 }
 
-/// The values of all fields of a completion that were not requested.
+/// The values that [`Cq::read`] returns for fields that the provider cannot read.
 pub const JUNK: Read = Read {
     opcode: ibv_wc_opcode(0xdead_c0de),
     vendor_err: 0xdead_c0de,
@@ -163,7 +164,7 @@ pub const JUNK: Read = Read {
     cvlan: 0xc0de,
 };
 
-/// All operations that a reliable connection can post, each by its flag.
+/// The flags of all operations that can be posted on a reliable connection.
 pub const OPERATIONS: u64 = {
     use ibv_qp_create_send_ops_flags as Op;
     (Op::IBV_QP_EX_WITH_RDMA_WRITE.0
@@ -178,20 +179,20 @@ pub const OPERATIONS: u64 = {
         | Op::IBV_QP_EX_WITH_SEND_WITH_INV.0) as u64
 };
 
-/// The [`OPERATIONS`] that the device lacks.
+/// The flags of the [`OPERATIONS`] that the tested device lacks.
 static LACKING: AtomicU64 = AtomicU64::new(0);
 
-/// Excludes operations that a device lacks from [`operations`].
+/// Sets the operations that [`operations`] excludes because the tested device lacks them.
 pub fn limit_operations(lacking: u64) {
     LACKING.store(lacking, Ordering::Relaxed);
 }
 
-/// Returns all operations that a reliable connection of the device can post.
+/// Returns the flags of all operations that the tested device can post on a reliable connection.
 pub fn operations() -> u64 {
     OPERATIONS & !LACKING.load(Ordering::Relaxed)
 }
 
-/// Returns the attributes of an extended queue pair that posts `operations`.
+/// Returns the attributes for creating an extended queue pair that can post `operations`.
 pub fn init(pd: &Pd, send: &Cq, receive: &Cq, size: &Size, operations: u64) -> ibv_qp_init_attr_ex {
     use ibv_qp_init_attr_mask as Mask;
     let mut init =
@@ -213,7 +214,7 @@ impl Context {
 }
 
 impl Side {
-    /// A side whose queue pair posts `operations` by function calls.
+    /// Creates a side whose queue pair can post `operations` with function calls.
     pub fn extended(device: &str, size: &Size, operations: u64) -> Self {
         let context = Context::open(device);
         let (send_cq, receive_cq) = (context.cq(256), context.cq(256));
@@ -223,9 +224,10 @@ impl Side {
     }
 }
 
-/// For queue pairs that were created by [`Context::try_qp_ex`].
+/// Methods for queue pairs that were created by [`Context::try_qp_ex`].
 impl Qp {
-    /// Returns NULL unless it was created to post by function calls.
+    /// Returns the extended queue pair, or NULL if this one was not created to post with function
+    /// calls.
     pub fn as_ex(&self) -> *mut ibv_qp_ex {
         unsafe { verbs().qp_to_qp_ex.unwrap()(self.0) }
     }
@@ -242,7 +244,7 @@ impl Qp {
         unsafe { ibv_wr_abort(self.as_ex()) };
     }
 
-    /// Begins a request, without its data.
+    /// Begins a request. Its data must be set with a further call.
     pub fn begin(&self, wr: &Wr) {
         let (qp, wr) = (self.as_ex(), &wr.wr);
         unsafe {
@@ -281,7 +283,7 @@ impl Qp {
         }
     }
 
-    /// Sets the elements of the current request.
+    /// Sets the elements of the request that was begun.
     pub fn set(&self, sges: &[ibv_sge]) {
         match sges {
             [one] => unsafe { ibv_wr_set_sge(self.as_ex(), one.lkey, one.addr, one.length) },
@@ -289,12 +291,12 @@ impl Qp {
         }
     }
 
-    /// Sets the destination of the current request.
+    /// Sets the destination of the datagram that was begun.
     pub fn set_address(&self, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
         unsafe { ibv_wr_set_ud_addr(self.as_ex(), ah, qpn, qkey) };
     }
 
-    /// Sets the inline data of the current request.
+    /// Sets the inline data of the request that was begun.
     pub fn set_inline(&self, pieces: &[&[u8]]) {
         let buffer = |bytes: &[u8]| ibv_data_buf {
             addr: bytes.as_ptr().cast_mut().cast(),
@@ -308,7 +310,7 @@ impl Qp {
         unsafe { ibv_wr_set_inline_data_list(self.as_ex(), list.len(), list.as_ptr()) };
     }
 
-    /// Builds the request that a list would contain.
+    /// Builds the same request that [`Wr`] describes for posting in a list.
     pub fn build(&self, wr: &Wr) {
         self.begin(wr);
         if !matches!(wr.wr.opcode, ibv_wr_opcode::IBV_WR_BIND_MW | ibv_wr_opcode::IBV_WR_LOCAL_INV)
@@ -317,7 +319,7 @@ impl Qp {
         }
     }
 
-    /// Posts requests by function calls; returns 0 or an error number.
+    /// Posts requests with function calls. Returns 0 or an error number.
     pub fn try_call(&self, wrs: &[Wr]) -> i32 {
         self.start();
         wrs.iter().for_each(|wr| self.build(wr));

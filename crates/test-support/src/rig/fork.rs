@@ -1,4 +1,4 @@
-//! Forked children.
+//! Forks child processes.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use super::verbs;
 pub struct Child(libc::pid_t);
 
 impl Child {
-    /// Forks. The child runs `act`, and ends without its parent's exit handlers.
+    /// Forks a child that runs `act` and exits without running its parent's exit handlers.
     pub fn fork(act: impl FnOnce()) -> Self {
         match unsafe { libc::fork() } {
             0 => {
@@ -23,7 +23,7 @@ impl Child {
         }
     }
 
-    /// Waits for the child to end, and checks that it succeeded.
+    /// Waits until the child exits, and checks that it succeeded.
     #[track_caller]
     pub fn join(self) {
         let mut status = 0;
@@ -33,17 +33,17 @@ impl Child {
     }
 }
 
-/// Ends this process successfully, without exit handlers.
+/// Exits from this process with success, without running exit handlers.
 pub fn leave() -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Prepares for forks; returns 0 or an error number.
+/// Prepares the process for forks. Returns 0 or an error number.
 pub fn fork_init() -> i32 {
     unsafe { (verbs().fork_init)() }
 }
 
-/// Returns whether the process is prepared for forks, or needs no preparation, as `enum
+/// Returns whether the process is prepared for forks, or needs no preparation, as a value of `enum
 /// ibv_fork_status`.
 pub fn fork_status() -> rdma_sys::ibv_fork_status {
     let status = verbs().is_fork_initialized.expect("since 1.13 of the library");

@@ -1,11 +1,11 @@
-//! Mapped memory, with the permissions that a test chooses.
+//! Mapped memory whose permissions a test can choose.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
 use std::os::fd::OwnedFd;
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
-/// Anonymous private memory, which is unmapped on drop.
+/// Anonymous memory, which is unmapped when dropped.
 pub struct Mapping {
     start: *mut u8,
     length: usize,
@@ -24,7 +24,7 @@ impl Mapping {
         Self::new(length, ProtFlags::empty())
     }
 
-    /// Maps memory that forked children share.
+    /// Maps memory that is shared with forked children.
     pub fn shared(length: usize) -> Self {
         Self::with(length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
     }
@@ -49,7 +49,7 @@ impl Mapping {
         self.start
     }
 
-    /// Copies some of the bytes, which must not change meanwhile.
+    /// Returns a copy of some of the bytes, which must not change in the meantime.
     pub fn bytes(&self, from: usize, length: usize) -> Vec<u8> {
         assert!(from + length <= self.length);
         let mut bytes = vec![0; length];
@@ -62,18 +62,18 @@ impl Mapping {
         unsafe { self.start.add(from).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Makes the memory inaccessible, as unmapping would, but without letting other mappings use
-    /// its addresses.
+    /// Makes the memory inaccessible, as if it were unmapped. Its addresses stay reserved, so no
+    /// other mapping can use them.
     pub fn take_away(&self) {
         unsafe { mprotect(self.start.cast(), self.length, MprotectFlags::empty()) }.unwrap();
     }
 
-    /// Removes write access.
+    /// Makes the memory read-only.
     pub fn take_writes_away(&self) {
         unsafe { mprotect(self.start.cast(), self.length, MprotectFlags::READ) }.unwrap();
     }
 
-    /// Unmaps the bytes from `from` on, a multiple of the page size.
+    /// Unmaps the bytes from offset `from`, which must be a multiple of the page size, to the end.
     pub fn truncate(&mut self, from: usize) {
         unsafe { munmap(self.start.add(from).cast(), self.length - from) }.unwrap();
         self.length = from;

@@ -7,8 +7,8 @@ use rdma_sys::*;
 
 use super::{Pd, errno, verbs};
 
-/// A registration of memory that the test owns. The memory is accessed only by copies through raw pointers, as the
-/// device does, and only while no request in flight uses it.
+/// A registration of memory that the test owns. The test accesses the memory as the device does,
+/// only by copies through raw pointers, and only while no request in flight uses it.
 pub struct Mr {
     pub mr: *mut ibv_mr,
     memory: Vec<u8>,
@@ -27,7 +27,7 @@ impl Pd {
         Mr { mr, memory }
     }
 
-    /// Registers memory that requests address from `iova` on.
+    /// Registers the memory. Requests use the address `iova` for its first byte.
     pub fn register_at(&self, mut memory: Vec<u8>, iova: u64, access: u32) -> Mr {
         let mr = self.try_register_at(&mut memory, iova, access).unwrap();
         Mr { mr, memory }
@@ -54,13 +54,13 @@ impl Pd {
         if mr.is_null() { Err(errno()) } else { Ok(mr) }
     }
 
-    /// Prefetches the pages of this element; returns 0 or an error number.
+    /// Prefetches the pages of this element. Returns 0 or an error number.
     pub fn prefetch(&self, mut sge: ibv_sge) -> i32 {
         let advice = ib_uverbs_advise_mr_advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH;
         unsafe { ibv_advise_mr(self.0, advice, IBV_ADVISE_MR_FLAG_FLUSH, &raw mut sge, 1) }
     }
 
-    /// Registers any range; [`deregister`] ends the registration.
+    /// Registers any range of memory. The caller must [`deregister`] it.
     pub fn try_register(
         &self,
         start: *mut u8,
@@ -73,22 +73,23 @@ impl Pd {
     }
 }
 
-/// Returns the key of a region made by [`Pd::try_register`].
+/// Returns the local key of a region that [`Pd::try_register`] has registered.
 pub fn key_of(mr: *mut ibv_mr) -> u32 {
     unsafe { (*mr).lkey }
 }
 
-/// Like [`key_of`], for peers; a region without rights for peers may lack this key.
+/// Returns the key that peers use for the region. It may be missing if the region grants peers no
+/// rights.
 pub fn rkey_of(mr: *mut ibv_mr) -> u32 {
     unsafe { (*mr).rkey }
 }
 
-/// Returns a copy of the struct.
+/// Returns a copy of the region's struct.
 pub fn fields_of(mr: *mut ibv_mr) -> ibv_mr {
     unsafe { *mr }
 }
 
-/// Notes that the memory stays mapped.
+/// Informs the provider that the region's memory stays mapped.
 pub fn note_mapped(mr: *mut ibv_mr) {
     unsafe { verbs().note_mapped(mr) };
 }
@@ -97,7 +98,7 @@ pub fn deregister(mr: *mut ibv_mr) {
     assert_eq!(try_deregister(mr), 0);
 }
 
-/// Deregisters the region; returns 0 or an error number. After an error the memory is still
+/// Deregisters the region. Returns 0 or an error number. After an error, the memory is still
 /// registered.
 pub fn try_deregister(mr: *mut ibv_mr) -> i32 {
     unsafe { (verbs().dereg_mr)(mr) }
@@ -108,13 +109,13 @@ impl Mr {
         key_of(self.mr)
     }
 
-    /// Notes that the memory stays mapped, which holds because the `Mr` owns it.
+    /// Informs the provider that the memory stays mapped, which is true because this value owns it.
     pub fn mapped(self) -> Self {
         note_mapped(self.mr);
         self
     }
 
-    /// Returns the key for peers.
+    /// Returns the key that peers use for the region.
     pub fn rkey(&self) -> u32 {
         rkey_of(self.mr)
     }
@@ -142,20 +143,21 @@ impl Mr {
         bytes
     }
 
-    /// Copies out the bytes at this offset.
+    /// Copies the bytes at this offset to `bytes`.
     pub fn copy_out(&self, from: usize, bytes: &mut [u8]) {
         assert!(from + bytes.len() <= self.memory.len());
         let start = unsafe { self.start().add(from) };
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(start, bytes.len()) };
     }
 
-    /// Returns the eight bytes now at this offset, for a program that waits for a peer's write.
+    /// Returns the eight bytes that are now at this offset, for a test that waits for a peer's
+    /// write.
     pub fn word(&self, from: usize) -> u64 {
         assert!(from.is_multiple_of(8) && from + 8 <= self.memory.len());
         unsafe { self.start().add(from).cast::<u64>().read_volatile() }
     }
 
-    /// Copies bytes to this offset.
+    /// Copies `bytes` to this offset.
     pub fn copy_in(&self, from: usize, bytes: &[u8]) {
         assert!(from + bytes.len() <= self.memory.len());
         let start = unsafe { self.start().add(from) };
@@ -177,14 +179,14 @@ impl Mr {
         assert_eq!(self.bytes(), vec![byte; self.memory.len()]);
     }
 
-    /// Attempts to deregister, checks that this is refused, and returns the error number.
+    /// Checks that deregistering the region is refused. Returns the error number.
     pub fn try_deregister(&self) -> i32 {
         let refused = try_deregister(self.mr);
         assert_ne!(refused, 0);
         refused
     }
 
-    /// Ends the registration and returns the memory.
+    /// Deregisters the region, and returns its memory.
     pub fn deregister(mut self) -> Vec<u8> {
         deregister(std::mem::replace(&mut self.mr, ptr::null_mut()));
         std::mem::take(&mut self.memory)

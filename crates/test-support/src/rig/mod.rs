@@ -1,14 +1,16 @@
-//! The base of the device tests: the verbs as C calls them, without a layer of ours in between.
+//! The base of the device tests: the verbs, called as C calls them, with no layer of this workspace
+//! in between.
 //!
-//! Objects are created in order, checked, and destroyed in the opposite order; each destruction
-//! must succeed. Memory is a `Vec` that the test owns for longer than its registration.
+//! Tests create objects, check them, and destroy them in the opposite order. Each destruction must
+//! succeed. Memory is a `Vec` that the test owns until after it is deregistered.
 //!
-//! A process tests the devices of one provider, which `use_provider` selects before the first call.
+//! A process tests the devices of one provider, which it selects with `use_provider` before any
+//! other call.
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block)]
-#![allow(clippy::undocumented_unsafe_blocks)] // Tests call C as C does; the argument is the rig's order.
+#![allow(clippy::undocumented_unsafe_blocks)] // Tests call C as C does; what makes this sound is the rig's order.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
-#![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
-#![allow(missing_docs, missing_debug_implementations)] // Most are named after what they call.
+#![allow(clippy::cast_possible_truncation)] // All numbers are small, and devices are 64-bit only.
+#![allow(missing_docs, missing_debug_implementations)] // Most items are named after the verbs they call.
 #![allow(clippy::exhaustive_enums, unnameable_types, clippy::not_unsafe_ptr_arg_deref)]
 
 use std::ptr;
@@ -45,10 +47,10 @@ pub const ZERO_BASED: u32 = ibv_access_flags::IBV_ACCESS_ZERO_BASED.0;
 /// All rights that a region or a queue pair can grant.
 pub const ALL_ACCESS: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 
-/// The limit for every wait, far longer than any successful wait.
+/// The time limit for every wait, far longer than any successful wait takes.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until the device has caused an effect.
+/// Waits until `holds` returns true, which an effect of the device should cause.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let (end, mut turns) = (Instant::now() + PATIENCE, 0);
@@ -58,11 +60,12 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Pauses after an empty poll; `turns` counts such polls.
+/// Pauses after an empty poll. `turns` counts such polls.
 ///
-/// It sleeps occasionally. When many processes only yielded, some of them, and some kernel threads
-/// (Linux 6.18), waited for a processor for minutes. It yields rarely: on a busy machine, each
-/// yield lasts until all other threads have had a turn. Besides, a poll may advance virtual time by
+/// Usually, this only spins. It sleeps occasionally: when many processes did nothing but yield,
+/// some of them, and some kernel threads (Linux 6.18), waited for a processor for minutes. It
+/// yields rarely, because on a busy machine each yield lasts until all other threads have had a
+/// turn. In addition, a poll may advance virtual time by only one event.
 /// only one event.
 pub fn pause(turns: &mut u32) {
     *turns = turns.wrapping_add(1);
@@ -78,37 +81,38 @@ pub fn imm_of(wc: &ibv_wc) -> u32 {
     unsafe { wc.__bindgen_anon_1.imm_data }
 }
 
-/// The provider of the devices that this process tests.
+/// The provider whose devices this process tests.
 #[derive(Clone, Copy)]
 pub struct Provider {
     pub verbs: &'static Verbs,
-    /// Whether an answer may take long without an error. Connections then wait longer and retry
-    /// more often by default.
+    /// Whether an answer may be delayed for long although nothing is wrong. If so, connections wait
+    /// longer and retry more often by default.
     pub slow: bool,
 }
 
 static PROVIDER: OnceLock<Provider> = OnceLock::new();
 static RELEASE: OnceLock<fn(&str)> = OnceLock::new();
 
-/// Sets the provider; the default is the one that was registered.
+/// Selects the provider. Without this call, it is the first registered one.
 pub fn use_provider(provider: Provider) {
     assert!(PROVIDER.set(provider).is_ok(), "a process tests the devices of one provider");
 }
 
-/// The inline data of queue pairs by default.
+/// The number of inline bytes that queue pairs support by default.
 static INLINE: AtomicU32 = AtomicU32::new(64);
 
-/// Lowers the default amount of inline data, for a device that supports less.
+/// Sets the default number of inline bytes, for a device that supports fewer than usual.
 pub fn limit_inline(bytes: u32) {
     INLINE.store(bytes, Ordering::Relaxed);
 }
 
-/// Returns the inline data of a queue pair of [`Size::default`].
+/// Returns the number of inline bytes in [`Size::default`].
 pub fn usual_inline() -> u32 {
     INLINE.load(Ordering::Relaxed)
 }
 
-/// Sets the function that releases the held requests of a device with this name.
+/// Sets the function that makes a device continue with the requests it holds back. Its argument is
+/// the device's name.
 pub fn release_by(release: fn(&str)) {
     RELEASE.get_or_init(|| release);
 }
@@ -131,7 +135,7 @@ pub fn verbs() -> &'static Verbs {
     provider().verbs
 }
 
-/// Returns `errno` of the last call that returned NULL or -1.
+/// Returns `errno` after a call that returned NULL or -1.
 pub fn errno() -> Errno {
     Errno::last()
 }
@@ -150,7 +154,8 @@ impl Context {
         device::List::new().open(name)
     }
 
-    /// Closes the device, even if objects of it exist; returns the result.
+    /// Closes the device, even if objects that were created from it still exist. Returns the result
+    /// of the call.
     pub fn close(self) -> i32 {
         unsafe { (verbs().close_device)(std::mem::ManuallyDrop::new(self).0) }
     }
@@ -187,7 +192,7 @@ unsafe impl Send for Pd {}
 unsafe impl Sync for Pd {}
 
 impl Pd {
-    /// Attempts to deallocate, checks that this is refused, and returns the error number.
+    /// Checks that deallocating the domain is refused. Returns the error number.
     pub fn try_dealloc(&self) -> i32 {
         let refused = unsafe { (verbs().dealloc_pd)(self.0) };
         assert_ne!(refused, 0);
@@ -224,7 +229,7 @@ impl Drop for Pd {
     }
 }
 
-/// The sizes of a queue pair, and its type.
+/// The type of a queue pair and its sizes.
 #[derive(Clone, Copy)]
 pub struct Size {
     pub qp_type: ibv_qp_type,
@@ -274,19 +279,20 @@ impl Cq {
         usize::try_from(polled).map(|count| wcs[..count].to_vec()).map_err(|_| polled)
     }
 
-    /// Attempts to destroy, checks that this is refused, and returns the error number.
+    /// Checks that destroying the queue is refused. Returns the error number.
     pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_cq)(self.0) };
         assert_ne!(refused, 0);
         refused
     }
 
-    /// Returns true if no completion is available now. On a deferred device this poll may cause one.
+    /// Returns true if the queue has no completion now. On a device with a deferred schedule, the
+    /// poll itself may cause the next one.
     pub fn is_empty(&self) -> bool {
         self.try_poll::<1>().unwrap().is_empty()
     }
 
-    /// Waits for the next completion.
+    /// Waits for the next completion and returns it.
     #[track_caller]
     pub fn next(&self) -> ibv_wc {
         let mut polled = None;
@@ -297,7 +303,7 @@ impl Cq {
         polled.expect("a completion was polled")
     }
 
-    /// Waits for the next completion, and checks that it is this one.
+    /// Waits for the next completion, and checks that it has this ID and status.
     #[track_caller]
     pub fn expect(&self, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
         let wc = self.next();
@@ -310,7 +316,7 @@ impl Cq {
         self.expect(wr_id, ibv_wc_status::IBV_WC_SUCCESS)
     }
 
-    /// Waits until these requests are flushed, in this order.
+    /// Waits for the next completions, and checks that these requests were flushed, in this order.
     #[track_caller]
     pub fn expect_flushed(&self, wr_ids: impl IntoIterator<Item = u64>) {
         for wr_id in wr_ids {
@@ -343,13 +349,13 @@ impl Qp {
         unsafe { (*self.0).qp_type }
     }
 
-    /// Destroys it early; it cannot be used after that.
+    /// Destroys the queue pair before the value is dropped. It must not be used after that.
     pub fn destroy(&mut self) {
         assert_eq!(unsafe { (verbs().destroy_qp)(self.0) }, 0);
         self.0 = ptr::null_mut();
     }
 
-    /// Attempts to destroy, checks that this is refused, and returns the error number.
+    /// Checks that destroying the queue pair is refused. Returns the error number.
     pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_qp)(self.0) };
         assert_ne!(refused, 0);
@@ -360,12 +366,12 @@ impl Qp {
         self.query_both().0
     }
 
-    /// Returns the sizes that the device chose.
+    /// Returns the sizes that the device has chosen.
     pub fn capacity(&self) -> ibv_qp_cap {
         self.query_init().cap
     }
 
-    /// Returns the attributes with which it was created.
+    /// Returns the attributes with which the queue pair was created.
     pub fn query_init(&self) -> ibv_qp_init_attr {
         self.query_both().1
     }
@@ -382,12 +388,12 @@ impl Qp {
         self.query().qp_state
     }
 
-    /// Returns the state in the program's struct.
+    /// Returns the state that is recorded in the struct of the C interface.
     pub fn noted_state(&self) -> ibv_qp_state {
         unsafe { (*self.0).state }
     }
 
-    /// Modifies; returns 0 or an error number.
+    /// Modifies the queue pair. Returns 0 or an error number.
     pub fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> i32 {
         unsafe { (verbs().modify_qp)(self.0, &raw mut attr, mask.cast_signed()) }
     }

@@ -1,4 +1,4 @@
-//! Posting of work requests.
+//! Posts work requests.
 
 use std::ptr;
 
@@ -6,7 +6,7 @@ use rdma_sys::*;
 
 use super::{Mr, Qp};
 
-/// A send request that owns its elements.
+/// A send request, together with its elements.
 #[derive(Clone)]
 pub struct Wr {
     pub wr: ibv_send_wr,
@@ -42,13 +42,15 @@ impl Wr {
         self
     }
 
-    /// Adds to eight bytes of `word`, and returns the previous value in the elements.
+    /// Returns a request that adds to an eight-byte word at `offset` in `word`. The elements
+    /// receive the previous value.
     pub fn fetch_add(wr_id: u64, sges: &[ibv_sge], word: &Mr, offset: usize, add: u64) -> Self {
         let opcode = ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
         Self::new(wr_id, opcode, sges).atomic(word, offset, add, 0)
     }
 
-    /// Stores `swap` in eight bytes of `word` if they equal `compare`, and returns the previous value in the elements.
+    /// Returns a request that stores `swap` in an eight-byte word at `offset` in `word` if the word
+    /// equals `compare`. The elements receive the previous value.
     pub fn compare_and_swap(
         wr_id: u64,
         sges: &[ibv_sge],
@@ -60,7 +62,7 @@ impl Wr {
         Self::new(wr_id, opcode, sges).atomic(word, offset, compare, swap)
     }
 
-    /// Makes it an atomic on eight bytes of `word`.
+    /// Sets the operands of an atomic, and its target: an eight-byte word at `offset` in `word`.
     pub fn atomic(self, word: &Mr, offset: usize, operand: u64, swap: u64) -> Self {
         self.atomic_at(word.address() + offset as u64, word.rkey(), operand, swap)
     }
@@ -76,7 +78,7 @@ impl Wr {
         self
     }
 
-    /// Adds immediate data, in network order as in C.
+    /// Adds immediate data to a SEND or a WRITE. The number is in network order, as in C.
     pub fn with_imm(mut self, imm: u32) -> Self {
         self.wr.opcode = match self.wr.opcode {
             ibv_wr_opcode::IBV_WR_SEND => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
@@ -105,10 +107,10 @@ impl Wr {
     }
 }
 
-/// The index that is returned if a refused post does not report which request was refused.
+/// The index that is returned if the provider does not report which request it refused.
 pub const NOT_SAID: usize = usize::MAX;
 
-/// Returns the index of the refused request.
+/// Returns the index of the refused request in the list.
 unsafe fn place<T>(first: *const T, bad: *const T) -> usize {
     if bad.is_null() {
         return NOT_SAID;
@@ -117,7 +119,7 @@ unsafe fn place<T>(first: *const T, bad: *const T) -> usize {
 }
 
 impl Qp {
-    /// Posts one request; returns 0 or an error number.
+    /// Posts one request. Returns 0 or an error number.
     pub fn try_post(&self, wr: &Wr) -> i32 {
         self.try_post_list(std::slice::from_ref(wr)).map_or_else(|(_, errno)| errno, |()| 0)
     }
@@ -127,8 +129,8 @@ impl Qp {
         assert_eq!(self.try_post(wr), 0);
     }
 
-    /// Posts a list in one call; if it is refused, returns the number of posted requests and the
-    /// error number.
+    /// Posts a list of requests in one call. If it is refused, returns the number of requests that
+    /// were posted and the error number.
     pub fn try_post_list(&self, wrs: &[Wr]) -> Result<(), (usize, i32)> {
         let mut list: Vec<ibv_send_wr> = wrs.iter().map(|wr| wr.wr).collect();
         for (n, wr) in wrs.iter().enumerate() {
@@ -151,8 +153,8 @@ impl Qp {
         self.try_post_receive_list(&[(wr_id, sges)]).map_or_else(|(_, errno)| errno, |()| 0)
     }
 
-    /// Posts a list in one call; if it is refused, returns the number of posted requests and the
-    /// error number.
+    /// Posts a list of receives in one call. If it is refused, returns the number of receives that
+    /// were posted and the error number.
     pub fn try_post_receive_list(
         &self,
         requests: &[(u64, &[ibv_sge])],
@@ -166,7 +168,8 @@ impl Qp {
     }
 }
 
-/// Posts a list of receives by `post`; if refused, returns the number of posted requests and the error number.
+/// Posts a list of receives with the function `post`. If it is refused, returns the number of
+/// receives that were posted and the error number.
 pub(crate) fn receive_list(
     requests: &[(u64, &[ibv_sge])],
     post: impl FnOnce(*mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,

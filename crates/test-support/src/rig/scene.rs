@@ -1,5 +1,5 @@
-//! Two connected queue pairs, each with memory that the other may use, and with one receive. Most
-//! refusals are tested with them.
+//! Two connected queue pairs. Each side has posted one receive, and owns memory that the peer may
+//! access. Most cases of refused requests use this scene.
 
 use rdma_sys::ibv_wc_status as Status;
 
@@ -17,8 +17,9 @@ pub struct Scene {
 pub const BYTES: usize = 64;
 pub const AT_A: u8 = 0xaa;
 pub const AT_B: u8 = 0xbb;
-/// The ids of the receive requests.
+/// The ID of A's receive.
 pub const RECEIVE_A: u64 = 1001;
+/// The ID of B's receive.
 pub const RECEIVE_B: u64 = 1002;
 
 impl Scene {
@@ -35,7 +36,8 @@ impl Scene {
         Self { at_a, at_b, a, b }
     }
 
-    /// Returns requests from A that use 32 bytes of both sides' memory: WRITE, WRITE with immediate, READ and SEND.
+    /// Returns requests that A can post: WRITE, WRITE with immediate, READ and SEND. Each uses 32
+    /// bytes of both sides' memory.
     pub fn requests(&self) -> [Wr; 4] {
         let local = [self.at_a.sge(8, 32)];
         let write = Wr::write(1, &local, &self.at_b, 16);
@@ -43,8 +45,8 @@ impl Scene {
         [write.clone(), write.with_imm(5), read, Wr::send(1, &local)]
     }
 
-    /// Posts a request, and checks that B refuses it. A's completion has `status`, both queue pairs
-    /// are in error with their receives flushed, and nothing was copied.
+    /// Posts a request at A, and checks that B refuses it. A's completion has `status`, both queue
+    /// pairs are in error, their receives are flushed, and nothing was copied.
     #[track_caller]
     pub fn expect_remote_refusal(&self, wr: &Wr, status: Status) {
         self.a.qp.post(wr);
@@ -57,13 +59,15 @@ impl Scene {
         self.assert_untouched();
     }
 
-    /// Posts a request, and checks that A itself refuses it and B does not notice.
+    /// Posts a request at A, and checks that A itself refuses it with `status` and that B is not
+    /// affected.
     #[track_caller]
     pub fn expect_local_refusal(&self, wr: &Wr, status: Status) {
         assert_eq!(self.local_refusal(wr), status);
     }
 
-    /// Like [`expect_local_refusal`](Self::expect_local_refusal), with any error.
+    /// Like [`expect_local_refusal`](Self::expect_local_refusal), but accepts any error. Returns
+    /// its status.
     #[track_caller]
     pub fn local_refusal(&self, wr: &Wr) -> Status {
         self.a.qp.post(wr);

@@ -1,4 +1,4 @@
-//! Shared receive queues, and a server whose queue pairs share one.
+//! Shared receive queues, and a server whose queue pairs use one.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
 use rdma_sys::*;
@@ -13,12 +13,13 @@ unsafe impl Send for Srq {}
 unsafe impl Sync for Srq {}
 
 impl Pd {
-    /// Creates a queue, and returns it with the sizes that the device chose.
+    /// Creates a shared receive queue. Returns it with the sizes that the device has chosen.
     pub fn try_srq(&self, max_wr: u32, max_sge: u32) -> Result<(Srq, (u32, u32)), Errno> {
         self.try_srq_with_limit(max_wr, max_sge, 0)
     }
 
-    /// Like [`try_srq`](Self::try_srq) with a limit, which has no effect here (man ibv_create_srq).
+    /// Like [`try_srq`](Self::try_srq), but also passes a limit, which has no effect on creation
+    /// (man ibv_create_srq).
     pub fn try_srq_with_limit(
         &self,
         max_wr: u32,
@@ -48,8 +49,8 @@ impl Pd {
 }
 
 impl Qp {
-    /// Posts a receive to the queue pair itself. Returns the error number, and whether the request
-    /// is reported as the refused one.
+    /// Posts a receive to the queue pair itself, not to its shared queue. Returns the error number,
+    /// and whether this request is reported as the refused one.
     pub fn try_post_own_receive(&self) -> (i32, bool) {
         let (mut wr, mut bad) = (ibv_recv_wr::default(), std::ptr::null_mut());
         let errno = unsafe { ibv_post_recv(self.0, &raw mut wr, &raw mut bad) };
@@ -68,7 +69,7 @@ impl Srq {
         self.query().srq_limit
     }
 
-    /// Modifies; returns 0 or an error number.
+    /// Modifies the queue. Returns 0 or an error number.
     pub fn modify(&self, max_wr: u32, srq_limit: u32, mask: ibv_srq_attr_mask) -> i32 {
         let mut attr = ibv_srq_attr { max_wr, max_sge: 0, srq_limit };
         unsafe { (verbs().modify_srq)(self.0, &raw mut attr, mask.0.cast_signed()) }
@@ -79,13 +80,13 @@ impl Srq {
         assert_eq!(self.modify(0, limit, ibv_srq_attr_mask::IBV_SRQ_LIMIT), 0);
     }
 
-    /// Posts a list in one call; if it is refused, returns the number of posted requests and the
-    /// error number.
+    /// Posts a list of receives in one call. If it is refused, returns the number of receives that
+    /// were posted and the error number.
     pub fn try_post_list(&self, requests: &[(u64, &[ibv_sge])]) -> Result<(), (usize, i32)> {
         receive_list(requests, |list, bad| unsafe { ibv_post_srq_recv(self.0, list, bad) })
     }
 
-    /// Posts one request; returns 0 or an error number.
+    /// Posts one receive. Returns 0 or an error number.
     pub fn try_post(&self, wr_id: u64, sges: &[ibv_sge]) -> i32 {
         self.try_post_list(&[(wr_id, sges)]).map_or_else(|(_, errno)| errno, |()| 0)
     }
@@ -95,7 +96,7 @@ impl Srq {
         assert_eq!(self.try_post(wr_id, sges), 0);
     }
 
-    /// Posts requests, numbered from `first`, until the queue is full; returns their number.
+    /// Posts receives with IDs from `first` on until the queue is full. Returns their number.
     pub fn fill(&self, first: u64) -> u64 {
         let mut count = 0;
         loop {
@@ -109,20 +110,20 @@ impl Srq {
         }
     }
 
-    /// Attempts to destroy, checks that this is refused, and returns the error number.
+    /// Checks that destroying the queue is refused. Returns the error number.
     pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_srq)(self.0) };
         assert_ne!(refused, 0);
         refused
     }
 
-    /// Returns the address by which events identify the queue.
+    /// Returns the address by which asynchronous events identify the queue.
     pub fn name(&self) -> usize {
         self.0.addr()
     }
 }
 
-/// A reference to a queue that another thread may destroy.
+/// A reference to a shared receive queue that another thread may destroy.
 #[derive(Clone, Copy)]
 pub struct SrqName(*mut ibv_srq);
 
@@ -148,8 +149,8 @@ impl Drop for Srq {
     }
 }
 
-/// Queue pairs that share a receive queue, and their completion queues. Fields are dropped in
-/// order.
+/// Queue pairs that share a receive queue, and their completion queues. The fields are dropped in
+/// their order.
 pub struct Server {
     pub qps: Vec<Qp>,
     pub srq: Srq,
@@ -160,7 +161,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server with a queue of `max_wr` requests, without queue pairs.
+    /// Creates a server without queue pairs, whose shared queue can hold `max_wr` receives.
     pub fn new(device: &str, max_wr: u32) -> Self {
         let context = Context::open(device);
         let (send_cq, receive_cq) = (context.cq(256), context.cq(256));
@@ -169,14 +170,15 @@ impl Server {
         Self { qps: Vec::new(), srq, send_cq, receive_cq, pd, context }
     }
 
-    /// Creates a queue pair in this domain that completes receives in this queue, and connects it to a client.
+    /// Creates a queue pair in this domain, whose receives complete in `receive_cq`, and connects
+    /// it to a client.
     pub fn qp(&self, pd: &Pd, receive_cq: &Cq, client: &Side) -> Qp {
         let qp = pd.qp_with_srq(&self.send_cq, receive_cq, &Size::default(), &self.srq);
         self.connect(&qp, client, &Knobs::default());
         qp
     }
 
-    /// Connects a queue pair to a client, both in any state.
+    /// Resets a queue pair and a client, and connects them to each other.
     pub fn connect(&self, qp: &Qp, client: &Side, knobs: &Knobs) {
         client.qp.to_reset();
         qp.to_reset();
@@ -185,7 +187,8 @@ impl Server {
         connect(qp, &here, &there, knobs);
     }
 
-    /// A server with a queue of `max_wr` requests, and its clients.
+    /// Creates a server whose shared queue can hold `max_wr` receives, and clients that are
+    /// connected to it.
     pub fn with_clients(
         device: &str,
         max_wr: u32,
@@ -203,8 +206,8 @@ impl Server {
         (clients, server)
     }
 
-    /// Waits for the next receive completion, and checks that it is this one, on this client's
-    /// queue pair.
+    /// Waits for the next receive completion. Checks that it is a success with this ID, and that it
+    /// belongs to this client's queue pair.
     #[track_caller]
     pub fn expect(&self, client: usize, wr_id: u64) -> ibv_wc {
         let wc = self.receive_cq.expect_success(wr_id);
@@ -212,7 +215,8 @@ impl Server {
         wc
     }
 
-    /// Returns the pending asynchronous events, with their type and object.
+    /// Reads and acknowledges the pending asynchronous events. Returns the type and the object of
+    /// each.
     pub fn events(&self) -> Vec<(ibv_event_type, usize)> {
         self.context.async_events()
     }

@@ -21,14 +21,15 @@ pub const STATES: [State; 6] = [
     State::IBV_QPS_ERR,
 ];
 
-/// The transitions that lead to the state in which a queue pair can send.
+/// The transitions from RESET to RTS, in order.
 pub const STEPS: [(State, State); 3] = [
     (State::IBV_QPS_RESET, State::IBV_QPS_INIT),
     (State::IBV_QPS_INIT, State::IBV_QPS_RTR),
     (State::IBV_QPS_RTR, State::IBV_QPS_RTS),
 ];
 
-/// The attributes of a transition, besides the state: the required ones and the optional ones.
+/// The attributes of a transition, as masks: those it requires, and those it accepts in addition.
+/// The state itself is not included.
 #[derive(Clone, Copy)]
 pub struct Transition {
     pub required: u32,
@@ -45,7 +46,7 @@ const ADDRESS: u32 = Mask::IBV_QP_AV.0;
 const ALTERNATE: u32 = Mask::IBV_QP_ALT_PATH.0;
 const MIGRATION: u32 = Mask::IBV_QP_PATH_MIG_STATE.0;
 
-/// Migration of paths; few devices support it.
+/// The attributes of path migration, which few devices support.
 pub const PATH_MIGRATION: u32 = ALTERNATE | MIGRATION;
 
 fn by_service(service: ibv_qp_type, rc: u32, uc: u32, ud: u32) -> u32 {
@@ -56,7 +57,7 @@ fn by_service(service: ibv_qp_type, rc: u32, uc: u32, ud: u32) -> u32 {
     }
 }
 
-/// Returns the transition between two states; `None` if the verbs do not define it.
+/// Returns the transition between two states, or `None` if the verbs do not define it.
 pub fn transition(service: ibv_qp_type, from: State, to: State) -> Option<Transition> {
     let of = |rc, uc, ud| by_service(service, rc, uc, ud);
     let init = PKEY | PORT | of(ACCESS, ACCESS, QKEY_BIT);
@@ -90,12 +91,13 @@ pub fn transition(service: ibv_qp_type, from: State, to: State) -> Option<Transi
     Some(Transition { required, optional })
 }
 
-/// Creates a queue pair that can send only to itself.
+/// Creates a side whose queue pair is meant to be connected to itself.
 pub fn alone(device: &str, service: ibv_qp_type) -> Side {
     Side::new(device, &Size { qp_type: service, ..Size::default() }, 16)
 }
 
-/// Returns attributes that are valid in every transition between these states, with a path to itself.
+/// Returns attributes that are valid in any transition between these states. The path leads from
+/// the queue pair to itself.
 pub fn right(at: &Endpoint, from: State, to: State) -> ibv_qp_attr {
     let mut attr = attributes(at, at, &Knobs::default());
     (attr.qp_state, attr.cur_qp_state, attr.qkey) = (to, from, QKEY);
@@ -103,13 +105,14 @@ pub fn right(at: &Endpoint, from: State, to: State) -> ibv_qp_attr {
 }
 
 impl Side {
-    /// Moves from one state to another with the required attributes, where the `toggled` ones are
-    /// added or left out. Returns 0 or an error number.
+    /// Requests a transition with the required attributes, except that the attributes in `toggled`
+    /// are added if they are optional and omitted if they are required. Returns 0 or an error
+    /// number.
     pub fn transit(&self, (from, to): (State, State), toggled: u32) -> i32 {
         self.transit_with((from, to), toggled, |_| {})
     }
 
-    /// Like [`transit`](Self::transit), but with modified values.
+    /// Like [`transit`](Self::transit), but `change` modifies the values first.
     pub fn transit_with(
         &self,
         (from, to): (State, State),
@@ -122,7 +125,7 @@ impl Side {
         self.qp.modify(attr, (Mask::IBV_QP_STATE.0 | required) ^ toggled)
     }
 
-    /// Moves a queue pair from any state to this one.
+    /// Moves the queue pair from any state to this one.
     #[track_caller]
     pub fn bring(&self, state: State) {
         self.qp.to_reset();

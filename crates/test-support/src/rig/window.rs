@@ -27,7 +27,8 @@ impl Pd {
 }
 
 impl Mw {
-    /// Returns the key in the C struct; for type 2 windows, that is the initial key.
+    /// Returns the key in the C struct. For a type 2 window, this is the key that it had after its
+    /// allocation.
     pub fn key(&self) -> u32 {
         unsafe { (*self.0).rkey }
     }
@@ -36,7 +37,7 @@ impl Mw {
         unsafe { (*self.0).type_ }
     }
 
-    /// Returns the key with this low byte.
+    /// Returns the window's key with its low byte replaced.
     pub fn key_with(&self, low: u8) -> u32 {
         self.key() & !0xff | u32::from(low)
     }
@@ -49,7 +50,7 @@ impl Drop for Mw {
 }
 
 impl Mr {
-    /// Returns the parameters for binding a window to a part of the region.
+    /// Returns the parameters for binding a window to a part of this region.
     pub fn part(&self, from: usize, length: usize, access: u32) -> ibv_mw_bind_info {
         ibv_mw_bind_info {
             mr: self.mr,
@@ -61,7 +62,7 @@ impl Mr {
 }
 
 impl Wr {
-    /// Binds a type 2 window.
+    /// Returns a request that binds a type 2 window.
     pub fn bind(wr_id: u64, mw: &Mw, key: u32, info: ibv_mw_bind_info) -> Self {
         let mut wr = Self::new(wr_id, ibv_wr_opcode::IBV_WR_BIND_MW, &[]);
         wr.wr.__bindgen_anon_2.bind_mw =
@@ -84,14 +85,14 @@ impl Wr {
 }
 
 impl Qp {
-    /// Binds a type 1 window; returns 0 or an error number.
+    /// Binds a type 1 window. Returns 0 or an error number.
     pub fn try_bind(&self, wr_id: u64, mw: &Mw, info: ibv_mw_bind_info, flags: u32) -> i32 {
         let mut bind = ibv_mw_bind { wr_id, send_flags: flags, bind_info: info };
         unsafe { ibv_bind_mw(self.0, mw.0, &raw mut bind) }
     }
 
-    /// Posts a request that binds a window of either type. For type 2, the key is the one after the
-    /// window's first key. Returns the key that the window will have.
+    /// Posts a request that binds a window of either type. A type 2 window gets the key that
+    /// follows its first key. Returns the key that the window will have.
     #[track_caller]
     pub fn post_bind(&self, wr_id: u64, mw: &Mw, info: ibv_mw_bind_info) -> u32 {
         if mw.kind() == TYPE_1 {
@@ -106,19 +107,20 @@ impl Qp {
     }
 }
 
-/// Returns the key that was invalidated, if the completion has the flag for it.
+/// Returns the key that was invalidated, or `None` if the completion lacks the flag for it.
 pub fn invalidated(wc: &ibv_wc) -> Option<u32> {
     let with_inv = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_INV.0 != 0;
     with_inv.then(|| invalidated_key(wc))
 }
 
-/// Returns the field with the invalidated key, which is valid only if the completion has the flag
-/// for it.
+/// Returns the field that contains the invalidated key. It is valid only if the completion has the
+/// flag for it.
 pub fn invalidated_key(wc: &ibv_wc) -> u32 {
     unsafe { wc.__bindgen_anon_1.invalidated_rkey }
 }
 
-/// A connection on which B grants A windows onto 64 bytes that A cannot access otherwise.
+/// A connection on which B grants A access to 64 bytes through windows. Without a window, A has no
+/// access to them.
 pub struct Grant {
     pub at_a: Mr,
     pub at_b: Mr,
@@ -126,7 +128,7 @@ pub struct Grant {
     pub b: Side,
 }
 
-/// Another queue pair in a domain. Fields are dropped in order.
+/// A further queue pair in B's domain. The fields are dropped in their order.
 pub struct Second {
     pub qp: Qp,
     pub send_cq: Cq,
@@ -136,7 +138,7 @@ pub struct Second {
 pub const BYTES: usize = 64;
 pub const AT_A: u8 = 0xaa;
 pub const AT_B: u8 = 0xbb;
-/// The access that a region needs for windows with all rights.
+/// The access flags of a region to which windows with any rights can be bound.
 pub const BINDABLE: u32 = LOCAL_WRITE | MW_BIND;
 pub const REMOTE: u32 = REMOTE_READ | REMOTE_WRITE | REMOTE_ATOMIC;
 
@@ -152,7 +154,8 @@ impl Grant {
         Self { at_a, at_b, a, b }
     }
 
-    /// Returns a window of this type onto 32 bytes from offset 16 on, and its key.
+    /// Binds a new window of this type to 32 bytes at offset 16 of B's memory. Returns the window
+    /// and its key.
     #[track_caller]
     pub fn window(&self, kind: ibv_mw_type, access: u32) -> (Mw, u32) {
         let mw = self.b.pd.mw(kind);
@@ -160,8 +163,8 @@ impl Grant {
         (mw, key)
     }
 
-    /// Returns another connection, whose second queue pair is in B's domain. Drop it before the
-    /// grant.
+    /// Creates another connection. Returns its client, and the client's peer, which is in B's
+    /// domain. Both must be dropped before the grant.
     pub fn second_pair(&self, device: &str) -> (Side, Second) {
         let c = Side::new(device, &Size::default(), 64);
         let context = &self.b.context;
@@ -174,7 +177,7 @@ impl Grant {
         (c, Second { qp, send_cq, receive_cq })
     }
 
-    /// Binds a window, waits for the completion, and returns the key.
+    /// Binds a window, and waits for the completion. Returns the key.
     #[track_caller]
     pub fn bind(&self, mw: &Mw, info: ibv_mw_bind_info) -> u32 {
         let key = self.b.qp.post_bind(900, mw, info);
@@ -194,7 +197,8 @@ impl Grant {
         assert_eq!(wc.opcode, opcode);
     }
 
-    /// Returns a write by A of `length` bytes through a window, at offset `from` in B's memory.
+    /// Returns a request with which A writes `length` bytes through a window to offset `from` in
+    /// B's memory.
     pub fn write(&self, key: u32, from: u64, length: usize) -> Wr {
         let sges = [self.at_a.sge(0, length)];
         let wr = Wr::new(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &sges);
@@ -213,14 +217,15 @@ impl Grant {
         wr.atomic_at(self.at_b.address() + from, key, 1, 0)
     }
 
-    /// Posts a request by A, and returns its status.
+    /// Posts a request at A. Returns the status of its completion.
     #[track_caller]
     pub fn try_by_a(&self, wr: &Wr) -> ibv_wc_status {
         self.a.qp.post(wr);
         until_released(&self.a, || self.a.send_cq.next()).status
     }
 
-    /// Checks that a request by A is refused because of its key, and changes nothing at B.
+    /// Posts a request at A. Checks that it is refused because of its key, and that B's memory does
+    /// not change.
     #[track_caller]
     pub fn refuses(&self, wr: &Wr) {
         let before = self.at_b.bytes();
@@ -233,14 +238,14 @@ impl Grant {
         assert_eq!(self.try_by_a(wr), ibv_wc_status::IBV_WC_SUCCESS);
     }
 
-    /// Checks that a request by B fails with a memory management operation error, and moves the
-    /// queue pair to the error state.
+    /// Checks that a request posted at B fails with a memory management operation error, and that
+    /// it moves B's queue pair to the error state.
     #[track_caller]
     pub fn fails_at_b(&self, post: impl FnOnce(&Qp)) {
         self.fails_at_b_with(ibv_wc_status::IBV_WC_MW_BIND_ERR, post);
     }
 
-    /// Like [`fails_at_b`](Self::fails_at_b), but with another status.
+    /// Like [`fails_at_b`](Self::fails_at_b), but expects another status.
     #[track_caller]
     pub fn fails_at_b_with(&self, status: ibv_wc_status, post: impl FnOnce(&Qp)) {
         post(&self.b.qp);
@@ -250,7 +255,7 @@ impl Grant {
     }
 }
 
-/// Runs `act` after releasing the requests of a held device.
+/// Makes the side's device continue with the requests it holds back, and then runs `act`.
 fn until_released<T>(side: &Side, act: impl FnOnce() -> T) -> T {
     release(side.context.name());
     act()
