@@ -5,13 +5,13 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The system's allocator with a counter, for tests that assert that a data path does not allocate.
+/// The system's allocator with counters, for tests that assert that a data path does not allocate.
 ///
-/// The test binary makes it its global allocator and compares two snapshots. A failed allocation counts too. Freeing
-/// does not count.
+/// The test binary makes this its global allocator, and compares the count before and after the
+/// code under test. A failed allocation is counted too. Freeing is not counted.
 ///
-/// Everything in the process is counted, so put such a test into a separate binary with `harness = false`. The threads
-/// of the default harness allocate at any time.
+/// The counters cover the whole process, so put such a test into a separate binary with `harness =
+/// false`. The threads of the default harness may allocate at any time.
 ///
 /// # Examples
 ///
@@ -39,13 +39,14 @@ impl CountingAllocator {
         Self { allocations: AtomicU64::new(0), bytes: AtomicU64::new(0), freed: AtomicU64::new(0) }
     }
 
-    /// Returns the number of allocations since the process began, by `alloc`, `alloc_zeroed` or `realloc`, on any
-    /// thread.
+    /// Returns the number of calls of `alloc`, `alloc_zeroed` and `realloc` since the process
+    /// began, on all threads.
     ///
-    /// The count includes the work of another thread once that thread has been joined. Until then, it must have
-    /// signaled through a lock or an atomic that it has finished.
+    /// Allocations by another thread are certainly included once that thread has been joined. They
+    /// are also included once it has signaled through a lock or an atomic that it is finished.
     pub fn allocations(&self) -> u64 {
-        // The synchronization with the other thread also orders its increments before this load.
+        // The synchronization with the other thread orders that thread's increments before this
+        // load.
         self.allocations.load(Ordering::Relaxed)
     }
 

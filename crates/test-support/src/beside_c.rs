@@ -1,6 +1,6 @@
-//! Benches that compare instruction counts with C. Each bench runs its loops under callgrind, on a
-//! device that does nothing, with n and with 2n operations. The difference, minus the device's own
-//! instructions, is the cost of the caller's code.
+//! Benches that compare instruction counts with C. Each bench runs its loops under callgrind on a
+//! device that does nothing, once with n operations and once with 2n. The difference, minus the
+//! device's own instructions, is the cost of the caller's code.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,13 +10,13 @@ use crate::c_loops::OPERATIONS;
 use crate::callgrind::{self, Profile, profiles};
 use crate::quiet_device;
 
-/// The environment variable for the run under callgrind; its value is the path of the shared
-/// object.
+/// The environment variable that marks the process under callgrind; its value is the path of the
+/// shared object.
 const OBJECT: &str = "RDMA_QUIET_DEVICE";
 
-/// The `main` of such a bench. `run_all` gets the path of the shared object, and creates [`Loops`]
-/// from it. `compare` gets the cost of each loop, in the order in which they ran. It prints a table
-/// and returns whether all costs are within the limits.
+/// The `main` function of such a bench. `run_all` gets the path of the shared object, and creates
+/// [`Loops`] from it. `compare` gets the cost of each loop, in the order in which the loops ran. It
+/// prints a table, and returns whether all costs are within their limits.
 ///
 /// Fails if a cost exceeds its limit, or if valgrind or gcc is missing.
 ///
@@ -41,14 +41,15 @@ fn costs(folder: &Path) -> Result<Vec<Cost>, String> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Cost {
-    /// The caller's instructions.
+    /// The number of instructions in the caller's code.
     pub own: f64,
-    /// The instructions of the caller and the device together.
+    /// The number of instructions in the caller's code and in the device together.
     pub all: f64,
 }
 
-/// Computes the cost from a run with [`OPERATIONS`] and one with twice as many.
-#[allow(clippy::cast_precision_loss)] // a few thousand
+/// Computes the cost per operation from a run with [`OPERATIONS`] operations and one with twice as
+/// many.
+#[allow(clippy::cast_precision_loss)] // counts of a few thousand
 fn cost(once: &Profile, twice: &Profile) -> Cost {
     let own = |profile: &Profile| profile.of(|function| !function.starts_with("quiet_"));
     let each = |once: u64, twice: u64| (twice - once) as f64 / OPERATIONS as f64;

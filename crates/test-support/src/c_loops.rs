@@ -15,16 +15,17 @@ use rdma_sys::{
 
 use crate::rig::{Context, Cq, LOCAL_WRITE, Mr, Pd, Qp, REMOTE_WRITE, Size};
 
-/// The number of outstanding requests, and of requests in a batch.
+/// The number of requests that a loop keeps outstanding, and the number in a batch.
 pub const DEPTH: usize = 16;
-/// The number of addresses that the requests use for their data, in turn.
+/// The number of places in memory that the requests use in turn for their data.
 pub const PLACES: usize = 64;
-/// The length of the data in bytes.
+/// The length of each request's data, in bytes.
 pub const LENGTH: usize = 8;
-/// The number of operations in each loop, which also runs with twice as many.
+/// The number of operations in a run of a loop. Each loop also runs with twice as many.
 pub const OPERATIONS: u64 = 1024;
 
-/// The number of calls of each kind; the same as `struct quiet_device_calls`.
+/// The numbers of calls of the quiet device's functions, and of requests and completions. Same
+/// layout as `struct quiet_device_calls`.
 #[allow(clippy::exhaustive_structs)] // as in C
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -35,103 +36,109 @@ pub struct Calls {
     pub post_recv: u64,
     /// Calls to `ibv_poll_cq`.
     pub poll_cq: u64,
-    /// The number of requests.
+    /// The number of requests that were posted.
     pub requests: u64,
-    /// The number of completions.
+    /// The number of completions that were polled.
     pub completions: u64,
 }
 
 impl Calls {
-    /// Returns the calls that writes cause, with this many posts and polls.
+    /// Returns the calls that `requests` writes cause, if they take this many posts and polls.
     pub const fn writes(requests: u64, post_send: u64, poll_cq: u64) -> Self {
         Self { post_send, post_recv: 0, poll_cq, requests, completions: requests }
     }
 
-    /// Returns the calls that writes cause if one in [`DEPTH`] is signaled and polled alone.
+    /// Returns the calls that `n` writes cause if one in [`DEPTH`] of them is signaled, and each
+    /// completion is polled alone.
     pub const fn unsignaled(n: u64) -> Self {
         let polled = n / DEPTH as u64;
         Self { completions: polled, ..Self::writes(n, n, polled) }
     }
 
-    /// Returns the calls that messages cause, one at a time: a receive and a send each, and a poll
-    /// for either.
+    /// Returns the calls that `n` messages cause, one after the other. Each message takes a
+    /// receive, a send, and a poll for each of the two.
     pub const fn messages(n: u64) -> Self {
         let twice = 2 * n;
         Self { post_send: n, post_recv: n, poll_cq: twice, requests: twice, completions: twice }
     }
 
-    /// Returns the calls that empty polls cause.
+    /// Returns the calls that `n` empty polls cause.
     pub const fn empty_polls(n: u64) -> Self {
         Self::writes(0, 0, n)
     }
 }
 
-/// A loop in `loops.c`. Each one exists under three names: `bare_`, `checked_` and `credited_`.
+/// A loop in `loops.c`. It exists in three versions, whose names begin with `bare_`, `checked_` and
+/// `credited_`.
 #[derive(Clone, Copy, Debug)]
 pub struct CLoop {
     name: &'static str,
-    /// The calls that n operations cause.
+    /// Returns the calls that `n` operations cause.
     pub calls: fn(u64) -> Calls,
-    /// The sum of the polled ids and message lengths.
+    /// Returns the sum that the loop computes over `n` operations: that of the polled IDs and
+    /// message lengths.
     pub sum: fn(u64) -> u64,
 }
 
 impl CLoop {
-    /// A write, and a poll for it.
+    /// Posts a write, and polls its completion.
     pub const ONE: Self = Self { name: "one", calls: |n| Calls::writes(n, n, n), sum: ids };
-    /// [`DEPTH`] writes, and one poll for all of them.
+    /// Posts [`DEPTH`] writes, and polls all their completions at once.
     pub const OUTSTANDING: Self =
         Self { name: "outstanding", calls: |n| Calls::writes(n, n, n / DEPTH as u64), sum: ids };
-    /// [`DEPTH`] writes, the last of them signaled, and a poll for that one.
+    /// Posts [`DEPTH`] writes. Only the last one is signaled, and its completion is polled.
     pub const UNSIGNALED: Self = Self {
         name: "unsignaled",
         calls: Calls::unsignaled,
         sum: |n| (0..n / DEPTH as u64).map(|run| (run + 1) * DEPTH as u64 - 1).sum(),
     };
-    /// [`DEPTH`] writes in one post, and one poll for all of them.
+    /// Posts [`DEPTH`] writes in one call, and polls all their completions at once.
     pub const BATCHES: Self = Self {
         name: "batches",
         calls: |n| Calls::writes(n, n / DEPTH as u64, n / DEPTH as u64),
         sum: ids,
     };
-    /// A receive, a send, and a poll for each.
+    /// Posts a receive and a send, and polls the completion of each.
     pub const MESSAGES: Self =
         Self { name: "messages", calls: Calls::messages, sum: |n| 2 * ids(n) + n * LENGTH as u64 };
 }
 
-/// Returns the sum of the ids that n operations use.
+/// Returns the sum of the IDs of `n` operations.
 pub const fn ids(n: u64) -> u64 {
     n * (n - 1) / 2
 }
 
-/// Runs each loop with [`OPERATIONS`] and with twice as many, and lets callgrind count both runs.
+/// Runs loops, each with [`OPERATIONS`] operations and with twice as many, so that callgrind can
+/// count both runs.
 #[allow(missing_debug_implementations)] // like the rig
 pub struct Loops {
     object: CObject,
     end: End,
-    // The fields are in the order of destruction; `end` holds their addresses.
+    // `end` points to the objects in the fields below, which are dropped in their order.
     _queues: (Qp, Cq, Cq),
     _memory: Mr,
     _pd: Pd,
 }
 
 impl Loops {
-    /// Redirects all posts on this context's queue pairs to the quiet device in this object.
+    /// Redirects the posts and polls on this context's objects to the quiet device in this object
+    /// file.
     ///
     /// # Panics
-    /// The object cannot be loaded, or was compiled for structs other than those in rdma-sys.
+    /// Panics if the object cannot be loaded, or was compiled for structs that differ from those in
+    /// rdma-sys.
     ///
     /// # Safety
     /// The object was built by [`compile`](crate::quiet_device::compile). The context outlives this
-    /// value, its objects are used only in the loops, and they post to one queue pair.
+    /// value. Its objects are used only in the loops, which post to one queue pair.
     pub unsafe fn new(object: &Path, context: *mut ibv_context) -> Self {
         // SAFETY: the caller upholds the same contract.
         let object = unsafe { CObject::load(object) };
-        // Its owner closes it.
+        // The context's owner closes it.
         let owned = ManuallyDrop::new(Context(context));
         let pd = owned.pd();
         let (send_cq, recv_cq) = (owned.cq(64), owned.cq(64));
-        // It is never connected, because the quiet device does not check that.
+        // The queue pair is never connected. The quiet device does not check that.
         let qp = pd.qp(&send_cq, &recv_cq, &Size::default());
         let memory = pd.register(PLACES * LENGTH, LOCAL_WRITE | REMOTE_WRITE);
         let end = End::new(&qp, &send_cq, &recv_cq, &pd, &memory);
@@ -140,18 +147,18 @@ impl Loops {
         Self { object, end, _queues: (qp, send_cq, recv_cq), _memory: memory, _pd: pd }
     }
 
-    /// Runs a loop in C: `kind` is `bare`, `checked` or `credited`.
+    /// Runs a loop in C. `kind` is `bare`, `checked` or `credited`.
     ///
     /// # Panics
-    /// The loop's calls or its sum are not the expected ones.
+    /// Panics if the loop's calls or its sum differ from the expected ones.
     pub fn c(&mut self, kind: &str, work: CLoop) {
         self.run_c(&format!("{kind}_{}", work.name), work.calls, work.sum);
     }
 
-    /// Runs a loop in Rust that should cause these calls and this sum.
+    /// Runs `work`, a loop in Rust that is expected to cause these calls and to compute this sum.
     ///
     /// # Panics
-    /// The calls or the sum differ.
+    /// Panics if the calls or the sum differ from the expected ones.
     pub fn rust(
         &mut self,
         name: &str,
@@ -165,16 +172,17 @@ impl Loops {
     /// Runs empty polls in C.
     ///
     /// # Panics
-    /// A poll returns a completion.
+    /// Panics if a poll returns a completion.
     pub fn empty_polls(&mut self) {
         self.run_c("empty_polls", Calls::empty_polls, |_| 0);
     }
 
-    /// Redirects posts that use function calls on this queue pair to the quiet device;
-    /// [`extended`](Self::extended) posts to it.
+    /// Redirects the function calls that post on this queue pair to the quiet device. The loop of
+    /// [`extended`](Self::extended) then uses the queue pair.
     ///
     /// # Safety
-    /// The queue pair outlives this value, posts with function calls, and belongs to the context.
+    /// The queue pair outlives this value, was created to post with function calls, and belongs to
+    /// the context.
     pub unsafe fn attach_extended(&mut self, qp: *mut ibv_qp_ex) {
         type Attach = unsafe extern "C" fn(*mut ibv_qp_ex);
         // SAFETY: the C file declares the symbol with this type.
@@ -184,11 +192,11 @@ impl Loops {
         self.end.extended = qp;
     }
 
-    /// Runs writes in C that are posted with function calls, and a poll for each.
+    /// Runs a loop in C that posts each write with function calls, and polls its completion.
     ///
     /// # Panics
-    /// [`attach_extended`](Self::attach_extended) was not called, or the calls or the sum are not
-    /// the expected ones.
+    /// Panics if [`attach_extended`](Self::attach_extended) was not called, or if the calls or the
+    /// sum differ from the expected ones.
     pub fn extended(&mut self) {
         assert!(!self.end.extended.is_null(), "no queue pair that posts by function calls");
         self.run_c("extended_one", CLoop::ONE.calls, CLoop::ONE.sum);
@@ -203,7 +211,8 @@ impl Loops {
         both(object, name, calls, sum, &mut |n| unsafe { function(end, n) });
     }
 
-    /// Returns the calls since the last loop ended, or since the previous call of this function.
+    /// Returns the calls since the last loop ended or, if later, since this function was last
+    /// called.
     pub fn calls(&self) -> Calls {
         self.object.calls()
     }
@@ -222,13 +231,13 @@ fn both(
     }
 }
 
-/// The function that callgrind counts; callgrind finds it by name.
+/// The function whose instructions callgrind counts. Callgrind finds it by its name.
 #[inline(never)]
 pub fn counted(work: &mut dyn FnMut(u64) -> u64, n: u64) -> u64 {
     black_box(work(black_box(n)))
 }
 
-/// `struct end` in `loops.c`.
+/// Same layout as `struct end` in `loops.c`.
 #[repr(C)]
 struct End {
     qp: *mut ibv_qp,
@@ -260,7 +269,7 @@ struct Remote {
     rkey: u32,
 }
 
-/// The initial number of requests that fit into a queue.
+/// The number of requests that the loops may post at the beginning, before they poll a completion.
 const CREDITS: u32 = 16;
 
 impl End {
@@ -284,7 +293,7 @@ impl End {
     }
 }
 
-/// The same offsets as `quiet_device_layout`.
+/// The offsets that `quiet_device_layout` in the object must contain too.
 const LAYOUT: [usize; 21] = [
     offset_of!(ibv_context, ops) + offset_of!(ibv_context_ops, poll_cq),
     offset_of!(ibv_context, ops) + offset_of!(ibv_context_ops, post_send),
@@ -309,7 +318,7 @@ const LAYOUT: [usize; 21] = [
     offset_of!(ibv_qp_ex, wr_complete),
 ];
 
-/// The shared object that [`compile`](crate::quiet_device::compile) built, loaded.
+/// The loaded shared object, which [`compile`](crate::quiet_device::compile) has built.
 struct CObject(Library);
 
 impl CObject {
@@ -320,7 +329,7 @@ impl CObject {
         let library = unsafe { Library::new(object) }.expect("what gcc made can be loaded");
         // SAFETY: the C file declares the symbol with this type.
         let layout = unsafe { library.get::<*const [usize; 21]>(b"quiet_device_layout") };
-        // SAFETY: it points to a constant in the object, which stays loaded.
+        // SAFETY: the symbol's value points to a constant in the object, which stays loaded.
         let layout = unsafe { **layout.expect("the layout is in the object") };
         assert_eq!(layout, LAYOUT, "verbs.h of the quiet device is not what rdma-sys has");
         Self(library)
@@ -343,7 +352,7 @@ impl CObject {
         unsafe { attach(context) };
     }
 
-    /// Returns the calls since the previous call of this function.
+    /// Returns the calls since this function was last called.
     fn calls(&self) -> Calls {
         // SAFETY: the C file declares the symbol with this type.
         let calls = unsafe { self.symbol::<unsafe extern "C" fn() -> Calls>("quiet_device_calls") };

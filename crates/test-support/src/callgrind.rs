@@ -5,32 +5,33 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-/// The instructions in one call of a function named `…counted…`, by function.
+/// The number of instructions, by function, that were executed during one call of a function with
+/// `counted` in its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
     functions: HashMap<String, u64>,
 }
 
 impl Profile {
-    /// Returns the instructions of all functions whose name matches.
+    /// Returns the number of instructions of all functions whose names match.
     pub fn of(&self, fits: impl Fn(&str) -> bool) -> u64 {
         self.functions.iter().filter(|(name, _)| fits(name)).map(|(_, cost)| cost).sum()
     }
 
-    /// Returns all instructions.
+    /// Returns the number of instructions of all functions.
     pub fn total(&self) -> u64 {
         self.of(|_| true)
     }
 
-    /// Parses a callgrind dump. The inclusive cost of calls is skipped, because the callee's lines
-    /// contain it.
+    /// Parses a callgrind dump. The line after `calls=` is skipped: it contains the cost of the
+    /// callee, which the callee's own lines contain too.
     fn parse(dump: &str) -> Option<Self> {
         let (mut names, mut functions) = (HashMap::new(), HashMap::new());
         let (mut current, mut after_calls) = (None, false);
         for line in dump.lines() {
             let function = line.strip_prefix("fn=").or_else(|| line.strip_prefix("cfn="));
             if let Some((id, name)) = function.and_then(|rest| rest.split_once(')')) {
-                // The first occurrence is "(7) name", later ones are "(7)".
+                // An ID occurs first as "(7) name", and later as "(7)".
                 if !name.is_empty() {
                     names.insert(id, name.trim());
                 }
@@ -42,7 +43,7 @@ impl Profile {
             } else if line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c))
                 && !std::mem::take(&mut after_calls)
             {
-                // The line is "line cost"; the cost is omitted if it is 0.
+                // The line consists of a line number and a cost, which is omitted if it is 0.
                 let cost = line.split_whitespace().nth(1).map_or(Some(0), |c| c.parse().ok())?;
                 *functions.entry(current?.to_owned()).or_insert(0) += cost;
             }
@@ -51,10 +52,10 @@ impl Profile {
     }
 }
 
-/// The `main` of a bench, outside callgrind: `compare` prints a table and returns whether all costs
-/// are within the limits.
+/// The `main` function of a bench, except in the run under callgrind. `compare` prints a table, and
+/// returns whether all costs are within their limits.
 pub fn bench(compare: impl FnOnce() -> Result<bool, String>) -> ExitCode {
-    // `cargo test --benches` only checks that the bench starts.
+    // `cargo test --benches` only checks that the bench can be started.
     if !env::args().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
     }
@@ -68,17 +69,18 @@ pub fn bench(compare: impl FnOnce() -> Result<bool, String>) -> ExitCode {
     }
 }
 
-/// Runs this program again under callgrind, with this environment. Returns a profile of each call
-/// of a function with `counted` in its name, in order. Nothing else is counted.
+/// Runs this program again under callgrind, with these environment variables. Returns one profile
+/// for each call of a function with `counted` in its name, in the order of the calls. Nothing else
+/// is counted.
 ///
 /// # Errors
-/// If valgrind is missing, a message with the remedy; otherwise the error output of valgrind or of
-/// the program.
+/// If valgrind is missing, returns a message that explains how to get it. Otherwise returns the
+/// error output of valgrind or of the program.
 pub fn profiles(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, String> {
     let folder = folder.join(format!("callgrind-{}", std::process::id()));
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let found = run(environment, &folder);
-    // It does not matter if removing the folder fails.
+    // A failure to remove the folder does not matter.
     let _ = fs::remove_dir_all(&folder);
     found
 }
@@ -86,8 +88,8 @@ pub fn profiles(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profi
 fn run(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, String> {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")
-        // Use two patterns for the one name: if two options have the same pattern, valgrind obeys
-        // only one of them.
+        // The two options use different patterns for the same name, because valgrind obeys only one
+        // of two options with equal patterns.
         .args(["--tool=callgrind", "--zero-before=*count?d", "--dump-after=*counte?"])
         .arg(format!("--callgrind-out-file={}", folder.join("out").display()))
         .arg(program)
@@ -99,7 +101,7 @@ fn run(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, Stri
         return Err(format!("under valgrind: {}\n{report}", output.status));
     }
     let mut profiles = Vec::new();
-    // The dump without a number is the one from the end of the program.
+    // The dump without a number was written at the end of the program, so it is ignored.
     for number in 1.. {
         let Ok(dump) = fs::read_to_string(folder.join(format!("out.{number}"))) else { break };
         let profile = Profile::parse(&dump).ok_or_else(|| format!("not understood:\n{dump}"))?;

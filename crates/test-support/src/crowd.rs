@@ -1,5 +1,5 @@
-//! TCP clients that connect, send a few bytes, and stay connected. A listener must still serve
-//! other clients.
+//! TCP clients that connect, send a few bytes, and stay connected. Tests check that a listener
+//! still serves other clients.
 #![allow(clippy::expect_used, clippy::panic)] // helpers of tests
 
 use std::io::{ErrorKind, Read, Write};
@@ -11,17 +11,18 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// A longer wait counts as a hang.
+/// The time after which a wait counts as a hang.
 const HANG: Duration = Duration::from_secs(60);
 
-/// An address of this host that a program's `connect` does not use (it uses 127.0.0.1).
+/// An address of this host that programs do not connect from by default (they use 127.0.0.1).
 pub const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// Connects `count` clients from this address. Each sends these bytes and then stays silent. All
-/// are connected when this returns, whether or not the listener has accepted them.
+/// Connects `count` clients from this address. Each client sends the same bytes and then stays
+/// silent. When this returns, all clients are connected, whether or not the listener has accepted
+/// them.
 ///
 /// # Panics
-/// A client cannot connect.
+/// Panics if a client cannot connect.
 #[must_use]
 pub fn crowd(from: Ipv4Addr, to: SocketAddr, count: usize, says: &[u8]) -> Vec<TcpStream> {
     let clients: Vec<_> = (0..count).map(|_| begin(from, to)).collect();
@@ -31,7 +32,7 @@ pub fn crowd(from: Ipv4Addr, to: SocketAddr, count: usize, says: &[u8]) -> Vec<T
         let ready = poll(&mut files, limit.as_ref()).expect("poll");
         assert_eq!(ready, 1, "a client gets no connection to {to}");
         assert!(client.take_error().expect("the error of a socket").is_none());
-        // Writing fails if the listener has already dropped the client.
+        // The write may fail, because the listener may already have dropped the client.
         let _ = client.write(says);
     }
     clients
@@ -47,10 +48,10 @@ fn begin(from: Ipv4Addr, to: SocketAddr) -> TcpStream {
     }
 }
 
-/// Returns everything that a listener sends to a client until it ends the stream.
+/// Returns everything that a client receives from the listener until the stream ends.
 ///
 /// # Panics
-/// The stream does not end.
+/// Panics if the stream does not end.
 #[must_use]
 pub fn last_words(mut client: &TcpStream) -> Vec<u8> {
     client.set_nonblocking(false).expect("a blocking socket");
@@ -65,17 +66,18 @@ pub fn last_words(mut client: &TcpStream) -> Vec<u8> {
     }
 }
 
-/// Returns true if the listener has neither sent anything to a client nor ended its stream.
+/// Returns true if the listener has neither sent the client anything nor closed the client's
+/// stream.
 #[must_use]
 pub fn is_kept(client: &TcpStream) -> bool {
     client.set_nonblocking(true).expect("a non-blocking socket");
     matches!(client.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Raises the limit of open files of this process to at least `needed`.
+/// Raises this process's limit on open files to at least `needed`.
 ///
 /// # Panics
-/// The hard limit is lower.
+/// Panics if the hard limit is lower.
 pub fn allow_files(needed: u64) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_some_and(|current| current < needed) {

@@ -1,4 +1,4 @@
-//! Events of `tracing`, collected by a test.
+//! Collects the events of `tracing` in a test.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Level, Metadata, Subscriber};
 
-/// An event, or a span that opens.
+/// An event, or the opening of a span.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// The name of the span; `None` for an event.
+    /// The name of the span, or `None` for an event.
     pub span: Option<&'static str>,
-    /// The level of the event.
+    /// The level of the event or span.
     pub level: Level,
-    /// The target of the event.
+    /// The target of the event or span.
     pub target: &'static str,
-    /// The names and values of the fields, as text.
+    /// The names of the fields, with their values as text.
     pub fields: Vec<(&'static str, String)>,
 }
 
@@ -27,7 +27,7 @@ impl Event {
         Self { span, level, target, fields: Vec::new() }
     }
 
-    /// Returns the value of a field.
+    /// Returns the value of the field with this name.
     pub fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|field| field.0 == name).map(|field| field.1.as_str())
     }
@@ -43,7 +43,8 @@ impl Visit for Event {
     }
 }
 
-/// A subscriber that calls a function for each event and each span that opens, on the thread that emits it.
+/// A subscriber that calls a function for each event and for each span that is opened, on the
+/// thread that does so.
 #[derive(Debug)]
 pub struct Hears<F>(pub F);
 
@@ -75,7 +76,8 @@ impl<F: Fn(Event) + 'static> Subscriber for Hears<F> {
     fn exit(&self, _: &Id) {}
 }
 
-/// Returns the result of `work`, and the number of matching events that it emitted on this thread.
+/// Calls `work` on this thread. Returns its result, and the number of matching events that it
+/// emitted.
 pub fn count<T>(
     which: impl Fn(&Event) -> bool + Send + Sync + 'static,
     work: impl FnOnce() -> T,

@@ -1,8 +1,9 @@
 //! Faults that a test injects on purpose.
 
-/// A byte of a stream that is changed in flight, to show that a checksum detects it.
+/// Changes one byte of a stream in flight, to show that a checksum detects the change.
 ///
-/// The code under test calls [`apply`](Self::apply) on each payload; only one payload is changed.
+/// The code under test calls [`apply`](Self::apply) on each payload, but only the payload that
+/// contains the byte is changed.
 ///
 /// # Examples
 ///
@@ -18,13 +19,13 @@
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteFlip {
-    /// The offset of the byte from the start of the stream.
+    /// The offset of the byte from the beginning of the stream.
     pub at: u64,
 }
 
 impl ByteFlip {
-    /// Inverts all bits of the byte if it is in this payload, whose first byte has the offset `stream_offset`. Returns
-    /// true if it was.
+    /// Inverts all bits of the byte if this payload contains it. `stream_offset` is the offset of
+    /// the payload's first byte in the stream. Returns true if the byte was inverted.
     pub fn apply(self, stream_offset: u64, payload: &mut [u8]) -> bool {
         let byte = self
             .at

@@ -1,4 +1,4 @@
-//! Features that a device may lack. A test that needs one is skipped on such a device.
+//! Features that some devices lack. A test that needs one of them is skipped on such devices.
 
 use std::io::Write as _;
 use std::{io, thread};
@@ -17,11 +17,11 @@ pub enum Feature {
     Windows,
     /// Shared receive queues.
     SharedReceiveQueues,
-    /// Queue pairs of unreliable connections.
+    /// Queue pairs for unreliable connections.
     Uc,
-    /// Queue pairs of datagrams.
+    /// Queue pairs for datagrams.
     Ud,
-    /// Inline data of this many bytes.
+    /// At least this many bytes of inline data.
     Inline(u32),
 }
 
@@ -41,7 +41,7 @@ impl Feature {
 /// Returns true if the device has the feature.
 ///
 /// # Panics
-/// No device has this name. The caller must have installed the software devices.
+/// Panics if no device has this name. The caller must have installed the software devices.
 #[must_use]
 pub fn has(device: &str, feature: Feature) -> bool {
     let context = Context::open(device);
@@ -55,9 +55,11 @@ pub fn has(device: &str, feature: Feature) -> bool {
     }
 }
 
-/// Returns true if the device lacks the feature, and prints why the caller skips a test or a part of it.
+/// Returns true if the device lacks the feature. If so, prints that the calling test, or a part of
+/// it, is skipped.
 ///
-/// The line goes to standard error even if the test harness captures output, so that each run shows its skips.
+/// The line goes to standard error even if the harness captures the output of tests, so every run
+/// shows what it skips.
 ///
 /// # Panics
 /// Panics like [`has`].
@@ -66,7 +68,7 @@ pub fn lacks(device: &str, feature: Feature) -> bool {
     let lacks = !has(device, feature);
     if lacks {
         let what = feature.name();
-        // The harness names the thread of a test after the test.
+        // The harness names each test's thread after the test.
         let test = thread::current().name().map(|name| format!(" ({name})")).unwrap_or_default();
         let _ = writeln!(io::stderr(), "skipped: {device} has no {what}{test}");
     }
@@ -79,15 +81,15 @@ pub fn has_atomics(context: &Context) -> bool {
     context.query_device().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE
 }
 
-/// Returns true if the device supports this much inline data. No query reports it, so this creates
-/// a queue pair.
+/// Returns true if the device supports this much inline data. There is no query for it, so this
+/// tries to create a queue pair.
 fn has_inline(context: &Context, bytes: u32) -> bool {
     let (cq, pd) = (context.cq(4), context.pd());
     pd.try_qp(&cq, &cq, &Size { inline: bytes, ..Size::default() }).is_ok()
 }
 
-/// Returns true if the device supports queue pairs of this type. No query reports it, so this
-/// creates one.
+/// Returns true if the device supports queue pairs of this type. There is no query for it, so this
+/// tries to create one.
 #[must_use]
 pub fn has_type(context: &Context, qp_type: ibv_qp_type) -> bool {
     let (cq, pd) = (context.cq(4), context.pd());

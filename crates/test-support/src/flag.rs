@@ -1,8 +1,8 @@
-//! A flag for threads that run until others have ended.
+//! A flag for a thread that runs until other threads have ended.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Sets a flag when it is dropped, even during a panic. So a thread that waits for the flag ends,
+/// Sets a flag when dropped, even by a panic. So a thread that waits for the flag ends in any case,
 /// and the test fails instead of hanging.
 ///
 /// # Examples

@@ -1,5 +1,5 @@
-//! The input format of fuzz targets: records of numbers, lower bytes first. After the end of an
-//! input, zeros are read.
+//! The input format of fuzz targets: records of numbers, each with its lowest byte first. After the
+//! end of the input, zeros are read.
 #![allow(clippy::expect_used)] // A failing helper fails its test.
 
 use std::fmt::Debug;
@@ -9,12 +9,13 @@ use std::{env, fs};
 
 use arbitrary::{Arbitrary, Unstructured};
 
-/// Reads the next number.
+/// Reads the next number from the input.
 pub fn number<'a, T: Arbitrary<'a>>(input: &mut Unstructured<'a>) -> T {
     input.arbitrary().expect("zeros follow the end")
 }
 
-/// Prints a step of the input, to help reproduce a finding.
+/// Prints a step that the input encodes, to help reproduce a finding. Does so only if
+/// `RDMA_FUZZ_TRACE` is set.
 pub fn trace(step: &impl Debug) {
     static ASKED: LazyLock<bool> = LazyLock::new(|| env::var_os("RDMA_FUZZ_TRACE").is_some());
     if *ASKED {
@@ -22,7 +23,7 @@ pub fn trace(step: &impl Debug) {
     }
 }
 
-/// Writes an input to the folder with the fuzzer's seeds. `temporary` is the test's
+/// Writes an input to the folder of the target's seeds. `temporary` is the test's
 /// `CARGO_TARGET_TMPDIR`.
 pub fn write_seed(temporary: &str, target: &str, name: &str, bytes: &[u8]) {
     let folder = Path::new(temporary).join("fuzz").join(target);
@@ -30,7 +31,7 @@ pub fn write_seed(temporary: &str, target: &str, name: &str, bytes: &[u8]) {
     fs::write(folder.join(name), bytes).expect("a seed");
 }
 
-/// Defines records that are read from an input and written to a seed.
+/// Defines a record that can be read from an input and written to a seed.
 #[macro_export]
 macro_rules! fuzz_record {
     ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $field:ident: $number:ty,)+ }) => {

@@ -1,42 +1,43 @@
-//! Programs built for the tests' target, which may differ from this machine. If an emulator runs
-//! the tests, it must also run the programs that they start.
+//! Starts programs that are built for the tests' target, which may differ from this machine. If an
+//! emulator runs the tests, it must also run the programs that they start.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::process::Command;
 
-/// The command that starts programs for the target, with its arguments, as in cargo's `runner`. It
-/// is unset if the kernel can start them.
+/// The environment variable with the command, including arguments, that starts programs built for
+/// the target, as in cargo's `runner`. It is not set if the kernel can start them itself.
 const EMULATOR: &str = "RDMA_TEST_EMULATOR";
 
-/// The environment variable that is set in the second process of [`in_own_process`].
+/// The environment variable that marks the separate process of [`in_own_process`].
 const OWN: &str = "RDMA_TEST_OWN_PROCESS";
 
-/// Returns a command that runs this program, which is built for the target.
+/// Returns a command that runs this program, which must be built for the target.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     words_of(env::var(EMULATOR).ok().as_deref(), program.as_ref())
 }
 
-/// Returns a command that runs this test's own program again.
+/// Returns a command that runs the calling test's program again.
 ///
 /// # Panics
-/// The system does not report the path of the program.
+/// Panics if the system does not report the path of the program.
 #[expect(clippy::expect_used, reason = "a failing helper fails its test")]
 #[must_use]
 pub fn this_program() -> Command {
     command(env::current_exe().expect("the path of this program"))
 }
 
-/// Runs `work` in a separate process: this program again, with only this test, which must consist of this call. The
-/// test's name has the path of its module.
+/// Runs `work` in a separate process, which runs this program again with only this test. The test
+/// must consist of this call alone. `test` is its name, including the path of its module.
 ///
 /// # Panics
-/// That process fails, or has no test of that name.
+/// Panics if that process fails, or if it has no test with this name.
 pub fn in_own_process(test: &str, work: impl FnOnce()) {
     in_own_process_with(test, |_| {}, work);
 }
 
-/// Like [`in_own_process`], with a prepared command, for example with another environment.
+/// Like [`in_own_process`], but calls `prepare` on the command first, for example to change its
+/// environment.
 ///
 /// # Panics
 /// Panics like [`in_own_process`].
@@ -54,14 +55,14 @@ pub fn in_own_process_with(test: &str, prepare: impl FnOnce(&mut Command), work:
     assert!(output.status.success() && said.contains(" 1 passed"), "`{test}`: {said}{failure}");
 }
 
-/// Returns true if an emulator runs the tests. The emulator may itself do things that a test would
-/// attribute to the program.
+/// Returns true if an emulator runs the tests. Some effects that a test would attribute to the
+/// program may come from the emulator.
 #[must_use]
 pub fn is_emulated() -> bool {
     env::var_os(EMULATOR).is_some_and(|emulator| !emulator.is_empty())
 }
 
-/// Returns the C compiler for programs of the target: the value of `CC`, or `cc`.
+/// Returns the C compiler for programs that run on the target: the value of `CC`, or `cc`.
 #[must_use]
 pub fn c_compiler() -> Command {
     Command::new(env::var_os("CC").unwrap_or_else(|| OsString::from("cc")))
@@ -75,17 +76,18 @@ fn words_of(emulator: Option<&str>, program: &OsStr) -> Command {
     command
 }
 
-/// Waits until all other threads in this process sleep, because a device's threads may allocate
-/// until then.
+/// Waits until all other threads of this process sleep. Before that, a device's threads may still
+/// allocate.
 ///
 /// # Panics
-/// `/proc` cannot be read.
+/// Panics if `/proc` cannot be read.
 #[allow(clippy::expect_used)] // a helper of tests
 pub fn await_threads() {
     let own = std::fs::read_link("/proc/thread-self").expect("this thread");
     let sleeps = |thread: std::fs::DirEntry| {
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // The state follows the name (`man 5 proc_pid_stat`); a thread that has ended has none.
+        // The state follows the name in parentheses (`man 5 proc_pid_stat`). If the thread has
+        // ended, the file is missing.
         let state = stat.rsplit_once(") ").map_or("S", |(_, behind)| behind);
         Some(&*thread.file_name()) == own.file_name() || state.starts_with('S')
     };

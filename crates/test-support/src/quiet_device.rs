@@ -1,17 +1,20 @@
-//! A device that does nothing, in C, and C loops that use it.
+//! A device in C that does nothing, and loops in C that use it.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles the quiet device and the C loops into one shared object, with `gcc -O2`.
+/// Compiles the quiet device and the C loops into one shared object with `gcc -O2`. Returns its
+/// path.
 ///
-/// `quiet_device/quiet_device.c` is the device, and `loops.c` in the same folder has the loops. The functions that are
-/// called through `ops` are named `quiet_…`; [`c_loops`](crate::c_loops) has the others.
+/// The device is in `quiet_device/quiet_device.c`, and the loops are in `loops.c` in the same
+/// folder. The functions that are called through `ops` have names that begin with `quiet_`.
+/// [`c_loops`](crate::c_loops) declares all others.
 ///
 /// # Errors
-/// A message with the remedy if gcc is missing; or the error output of gcc.
+/// If gcc is missing, returns a message that explains how to get it. Otherwise returns gcc's error
+/// output.
 pub fn compile(folder: &Path) -> Result<PathBuf, String> {
     fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("quiet_device");

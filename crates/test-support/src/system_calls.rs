@@ -1,7 +1,7 @@
-//! Proof that a piece of code makes no system call: the kernel stops the first one.
+//! Tests that a piece of code makes no system call: a filter stops the process at the first one.
 //!
 //! The code runs in a separate process, because a seccomp filter cannot be removed (`man 2
-//! seccomp`). Calls that do not enter the kernel (`man 7 vdso`) do not count.
+//! seccomp`). Calls that do not enter the kernel (`man 7 vdso`) are not detected.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long, c_ulong, c_void};
@@ -10,11 +10,11 @@ use std::mem::MaybeUninit;
 use std::process::Command;
 use std::ptr;
 
-/// The exit status of a process that cannot install a filter.
+/// The exit status of a process that was not allowed to install the filter.
 const NO_FILTER: c_int = 254;
 
-/// Runs the code, and ends the process with a status for [`first_system_call`]. This does not
-/// return.
+/// Runs the code, and then exits from the process. The exit status is the one that
+/// [`first_system_call`] expects. This function does not return.
 pub fn end_at_first_system_call(piece: impl FnOnce()) {
     let status = if filter() {
         piece();
@@ -25,8 +25,8 @@ pub fn end_at_first_system_call(piece: impl FnOnce()) {
     end(status)
 }
 
-/// Ends the process with the only call that the filter allows. A sanitizer makes more calls in
-/// `_exit`, and before any function that is declared not to return.
+/// Exits from the process with the only call that the filter allows. `_exit` is not used: under a
+/// sanitizer, it makes more calls, and so does any function that is declared not to return.
 fn end(status: c_int) {
     // SAFETY: SAFETY.md F15: the call only ends the process.
     unsafe { libc::syscall(libc::SYS_exit_group, status) };
@@ -34,11 +34,12 @@ fn end(status: c_int) {
 
 /// Runs a program that [ends at its first system call](end_at_first_system_call).
 ///
-/// Returns the number of that call (`man 2 syscalls`), or another number if it is above 252; `None` if the program made
+/// Returns the number of that call (`man 2 syscalls`). Numbers above 252 are not reported exactly.
+/// Returns `None` if the program made no call.
 /// no call.
 ///
 /// # Panics
-/// The program does not run, or the kernel refuses the filter.
+/// Panics if the program cannot be run, or if the kernel refuses the filter.
 #[expect(clippy::expect_used, reason = "a failing helper fails its test")]
 pub fn first_system_call(program: &mut Command) -> Option<c_int> {
     let status = program.status().expect("the program runs");
@@ -47,8 +48,8 @@ pub fn first_system_call(program: &mut Command) -> Option<c_int> {
     (code > 0).then(|| code - 1)
 }
 
-/// From now on, stops this thread at each call, except calls that end the process or handle a
-/// signal.
+/// From now on, stops this thread at every system call, except those that exit from the process or
+/// handle a signal.
 fn filter() -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     let set_up = action.as_mut_ptr();
@@ -68,7 +69,7 @@ fn filter() -> bool {
     let allowed = [libc::SYS_exit_group, libc::SYS_rt_sigreturn, clock];
     let mut program = vec![load(0)];
     for (n, call) in (0_u8..).zip(allowed) {
-        // Jumps to the last instruction, which allows the call.
+        // If the call has this number, jumps to the last instruction, which allows the call.
         let skipped = 3 - n;
         program.push(instruction(
             libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
@@ -80,20 +81,22 @@ fn filter() -> bool {
     install(&mut program)
 }
 
-/// Makes the kernel act as if it lacked this socket option, for this thread and those that it
-/// starts from now on. Setting the option fails with `ENOPROTOOPT` (`man 2 setsockopt`).
+/// Makes the kernel behave as if it did not support this socket option. This applies to this
+/// thread, and to threads and processes that it starts from now on. Setting the option then fails
+/// with `ENOPROTOOPT` (`man 2 setsockopt`).
 ///
 /// # Panics
-/// The kernel refuses the filter.
+/// Panics if the kernel refuses the filter.
 pub fn refuse_socket_option(level: c_int, option: c_int) {
-    /// The offsets of the call's number, and of its second and third argument (`struct
-    /// seccomp_data`).
+    /// The offset in `struct seccomp_data` of the call's number.
     const NUMBER: u32 = 0;
+    /// The offset of the low half of the call's second argument, the level.
     const LEVEL: u32 = if cfg!(target_endian = "little") { 24 } else { 28 };
+    /// The offset of the low half of the call's third argument, the option.
     const OPTION: u32 = LEVEL + 8;
     let load = |at| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, at);
     let give = |what| instruction(libc::BPF_RET | libc::BPF_K, 0, what);
-    // If the value differs, jumps to the instruction that allows the call.
+    // If the value differs, jumps over `behind` instructions, to the one that allows the call.
     let expect = |value, behind| libc::sock_filter {
         jf: behind,
         ..instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, value)
@@ -112,7 +115,8 @@ pub fn refuse_socket_option(level: c_int, option: c_int) {
     assert!(install(&mut program), "the kernel refuses filters of system calls");
 }
 
-/// Applies the filter from now on to the calls of this thread and of those that it starts.
+/// Applies the filter to all later calls of this thread, and of the threads and processes that it
+/// starts from now on. Returns false if the kernel refuses the filter.
 fn install(program: &mut [libc::sock_filter]) -> bool {
     let filter = libc::sock_fprog {
         len: u16::try_from(program.len()).unwrap_or(u16::MAX),
@@ -136,9 +140,9 @@ fn instruction(code: u32, jt: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: u16::try_from(code).unwrap_or(u16::MAX), jt, jf: 0, k }
 }
 
-/// Ends the process with the number of the call, counted from 1.
+/// Exits from the process. The exit status is the number of the call plus one.
 extern "C" fn stop(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
-    // The address of the call precedes its number (`man 2 sigaction`, SIGSYS).
+    // The address of the call instruction precedes the number (`man 2 sigaction`, SIGSYS).
     const NUMBER: usize = 24;
     let number = info.wrapping_byte_add(NUMBER).cast::<c_int>();
     // SAFETY: SAFETY.md F15: the kernel passes this signal with its information, which is longer
@@ -147,7 +151,7 @@ extern "C" fn stop(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     end((call + 1).clamp(1, NO_FILTER - 1))
 }
 
-/// Returns true if this machine reads its clock without a system call.
+/// Returns true if the clock of this machine can be read without a system call.
 fn has_clock_without_calls() -> bool {
     const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     let known = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];

@@ -1,14 +1,15 @@
-//! Cases that must not compile. Each has a twin that differs in one line and compiles.
+//! Tests with code that must not compile. Each has a twin that differs from it in one line and
+//! compiles.
 //!
-//! Without the twin, a case could fail for any other reason, such as a changed name.
+//! The twin shows that the code is not rejected for another reason, such as a changed name.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 /// Declares the tests in a folder `tests/compile`. The compiler must reject each case in `fail`.
-/// Its twin in `pass` must compile and run, as a test with the same name. The calling crate depends
-/// on `trybuild`.
+/// The twin in `pass` must compile, and runs as a test with the same name. The calling crate must
+/// depend on `trybuild`.
 #[macro_export]
 macro_rules! twins {
     ($($name:ident)+) => {
@@ -38,11 +39,12 @@ macro_rules! twins {
     };
 }
 
-/// Checks that `fail` and `pass` in this folder contain these cases, and that each pair differs in
-/// one line.
+/// Checks that the folders `fail` and `pass` contain exactly these cases, and that the two files of
+/// each case differ in one line.
 ///
 /// # Panics
-/// A case is missing, or a pair differs in another number of lines; the message names it.
+/// Panics if a case is missing or superfluous in a folder, or if its two files do not differ in
+/// exactly one line. The message names the case.
 pub fn assert_one_line_apart(folder: &Path, cases: &[&str]) {
     let cases: BTreeSet<_> = cases.iter().map(|case| format!("{case}.rs")).collect();
     for kind in ["fail", "pass"] {

@@ -1,14 +1,14 @@
-//! Resources that this process has used, for benches.
+//! Measures the resources that this process uses, for benches.
 
 use std::error::Error;
 use std::fs;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Returns the memory that this process uses, in bytes (`man 5 proc_pid_statm`).
+/// Returns the size of this process's resident memory, in bytes (`man 5 proc_pid_statm`).
 ///
 /// # Errors
-/// The system does not report it.
+/// Returns an error if the system does not report the size.
 pub fn resident() -> Outcome<u64> {
     let pages = fs::read_to_string("/proc/self/statm")?;
     let pages = pages.split(' ').nth(1).ok_or("no second field")?.parse::<u64>()?;
@@ -19,7 +19,7 @@ pub fn resident() -> Outcome<u64> {
 /// 5 proc_pid_stat`).
 ///
 /// # Errors
-/// The system does not report it.
+/// Returns an error if the system does not report the time.
 pub fn ticks() -> Outcome<u64> {
     let stat = fs::read_to_string("/proc/self/stat")?;
     let (_, fields) = stat.rsplit_once(") ").ok_or("no name in parentheses")?;
