@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of `copy_file`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,11 +16,12 @@ use super::{Control, Error, Job, Settings, Summary, copy, receive, send};
 use rdma_examples_common::out_of_band::{OutOfBand, Peer};
 use rdma_examples_common::program;
 
-/// Copy a file through RDMA: a sender writes it, chunk by chunk, into the memory of a receiver.
+/// Copy a file over RDMA: a sender writes it, chunk by chunk, into the memory of a receiver.
 ///
-/// DST appears whole or not at all; if it exists, it is replaced at the end.
+/// DST appears only when it is complete; an existing file is replaced at that moment.
 ///
-/// The sides are two threads, or two processes: the one that creates DST listens, the one that has SRC connects.
+/// The two sides are threads, or two processes. The process that creates DST listens, and the one
+/// that reads SRC connects.
 #[derive(Debug, Parser)]
 #[command(
     name = "copy_file",
@@ -44,17 +45,18 @@ struct Arguments {
     /// The RDMA device: soft0 (RoCE) or softib0 (InfiniBand), or one that libibverbs offers
     #[arg(long, value_name = "NAME", default_value = "soft0")]
     device: String,
-    /// Bytes of a chunk, 64 to 1073741824; between processes, the sender's value applies
+    /// The size of a chunk, 64 to 1073741824 bytes; between processes, the sender's value applies
     #[arg(long, value_name = "BYTES", default_value_t = Settings::default().chunk())]
     #[arg(conflicts_with = "listen")]
     chunk: usize,
-    /// Chunks in flight, 1 to 4096; each side registers chunk x depth bytes, at most 1 GiB
+    /// The number of chunks in flight, 1 to 4096; each side registers chunk x depth bytes, at most
+    /// 1 GiB
     #[arg(long, value_name = "N", default_value_t = Settings::default().depth())]
     #[arg(conflicts_with = "listen")]
     depth: usize,
 }
 
-/// The `main` of the program: copies with the options of the command line, and prints one line.
+/// The `main` function of the program. Copies as the command line specifies, and prints one line.
 #[must_use]
 pub fn main() -> ExitCode {
     program(|arguments: &Arguments| Ok(run(arguments)?.to_string()))
@@ -63,7 +65,7 @@ pub fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<Summary, Error> {
     let Arguments { file, dst, device, peer, wait, chunk, depth } = arguments;
     let settings = Settings::new(*chunk, *depth)?;
-    // Until the other process has connected, signals end this one immediately.
+    // Until the other process has connected, a signal ends this process immediately.
     let other = peer.meet(Duration::from_secs(*wait))?;
     let makes = other.as_ref().is_some_and(OutOfBand::listens);
     let length = if makes { None } else { fs::metadata(file).ok().map(|source| source.len()) };
@@ -75,7 +77,7 @@ fn run(arguments: &Arguments) -> Result<Summary, Error> {
         (Some(other), _) if makes => receive(file, device, other.into_stream(), control),
         (Some(other), _) => send(file, device, settings, other.into_stream(), control),
         (None, destination) => {
-            let destination = destination.clone().unwrap_or_default(); // required by the parser
+            let destination = destination.clone().unwrap_or_default(); // the parser ensures that it is given
             let job = Job { source: file.clone(), destination, device: device.clone(), settings };
             copy(&job, control)
         }
@@ -84,7 +86,7 @@ fn run(arguments: &Arguments) -> Result<Summary, Error> {
     copied
 }
 
-/// Creates the progress bar, on standard error and only if that is a terminal.
+/// Creates the progress bar. It is drawn on standard error, and only if that is a terminal.
 fn progress_bar(bytes: Option<u64>) -> ProgressBar {
     let style = match bytes {
         Some(_) => "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}",
@@ -95,12 +97,13 @@ fn progress_bar(bytes: Option<u64>) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// The first signal cancels the copy; a second one ends the program immediately.
+/// Returns a flag that the first signal sets, to cancel the copy. A second signal ends the program
+/// immediately.
 fn cancelled_by_signals() -> Arc<AtomicBool> {
     let cancelled = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         let again = flag::register_conditional_shutdown(signal, 1, Arc::clone(&cancelled));
-        // Without the handlers, a signal still ends the program.
+        // If the handlers cannot be registered, a signal ends the program immediately.
         let _ = again.and_then(|_| flag::register(signal, Arc::clone(&cancelled)));
     }
     cancelled

@@ -1,4 +1,4 @@
-//! Two connected sides, from the name of a device.
+//! Connects the two sides of a copy.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::receiver::Receiver;
 use super::sender::Sender;
 use super::{Error, Settings};
 
-/// A channel that is not connected yet, and its slots.
+/// A channel that is not connected yet, and the slots that it will use.
 #[derive(Debug)]
 pub(crate) struct Prepared<Slots> {
     channel: PreparedChannel,
@@ -18,7 +18,7 @@ pub(crate) struct Prepared<Slots> {
     settings: Settings,
 }
 
-/// Connects two channels of a device, each with its own domain and memory.
+/// Connects two channels of this device. Each has its own protection domain and memory.
 pub(crate) fn connect(device: &str, settings: Settings) -> Result<(Sender, Receiver), Error> {
     let context = open_device(device)?;
     let near = prepare_sender(&context, settings)?;
@@ -27,7 +27,7 @@ pub(crate) fn connect(device: &str, settings: Settings) -> Result<(Sender, Recei
     Ok((near.connect(far_end, remote)?, far.connect(near_end)?))
 }
 
-/// Prepares the side that reads the file.
+/// Prepares the side that reads the file and sends it.
 pub(crate) fn prepare_sender(
     context: &Context,
     settings: Settings,
@@ -39,7 +39,7 @@ pub(crate) fn prepare_sender(
     Ok(Prepared { channel, slots, settings })
 }
 
-/// Prepares the side whose memory is written.
+/// Prepares the side that lends its memory and writes the file.
 pub(crate) fn prepare_receiver(
     context: &Context,
     settings: Settings,
@@ -53,12 +53,12 @@ pub(crate) fn prepare_receiver(
 }
 
 impl<Slots> Prepared<Slots> {
-    /// Sets the addresses of the TCP stream through which the sides met.
+    /// Sets the addresses of the TCP stream between the two sides.
     pub(crate) fn meet_by(&mut self, (own, peer): (IpAddr, IpAddr)) {
         self.channel.set_stream_addresses(own, peer);
     }
 
-    /// Returns the endpoint, which the other side needs to connect.
+    /// Returns the endpoint that the other side needs in order to connect.
     pub(crate) fn endpoint(&self) -> QueuePairEndpoint {
         self.channel.endpoint()
     }
@@ -76,7 +76,7 @@ impl Prepared<OwnedRegion> {
 }
 
 impl Prepared<SharedRegion> {
-    /// Returns the slots, for the sender.
+    /// Returns the slots to which the sender writes.
     pub(crate) fn remote(&self) -> RemoteMemoryRegion {
         self.slots.remote()
     }
@@ -87,26 +87,28 @@ impl Prepared<SharedRegion> {
     }
 }
 
-/// The shortest time without an acknowledgement before a message is sent again.
+/// The minimum time without an acknowledgement after which a message is retransmitted.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
-/// The time between two attempts to send a message that has found no receive.
+/// The minimum time between two attempts to send a message that finds no receive.
 const RETRY: Duration = Duration::from_micros(2560);
 
-/// Prepares queues for `depth` messages in each direction.
+/// Prepares a channel whose queues can hold `depth` messages in each direction.
 fn prepare(pd: &ProtectionDomain, settings: Settings) -> Result<PreparedChannel, Error> {
-    // At most 4096.
+    // The depth is at most 4096.
     let depth = u32::try_from(settings.depth()).unwrap_or(u32::MAX);
     let channel = pd
         .create_channel()
         .max_send_wr(depth)
         .max_recv_wr(depth)
-        // The sender's memory is never written, but a credit is a write of zero bytes.
+        // The receiver never writes to the sender's memory, but a credit is a write of zero bytes,
+        // which needs this right too.
         .access(AccessFlags::new().with_local_write().with_remote_write())
-        // Both sides meet before the first message, so a side without receives has ended. Six retries take 15 ms.
+        // Both sides post receives before the first message, so a side without receives has failed.
+        // Six retries take 15 ms.
         .max_rnr_retries(MaxRnrRetries::limited(6).unwrap_or_default())
         .min_rnr_timer(MinRnrTimer::min_duration_greater_than(RETRY))
-        // A stopped process acknowledges nothing on some devices. With all retries, this is longer than the limit for a
-        // sign of life.
+        // On some devices, a stopped process acknowledges nothing. With all retries, the timeout is
+        // longer than the limit for a sign of life.
         .ack_timeout(AckTimeout::min_duration_greater_than(UNACKNOWLEDGED).unwrap_or_default())
         .build()?;
     Ok(channel)

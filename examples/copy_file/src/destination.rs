@@ -13,31 +13,32 @@ use tempfile::NamedTempFile;
 
 use super::Error;
 
-/// A file that appears under its name, whole, at [`commit`](Self::commit), or not at all. Until then it has no name,
-/// and disappears with its process, however that ends.
+/// The destination file. It gets its name only when it is complete, in [`commit`](Self::commit).
+/// Until then it has no name, and disappears when the process ends, for whatever reason.
 #[derive(Debug)]
 pub(crate) struct Destination {
     temporary: Temporary,
     path: PathBuf,
     folder: PathBuf,
-    /// The metadata of the file to replace.
+    /// The metadata of the existing file that will be replaced, if any.
     old: Option<Metadata>,
 }
 
-/// The file before it has its name.
+/// The file before it gets its name.
 #[derive(Debug)]
 enum Temporary {
     Unnamed(File),
-    /// For file systems that do not support files without a name. Deleted when this is dropped.
+    /// A file with a temporary name, for file systems that do not support unnamed files. It is
+    /// deleted when this is dropped.
     Hidden(NamedTempFile),
 }
 
-/// The properties of the source file.
+/// The properties of the source file that affect the destination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin {
-    /// Its permissions.
+    /// The permissions of the source.
     pub(crate) mode: u32,
-    /// Its device and inode number, if the source is on this host.
+    /// The device and the inode number of the source, if it is on this host.
     pub(crate) inode: Option<(u64, u64)>,
 }
 
@@ -48,8 +49,9 @@ impl From<&Metadata> for Origin {
 }
 
 impl Destination {
-    /// Creates the file. A new file has the permissions of the source, less the umask. A replaced file keeps its own,
-    /// and its owner if this process may change the owner. A symbolic link is followed.
+    /// Creates the file. A new file gets the permissions of the source, reduced by the umask. When
+    /// a file is replaced, its permissions are kept, and also its owner if this process may set it.
+    /// A symbolic link is followed.
     pub(crate) fn create(path: &Path, source: Origin) -> Result<Self, Error> {
         Self::create_as(path, source, Temporary::create)
     }
@@ -74,8 +76,9 @@ impl Destination {
     ) -> io::Result<Self> {
         let path = match old {
             Some(_) => {
-                // Replacing a file requires write access to its folder. Overwriting it, which is what a user expects
-                // here, requires write access to the file too.
+                // Replacing a file requires only the right to write to its folder. Users expect
+                // that overwriting a file also requires the right to write to the file itself, so
+                // this checks it.
                 OpenOptions::new().write(true).open(path)?;
                 fs::canonicalize(path)?
             }
@@ -89,7 +92,7 @@ impl Destination {
         Ok(Self { temporary, path, folder, old })
     }
 
-    /// Writes the file to disk and moves it to its place.
+    /// Writes the file to disk and gives it its name.
     pub(crate) fn commit(self) -> io::Result<()> {
         let Self { temporary, path, folder, old } = self;
         let file = temporary.file();
@@ -99,7 +102,7 @@ impl Destination {
         }
         file.sync_all()?;
         temporary.name(&path, &folder)?;
-        // A folder with write access may lack read access.
+        // A process that may write to a folder may lack the right to read it.
         File::open(folder).map_or(Ok(()), |folder| folder.sync_all())
     }
 }
@@ -117,7 +120,8 @@ impl Write for Destination {
 impl Temporary {
     fn create(folder: &Path, mode: u32) -> io::Result<Self> {
         match Self::unnamed(folder, mode) {
-            // The errors of a file system without unnamed files, and of a kernel that does not know them.
+            // The errors if the file system does not support unnamed files, or if the kernel does
+            // not know them.
             Err(Errno::OPNOTSUPP | Errno::ISDIR) => Self::hidden(folder, mode),
             made => Ok(made?),
         }
@@ -128,7 +132,7 @@ impl Temporary {
         let file = File::from(open(folder, flags, Mode::from_raw_mode(mode))?);
         match place(&file).exists() {
             true => Ok(Self::Unnamed(file)),
-            false => Err(Errno::OPNOTSUPP), // without /proc it could never get a name
+            false => Err(Errno::OPNOTSUPP), // without /proc, the file could never get a name
         }
     }
 
@@ -144,7 +148,7 @@ impl Temporary {
         }
     }
 
-    /// Gives the file its name, and replaces an existing file.
+    /// Gives the file its name. Replaces an existing file with this name.
     fn name(self, path: &Path, folder: &Path) -> io::Result<()> {
         let file = match self {
             Self::Unnamed(file) => file,
@@ -152,7 +156,8 @@ impl Temporary {
         };
         let link = |name: &Path| linkat(CWD, place(&file), CWD, name, AtFlags::SYMLINK_FOLLOW);
         match link(path) {
-            // Only a named file can replace another, so it gets a temporary name first.
+            // Only a file that has a name can replace another one, so this file gets a temporary
+            // name first.
             Err(Errno::EXIST) => {
                 let hidden = hidden().make_in(folder, |name| Ok(link(name)?))?;
                 Ok(hidden.persist(path)?)
@@ -162,19 +167,19 @@ impl Temporary {
     }
 }
 
-/// Returns the pattern of temporary names.
+/// Returns a builder of files with temporary names.
 fn hidden() -> tempfile::Builder<'static, 'static> {
     let mut names = tempfile::Builder::new();
     names.prefix(".copy_file-").suffix(".part");
     names
 }
 
-/// Returns the kernel's path of an open file.
+/// Returns the path under which the kernel provides an open file.
 fn place(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Returns the metadata of the file to replace, if it exists.
+/// Returns the metadata of the file that will be replaced, if it exists.
 fn existing(path: &Path) -> io::Result<Option<Metadata>> {
     match fs::metadata(path) {
         Ok(old) if old.is_dir() => {
@@ -195,7 +200,7 @@ fn existing(path: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// The permission bits, without set-user-ID and the like.
+/// The permission bits that are copied, without set-user-ID and similar ones.
 const RIGHTS: u32 = 0o777;
 
 #[cfg(test)]
@@ -206,7 +211,8 @@ mod tests {
 
     type Make = fn(&Path, u32) -> io::Result<Temporary>;
 
-    /// Both kinds; the first one if the file system supports it.
+    /// Both kinds of temporary files. The first function falls back to the second kind if the file
+    /// system requires that.
     const MAKES: [Make; 2] = [Temporary::create, Temporary::hidden];
 
     struct Folder(tempfile::TempDir);

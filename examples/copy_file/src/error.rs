@@ -7,11 +7,11 @@ use std::time::Duration;
 use rdma::channel::{CloseReason, TransportError};
 use rdma::qp::WorkErrorClass;
 
-/// The reason why a copy failed, as a message for the user.
+/// The reason why a copy failed, with a message for the user.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Sizes outside the allowed range.
+    /// The chunk size or the depth is outside the allowed range.
     #[error("{0}")]
     Settings(String),
     /// A file could not be read or written.
@@ -24,10 +24,10 @@ pub enum Error {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// Source and destination are one file.
+    /// The source and the destination are the same file.
     #[error("source and destination are the same file, `{}`", .path.display())]
     SameFile {
-        /// The destination, as given.
+        /// The destination, as the user has given it.
         path: PathBuf,
     },
     /// The source stream could not be read.
@@ -39,10 +39,10 @@ pub enum Error {
     /// An error of the device, domain or memory.
     #[error(transparent)]
     Memory(#[from] rdma::device::Error),
-    /// Memory could not be registered.
+    /// The memory could not be registered.
     #[error("cannot register {bytes} bytes: {source}. Or use a smaller --chunk or --depth")]
     Registration {
-        /// The number of bytes to register, on this side.
+        /// The number of bytes that this side tried to register.
         bytes: usize,
         /// The device's error.
         source: rdma::device::Error,
@@ -59,22 +59,22 @@ pub enum Error {
     /// An error of the connection.
     #[error(transparent)]
     Channel(TransportError),
-    /// The data that arrived differs from the data that was sent.
+    /// The data that arrived differs from what was sent.
     #[error(
         "the data was damaged in transit: {expected_bytes} bytes with checksum {expected:08x} were \
          sent, {bytes} bytes with checksum {found:08x} arrived; nothing was written"
     )]
     Corrupt {
-        /// The sender's CRC-32.
+        /// The CRC-32 that the sender computed.
         expected: u32,
-        /// The CRC-32 at the receiver.
+        /// The CRC-32 that the receiver computed.
         found: u32,
-        /// The number of bytes sent.
+        /// The number of bytes that were sent.
         expected_bytes: u64,
         /// The number of bytes that arrived.
         bytes: u64,
     },
-    /// The other side violated the protocol.
+    /// The other side did not follow the protocol.
     #[error("the other side does not follow the protocol: {0}")]
     Protocol(String),
     /// A message was longer than its slot.
@@ -83,37 +83,37 @@ pub enum Error {
         /// The length of the message.
         length: usize,
     },
-    /// Nothing happened within the limit.
+    /// Nothing arrived from the other side within the time limit.
     #[error("nothing arrived from the other side for {patience:?}: check whether it is stopped")]
     Stalled {
-        /// The limit.
+        /// The time limit.
         patience: Duration,
     },
     /// The caller cancelled the copy.
     #[error("interrupted; nothing was written")]
     Cancelled,
-    /// The processes did not meet.
+    /// The two processes could not connect to each other.
     #[error(transparent)]
     Meeting(#[from] rdma_examples_common::out_of_band::OutOfBandError),
-    /// An error of the connection between the processes.
+    /// The TCP connection between the processes failed.
     #[error("the TCP connection to the other process failed: {0}")]
     Line(#[source] io::Error),
-    /// The devices of the processes cannot reach each other.
+    /// The devices of the two processes cannot reach each other.
     #[error("{0}")]
     Unreachable(String),
-    /// The other process reported why it ended.
+    /// The other process reported why it has given up.
     #[error("the other process has given up: {0}")]
     Told(String),
-    /// The other process ended without a reason.
+    /// The other process ended without reporting why.
     #[error("the other process ended before it confirmed the copy: read its output")]
     Ended,
     /// The other process has sent nothing for too long, not even a sign of life.
     #[error("no sign of life from the other process for {patience:?}: is it stopped, or its host?")]
     Silent {
-        /// The time without a sign of life.
+        /// The time that this process has waited for a sign of life.
         patience: Duration,
     },
-    /// The other side ended first; its error is the cause.
+    /// The other side ended first. Its error is the cause.
     #[error("the other side of the transfer ended too early")]
     OtherSide,
 }
@@ -123,7 +123,7 @@ impl Error {
         Self::File { action, path: path.to_owned(), source }
     }
 
-    /// Replaces the error of a flushed request by the error that caused the flush.
+    /// If this is the error of a flushed request, returns the error that caused the flush instead.
     pub(crate) fn or_cause(self, closed: Option<CloseReason>) -> Self {
         match closed {
             Some(CloseReason::Work { error, .. }) if self.is_flush() => Self::Completion(error),
@@ -135,12 +135,12 @@ impl Error {
         matches!(self, Self::Completion(error) if error.class() == WorkErrorClass::Flushed)
     }
 
-    /// Returns true if it only reports that something else failed before.
+    /// Returns true if this error is only a consequence of an earlier failure.
     pub(crate) fn is_consequence(&self) -> bool {
         matches!(self, Self::OtherSide) || self.is_flush()
     }
 
-    /// Returns true if the end of the other process may be the cause.
+    /// Returns true if this error may be a consequence of the other process having ended.
     pub(crate) fn may_be_consequence(&self) -> bool {
         matches!(
             self,
@@ -152,7 +152,7 @@ impl Error {
         )
     }
 
-    /// Adds the path of the file to an error of the source stream.
+    /// Adds the path of the source file to an error of reading it.
     pub(crate) fn of_source(self, path: &Path) -> Self {
         match self {
             Self::Read(error) => Self::file("read", path, error),
@@ -160,7 +160,7 @@ impl Error {
         }
     }
 
-    /// Adds the path of the file to an error of the destination stream.
+    /// Adds the path of the destination file to an error of writing it.
     pub(crate) fn of_destination(self, path: &Path) -> Self {
         match self {
             Self::Write(error) => Self::file("write", path, error),

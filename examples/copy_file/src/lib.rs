@@ -1,21 +1,25 @@
-//! A file is copied through two channels.
+//! Copies a file over a connection between two channels.
 //!
-//! A *sender* reads the file into registered slots and writes each, with RDMA, into the same slot of a *receiver*. The
-//! receiver runs on its own thread and writes the new file. It learns of each chunk from the immediate of the write. It
-//! frees the slot with a *credit*: a write of zero bytes with an immediate. Without a credit the sender waits, so a
-//! slow receiver slows it down. Files of any size pass through `depth` slots of `chunk` bytes, which is all that each
-//! side registers. The last message carries the length and the checksum of the whole file.
+//! A *sender* reads the file into registered slots. It writes each slot, with RDMA, to the slot
+//! with the same index of a *receiver*, which runs on another thread or in another process. The
+//! immediate data of the write notifies the receiver of the chunk. The receiver writes the chunk to
+//! the new file, and frees the slot with a *credit*: a write of zero bytes with immediate data.
+//! Without credits the sender waits, so a slow receiver slows the sender down. A file of any size
+//! passes through `depth` slots of `chunk` bytes, and each side registers no other memory. The last
+//! message contains the length and the checksum of the whole file.
 //!
 //! ```text
 //!  SRC -> slots of the sender ==RDMA WRITE WITH IMM==> slots of the receiver -> unnamed file -> DST
 //!                             <=======credits========
 //! ```
 //!
-//! Each side ends when the other does: both check a shared flag while they wait, and every wait has a limit.
+//! When one side ends, so does the other: both check a shared flag while they wait, and every wait
+//! has a time limit.
 //!
-//! Both sides can be threads of one process: then the flag and the exchange of endpoints need no network. Or each is a
-//! process, on one host or on two. Then the processes exchange endpoints, signs of life and errors through an
-//! additional TCP connection. The file's bytes only go through RDMA.
+//! The two sides can be threads of one process. Then neither the flag nor the exchange of endpoints
+//! needs a network. Or they can be processes, on the same host or on two hosts. Then the processes
+//! use an additional TCP connection to exchange endpoints, signs of life and errors. The bytes of
+//! the file are transferred only by RDMA.
 
 mod command;
 mod connect;
@@ -45,7 +49,7 @@ pub use transfer::{Control, Transferred, transfer};
 use destination::{Destination, Origin};
 use source::SourceFile;
 
-/// The files of a copy, the device, and the sizes.
+/// The files of a copy, the device to use, and the sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// The file to read.
@@ -54,17 +58,17 @@ pub struct Job {
     pub destination: PathBuf,
     /// The device, by its name in the device list.
     pub device: String,
-    /// Sizes of the pipeline.
+    /// The sizes of the pipeline.
     pub settings: Settings,
 }
 
 /// Copies a file.
 ///
-/// The destination appears under its name, whole and on disk, or not at all. A new file gets the permissions of the
-/// source, less the umask; a replaced file keeps its own.
+/// The destination appears only when it is complete and on disk. A new file gets the permissions of
+/// the source, reduced by the umask; when a file is replaced, its permissions are kept.
 ///
 /// # Errors
-/// Any [`Error`]; the destination is then unchanged.
+/// Returns any [`Error`]. The destination is then unchanged.
 ///
 /// # Examples
 /// ```

@@ -1,4 +1,4 @@
-//! Copies a file through two RDMA channels: see the library `copy_file`.
+//! Copies a file over RDMA. See the library `copy_file`.
 
 use std::process::ExitCode;
 

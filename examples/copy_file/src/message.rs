@@ -1,8 +1,9 @@
-//! The messages between the two sides.
+//! The messages between the two sides of a copy.
 //!
-//! Every message is an RDMA WRITE with an immediate. The upper two bits of the immediate are the kind, the rest is the
-//! sequence number of the chunk, modulo 2^30. Chunks and the trailer after the last chunk share one numbering. Number
-//! `n` is in slot `n % depth` of the receiver's memory.
+//! Every message is an RDMA WRITE with immediate data. The upper two bits of the immediate data are
+//! the kind, and the rest is a sequence number modulo 2^30. Chunks, and the trailer after the last
+//! chunk, are numbered consecutively. Number `n` is written to slot `n % depth` of the receiver's
+//! memory.
 
 use std::fmt;
 
@@ -11,15 +12,15 @@ use super::Error;
 const KIND_SHIFT: u32 = 30;
 const SEQUENCE_MASK: u32 = (1 << KIND_SHIFT) - 1;
 
-/// The kind of a message, from its immediate.
+/// The kind of a message, as encoded in its immediate data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// To the receiver: a slot holds a chunk of the file; the completion has its length.
+    /// To the receiver: a slot contains a chunk of the file, whose length is in the completion.
     Data = 0,
-    /// To the receiver: a slot holds the [`Trailer`].
+    /// To the receiver: a slot contains the [`Trailer`].
     End = 1,
-    /// To the sender, without a payload: the slot of this number is free again. The credit for the trailer confirms
-    /// that everything was checked and written.
+    /// To the sender, without a payload: the slot with this number is free again. The credit for
+    /// the trailer also confirms that everything was checked and written.
     Credit = 2,
 }
 
@@ -33,15 +34,15 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The immediate of a message.
+/// Returns the immediate data of a message.
 pub(crate) fn immediate(kind: Kind, sequence: u64) -> u32 {
-    // The mask ensures the range.
+    // The mask ensures that the number is in range.
     #[allow(clippy::cast_possible_truncation)]
     let sequence = (sequence & u64::from(SEQUENCE_MASK)) as u32;
     (kind as u32) << KIND_SHIFT | sequence
 }
 
-/// Returns the kind of an immediate, which must belong to message number `expected`.
+/// Returns the kind of the message with this immediate data. Its number must be `expected`.
 pub(crate) fn kind_of(immediate: u32, expected: u64) -> Result<Kind, Error> {
     let kind = match immediate >> KIND_SHIFT {
         0 => Kind::Data,
@@ -57,12 +58,12 @@ pub(crate) fn kind_of(immediate: u32, expected: u64) -> Result<Kind, Error> {
     }
 }
 
-/// The last message: the data that the receiver must have.
+/// The contents of the last message: the totals that the receiver must have computed too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trailer {
-    /// The length of the whole stream.
+    /// The length of the stream, in bytes.
     pub(crate) bytes: u64,
-    /// Its CRC-32 of IEEE 802.3.
+    /// The CRC-32 of the stream (IEEE 802.3).
     pub(crate) crc32: u32,
 }
 

@@ -1,4 +1,4 @@
-//! A copy between two processes: one has the source, the other creates the destination.
+//! Copies between two processes. One has the source, and the other one creates the destination.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -23,13 +23,15 @@ use rdma_examples_common::reach::check_reach;
 pub(crate) mod frame;
 pub(crate) mod line;
 
-/// Sends a file to another process, which [receives](receive) it. Returns when the other process has it on disk.
+/// Sends a file to another process, which must call [`receive`]. Returns when the file is on the
+/// other process's disk.
 ///
-/// The processes exchange everything except the file's bytes through `stream`. So each notices immediately when the
-/// other one ends, and within ten seconds when it is stopped or unreachable.
+/// The processes exchange everything except the bytes of the file through `stream`. So each process
+/// notices immediately when the other one ends, and within ten seconds when it is stopped or cannot
+/// be reached.
 ///
 /// # Errors
-/// Any [`Error`], including those of the other process.
+/// Returns any [`Error`], including those of the other process.
 pub fn send(
     source: &Path,
     device: &str,
@@ -66,12 +68,12 @@ pub fn send(
     })
 }
 
-/// Creates the file that another process [sends](send), and returns when it is on disk.
+/// Creates the file that another process [sends](send). Returns when the file is on disk.
 ///
-/// The sender's settings determine how much memory is registered.
+/// How much memory this process registers depends on the sender's settings.
 ///
 /// # Errors
-/// Any [`Error`], including those of the other process; the destination is then unchanged.
+/// Returns any [`Error`], including those of the other process. The destination is then unchanged.
 pub fn receive(
     destination: &Path,
     device: &str,
@@ -95,7 +97,7 @@ pub fn receive(
         let (bytes, transfer) = (sink.bytes, began.elapsed());
         let written = stop.into_result().and_then(|()| file.commit().map_err(Error::Write));
         written.map_err(|error| error.of_destination(destination))?;
-        // If the other process has ended in the meantime, the file is complete anyway.
+        // The file is complete even if the other process has ended in the meantime.
         let _ = line.say(Kind::Done, &[]);
         Ok(Summary {
             device: device.to_owned(),
@@ -112,7 +114,7 @@ fn check(device: &str, own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Res
     check_reach(device, own, peer).map_err(|error| Error::Unreachable(error.to_string()))
 }
 
-/// A stream that counts its bytes.
+/// A stream that counts the bytes passing through it, and reports the count.
 struct Counted<'a, T> {
     stream: &'a mut T,
     told: &'a dyn Fn(u64),

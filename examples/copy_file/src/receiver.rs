@@ -1,4 +1,4 @@
-//! The side whose memory is written, and which writes the file.
+//! The side that lends its memory to the sender and writes the file.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -17,7 +17,7 @@ use super::{Control, Error, Settings};
 #[derive(Debug)]
 pub(crate) struct Receiver {
     pub(super) channel: Channel,
-    /// The slots, which the sender writes.
+    /// The slots to which the sender writes.
     slots: SharedRegion,
     settings: Settings,
 }
@@ -31,11 +31,11 @@ impl Receiver {
         self.slots.len()
     }
 
-    /// Writes all chunks to `sink`, until the trailer confirms that they are complete and right. Reports the outcome to
-    /// `stop`.
+    /// Writes all chunks to `sink`, until the trailer confirms that they are complete and correct.
+    /// Reports a failure to `stop`.
     pub(crate) fn run(&mut self, sink: &mut dyn Write, control: Control<'_>, stop: &Stop<'_>) {
         let Self { channel, slots, settings } = self;
-        // `stop` has the same error as the scope.
+        // The error is ignored here, because `stop` has recorded it.
         let _ = channel.scope(|scope| {
             stop.on_a_side(scope, || {
                 Receiving::new(scope, slots, *settings).run(sink, control, stop)
@@ -50,10 +50,10 @@ struct Receiving<'scope, 'env> {
     slots: &'scope SharedRegion,
     inbox: Inbox<'scope>,
     credits: VecDeque<ScopedPendingWork<'scope>>,
-    /// The current chunk, copied from its slot; this memory is not registered.
+    /// A copy of the current chunk, in memory that is not registered.
     chunk: Vec<u8>,
     settings: Settings,
-    /// The number of messages received.
+    /// The number of messages that have been processed.
     taken: u64,
 }
 
@@ -98,7 +98,7 @@ impl<'scope, 'env> Receiving<'scope, 'env> {
             sink.write_all(chunk).map_err(Error::Write)?;
             bytes += length as u64;
             (control.progress)(bytes);
-            self.inbox.post(self.scope)?; // before the credit that lets the sender use it
+            self.inbox.post(self.scope)?; // before the credit, because the sender then sends a message that needs it
             self.give_credit(stop)?;
         }
     }
@@ -111,7 +111,7 @@ impl<'scope, 'env> Receiving<'scope, 'env> {
         }
     }
 
-    /// Copies the next slot's message out of the memory that the peer may write.
+    /// Copies the next message from its slot, because the peer may still write to the slot.
     fn take(&mut self, length: usize) -> Result<&mut [u8], Error> {
         let slot = usize::try_from(self.taken % self.settings.depth() as u64).unwrap_or(0);
         let chunk = self.chunk.get_mut(..length).filter(|chunk| !chunk.is_empty());
@@ -122,7 +122,7 @@ impl<'scope, 'env> Receiving<'scope, 'env> {
         Ok(chunk)
     }
 
-    /// Writes nothing, but sends a number to the sender.
+    /// Sends a credit, which is a write of no bytes with immediate data.
     fn give_credit(&mut self, stop: &Stop<'_>) -> Result<(), Error> {
         if self.credits.len() == self.settings.depth() {
             self.credit_arrived(stop)?;
@@ -133,7 +133,7 @@ impl<'scope, 'env> Receiving<'scope, 'env> {
         Ok(())
     }
 
-    /// Waits until the oldest credit has arrived.
+    /// Waits until the oldest credit has completed.
     fn credit_arrived(&mut self, stop: &Stop<'_>) -> Result<(), Error> {
         stop.until(|| self.credits.front().and_then(ScopedPendingWork::poll))??;
         self.credits.pop_front();
@@ -141,7 +141,7 @@ impl<'scope, 'env> Receiving<'scope, 'env> {
     }
 }
 
-/// Compares the trailer of the sender with the data that arrived.
+/// Compares the trailer that the sender has sent with the data that arrived.
 fn check(trailer: &[u8], arrived: Trailer) -> Result<(), Error> {
     let length = trailer.len();
     let trailer = trailer

@@ -1,4 +1,4 @@
-//! The side that reads the file and writes it into the memory of the other side.
+//! The side that reads the file and writes it to the memory of the other side.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
@@ -12,13 +12,13 @@ use super::message::{Kind, Trailer, immediate, kind_of};
 use super::stop::{Meeting, Stop};
 use super::{Error, Settings};
 
-/// Reads the stream into its slots, writes each into the same slot of the receiver, and waits for
-/// credits when all slots are in use.
+/// Reads the stream into its slots, and writes each slot to the receiver's slot with the same
+/// index. Waits for credits when all slots are in use.
 #[derive(Debug)]
 pub(crate) struct Sender {
     channel: Channel,
     slots: OwnedRegion,
-    /// The receiver's slots.
+    /// The slots that the receiver lends.
     remote: RemoteMemoryRegion,
     settings: Settings,
 }
@@ -37,7 +37,8 @@ impl Sender {
         self.slots.len()
     }
 
-    /// Sends everything from the source, then the trailer. Returns when the receiver has confirmed it.
+    /// Sends everything from the source, and then the trailer. Returns when the receiver has
+    /// confirmed the trailer.
     pub(crate) fn run(&mut self, source: &mut dyn Read, stop: &Stop<'_>) -> Result<Trailer, Error> {
         let Self { channel, slots, remote, settings } = self;
         channel.manual_scope(|scope| {
@@ -53,7 +54,7 @@ impl Sender {
 struct Sending<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     inbox: Inbox<'scope>,
-    /// Slots are used in turn, and become free in turn.
+    /// The free slots. Slots are used in turn, and also become free in that order.
     free: VecDeque<SliceMut<'scope>>,
     in_flight: VecDeque<InFlight<'scope, Prefix<'scope>>>,
     remote: RemoteMemoryRegion,
@@ -107,7 +108,7 @@ impl<'scope, 'env> Sending<'scope, 'env> {
         Ok(trailer)
     }
 
-    /// Waits until neither side uses the next slot any more.
+    /// Returns the next slot. Waits until neither side is using it any more.
     fn free_slot(&mut self, stop: &Stop<'_>) -> Result<SliceMut<'scope>, Error> {
         stop.check()?;
         while self.sent - self.credits >= self.settings.depth() as u64 {
@@ -121,7 +122,7 @@ impl<'scope, 'env> Sending<'scope, 'env> {
         }
     }
 
-    /// Writes the first `length` bytes of a slot into the receiver's slot of the same index.
+    /// Writes the first `length` bytes of a slot to the receiver's slot with the same index.
     fn send(&mut self, slot: SliceMut<'scope>, kind: Kind, length: usize) -> Result<(), Error> {
         let place = usize::try_from(self.sent % self.settings.depth() as u64).unwrap_or(0);
         let start = place * self.settings.chunk();
@@ -144,7 +145,7 @@ impl<'scope, 'env> Sending<'scope, 'env> {
         Ok(())
     }
 
-    /// Waits until the device no longer uses the oldest slot in flight.
+    /// Waits until the device has finished with the oldest slot in flight. Makes the slot free.
     fn take_slot_back(&mut self, stop: &Stop<'_>) -> Result<(), Error> {
         let written = stop.until(|| match self.in_flight.pop_front()?.poll() {
             Progress::Done(finished) => Some(finished.ok()),
@@ -159,7 +160,7 @@ impl<'scope, 'env> Sending<'scope, 'env> {
     }
 }
 
-/// Reads until the slot is full or the stream ends.
+/// Reads into the slot until it is full or the stream ends. Returns the number of bytes.
 fn fill(source: &mut dyn Read, slot: &mut [u8]) -> Result<usize, Error> {
     let mut filled = 0;
     while filled < slot.len() {
@@ -222,7 +223,7 @@ mod tests {
     fn a_flushed_request_reports_the_failure_that_caused_the_flush() {
         rdma::soft::install();
         let settings = Settings::new(64, 2).unwrap();
-        let (mut near, _far) = connect("soft0", settings).unwrap(); // which has no receive posted
+        let (mut near, _far) = connect("soft0", settings).unwrap(); // `_far` has no receive posted
         let cancelled = AtomicBool::new(false);
         let stop = Stop::new(&cancelled, Duration::from_secs(10));
         let ended = near.channel.scope(|scope| {
@@ -231,7 +232,7 @@ mod tests {
                 let mut sending = Sending::new(scope, slots, near.remote, settings);
                 let slot = sending.free_slot(&stop)?;
                 sending.send(slot, Kind::Data, 64)?;
-                sending.take_credit(&stop) // its receive is flushed
+                sending.take_credit(&stop) // the receive for it is flushed
             })
         });
         assert!(ended.is_err());

@@ -1,10 +1,10 @@
-//! Sizes of the pipeline.
+//! The sizes of the pipeline.
 
 use std::ops::RangeInclusive;
 
 use super::Error;
 
-/// The limit of data in flight: `depth` chunks of `chunk` bytes.
+/// The maximum amount of data in flight: `depth` chunks of `chunk` bytes.
 ///
 /// ```
 /// use copy_file::Settings;
@@ -20,18 +20,20 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Allowed chunk sizes in bytes. The trailer of the stream fits into the smallest; the largest is smaller than the
-    /// longest RDMA message of 2 GiB.
+    /// The allowed sizes of a chunk, in bytes. The smallest has enough space for the trailer, and
+    /// the largest is below the maximum length of an RDMA message, 2 GiB.
     pub const CHUNK: RangeInclusive<usize> = 64..=1 << 30;
-    /// Allowed numbers of chunks in flight; the queues of common devices hold the largest.
+    /// The allowed numbers of chunks in flight. The queues of common devices have space for the
+    /// largest.
     pub const DEPTH: RangeInclusive<usize> = 1..=4096;
-    /// The most bytes that a side registers: registered memory cannot be swapped out.
+    /// The maximum number of bytes that a side registers. It is limited because registered memory
+    /// cannot be swapped out.
     pub const MAX_REGISTERED: usize = 1 << 30;
 
-    /// Checks the sizes.
+    /// Creates settings if the sizes are allowed.
     ///
     /// # Errors
-    /// [`Error::Settings`], with the allowed range.
+    /// Returns [`Error::Settings`], which states the allowed range.
     pub fn new(chunk: usize, depth: usize) -> Result<Self, Error> {
         in_range("chunk", chunk, &Self::CHUNK, "bytes")?;
         in_range("depth", depth, &Self::DEPTH, "chunks")?;
@@ -46,19 +48,19 @@ impl Settings {
         Ok(Self { chunk, depth })
     }
 
-    /// Returns the bytes of a chunk.
+    /// Returns the size of a chunk, in bytes.
     #[must_use]
     pub const fn chunk(self) -> usize {
         self.chunk
     }
 
-    /// Returns the number of chunks in flight.
+    /// Returns the maximum number of chunks in flight.
     #[must_use]
     pub const fn depth(self) -> usize {
         self.depth
     }
 
-    /// Returns the bytes that each side registers.
+    /// Returns the number of bytes that each side registers.
     #[must_use]
     pub const fn registered_bytes(self) -> usize {
         self.chunk * self.depth
@@ -66,7 +68,8 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// 8 chunks of 256 KiB: a slot is still in the cache of its core when it is used again.
+    /// Returns 8 chunks of 256 KiB. With these sizes, a slot is still in its core's cache when it
+    /// is used again.
     fn default() -> Self {
         Self { chunk: 256 << 10, depth: 8 }
     }

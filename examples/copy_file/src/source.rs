@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::Error;
 
-/// A regular file, whose length must not change after it was opened. A copy of a file that changes could be a mixture
-/// of several states.
+/// A regular file whose length must not change while it is open. A copy of a file that changes
+/// could mix several of its states.
 #[derive(Debug)]
 pub(crate) struct SourceFile {
     file: File,
@@ -21,14 +21,15 @@ impl SourceFile {
     }
 
     fn try_open(path: &Path) -> io::Result<Self> {
-        // Checked before opening: opening a FIFO would wait for its other end.
+        // This is checked before opening the file, because opening a FIFO would wait for its other
+        // end.
         regular(&fs::metadata(path)?)?;
         let file = File::open(path)?;
         let metadata = file.metadata()?;
         Ok(Self { file, metadata, read: 0 })
     }
 
-    /// Returns its metadata at the time when it was opened.
+    /// Returns the metadata that the file had when it was opened.
     pub(crate) fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -55,7 +56,7 @@ impl Read for SourceFile {
     }
 }
 
-/// Refuses files without a fixed length.
+/// Refuses a file that has no fixed length.
 fn regular(metadata: &Metadata) -> io::Result<()> {
     if metadata.is_dir() {
         return Err(io::Error::new(ErrorKind::IsADirectory, "it is a directory"));

@@ -1,4 +1,4 @@
-//! The way in which one side learns that the other has failed, with a limit for every wait.
+//! Ends one side of a transfer when the other has failed, and limits the time of every wait.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,10 +11,10 @@ use super::Error;
 use super::process::frame::Kind;
 use super::process::line::Line;
 
-/// The first failure of a transfer, or its cancellation: ends both sides.
+/// The first failure of a transfer, or its cancellation. Either ends both sides.
 #[derive(Debug)]
 pub(crate) struct Stop<'a> {
-    /// Set by the caller.
+    /// Set by the caller to cancel the transfer.
     cancelled: &'a AtomicBool,
     patience: Duration,
     stopped: AtomicBool,
@@ -25,18 +25,19 @@ pub(crate) struct Stop<'a> {
 /// The kind of the other side.
 #[derive(Debug)]
 enum Other<'a> {
-    /// A thread with the same `Stop`. Counts how often a side arrived at a meeting.
+    /// A thread that uses the same `Stop`. The number counts the arrivals of both sides at
+    /// meetings.
     Thread(AtomicU32),
     Process(&'a Line),
 }
 
-/// The points at which the sides wait for each other.
+/// The points of a transfer at which the two sides wait for each other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Meeting {
-    /// The receiver has posted receives for messages.
+    /// The side has posted its first receives.
     Begin = 1,
-    /// Neither side needs the other end of the connection any more. Without this, a side could end before its last
-    /// acknowledgement has arrived at the other.
+    /// The side no longer needs the other end of the connection. Without this meeting, a side could
+    /// end before its last acknowledgement has arrived at the other side.
     End = 2,
 }
 
@@ -45,7 +46,7 @@ impl<'a> Stop<'a> {
         Self::with(cancelled, patience, Other::Thread(AtomicU32::new(0)))
     }
 
-    /// The `Stop` of one side, when the other side is a different process.
+    /// Creates the `Stop` of a side whose other side is another process.
     pub(crate) fn between_processes(
         cancelled: &'a AtomicBool,
         patience: Duration,
@@ -59,7 +60,8 @@ impl<'a> Stop<'a> {
         Self { cancelled, patience, stopped, first: Mutex::new(None), other }
     }
 
-    /// Ends the transfer. Keeps the first error that is a cause and not a consequence.
+    /// Ends the transfer with this error. Of several errors, keeps the first one that is not merely
+    /// a consequence.
     pub(crate) fn fail(&self, error: Error) {
         if let (Other::Process(line), false) = (&self.other, error.may_be_consequence()) {
             line.tell(&error);
@@ -83,7 +85,7 @@ impl<'a> Stop<'a> {
         }
     }
 
-    /// Calls `ready`, which must not block, until it returns a value.
+    /// Calls `ready` until it returns a value. `ready` must not block.
     pub(crate) fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> Result<T, Error> {
         let mut wait = Wait::new(self);
         loop {
@@ -94,7 +96,7 @@ impl<'a> Stop<'a> {
         }
     }
 
-    /// Waits until the other side arrives at the same meeting.
+    /// Waits until the other side has arrived at the same meeting.
     pub(crate) fn meet(&self, meeting: Meeting) -> Result<(), Error> {
         match &self.other {
             Other::Thread(met) => {
@@ -113,10 +115,10 @@ impl<'a> Stop<'a> {
         }
     }
 
-    /// Runs a side in its scope; its failure, or its panic, ends the other side.
+    /// Runs a side in its scope. If the side fails or panics, ends the other side too.
     ///
-    /// The failure is recorded before the channel is closed, so that the errors of the other side do not count as the
-    /// cause.
+    /// The failure is recorded before the channel is closed. So errors that this causes on the
+    /// other side do not count as the cause.
     pub(crate) fn on_a_side<T>(
         &self,
         scope: &Scope<'_, '_>,
@@ -129,15 +131,15 @@ impl<'a> Stop<'a> {
         })
     }
 
-    /// Returns the cause, if the transfer failed.
+    /// Returns the error that caused the transfer to fail, if it failed.
     pub(crate) fn into_result(self) -> Result<(), Error> {
         let first = self.first.into_inner().unwrap_or_else(PoisonError::into_inner);
         first.map_or(Ok(()), Err)
     }
 }
 
-/// Ends the transfer if its side panics. In any case ends the requests that the side has in flight, which are of no use
-/// any more.
+/// When dropped, ends the transfer if this side has panicked. In any case, ends the requests that
+/// this side still has in flight, because they are of no use any more.
 struct EndOfSide<'a, 'scope, 'env> {
     stop: &'a Stop<'a>,
     scope: &'a Scope<'scope, 'env>,
@@ -152,7 +154,8 @@ impl Drop for EndOfSide<'_, '_, '_> {
     }
 }
 
-/// Empty polls before the thread yields: about the time of a message between two cores.
+/// The number of empty polls after which the thread yields: about as long as a message between two
+/// cores takes.
 const SPINS: u32 = 256;
 
 /// The state of one wait.
@@ -167,7 +170,7 @@ impl<'a> Wait<'a> {
         Self { stop, spins: 0, since: None }
     }
 
-    /// Pauses for a moment after an empty poll, or returns the reason to give up.
+    /// Pauses for a moment after an empty poll. Returns an error if there is a reason to give up.
     fn pause(&mut self) -> Result<(), Error> {
         if self.spins < SPINS {
             self.spins += 1;

@@ -1,11 +1,11 @@
-//! The result of a copy, as text.
+//! The result of a copy as a line of text.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::Settings;
 
-/// The size and the speed of a copy. It displays as one line.
+/// The size and the speed of a copy. Displayed as one line.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -26,17 +26,17 @@ use super::Settings;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// The device's name.
+    /// The name of the device.
     pub device: String,
-    /// The length of the file.
+    /// The length of the file, in bytes.
     pub bytes: u64,
     /// The total number of bytes that each side registered.
     pub registered_bytes: usize,
-    /// The sizes that result in that number.
+    /// The sizes from which that number results.
     pub settings: Settings,
-    /// The time from the first byte read to the last byte checked and written.
+    /// The time between reading the first byte and having checked and written the last one.
     pub transfer: Duration,
-    /// The time until the file was on disk under its name, including the set-up.
+    /// The time until the file was on disk under its name. Includes the set-up.
     pub until_on_disk: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! The two sides of a transfer, from connecting them to their end.
+//! The two sides of a transfer, from the connection to the end of both.
 
 use std::io::{Read, Write};
 use std::sync::atomic::AtomicBool;
@@ -10,18 +10,20 @@ use super::message::Trailer;
 use super::stop::Stop;
 use super::{Error, Settings};
 
-/// The caller's hooks into a running transfer. The functions are called on the receiver's thread.
+/// The caller's means to follow and control a transfer. The functions are called on the receiver's
+/// thread.
 #[derive(Clone, Copy)]
 pub struct Control<'a> {
-    /// Called after each chunk, with the number of bytes of the stream written so far.
+    /// Called after each chunk, with the number of bytes that have been written so far.
     pub progress: &'a (dyn Fn(u64) + Sync),
-    /// Called before each chunk is checked and written, with its offset in the stream and its bytes. A test damages
-    /// them here.
+    /// Called before each chunk is checked and written, with the chunk's offset in the stream and
+    /// its bytes. Tests use it to damage the bytes.
     pub arrival: &'a (dyn Fn(u64, &mut [u8]) + Sync),
-    /// Set it, from anywhere, to end the transfer with [`Error::Cancelled`].
+    /// If another thread sets this flag, the transfer ends with [`Error::Cancelled`].
     pub cancelled: &'a AtomicBool,
-    /// The limit of every wait, for a message of the other side or a request of its own, before a side ends with
-    /// [`Error::Stalled`]. The default is two minutes: the other side's disk may be slow.
+    /// The time that a side waits for a message from the other side, or for one of its own
+    /// requests, before it fails with [`Error::Stalled`]. The default is two minutes, because the
+    /// other side's disk may be slow.
     pub patience: Duration,
 }
 
@@ -39,26 +41,27 @@ impl std::fmt::Debug for Control<'_> {
     }
 }
 
-/// A transfer that succeeded.
+/// The result of a successful transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transferred {
-    /// The length of the stream.
+    /// The length of the stream, in bytes.
     pub bytes: u64,
-    /// Its CRC-32 of IEEE 802.3, which both sides computed.
+    /// The CRC-32 of the stream (IEEE 802.3), which both sides have computed.
     pub crc32: u32,
     /// The total number of bytes that each side registered.
     pub registered_bytes: usize,
-    /// The duration after the sides were connected.
+    /// The duration of the transfer, from when the sides were connected.
     pub time: Duration,
 }
 
-/// Sends everything from `source` to `sink`, through two connected channels of a device.
+/// Sends everything that `source` returns to `sink`, over a connection between two channels of this
+/// device.
 ///
-/// The sender runs on this thread, the receiver on a new one.
+/// The sender runs on the calling thread, and the receiver on a new one.
 ///
 /// # Errors
-/// The error of the side that failed first. `sink` has then received a part of the stream, or all of it if the checksum
-/// was wrong.
+/// Returns the error of the side that failed first. In that case, `sink` has received a part of the
+/// stream, or all of it if the checksum did not match.
 ///
 /// # Examples
 /// ```

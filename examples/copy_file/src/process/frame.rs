@@ -1,4 +1,5 @@
-//! The frames that two processes exchange by TCP: a kind, a length, and that many bytes.
+//! The frames that two processes exchange over TCP. A frame consists of a kind, a length, and that
+//! number of bytes.
 
 use rdma::memory::RemoteMemoryRegion;
 use rdma::qp::QueuePairEndpoint;
@@ -11,26 +12,27 @@ use crate::settings::Settings;
 pub(crate) enum Kind {
     /// A sign of life.
     Alive = 1,
-    /// From the process with the source: [`Offer`].
+    /// The [`Offer`] of the process with the source.
     Offer,
-    /// From the process that creates the file: [`Answer`].
+    /// The [`Answer`] of the process that creates the file.
     Answer,
-    /// Receives for messages are posted.
+    /// This process has posted its receives.
     Begin,
-    /// The other end of the RDMA connection is not needed any more.
+    /// This process no longer needs the other end of the RDMA connection.
     End,
-    /// From the process that creates the file: it is on disk.
+    /// From the process that creates the file: the file is on disk.
     Done,
-    /// A text: the reason why the copy ends.
+    /// This process gives up, for the reason that the bytes state as text.
     Failed,
 }
 
 impl Kind {
     pub(crate) const COUNT: usize = 8;
-    /// The size of a frame's header: kind and length.
+    /// The size of a frame's header, which consists of the kind and the length.
     const HEAD: usize = 3;
 
-    /// Returns the frame with these bytes, or with as many of them as fit.
+    /// Returns a frame of this kind with these bytes. Bytes that do not fit into a frame are
+    /// omitted.
     pub(crate) fn frame(self, bytes: &[u8]) -> Vec<u8> {
         let length = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
         let mut frame = vec![self as u8];
@@ -39,7 +41,8 @@ impl Kind {
         frame
     }
 
-    /// Removes the first frame from the received bytes, once it is complete.
+    /// Removes the first frame from the received bytes and returns it. Returns `None` if the frame
+    /// is not complete yet.
     pub(crate) fn take(came: &mut Vec<u8>) -> Result<Option<(Self, Vec<u8>)>, Error> {
         let Some(&first) = came.first() else { return Ok(None) };
         let kinds = [
@@ -64,16 +67,16 @@ impl Kind {
     }
 }
 
-/// The content of an offer, from the process with the source.
+/// The contents of an offer. The process with the source sends it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     pub(crate) settings: Settings,
-    /// The permissions of the file.
+    /// The permissions of the source file.
     pub(crate) mode: u32,
     pub(crate) endpoint: QueuePairEndpoint,
 }
 
-/// The start of an offer: a name, and the version of all frames and messages.
+/// The first bytes of an offer: a name, and the version of all frames and messages.
 const MAGIC: [u8; 8] = *b"RDCOPY\0\x01";
 
 impl Offer {
@@ -99,10 +102,10 @@ impl Offer {
     }
 }
 
-/// The content of an answer, from the process that creates the file.
+/// The contents of an answer. The process that creates the file sends it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answer {
-    /// The slots of the receiver.
+    /// The receiver's slots, to which the sender writes.
     pub(crate) slots: RemoteMemoryRegion,
     pub(crate) endpoint: QueuePairEndpoint,
 }
@@ -127,7 +130,7 @@ impl Answer {
     }
 }
 
-/// The unread bytes of a frame.
+/// The bytes of a frame that have not been parsed yet.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

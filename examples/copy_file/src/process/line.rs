@@ -1,4 +1,5 @@
-//! The TCP connection to the other process, which reports whether that still runs and why it ended.
+//! The TCP connection to the other process. It shows whether that process is still running, and why
+//! it has ended.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, TcpStream};
@@ -10,27 +11,28 @@ use std::time::{Duration, Instant};
 use super::frame::Kind;
 use crate::error::Error;
 
-/// The time between two signs of life.
+/// The interval between two signs of life.
 const BEAT: Duration = Duration::from_millis(500);
-/// The number of beats of this process without a frame of the other one, after which that counts as lost. Beats are
-/// counted instead of reading a clock: a process that was stopped itself has not waited.
+/// The number of beats without a frame from the other process after which that process counts as
+/// lost. This process counts its own beats instead of reading a clock: if it was itself stopped for
+/// a while, it was not waiting.
 const PATIENCE: u32 = 20;
-/// The number of beats within which the other process must end.
+/// The number of beats that the other process has for closing its side.
 const CLOSING: u32 = 4;
-/// The time to wait for the cause of an RDMA failure.
+/// The time limit for the other process to report the cause of an RDMA failure.
 const CAUSE: Duration = Duration::from_secs(2);
 
-/// The connection, with a thread that reads all frames of the other process.
+/// The connection. A thread reads all frames that the other process sends.
 #[derive(Debug)]
 pub(crate) struct Line {
     stream: TcpStream,
     heard: Mutex<Heard>,
     news: Condvar,
-    /// Whether `heard` has a failure.
+    /// Whether `heard` contains a failure.
     over: AtomicBool,
-    /// Whether this process has sent the reason for its end. Held while a frame is sent.
+    /// Whether this process has reported why it ends. The lock is held while a frame is sent.
     told: Mutex<bool>,
-    /// Whether this process sends nothing more.
+    /// Whether this process will send nothing more.
     closing: AtomicBool,
 }
 
@@ -41,10 +43,10 @@ struct Heard {
 }
 
 impl Line {
-    /// Runs `side` with a connection to the other process, and reports the outcome to it.
+    /// Runs `side` with a connection to the other process. Reports a failure to the other process.
     ///
     /// # Errors
-    /// The errors of `side`, or the failure of the other process if that is the cause.
+    /// Returns the error of `side`, or that of the other process if it is the cause.
     pub(crate) fn run<T>(
         stream: TcpStream,
         side: impl FnOnce(&Self) -> Result<T, Error>,
@@ -76,13 +78,13 @@ impl Line {
     /// Returns the addresses of this end and of the other one.
     ///
     /// # Errors
-    /// [`Error::Line`] if the stream has ended.
+    /// Returns [`Error::Line`] if the stream has ended.
     pub(crate) fn addresses(&self) -> Result<(IpAddr, IpAddr), Error> {
         let both = self.stream.local_addr().and_then(|own| Ok((own, self.stream.peer_addr()?)));
         both.map(|(own, peer)| (own.ip(), peer.ip())).map_err(Error::Line)
     }
 
-    /// Returns true if the other process is known to have ended, or has reported that the copy ends.
+    /// Returns true if the other process is known to have ended, or has reported why it ends.
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
@@ -90,31 +92,35 @@ impl Line {
     /// Sends a frame.
     ///
     /// # Errors
-    /// [`Error::OtherSide`] if the other process has ended; the reading thread knows more.
+    /// Returns [`Error::OtherSide`] if the other process has ended. The thread that reads will find
+    /// out why.
     pub(crate) fn say(&self, kind: Kind, bytes: &[u8]) -> Result<(), Error> {
         let _one_at_a_time = unpoisoned(self.told.lock());
         (&self.stream).write_all(&kind.frame(bytes)).map_err(|_| Error::OtherSide)
     }
 
-    /// Reports why the copy ends, unless this was already reported, or the error is from the other process.
+    /// Reports why this process ends. Does nothing if it has already reported that, or if the other
+    /// process has ended or failed.
     pub(crate) fn tell(&self, error: &Error) {
         let mut told = unpoisoned(self.told.lock());
         if !*told && !self.is_over() {
             *told = true;
-            // A failure means that the other process has ended.
+            // If this fails, the other process has ended.
             let _ = (&self.stream).write_all(&Kind::Failed.frame(error.to_string().as_bytes()));
         }
     }
 
-    /// Returns the bytes of a frame of this kind, if it has arrived.
+    /// Returns the bytes of the last frame of this kind, if one has arrived since the previous
+    /// call.
     pub(crate) fn said(&self, kind: Kind) -> Option<Vec<u8>> {
         self.heard().said.get_mut(kind as usize).and_then(Option::take)
     }
 
-    /// Waits for a frame of this kind.
+    /// Waits until a frame of this kind has arrived. Returns its bytes.
     ///
     /// # Errors
-    /// [`Error::OtherSide`] if the other process ends first, [`Error::Cancelled`], [`Error::Stalled`].
+    /// Returns [`Error::OtherSide`] if the other process ends first, [`Error::Cancelled`], or
+    /// [`Error::Stalled`].
     pub(crate) fn wait(
         &self,
         kind: Kind,
@@ -138,12 +144,13 @@ impl Line {
             let heard = self.heard();
             if heard.said.get(kind as usize).is_some_and(Option::is_none) && heard.failure.is_none()
             {
-                drop(self.news.wait_timeout(heard, BEAT / 5)); // signals do not notify it
+                drop(self.news.wait_timeout(heard, BEAT / 5)); // signals do not wake this wait
             }
         }
     }
 
-    /// Replaces an error that may result from the end of the other process by the reason of that end, if known.
+    /// If the error may be a consequence of the other process having ended, returns the reason for
+    /// that instead, if it becomes known.
     fn cause(&self, error: Error) -> Error {
         if !error.may_be_consequence() {
             return error;
@@ -158,7 +165,8 @@ impl Line {
         unpoisoned(self.heard.lock())
     }
 
-    /// Reads the frames of the other process until it ends, and sends signs of life.
+    /// Reads frames until the other process ends, and sends signs of life. Records the failure of
+    /// the other process, if any.
     fn listen(&self) {
         let failure = self.listen_to_the_end().err();
         if let Some(failure) = failure {
@@ -207,24 +215,24 @@ impl Line {
             } else if silent > PATIENCE {
                 return Err(Error::Silent { patience: PATIENCE * BEAT });
             } else {
-                // A failure means that the other process has ended, which the next read reports.
+                // If this fails, the other process has ended, which the next read will report.
                 let _ = self.say(Kind::Alive, &[]);
             }
         }
     }
 }
 
-/// Ends the sending half when it is dropped, so that both reading threads end.
+/// When dropped, closes the sending direction, so that the reading threads of both processes end.
 struct Closing<'a>(&'a Line);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
         self.0.closing.store(true, Ordering::Release);
-        let _ = self.0.stream.shutdown(Shutdown::Write); // it may be closed already
+        let _ = self.0.stream.shutdown(Shutdown::Write); // it may already be closed
     }
 }
 
-/// Ignores poisoning: a panic in another thread leaves nothing inconsistent.
+/// Ignores poisoning, because a panic in another thread leaves no inconsistent state.
 fn unpoisoned<T>(locked: Result<T, PoisonError<T>>) -> T {
     locked.unwrap_or_else(PoisonError::into_inner)
 }
