@@ -1,8 +1,8 @@
-//! Copies a file over a connection, with operations as futures: between two tasks, or between two processes.
+//! Copies a file over a connection, using futures. The ends are two tasks or two processes.
 //!
-//! The receiver keeps a few receives posted, and writes each message to the file; the sender keeps as many sends
-//! outstanding. The last message has immediate data, and the checksum of all bytes. The file appears in its place when
-//! it is complete.
+//! The receiver keeps a few receives posted, and writes each message to the file. The sender keeps
+//! equally many sends outstanding. The last message has immediate data, and contains the checksum
+//! of all bytes. The new file gets its name only when it is complete.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,7 +18,7 @@ use rdma_examples_common::{Failure, print, program};
 use tempfile::NamedTempFile;
 use tokio::time::timeout;
 
-/// Copies a file over a connection: SOURCE and DESTINATION, or one of them for each process.
+/// Copies a file over a connection: give SOURCE and DESTINATION, or one of them to each process.
 #[derive(Debug, Parser)]
 struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
@@ -40,14 +40,17 @@ struct Arguments {
     files: Vec<PathBuf>,
 }
 
-/// The length of a message, and the number outstanding.
+/// The length of a message, in bytes.
 const MESSAGE: usize = 1 << 16;
+/// The maximum number of outstanding messages.
 const DEPTH: usize = 8;
-/// The time that the other end may take for one message.
+/// The time limit for one message to or from the other end.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The immediate of the last message, and those of the answer.
+/// The immediate data of the last message.
 const LAST: u32 = 1;
+/// The immediate data of the answer if the file is complete.
 const OK: u32 = 0;
+/// The immediate data of the answer if the checksum does not match.
 const NOT_OK: u32 = 1;
 
 fn main() -> ExitCode {
@@ -92,16 +95,16 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(format!("{device}: {copied} bytes in {:.3} s", begin.elapsed().as_secs_f64()))
 }
 
-/// Sends the file, and waits until the other end has it.
+/// Sends the file. Returns when the other end has confirmed that it is complete.
 async fn send(connection: &Connection, pool: &BufferPool, from: &Path) -> Result<u64, Failure> {
     let named = |error| format!("{}: {error}", from.display());
     let mut file = File::open(from).map_err(named)?;
-    // The result of the receiver; posting its receive first does not delay anything.
+    // This receive is for the receiver's verdict. Posting it first delays nothing.
     let verdict = connection.receive_imm().post().await?;
     let (mut copied, mut sum) = (0, crc32fast::Hasher::new());
     let mut sent: VecDeque<Posted<'_, SendOut<BufferSlice>>> = VecDeque::new();
     loop {
-        // A buffer returns with the send that used it.
+        // When a send has completed, its buffer is used for the next message.
         let mut buffer = match sent.pop_front() {
             Some(oldest) if sent.len() + 1 == DEPTH => {
                 timeout(PATIENCE, oldest).await??.into_inner()
@@ -129,7 +132,7 @@ async fn send(connection: &Connection, pool: &BufferPool, from: &Path) -> Result
     }
 }
 
-/// Receives a file, which appears in its place when it is complete.
+/// Receives a file. It gets its name only when it is complete.
 async fn receive(connection: &Connection, pool: &BufferPool, to: &Path) -> Result<u64, Failure> {
     let named = |error| format!("{}: {error}", to.display());
     let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty());

@@ -1,4 +1,5 @@
-//! The key-value store of `kv` with tasks of tokio. The store itself is `examples/src/kv/tasks.rs`.
+//! The key-value store of `kv`, implemented with tokio tasks. The store itself is in
+//! `examples/src/kv/tasks.rs`.
 
 use std::process::ExitCode;
 
@@ -9,8 +10,8 @@ use rdma_examples::kv::tasks::{Client, Store};
 use rdma_examples_common::{Failure, print, program};
 use tokio::task::JoinSet;
 
-/// A key-value store with tasks of tokio. Without a command it runs a demonstration: a server, and clients that read
-/// and write concurrently.
+/// A key-value store that uses tokio tasks. Without a command, it runs a demonstration: a server,
+/// and clients that read and write concurrently.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The RDMA device
@@ -22,9 +23,9 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve a table until this process is ended; prints its address
+    /// Serve a table until this process is killed; prints the server's address
     Serve {
-        /// The address to listen at; port 0 selects a free one
+        /// The address to listen on; port 0 selects a free port
         #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
         listen: String,
     },
@@ -35,7 +36,7 @@ enum Command {
         #[arg(long, value_name = "ADDR")]
         connect: String,
     },
-    /// Put a value under a key
+    /// Store a value under a key
     Put {
         key: String,
         value: String,
@@ -78,7 +79,7 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
 }
 
-/// Runs a server, and clients of several tasks each, in this process.
+/// Runs a server and several clients in this process. Each client has several tasks.
 async fn show(driver: &Driver, pd: &ProtectionDomain, device: &str) -> Result<String, Failure> {
     const CLIENTS: u32 = 4;
     const KEYS: u32 = 8;

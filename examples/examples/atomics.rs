@@ -1,4 +1,4 @@
-//! Threads count and lock with atomic operations on memory of a peer.
+//! Threads count, and use a lock, with atomic operations on memory of a peer.
 
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Acquire;
@@ -10,8 +10,9 @@ use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
 use rdma_examples_common::{Failure, program};
 
-/// Draws numbers from a counter of a peer, and adds them up under a lock of the peer. The peer is a thread, or another
-/// process with the same number of threads: then the peer listens, and the process that draws connects.
+/// Draws numbers from a counter at a peer, and adds them up under a lock at the peer. The peer is a
+/// thread, or another process with the same number of threads. In that case, the peer listens, and
+/// the process that draws connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, default_value_t = 4, help = "The number of threads, each with its own channel")]
@@ -25,7 +26,8 @@ pub(crate) struct Arguments {
 const ACCESS: AccessFlags = AccessFlags::new().with_local_write().with_remote_atomic();
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The words that the threads share, in the memory of the peer: a counter, a lock, and the sum that it guards.
+/// The words in the peer's memory that all threads use: a counter, a lock, and the sum that the
+/// lock protects.
 type Board = [RemoteRef<u64>; 3];
 
 fn main() -> ExitCode {
@@ -40,13 +42,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     )
 }
 
-/// Shares the board and then only waits: its device executes the requests of the others.
+/// Shares the board, and then only waits. The device executes the other end's requests.
 fn lend(
     context: &Context,
     clients: &mut OtherEnd,
     arguments: &Arguments,
 ) -> Result<String, Failure> {
-    let pd = context.allocate_pd()?; // peers can only access memory in the domain of their queue pair
+    let pd = context.allocate_pd()?; // a peer can access only memory in the domain of its queue pair
     let memory = pd.allocate_shared_region(24, ACCESS)?;
     let prepared = prepare(&pd, arguments.threads)?;
     let _channels = clients.connect_all(prepared)?;
@@ -57,7 +59,7 @@ fn lend(
     Ok(format!("{} numbers, and their sum is {}", drawn.load(Acquire), sum.load(Acquire)))
 }
 
-/// Runs the threads.
+/// Runs the threads that draw numbers.
 fn draw(context: &Context, owner: &mut OtherEnd, arguments: &Arguments) -> Result<String, Failure> {
     let Arguments { threads: count, numbers, .. } = arguments;
     let channels = owner.connect_all(prepare(&context.allocate_pd()?, *count)?)?;
@@ -90,7 +92,7 @@ fn work(
     for _ in 0..numbers {
         let number = channel.fetch_add(counter, 1)?;
         let begin = Instant::now();
-        // 0 is a free lock.
+        // The value 0 means that the lock is free.
         while channel.compare_and_swap(lock, 0, id)? != 0 {
             if begin.elapsed() > LIMIT {
                 return Err("the lock was not released in time".into());

@@ -1,5 +1,5 @@
-//! One publisher, many readers. The readers read the publisher's memory themselves while it is open to them. After that
-//! only the publisher can access it again.
+//! One publisher and many readers. While the publisher's memory is open to the readers, they read
+//! it without involving the publisher. Afterwards, only the publisher can access it.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use rdma::prelude::*;
 use rdma_examples_common::{Failure, print, program, warn};
 use tokio::task::JoinSet;
 
-/// A board that readers read by RDMA, for a limited time.
+/// A board that readers read by RDMA, for a limited time
 #[derive(Debug, Parser)]
 struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
@@ -20,10 +20,10 @@ struct Arguments {
     listen: Option<String>,
     #[arg(long, value_name = "ADDRESS", conflicts_with = "listen", help = "Read this board")]
     connect: Option<String>,
-    /// The board is closed when this many readers have read it
+    /// Close the board when this number of readers have read it
     #[arg(long, default_value_t = 3)]
     readers: usize,
-    /// The board is closed after this many milliseconds in any case
+    /// Close the board after this number of milliseconds in any case
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     time: u64,
     /// The text on the board
@@ -31,7 +31,7 @@ struct Arguments {
     text: String,
 }
 
-/// The time that must be left for a read.
+/// The time that must be left when a read begins.
 const MARGIN: Duration = Duration::from_millis(1);
 
 fn main() -> ExitCode {
@@ -68,7 +68,7 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(format!("{device}: {said}"))
 }
 
-/// Opens the board until all have read it, or its time is over.
+/// Opens the board until all readers have read it, or until the time is over.
 async fn publish(
     listener: Listener,
     pd: &ProtectionDomain,
@@ -98,18 +98,19 @@ async fn publish(
     Ok(format!("{have_read} have read the board, and its {bytes} bytes are closed again"))
 }
 
-/// Sends a reader the location of the board, and waits until it has read it.
+/// Sends a reader the descriptor of the board, and waits until the reader has read the board.
 async fn show(reader: Incoming, board: Descriptor) -> Result<(), Failure> {
     reader.accept(&board.to_bytes())?.receive_imm().await?;
     Ok(())
 }
 
-/// Returns the text on the board.
+/// Connects to a publisher and returns the text on its board.
 async fn read(driver: &Driver, pd: &ProtectionDomain, address: &str) -> Result<String, Failure> {
     let asked = Instant::now();
     let (publisher, told) = driver.connect(address, ConnectionOptions::new(pd)).await?;
     let told = (*told).try_into().map_err(|_| "the process that listens there has no board")?;
-    // Its time is counted from before the publisher sent it, so that it ends here first.
+    // The time is counted from before the publisher sent the descriptor, so it ends here before it
+    // ends there.
     let board = Descriptor::from_bytes(told).asked_at(asked);
     let board = board.remote(MARGIN).ok_or("the board is closed: publish it with more `--time`")?;
     let pool = BufferPool::new(pd);

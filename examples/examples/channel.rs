@@ -1,6 +1,7 @@
-//! A channel that is connected to itself sends four bytes, in a scope. The code was written for the published crate
-//! `ibverbs-rs`. Only the `use` lines, the choice of the device and the output differ, and `?` replaces `unwrap`. The
-//! channel is its own peer, so the program has one end and one process.
+//! A channel that is connected to itself sends four bytes within a scope. The code was written for
+//! the published crate `ibverbs-rs`. Only the `use` lines, the choice of the device and the output
+//! differ, and `?` replaces `unwrap`. Since the channel is its own peer, the program has only one
+//! end and one process.
 
 use std::process::ExitCode;
 
@@ -8,7 +9,7 @@ use clap::Parser;
 use rdma::prelude::*;
 use rdma_examples_common::{Failure, bytes, program};
 
-/// Sends four bytes through a channel that is connected to itself.
+/// Sends four bytes through a channel that is connected to itself
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
@@ -19,7 +20,7 @@ fn main() -> ExitCode {
     program(run)
 }
 
-/// Returns the memory before and afterwards.
+/// Returns the contents of the memory before and after the transfer.
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let ctx = open_device(&arguments.device)?;
     let pd = ctx.allocate_pd()?;

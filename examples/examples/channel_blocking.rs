@@ -1,5 +1,6 @@
-//! Blocking operations: one at a time, each returns when it has completed. A message arrives between two threads or two
-//! processes. Then a thread waits for a message that only it could send, and the wait ends at its limit.
+//! Blocking operations: each one returns when it has completed, so there is only one at a time.
+//! First, a message is sent between two threads or two processes. Then a thread waits for a message
+//! that only the same thread could send, until the time limit ends the wait.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,8 +10,9 @@ use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
 use rdma_examples_common::{Failure, program};
 
-/// Sends a message to another end, which then waits without success for one of its own. The ends are two threads, or
-/// two processes: then the receiver listens, and the sender connects.
+/// Sends a message to another end, which then waits for one that no thread can send, until a time
+/// limit. The ends are two threads, or two processes. In that case, the receiver listens, and the
+/// sender connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, default_value_t = 500)]
@@ -20,7 +22,7 @@ pub(crate) struct Arguments {
     ends: Ends,
 }
 
-/// The time that the message may take. A receive alone does not notice the end of its peer.
+/// The time limit for the message. Without it, a receive would not notice that the peer has ended.
 const ARRIVAL: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
@@ -40,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     )
 }
 
-/// Returns the message of the other end.
+/// Receives a message from the other end, and returns its text.
 fn receive(context: &Context, sender: &OtherEnd) -> Result<String, Failure> {
     let pd = context.allocate_pd()?;
     let mut channel = sender.connect(pd.create_channel().receive_timeout(ARRIVAL).build()?)?;
@@ -52,7 +54,7 @@ fn receive(context: &Context, sender: &OtherEnd) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&buf[..length.unwrap_or(0)]).into_owned())
 }
 
-/// Sends, and returns when the message has arrived and the other end has finished with it.
+/// Sends a message. Returns when it has arrived and the other end has finished.
 fn send(context: &Context, receiver: &mut OtherEnd) -> Result<String, Failure> {
     let pd = context.allocate_pd()?;
     let mut channel = receiver.connect(pd.create_channel().build()?)?;
@@ -64,7 +66,8 @@ fn send(context: &Context, receiver: &mut OtherEnd) -> Result<String, Failure> {
     Ok("sent".into())
 }
 
-/// Waits for a message on the only thread that could send it. Returns how that ended, and how the next send did.
+/// Waits for a message on the only thread that could send it. Returns how that wait ended, and how
+/// a send after it did.
 fn alone(pd: &ProtectionDomain, limit: Duration) -> Result<(String, String), Failure> {
     let prepared = Channel::builder().pd(pd).receive_timeout(limit).build()?;
     let endpoint = prepared.endpoint();

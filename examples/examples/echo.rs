@@ -1,6 +1,7 @@
-//! A server that sends each message back over a channel: between two threads or between two processes.
+//! A server that sends each message back over a channel. The ends are two threads or two processes.
 //!
-//! Its buffers circulate: a message arrives in one and is sent from it, and the next message arrives there again.
+//! The server's buffers circulate: each receives a message, sends it back, and then receives the
+//! next one.
 
 use std::process::ExitCode;
 use std::sync::mpsc;
@@ -13,7 +14,8 @@ use rdma_examples_common::out_of_band::{OutOfBand, Peer};
 use rdma_examples_common::reach::check_reach;
 use rdma_examples_common::{Failure, print, program};
 
-/// Sends messages to a server, which sends them back: a thread, or another process with the same size.
+/// Sends messages to a server, which sends them back. The server is a thread, or another process
+/// with the same size
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
@@ -28,9 +30,9 @@ pub(crate) struct Arguments {
     wait: u64,
 }
 
-/// The number of receives that the server posts.
+/// The number of receives that the server keeps posted.
 const ROOMS: usize = 4;
-/// The immediate of the last message. Other messages have none.
+/// The immediate data of the last message. Other messages have none.
 const GOODBYE: u32 = 0;
 
 fn main() -> ExitCode {
@@ -88,7 +90,7 @@ fn with_process(
     Ok(count)
 }
 
-/// Sends messages of growing length and compares the answers; then sends a goodbye.
+/// Sends messages of increasing length and compares the answers. Then sends a goodbye.
 fn ask(channel: &mut Channel, arguments: &Arguments) -> Result<u32, Failure> {
     let (size, wait) = (arguments.size, Duration::from_secs(arguments.wait));
     let pd = channel.pd().clone();
@@ -118,7 +120,8 @@ fn ask(channel: &mut Channel, arguments: &Arguments) -> Result<u32, Failure> {
         .map_err(Failure::from)
 }
 
-/// Sends each message back, until goodbye. `ready` is called when messages can arrive.
+/// Sends each message back, until the client's goodbye arrives. Calls `ready` when messages can
+/// arrive.
 fn serve(
     channel: &mut Channel,
     arguments: &Arguments,
@@ -133,7 +136,7 @@ fn serve(
             ready()?;
             let mut count = 0;
             loop {
-                // The other receives are posted while this message is answered from its own buffer.
+                // While this message is answered from its buffer, the other receives stay posted.
                 let message = ring.next(wait)?;
                 if message.immediate_data() == Some(GOODBYE) {
                     break;
@@ -144,7 +147,7 @@ fn serve(
                 ring.give_back(sent.done(wait)?.0.into_whole());
                 count += 1;
             }
-            s.close(); // the receives that are left would never be answered
+            s.close(); // no message will arrive for the remaining receives
             Ok::<_, Failure>(count)
         })
         .map_err(Failure::from)

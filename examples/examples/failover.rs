@@ -1,13 +1,16 @@
-//! Two nodes of a program run in one thread, on a simulated network, which finds the moment when both of them lead.
+//! Two nodes of a program run in one thread on a simulated network, which finds the moment at which
+//! both lead.
 //!
-//! A leader sends heartbeats, and leads while its lease lasts. Each acknowledged heartbeat renews the lease. A follower
-//! that has received nothing for the duration of a lease takes over: it leads from then on.
+//! The leader sends heartbeats, and leads for as long as its lease lasts. Each acknowledged
+//! heartbeat renews the lease. A follower that has received no heartbeat for the duration of a
+//! lease takes over and leads from then on.
 //!
-//! The lease starts when its heartbeat is sent, which is before the follower receives it. For the hasty leader it
-//! starts with the acknowledgement, which is after that.
+//! A renewed lease starts when its heartbeat is sent, which is before the follower receives the
+//! heartbeat. For the hasty leader, the lease starts when the acknowledgement arrives, which is
+//! after that.
 //!
-//! Both nodes are in one process, because the simulated network is: only so does the same seed find the same error
-//! again.
+//! Both nodes are in one process, because the simulated network is. Only then does the same seed
+//! always find the same error.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,7 +21,7 @@ use rdma::qp::AckTimeout;
 use rdma::soft::{Builder, LinkModel, Network};
 use rdma_examples_common::{Failure, program};
 
-/// Tests two kinds of leases, each with many failures of the network.
+/// Tests two kinds of leases, each with many network failures
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, default_value_t = 50, help = "The number of failures that each is tested with")]
@@ -49,8 +52,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(report.trim_end().to_owned())
 }
 
-/// Runs both nodes while packets are lost, and breaks the link between them at some moment. Returns the mistake, if
-/// any.
+/// Runs both nodes on a network that loses packets. At some moment, the link between the nodes
+/// breaks. Returns a description of the mistake, if there is one.
 fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
     let network = Network::simulated(seed);
     network.set_all_links(LinkModel::new().latency(Duration::from_micros(20)).loss(0.02));
@@ -60,7 +63,7 @@ fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
     network.set_link_after(cut, &a, &b, LinkModel::cut())?;
     network.set_link_after(cut, &b, &a, LinkModel::cut())?;
 
-    // Lost packets are sent again after 0.26 ms.
+    // Lost packets are retransmitted after 0.26 ms.
     let timeout = AckTimeout::from_code(6).ok_or("no such code")?;
     let prepare = |name| {
         let pd = open_device(name)?.allocate_pd()?;
@@ -70,7 +73,7 @@ fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
     let (end_a, end_b) = (a.endpoint(), b.endpoint());
     let (mut a, mut b) = (a.handshake(end_b)?, b.handshake(end_a)?);
 
-    // Operations end with the scope of their channel, so that both nodes run within the scopes of both.
+    // The operations of a channel end with its scope, so both nodes run within both scopes.
     a.scope(|to_b| {
         b.scope(|to_a| {
             let begin = network.now();
@@ -80,7 +83,7 @@ fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
             let mut mistake = None;
             while network.now() < END && mistake.is_none() {
                 let now = network.now();
-                // Each node does everything that it can without waiting.
+                // Each node does everything it can without waiting.
                 if leader.turn(now)? & follower.turn(now)? {
                     mistake = Some(format!("two leaders, after {now:?}"));
                 }
@@ -89,7 +92,7 @@ fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
             if leader.lease.is_none() && follower.heard.is_some() {
                 mistake = Some("no node leads".into());
             }
-            // Requests in flight are flushed immediately.
+            // Closing flushes the requests in flight immediately.
             to_a.close();
             to_b.close();
             Ok::<_, Failure>(mistake)
@@ -102,23 +105,23 @@ fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
 struct Leader<'scope, 'env> {
     to_b: &'scope Scope<'scope, 'env>,
     hasty: bool,
-    /// The heartbeat in flight.
+    /// The heartbeat in flight, if any.
     beat: Option<ScopedPendingWork<'scope>>,
-    /// The time when the last one was sent.
+    /// When the last heartbeat was sent.
     sent: Duration,
-    /// The start of its lease, while it leads.
+    /// When the lease started, or `None` if this node no longer leads.
     lease: Option<Duration>,
 }
 
 impl Leader<'_, '_> {
-    /// Returns true if it leads.
+    /// Lets the leader act once. Returns true if it leads.
     fn turn(&mut self, now: Duration) -> Result<bool, TransportError> {
         match self.beat.as_ref().map(ScopedPendingWork::poll) {
             Some(Some(Ok(_))) => {
                 let since = if self.hasty { now } else { self.sent };
                 (self.beat, self.lease) = (None, self.lease.map(|_| since));
             }
-            // It failed, as all later ones would.
+            // The heartbeat has failed, and all later ones would fail too.
             Some(Some(Err(_))) => self.lease = None,
             None if now - self.sent >= BEAT => {
                 let beat = self.to_b.post_send(SendWorkRequest::only_immediate(0))?;
@@ -134,12 +137,12 @@ impl Leader<'_, '_> {
 struct Follower<'scope, 'env> {
     to_a: &'scope Scope<'scope, 'env>,
     receive: ScopedPendingWork<'scope>,
-    /// The time of the last heartbeat, while it does not lead.
+    /// When the last heartbeat arrived, or `None` if this node leads.
     heard: Option<Duration>,
 }
 
 impl Follower<'_, '_> {
-    /// Returns true if it leads.
+    /// Lets the follower act once. Returns true if it leads.
     fn turn(&mut self, now: Duration) -> Result<bool, TransportError> {
         if let Some(heartbeat) = self.receive.poll() {
             heartbeat?;

@@ -1,4 +1,5 @@
-//! A key-value store: GET by RDMA read, PUT by message. The store itself is `examples/src/kv.rs`.
+//! A key-value store: GET is an RDMA read, and PUT is a message. The store itself is in
+//! `examples/src/kv.rs`.
 
 use std::process::ExitCode;
 use std::thread;
@@ -11,8 +12,8 @@ use rdma_examples::kv::server::Store;
 use rdma_examples::kv::{RING, SLOTS};
 use rdma_examples_common::{Failure, print, program};
 
-/// A key-value store. Clients read the server's table by RDMA, and send their changes to the server. Without a command
-/// it runs a demonstration: a server and a client in one process.
+/// A key-value store whose clients read the server's table by RDMA, and send changes to the server.
+/// Without a command, it runs a demonstration: a server and a client in one process.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     /// The RDMA device
@@ -24,12 +25,12 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve a table until this process is ended; prints its address
+    /// Serve a table until this process is killed; prints the server's address
     Serve {
-        /// The address to listen at; port 0 selects a free one
+        /// The address to listen on; port 0 selects a free port
         #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
         listen: String,
-        /// The number of clients served at a time
+        /// The maximum number of clients at the same time
         #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
         clients: u16,
     },
@@ -39,7 +40,7 @@ enum Command {
         #[command(flatten)]
         server: At,
     },
-    /// Put a value under a key
+    /// Store a value under a key
     Put {
         key: String,
         value: String,
@@ -51,9 +52,9 @@ enum Command {
         #[command(flatten)]
         server: At,
     },
-    /// Read slots of the table, 16 at a time, and print the duration
+    /// Read slots of the table, 16 at a time, and print how long that takes
     Bench {
-        /// The number of slots
+        /// The number of slots to read
         reads: usize,
         #[command(flatten)]
         server: At,
@@ -104,7 +105,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
 }
 
-/// Formats the number of operations that clients have counted.
+/// Formats the number of operations that the clients have counted.
 fn counted(count: Option<u64>) -> String {
     match count {
         Some(count) => format!("the server counted {count} operations"),
@@ -123,7 +124,7 @@ fn scan(client: &mut Client) -> Result<String, Failure> {
     Ok(lines.join("\n"))
 }
 
-/// Reads this many slots, by scans of the table, each with its own deadline.
+/// Reads this number of slots by scanning the table repeatedly. Each scan has its own deadline.
 fn bench(client: &mut Client, reads: usize) -> Result<String, Failure> {
     let begin = Instant::now();
     let mut left = reads;

@@ -1,5 +1,5 @@
-//! Two ends that lend memory to each other. The client borrows memory from the server and puts its question there. The
-//! server lends the answer to the client.
+//! Two ends lend memory to each other. The client borrows memory from the server and writes its
+//! question there. The server lends memory with the answer to the client.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use rdma::prelude::*;
 use rdma_examples_common::{Failure, print, program};
 use tokio::time::timeout;
 
-/// Memory that is lent to a server, and back: a text returns in capitals.
+/// Memory that a server lends to a client, and then the other way round: a text returns in capitals
 #[derive(Debug, Parser)]
 struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
@@ -25,7 +25,7 @@ struct Arguments {
     text: String,
 }
 
-/// The duration of a lease, and the limit of each end's waits for the other.
+/// The duration of a lease, and the time limit for each wait for the other end.
 const TIME: Duration = Duration::from_secs(10);
 const READ: AccessFlags = AccessFlags::new().with_remote_read();
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
@@ -46,7 +46,7 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
         let (client, _) = driver.connect(address, ConnectionOptions::new(&pd)).await?;
         return ask(client, &pd, text).await;
     }
-    // Clients may borrow memory for writing, at most a megabyte in total.
+    // Clients may borrow memory to write to, up to a megabyte in total.
     let limits = LeaseLimits::new(WRITE).in_total(1 << 20).longest(TIME);
     let options = ConnectionOptions::new(&pd).lease_limits(limits);
     let listener = driver.listen(listen.as_deref().unwrap_or("127.0.0.1:0"), options).await?;
@@ -62,7 +62,8 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(format!("{device}: {answer}, {answered}"))
 }
 
-/// Puts the text into borrowed memory of the server, and reads the answer from the memory that the server lends.
+/// Writes the text to memory borrowed from the server, and reads the answer from memory that the
+/// server lends.
 async fn ask(server: Connection, pd: &ProtectionDomain, text: &str) -> Result<String, Failure> {
     let pool = BufferPool::new(pd);
     let question = server.borrow(text.len(), WRITE, TIME).await?;
@@ -72,13 +73,14 @@ async fn ask(server: Connection, pd: &ProtectionDomain, text: &str) -> Result<St
     question.hand_over();
     let answer = timeout(TIME, server.receive_lease()).await??;
     let bytes = answer.read(pool.allocate(answer.len())?).await?;
-    // Dropping the answer returns it to the server.
+    // Dropping the answer returns its memory to the server.
     drop(answer);
     server.disconnect(TIME).await?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Receives the memory with the client's text, and lends the client other memory with the answer.
+/// Receives the memory to which the client has written its text. Then lends the client other
+/// memory, which contains the answer.
 async fn answer(client: &Connection, pd: &ProtectionDomain) -> Result<String, Failure> {
     let question = timeout(TIME, client.receive_region()).await??;
     let capitals = String::from_utf8_lossy(&question).to_uppercase();

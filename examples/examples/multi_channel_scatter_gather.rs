@@ -1,6 +1,7 @@
-//! Five channels, each connected to itself: one byte through each, sent and received by one call, in a scope. The code
-//! was written for the published crate `ibverbs-rs`. Only the `use` lines, the choice of the device and the output
-//! differ, and `?` replaces `unwrap`. Each channel is its own peer, so the program has one end and one process.
+//! Five channels, each connected to itself. Each sends one byte, within a scope; one call posts all
+//! sends, and another one all receives. The code was written for the published crate `ibverbs-rs`.
+//! Only the `use` lines, the choice of the device and the output differ, and `?` replaces `unwrap`.
+//! Since each channel is its own peer, the program has only one end and one process.
 
 use std::process::ExitCode;
 
@@ -8,7 +9,7 @@ use clap::Parser;
 use rdma::prelude::*;
 use rdma_examples_common::{Failure, bytes, program};
 
-/// Sends a byte through each of five channels.
+/// Sends a byte through each of five channels
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
@@ -19,7 +20,7 @@ fn main() -> ExitCode {
     program(run)
 }
 
-/// Returns the memory before and afterwards.
+/// Returns the contents of the memory before and after the transfer.
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let ctx = open_device(&arguments.device)?;
     let pd = ctx.allocate_pd()?;

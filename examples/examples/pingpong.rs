@@ -1,4 +1,4 @@
-//! A message is sent back and forth on a reliable connection, between two threads or between two processes.
+//! Sends a message back and forth on a reliable connection, between two threads or two processes.
 
 use std::process::ExitCode;
 use std::thread;
@@ -12,8 +12,8 @@ use rdma_examples_common::out_of_band::{OutOfBand, Peer};
 use rdma_examples_common::reach::check_reach;
 use rdma_examples_common::{Failure, print, program};
 
-/// Sends a message back and forth, and prints the time per round trip. The ends are two threads, or two processes with
-/// the same size and iterations.
+/// Sends a message back and forth, and prints the time per round trip. The ends are two threads, or
+/// two processes that are started with the same size and iterations.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us per round trip"))
 }
 
-/// Both ends are in this process, and need only each other's endpoint.
+/// Runs both ends in this process. They only need each other's endpoint.
 fn with_thread(arguments: &Arguments, ping: PreparedQueuePair) -> Result<Duration, Failure> {
     let Arguments { size, iterations: n, .. } = arguments;
     let pong = prepare(arguments)?;
@@ -61,7 +61,7 @@ fn with_thread(arguments: &Arguments, ping: PreparedQueuePair) -> Result<Duratio
     Ok(begin.elapsed())
 }
 
-/// One end is in this process. The endpoints are exchanged through a socket.
+/// Runs one end in this process. The endpoints are exchanged over a socket.
 fn with_process(
     arguments: &Arguments,
     prepared: PreparedQueuePair,
@@ -72,7 +72,7 @@ fn with_process(
     let peer = exchange(other.stream(), &own, wait)?;
     check_reach(device, &own, &peer)?;
     let mut end = End::connect(prepared, peer, *size)?;
-    confirm(other.stream(), wait)?; // the peer is ready for the first message, too
+    confirm(other.stream(), wait)?; // then the peer is ready for the first message too
     print("connected")?;
     let begin = Instant::now();
     if other.listens() { end.answer(*n) } else { end.ask(*n) }?;

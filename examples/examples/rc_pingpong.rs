@@ -1,4 +1,5 @@
-//! The other end of `ibv_rc_pingpong` and `ibv_uc_pingpong`, tools of rdma-core, for both of their roles.
+//! Acts as the other end of `ibv_rc_pingpong` and `ibv_uc_pingpong`, tools of rdma-core, as either
+//! their server or their client.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -65,7 +66,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         check_reach(device, &own, &peer)?;
         End::connect(prepared, peer, *size)
     })?;
-    // The client confirms that it has read the server's line, and begins.
+    // The client first confirms that it has read the server's line, and then sends the first
+    // message.
     let begin = Instant::now();
     if other.listens() {
         if other.receive()? != Line::DONE {
@@ -77,7 +79,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         end.ask(*n)?;
     }
     let time = begin.elapsed();
-    // `ibv_rc_pingpong` has closed its end long before.
+    // `ibv_rc_pingpong` closed its end of the TCP connection long before.
     other.finish(Duration::from_secs(*wait))?;
     let micros = time.as_secs_f64() * 1e6 / f64::from((*n).max(1));
     Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us per round trip"))

@@ -1,12 +1,13 @@
-//! A small replication protocol is tested on a simulated network, which finds its bug.
+//! Tests a small replication protocol on a simulated network, which finds the protocol's bug.
 //!
-//! A primary appends entries to a log, and writes each to two backups by RDMA; no program runs there. The memory of a
-//! backup has the length of the log, followed by its entries. When the primary fails, only a backup's log is left, and
-//! it must be consistent.
+//! A primary appends entries to a log, and writes each one by RDMA to two backups, which run no
+//! code for that. A backup's memory contains the length of the log, followed by the log's entries.
+//! When the primary fails, only the logs of the backups are left, and they must be consistent.
 //!
-//! The hasty protocol writes the length first. On a single machine it always works.
+//! The hasty protocol writes the length before the entry. On a single machine, this always works.
 //!
-//! All of it is one process, because the simulated network is: only so does the same seed find the same error again.
+//! Everything runs in one process, because the simulated network does. Only then does the same seed
+//! always find the same error.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use rdma::qp::{AckTimeout, MaxAckRetries};
 use rdma::soft::{Builder, LinkModel, Network, SoftDevice};
 use rdma_examples_common::{Failure, program};
 
-/// Tests two ways to write a log to backups, each with many failures of the network.
+/// Tests two ways to write a log to backups, each with many network failures
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, default_value_t = 50, help = "The number of failures that each is tested with")]
@@ -25,18 +26,18 @@ pub(crate) struct Arguments {
 }
 
 const ENTRIES: usize = 20;
-/// The size of the length at the beginning of the log.
+/// The size of the length field at the beginning of the log, in bytes.
 const LENGTH: usize = size_of::<usize>();
 const ENTRY: usize = 32;
-/// The longest write.
+/// The length of the longest write, in bytes.
 const INLINE: u32 = 32;
 
-/// The part of an entry that is written first.
+/// The part of the log that is written first when an entry is appended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum First {
-    /// The entry: it is complete when the length includes it.
+    /// The entry. It is already complete when the length begins to include it.
     Entry,
-    /// The length: the hasty protocol.
+    /// The length, as in the hasty protocol.
     Length,
 }
 
@@ -59,8 +60,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(report.trim_end().to_owned())
 }
 
-/// Replicates a log, while the network is bad and the primary loses it at some time. Returns the error in the backups'
-/// logs at that time, if any.
+/// Replicates a log over a network that loses packets. At some moment, the primary loses its
+/// connections to the backups. Returns the inconsistency in the backups' logs at that moment, if
+/// there is one.
 fn damage(seed: u64, first: First) -> Result<Option<String>, Failure> {
     let network = Network::simulated(seed);
     network.set_all_links(LinkModel::new().latency(Duration::from_micros(20)).loss(0.02));
@@ -70,14 +72,15 @@ fn damage(seed: u64, first: First) -> Result<Option<String>, Failure> {
     let (a, b) = (device("backup-a")?, device("backup-b")?);
     let mut backups = [Backup::new(&a, &pd)?, Backup::new(&b, &pd)?];
 
-    // The primary's last moment: at any time within the duration of the run.
+    // The primary's last moment, which may be at any time during the run.
     let end = Duration::from_micros(seed * 61 % 3000);
     for backup in [&a, &b] {
         network.set_link_after(end, &primary, backup, LinkModel::cut())?;
     }
     let mut committed = 0;
     for number in 0..ENTRIES {
-        // A backup that does not answer gets no further entries; an entry is committed if at least one has it.
+        // A backup that does not answer gets no further entries. An entry is committed if at least
+        // one backup has it.
         for backup in &mut backups {
             if backup.append(number, first)? {
                 committed = number + 1;
@@ -100,12 +103,12 @@ fn damage(seed: u64, first: First) -> Result<Option<String>, Failure> {
         .then(|| format!("{committed} entries were committed, {longest} are there")))
 }
 
-/// Returns the content of an entry.
+/// Returns the contents of an entry.
 fn entry(number: usize) -> [u8; ENTRY] {
     [number.to_ne_bytes()[0] ^ 0xa5; ENTRY]
 }
 
-/// A backup's memory, and the primary's connection to it.
+/// The memory of a backup, and the primary's connection to it.
 struct Backup {
     log: SharedRegion,
     remote: RemoteMemoryRegion,
@@ -118,7 +121,7 @@ impl Backup {
         let pd = open_device(device.name())?.allocate_pd()?;
         let access = AccessFlags::new().with_local_write().with_remote_write();
         let log = pd.allocate_shared_region(LENGTH + ENTRIES * ENTRY, access)?;
-        // It gives up after some milliseconds, since distances are short.
+        // The channel gives up after a few milliseconds, because the distances are short.
         let (timeout, retries) = (AckTimeout::from_code(6), MaxAckRetries::from_code(3));
         let near = primary.create_channel().ack_timeout(timeout.ok_or("no such code")?);
         let near = near.max_ack_retries(retries.ok_or("no such number")?);
@@ -129,7 +132,8 @@ impl Backup {
         Ok(Self { remote: log.remote(), log, channel, _far: far })
     }
 
-    /// Appends an entry. Returns true if the backup has it; otherwise it gets no further entries.
+    /// Appends an entry. Returns true if the backup has it. If not, the backup must get no further
+    /// entries.
     fn append(&mut self, number: usize, first: First) -> Result<bool, Failure> {
         let place = self.remote.sub_region(LENGTH + number * ENTRY).ok_or("the log is full")?;
         let (entry, length) = (entry(number), (number + 1).to_ne_bytes());
@@ -149,7 +153,7 @@ impl Backup {
         Ok(true)
     }
 
-    /// Returns the number of entries that it claims, and how many of them are intact.
+    /// Returns the length that the log claims to have, and how many of these entries are intact.
     fn log(&self) -> Result<(usize, usize), Failure> {
         let mut length = [0; LENGTH];
         self.log.read(0, &mut length)?;

@@ -1,5 +1,5 @@
-//! One end shares a board of memory with the other, which writes records there and counts them. The owner finds them on
-//! the board, without a request or a completion of its own.
+//! One end shares a board of memory. The other end writes records there and counts them. The owner
+//! finds them on the board, without any request or completion of its own.
 
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Acquire;
@@ -11,8 +11,9 @@ use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
 use rdma_examples_common::{Failure, program};
 
-/// Writes records into memory of another end, which reads them in place. The ends are two threads, or two processes:
-/// then the owner of the memory listens, and the writer connects.
+/// Writes records to the memory of another end, which reads them in place. The ends are two
+/// threads, or two processes. In that case, the owner of the memory listens, and the writer
+/// connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, default_value_t = 100, help = "The number of records in the owner's memory")]
@@ -24,9 +25,11 @@ pub(crate) struct Arguments {
 const ACCESS: AccessFlags =
     AccessFlags::new().with_local_write().with_remote_write().with_remote_atomic();
 const LIMIT: Duration = Duration::from_secs(10);
-/// The offset of the number of records on the board; the records follow at `RECORDS`.
+/// The offset on the board of the number of records.
 const COUNT: usize = 0;
+/// The offset on the board of the first record.
 const RECORDS: usize = 64;
+/// The size of a record, in bytes.
 const RECORD: usize = 32;
 
 fn main() -> ExitCode {
@@ -42,10 +45,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     )
 }
 
-/// Shares the board, and reads each record as soon as it is counted.
+/// Shares the board, and reads each record as soon as the writer has counted it.
 fn own(context: &Context, writer: &mut OtherEnd, records: usize) -> Result<String, Failure> {
     let channel = writer.connect(prepare(context)?)?;
-    // A file in memory, so that other processes of this machine could read it too.
+    // The memory is a file, so other processes of this machine could map it too.
     let length = records.checked_mul(RECORD).and_then(|bytes| bytes.checked_add(RECORDS));
     let memory = RegionMemory::memfd(
         length.ok_or("this many records need more memory than can be addressed")?,
@@ -62,13 +65,13 @@ fn own(context: &Context, writer: &mut OtherEnd, records: usize) -> Result<Strin
         board.write(place, b"seen")?;
     }
     writer.finish()?;
-    // No peer can access the memory any more: it is plain bytes.
+    // No peer can access the memory any more, so its bytes can be read as a slice.
     let memory = board.close().map_err(|(_, error)| error)?;
     let seen = memory[RECORDS..].chunks(RECORD).filter(|record| record.starts_with(b"seen"));
     Ok(format!("{} of {records} records, sum {sum}", seen.count()))
 }
 
-/// Writes as many records as fit into the memory.
+/// Writes as many records as fit on the board.
 fn write(context: &Context, owner: &mut OtherEnd) -> Result<String, Failure> {
     let channel = owner.connect(prepare(context)?)?;
     let board = owner.borrow()?;
@@ -84,7 +87,7 @@ fn prepare(context: &Context) -> Result<PreparedChannel, Failure> {
     Ok(context.allocate_pd()?.create_channel().access(ACCESS).build()?)
 }
 
-/// A channel, and the memory that its requests use.
+/// A channel and the memory that its requests use.
 struct Writer {
     channel: Channel,
     record: OwnedRegion,
@@ -98,7 +101,8 @@ impl Writer {
         Ok(Self { channel, record, before })
     }
 
-    /// Writes a record and counts it: requests of a channel are executed in order.
+    /// Writes a record and then counts it. The order is certain, because the requests of a channel
+    /// are executed in order.
     fn put(&mut self, board: RemoteMemoryRegion, n: usize) -> Result<(), Failure> {
         let (text, place) = (n.to_string(), RECORDS + n * RECORD);
         self.record.fill(0);

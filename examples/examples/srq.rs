@@ -1,4 +1,5 @@
-//! Clients send to one server, whose queue pairs share a receive queue: 16 receives for all clients.
+//! Clients send messages to a server whose queue pairs share a receive queue: 16 receives are
+//! enough for all clients.
 #![allow(unsafe_code)]
 
 use std::process::ExitCode;
@@ -10,8 +11,9 @@ use rdma::qp::{CompletionQueue, PollSlot, SharedReceiveQueue};
 use rdma_examples::ends::{Ends, OtherEnd, until};
 use rdma_examples_common::{Failure, program};
 
-/// Clients send numbers to a server with a shared receive queue, which adds them up. Each is a thread, or a process:
-/// then the server listens for this many clients, and each of them connects.
+/// Clients send numbers to a server with a shared receive queue, which adds them up. Each client is
+/// a thread, or a process. In that case, the server listens for the given number of clients, and
+/// each of them connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
@@ -23,9 +25,9 @@ pub(crate) struct Arguments {
     ends: Ends,
 }
 
-/// The number of receives, of eight bytes each.
+/// The number of receives, each of eight bytes.
 const RECEIVES: usize = 16;
-/// The queue is refilled when fewer are left.
+/// The queue is refilled when fewer receives than this are left.
 const LIMIT: u32 = 8;
 
 fn main() -> ExitCode {
@@ -42,7 +44,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     )
 }
 
-/// Serves each client through its own queue pair, with one receive queue and one completion queue for all.
+/// Serves each client with a separate queue pair. All queue pairs use the same receive queue and
+/// the same completion queue.
 fn serve(context: &Context, clients: &mut [OtherEnd]) -> Result<String, Failure> {
     let (cq, pd) = (CompletionQueue::create(context, 64)?, context.allocate_pd()?);
     let board = pd.allocate_shared_region(8 * RECEIVES, AccessFlags::new().with_local_write())?;
@@ -51,7 +54,7 @@ fn serve(context: &Context, clients: &mut [OtherEnd]) -> Result<String, Failure>
     for client in &mut *clients {
         let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).srq(&srq).build()?;
         connected.push(client.connect_queue_pair(prepared)?);
-        total += client.hear()?; // the number of its messages
+        total += client.hear()?; // the number of messages that the client will send
     }
     clients.iter().try_for_each(OtherEnd::ready)?;
     let (sum, fills) = receive(&cq, &srq, &board, clients, total)?;
@@ -59,7 +62,8 @@ fn serve(context: &Context, clients: &mut [OtherEnd]) -> Result<String, Failure>
     Ok(format!("{total} messages, their sum is {sum}, filled {fills} times"))
 }
 
-/// Receives `total` messages. Returns the sum of their numbers, and how often the queue was filled.
+/// Receives `total` messages. Returns the sum of the numbers in them, and how often the queue was
+/// filled.
 fn receive(
     cq: &CompletionQueue,
     srq: &SharedReceiveQueue,
@@ -75,11 +79,13 @@ fn receive(
         let id = until(clients, || {
             low |= events.try_get_event()?.is_some_and(|event| event.source == reached);
             if low && free.len() >= LIMIT as usize {
-                // In this order, and with at least as many receives as the limit, no event is missed.
+                // No event is missed if the limit is set before the receives are posted, and at
+                // least that many are posted.
                 srq.set_limit(LIMIT)?;
                 for place in free.drain(..) {
                     let mut room = [board.element(8 * place..8 * (place + 1))?.into()];
-                    // SAFETY: SAFETY.md F8: the region is freed after the queue, and is read when this has completed.
+                    // SAFETY: SAFETY.md F8: the region is freed after the queue, and its bytes are
+                    // read only when this receive has completed.
                     unsafe { srq.post_receive(ReceiveWorkRequest::new(&mut room), place as u64) }?;
                 }
                 (low, fills) = (false, fills + 1);
@@ -94,10 +100,12 @@ fn receive(
     Ok((sum, fills))
 }
 
-/// Sends the numbers from 1 on, one at a time, without a region: posting copies them.
+/// Sends the numbers from 1 to `messages`, one at a time. No region is needed, because posting
+/// copies the bytes inline.
 fn send(context: &Context, server: &mut OtherEnd, messages: u32) -> Result<String, Failure> {
     let (cq, pd) = (CompletionQueue::create(context, 64)?, context.allocate_pd()?);
-    // The number of retries is unlimited: the other clients may have used every receive.
+    // The number of retries is unlimited by default, because other clients may have consumed all
+    // receives.
     let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
     let qp = server.connect_queue_pair(prepared)?;
     server.tell(messages.into())?;
@@ -105,7 +113,7 @@ fn send(context: &Context, server: &mut OtherEnd, messages: u32) -> Result<Strin
     for number in 1..=u64::from(messages) {
         let bytes = number.to_le_bytes();
         let data = [InlineElement::new(&bytes)];
-        // SAFETY: SAFETY.md F12: inline data, which is all that it has.
+        // SAFETY: SAFETY.md F12: the request has only inline data.
         unsafe { qp.post_send(SendWorkRequest::inline(&data), number) }?;
         server.until(|| next(&cq))?;
     }
@@ -113,7 +121,7 @@ fn send(context: &Context, server: &mut OtherEnd, messages: u32) -> Result<Strin
     Ok(format!("sent {messages} messages"))
 }
 
-/// Returns the number of a completed request, if one has completed.
+/// Returns the ID of the next completed request, if one has completed.
 fn next(cq: &CompletionQueue) -> Result<Option<u64>, Failure> {
     let Some(done) = cq.poll(&mut [PollSlot::default()])?.next() else { return Ok(None) };
     Ok(done.result().map(|_| Some(done.wr_id()))?)

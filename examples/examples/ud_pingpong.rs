@@ -1,4 +1,4 @@
-//! Datagrams back and forth: the server answers unknown clients.
+//! Sends datagrams back and forth. The server does not know its clients in advance.
 #![allow(unsafe_code)]
 
 use std::process::ExitCode;
@@ -15,8 +15,9 @@ use rdma_examples_common::out_of_band::{OutOfBand, Peer};
 use rdma_examples_common::reach::check_reach;
 use rdma_examples_common::{Failure, program};
 
-/// A client sends numbers to a server as datagrams, and gets each back, plus one. The ends are two threads, or two
-/// processes with the same iterations: then the server listens, and the client connects.
+/// A client sends numbers to a server as datagrams, and gets each one back, plus one. The ends are
+/// two threads, or two processes with the same iterations. In that case, the server listens, and
+/// the client connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
@@ -29,9 +30,9 @@ pub(crate) struct Arguments {
     wait: u64,
 }
 
-/// Both ends know it: a received packet does not contain it.
+/// The Q_Key. Both ends must know it, because a received packet does not contain it.
 const QKEY: u32 = 0x0dad_ab1e;
-/// The position of a number, after the header of its packet.
+/// The bytes of a received datagram that contain the number. They follow the header.
 const NUMBER: std::ops::Range<usize> = GlobalRouteHeader::BYTES..GlobalRouteHeader::BYTES + 8;
 
 fn main() -> ExitCode {
@@ -50,12 +51,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
 }
 
-/// Returns the last number that comes back.
+/// Runs both ends in this process. Returns the last number that the client gets back.
 fn with_thread(iterations: u64, context: &Context) -> Result<u64, Failure> {
     let (client, server) = (End::prepare(context)?, End::prepare(context)?);
     let server_end = server.0.endpoint();
     let (client, server) = (End::ready(client)?, End::ready(server)?);
-    // A datagram without a posted receive is lost.
+    // The receive is posted first, because a datagram that finds no receive is lost.
     server.receive()?;
     thread::scope(|threads| {
         let serving = threads.spawn(|| server.serve(iterations));
@@ -65,7 +66,8 @@ fn with_thread(iterations: u64, context: &Context) -> Result<u64, Failure> {
     })
 }
 
-/// One end is in this process. A socket sends the server's address to the client; the server needs no address.
+/// Runs one end in this process. The client gets the server's address over a socket. The server
+/// does not need the client's.
 fn with_process(
     arguments: &Arguments,
     context: &Context,
@@ -109,7 +111,8 @@ impl End {
         Ok(Self { qp: prepared.activate()?, board })
     }
 
-    /// Sends a number to the server and receives it back, plus one, `iterations` times.
+    /// Sends a number to the server, and receives it back plus one. Repeats this `iterations`
+    /// times.
     fn ask(&self, iterations: u64, server: &QueuePairEndpoint) -> Result<u64, Failure> {
         let handle = self.qp.address_handle(server)?;
         let mut number = 0;
@@ -136,21 +139,23 @@ impl End {
 
     fn receive(&self) -> Result<(), Failure> {
         let mut room = [self.board.element(0..NUMBER.end)?.into()];
-        // SAFETY: SAFETY.md F8: the board is freed after the queue pair, and is read when this has completed.
+        // SAFETY: SAFETY.md F8: the board is freed after the queue pair, and is read only when this
+        // receive has completed.
         Ok(unsafe { self.qp.post_receive(ReceiveWorkRequest::new(&mut room), 1) }?)
     }
 
-    /// Sends, from the end of the board, and waits for the completion.
+    /// Sends a number from the end of the board, and waits for the completion.
     fn send(&self, number: u64, handle: &AddressHandle, to: Qpn) -> Result<(), Failure> {
         self.board.write(56, &number.to_le_bytes())?;
         let data = [self.board.element(56..64)?.into()];
         let request = SendWorkRequest::new(&data).to(handle, to, QKEY);
-        // SAFETY: SAFETY.md F8: as above; both are unchanged until the completion below.
+        // SAFETY: SAFETY.md F8: as above. The board and the handle do not change until the
+        // completion below.
         unsafe { self.qp.post_send(request, 2) }?;
         next(self.qp.send_cq()).map(drop)
     }
 
-    /// Receives the next number and its completion.
+    /// Waits for the next datagram. Returns its completion and the number in it.
     fn arrived(&self) -> Result<(WorkCompletion, u64), Failure> {
         let (completion, mut number) = (next(self.qp.recv_cq())?, [0; 8]);
         self.board.read(NUMBER.start, &mut number)?;
@@ -158,7 +163,7 @@ impl End {
     }
 }
 
-/// Returns the next successful completion.
+/// Waits for the next completion, which must be successful.
 fn next(cq: &CompletionQueue) -> Result<WorkCompletion, Failure> {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(10) {

@@ -1,7 +1,8 @@
-//! The two ends of a program: in processes that meet by TCP, or as threads of one process.
+//! The two ends of a program, in two processes that connect over TCP, or as two threads of one
+//! process.
 //!
-//! A program supplies a function for each end, which gets the connection to the other end. The server is the end that
-//! listens.
+//! A program supplies a function for each end. The function is called with the connection to the
+//! other end. The end that listens is called the server.
 
 use std::cell::Cell;
 use std::thread;
@@ -18,7 +19,7 @@ use rdma_examples_common::out_of_band::{OutOfBand, OutOfBandError, Peer};
 use rdma_examples_common::reach::check_reach;
 use rdma_examples_common::{Failure, explain, print};
 
-/// The location of the ends, and the device that connects them; part of a command line.
+/// The location of the ends, and the device that connects them, as part of a command line.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Ends {
     /// The RDMA device
@@ -31,12 +32,13 @@ pub struct Ends {
     wait: u64,
 }
 
-/// The text that an end prints when it has finished, or its error.
+/// The text that an end prints when it has finished, or the error with which it fails.
 pub type Outcome = Result<String, Failure>;
 
-/// The interval between checks that the other end still runs.
+/// The interval between checks that the other end is still running.
 const LOOK: Duration = Duration::from_millis(50);
-/// The longest time between the end of a process's queue pair and the end of its connection, on a busy machine.
+/// The maximum time, on a busy machine, between the end of a process's queue pair and that of its
+/// connection.
 const SOON: Duration = Duration::from_secs(5);
 
 impl Ends {
@@ -46,11 +48,11 @@ impl Ends {
         &self.device
     }
 
-    /// Runs one end if the command line has the address of the other process, else both as threads. Returns their
-    /// texts, the server's first.
+    /// Runs one end if the command line gives the address of the other process. Otherwise runs both
+    /// ends as threads. Returns their texts, the server's first.
     ///
     /// # Errors
-    /// The error of an end, and whether the other end has ended.
+    /// Returns the error of an end. Its text also states if the other end has ended.
     pub fn run(
         &self,
         server: impl FnOnce(&Context, &mut OtherEnd) -> Outcome + Send,
@@ -63,17 +65,18 @@ impl Ends {
         self.run_many(1, server, client)
     }
 
-    /// Like [`run`](Self::run), with `clients` clients of one server, each a process or a thread.
+    /// Like [`run`](Self::run), but with `clients` clients of one server. Each client is a process
+    /// or a thread.
     ///
     /// # Errors
-    /// The errors of [`run`](Self::run).
+    /// Same errors as [`run`](Self::run).
     pub fn run_many(
         &self,
         clients: usize,
         server: impl FnOnce(&Context, &mut [OtherEnd]) -> Outcome + Send,
         client: impl Fn(&Context, &mut OtherEnd) -> Outcome + Sync,
     ) -> Outcome {
-        let context = open_device(&self.device)?; // before another process waits for this one
+        let context = open_device(&self.device)?; // checked before another process waits for this one
         let wait = Duration::from_secs(self.wait);
         let server = |others: Vec<OutOfBand>| {
             let mut others: Vec<_> = others.into_iter().map(|other| self.other(other)).collect();
@@ -101,7 +104,7 @@ impl Ends {
     }
 }
 
-/// Runs all ends in this process.
+/// Runs all ends in this process, each in its own thread.
 fn threads(
     clients: usize,
     wait: Duration,
@@ -118,7 +121,8 @@ fn threads(
         };
         all.into_iter().map(join).collect()
     });
-    // If one fails, so do the others, and the order is unknown.
+    // If one end fails, the others fail too. It is not known which one failed first, so all errors
+    // are returned.
     let errors: Vec<_> = outcomes.iter().filter_map(|end| end.as_ref().err()).collect();
     if !errors.is_empty() {
         let errors: Vec<_> = errors.iter().map(|error| explain(&***error)).collect();
@@ -127,7 +131,7 @@ fn threads(
     Ok(outcomes.into_iter().flatten().collect::<Vec<_>>().join("\n"))
 }
 
-/// Adds that the other end has ended, if that may be why an operation failed.
+/// Adds to an error that another end has ended, if that may be the reason for the error.
 fn explained(error: Failure, others: &[OtherEnd]) -> Failure {
     let operation =
         error.is::<TransportError>() || error.is::<WorkError>() || error.is::<rdma::qp::Error>();
@@ -143,30 +147,32 @@ fn gone(how: &str) -> Failure {
     format!("the other end has gone: read its output. At this end: {how}").into()
 }
 
-/// The other end, and the connection to it that is not RDMA.
+/// The other end, and the connection to it that does not use RDMA.
 #[derive(Debug)]
 pub struct OtherEnd {
     way: OutOfBand,
     device: String,
     wait: Duration,
     process: bool,
-    /// The time of the last check that it still runs.
+    /// When this end last checked that the other one is still running.
     looked: Cell<Instant>,
 }
 
 impl OtherEnd {
-    /// Connects a channel with one of the other end, which does the same.
+    /// Connects a channel to a channel of the other end, which must call this function too.
     ///
     /// # Errors
-    /// The other end is unreachable, stalls or ends, or the device reports an error.
+    /// Returns an error if the other end cannot be reached, stalls or ends, or if the device
+    /// reports an error.
     pub fn connect(&self, prepared: PreparedChannel) -> Result<Channel, Failure> {
         self.connect_all(vec![prepared])?.pop().ok_or_else(|| "no endpoint arrived".into())
     }
 
-    /// Connects as many channels as the other end does.
+    /// Connects several channels to equally many of the other end.
     ///
     /// # Errors
-    /// The errors of [`connect`](Self::connect); the other end connects another number.
+    /// Same errors as [`connect`](Self::connect). Also returns an error if the other end connects a
+    /// different number.
     pub fn connect_all(&self, mut prepared: Vec<PreparedChannel>) -> Result<Vec<Channel>, Failure> {
         if let Some((own, peer)) = self.way.addresses() {
             prepared.iter_mut().for_each(|one| one.set_stream_addresses(own, peer));
@@ -176,10 +182,10 @@ impl OtherEnd {
         prepared.into_iter().zip(peers).map(|(one, peer)| Ok(one.handshake(peer)?)).collect()
     }
 
-    /// Connects a queue pair with one of the other end, which does the same.
+    /// Connects a queue pair to a queue pair of the other end, which must call this function too.
     ///
     /// # Errors
-    /// The errors of [`connect`](Self::connect).
+    /// Same errors as [`connect`](Self::connect).
     pub fn connect_queue_pair(
         &self,
         mut prepared: PreparedQueuePair,
@@ -202,7 +208,7 @@ impl OtherEnd {
     /// Sends a number to the other end.
     ///
     /// # Errors
-    /// The connection failed.
+    /// Returns an error if the connection has failed.
     pub fn tell(&mut self, number: u64) -> Result<(), Failure> {
         Ok(self.way.send(&number.to_be_bytes())?)
     }
@@ -210,34 +216,34 @@ impl OtherEnd {
     /// Receives a number from the other end.
     ///
     /// # Errors
-    /// The other end stalls or ends.
+    /// Returns an error if the other end stalls or ends.
     pub fn hear(&mut self) -> Result<u64, Failure> {
         Ok(u64::from_be_bytes(self.way.receive()?))
     }
 
-    /// Sends the location of memory that the other end may use.
+    /// Sends the location of memory that the other end may access.
     ///
     /// # Errors
-    /// The errors of [`tell`](Self::tell).
+    /// Same errors as [`tell`](Self::tell).
     pub fn lend(&mut self, memory: RemoteMemoryRegion) -> Result<(), Failure> {
         self.tell(memory.address())?;
         self.tell(memory.length() as u64)?;
         self.tell(memory.rkey().get().into())
     }
 
-    /// Receives the location of memory that the other end lends.
+    /// Receives the location of memory that the other end has lent.
     ///
     /// # Errors
-    /// The errors of [`hear`](Self::hear).
+    /// Same errors as [`hear`](Self::hear).
     pub fn borrow(&mut self) -> Result<RemoteMemoryRegion, Failure> {
         let (address, length, rkey) = (self.hear()?, self.hear()?, self.hear()?);
         Ok(RemoteMemoryRegion::new(address, usize::try_from(length)?, u32::try_from(rkey)?))
     }
 
-    /// Returns when both ends are connected and have posted the receives for the first messages.
+    /// Waits until both ends are connected and have posted the receives for the first messages.
     ///
     /// # Errors
-    /// The other end stalls or ends.
+    /// Returns an error if the other end stalls or ends.
     pub fn ready(&self) -> Result<(), Failure> {
         confirm(self.way.stream(), self.wait)?;
         if self.process {
@@ -246,33 +252,35 @@ impl OtherEnd {
         Ok(())
     }
 
-    /// Returns when both ends have everything that they need: an end that leaves first may take data along that the
-    /// other one still waits for.
+    /// Waits until both ends have everything that they need. An end that leaves earlier could take
+    /// data with it that the other one still waits for.
     ///
     /// # Errors
-    /// The other end stalls or ends.
+    /// Returns an error if the other end stalls or ends.
     pub fn finish(&self) -> Result<(), Failure> {
-        // It may have finished, but has to wait until this end has too.
+        // Even if the other end has finished, it must wait until this end has finished too.
         if self.way.has_ended(Duration::ZERO) {
             return Err(gone("it did not wait until this end had finished"));
         }
         Ok(confirm(self.way.stream(), self.wait)?)
     }
 
-    /// Waits for an effect of the other end. See [`until`].
+    /// Waits until an effect of the other end is visible. See [`until`].
     ///
     /// # Errors
-    /// The errors of [`until`].
+    /// Same errors as [`until`].
     pub fn until<T>(&self, look: impl FnMut() -> Result<Option<T>, Failure>) -> Result<T, Failure> {
         until(std::slice::from_ref(self), look)
     }
 }
 
-/// Calls `look` until it returns a value, while the other ends run. An end that only receives would not notice their
-/// end: none of its requests fails when the peer ends.
+/// Calls `look` until it returns a value. Meanwhile, checks that the other ends are still running.
+/// Without this check, an end that only receives would wait even after the other ends have ended,
+/// because none of its requests fails.
 ///
 /// # Errors
-/// Another end has ended, or the wait reached its limit; any error of `look`.
+/// Returns an error if another end has ended or the wait has reached its time limit, or the error
+/// of `look`.
 pub fn until<T>(
     others: &[OtherEnd],
     mut look: impl FnMut() -> Result<Option<T>, Failure>,

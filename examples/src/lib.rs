@@ -1,28 +1,28 @@
-//! Programs on the RDMA stack.
+//! Example programs that use the RDMA stack.
 //!
-//! Code of more than a page, and code that several programs share, is a module here, so that tests can call it. The
-//! program in the folder `examples` is a thin command line around it.
+//! Code that is longer than a page or shared by several programs is in a module here, so that tests
+//! can call it. The program in the folder `examples` is then only a thin command line.
 
 pub mod ends;
 pub mod kv;
 pub mod rc_pingpong_line;
 
-/// Runs the examples in the README.
+/// Runs the README's examples as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
-/// Runs the recipes.
+/// Runs the recipes as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/recipes.md")]
 struct Recipes;
 
-/// Runs the programs of the tutorial.
+/// Runs the tutorial's programs as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/tutorial.md")]
 struct Tutorial;
 
-/// Runs the tour of the page on `async-rdma`.
+/// Runs the code on the page about `async-rdma` as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/from-async-rdma.md")]
 struct FromAsyncRdma;

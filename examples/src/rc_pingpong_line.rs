@@ -1,11 +1,12 @@
-//! The text that `ibv_rc_pingpong` and `ibv_uc_pingpong` send to their peer: LID, QPN, PSN and GID of the queue pair.
+//! The line that `ibv_rc_pingpong` and `ibv_uc_pingpong` send to their peer. It contains the LID,
+//! QPN, PSN and GID of the queue pair.
 //!
 //! ```text
 //! 0000:000013:26bfa2:00000000000000000000ffffc6120001
 //! ```
 //!
-//! All numbers are hexadecimal, and a zero byte follows at the end. The GID's digits are its 16 bytes in order; without
-//! `-g` the tool has no GID, and they are zero.
+//! All numbers are hexadecimal, and a zero byte ends the line. The GID is written as its 16 bytes
+//! in order. Without `-g`, the tool uses no GID, and sends zeros.
 
 use std::fmt;
 
@@ -16,41 +17,43 @@ use rdma::qp::{Psn, QpType, Qpn, QueuePairEndpoint};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Line {
-    /// The port's LID; 0 on Ethernet.
+    /// The LID of the port, which is 0 on Ethernet.
     pub lid: Lid,
     /// The QPN (queue pair number).
     pub qpn: Qpn,
-    /// The PSN of the first packet that it sends.
+    /// The PSN of the first packet that the queue pair sends.
     pub psn: Psn,
-    /// The GID that it uses, or [`Gid::ZERO`].
+    /// The GID that the queue pair uses, or [`Gid::ZERO`].
     pub gid: Gid,
 }
 
-/// The error in a line.
+/// The reason why a line cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineError {
-    /// The bytes are not a line.
+    /// The bytes do not form a valid line.
     #[error("\"{}\" is no line of `ibv_rc_pingpong`: wrong {field}", .bytes.escape_ascii())]
     Malformed {
-        /// The bytes received.
+        /// The bytes that were received.
         bytes: Vec<u8>,
-        /// The first wrong field.
+        /// The first invalid field.
         field: &'static str,
     },
-    /// A peer on Ethernet cannot be reached without a GID.
+    /// The line contains no GID, without which a peer on Ethernet cannot be reached.
     #[error("the peer uses no GID: start `ibv_rc_pingpong` with `-g` and the index of one")]
     NoGid,
 }
 
 impl Line {
-    /// The length of a line in bytes, with the zero at the end.
+    /// The length of a line in bytes, including the zero byte at the end.
     pub const BYTES: usize = 52;
 
-    /// The client's confirmation that it has read the server's line, with the zero at the end.
+    /// The message with which the client confirms that it has read the server's line, including the
+    /// zero byte at the end.
     pub const DONE: [u8; 5] = *b"done\0";
 
-    /// Returns the line of an end, with the best of its GIDs if packets need one.
+    /// Returns the line that describes an end. If packets need a GID, it contains the best one of
+    /// this end.
     #[must_use]
     pub fn of(own: &QueuePairEndpoint) -> Self {
         let routed = own.link_layer() == LinkLayer::ETHERNET || own.grh_required();
@@ -58,11 +61,11 @@ impl Line {
         Self { lid: own.lid(), qpn: own.qpn(), psn: own.psn(), gid }
     }
 
-    /// Returns the peer's endpoint. Values that are not in the line are copied from this end. These are the MTU,
-    /// whether the connection is reliable, and the kind of packets that the GID is for.
+    /// Returns the peer's endpoint. The line lacks the MTU, the type of the connection, and the
+    /// packet format that the GID is for. These are taken from this end.
     ///
     /// # Errors
-    /// [`LineError::NoGid`] if one is needed.
+    /// Returns [`LineError::NoGid`] if a GID is needed but the line contains none.
     pub fn endpoint(&self, own: &QueuePairEndpoint) -> Result<QueuePairEndpoint, LineError> {
         let mut peer = QueuePairEndpoint::new(self.qpn, self.psn).with_mtu(own.mtu());
         if own.qp_type() == QpType::UC {
@@ -80,7 +83,7 @@ impl Line {
         }
     }
 
-    /// Returns the bytes of the line.
+    /// Encodes the line as the bytes to send.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -90,10 +93,10 @@ impl Line {
         bytes
     }
 
-    /// Parses the bytes of a line.
+    /// Parses the bytes of a received line.
     ///
     /// # Errors
-    /// The first wrong field.
+    /// Returns an error for the first invalid field.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Result<Self, LineError> {
         let wrong = |field| LineError::Malformed { bytes: bytes.to_vec(), field };
         let text = bytes.strip_suffix(&[0]).and_then(|text| std::str::from_utf8(text).ok());
@@ -125,8 +128,8 @@ impl fmt::Display for Line {
 mod tests {
     use super::*;
 
-    /// The line of `ibv_rc_pingpong -d rxe0 -g 1` from rdma-core 44, which printed the numbers as `LID 0x0000, QPN
-    /// 0x000013, PSN 0x26bfa2, GID ::ffff:198.18.0.1`.
+    /// A line that `ibv_rc_pingpong -d rxe0 -g 1` from rdma-core 44 has sent. The tool printed the
+    /// numbers as `LID 0x0000, QPN 0x000013, PSN 0x26bfa2, GID ::ffff:198.18.0.1`.
     const GOLDEN: &[u8; Line::BYTES] = b"0000:000013:26bfa2:00000000000000000000ffffc6120001\0";
 
     fn golden() -> Line {

@@ -7,16 +7,17 @@ use std::process::ExitCode;
 use clap::Parser;
 use rdma::device::list_devices;
 
-/// An error with a message for people.
+/// An error whose message is written for the user.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// Runs a program with the options of its command line, and ends it. The result goes to standard output, an error to
-/// standard error. The exit status is 0, or 1 after any error, including wrong options.
+/// Runs a program with the options of its command line. Returns the exit status: 0, or 1 after any
+/// error, including wrong options. The result is printed to standard output, and an error to
+/// standard error.
 pub fn program<A: Parser>(run: impl FnOnce(&A) -> Result<String, Failure>) -> ExitCode {
     let outcome = match A::try_parse() {
         Ok(arguments) => run(&arguments).and_then(|said| Ok(print(&said)?)),
         Err(error) if error.use_stderr() => {
-            // Ignored: a failure to print an error cannot be reported.
+            // If the error cannot be printed, there is nowhere to report that.
             let _ = error.print();
             return ExitCode::FAILURE;
         }
@@ -32,7 +33,8 @@ pub fn program<A: Parser>(run: impl FnOnce(&A) -> Result<String, Failure>) -> Ex
 /// Prints a line and flushes it.
 ///
 /// # Errors
-/// The output cannot be written, for example because its reader has ended or the disk is full.
+/// Returns an error if the output cannot be written, for example because its reader has exited or
+/// the disk is full.
 pub fn print(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let printed = writeln!(out, "{line}").and_then(|()| out.flush());
@@ -41,18 +43,18 @@ pub fn print(line: &str) -> io::Result<()> {
     })
 }
 
-/// Prints a warning to standard error and continues. A failure to print it is ignored.
+/// Prints a warning to standard error. Ignores a failure to print it.
 pub fn warn(line: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Formats bytes as numbers.
+/// Formats each byte as a number.
 #[must_use]
 pub fn bytes(bytes: &[u8]) -> String {
     bytes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// Formats an error with its sources, except where the error's own message contains them.
+/// Formats an error and its sources. Omits a source that the text already contains.
 #[must_use]
 pub fn explain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
@@ -67,7 +69,8 @@ pub fn explain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Returns the last lines of the help of a program with `--device`.
+/// Returns the last lines of the help text. They list the devices if the program has the option
+/// `--device`.
 fn devices<A: Parser>() -> String {
     if !A::command().get_arguments().any(|argument| argument.get_id() == "device") {
         return String::new();

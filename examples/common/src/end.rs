@@ -1,4 +1,5 @@
-//! One end of a connection, or of datagrams, that sends messages of one length back and forth or one way.
+//! One end of a connection, or of an exchange of datagrams, that sends messages of one length,
+//! either back and forth or in one direction.
 #![allow(unsafe_code)]
 
 use std::thread;
@@ -14,21 +15,23 @@ use crate::Failure;
 
 const RECEIVED: u64 = 1;
 const SENT: u64 = 2;
-/// The time limit for a completion.
+/// The time limit for any completion.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Empty polls before the thread yields after each. With one processor it yields at once, as the peer may need it.
+/// The number of empty polls after which the thread yields after each further one. On a machine
+/// with one processor, the thread always yields, because the peer may need the processor.
 const SPINS: u32 = 1024;
 
-/// A queue pair, and the memory of its requests, which is freed after it.
+/// A queue pair and the memory of its requests. The memory is freed after the queue pair.
 #[derive(Debug)]
 pub struct End {
     qp: QueuePair,
     /// The destination of datagrams.
     to: Option<(AddressHandle, QueuePairEndpoint)>,
     outgoing: OwnedRegion,
-    /// Memory for a header and a message. All receives share it, as no message is read.
+    /// Space for a header and a message. All receives use the same memory, because no message is
+    /// read.
     incoming: OwnedRegion,
-    /// Bytes in front of a message: datagrams have some.
+    /// The number of bytes before each received message. Not zero only for datagrams.
     header: usize,
     receives: u32,
     sends: u32,
@@ -36,10 +39,11 @@ pub struct End {
 }
 
 impl End {
-    /// Connects, and posts a receive. A datagram queue pair sends only to this peer.
+    /// Connects to the peer, and posts a receive. A datagram queue pair is not connected, but sends
+    /// only to this peer.
     ///
     /// # Errors
-    /// The endpoints do not fit, or the device refuses.
+    /// Returns an error if the endpoints do not match, or if the device refuses a call.
     pub fn connect(
         prepared: PreparedQueuePair,
         peer: QueuePairEndpoint,
@@ -61,18 +65,19 @@ impl End {
         Ok(end)
     }
 
-    /// Posts receives until `messages` are posted.
+    /// Posts receives until `messages` of them are posted.
     ///
     /// # Errors
-    /// The queue is too short.
+    /// Returns an error if the queue has no space for them.
     pub fn make_room(&mut self, messages: u32) -> Result<(), Failure> {
         (self.receives..messages).try_for_each(|_| self.receive())
     }
 
-    /// Sends `times` messages with at most `depth` outstanding, and waits until all have arrived.
+    /// Sends `times` messages, keeping at most `depth` of them outstanding. Returns when all have
+    /// completed.
     ///
     /// # Errors
-    /// The same errors as for [`ask`](Self::ask).
+    /// Same errors as [`ask`](Self::ask).
     pub fn stream(&mut self, times: u32, depth: u32) -> Result<(), Failure> {
         for _ in 0..times {
             self.wait(|_, sends| sends < depth)?;
@@ -81,10 +86,11 @@ impl End {
         self.wait(|_, sends| sends == 0)
     }
 
-    /// Receives `times` messages, and posts each receive again. Calls `first` when the first message has arrived.
+    /// Receives `times` messages, and posts a new receive after each. Calls `first` when the first
+    /// message has arrived.
     ///
     /// # Errors
-    /// The same errors as for [`ask`](Self::ask).
+    /// Same errors as [`ask`](Self::ask).
     pub fn take(&mut self, times: u32, first: impl FnOnce()) -> Result<(), Failure> {
         let (room, mut arrived, mut first) = (self.receives, 0, Some(first));
         while arrived < times {
@@ -102,19 +108,22 @@ impl End {
         Ok(())
     }
 
-    /// Sends a message and waits for the answer, `times` times, and waits until the last message has arrived.
+    /// Sends a message and waits for the answer, `times` times. Returns when the last message has
+    /// completed.
     ///
     /// # Errors
-    /// Nothing completes for ten seconds, a request failed, or the device refuses.
+    /// Returns an error if nothing completes for ten seconds, a request fails, or the device
+    /// refuses a call.
     pub fn ask(&mut self, times: u32) -> Result<(), Failure> {
         (0..times).try_for_each(|_| self.send().and_then(|()| self.next_message()))?;
         self.wait(|_, sends| sends == 0)
     }
 
-    /// Waits for a message and answers it, `times` times, and waits until the last answer has arrived.
+    /// Waits for a message and answers it, `times` times. Returns when the last answer has
+    /// completed.
     ///
     /// # Errors
-    /// The same errors as for [`ask`](Self::ask).
+    /// Same errors as [`ask`](Self::ask).
     pub fn answer(&mut self, times: u32) -> Result<(), Failure> {
         (0..times).try_for_each(|_| self.next_message().and_then(|()| self.send()))?;
         self.wait(|_, sends| sends == 0)
@@ -123,8 +132,9 @@ impl End {
     fn receive(&mut self) -> Result<(), Failure> {
         let mut room = self.incoming.as_slice_mut();
         let elements = &mut [room.scatter_element()];
-        // SAFETY: SAFETY.md F8: no reference to the bytes of `incoming` is made, and it is freed after the queue pair.
-        // Other posted receives name the same bytes, which only the device writes.
+        // SAFETY: SAFETY.md F8: no reference to the bytes of `incoming` is created, and it is freed
+        // after the queue pair. Other posted receives use the same bytes, which only the device
+        // writes.
         unsafe { self.qp.post_receive(ReceiveWorkRequest::new(elements), RECEIVED) }?;
         self.receives += 1;
         Ok(())
@@ -136,20 +146,23 @@ impl End {
         if let Some((handle, peer)) = &self.to {
             request = request.to(handle, peer.qpn(), peer.qkey());
         }
-        // SAFETY: SAFETY.md F8: nothing writes `outgoing`, which is freed after the queue pair, as the handle is.
+        // SAFETY: SAFETY.md F8: nothing writes to `outgoing`. It and the address handle are freed
+        // after the queue pair.
         unsafe { self.qp.post_send(request, SENT) }?;
         self.sends += 1;
         Ok(())
     }
 
-    /// Waits for a message, and posts the receive of the next one before this one is answered. Earlier sends have
-    /// completed, except perhaps the last: its acknowledgement may arrive after the answer.
+    /// Waits for the next message, and posts a receive for the one after it before this message is
+    /// answered. At that time, all sends have completed except perhaps the last, whose
+    /// acknowledgement may arrive after the peer's message.
     fn next_message(&mut self) -> Result<(), Failure> {
         self.wait(|receives, sends| receives == 0 && sends <= 1)?;
         self.receive()
     }
 
-    /// Polls until `over` returns true for the posted receives and the outstanding sends.
+    /// Polls until `over` returns true. Its arguments are the numbers of posted receives and of
+    /// outstanding sends.
     fn wait(&mut self, over: impl Fn(u32, u32) -> bool) -> Result<(), Failure> {
         let (cq, mut slots) = (self.qp.recv_cq(), [PollSlot::default(); 4]);
         let (begin, mut spins) = (Instant::now(), self.spins);
@@ -157,9 +170,9 @@ impl End {
             let mut done = cq.poll(&mut slots)?;
             if let (true, Some(channel)) = (done.is_empty(), cq.channel()) {
                 cq.req_notify(false)?;
-                done = cq.poll(&mut slots)?; // completions before the request send no event
+                done = cq.poll(&mut slots)?; // completions before the call cause no event
                 if done.is_empty() {
-                    channel.get_event_timeout(LIMIT)?; // sleeps
+                    channel.get_event_timeout(LIMIT)?; // sleeps until there is an event
                 }
             }
             if done.is_empty() {
@@ -186,7 +199,7 @@ impl End {
         Ok(())
     }
 
-    /// Checks that a message has the agreed length.
+    /// Checks that a received message has the expected length.
     fn check(&self, success: &WorkSuccess) -> Result<(), Failure> {
         let received =
             success.scattered_bytes().ok_or("a receive completed as another operation")?;

@@ -1,5 +1,5 @@
-//! Parts that the programs of the workspace share: the command line, the exchange of endpoints by TCP, and an end that
-//! sends and receives messages.
+//! Code that the example programs share: the command line, the exchange of endpoints over TCP, and
+//! an end that sends and receives messages.
 
 mod command_line;
 
@@ -11,10 +11,10 @@ pub use command_line::{Failure, bytes, explain, print, program, warn};
 
 use rdma::device::Mtu;
 
-/// Parses a path MTU given as an option.
+/// Parses an option whose value is a path MTU.
 ///
 /// # Errors
-/// The text is not one of the five sizes.
+/// Returns an error if the text is not one of the five sizes.
 pub fn mtu(text: &str) -> Result<Mtu, &'static str> {
     text.parse().ok().and_then(Mtu::from_bytes).ok_or("one of 256, 512, 1024, 2048 and 4096")
 }

@@ -1,6 +1,7 @@
-//! The exchange of endpoints between two processes by TCP, before RDMA connects them.
+//! The exchange of endpoints between two processes over TCP, before an RDMA connection exists.
 //!
-//! Every wait has a limit: for a peer that never connects, stalls, closes early, or speaks another protocol.
+//! Every wait has a time limit, because the peer may never connect, stall, exit early, or speak
+//! another protocol.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, ToSocketAddrs as _};
@@ -13,11 +14,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::print;
 
-/// The address of the other process; part of a command line.
+/// The address of the other process, as part of a command line.
 #[derive(Clone, Debug, clap::Args)]
 #[group(multiple = false)]
 pub struct Peer {
-    /// Wait for the other process, which connects to this address
+    /// Wait for the other process to connect to this address
     #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:18515")]
     listen: Option<String>,
     /// Connect to the other process, which listens at this address
@@ -26,28 +27,30 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Returns true if the command line names another process.
+    /// Returns true if the command line gives the address of another process.
     #[must_use]
     pub const fn is_process(&self) -> bool {
         self.listen.is_some() || self.connect.is_some()
     }
 
-    /// Meets the other process within this time; `None` if the command line names none.
+    /// Connects to the other process within this time. Returns `None` if the command line gives no
+    /// address.
     ///
-    /// A listening process prints its address, since port 0 selects any free port. A connecting process tries again
-    /// until the other one listens.
+    /// A listening process prints its address, because port 0 stands for any free port. A
+    /// connecting process tries again until the other one listens.
     ///
     /// # Errors
-    /// Any [`OutOfBandError`].
+    /// Returns any [`OutOfBandError`].
     pub fn meet(&self, wait: Duration) -> Result<Option<OutOfBand>, OutOfBandError> {
         Ok(self.meet_all(1, wait)?.pop())
     }
 
-    /// Like [`meet`](Self::meet), but a listening process meets `count` others. A connecting process meets one. Returns
-    /// an empty list if the command line names none.
+    /// Like [`meet`](Self::meet), but a listening process waits for `count` other processes. A
+    /// connecting process still connects to one. Returns an empty list if the command line gives no
+    /// address.
     ///
     /// # Errors
-    /// Any [`OutOfBandError`].
+    /// Returns any [`OutOfBandError`].
     pub fn meet_all(&self, count: usize, wait: Duration) -> Result<Vec<OutOfBand>, OutOfBandError> {
         let deadline = after(wait);
         match (&self.listen, &self.connect) {
@@ -58,7 +61,7 @@ impl Peer {
     }
 }
 
-/// A TCP connection to the other process, until a deadline.
+/// A TCP connection to the other process, and the deadline of all waits on it.
 #[derive(Debug)]
 pub struct OutOfBand {
     stream: TcpStream,
@@ -70,71 +73,71 @@ pub struct OutOfBand {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutOfBandError {
-    /// No connection is possible at this address.
+    /// This address cannot be used to listen or to connect.
     #[error(
         "no connection at {address}: {source}; an address is HOST:PORT, such as 127.0.0.1:18515"
     )]
     Address {
-        /// The address as given.
+        /// The address as the user has given it.
         address: String,
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The other process did not connect.
+    /// The other process did not connect in time.
     #[error(
         "no {more}process connected to {address} in time: start the other process with `--connect`"
     )]
     NobodyConnected {
-        /// The address at which this process listened.
+        /// The address on which this process listened.
         address: String,
-        /// "other " if at least one process connected.
+        /// "other " if at least one process has connected.
         more: &'static str,
     },
-    /// The other process does not listen.
+    /// The other process did not listen in time.
     #[error("no process listens at {address}: start the other process with `--listen`")]
     NobodyListens {
         /// The address to which this process tried to connect.
         address: String,
     },
-    /// The peer speaks another protocol, or has ended.
+    /// The peer sent fewer bytes than expected: it speaks another protocol or has exited.
     #[error("the peer {then} after {} of {expected} bytes (\"{}\"): read its output",
         .got.len(), .got.escape_ascii())]
     Short {
         /// The bytes that arrived.
         got: Vec<u8>,
-        /// The number of bytes expected.
+        /// The number of bytes that were expected.
         expected: usize,
-        /// The action of the peer instead.
+        /// A description of the peer's action instead of sending the rest.
         then: &'static str,
     },
-    /// The peer speaks another protocol.
+    /// The peer sent more bytes than expected: it speaks another protocol.
     #[error("the peer sent more than was agreed on: is it the same program?")]
     Long,
-    /// The peer neither finished nor ended in time.
+    /// The peer neither finished nor exited in time.
     #[error("the peer did not finish in time")]
     Late,
-    /// The address of this listening process cannot be printed.
+    /// The address on which this process listens cannot be printed.
     #[error(transparent)]
     Output(io::Error),
-    /// The connection failed.
+    /// The connection between the processes failed.
     #[error("the connection between the processes failed: {0}")]
     Io(#[from] io::Error),
 }
 
 impl OutOfBand {
-    /// Waits for one process to connect.
+    /// Waits until one process has connected.
     ///
     /// # Errors
-    /// [`OutOfBandError::Address`], [`OutOfBandError::NobodyConnected`].
+    /// Returns [`OutOfBandError::Address`] or [`OutOfBandError::NobodyConnected`].
     pub fn listen(address: &str, deadline: Instant) -> Result<Self, OutOfBandError> {
         let one = Self::listen_for(address, 1, deadline)?.pop();
         one.ok_or_else(|| nobody(address.to_owned(), &[]))
     }
 
-    /// Waits until `count` processes are connected. A process that ends before that does not count.
+    /// Waits until `count` processes are connected. A process that exits earlier is not counted.
     ///
     /// # Errors
-    /// [`OutOfBandError::Address`], [`OutOfBandError::NobodyConnected`].
+    /// Returns [`OutOfBandError::Address`] or [`OutOfBandError::NobodyConnected`].
     pub fn listen_for(
         address: &str,
         count: usize,
@@ -166,35 +169,36 @@ impl OutOfBand {
         Ok(others)
     }
 
-    /// Creates both sides of a connection, for two threads: the listening side first.
+    /// Creates both sides of a connection, for use by two threads. The first one is the listening
+    /// side.
     ///
     /// # Errors
-    /// [`OutOfBandError::Io`].
+    /// Returns [`OutOfBandError::Io`].
     pub fn pair(wait: Duration) -> Result<[Self; 2], OutOfBandError> {
         let deadline = after(wait);
         let (here, there) = UnixStream::pair()?;
         let side = |stream, listens| {
-            // All operations on the stream are the same for both kinds of sockets.
+            // Only operations that both kinds of sockets support are used on the stream.
             Self { stream: TcpStream::from(OwnedFd::from(stream)), deadline, listens }
         };
         Ok([side(here, true), side(there, false)])
     }
 
-    /// Connects to the process that listens there, or will do so before the deadline.
+    /// Connects to the process that listens at this address, or that does so before the deadline.
     ///
     /// # Errors
-    /// [`OutOfBandError::Address`], [`OutOfBandError::NobodyListens`].
+    /// Returns [`OutOfBandError::Address`] or [`OutOfBandError::NobodyListens`].
     pub fn connect(address: &str, deadline: Instant) -> Result<Self, OutOfBandError> {
         let wrong = |source| OutOfBandError::Address { address: address.to_owned(), source };
         let places: Vec<_> = address.to_socket_addrs().map_err(wrong)?.collect();
         loop {
             for place in &places {
                 match TcpStream::connect_timeout(place, left(deadline)) {
-                    // Where no process listens, TCP can connect a port to itself.
+                    // If no process listens, TCP may connect the port to itself.
                     Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {}
                     Ok(stream) => return Ok(Self { stream, deadline, listens: false }),
                     Err(error) => match error.kind() {
-                        // A listener that ends before it accepts resets the connection.
+                        // A listener that exits before it accepts the connection resets it.
                         ErrorKind::ConnectionRefused
                         | ErrorKind::ConnectionReset
                         | ErrorKind::TimedOut => {}
@@ -205,25 +209,25 @@ impl OutOfBand {
             if Instant::now() >= deadline {
                 return Err(OutOfBandError::NobodyListens { address: address.to_owned() });
             }
-            // No notification exists for the start of a listener.
+            // No event reports that a process has begun to listen.
             thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Returns true if the other process was the one that connected.
+    /// Returns true if this process listened, and the other one connected to it.
     #[must_use]
     pub const fn listens(&self) -> bool {
         self.listens
     }
 
-    /// Returns the addresses of this end and of the other one, by which the ends find their common network. Two threads
-    /// have none.
+    /// Returns the addresses of this end and of the other one. The ends use them to find GIDs on
+    /// their common network. Returns `None` for two threads, which have no addresses.
     #[must_use]
     pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
         Some((self.stream.local_addr().ok()?.ip(), self.stream.peer_addr().ok()?.ip()))
     }
 
-    /// Returns true if the other process has ended, or ends within this time.
+    /// Returns true if the other process has exited, or exits within this time.
     #[must_use]
     pub fn has_ended(&self, wait: Duration) -> bool {
         let mut end = [PollFd::new(&self.stream, PollFlags::RDHUP)];
@@ -236,19 +240,21 @@ impl OutOfBand {
         &self.stream
     }
 
-    /// Like [`stream`](Self::stream), for a caller that enforces deadlines by other means.
+    /// Returns the stream between the processes, for a caller that enforces deadlines by other
+    /// means.
     #[must_use]
     pub fn into_stream(self) -> TcpStream {
         self.stream
     }
 
-    /// Sends `own` to the peer, and connects with the bytes that the peer sends.
+    /// Sends `own` to the peer, and calls `connect` with the bytes that the peer sends.
     ///
-    /// The listening side connects first and then answers. So the first message of the other side finds a queue pair
-    /// that is ready for it. It answers even if it failed, so that the peer finds the mismatch too.
+    /// The listening side connects first and then answers, so the other side's first message finds
+    /// a queue pair that is ready for it. The listening side answers even if it could not connect,
+    /// so that the peer can detect the mismatch too.
     ///
     /// # Errors
-    /// Any [`OutOfBandError`], and the errors of `connect`.
+    /// Returns any [`OutOfBandError`], or the error of `connect`.
     pub fn exchange<const N: usize, T, E: From<OutOfBandError>>(
         &mut self,
         own: &[u8; N],
@@ -267,15 +273,15 @@ impl OutOfBand {
     /// Sends these bytes immediately.
     ///
     /// # Errors
-    /// [`OutOfBandError::Io`].
+    /// Returns [`OutOfBandError::Io`].
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), OutOfBandError> {
-        Ok(self.stream.write_all(bytes)?) // a socket buffers far more than this without being read
+        Ok(self.stream.write_all(bytes)?) // a socket buffers far more bytes than this
     }
 
-    /// Receives the agreed number of bytes.
+    /// Receives exactly `N` bytes.
     ///
     /// # Errors
-    /// [`OutOfBandError::Short`], [`OutOfBandError::Io`].
+    /// Returns [`OutOfBandError::Short`] or [`OutOfBandError::Io`].
     pub fn receive<const N: usize>(&mut self) -> Result<[u8; N], OutOfBandError> {
         let (mut bytes, mut filled) = ([0; N], 0);
         let then = loop {
@@ -293,11 +299,11 @@ impl OutOfBand {
         Err(OutOfBandError::Short { got, expected: N, then })
     }
 
-    /// Signals that this process has finished, and waits at most `wait` until the peer has too. A process that ends
-    /// first might not acknowledge the peer's last message.
+    /// Reports that this process has finished, and waits for up to `wait` until the peer has
+    /// finished too. A process that exits earlier might not acknowledge the peer's last message.
     ///
     /// # Errors
-    /// [`OutOfBandError::Long`], [`OutOfBandError::Late`], [`OutOfBandError::Io`].
+    /// Returns [`OutOfBandError::Long`], [`OutOfBandError::Late`] or [`OutOfBandError::Io`].
     pub fn finish(mut self, wait: Duration) -> Result<(), OutOfBandError> {
         match self.stream.shutdown(Shutdown::Write) {
             Err(error) if error.kind() != ErrorKind::NotConnected => return Err(error.into()),
@@ -316,7 +322,7 @@ fn nobody(address: String, others: &[OutOfBand]) -> OutOfBandError {
     OutOfBandError::NobodyConnected { address, more }
 }
 
-/// Returns true if one of these has an event within this time.
+/// Returns true if an event occurs on one of these files within this time.
 fn wait_for(files: &mut [PollFd<'_>], time: Duration) -> io::Result<bool> {
     let timeout = Timespec::try_from(time).map_err(io::Error::other)?;
     match poll(files, Some(&timeout)) {
@@ -326,7 +332,8 @@ fn wait_for(files: &mut [PollFd<'_>], time: Duration) -> io::Result<bool> {
     }
 }
 
-/// Reads available bytes, none at the end of the stream; `None` after the deadline.
+/// Reads the bytes that are available, or none at the end of the stream. Returns `None` after the
+/// deadline.
 fn read(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Result<Option<usize>> {
     loop {
         stream.set_read_timeout(Some(left(deadline)))?;
@@ -342,12 +349,13 @@ fn read(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Res
     }
 }
 
-/// Returns the time after `wait`, limited to one year.
+/// Returns the time at which `wait` has passed. Limits `wait` to one year.
 fn after(wait: Duration) -> Instant {
     Instant::now() + wait.min(Duration::from_secs(365 * 24 * 60 * 60))
 }
 
-/// Returns the time until the deadline, but at least a moment, so that bytes that have already arrived are read.
+/// Returns the time that remains until the deadline. It is at least a moment, so that bytes that
+/// have already arrived can be read.
 fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }

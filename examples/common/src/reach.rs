@@ -1,17 +1,19 @@
-//! The check that a device reaches the peer's device.
+//! Checks that a device can reach the peer's device.
 
 use rdma::qp::QueuePairEndpoint;
 use rdma::soft::SoftDevice;
 
 use crate::Failure;
 
-/// Refuses a peer with another link layer, and one that the software device does not reach. `soft0` and `softib0` reach
-/// the devices of the same name in other processes of one user on one host. All other software devices reach those of
-/// their own process. A kernel device may reach any peer, and so may a software device that listens on a network
+/// Refuses a peer that has another link layer, or that a software device cannot reach. `soft0` and
+/// `softib0` reach the devices with the same name in the same user's other processes on the same
+/// host. Other software devices reach only devices of their own process. Peers of a kernel device
+/// are not checked, nor are those of a software device that listens on a network
 /// (`RDMA_SOFT_LISTEN`).
 ///
 /// # Errors
-/// The device does not reach the peer; the message names the device to use for both processes.
+/// Returns an error if the device does not reach the peer. The message names the device that both
+/// processes should use.
 pub fn check_reach(
     device: &str,
     own: &QueuePairEndpoint,

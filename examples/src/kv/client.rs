@@ -1,4 +1,4 @@
-//! A client, which reads the table itself.
+//! A client of the store. It reads the server's table itself.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,15 +11,15 @@ use super::{
 };
 use rdma_examples_common::Failure;
 
-/// The number of reads of a slot that is being written every time.
+/// The number of times that a slot is read if the server is writing to it each time.
 pub(super) const TRIES: usize = 100;
 
-/// A connection to a server, with memory for requests and answers.
+/// A connection to a server, and the memory for requests and answers.
 #[derive(Debug)]
 pub struct Client {
     channel: Channel,
     table: RemoteMemoryRegion,
-    /// Whether it counts its operations: both devices have atomics.
+    /// Whether this client counts its operations. It does if both devices have atomics.
     counts: bool,
     request: OwnedRegion,
     answer: OwnedRegion,
@@ -30,7 +30,8 @@ impl Client {
     /// Connects to a server, and receives the location of its table.
     ///
     /// # Errors
-    /// No process listens there, or it is not a server of this store.
+    /// Returns an error if no process listens at this address, or if it is not a server of this
+    /// store.
     pub fn connect(pd: &ProtectionDomain, address: &str) -> Result<Self, Failure> {
         let (channel, told) = channel(pd).watch(LIMIT).connect(address)?;
         let (table, counts) = read_greeting(&told, address)?;
@@ -40,10 +41,11 @@ impl Client {
         Ok(Self { channel, table, counts, request, answer, slots })
     }
 
-    /// Returns the value of a key, by reading the server's memory.
+    /// Reads the value of a key from the server's memory.
     ///
     /// # Errors
-    /// The key is too long, a read fails, or a slot is being written at each of many reads.
+    /// Returns an error if the key is too long or a read fails. Also returns an error if the server
+    /// is writing to a slot whenever it is read.
     pub fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>, Failure> {
         check(key.as_bytes(), &[])?;
         self.count()?;
@@ -59,10 +61,11 @@ impl Client {
         Ok(None)
     }
 
-    /// Stores a value in the server's table.
+    /// Requests that the server store a value in its table.
     ///
     /// # Errors
-    /// The key or the value is too long, or the server has no free slot or does not answer.
+    /// Returns an error if the key or the value is too long, the server has no free slot, or the
+    /// server does not answer.
     pub fn put(&mut self, key: &str, value: &str) -> Result<(), Failure> {
         check(key.as_bytes(), value.as_bytes())?;
         self.count()?;
@@ -80,13 +83,15 @@ impl Client {
         }
     }
 
-    /// Reads these slots, as many at a time as the ring has, and returns the entries in them.
+    /// Reads these slots, as many at a time as the ring has space for. Returns the entries that
+    /// they contain.
     ///
     /// # Errors
-    /// The errors of [`get`](Self::get); the whole scan takes too long.
+    /// Same errors as [`get`](Self::get). Also returns an error if the whole scan takes too long.
     pub fn scan(&mut self, slots: Range<usize>) -> Result<Vec<Entry>, Failure> {
         self.count()?;
-        // The scope borrows the channel, and its closure the memory: so the fields are borrowed one by one.
+        // The scope borrows the channel, and its closure borrows the memory, so each field is
+        // borrowed separately.
         let Self { channel, table, slots: ring, .. } = self;
         let mut entries = Vec::new();
         let scanned = channel.scope_deadline(LIMIT, |s| {
@@ -115,11 +120,11 @@ impl Client {
         Ok(entries)
     }
 
-    /// Returns the number of operations that clients have begun, including this one's. Returns `None` if this client
-    /// cannot count.
+    /// Returns the number of operations that clients have begun, including those of this client.
+    /// Returns `None` if this client cannot count.
     ///
     /// # Errors
-    /// The operation fails.
+    /// Returns an error if the atomic fails.
     pub fn operations(&mut self) -> Result<Option<u64>, Failure> {
         self.add(0)
     }
@@ -128,7 +133,7 @@ impl Client {
         self.add(1).map(drop)
     }
 
-    /// Adds to the counter, and returns its previous value.
+    /// Adds `more` to the server's counter, and returns the counter's previous value.
     fn add(&mut self, more: u64) -> Result<Option<u64>, Failure> {
         if !self.counts {
             return Ok(None);
@@ -149,7 +154,7 @@ impl Client {
     }
 }
 
-/// Returns the memory of a slot.
+/// Returns the server's memory that contains this slot.
 fn remote(table: &RemoteMemoryRegion, slot: usize) -> Result<RemoteMemoryRegion, Failure> {
     let begin = offset(slot);
     let memory = table.slice(begin..begin + SLOT);

@@ -1,23 +1,25 @@
-//! One slot of the table.
+//! A slot of the table.
 
-/// The longest key, in bytes.
+/// The maximum length of a key, in bytes.
 pub const KEY: usize = 40;
-/// The longest value, in bytes.
+/// The maximum length of a value, in bytes.
 pub const VALUE: usize = 192;
-/// The length of a slot: checksum (8 bytes), version (8), length of the key (2), length of the value (2), padding (4),
-/// key, value.
+/// The length of a slot. The fields are: checksum (8 bytes), version (8), length of the key (2),
+/// length of the value (2), padding (4), key, value.
 pub const SLOT: usize = 24 + KEY + VALUE;
 
-/// The content of a slot. A slot with an empty key is free.
+/// The contents of a slot. A slot with an empty key is free.
 ///
-/// A read of a slot may overlap a write of the server, and then returns some old bytes and some new ones. The mixture
-/// is arbitrary: within one RDMA read, the device may fetch the bytes in any order. So a version before the data and
-/// one after it could both be new while the data is old. Versions alone would need three consecutive reads. A checksum
-/// of the whole slot needs one: a mixture of two entries matches it only once in 2^64. The order in which the writer
-/// writes does not matter either.
+/// A client's read of a slot may overlap with a write by the server. It then returns some old bytes
+/// and some new ones. Which ones is arbitrary, because the device may fetch the bytes of one RDMA
+/// read in any order. So a version before the data and one after it could both be new although the
+/// data is old; versions alone would need three consecutive reads. With a checksum of the whole
+/// slot, one read is enough: a mixture of two entries matches the checksum only once in 2^64. The
+/// order in which the server writes does not matter either.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// The number of writes of the slot. The checksum covers it, so that two writes of one value differ.
+    /// The number of times that the slot has been written. It is included in the checksum, so that
+    /// two writes of the same value differ.
     pub version: u64,
     /// The key.
     pub key: Vec<u8>,
@@ -26,7 +28,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Returns the bytes of the slot. Returns `None` if key or value is too long.
+    /// Encodes the entry as the bytes of a slot. Returns `None` if the key or the value is too
+    /// long.
     #[must_use]
     pub fn to_bytes(&self) -> Option<[u8; SLOT]> {
         let Self { version, key, value } = self;
@@ -41,7 +44,8 @@ impl Entry {
         Some(slot)
     }
 
-    /// Parses a slot. Returns `None` if it was being written: read it again.
+    /// Parses the bytes of a slot. Returns `None` if they mix two entries, because the server was
+    /// writing. The caller should read again.
     #[must_use]
     pub fn from_bytes(slot: &[u8]) -> Option<Self> {
         let (checksum, rest) = slot.split_first_chunk()?;
@@ -60,10 +64,10 @@ impl Entry {
     }
 }
 
-/// Checks that a table can store these.
+/// Checks that a table can store this key and this value.
 ///
 /// # Errors
-/// The limit that is exceeded.
+/// Returns a message that states the limit that was exceeded.
 pub fn check(key: &[u8], value: &[u8]) -> Result<(), String> {
     let (keys, values) = (key.len(), value.len());
     match () {
@@ -78,7 +82,7 @@ pub fn check(key: &[u8], value: &[u8]) -> Result<(), String> {
     }
 }
 
-/// FNV-1a: it is short, and the same at both ends.
+/// Returns the FNV-1a hash of the bytes. It is short, and the same at both ends.
 #[must_use]
 pub fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {

@@ -1,4 +1,4 @@
-//! The server: the table, and one thread for all clients.
+//! The server of the store: the table, and one thread that serves all clients.
 
 use std::sync::atomic::Ordering::Acquire;
 
@@ -9,31 +9,31 @@ use super::entry::{Entry, SLOT, check};
 use super::{LIMIT, REQUEST, SLOTS, STORED, TABLE, access, can_count, greeting, offset, places};
 use rdma_examples_common::{Failure, warn};
 
-/// A table, and the server of its clients.
+/// A table, and the server that its clients connect to.
 #[derive(Debug)]
 pub struct Store {
     table: SharedRegion,
-    /// Whether clients can count in the table: the device has atomics.
+    /// Whether clients can count in the table. They can if the device has atomics.
     counts: bool,
     server: Server,
 }
 
 impl Store {
-    /// Creates a table without entries, for at most `clients` clients at a time.
+    /// Creates an empty table for up to `clients` clients at the same time.
     ///
     /// # Errors
-    /// The memory cannot be allocated, or the address cannot be used.
+    /// Returns an error if the memory cannot be allocated, or if the address cannot be used.
     pub fn new(pd: &ProtectionDomain, address: &str, clients: u32) -> Result<Self, Failure> {
         let counts = can_count(pd)?;
         let table = table(pd, counts)?;
         let server = pd
             .create_server()
             .max_peers(clients)
-            .max_send_wr(1) // a client sends its next request after the answer
+            .max_send_wr(1) // a client sends its next request only after the answer
             .message_size(REQUEST)
             .access(access(counts))
             .send_timeout(LIMIT)
-            .user_bytes(&greeting(&table, counts)) // each client gets the location of the table
+            .user_bytes(&greeting(&table, counts)) // each client receives the location of the table
             .bind(address)?;
         Ok(Self { table, counts, server })
     }
@@ -44,17 +44,18 @@ impl Store {
         self.server.local_addr().to_string()
     }
 
-    /// Returns a waker that ends [`run`](Self::run).
+    /// Returns a waker that makes [`run`](Self::run) return.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.server.waker()
     }
 
-    /// Serves clients until it is woken, and returns the number of operations that they have counted: `None` if the
-    /// device has no atomics. It sleeps while no event is pending.
+    /// Serves clients until it is woken by the waker. Sleeps while there are no events. Returns the
+    /// number of operations that the clients have counted, or `None` if the device has no atomics.
     ///
     /// # Errors
-    /// The server's own queues fail. An error of a client is printed, and the server continues.
+    /// Returns an error if the server's own queues fail. If a client fails, the error is printed
+    /// and the server continues.
     pub fn run(&mut self) -> Result<Option<u64>, Failure> {
         loop {
             match self.server.next(None) {
@@ -70,7 +71,7 @@ impl Store {
                         self.server.disconnect(peer);
                     }
                 }
-                // A client without further requests leaves.
+                // A client leaves when it has no further requests.
                 Ok(Some(ServerEvent::Left { reason: LeftReason::Gone { .. }, .. })) => {}
                 Ok(Some(ServerEvent::Left { reason, .. })) => {
                     warn(format_args!("a client: {reason}"))
@@ -85,7 +86,7 @@ impl Store {
     }
 }
 
-/// Creates a table without entries.
+/// Creates an empty table.
 pub(super) fn table(pd: &ProtectionDomain, counts: bool) -> Result<SharedRegion, Failure> {
     let table = pd.allocate_shared_region(TABLE, access(counts))?;
     let free = Entry::default().to_bytes().ok_or("a free slot is a slot")?;
@@ -95,7 +96,7 @@ pub(super) fn table(pd: &ProtectionDomain, counts: bool) -> Result<SharedRegion,
     Ok(table)
 }
 
-/// Stores the entry of a request in the table, or returns the reason why not.
+/// Stores the entry from a request in the table. If it cannot be stored, returns the reason.
 pub(super) fn put(request: &[u8], table: &SharedRegion) -> Result<(), &'static str> {
     const BAD: &str = "the request is not one of `kv`";
     let (&length, rest) = request.split_first().ok_or(BAD)?;
@@ -140,7 +141,7 @@ mod tests {
         let (old, new) = (slot(1, &[1; 100]), slot(2, &[2; 100]));
         store.table.write(place, &old).expect("in the table");
         assert_eq!(client.get("key").expect("read"), Some(vec![1; 100]));
-        // Each half may be new while the other one is old.
+        // A reader may see a new first half and an old second half, or the opposite.
         for half in [0..SLOT / 2, SLOT / 2..SLOT] {
             store.table.write(place, &old).expect("in the table");
             store.table.write(place + half.start, &new[half]).expect("in the table");

@@ -1,5 +1,6 @@
-//! The same store with tasks of tokio: a server with a task for each client, and a client with many tasks that read
-//! concurrently. Either end may be that of [`server`](super::server) or [`client`](super::client).
+//! The same store, implemented with tokio tasks: a server with one task for each client, and a
+//! client with many tasks that read concurrently. Both can also be used with the
+//! [`server`](super::server) and the [`client`](super::client) that use threads.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,25 +18,25 @@ use super::{
 use rdma_examples_common::{Failure, warn};
 
 fn options(pd: &ProtectionDomain, counts: bool) -> ConnectionOptions {
-    // Neither end waits longer than the limit for receives of the other one.
+    // An end waits no longer than the limit for the other end to post a receive.
     let qp = pd.create_qp().access(access(counts));
     ConnectionOptions::from(qp.max_send_wr(RING)).peer_timeout(LIMIT)
 }
 
-/// A table, and the listener of its clients.
+/// A table, and the listener that its clients connect to.
 #[derive(Debug)]
 pub struct Store {
     listener: Listener,
-    /// The tasks of the clients write one after another.
+    /// The table. The lock lets the clients' tasks write one at a time.
     table: Arc<Mutex<SharedRegion>>,
     pool: BufferPool,
 }
 
 impl Store {
-    /// Creates a table without entries.
+    /// Creates an empty table.
     ///
     /// # Errors
-    /// The memory cannot be allocated, or the address cannot be used.
+    /// Returns an error if the memory cannot be allocated, or if the address cannot be used.
     pub async fn new(
         driver: &Driver,
         pd: &ProtectionDomain,
@@ -43,7 +44,7 @@ impl Store {
     ) -> Result<Self, Failure> {
         let counts = can_count(pd)?;
         let table = table(pd, counts)?;
-        // Each client gets the location of the table.
+        // Each client receives the location of the table.
         let options = options(pd, counts).user_bytes(&greeting(&table, counts));
         let listener = driver.listen(address, options).await?;
         Ok(Self { listener, table: Arc::new(Mutex::new(table)), pool: BufferPool::new(pd) })
@@ -55,10 +56,11 @@ impl Store {
         self.listener.local_addr()
     }
 
-    /// Serves clients until it is dropped, which disconnects no client.
+    /// Serves clients until the future is dropped. Dropping it disconnects no client.
     ///
     /// # Errors
-    /// Further clients cannot be accepted. An error of a client is printed, and the server continues.
+    /// Returns an error if no further clients can be accepted. If a client fails, the error is
+    /// printed and the server continues.
     pub async fn run(&self) -> Result<(), Failure> {
         loop {
             let connection = self.listener.accept().await?;
@@ -82,7 +84,7 @@ async fn serve(
     loop {
         let received = match next.await {
             Ok(received) => received,
-            // It has no further requests.
+            // The client has left, because it has no further requests.
             Err(_) if connection.closed().is_some() => return Ok(()),
             Err(failed) => return Err(failed.into()),
         };
@@ -93,21 +95,21 @@ async fn serve(
         let said = outcome.map_or_else(str::as_bytes, |()| STORED);
         let mut answer = pool.allocate(said.len())?;
         answer.copy_from_slice(said);
-        // The receive is posted before the client can send its next request.
+        // The receive is posted before the answer is sent, so the client's next request finds it.
         next = connection.receive(received.memory).post().await?;
         timeout(LIMIT, connection.send(answer).into_future()).await??;
     }
 }
 
-/// A connection to a server. Clones are the same connection, for other tasks.
+/// A connection to a server. Other tasks can use clones, which share the connection.
 #[derive(Clone, Debug)]
 pub struct Client {
     connection: Connection,
     table: RemoteMemoryRegion,
-    /// Whether it counts its operations: both devices have atomics.
+    /// Whether this client counts its operations. It does if both devices have atomics.
     counts: bool,
     pool: BufferPool,
-    /// Held by one task from its request to the answer.
+    /// A lock that a task holds from its request to the answer.
     asks: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -115,7 +117,8 @@ impl Client {
     /// Connects to a server, and receives the location of its table.
     ///
     /// # Errors
-    /// No process listens there, or it is not a server of this store.
+    /// Returns an error if no process listens at this address, or if it is not a server of this
+    /// store.
     pub async fn connect(
         driver: &Driver,
         pd: &ProtectionDomain,
@@ -128,10 +131,11 @@ impl Client {
         Ok(Self { connection, table, counts: counts && can_count, pool, asks })
     }
 
-    /// Returns the value of a key, by reading the server's memory.
+    /// Reads the value of a key from the server's memory.
     ///
     /// # Errors
-    /// The key is too long, a read fails or takes too long, or a slot is being written at each of many reads.
+    /// Returns an error if the key is too long, or if a read fails or takes too long. Also returns
+    /// an error if the server is writing to a slot whenever it is read.
     pub async fn get(&self, key: &str) -> Result<Option<Vec<u8>>, Failure> {
         check(key.as_bytes(), &[])?;
         self.count().await?;
@@ -147,10 +151,11 @@ impl Client {
         Ok(None)
     }
 
-    /// Stores a value in the server's table.
+    /// Requests that the server store a value in its table.
     ///
     /// # Errors
-    /// The key or the value is too long, or the server has no free slot or does not answer.
+    /// Returns an error if the key or the value is too long, the server has no free slot, or the
+    /// server does not answer.
     pub async fn put(&self, key: &str, value: &str) -> Result<(), Failure> {
         check(key.as_bytes(), value.as_bytes())?;
         self.count().await?;
@@ -171,11 +176,11 @@ impl Client {
         }
     }
 
-    /// Returns the number of operations that clients have begun, including this one's. Returns `None` if this client
-    /// cannot count.
+    /// Returns the number of operations that clients have begun, including those of this client.
+    /// Returns `None` if this client cannot count.
     ///
     /// # Errors
-    /// The operation fails.
+    /// Returns an error if the atomic fails.
     pub async fn operations(&self) -> Result<Option<u64>, Failure> {
         self.add(0).await
     }
@@ -184,7 +189,7 @@ impl Client {
         self.add(1).await.map(drop)
     }
 
-    /// Adds to the counter, and returns its previous value.
+    /// Adds `more` to the server's counter, and returns the counter's previous value.
     async fn add(&self, more: u64) -> Result<Option<u64>, Failure> {
         if !self.counts {
             return Ok(None);
