@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: every job of CI by name, the same locally as on GitHub.
+//! `cargo xtask ci`: runs the jobs of CI by name, in the same way locally and on GitHub.
 
 mod jobs;
 mod load;
@@ -19,24 +19,25 @@ use setting::Setting;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Jobs to run, by name; by default those of --gate
+    /// The names of the jobs to run; by default, those of --gate
     jobs: Vec<String>,
-    /// The jobs that every change must pass
+    /// Run the jobs that every change must pass
     #[arg(long, conflicts_with_all = ["jobs", "full"])]
     gate: bool,
-    /// Every job, including the long ones
+    /// Run all jobs, including the long ones
     #[arg(long, conflicts_with = "jobs")]
     full: bool,
     /// Leave this job out
     #[arg(long, value_name = "JOB")]
     except: Vec<String>,
-    /// Fail if a job would be skipped because the machine lacks something
+    /// Fail if a job cannot run because the machine lacks something
     #[arg(long)]
     strict: bool,
-    /// Remove the separate build folder of each job after it: all of them together need a large disk
+    /// Remove the build folder that a job alone uses when the job is done; all of them together
+    /// need a large disk
     #[arg(long)]
     remove_outputs: bool,
-    /// List the jobs, with their tier, their duration in minutes and what they find
+    /// List the jobs, each with its tier, its duration in minutes, and what it finds
     #[arg(long)]
     list: bool,
 }
@@ -47,12 +48,12 @@ enum Outcome {
     Failed(String),
 }
 
-/// The names of all jobs.
+/// Returns the names of all jobs.
 fn names() -> impl Iterator<Item = &'static str> {
     JOBS.iter().map(|job| job.name)
 }
 
-/// Runs all chosen jobs, even after a failure; returns `false` if any failed.
+/// Runs all selected jobs, even after one has failed. Returns `false` if any failed.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     if args.list {
         for job in JOBS {
@@ -79,16 +80,17 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(!rows.iter().any(|row| matches!(row.outcome, Outcome::Failed(_))))
 }
 
-/// The outcome of a job.
+/// The result of a job.
 struct Row {
     job: &'static Job,
     outcome: Outcome,
     time: Duration,
-    /// The size of the target folder at its end, in bytes.
+    /// The size of the target folder at the end of the job, in bytes.
     disk: u64,
 }
 
-/// Returns a line for each job, with the measured and the stated time, and their sums.
+/// Returns a line for each job, with the measured and the stated duration, and a line with the
+/// sums.
 fn summary(rows: &[Row]) -> String {
     let line = |name: &str, time: Duration, minutes: f64, disk: u64, result: &str| {
         let (time, stated) = (seconds(time), seconds(Duration::from_secs_f64(minutes * 60.0)));
@@ -196,7 +198,8 @@ mod tests {
         assert!(!chosen("ci --gate --except test").contains(&"test"));
     }
 
-    /// It needs libraries that most machines lack, and other jobs test the crates without it.
+    /// The feature needs libraries that most machines lack, so all other jobs test the crates
+    /// without it.
     #[test]
     fn only_the_job_linked_enables_the_feature() {
         for job in JOBS.iter().filter(|job| job.name != "linked") {
@@ -206,7 +209,8 @@ mod tests {
         }
     }
 
-    /// Everything else that a change waits for, except tool installation, is in `.ci/run`.
+    /// Besides these jobs and the installation of tools, a change waits only for what is in
+    /// `.ci/run`.
     #[test]
     fn the_gate_states_thirty_minutes_at_most() {
         let minutes: f64 =

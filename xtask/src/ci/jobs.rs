@@ -1,5 +1,5 @@
-//! The jobs, as data. A new job is a row here, in the workflow and in CONTRIBUTING.md; `tidy` fails if one of the three
-//! is missing or differs.
+//! The jobs, as data. A new job needs a row here, one in the workflow and one in CONTRIBUTING.md.
+//! `cargo xtask tidy` fails if one of the three is missing or differs from the others.
 
 use super::needs::Need;
 use super::recipes::{
@@ -12,24 +12,24 @@ use super::step::{Step, run, tests};
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) name: &'static str,
-    /// The errors that it finds.
+    /// The errors that the job finds.
     pub(crate) about: &'static str,
     pub(crate) tier: Tier,
-    /// The maximum duration on an idle machine with two processors, where the jobs before it in the gate have already
-    /// built their outputs.
+    /// The maximum duration on an idle machine with two processors. It assumes that the outputs of
+    /// the jobs that precede this one in the gate are already built.
     pub(crate) minutes: f64,
     pub(crate) needs: &'static [Need],
     pub(crate) steps: &'static [Step],
 }
 
-/// The runs that a job belongs to.
+/// The runs to which a job belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tier {
-    /// Only the gate: a short form of this job of the full run.
+    /// Only the gate, as a short form of the named job, which belongs to the full run.
     Short(&'static str),
     /// The gate and the full run.
     Both,
-    /// Only the full run: too long for the gate, or in need of rare equipment.
+    /// Only the full run, because it takes too long for the gate or needs rare equipment.
     Full,
 }
 
@@ -44,12 +44,12 @@ impl Tier {
 }
 
 impl Job {
-    /// Returns the name of its short form, which the gate has instead.
+    /// Returns the name of the short form of this job, which the gate runs instead.
     pub(crate) fn replaces(&self) -> Option<&'static str> {
         JOBS.iter().find(|job| job.tier == Tier::Short(self.name)).map(|job| job.name)
     }
 
-    /// Returns its row in the table of CONTRIBUTING.md.
+    /// Returns the row of this job in the table of CONTRIBUTING.md.
     pub(crate) fn row(&self) -> String {
         let replaces = self.replaces().map(|name| format!("`{name}`")).unwrap_or_default();
         let (name, tier) = (self.name, self.tier.as_str());

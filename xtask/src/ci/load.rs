@@ -1,4 +1,4 @@
-//! A busy machine: two loops for each processor, while a step runs.
+//! Keeps the machine busy during a step, with two loops for each processor.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,8 +6,8 @@ use std::thread::{self, JoinHandle};
 
 const LOOPS_PER_PROCESSOR: usize = 2;
 
-/// Keeps the processors busy until it is dropped. The loops are threads of this process, so that they end with it,
-/// however it ends.
+/// Keeps the processors busy until it is dropped. The loops are threads of this process, so they
+/// end with the process, however it ends.
 pub(super) struct Load {
     is_over: Arc<AtomicBool>,
     loops: Vec<JoinHandle<()>>,
@@ -34,7 +34,7 @@ impl Drop for Load {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         for one in self.loops.drain(..) {
-            // A loop has nothing that could panic.
+            // A loop contains nothing that could panic.
             let _ = one.join();
         }
     }

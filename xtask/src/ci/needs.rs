@@ -1,4 +1,4 @@
-//! The requirements of a job.
+//! The requirements of jobs.
 
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::path::Path;
@@ -9,22 +9,22 @@ use super::setting::Setting;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Need {
-    /// A program on `PATH`, and how to install it.
+    /// A program that must be on `PATH`, and how to install it.
     Tool(&'static str, &'static str),
-    /// A file or folder, and how to install it.
+    /// A file or a folder that must exist, and how to install it.
     Path(&'static str, &'static str),
-    /// A command that must succeed, and what to do if it does not.
+    /// A command that must succeed, and what to do if it fails.
     Works(&'static str, &'static str),
-    /// The standard library of a target.
+    /// The standard library for a target.
     Std(&'static str),
-    /// The C library of clang, which bindgen loads.
+    /// libclang, the C library that bindgen loads.
     Libclang,
-    /// A host and port that must answer.
+    /// A host and a port that must accept connections.
     Reach(&'static str),
 }
 
 impl Need {
-    /// Returns the missing requirement and how to install it; `None` if it is met.
+    /// Returns what is missing, and how to install it. Returns `None` if the requirement is met.
     pub(crate) fn lack(&self, setting: &Setting) -> Option<String> {
         let (met, lack) = match *self {
             Self::Tool(name, fix) => (on_path(name), format!("no {name}: {fix}")),

@@ -1,5 +1,6 @@
-//! `cargo xtask only`: a runner for cargo that runs the programs of one crate. So a job can build the same crates as
-//! others, and run a part of them. With fewer crates, cargo would unite other features and compile the dependencies
+//! `cargo xtask only`: a runner for cargo that runs only the programs of one crate. With it, a job
+//! can build the same crates as other jobs but run only some of their programs. If the job built
+//! fewer crates, cargo would unite different features, and would have to compile the dependencies
 //! again.
 
 use std::env;
@@ -8,16 +9,16 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result};
 
-/// The crate whose programs are run.
+/// The environment variable that names the crate whose programs are run.
 const ONLY: &str = "RDMA_CI_ONLY";
 
-/// The crate of the program, which cargo sets.
+/// The environment variable in which cargo names the crate of the program.
 const PACKAGE: &str = "CARGO_PKG_NAME";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The command that runs the program, if any, with its options; then the program and its arguments, which cargo
-    /// appends
+    /// The command that runs the program, if any, with its options; then the program and its
+    /// arguments, which cargo appends
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     line: Vec<String>,
 }
@@ -28,7 +29,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     run_if(package == only, &args.line)
 }
 
-/// Runs the line and returns its status; if it is not wanted, succeeds without running it.
+/// Runs the command line and returns its exit status. If it is not wanted, returns success without
+/// running it.
 fn run_if(wanted: bool, line: &[String]) -> Result<ExitCode> {
     if !wanted {
         println!("(not run: {})", line.join(" "));

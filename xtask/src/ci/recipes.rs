@@ -1,15 +1,15 @@
-//! The steps of the longer jobs.
+//! The steps of jobs that have many of them.
 
 use super::needs::Need;
 use super::step::{Step, run, tests, tests_two_at_a_time, two_at_a_time};
 
-/// Makes a compiler of the stable channel accept `-Z`, so the sanitizers need no nightly.
+/// Makes a stable compiler accept `-Z`, so that the sanitizers do not need a nightly one.
 const UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
-/// Runs only the programs of the crate that `RDMA_CI_ONLY` names.
+/// Makes cargo run only the programs of the crate that `RDMA_CI_ONLY` names.
 const RUN_ONLY: (&str, &str) = ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask only");
 
-/// Runs a program under valgrind; a leak or an invalid access fails it.
+/// Runs a program under valgrind, which fails the program if it leaks or has an invalid access.
 macro_rules! memcheck {
     () => {
         "valgrind --quiet --fair-sched=yes --error-exitcode=99 --leak-check=full \
@@ -28,26 +28,28 @@ pub(super) const AARCH64_NEEDS: &[Need] = &[
     Need::Tool("qemu-aarch64", "apt-get install qemu-user"),
 ];
 
-/// Debian's cross compiler links, and qemu runs the result and the programs that a test starts.
+/// Debian's cross compiler links the programs. qemu runs them, and also the programs that tests
+/// start.
 const EMULATED: &[(&str, &str)] = &[
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"),
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-aarch64 -L /usr/aarch64-linux-gnu"),
     ("RDMA_TEST_EMULATOR", "qemu-aarch64 -L /usr/aarch64-linux-gnu"),
     ("CC", "aarch64-linux-gnu-gcc"),
-    // Line numbers are not needed, and compilation is faster without them.
+    // Line numbers are not needed, and compilation is faster without debug information.
     ("CARGO_PROFILE_DEV_DEBUG", "0"),
     WITHOUT_RXE,
 ];
 
-/// Compiles everything, including the programs.
+/// Compiles everything for the target, including programs and tests.
 const AARCH64_CHECK: Step = run(
     "cargo check --target aarch64-unknown-linux-gnu --workspace --exclude xtask --exclude softroce",
 )
 .with(EMULATED);
 
-/// Compiles the published crates and runs the tests that depend on the processor. These are the copy, atomics, the
-/// layout of C's structs and the functions of its headers. A child of a process with several threads may hang in qemu,
-/// which has locks of its own. So no test that forks runs in parallel with others here. The cases of the suite run in
+/// Compiles the published crates, and runs the tests that depend on the processor. These are the
+/// tests of the copy, of atomics, of the layout of C's structs, and of the functions in its
+/// headers. If a process with several threads forks, the child may hang in qemu, which has locks of
+/// its own. So no test that forks runs in parallel with others here; the cases of the suite run in
 /// separate processes.
 pub(super) const AARCH64: &[Step] = &[
     run("cargo check --target aarch64-unknown-linux-gnu {products}").with(EMULATED),
@@ -63,7 +65,7 @@ pub(super) const AARCH64: &[Step] = &[
     .with(EMULATED),
 ];
 
-/// The tests of a crate on devices that look like a NIC.
+/// Runs the tests of a crate on devices that imitate this NIC.
 macro_rules! on_nic {
     ($crate_:literal, $profile:literal) => {
         concat!(
@@ -76,7 +78,8 @@ macro_rules! on_nic {
     };
 }
 
-/// The tests of channels, examples and rdmatool on devices that look like two NICs.
+/// Runs the tests of the channels, the examples and rdmatool twice, on devices that imitate one NIC
+/// and the other.
 macro_rules! on_nics {
     ($one:literal, $other:literal) => {
         tests_two_at_a_time(&[
@@ -93,7 +96,8 @@ macro_rules! on_nics {
     };
 }
 
-/// Tests of features that a device lacks are skipped, as in `nics`.
+/// Runs tests on further profiles. Like in `nics`, tests are skipped if they need a feature that
+/// the device lacks.
 pub(super) const PROFILES: &[Step] = &[
     tests("cargo test -p conformance --test conformance -- like-")
         .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")]),
@@ -103,8 +107,8 @@ pub(super) const PROFILES: &[Step] = &[
     on_nics!("hip08", "mana"),
 ];
 
-/// A NIC with all features, and one that lacks many: tests of missing features are skipped. The tests mostly wait, so
-/// two runs at a time take as long as one.
+/// One NIC has all features, and the other one lacks many, so tests that need those are skipped.
+/// Tests mostly wait, so running two at a time takes no longer than one.
 pub(super) const NICS: &[Step] = &[
     run("cargo build --workspace --examples"),
     run("cargo test --workspace --test behaviour --no-run"),
@@ -124,7 +128,7 @@ pub(super) const STALLS: &[Step] = &[
     .with(STALLED),
 ];
 
-/// Code that must not compile is the same for every processor, so it is not tested here.
+/// Tests of code that must not compile do not depend on the processor, so they are not run here.
 pub(super) const AARCH64_FULL: &[Step] = &[
     AARCH64_CHECK,
     tests(
@@ -137,7 +141,8 @@ pub(super) const AARCH64_FULL: &[Step] = &[
         .with(EMULATED),
 ];
 
-/// All benches are compiled first, then run two at a time: callgrind uses one processor, and its counts do not change.
+/// Compiles all benches first, and then runs them two at a time. Callgrind uses only one processor,
+/// and its counts are not affected.
 macro_rules! instructions {
     ($crate_:literal) => {
         instructions!($crate_, "")
@@ -165,7 +170,7 @@ pub(super) const INSTRUCTIONS: &[Step] = &[
     .with(&[RUN_ONLY]),
 ];
 
-/// The program of the job `test`.
+/// Runs the program of the example as a user would, in the job `test`.
 pub(super) const COPY_FILE: &[Step] = &[
     run("cargo build -p copy_file"),
     run("mkdir -p {target}/copy-file"),
@@ -181,12 +186,12 @@ pub(super) const COPY_FILE: &[Step] = &[
 pub(super) const RXE: &[Step] = &[
     run("cargo build -p rdma-examples --examples"),
     run("cargo xtask rxe-setup"),
-    // Not `cargo xtask`, which would itself be run by the runner.
+    // This does not use `cargo xtask`, because the runner would be applied to xtask itself.
     tests(
         "cargo test -p rdma-examples -p copy_file -p rdma-tools --test behaviour -- --ignored --test-threads=1",
     )
     .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
-    // Its programs open `soft0`.
+    // The programs of the tutorial open `soft0`.
     tests("cargo test -p rdma-examples --doc Tutorial").with(&[(
         "CARGO_TARGET_{HOST}_RUNNER",
         "{target}/debug/xtask rxe-run --machine --timeout 300 -- \
@@ -196,8 +201,8 @@ pub(super) const RXE: &[Step] = &[
     run("cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0"),
 ];
 
-/// Runs a target for half a minute, from a seed that it prints. A sanitizer looks for errors of unsafe code only;
-/// without one the stable compiler is enough.
+/// Runs a fuzz target for half a minute, with a seed that it prints. A sanitizer finds only errors
+/// of unsafe code; without one, the stable compiler is enough.
 macro_rules! fuzz {
     ($name:literal) => {
         fuzz!($name, "fuzz --sanitizer none")
@@ -221,7 +226,7 @@ pub(super) const FUZZ_NEEDS: &[Need] = &[
 ];
 
 pub(super) const FUZZ: &[Step] = &[
-    // They write the seeds of the fuzzers.
+    // These tests write the seeds for the fuzzers.
     tests("cargo test --workspace --test fuzz"),
     run("cargo fuzz build --fuzz-dir crates/fuzz --target-dir {target}/fuzz --sanitizer none"),
     two_at_a_time(&[
@@ -236,20 +241,20 @@ pub(super) const FUZZ: &[Step] = &[
     ]),
 ];
 
-/// The targets that reach unsafe code.
+/// Runs the fuzz targets that reach unsafe code.
 pub(super) const FUZZ_ADDRESS: &[Step] = &[
     tests("cargo test --workspace --test fuzz"),
     run(fuzz!("work_request", "fuzz-address --sanitizer address")).with(VISIBLE_COPIES),
 ];
 
-/// Makes the device's copies visible to AddressSanitizer.
+/// Makes the device copy in such a way that AddressSanitizer sees the accesses.
 const VISIBLE_COPIES: &[(&str, &str)] = &[UNSTABLE, ("RUSTFLAGS", "--cfg rdma_visible_copies")];
 
-/// The sanitizers and memcheck are for our own code.
+/// Leaves out SoftRoCE, because the sanitizers and memcheck are meant for our own code.
 pub(super) const WITHOUT_RXE: (&str, &str) = ("RDMA_TEST_RXE", "off");
 
-/// Every run selects the same crates: cargo unites their features, and with other features it would compile each of
-/// them again.
+/// Runs tests under AddressSanitizer. Each run selects the same crates: cargo unites their
+/// features, and would compile all of them again for a different selection.
 macro_rules! asan {
     ($which:literal) => {
         tests(concat!(
@@ -264,12 +269,14 @@ macro_rules! asan {
 const ADDRESS: &[(&str, &str)] =
     &[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=address --cfg rdma_visible_copies"), WITHOUT_RXE];
 
-/// Checks first that the sanitizer sees the device at all: these tests expect its abort.
+/// Checks first that the sanitizer sees the device's accesses at all. These tests expect it to
+/// abort the program.
 const ASAN_SEES: Step = asan!("--test behaviour visible_copies::");
 
-/// Runs the suite with the direct path. The other devices differ in the schedule, the path of the packets and the kind
-/// of link, which the tests of the device cover. Code that must not compile, and checks of `Send`, have no effect at
-/// run time.
+/// Runs the suite only on the device with the direct path. The other devices differ in the
+/// schedule, in how packets travel and in the link layer, which the device's own tests cover. Tests
+/// of code that must not compile, and of `Send`, are left out, because they check nothing at run
+/// time.
 pub(super) const ASAN: &[Step] = &[
     ASAN_SEES,
     asan!(
@@ -281,7 +288,7 @@ pub(super) const ASAN: &[Step] = &[
 
 pub(super) const ASAN_FULL: &[Step] = &[
     ASAN_SEES,
-    // The programs of the examples, which a test starts.
+    // Builds the programs of the examples, because a test starts them.
     run("cargo build --target {host} --target-dir {target}/asan -p rdma-examples --examples")
         .with(ADDRESS),
     tests(
@@ -305,12 +312,14 @@ pub(super) const LSAN: &[Step] = &[
     .with(LEAKS),
 ];
 
-/// Checks first that memcheck sees the device at all: these tests expect its report.
+/// Checks first that memcheck sees the device's accesses at all. These tests expect it to report an
+/// error.
 const MEMCHECK_SEES: Step =
     tests("cargo test --workspace --test behaviour visible_copies:: -- --ignored --test-threads=1");
 
-/// The tests of the device's parts in two halves, since valgrind runs one thread at a time. Under valgrind, the kernel
-/// does not copy memory that is inaccessible. Valgrind also loses registers where an instruction faults and is resumed.
+/// Runs the unit tests, in two halves because valgrind runs one thread at a time. Some tests are
+/// left out: under valgrind, the kernel does not copy inaccessible memory, and registers are lost
+/// when a faulting instruction is resumed.
 macro_rules! memcheck_lib {
     ($half:literal) => {
         concat!(
@@ -329,13 +338,15 @@ pub(super) const VALGRIND: &[Step] = &[
     ]),
 ];
 
-/// Each case is a process; one device is enough. For forks see below; memory that stays alive counts as a leak.
+/// Runs the suite on one device, which is enough. Forks are excluded for the reason below. Cases in
+/// which memory is kept alive on purpose are excluded because it would count as a leak.
 const MEMCHECK_SUITE: Step = tests(
     "cargo test -p conformance --test conformance -- soft0:: --skip ::forks:: --skip _lives_on",
 )
 .with(&[MEMCHECK, ("VALGRIND_OPTS", "--trace-children=yes"), WITHOUT_RXE]);
 
-/// A forked child releases nothing on purpose, which valgrind would report as leaks.
+/// Tests that fork are excluded: a forked child releases nothing on purpose, which valgrind would
+/// report as leaks.
 pub(super) const VALGRIND_FULL: &[Step] = &[
     MEMCHECK_SEES,
     run("cargo build -p rdma-examples --examples"),
@@ -354,7 +365,7 @@ pub(super) const LINKED: &[Step] = &[
     tests("cargo test -p rdma-sys --features linked --target-dir {target}/linked"),
 ];
 
-/// Both crates are compiled together, then run in parallel.
+/// Compiles both crates together, so that their models can then run in parallel.
 macro_rules! loom {
     ($crate_:literal, $how:literal) => {
         concat!(
@@ -366,7 +377,8 @@ macro_rules! loom {
     };
 }
 
-/// Explores all orders of threads, which takes minutes; a model with too many of them bounds its preemptions itself.
+/// Explores all orders of the threads, which takes minutes. A model with too many orders limits its
+/// preemptions itself.
 pub(super) const LOOM: &[Step] = &[
     run(loom!("", "--no-run")).with(UNDER_LOOM),
     tests_two_at_a_time(&[loom!("rdma-soft", "loom"), loom!("rdma-async", "loom")])
@@ -380,14 +392,15 @@ pub(super) const STRESS: &[Step] = &[
     tests("cargo test -p rdma-soft --release --test stress")
         .with(&[("RDMA_STRESS_SECONDS", "120")]),
     tests("cargo test -p rdma-soft --test behaviour local_link -- --ignored"),
-    // 200 processes for each last operation and each way to end.
+    // Starts 200 processes for each last operation and for each way in which a process can end.
     tests("cargo test -p rdma-soft --test behaviour before_it_ends")
         .with(&[("RDMA_TEST_ENDS", "800")]),
     tests("cargo test -p rdma-async --test behaviour crowd -- --ignored"),
 ];
 
-/// proptest looks for its files of failures, and miri is a hundred times slower than the machine. The copy has no
-/// assembly then. rdma-qp is left out: its own tests of the table of transitions take miri minutes, and its unsafe code
+/// Miri needs access to files, because proptest reads its recorded failures. Since Miri is a
+/// hundred times slower than the machine, few cases are tried. The copy does not use assembly then.
+/// rdma-qp is left out: its tests of the transition table would take minutes, and its unsafe code
 /// calls C.
 pub(super) const MIRI: &[Step] = &[
     tests("cargo +nightly miri test -p rdma-types --target-dir {target}/miri").with(UNDER_MIRI),
@@ -395,7 +408,7 @@ pub(super) const MIRI: &[Step] = &[
         "cargo +nightly miri test --lib -p rdma-mem -p rdma-connect -p rdma-channel --target-dir {target}/miri",
     )
     .with(UNDER_MIRI),
-    // The device is a mock, so no C is involved.
+    // In these tests the device is a mock, so no C code is called.
     tests("cargo +nightly miri test --lib -p rdma-async --target-dir {target}/miri ledger::")
         .with(UNDER_MIRI),
     tests("cargo +nightly miri test --lib -p rdma-soft --target-dir {target}/miri memory::copy::")
@@ -408,7 +421,7 @@ const UNDER_MIRI: &[(&str, &str)] = &[
     ("PROPTEST_CASES", "8"),
 ];
 
-/// One at a time, so that the figures measure the attack.
+/// The tests run one at a time, so that the figures measure only the attack.
 pub(super) const HOSTILE_NEIGHBOUR: &[Step] = &[tests(
     "cargo test --workspace --test behaviour -- --nocapture --test-threads=1 local_link::neighbours:: \
         local_link::garbage:: local_link::receiver:: local_link::names:: \
@@ -416,12 +429,13 @@ pub(super) const HOSTILE_NEIGHBOUR: &[Step] = &[tests(
         server::bad_clients:: rendezvous::half_open:: rendezvous::bad_clients::",
 )];
 
-/// The machine of SoftRoCE is busy enough by itself. Twice the tests at a time: each gets less of a processor, and all
-/// of them finish sooner.
+/// SoftRoCE's virtual machine is left out, because it is slow enough without load. Twice as many
+/// tests as processors run at a time: each gets less of a processor, but all of them finish sooner.
 const BUSY: &[(&str, &str)] = &[WITHOUT_RXE, ("RUST_TEST_THREADS", "4")];
 
-/// First all of them. Then those that have a deadline or a second process, as found in their files (`timed.rs`), and
-/// the separate programs that have either.
+/// Runs all tests first. Then repeats those that have a deadline or start a process, which are
+/// found by the words in their files (`timed.rs`). Also repeats the separate test programs that do
+/// either.
 pub(super) const LOADED: &[Step] = &[
     run("cargo test --workspace --no-run"),
     tests("cargo test --workspace --no-fail-fast").with(BUSY).under_load(3),

@@ -1,4 +1,4 @@
-//! The environment of the jobs.
+//! The environment in which jobs run.
 
 use std::collections::HashSet;
 use std::fs;
@@ -13,21 +13,21 @@ use super::timed;
 use crate::tidy;
 use crate::tree::Tree;
 
-/// Folders of the target folder that more than one job uses.
+/// Folders in the target folder that several jobs use.
 const SHARED_OUTPUTS: &[&str] = &["debug", "release", "rxe", "tmp"];
 
-/// The environment of the jobs.
+/// The environment in which jobs run, and the values for placeholders in their command lines.
 pub(crate) struct Setting {
     pub(crate) root: PathBuf,
-    /// cargo's target folder; `{target}` in a line.
+    /// Cargo's target folder, for `{target}`.
     target: String,
-    /// The triple of this machine; `{host}`.
+    /// The target triple of this machine, for `{host}`.
     host: String,
-    /// The oldest supported compiler, from the root manifest; `{msrv}`.
+    /// The oldest supported compiler, as stated in the root manifest, for `{msrv}`.
     msrv: String,
-    /// `-p` with each published crate; `{products}`.
+    /// `-p` with the name of each published crate, for `{products}`.
     products: String,
-    /// The modules of tests that could fail on a busy machine; `{timed}`.
+    /// The modules of tests that could fail on a busy machine, for `{timed}`.
     timed: String,
 }
 
@@ -61,12 +61,12 @@ impl Setting {
             .replace("{timed}", &self.timed)
     }
 
-    /// Returns the size of the target folder in bytes.
+    /// Returns the size of the target folder, in bytes.
     pub(crate) fn disk_use(&self) -> u64 {
         size(Path::new(&self.target))
     }
 
-    /// Returns the folders in the target folder.
+    /// Returns the folders that the target folder contains.
     pub(crate) fn outputs(&self) -> Result<Vec<PathBuf>> {
         let Ok(entries) = fs::read_dir(&self.target) else { return Ok(Vec::new()) };
         let mut folders = Vec::new();
@@ -79,7 +79,8 @@ impl Setting {
         Ok(folders)
     }
 
-    /// Removes the folders that a job has created in the target folder, except those that other jobs use too.
+    /// Removes the folders that a job has created in the target folder, except those that other
+    /// jobs use too. `before` lists the folders that existed before the job.
     pub(crate) fn remove_outputs_but(&self, before: &[PathBuf]) -> Result<()> {
         for folder in self.outputs()? {
             let is_shared = SHARED_OUTPUTS.iter().any(|name| folder.ends_with(name));
@@ -92,8 +93,8 @@ impl Setting {
     }
 }
 
-/// Returns the bytes on disk of everything in a folder. A file with several names counts once, and a file that
-/// disappears meanwhile not at all.
+/// Returns the number of bytes that a folder takes on disk. A file with several names is counted
+/// once. A file that disappears in the meantime is not counted.
 fn size(folder: &Path) -> u64 {
     let (mut folders, mut seen, mut bytes) = (vec![folder.to_path_buf()], HashSet::new(), 0);
     while let Some(folder) = folders.pop() {

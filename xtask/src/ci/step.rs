@@ -1,4 +1,4 @@
-//! The command lines of a job.
+//! The command lines of a job, and how they are run.
 
 use std::io::{self, BufRead, BufReader, Read as _, Write as _};
 use std::process::{Command, ExitStatus, Stdio};
@@ -13,7 +13,8 @@ use super::load::Load;
 use super::seconds;
 use super::setting::Setting;
 
-/// Commands: words separated by blanks, run from the root without a shell.
+/// Commands to run from the root. Each consists of words separated by spaces, and is run without a
+/// shell.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     lines: Lines,
@@ -21,14 +22,15 @@ pub(crate) struct Step {
     tests: bool,
     rounds: u32,
     loaded: bool,
-    /// The limit in seconds, after which it is killed if `CI` is set.
+    /// The time limit in seconds. When it has passed, the command is killed, but only if `CI` is
+    /// set.
     limit_s: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Lines {
     One(&'static str),
-    /// Run two at a time.
+    /// Commands that run two at a time.
     Many(&'static [&'static str]),
 }
 
@@ -36,23 +38,25 @@ const fn step(lines: Lines) -> Step {
     Step { lines, env: &[], tests: false, rounds: 1, loaded: false, limit_s: 1800 }
 }
 
-/// A command that must succeed.
+/// Returns a step with one command, which must succeed.
 pub(crate) const fn run(line: &'static str) -> Step {
     step(Lines::One(line))
 }
 
-/// A run of tests that must succeed and must have run at least one.
+/// Returns a step with one command that runs tests. The command must succeed, and at least one test
+/// must have run.
 pub(crate) const fn tests(line: &'static str) -> Step {
     Step { tests: true, ..step(Lines::One(line)) }
 }
 
-/// Commands that must succeed, run two at a time. The output of each is shown as a whole when it has ended, that of the
-/// failed ones last.
+/// Returns a step with several commands, which run two at a time and must all succeed. The output
+/// of each command is printed when the command is done. The output of failed commands is printed
+/// last.
 pub(crate) const fn two_at_a_time(lines: &'static [&'static str]) -> Step {
     step(Lines::Many(lines))
 }
 
-/// Runs of tests, two at a time; each must have run at least one.
+/// Like [`two_at_a_time`], for commands that run tests. In each, at least one test must have run.
 pub(crate) const fn tests_two_at_a_time(lines: &'static [&'static str]) -> Step {
     Step { tests: true, ..step(Lines::Many(lines)) }
 }
@@ -62,7 +66,8 @@ impl Step {
         Self { env, ..self }
     }
 
-    /// Runs the step this many times in sequence, on a machine that two busy loops for each processor keep busy.
+    /// Makes the step run this many times in sequence, while two loops for each processor keep the
+    /// machine busy.
     pub(crate) const fn under_load(self, rounds: u32) -> Self {
         Self { rounds, loaded: true, limit_s: 4 * 1800, ..self }
     }
@@ -83,7 +88,7 @@ impl Step {
         Ok(())
     }
 
-    /// Runs a command, and shows its output as it arrives.
+    /// Runs a command, and prints its output while it runs.
     fn show(&self, line: &str, setting: &Setting) -> Result<()> {
         println!("+ {}", self.shown(line, setting));
         let mut command = self.command(line, setting)?;
@@ -123,7 +128,7 @@ impl Step {
         Ok(())
     }
 
-    /// Returns the output of a command, from both of its streams, and whether it succeeds.
+    /// Runs a command. Returns its output, from both of its streams, and whether it succeeded.
     fn captured(&self, line: &str, setting: &Setting) -> (Vec<u8>, Result<()>) {
         let mut said = Vec::new();
         let mut run = || -> Result<()> {
@@ -131,7 +136,7 @@ impl Step {
             let mut command = self.command(line, setting)?;
             let child = command.stdout(writer.try_clone()?).stderr(writer).spawn();
             let mut child = child.with_context(|| format!("starting `{line}`"))?;
-            drop(command); // Only the child can write now, so that the output ends with it.
+            drop(command); // Now only the child can write, so the output ends when the child exits.
             output.read_to_end(&mut said)?;
             let passed = String::from_utf8_lossy(&said).lines().map(passed_in).sum();
             self.succeeded(child.wait()?, passed, line)
@@ -150,12 +155,12 @@ impl Step {
 
     fn print(&self, line: &str, setting: &Setting, said: &[u8]) {
         let mut out = io::stdout().lock();
-        // If the output has no reader any more, the failure is ignored.
+        // If nothing reads the output any more, printing fails, which is ignored.
         let _ = writeln!(out, "+ {}", self.shown(line, setting));
         let _ = out.write_all(said);
     }
 
-    /// Returns the line in the syntax of a shell.
+    /// Returns the command line as one would type it in a shell.
     fn shown(&self, line: &str, setting: &Setting) -> String {
         let env = self.env.iter().map(|(k, v)| (setting.fill(k), setting.fill(v)));
         let env: String = env.map(|(key, value)| format!("{key}='{value}' ")).collect();
@@ -163,7 +168,8 @@ impl Step {
     }
 
     fn command(&self, line: &str, setting: &Setting) -> Result<Command> {
-        // In CI, a step that hangs is killed; `timeout` kills its children too.
+        // In CI, a step that hangs is killed. `timeout` also kills the processes that the step has
+        // started.
         let limit = std::env::var_os("CI");
         let limit = limit.map(|_| format!("timeout --kill-after=30 {}", self.limit_s));
         let limit = limit.unwrap_or_default();
@@ -171,7 +177,7 @@ impl Step {
         let program = words.next().context("an empty step")?;
         let mut command = Command::new(program);
         command.args(words).current_dir(&setting.root).stdin(Stdio::null());
-        // `cargo run` sets these variables, which would make build scripts run again.
+        // `cargo run` sets these variables. If they stayed set, build scripts would run again.
         for (key, _) in std::env::vars_os() {
             let name = key.to_string_lossy();
             if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
@@ -183,7 +189,7 @@ impl Step {
     }
 }
 
-/// Passes the output on, and counts the tests that passed in it.
+/// Prints the output, and counts the tests that passed according to it.
 fn copy_and_count(mut output: impl BufRead) -> Result<usize> {
     let (mut passed, mut line) = (0, Vec::new());
     while output.read_until(b'\n', &mut line)? > 0 {
@@ -195,7 +201,8 @@ fn copy_and_count(mut output: impl BufRead) -> Result<usize> {
     Ok(passed)
 }
 
-/// Returns the count in libtest's summary, `test result: ok. 3 passed; 0 failed; …`.
+/// Returns the number of passed tests in libtest's summary, `test result: ok. 3 passed; 0 failed;
+/// …`.
 fn passed_in(line: &str) -> usize {
     let count = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "));
     count.and_then(|(_, rest)| rest.split(' ').next()?.parse().ok()).unwrap_or(0)
@@ -250,7 +257,7 @@ mod unit {
 
     #[test]
     fn two_run_at_a_time() {
-        // Each waits until the other one has written into its pipe.
+        // Each of the two commands waits until the other one has written to the pipe that it reads.
         let folder = tempfile::tempdir().unwrap();
         let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
         for path in [&one, &other] {

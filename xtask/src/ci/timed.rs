@@ -1,8 +1,9 @@
-//! The tests that could fail on a busy machine: those with a deadline or a second process, as found in their files.
+//! Finds the tests that could fail on a busy machine, by the words in their files: tests with a
+//! deadline or a second process.
 
 use crate::tree::Tree;
 
-/// Words of tests that start a process, or run in one.
+/// Words that occur in tests which start a process or run in one.
 const PROCESSES: &[&str] = &[
     "this_program",
     "in_own_process",
@@ -14,13 +15,13 @@ const PROCESSES: &[&str] = &[
     "Near::",
 ];
 
-/// Words of tests that use the machine's clock.
+/// Words that occur in tests which use the machine's clock.
 const DEADLINES: &[&str] = &["Instant::now", ".elapsed()", "timeout(", "deadline", "sleep("];
 
-/// A crate whose tests count time as a number.
+/// A crate whose tests represent time as numbers, so they do not depend on the machine.
 const WITHOUT_A_CLOCK: &str = "crates/rdma-proto/";
 
-/// Returns the modules of `tests/behaviour` with such tests, as filters for libtest.
+/// Returns the modules of `tests/behaviour` that contain such tests, as filters for libtest.
 pub(super) fn filters(tree: &Tree) -> Vec<String> {
     let files = tree.ending(&[".rs"]).filter(|(path, _)| !path.starts_with(WITHOUT_A_CLOCK));
     let modules = files.filter_map(|(path, text)| Some((module(path)?, text)));
@@ -32,7 +33,7 @@ pub(super) fn filters(tree: &Tree) -> Vec<String> {
     filters
 }
 
-/// Returns `a::b::` for `…/tests/behaviour/a/b.rs`; `None` for code that tests share.
+/// Returns `a::b::` for `…/tests/behaviour/a/b.rs`, and `None` for code that several tests share.
 fn module(path: &str) -> Option<String> {
     let (_, inside) = path.split_once("/tests/behaviour/")?;
     let module = inside.strip_suffix(".rs")?;
