@@ -1,7 +1,8 @@
-//! `cargo xtask tidy`: the rules of this workspace that rustc, rustfmt and clippy do not check.
+//! `cargo xtask tidy`: checks the rules of this workspace that rustc, rustfmt and clippy do not
+//! check.
 //!
-//! Each rule is a module with a `check` that looks at a [`Tree`] or at commits and returns findings. Its tests show it
-//! failing.
+//! Each rule is a module with a function `check`, which examines a [`Tree`] or commits and returns
+//! findings. The module's tests show that the rule detects violations.
 
 mod auto_traits;
 mod bindings;
@@ -29,12 +30,12 @@ use anyhow::Result;
 
 use crate::tree::{self, Tree};
 
-/// Returns the crates that users may depend on, lowest first.
+/// Returns the names of the crates that users may depend on, starting with the lowest one.
 pub(crate) fn products() -> impl Iterator<Item = &'static str> {
     layers::names()
 }
 
-/// One problem: its place, a description, and what to do.
+/// A violation of a rule: where it is, what is wrong, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
     path: String,
@@ -56,12 +57,13 @@ impl fmt::Display for Finding {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Check nothing; print the number of files in the folders of each crate, and its largest circle of modules
+    /// Check nothing; print the number of files in each crate's folders, and the crate's largest
+    /// circle of modules
     #[arg(long)]
     rooms: bool,
 }
 
-/// Checks the checkout; returns `false` if there are findings.
+/// Checks the checkout, and prints the findings. Returns `false` if there are any.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let root = tree::root();
     let tree = Tree::read(&root)?;
@@ -110,13 +112,14 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(found.is_empty())
 }
 
-/// Returns the number of the line with the byte at `offset`, from 1.
+/// Returns the number of the line that contains the byte at `offset`. Lines are numbered from 1.
 fn line_of(text: &str, offset: usize) -> usize {
     let before = text.as_bytes().get(..offset).unwrap_or(text.as_bytes());
     before.iter().filter(|&&byte| byte == b'\n').count() + 1
 }
 
-/// Returns true if the file was written by hand: generated modules are in folders named `generated`.
+/// Returns true if the file was written by hand. Generated modules are in folders with the name
+/// `generated`.
 fn by_hand(path: &str) -> bool {
     !path.split('/').any(|part| part == "generated")
 }

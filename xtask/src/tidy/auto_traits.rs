@@ -1,4 +1,5 @@
-//! Checks that `tests/auto_traits.rs` of each crate asserts for each public type which threads may use it.
+//! Checks that each crate's `tests/auto_traits.rs` asserts, for each public type, which threads may
+//! use the type.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +17,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 fn check_crate(tree: &Tree, name: &str) -> Vec<Finding> {
     let root = format!("crates/{name}/src/lib.rs");
     let test = format!("crates/{name}/tests/auto_traits.rs");
-    // Files that are not Rust are reported by the rule on lengths.
+    // If a file is not Rust, the rule about lengths reports it.
     let parse = |path: &str| tree.text(path).and_then(|text| syn::parse_file(text).ok());
     let Some(lib) = parse(&root) else { return Vec::new() };
     let others = not_types(tree, &format!("crates/{name}/src/"));
@@ -33,7 +34,7 @@ fn check_crate(tree: &Tree, name: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the public names from the crate's own modules that look like types.
+/// Returns the public names that come from the crate's own modules and look like types.
 fn types(lib: &File) -> BTreeSet<(String, usize)> {
     let modules: Vec<_> = lib
         .items
@@ -67,11 +68,11 @@ fn leaves(tree: &UseTree, found: &mut BTreeSet<(String, usize)>) {
         UseTree::Rename(name) => add(&name.rename),
         UseTree::Path(path) => leaves(&path.tree, found),
         UseTree::Group(group) => group.items.iter().for_each(|tree| leaves(tree, found)),
-        UseTree::Glob(_) => {} // of the bindings, whose pointers are C's
+        UseTree::Glob(_) => {} // a glob of the bindings, whose pointers belong to C
     }
 }
 
-/// Returns traits, and other names of types.
+/// Returns names that look like types but are not: traits, and aliases of types.
 fn not_types(tree: &Tree, folder: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (_, text) in tree.ending(&[".rs"]).filter(|(path, _)| path.starts_with(folder)) {
@@ -86,7 +87,7 @@ fn not_types(tree: &Tree, folder: &str) -> BTreeSet<String> {
     found
 }
 
-/// Returns every word of the file except those of its imports.
+/// Returns all words of the file except those in its imports.
 fn words(file: &File) -> BTreeSet<String> {
     fn add(tokens: TokenStream, words: &mut BTreeSet<String>) {
         for tree in tokens {

@@ -1,4 +1,5 @@
-//! Checks that the engine of the software device does not use the C bindings: only its shims know the names of C.
+//! Checks that the engine of the software device does not use the C bindings. Only its shims may
+//! use C's names.
 
 use super::{Finding, tokens};
 use crate::tree::Tree;
@@ -11,7 +12,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let sources = tree.ending(&[".rs"]).filter(|(path, _)| path.starts_with(DEVICE));
     let others = sources.filter(|(path, _)| !path.starts_with(SHIMS));
     let found = others.filter_map(|(path, text)| {
-        // Files that cannot be split into tokens are reported by the rule on lengths.
+        // If a file cannot be split into tokens, the rule about lengths reports it.
         let line = tokens::line_of_word(&tokens::lex(path, text).ok()?, BINDINGS)?;
         let what =
             format!("`{BINDINGS}`: only {SHIMS} names it; translate there, use rdma-types here");

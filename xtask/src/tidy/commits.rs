@@ -1,5 +1,5 @@
-//! Checks that commits read well in a list. The subject must be imperative and fit a line. A diff that is too large to
-//! explain itself needs a body.
+//! Checks that commits read well in a list. The subject must be imperative and fit on a line. If
+//! the diff is too large to explain itself, the commit needs a body.
 
 use std::path::Path;
 
@@ -8,28 +8,32 @@ use anyhow::Result;
 use super::Finding;
 use crate::tree;
 
-/// The start of the rule (25 November 2026, 11:00 UTC). Commits with an earlier author date are not checked.
+/// When the rule begins (25 November 2026, 11:00 UTC). Commits with an earlier author date are not
+/// checked.
 pub(crate) const SINCE: u64 = 1_795_604_400;
 
-/// The most recent commits are checked, up to this number. Those that landed have passed already, and a clone knows the
-/// last landing only if it has the branch.
+/// The maximum number of recent commits to check, as an option of git. Checking only the unmerged
+/// commits would be enough, because the others have passed before. But a clone does not always have
+/// the branch that shows which these are.
 const LAST: &str = "-n100";
 
+/// The maximum length of a subject, in characters.
 const SUBJECT: usize = 72;
 
-/// The largest diff of product code, in lines, that needs no body.
+/// The maximum number of lines of product code that a commit without a body may change.
 const SPEAKS_FOR_ITSELF: usize = 50;
 
 #[derive(Debug)]
 pub(crate) struct Commit {
     hash: String,
     message: String,
-    /// Lines that were added or removed under `crates/*/src`.
+    /// The number of lines that were added or removed under `crates/*/src`.
     changed: usize,
 }
 
-/// Reads the last commits of the checkout, except those with an author date before `since`. Merges, the first commit of
-/// all, and a commit whose parents a shallow clone lacks are left out: their diff is not the author's change.
+/// Reads the most recent commits of the checkout, except those with an author date before `since`.
+/// Merges are left out, and so are the very first commit and a commit whose parents a shallow clone
+/// lacks. Their diffs do not show the author's change.
 pub(crate) fn read(root: &Path, since: u64) -> Result<Vec<Commit>> {
     let format = "--format=%x1e%h%x1f%at%x1f%p%x1f%B%x1f";
     let text = tree::git(root, &["log", LAST, "--no-merges", "-M", "--numstat", format])?;
@@ -45,7 +49,8 @@ fn parse(record: &str, since: u64) -> Option<Commit> {
     counts.then(|| Commit { hash: hash.to_owned(), message: message.to_owned(), changed })
 }
 
-/// Returns the lines that a row of `--numstat` adds and removes, if its file is product code. A moved file has none.
+/// Returns how many lines a row of `--numstat` adds and removes, if the row's file is product code.
+/// A file that was only moved has no such lines.
 fn changed_lines(row: &str) -> Option<usize> {
     let [added, removed, path] = row.split('\t').collect::<Vec<_>>().try_into().ok()?;
     let product = path.starts_with("crates/") && path.contains("src/") && path.contains(".rs");
@@ -87,14 +92,15 @@ pub(crate) fn check(commits: &[Commit]) -> Vec<Finding> {
     found
 }
 
-/// Returns the subject after `crate: ` or `crate, crate: `.
+/// Returns the subject without its prefix `crate: ` or `crate, crate: `.
 fn without_prefix(subject: &str) -> &str {
     let is_scope = |scope: &str| !scope.is_empty() && !scope.contains(' ');
     let prefixed = subject.split_once(": ").filter(|(prefix, _)| prefix.split(", ").all(is_scope));
     prefixed.map_or(subject, |(_, rest)| rest)
 }
 
-/// Returns true if the word may be an imperative. It checks the form, since no list has all verbs.
+/// Returns true if the word may be an imperative. This checks the form of the word, because no list
+/// contains all verbs.
 fn may_command(word: &str) -> bool {
     let word = word.to_lowercase();
     if LOOK_INFLECTED.contains(&word.as_str()) {
@@ -106,13 +112,13 @@ fn may_command(word: &str) -> bool {
     is_word && !is_inflected && !NO_VERBS.contains(&word.as_str())
 }
 
-/// Imperatives that end like other forms.
+/// Imperatives that end like inflected forms.
 const LOOK_INFLECTED: &[&str] = &[
     "alias", "bias", "bring", "embed", "exceed", "feed", "focus", "heed", "need", "ping",
     "proceed", "ring", "seed", "shed", "shred", "speed", "spring", "string", "succeed", "swing",
 ];
 
-/// Words at the start of subjects that are not verbs.
+/// Words at the beginning of subjects that are not verbs.
 const NO_VERBS: &[&str] = &[
     "a", "about", "after", "all", "also", "an", "and", "another", "any", "as", "at", "before",
     "both", "but", "by", "each", "either", "every", "few", "fewer", "first", "for", "four", "from",
@@ -194,7 +200,7 @@ mod tests {
         }
     }
 
-    /// Creates a repository in this folder, with a commit for each message.
+    /// Creates a repository in this folder, with one commit for each message.
     fn repository(at: &Path, messages: &[&str]) {
         let git = |args: &[&str]| {
             let names = ["-c", "user.name=a", "-c", "user.email=a@b"];

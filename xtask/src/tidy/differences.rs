@@ -1,4 +1,5 @@
-//! Checks that the page of SoftRoCE's differences lists exactly those that the conformance suite asserts.
+//! Checks that the page about SoftRoCE's differences lists exactly those that the conformance suite
+//! asserts.
 
 use super::{Finding, line_of};
 use crate::tree::Tree;
@@ -6,8 +7,8 @@ use crate::tree::Tree;
 const PAGE: &str = "docs/rxe-differences.md";
 const SUITE: &str = "crates/conformance/";
 
-/// Checks that each entry is asserted by a case, and that they are sorted. Each case asserts itself, on every device,
-/// that the entry which it names exists.
+/// Checks that each entry of the page is asserted by a case, and that the entries are sorted. The
+/// opposite is checked by the cases: each asserts, on every device, that the entry it names exists.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let Some(page) = tree.text(PAGE) else {
         return vec![Finding::new(PAGE, 1, "missing; it lists the differences of SoftRoCE")];

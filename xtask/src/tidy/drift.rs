@@ -1,11 +1,12 @@
-//! Checks that facts in two places are the same in both.
+//! Checks that facts that are stated in two places agree.
 
 use std::collections::BTreeSet;
 
 use super::{Finding, line_of};
 use crate::tree::Tree;
 
-/// The places that repeat the oldest compiler, and the words before it.
+/// The files that repeat the version of the oldest supported compiler, and the text that precedes
+/// it there.
 const OLDEST: [(&str, &str); 3] = [
     ("README.md", "Rust "),
     ("CONTRIBUTING.md", "Rust "),
@@ -20,7 +21,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     found
 }
 
-/// Checks the oldest compiler: the root manifest defines it, and these pages repeat it.
+/// Checks that these files state the oldest supported compiler as the root manifest defines it.
 fn rust_version(tree: &Tree) -> Vec<Finding> {
     let manifest = tree.text("Cargo.toml").unwrap_or_default();
     let Some(version) = manifest.lines().find_map(|line| line.strip_prefix("rust-version = "))
@@ -55,7 +56,8 @@ fn rust_version(tree: &Tree) -> Vec<Finding> {
     found
 }
 
-/// Checks that the page for C programmers lists each function, or why it is missing.
+/// Checks that the page for C programmers lists each function of the bindings, or why it is
+/// missing.
 fn verbs(tree: &Tree) -> Vec<Finding> {
     const PAGE: &str = "docs/from-c-verbs.md";
     let functions = tree.text("crates/rdma-sys/src/generated/functions.rs").unwrap_or_default();
@@ -123,7 +125,7 @@ fn safety_facts(tree: &Tree) -> Vec<Finding> {
     found
 }
 
-/// Returns the numbers in ` F1, F2 and F3: because …`.
+/// Returns the numbers of the cited facts in text such as ` F1, F2 and F3: because …`.
 fn cited(line: &str) -> impl Iterator<Item = String> {
     let words = line.split([' ', ',', '/']).filter(|word| !matches!(*word, "" | "and"));
     words.map_while(|word| {

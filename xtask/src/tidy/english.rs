@@ -1,7 +1,7 @@
-//! Prose reads as plain English: comments, string literals, names of tests, pages.
+//! Checks that prose reads as plain English: comments, string literals, names of tests, and pages.
 //!
-//! Some constructions are forbidden, and long sentences. Others are suspect: each use that is right stands in
-//! [`ALLOWED`], by the text of its line. The list only shrinks.
+//! Long sentences and some constructions are forbidden. Other constructions are suspect: each
+//! correct use must be listed in [`ALLOWED`], by the text of its line. The list may only shrink.
 
 mod passages;
 
@@ -13,24 +13,26 @@ use self::passages::{CODE, Kind, Passage, Word};
 use super::{Finding, by_hand};
 use crate::tree::{self, Tree};
 
-/// The uses of suspect words that are right: the phrase, a tab, and the trimmed line.
+/// The file that lists the correct uses of suspect words. Each line contains the phrase, a tab, and
+/// the trimmed line with the phrase.
 const ALLOWED: &str = "xtask/english-allowed.txt";
 
-/// The words of a sentence at most.
+/// The maximum number of words in a sentence of a doc comment.
 const DOC_SENTENCE: usize = 25;
+/// The maximum number of words in any other sentence.
 const SENTENCE: usize = 30;
 
-/// Words that open neither a doc comment nor the name of a test.
+/// Words with which neither a doc comment nor the name of a test may begin.
 const OPENINGS: &[&str] = &[
     "what", "how", "who", "whom", "whose", "whoever", "whatever", "where", "why", "of", "so",
     "there", "nobody", "somebody",
 ];
 
-/// Further words that open no doc comment.
+/// Further words with which a doc comment may not begin.
 const DOC_OPENINGS: &[&str] = &["as", "those", "that"];
 
-/// Each with what to write instead, besides the phrases of [`words`](super::words). They are joined here so that this file
-/// passes its own check.
+/// Forbidden phrases in addition to those of [`words`](super::words), each with what to write
+/// instead. They are joined from parts, so that this file passes its own check.
 const FORBIDDEN: &[(&str, &str)] = &[
     (concat!("in ", "vain"), "which step failed"),
     (concat!("for ", "ever"), "forever, or without a limit"),
@@ -42,7 +44,7 @@ const FORBIDDEN: &[(&str, &str)] = &[
     (concat!("without ", "a word"), "silently"),
 ];
 
-/// Each with what to consider instead.
+/// Suspect phrases, each with what to consider instead.
 const SUSPECT: &[(&str, &str)] = &[
     ("who", "name the actor: the caller, the thread, the peer"),
     ("whom", "name the actor"),
@@ -68,14 +70,14 @@ const SUSPECT: &[(&str, &str)] = &[
     (concat!("no ", "more"), "no longer, none"),
 ];
 
-/// A causative: `have` or a form of it, an object, and a participle.
+/// The name of the causative construction: a form of `have`, an object, and a participle.
 const CAUSATIVE: &str = "have … done";
 const HAVE: &[&str] = &["has", "have", "had", "having"];
 const DETERMINERS: &[&str] = &["the", "its", "their", "a", "an", "one", "each"];
 const PRONOUNS: &[&str] = &["it", "them", "this", "that"];
 const PARTICIPLES: &[&str] = &["done", "made", "sent", "taken", "run", "built", "written"];
 
-/// Places that are physical or a term: behind a lock.
+/// Words that show that a preposition is used for a place, or in a term such as "behind a lock".
 const PLACES: &[&str] = &["lock", "feature", "flag", "mutex", "pointer", "reference", CODE];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -104,12 +106,12 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     found
 }
 
-/// The number of uses in the list.
+/// Returns the number of uses in the list.
 pub(super) fn allowed(tree: &Tree) -> usize {
     tree.text(ALLOWED).map_or(0, |text| text.lines().count())
 }
 
-/// Commits that add more lines to the list than they remove.
+/// Returns a finding for each commit that adds more lines to the list than it removes.
 pub(super) fn growth(root: &Path) -> Result<Vec<Finding>> {
     let modified =
         ["log", "-n100", "--diff-filter=M", "--format=%x1e%h", "--numstat", "--", ALLOWED];
@@ -132,7 +134,7 @@ fn grown(log: &str) -> Vec<Finding> {
     found
 }
 
-/// The list of uses that are right.
+/// The list of correct uses of suspect words.
 struct Allowed<'t>(Vec<Entry<'t>>);
 
 struct Entry<'t> {
@@ -214,7 +216,7 @@ fn length(passage: &Passage, add: &mut impl FnMut(usize, String)) {
     }
 }
 
-/// The suspect words of a passage, each with its phrase and what to consider instead.
+/// Returns the suspect words of a passage, each with its phrase and what to consider instead.
 fn suspect(passage: &Passage) -> Vec<(&Word, &'static str, &'static str)> {
     let mut found = Vec::new();
     for (at, word) in passage.words.iter().enumerate() {
@@ -230,13 +232,13 @@ fn suspect(passage: &Passage) -> Vec<(&Word, &'static str, &'static str)> {
 }
 
 fn begins(words: &[Word], phrase: &str) -> bool {
-    // Most words begin no phrase.
+    // This quick check is enough for most words, because they begin no phrase.
     let may_begin = words.first().is_some_and(|first| phrase.starts_with(&*first.text));
     let mut words = words.iter();
     may_begin && phrase.split(' ').all(|part| words.next().is_some_and(|word| word.text == part))
 }
 
-/// Whether the preposition means a place, or the comparison is complete.
+/// Returns true if the preposition is used for a place, or if the comparison is complete.
 fn is_place(words: &[Word]) -> bool {
     let near = |count: usize, places: &[&str]| {
         words.iter().skip(1).take(count).any(|word| places.contains(&&*word.text))

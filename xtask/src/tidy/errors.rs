@@ -1,4 +1,5 @@
-//! Checks that public errors print their messages by `Debug`, for `unwrap`, `expect` and a `main` that returns them.
+//! Checks that the `Debug` output of public errors is their message. `unwrap`, `expect` and a
+//! `main` that returns an error print that output.
 
 use syn::{Attribute, Item, Meta, Token, Visibility, punctuated::Punctuated};
 
@@ -13,7 +14,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 fn check_file(path: &str, text: &str) -> Vec<Finding> {
-    // Files that are not Rust are reported by the rule on lengths.
+    // If a file is not Rust, the rule about lengths reports it.
     let items = syn::parse_file(text).map(|file| file.items).unwrap_or_default();
     let implementing: Vec<_> = items.iter().filter_map(error_implemented).collect();
     let mut found = Vec::new();
@@ -36,7 +37,7 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
     found
 }
 
-/// Returns the type that an item implements `Error` for.
+/// Returns the type that an item implements `Error` for, if it does.
 fn error_implemented(item: &Item) -> Option<String> {
     let Item::Impl(block) = item else { return None };
     let (_, of, _) = block.trait_.as_ref()?;

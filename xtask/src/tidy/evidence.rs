@@ -1,8 +1,10 @@
-//! Checks that each test which a page cites exists, and each item that it lists as available here.
+//! Checks that the tests that a page cites exist, and also the items that it lists as available
+//! here.
 //!
-//! It finds the tables by the heading of their last column. Under `shown by`, each piece of code is the name of a test,
-//! of a case that must not compile, or of a file; `…` at the end matches any rest of a name. Under `here`, its words
-//! are words of the libraries.
+//! The tables are found by the heading of their last column. In a column `shown by`, each piece of
+//! code must name a test, a case that must not compile, or a file. A name may end with `…`, which
+//! matches any rest. In a column `here`, the words of each piece of code must occur in the sources
+//! of the libraries.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -34,7 +36,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     found
 }
 
-/// Returns the words of all library sources.
+/// Returns all words in the sources of the libraries.
 fn words(tree: &Tree) -> BTreeSet<&str> {
     let sources = tree.ending(&[".rs"]).filter(|(path, _)| path.contains("/src/"));
     sources
@@ -48,7 +50,7 @@ fn split(text: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| word.starts_with(|c: char| c.is_alphabetic() || c == '_'))
 }
 
-/// Returns the names of all functions, and of all cases that must not compile.
+/// Returns the names of all functions, and those of all cases that must not compile.
 fn names(tree: &Tree) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (path, text) in tree.ending(&[".rs"]) {
@@ -75,10 +77,10 @@ fn exists(tree: &Tree, known: &BTreeSet<String>, name: &str) -> bool {
     }
 }
 
-/// Returns the pieces of code in the last columns with this heading.
+/// Returns the pieces of code in all last columns that have this heading.
 fn column(text: &str, title: &str) -> Vec<(String, usize)> {
     let (mut found, mut cells, mut heading) = (Vec::new(), Vec::new(), false);
-    let mut columns = 0; // of a table that ends with such a column
+    let mut columns = 0; // the number of columns, if the last one has this heading
     for (event, Range { start, .. }) in
         Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter()
     {

@@ -1,5 +1,5 @@
-//! Checks that the faults that the simulator is known to find can still be planted. A change of the patched code breaks
-//! the patch, and the job that plants them is not in the gate.
+//! Checks that the faults that the simulator must find can still be planted. A change of the code
+//! that a patch modifies breaks the patch, but the job that plants the faults is not in the gate.
 
 use std::path::Path;
 
@@ -12,7 +12,8 @@ use crate::tree::Tree;
 pub(crate) fn check(root: &Path, tree: &Tree) -> Result<Vec<Finding>> {
     let mut found = Vec::new();
     for fault in sim::faults(tree) {
-        // One by one: git would apply each to the result of the ones before it.
+        // The patches are checked one by one. Otherwise git would apply each one to the result of
+        // those before it.
         let output = sim::git_apply(root)?.arg("--check").arg(fault.path).output();
         let output = output.context("starting git, which checks patches")?;
         if !output.status.success() {
@@ -37,7 +38,8 @@ mod tests {
         )
     }
 
-    /// Returns the findings in a folder with two patches that apply, to the same line, and one that does not.
+    /// Returns the findings for three patches in this folder: two change the same line and can be
+    /// applied, and one cannot.
     fn found_in(folder: &Path) -> Vec<Finding> {
         let right = [patch("two", "2"), patch("two", "II")];
         let wrong = patch("zwei", "2");

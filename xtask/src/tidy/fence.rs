@@ -1,5 +1,5 @@
-//! Limits unsafe code. A checked-in list has the files that may contain it. Only few files turn addresses into
-//! pointers, and libraries define no symbol that C could link to.
+//! Limits unsafe code. A checked-in list names the files that may contain it. Only a few files may
+//! turn addresses into pointers, and libraries may not define symbols that C could link to.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,9 @@ use crate::tree::Tree;
 
 const LIST: &str = "xtask/unsafe-files.txt";
 
-/// The function that turns an address into a pointer, and the files of libraries that may use it (SAFETY.md F7).
+/// The function that turns an address into a pointer (SAFETY.md F7).
 const POINTERS: &str = "with_exposed_provenance";
+/// The files of libraries that may use this function.
 const OF_ADDRESSES: [&str; 3] = [
     "crates/rdma-qp/src/post/extended.rs",
     "crates/rdma-soft/src/memory/copy.rs",
@@ -20,7 +21,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut found = Vec::new();
     let mut unsafe_files = BTreeMap::new();
     for (path, text) in tree.ending(&[".rs"]) {
-        // Files that cannot be split into tokens are reported by the rule on lengths.
+        // If a file cannot be split into tokens, the rule about lengths reports it.
         let Ok(tokens) = tokens::lex(path, text) else { continue };
         if let Some(&line) = tokens::unsafe_lines(&tokens).first() {
             unsafe_files.insert(path, line);
@@ -41,7 +42,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 
 fn pointers(tree: &Tree) -> Vec<Finding> {
     let sources = tree.ending(&[".rs"]).filter(|(path, _)| is_library_source(path));
-    // Code that only tests use reads the tests' own memory.
+    // Unpublished code is excluded: it is used only in tests, and reads the tests' own memory.
     let published = |path: &str| layers::names().any(|name| path.contains(&format!("/{name}/")));
     let others = sources.filter(|(path, _)| published(path) && !OF_ADDRESSES.contains(path));
     let line = |text: &str| Some(text.lines().position(|line| line.contains(POINTERS))? + 1);

@@ -1,4 +1,5 @@
-//! Checks that each job of CI runs on GitHub once, in its long form, and that its purpose and duration are documented.
+//! Checks that each job of CI, in its long form, runs exactly once on GitHub, and that its purpose
+//! and duration are documented.
 
 use super::Finding;
 use crate::ci::{JOBS, Job, Tier};
@@ -34,7 +35,8 @@ fn check_job(tree: &Tree, job: &Job) -> Vec<Finding> {
     found
 }
 
-/// Returns true if the workflow has the job. A name there ends its line or is followed by more of the row.
+/// Returns true if the workflow contains the job. Its name there is followed by the end of the line
+/// or by the rest of the row.
 fn runs_on_github(tree: &Tree, name: &str) -> bool {
     let text = tree.text(WORKFLOW).unwrap_or_default();
     let wanted = format!("job: {name} ");
@@ -47,7 +49,7 @@ fn line_of_row(tree: &Tree, name: &str) -> Option<usize> {
     text.lines().position(|line| line.starts_with(&start)).map(|at| at + 1)
 }
 
-/// Finds rows of jobs that do not exist any more.
+/// Finds rows of the page for jobs that no longer exist.
 fn unknown(tree: &Tree) -> Vec<Finding> {
     let text = tree.text(PAGE).unwrap_or_default();
     let rows = text.lines().enumerate().skip_while(|(_, line)| !line.starts_with("| job |"));

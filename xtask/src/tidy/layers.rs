@@ -1,4 +1,4 @@
-//! The layers: which crate may depend on which.
+//! Checks the layers: which crates may depend on which.
 
 use std::path::Path;
 
@@ -18,7 +18,8 @@ const fn layer(name: &'static str, may_use: &'static [&'static str], unsafe_code
     Layer { name, may_use, unsafe_code }
 }
 
-/// Lowest first. A new crate gets its row here and in the table of ARCHITECTURE.md.
+/// The layers, starting with the lowest one. A new crate needs a row here and one in the table of
+/// ARCHITECTURE.md.
 const LAYERS: &[Layer] = &[
     layer("rdma-types", &[], false),
     layer("rdma-sys", &["rdma-types"], true),
@@ -36,7 +37,8 @@ const LAYERS: &[Layer] = &[
     ),
 ];
 
-/// Crates that are never published: they may use everything, but layers may use them only in tests.
+/// Crates that are never published. They may use all crates, but the layers may use them only in
+/// tests.
 const TOOLS: &[&str] = &[
     "conformance",
     "copy_file",
@@ -50,27 +52,27 @@ const TOOLS: &[&str] = &[
     "xtask",
 ];
 
-/// Crates that may have no unsafe code at all.
+/// Returns the names of the crates that must not contain unsafe code.
 pub(crate) fn without_unsafe() -> impl Iterator<Item = &'static str> {
     LAYERS.iter().filter(|layer| !layer.unsafe_code).map(|layer| layer.name)
 }
 
-/// The crates that users may depend on.
+/// Returns the names of the crates that users may depend on.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     LAYERS.iter().map(|layer| layer.name)
 }
 
-/// A member of the workspace with its dependencies on other members.
+/// A member of the workspace, and its dependencies on other members.
 #[derive(Debug)]
 pub(crate) struct Package {
     name: String,
-    /// Relative to the root.
+    /// The path of the manifest, relative to the root.
     manifest: String,
     manifest_text: String,
     edges: Vec<Dependency>,
 }
 
-/// Reads the members and their dependencies from cargo.
+/// Reads the members and their dependencies, using cargo.
 pub(crate) fn packages(root: &Path) -> Result<Vec<Package>> {
     let metadata = MetadataCommand::new().current_dir(root).no_deps().exec()?;
     let members: Vec<_> = metadata.packages.iter().map(|p| p.name.to_string()).collect();
@@ -107,7 +109,8 @@ fn problem(layer: Option<&Layer>, edge: &Dependency) -> Option<String> {
     let to = &edge.name;
     let pin = edge.req.to_string();
     if edge.kind == DependencyKind::Development {
-        // With a version, publishing would require that this version was published first.
+        // If this dependency had a version, publishing would require that this version was
+        // published before.
         return (pin != "*").then(|| {
             format!("dev-dependency `{to}` has a version; write `{to} = {{ path = \"…\" }}` alone")
         });
@@ -128,7 +131,8 @@ fn problem(layer: Option<&Layer>, edge: &Dependency) -> Option<String> {
     })
 }
 
-/// Returns the line of the dependency in the manifest, in the section for this kind.
+/// Returns the line of the manifest that declares the dependency, within the section for this kind
+/// of dependency.
 fn line(package: &Package, edge: &Dependency) -> usize {
     let section = match edge.kind {
         DependencyKind::Development => "dev-dependencies",
@@ -162,7 +166,8 @@ fn line(package: &Package, edge: &Dependency) -> usize {
 mod tests {
     use super::*;
 
-    /// Creates a workspace of empty crates on disk, each with a name and the end of its manifest.
+    /// Creates a workspace of empty crates. Each member is a crate's name and the end of its
+    /// manifest. Returns the findings.
     fn workspace(members: &[(&str, &str)]) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {

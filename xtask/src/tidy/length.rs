@@ -1,4 +1,5 @@
-//! Checks that files are short enough to be read in one go; clippy's `too_many_lines` checks functions.
+//! Checks that no file is too long to be read in one go. Clippy's `too_many_lines` checks
+//! functions.
 
 use super::{Finding, by_hand, tokens};
 use crate::tree::Tree;

@@ -1,4 +1,4 @@
-//! Checks that the links in the documents have existing targets.
+//! Checks that the links in pages lead to existing targets.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use super::{Finding, by_hand, line_of};
 use crate::tree::Tree;
 
-/// The files that may mention a path of the folder of documents.
+/// The kinds of files in which mentions of paths in `docs` are checked.
 const MENTIONS: &[&str] = &[".md", ".rs", ".toml", ".yml", ".ci/run"];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
@@ -28,7 +28,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     found
 }
 
-/// Returns why the link in `page` is dead, if it is.
+/// Returns why the link in `page` is dead, or `None` if it is not.
 fn dead(tree: &Tree, page: &str, target: &str) -> Option<String> {
     let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
     if file.contains(':') {
@@ -46,8 +46,8 @@ fn dead(tree: &Tree, page: &str, target: &str) -> Option<String> {
     Some(format!("dead anchor `{target}`: the headings of {path} give {}", anchors.join(", ")))
 }
 
-/// Returns the path from the root of the file that `page` names `file`. Returns `None` above the root, or for an empty
-/// path.
+/// Returns the path, relative to the root, that a link to `file` in `page` leads to. Returns `None`
+/// if it leads above the root or is empty.
 pub(crate) fn resolve(page: &str, file: &str) -> Option<String> {
     let mut parts: Vec<&str> =
         if file.starts_with('/') { vec![] } else { page.split('/').collect() };
@@ -62,7 +62,8 @@ pub(crate) fn resolve(page: &str, file: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Returns line and target of every link and image, including those defined by reference.
+/// Returns the line and the target of each link and each image, including those that are defined by
+/// reference.
 pub(crate) fn links(text: &str) -> Vec<(usize, String)> {
     let events = Parser::new_ext(text, Options::all()).into_offset_iter();
     events
@@ -75,7 +76,7 @@ pub(crate) fn links(text: &str) -> Vec<(usize, String)> {
         .collect()
 }
 
-/// Returns the anchors that GitHub creates for the headings.
+/// Returns the anchors that GitHub creates for the headings of a page.
 fn anchors(text: &str) -> Vec<String> {
     let (mut anchors, mut seen) = (Vec::new(), HashMap::<String, usize>::new());
     let mut heading = None;
@@ -101,12 +102,12 @@ fn slug(title: &str) -> String {
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Returns offset and path of each mention of a file in the root's folder of documents.
+/// Returns the offset and the path of each mention of a file in the folder `docs` of the root.
 fn mentions(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let in_path = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '-' | '_');
     text.match_indices("docs/").filter_map(move |(at, _)| {
         if text[..at].ends_with(in_path) {
-            return None; // a part of a longer path or of a web address
+            return None; // a part of a longer path or of an address on the web
         }
         let rest = &text[at..];
         let end = rest.find(|c| !in_path(c)).unwrap_or(rest.len());

@@ -1,11 +1,12 @@
-//! Checks that a crate has few test programs: each is linked in every job that runs tests, with the libraries below it.
+//! Checks that a crate has only a few test programs. Every job that runs tests links each of them
+//! with the libraries that it uses.
 
 use std::collections::BTreeMap;
 
 use super::Finding;
 use crate::tree::Tree;
 
-/// The number of the crate with the most.
+/// The maximum number of test programs, which is that of the crate with the most.
 const MOST: usize = 7;
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
@@ -27,7 +28,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     too_many.collect()
 }
 
-/// Returns true for `x.rs` or `x/main.rs`, where cargo finds programs.
+/// Returns true for `x.rs` and `x/main.rs`, which cargo compiles as programs.
 fn is_program(path: &str) -> bool {
     match path.split_once('/') {
         None => true,

@@ -1,7 +1,9 @@
-//! Checks that public signatures name nothing of an unstable crate, whose breaking changes would break our users.
+//! Checks that public signatures do not name items of unstable crates. A breaking change there
+//! would also break our users.
 //!
-//! The lint `unreachable_pub` makes `pub` mean public, so that a file can be checked by itself. Names are followed
-//! through imports and aliases, including those of other files of the crate.
+//! The lint `unreachable_pub` ensures that `pub` items are really public, so each file can be
+//! checked separately. Names are followed through imports and aliases, including those in other
+//! files of the crate.
 
 mod names;
 
@@ -15,7 +17,7 @@ use super::{Finding, layers};
 use crate::tree::Tree;
 use names::{Crate, Scope};
 
-/// Crates before 1.0, or implementation details, such as rustix and bon.
+/// Crates that have no version 1.0 yet or are implementation details, such as rustix and bon.
 const UNSTABLE: &[&str] = &[
     "bon",
     "ibverbs_sys",
@@ -32,7 +34,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 fn check_crate(tree: &Tree, folder: &str) -> Vec<Finding> {
-    // Files that are not Rust are reported by the rule on lengths.
+    // If a file is not Rust, the rule about lengths reports it.
     let parsed = tree.ending(&[".rs"]).filter(|(path, _)| path.starts_with(folder));
     let parsed = parsed.filter_map(|(path, text)| Some((path, syn::parse_file(text).ok()?)));
     let files: Vec<_> = parsed.collect();
@@ -78,7 +80,7 @@ impl Signature<'_> {
             Item::Macro(call) => self.tokens(&call.mac.tokens),
             Item::Use(import) => {
                 let names = self.scope.unstable_imports(&import.tree);
-                // Names imported by a glob cannot be distinguished from our own.
+                // The names that a glob imports cannot be distinguished from our own.
                 let seen = |name: &str| is_public(&import.vis) || name.ends_with('*');
                 self.found.extend(names.into_iter().filter(|(_, name)| seen(name)));
             }
@@ -94,7 +96,8 @@ impl Signature<'_> {
         }
     }
 
-    /// Checks implementations of traits, which belong to the type. Its own functions are public one by one.
+    /// Checks the implementation of a trait, which is as public as the type. In an inherent
+    /// implementation, only the public functions and constants are checked.
     fn block(&mut self, block: &ItemImpl, of_crate: &Crate) {
         let Some((_, path, _)) = &block.trait_ else {
             self.visit_generics(&block.generics);
@@ -114,7 +117,7 @@ impl Signature<'_> {
         }
     }
 
-    /// Checks in macros the tokens from each `pub` up to a body or the end.
+    /// Checks the tokens of a macro: those from each `pub` to the following body or to the end.
     fn tokens(&mut self, tokens: &TokenStream) {
         let level: Vec<_> = tokens.clone().into_iter().collect();
         let mut public = false;
@@ -138,7 +141,7 @@ impl Signature<'_> {
         }
     }
 
-    /// Finds unstable names among tokens that have no syntax tree.
+    /// Finds unstable names among tokens that are not parsed.
     fn words(&mut self, tokens: &TokenStream) {
         for tree in tokens.clone() {
             match tree {
@@ -164,7 +167,7 @@ impl<'ast> Visit<'ast> for Signature<'_> {
     }
 
     fn visit_attribute(&mut self, attribute: &'ast Attribute) {
-        // `derive` implements the traits of its list.
+        // `derive` implements the traits that it lists.
         if attribute.path().is_ident("derive")
             && let syn::Meta::List(list) = &attribute.meta
         {
@@ -180,7 +183,7 @@ impl<'ast> Visit<'ast> for Signature<'_> {
     }
 
     fn visit_variant(&mut self, variant: &'ast syn::Variant) {
-        // Its fields are as public as the enum, without a `pub`.
+        // The fields of a variant are as public as the enum, although they have no `pub`.
         variant.fields.iter().for_each(|field| visit::visit_field(self, field));
     }
 

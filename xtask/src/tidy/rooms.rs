@@ -1,5 +1,5 @@
-//! Checks that a folder has few files, and that no circle of modules is large: code that has to be read together stays
-//! small.
+//! Checks that no folder has too many files, and that no circle of modules is too large. So code
+//! that must be read together stays small.
 
 mod circles;
 mod graph;
@@ -10,32 +10,34 @@ use super::{Finding, by_hand, layers};
 use crate::tree::Tree;
 use graph::Graph;
 
-/// The most files in one folder. The file of a module counts in the folder that contains it, not in the folder of its
-/// submodules.
+/// The maximum number of files in one folder. The file of a module counts in the folder that
+/// contains the file, not in the folder of the module's submodules.
 const FILES: usize = 15;
-/// The most files in one circle of modules, in which each module reaches every other through imports.
+/// The maximum number of files in one circle of modules. In a circle, each module reaches all
+/// others through imports.
 const CIRCLE: usize = 5;
 
-/// The limits of a crate.
+/// The limits that apply to a crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ceiling<'a> {
     name: &'static str,
-    /// Files in its fullest folder.
+    /// The number of files in the fullest folder.
     files: usize,
-    /// Files in each circle that is too large, the largest first.
+    /// The number of files in each circle that is too large, starting with the largest circle.
     circles: &'a [usize],
-    /// Imports from the crate's root of items that another module defines.
+    /// The number of imports of items from the crate's root that another module defines.
     from_root: usize,
 }
 
-/// Crates that exceed the limits, with their current numbers. A number here may only decrease.
+/// Crates that exceed the limits, with their present numbers. These numbers may only decrease.
 const NOT_DONE: &[Ceiling<'_>] = &[];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     check_with(tree, NOT_DONE)
 }
 
-/// Returns the output of `cargo xtask tidy --rooms`: a line for each crate, then its circles of more than one file.
+/// Returns the lines that `cargo xtask tidy --rooms` prints: one for each crate, followed by its
+/// circles of several files.
 pub(crate) fn figures(tree: &Tree) -> Vec<String> {
     let line = |name| {
         let crate_ = Crate::read(tree, name)?;
@@ -59,11 +61,11 @@ fn check_with(tree: &Tree, not_done: &[Ceiling<'_>]) -> Vec<Finding> {
     crates.flat_map(|crate_| crate_.check(not_done)).collect()
 }
 
-/// The checked properties of one crate.
+/// The properties of a crate that are checked.
 struct Crate {
     name: &'static str,
     root: String,
-    /// The number of files in each folder.
+    /// The number of files in each folder, by path.
     folders: BTreeMap<String, usize>,
     graph: Graph,
     from_root: Vec<Finding>,
@@ -157,7 +159,8 @@ fn numbers(Ceiling { files, circles, from_root, .. }: Ceiling<'_>) -> String {
 mod tests {
     use super::*;
 
-    /// Returns the messages for a crate that has, next to its root, the files `a0.rs`, `a1.rs` and so on.
+    /// Returns the messages for a crate that consists of a root and the files `a0.rs`, `a1.rs` and
+    /// so on.
     fn messages<const N: usize>(
         text: impl Fn(usize) -> String,
         not_done: &[Ceiling<'_>],
@@ -175,12 +178,13 @@ mod tests {
         check_with(&Tree::of::<N>(files), not_done).iter().map(Finding::to_string).collect()
     }
 
-    /// Each of `of` modules imports from the next, the last from the first; the others import nothing.
+    /// Returns the text of each file, so that the first `of` modules form a circle. Each imports
+    /// from the next one, and the last from the first. All others import nothing.
     fn circle(of: usize) -> impl Fn(usize) -> String {
         circles([of, 0])
     }
 
-    /// Two circles, one after the other.
+    /// Returns the text of each file, so that there are two circles of these sizes.
     fn circles([first, second]: [usize; 2]) -> impl Fn(usize) -> String {
         move |place| {
             let next = match place.checked_sub(first) {

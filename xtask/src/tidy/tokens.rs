@@ -1,7 +1,7 @@
-//! Queries of a Rust file for the rules, answered from its tokens.
+//! Answers the rules' questions about a Rust file from the file's tokens.
 //!
-//! Tokens are used instead of the syntax tree because macro bodies have no tree: an `unsafe` inside `macro_rules!`
-//! counts as well. Comments and strings are not code and never match.
+//! Tokens are used instead of the syntax tree, because the bodies of macros have no tree: an
+//! `unsafe` within `macro_rules!` counts too. Comments and strings are not code and never match.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
@@ -15,9 +15,10 @@ pub(crate) fn lex(path: &str, text: &str) -> Result<TokenStream, Finding> {
     })
 }
 
-/// Returns lines with unsafe code, or with an attribute that allows it.
+/// Returns the lines that contain unsafe code, or an attribute that allows it.
 ///
-/// The type of a function pointer (`unsafe extern "C" fn(…)`) does not count: naming it needs no permission.
+/// The type of a function pointer (`unsafe extern "C" fn(…)`) does not count, because naming it
+/// requires no permission.
 pub(crate) fn unsafe_lines(tokens: &TokenStream) -> Vec<usize> {
     let mut lines = Vec::new();
     each_level(tokens, &mut |level| {
@@ -39,7 +40,7 @@ pub(crate) fn unsafe_lines(tokens: &TokenStream) -> Vec<usize> {
     lines
 }
 
-/// Returns the first line with this word.
+/// Returns the first line that contains this word.
 pub(crate) fn line_of_word(tokens: &TokenStream, word: &str) -> Option<usize> {
     let mut first: Option<usize> = None;
     each_level(tokens, &mut |level| {
@@ -60,7 +61,7 @@ pub(crate) fn forbids_unsafe(tokens: &TokenStream) -> bool {
     })
 }
 
-/// Returns the attributes that give an item a symbol name visible to C, as line and attribute.
+/// Returns the attributes that give an item a symbol name that C could link to, each with its line.
 pub(crate) fn exports(tokens: &TokenStream) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
     for attribute in attributes(tokens) {
@@ -73,7 +74,7 @@ pub(crate) fn exports(tokens: &TokenStream) -> Vec<(usize, &'static str)> {
     found
 }
 
-/// Returns the bracketed part of each attribute.
+/// Returns the part in brackets of each attribute.
 fn attributes(tokens: &TokenStream) -> Vec<Group> {
     let mut found = Vec::new();
     each_level(tokens, &mut |level| {
@@ -110,7 +111,8 @@ fn names(group: &Group, word: &str) -> bool {
     })
 }
 
-/// Returns true if the tokens after `unsafe` make it the type of a function pointer.
+/// Returns true if the tokens after `unsafe` show that it belongs to the type of a function
+/// pointer.
 fn is_pointer_type(after: &[TokenTree]) -> bool {
     let abi = after.iter().take_while(|tree| !is_word(tree, "fn")).count();
     let only_abi = after[..abi].iter().enumerate().all(|(at, tree)| {

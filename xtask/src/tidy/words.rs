@@ -1,15 +1,17 @@
-//! Checks that a finished change has no words for unfinished work; clippy checks macros for it. Also forbids phrases
-//! that cannot be understood when the sentence is read alone, as in an IDE's hover.
+//! Checks that no words for unfinished work remain; clippy checks for such macros. Also forbids
+//! phrases that cannot be understood when a sentence is read by itself, as in the hover text of an
+//! editor.
 
 use super::{Finding, by_hand, line_of};
 use crate::tree::Tree;
 
-/// Split in two halves, like the phrases below, so that this file passes its own check.
+/// The words are split in two halves, like the phrases below, so that this file passes its own
+/// check.
 const WORDS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME")];
 
 const CHECKED: &[&str] = &[".rs", ".md", ".toml", ".yml", ".ci/run"];
 
-/// Each phrase, with advice on what to write instead.
+/// The forbidden phrases, each with advice on what to write instead.
 const PHRASES: &[(&str, &str)] = &[
     (concat!("As ", "of ["), "write \"The errors of [`x`]\", or \"Like [`x`]\""),
     (concat!("as ", "of ["), "write \"the errors of [`x`]\", or \"like [`x`]\""),
@@ -43,8 +45,8 @@ fn find(path: &str, text: &str, words: &str, what: &str, found: &mut Vec<Finding
     }
 }
 
-/// Returns true if the words at this position are not a part of longer ones. Words that end in a sign may be followed
-/// by anything.
+/// Returns true if the words at this position are not part of a longer word. If they end with a
+/// sign, anything may follow.
 fn stands_alone(text: &str, at: usize, words: &str) -> bool {
     let in_word = |c: char| c.is_alphanumeric() || c == '_';
     let goes_on = words.ends_with(in_word) && text[at + words.len()..].starts_with(in_word);

@@ -1,6 +1,7 @@
-//! The prose of a file: comments, string literals and names of tests of Rust files, paragraphs of pages.
+//! Extracts the prose of a file: comments, string literals and names of tests from Rust files, and
+//! paragraphs from pages.
 
-/// A run of words that a person reads in one go.
+/// A sequence of words that is read as one text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Passage {
     pub(super) kind: Kind,
@@ -25,23 +26,25 @@ pub(super) enum Kind {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Word {
-    /// Letters and apostrophes in lower case; [`CODE`] for a piece of code.
+    /// The word in lower case, consisting of letters and apostrophes. [`CODE`] if it is a piece of
+    /// code.
     pub(super) text: String,
-    /// The number of its line, from 1.
+    /// The number of the line that contains the word, counted from 1.
     pub(super) line: usize,
     pub(super) is_capital: bool,
-    /// Whether a sentence, or an item of a list with semicolons, ends here.
+    /// Whether a sentence ends with this word, or an item of a list that is separated by
+    /// semicolons.
     pub(super) ends_sentence: bool,
-    /// Whether it begins a link.
+    /// Whether a link begins with this word.
     pub(super) is_link: bool,
 }
 
 pub(super) const CODE: &str = "`";
 
-/// The signs that enclose a piece of code, and the place of a value in a format string.
+/// The characters that enclose a piece of code, and those that enclose a value in a format string.
 const ENCLOSED: [(char, char); 2] = [('`', '`'), ('{', '}')];
 
-/// The passages of a Rust file.
+/// Returns the passages of a Rust file.
 pub(super) fn of_rust(text: &str) -> Vec<Passage> {
     let mut passages = tests(text);
     let mut block = Block::default();
@@ -56,9 +59,10 @@ pub(super) fn of_rust(text: &str) -> Vec<Passage> {
             rest.find("*/").map_or(rest.len(), |end| end + 2)
         } else if let Some((skipped, content)) = string(rest) {
             let from = line + rest[..skipped].matches('\n').count();
-            // `#[cfg_attr(x, doc = "```")]` begins a block of code in the next doc comment.
+            // With `#[cfg_attr(x, doc = "```")]`, the doc comment that follows begins within a code
+            // block.
             block.begins_in_code |= content.starts_with("```");
-            // Without a space it is a key or a name.
+            // A string without a space is a key or a name, not prose.
             if content.contains(' ') {
                 let text = content.replace("\\n", "  ");
                 passages.extend(of_lines(Kind::Text, numbered(&text, from)));
@@ -67,7 +71,7 @@ pub(super) fn of_rust(text: &str) -> Vec<Passage> {
         } else if first == '\'' {
             character(rest).unwrap_or(1)
         } else {
-            // A word or a number, or all up to the next one.
+            // Skips a word or a number, or everything up to the next one.
             let is_word = in_word(first);
             let ends = |c| in_word(c) != is_word || matches!(c, '/' | '"' | '\'');
             first.len_utf8()
@@ -80,7 +84,7 @@ pub(super) fn of_rust(text: &str) -> Vec<Passage> {
     passages
 }
 
-/// The passages of a page.
+/// Returns the passages of a page.
 pub(super) fn of_page(text: &str) -> Vec<Passage> {
     of_lines(Kind::Page, numbered(text, 1))
 }
@@ -89,7 +93,7 @@ fn numbered(text: &str, from: usize) -> impl Iterator<Item = (usize, &str)> {
     text.split('\n').enumerate().map(move |(place, line)| (from + place, line))
 }
 
-/// Comment lines of one kind that follow each other.
+/// Consecutive comment lines of the same kind.
 #[derive(Default)]
 struct Block<'t> {
     is_doc: bool,
@@ -125,7 +129,8 @@ fn in_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// The length up to the content of a string literal at the begin of `rest`, and the content.
+/// If `rest` begins with a string literal, returns the number of bytes that precede the literal's
+/// content, and the content.
 fn string(rest: &str) -> Option<(usize, &str)> {
     if !rest.starts_with(['"', 'b', 'c', 'r']) {
         return None;
@@ -151,12 +156,13 @@ fn string(rest: &str) -> Option<(usize, &str)> {
     Some((skipped, &content[..end.unwrap_or(content.len())]))
 }
 
-/// The length of what closes a string that was opened so.
+/// Returns the length of the closing part of a string literal with this opening part.
 fn closing(opening: &str) -> usize {
     1 + opening.matches('#').count()
 }
 
-/// The length of a character literal; `None` for a lifetime and anything else.
+/// Returns the length of the character literal with which `rest` begins. Returns `None` for a
+/// lifetime and anything else.
 fn character(rest: &str) -> Option<usize> {
     let content = rest.strip_prefix('\'')?;
     let length = match content.strip_prefix('\\') {
@@ -167,7 +173,7 @@ fn character(rest: &str) -> Option<usize> {
     Some(1 + length + end + 1)
 }
 
-/// The names of the functions with an attribute that ends with `test`.
+/// Returns the names of the functions that have an attribute ending with `test`.
 fn tests(text: &str) -> Vec<Passage> {
     let (mut found, mut is_test) = (Vec::new(), false);
     for (line, content) in numbered(text, 1) {
@@ -186,7 +192,7 @@ fn tests(text: &str) -> Vec<Passage> {
     found
 }
 
-/// Splits lines into paragraphs, items of lists and rows. Blocks of code are left out.
+/// Splits lines into paragraphs, list items and table rows. Omits code blocks.
 fn of_lines<'t>(kind: Kind, lines: impl Iterator<Item = (usize, &'t str)>) -> Vec<Passage> {
     let (mut found, mut words, mut in_code) = (Vec::new(), Vec::new(), false);
     let mut end = |words: &mut Vec<Word>, kind| {
@@ -221,7 +227,7 @@ fn is_item(line: &str) -> bool {
         || digits.len() < line.len() && digits.starts_with(". ")
 }
 
-/// Adds the words of a line.
+/// Adds the words of a line to `words`.
 fn split(line: usize, content: &str, words: &mut Vec<Word>) {
     let word = |text: &str, is_link| Word {
         text: text.to_lowercase(),
@@ -257,7 +263,8 @@ fn split(line: usize, content: &str, words: &mut Vec<Word>) {
     }
 }
 
-/// The length of the word at the begin: `well-known` and `a.rs` are one word.
+/// Returns the length of the word with which `rest` begins. `well-known` and `a.rs` are one word
+/// each.
 fn end_of_word(rest: &str, in_word: impl Fn(char) -> bool) -> usize {
     let mut chars = rest.char_indices().peekable();
     while let Some((at, c)) = chars.next() {
@@ -269,7 +276,7 @@ fn end_of_word(rest: &str, in_word: impl Fn(char) -> bool) -> usize {
     rest.len()
 }
 
-/// Whether a line defines the target of a link.
+/// Returns true if the line defines the target of a link.
 fn is_definition(line: &str) -> bool {
     line.starts_with('[') && line.contains("]: ")
 }

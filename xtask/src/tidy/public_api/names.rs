@@ -1,4 +1,4 @@
-//! The names of a module that refer to an unstable crate.
+//! Finds the names in a module that refer to an unstable crate.
 
 use std::collections::HashSet;
 
@@ -7,12 +7,12 @@ use syn::{Ident, Item, Path, UseTree, Visibility};
 
 use super::{UNSTABLE, is_public};
 
-/// The properties of the whole crate that are needed to check one of its files.
+/// The facts about the whole crate that are needed to check one of its files.
 #[derive(Default)]
 pub(super) struct Crate {
-    /// Names under which the crate re-exports unstable items to itself.
+    /// The names under which the crate re-exports unstable items for its own use.
     carried: HashSet<String>,
-    /// Types and traits that are not public.
+    /// The types and traits that are not public.
     hidden: HashSet<String>,
     public: HashSet<String>,
 }
@@ -25,7 +25,7 @@ impl Crate {
         known
     }
 
-    /// Returns true if the crate declares a type or trait of this name, and none that is public.
+    /// Returns true if the crate declares a type or trait with this name, but no public one.
     pub(super) fn hides(&self, name: &Ident) -> bool {
         let name = name.to_string();
         self.hidden.contains(&name) && !self.public.contains(&name)
@@ -70,7 +70,7 @@ impl Crate {
     }
 }
 
-/// The names of one module.
+/// The names that one module declares or imports.
 pub(super) struct Scope {
     unstable: HashSet<String>,
     carried: HashSet<String>,
@@ -114,7 +114,7 @@ impl Scope {
         UNSTABLE.contains(&first) || self.unstable.contains(first)
     }
 
-    /// Returns the imports from unstable crates, with their lines.
+    /// Returns the imports from unstable crates, each with its line.
     pub(super) fn unstable_imports(&self, tree: &UseTree) -> Vec<(usize, String)> {
         let found = leaves(tree).into_iter().filter(|leaf| self.is_of(leaf));
         found.map(|leaf| (leaf.line, leaf.path.join("::"))).collect()
@@ -141,7 +141,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 }
 
-/// One name of a `use`: its path, and its local name.
+/// A name that a `use` imports: its full path, and its local name.
 struct Leaf {
     path: Vec<String>,
     local: String,

@@ -1,21 +1,24 @@
-//! The circles of a graph: its strongly connected components.
+//! Finds the circles in a graph, that is, its strongly connected components.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// For each file, the files that it imports from.
+/// The files from which each file imports, by path.
 pub(super) type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// Returns the circles of more than one file, the largest first. Files are sorted.
+/// Returns the circles of more than one file, starting with the largest. The files of a circle are
+/// sorted.
 pub(super) fn all(imports: &Imports) -> Vec<Vec<&str>> {
-    // Two files are in one circle if each can be reached from the other. The number of files is small.
+    // Two files are in the same circle if each can be reached from the other. This is fast enough,
+    // because there are few files.
     let reached: BTreeMap<_, _> =
         imports.keys().map(|file| (file.as_str(), reached(imports, file))).collect();
     let circle = |file: &&str| {
         let back = |other: &&str| reached.get(other).is_some_and(|from| from.contains(file));
         reached[file].iter().copied().filter(back).collect::<Vec<_>>()
     };
-    // Only the first file of each circle is kept, so that each circle appears once.
+    // A circle is found once for each of its files, so only the one found for its first file is
+    // kept.
     let circles = reached.keys().map(|file| (file, circle(file)));
     let mut circles: Vec<_> = circles
         .filter(|(file, circle)| circle.len() > 1 && circle.first() == Some(*file))
@@ -25,7 +28,8 @@ pub(super) fn all(imports: &Imports) -> Vec<Vec<&str>> {
     circles
 }
 
-/// Returns the file, the files that it imports from, the files that these import from, and so on.
+/// Returns the file itself, the files from which it imports, those from which these import, and so
+/// on.
 fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     let mut seen = BTreeSet::from([from]);
     let mut left = vec![from];

@@ -1,7 +1,8 @@
-//! The imports between the files of a crate, by the paths in their code.
+//! Finds the imports between the files of a crate, by the paths in their code.
 //!
-//! A path that begins with `crate`, `super`, `self` or a child of the module leads to the file of the module that it
-//! names. Code that only tests use is left out, and so are the arguments of macros.
+//! A path may begin with `crate`, `super`, `self` or the name of a child module. It is then an
+//! import from the file of the module that the path names. Code that only tests use is ignored, and
+//! so are the arguments of macros.
 
 use std::collections::BTreeMap;
 
@@ -11,23 +12,24 @@ use syn::{Attribute, File, Item, ItemMod, ItemUse, Macro, Meta, Path, UseTree, V
 use super::circles::Imports;
 use crate::tree::Tree;
 
-/// The path of a module from the crate's root: none for the root itself.
+/// The path of a module from the crate's root. It is empty for the root itself.
 type Module = Vec<String>;
 
-/// The files of a crate, and the imports of each.
+/// The files of a crate, and the files from which each one imports.
 pub(super) struct Graph {
     pub(super) imports: Imports,
 }
 
-/// A path in a file that imports from the root an item that another module defines: file, line, path.
+/// An import of an item from the crate's root that another module defines: the importing file, the
+/// line, and the path.
 pub(super) type FromRoot = (String, usize, String);
 
 impl Graph {
-    /// Reads the crate with this folder of sources.
+    /// Reads the crate whose sources are in this folder.
     pub(super) fn read(tree: &Tree, folder: &str) -> (Self, Vec<FromRoot>) {
         let mut files = BTreeMap::new();
         collect(tree, folder, Module::new(), &format!("{folder}lib.rs"), &mut files);
-        // Modules within a file count as that file.
+        // A module that is written within a file counts as that file.
         let mut modules = BTreeMap::new();
         for (module, (path, file)) in &files {
             modules.insert(module.clone(), path.as_str());
@@ -45,7 +47,8 @@ impl Graph {
                 if modules[within] != path.as_str() {
                     of_file.insert(modules[within].to_owned());
                 }
-                // `crate::name` that is not a module: if the root does not define it, the root only re-exports it.
+                // For `crate::name`, if `name` is neither a module nor defined in the root, the
+                // root only re-exports it.
                 if let (true, Some(name)) = (within.is_empty() && !module.is_empty(), named)
                     && !of_root.contains(name)
                 {
@@ -57,7 +60,7 @@ impl Graph {
     }
 }
 
-/// Returns the longest part of a path that is a module, and the name after it.
+/// Returns the longest beginning of a path that is a module, and the name that follows it.
 fn resolve<'a>(
     modules: &'a BTreeMap<Module, &str>,
     path: &'a [String],
@@ -68,7 +71,7 @@ fn resolve<'a>(
         .find_map(|(module, name)| Some((module?.0, name)))
 }
 
-/// Reads a module's file and those of its children.
+/// Reads the file of a module, and the files of its children.
 fn collect(
     tree: &Tree,
     folder: &str,
@@ -76,7 +79,7 @@ fn collect(
     path: &str,
     files: &mut BTreeMap<Module, (String, File)>,
 ) {
-    // What is not Rust is reported by the rule on lengths.
+    // If the file is not Rust, the rule about lengths reports it.
     let Some(file) = tree.text(path).and_then(|text| syn::parse_file(text).ok()) else { return };
     let mut children = Vec::new();
     declared(&file.items, &module, &mut children);
@@ -89,7 +92,7 @@ fn collect(
     files.insert(module, (path.to_owned(), file));
 }
 
-/// Collects the modules that are declared here and have separate files.
+/// Collects the modules that these items declare and that have separate files.
 fn declared(items: &[Item], module: &Module, children: &mut Vec<Module>) {
     for (child, content) in modules_of(items, module) {
         match content {
@@ -99,7 +102,7 @@ fn declared(items: &[Item], module: &Module, children: &mut Vec<Module>) {
     }
 }
 
-/// Adds the modules that are written inline in the file.
+/// Adds the modules that are written within the file.
 fn inner<'a>(
     items: &[Item],
     module: &Module,
@@ -113,7 +116,8 @@ fn inner<'a>(
     }
 }
 
-/// Returns the children of a module, with their contents if they are inline; no tests.
+/// Returns the children of a module, except tests. Each child that is written inline comes with its
+/// items.
 fn modules_of<'a>(
     items: &'a [Item],
     module: &'a Module,
@@ -127,7 +131,7 @@ fn modules_of<'a>(
     })
 }
 
-/// Returns the names that are defined here, and not only re-exported.
+/// Returns the names of the items that are defined here, and not only re-exported.
 fn defined(items: &[Item]) -> Vec<String> {
     let name = |item: &Item| match item {
         Item::Const(item) => Some(item.ident.to_string()),
@@ -144,7 +148,7 @@ fn defined(items: &[Item]) -> Vec<String> {
     items.iter().filter_map(name).collect()
 }
 
-/// Returns true for `#[cfg(test)]`, also in an `all` with other conditions.
+/// Returns true for `#[cfg(test)]`, and for `all` with `test` among its conditions.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
@@ -156,7 +160,8 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Collects the paths of a file that stay within the crate, from its root, with their lines.
+/// Collects the paths in a file that stay within the crate. They are expressed from the crate's
+/// root, each with its line.
 struct Paths<'a> {
     /// The module that is being read.
     module: Module,
@@ -191,7 +196,7 @@ impl Paths<'_> {
         self.found.push((whole, *line));
     }
 
-    /// Adds each name of an import, with the path before it.
+    /// Adds each name that an import contains, with the path that leads to it.
     fn leaves(&mut self, tree: &UseTree, before: &[(String, usize)]) {
         let with =
             |name: &syn::Ident| [before, &[(name.to_string(), name.span().start().line)]].concat();
@@ -232,10 +237,10 @@ impl<'ast> Visit<'ast> for Paths<'_> {
         visit::visit_path(self, path);
     }
 
-    // The path of a restricted visibility is not an import.
+    // The path in a restricted visibility is not an import.
     fn visit_vis_restricted(&mut self, _who: &'ast VisRestricted) {}
 
-    // Macros are known by name wherever they are defined.
+    // Macros are found by their names, wherever they are defined.
     fn visit_macro(&mut self, _call: &'ast Macro) {}
 
     fn visit_attribute(&mut self, _attribute: &'ast Attribute) {}
@@ -260,7 +265,8 @@ mod tests {
         )
     }
 
-    /// Returns the edges from `a/b.rs`, whose parent is `a.rs`; `c.rs` exists next to that.
+    /// Returns the imports from `a/b.rs` to other files, if it has this text. Its parent is `a.rs`,
+    /// next to which `c.rs` exists.
     fn edges(text: &str) -> String {
         let (a, b) = ("pub mod b;", text);
         read([("lib.rs", "mod a;\nmod c;"), ("a.rs", a), ("a/b.rs", b), ("c.rs", "")]).0
