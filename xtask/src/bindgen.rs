@@ -1,8 +1,9 @@
-//! `cargo xtask bindgen`: generates the checked-in bindings of `rdma-sys` from the headers of the rdma-core release
-//! that `ibverbs-sys` ships, in the version of `Cargo.lock`.
+//! `cargo xtask bindgen`: generates the checked-in bindings of `rdma-sys`. They come from the
+//! headers of the rdma-core release that is part of `ibverbs-sys`, in the version that `Cargo.lock`
+//! names.
 //!
-//! The output depends only on the headers, not on the machine's libclang or libc. CI runs it with `--check` and fails
-//! on a difference.
+//! The output depends only on the headers, not on the machine's libclang or libc. CI runs this
+//! command with `--check`, which fails if the checked-in files differ from the output.
 
 mod clang;
 mod headers;
@@ -17,7 +18,8 @@ use anyhow::{Context as _, Result, bail};
 
 use clang::Target;
 
-/// Regenerates the bindings, or with `check` fails if they differ from the generated ones.
+/// Regenerates the bindings. With `check`, writes nothing, and fails if the checked-in bindings
+/// differ from the generated ones.
 pub(crate) fn run(check: bool) -> Result<()> {
     let root = workspace_root();
     let tree = headers::lay_out(&root)?;

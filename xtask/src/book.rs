@@ -1,4 +1,4 @@
-//! `cargo xtask book`: builds one searchable site of the pages that the README lists, with mdBook.
+//! `cargo xtask book`: builds a searchable site from the pages that the README lists, using mdBook.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,10 +12,11 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use crate::tidy::links::resolve;
 use crate::tree;
 
-/// The first page of the book; its section [`CONTENTS`] lists the others.
+/// The first page of the book.
 const FIRST: &str = "README.md";
+/// The heading of the section on the first page that lists the other pages.
 const CONTENTS: &str = "## Pages\n";
-/// The folder of the pages.
+/// The folder that contains the pages.
 const FOLDER: &str = "docs";
 
 const CONFIGURATION: &str = r#"[book]
@@ -30,10 +31,11 @@ build-dir = "html"
 no-section-label = true
 "#;
 
-/// Builds the site in `target/book/html`, and checks its links.
+/// Builds the site in `target/book/html` and checks its links.
 ///
 /// # Errors
-/// mdBook is missing or fails, a page is not listed in the README, or a link of the site is dead.
+/// Returns an error if mdBook is missing or fails, if the README does not list a page, or if the
+/// site has a dead link.
 pub(crate) fn run() -> Result<()> {
     let root = tree::root();
     let book = root.join("target/book");
@@ -56,7 +58,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Writes the sources of the book.
+/// Writes the source files of the book.
 fn write(root: &Path, book: &Path) -> Result<()> {
     let first = fs::read_to_string(root.join(FIRST))?;
     let parts = parts(&first)?;
@@ -89,7 +91,7 @@ fn put(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).with_context(|| path.display().to_string())
 }
 
-/// Returns the plots, relative to the folder of the pages.
+/// Returns the paths of the plots, relative to the folder of the pages.
 fn plots(root: &Path) -> Result<Vec<PathBuf>> {
     let folder = root.join(FOLDER).join("plots");
     if !folder.exists() {
@@ -98,11 +100,11 @@ fn plots(root: &Path) -> Result<Vec<PathBuf>> {
     fs::read_dir(folder)?.map(|entry| Ok(Path::new("plots").join(entry?.file_name()))).collect()
 }
 
-/// A list item of the contents: `- Title: [page](path), ...`.
+/// An item of the list of pages: `- Title: [page](path), ...`.
 #[derive(Debug, PartialEq, Eq)]
 struct Part {
     title: String,
-    /// Paths relative to the root.
+    /// The paths of the pages, relative to the root.
     pages: Vec<String>,
 }
 
@@ -127,7 +129,7 @@ fn parts(readme: &str) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// Returns the table of contents, in the form of mdBook.
+/// Returns the table of contents in mdBook's format.
 fn summary(root: &Path, parts: &[Part]) -> Result<String> {
     let mut text = format!("# Summary\n\n[{}]({})\n", title(root, FIRST)?, name(FIRST));
     text += &format!("[{}](examples/index.md)\n", title(root, "examples/README.md")?);
@@ -140,19 +142,21 @@ fn summary(root: &Path, parts: &[Part]) -> Result<String> {
     Ok(text)
 }
 
-/// Returns the first heading of a page.
+/// Returns the text of a page's first heading.
 fn title(root: &Path, page: &str) -> Result<String> {
     let text = fs::read_to_string(root.join(page)).with_context(|| page.to_owned())?;
     let line = text.lines().find_map(|line| line.strip_prefix("# "));
     Ok(line.with_context(|| format!("{page} has no heading"))?.to_owned())
 }
 
-/// Returns the name of a page in the book: mdBook builds `index.html` from a page named `index.md`.
+/// Returns the file name that a page has in the book. mdBook creates `index.html` only from a page
+/// with the name `index.md`.
 fn name(page: &str) -> String {
     page.replace("README.md", "index.md")
 }
 
-/// Returns the page with links within the book only: a link to another file becomes its text.
+/// Returns the text of a page with only those links that stay within the book. A link to any other
+/// file is replaced by its text.
 fn within(text: &str, page: &str, pages: &BTreeSet<String>) -> String {
     let (mut result, mut end) = (String::new(), 0);
     let mut label: Option<Range<usize>> = None;
@@ -191,7 +195,8 @@ fn within(text: &str, page: &str, pages: &BTreeSet<String>) -> String {
     result + &text[end..]
 }
 
-/// Returns a reference such as `[Name]` without a definition, which would appear with its brackets.
+/// Returns a reference such as `[Name]` that has no definition, if there is one. It would be shown
+/// with its brackets.
 fn unresolved(text: &str) -> Option<String> {
     let mut found = None;
     let mut note = |link: pulldown_cmark::BrokenLink<'_>| {
@@ -203,7 +208,7 @@ fn unresolved(text: &str) -> Option<String> {
     found
 }
 
-/// Returns the links of the site to a missing file, or to a missing element of a file.
+/// Returns the links of the site that lead to a missing file, or to a missing element of a file.
 fn dead_links(site: &Path) -> Result<Vec<String>> {
     let mut pages = BTreeMap::new();
     let mut folders = vec![site.to_owned()];
@@ -220,7 +225,8 @@ fn dead_links(site: &Path) -> Result<Vec<String>> {
     }
     let mut dead = Vec::new();
     for (page, text) in &pages {
-        // The page for printing repeats the others, and the one for missing pages is at any path.
+        // The page for printing repeats the other pages, and the page about missing pages may be
+        // shown at any path.
         if page == "print.html" || page == "404.html" || page == "toc.html" {
             continue;
         }
@@ -243,7 +249,7 @@ fn dead_links(site: &Path) -> Result<Vec<String>> {
     Ok(dead)
 }
 
-/// Returns the values of an attribute in an HTML page, in the form that mdBook writes.
+/// Returns the values that an attribute has in an HTML page, if it is written as mdBook does.
 fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     let begin = format!(" {name}=\"");
     let values = html.split(&*begin).skip(1).collect::<Vec<_>>();

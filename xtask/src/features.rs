@@ -1,7 +1,8 @@
-//! `cargo xtask features`: each published crate compiles alone, and with each of its features alone.
+//! `cargo xtask features`: checks that each published crate compiles by itself, without features
+//! and with each one of its features.
 //!
-//! Cargo unites the features of all crates that it builds together. So a missing feature of one crate shows only when
-//! that crate is built alone.
+//! Cargo unites the features of all crates that it builds together. So if a crate fails to request
+//! a feature that it needs, this is detected only when the crate is built by itself.
 
 use std::process::Command;
 
@@ -10,10 +11,11 @@ use cargo_metadata::{MetadataCommand, Package};
 
 use crate::{tidy, tree};
 
-/// Builds all of rdma-core, and has a separate job.
+/// The feature that is left out. It compiles all of rdma-core, and a separate job checks it.
 const ELSEWHERE: &str = "linked";
 
-/// Checks each combination, even after a failure; fails with a list of those that do not compile.
+/// Checks every combination, even after one has failed. Fails with a list of those that do not
+/// compile.
 pub(crate) fn run() -> Result<bool> {
     let root = tree::root();
     let metadata = MetadataCommand::new().current_dir(&root).no_deps().exec()?;
@@ -38,7 +40,8 @@ pub(crate) fn run() -> Result<bool> {
     Ok(true)
 }
 
-/// Returns the combinations: no feature, then each alone, including `default`.
+/// Returns the combinations of features to check: none, and then each feature alone, including
+/// `default`.
 fn combinations(package: &Package) -> Vec<Vec<&str>> {
     let features = package.features.keys().map(String::as_str);
     let each = features.filter(|feature| *feature != ELSEWHERE).map(|feature| vec![feature]);

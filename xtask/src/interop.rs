@@ -1,4 +1,5 @@
-//! `cargo xtask interop`: two devices at the ends of a wire, in the virtual machine of SoftRoCE.
+//! `cargo xtask interop`: connects two devices over a wire in SoftRoCE's virtual machine, and runs
+//! checks between them.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -10,31 +11,32 @@ use softroce::Run;
 
 use crate::{rxe, tree};
 
-/// The script that the guest runs; it sees the host's files.
+/// The script that the guest runs. The guest can read the host's files.
 const GUEST: &str = "xtask/src/interop/guest.sh";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The devices at the ends of the wire
+    /// The devices at the two ends of the wire
     #[arg(long, value_enum, default_value_t = Ends::RxeRxe)]
     ends: Ends,
-    /// Each MTU, each family of addresses and each loss, instead of some of them
+    /// Run all MTUs, address families and losses, instead of a selection
     #[arg(long, conflicts_with = "run")]
     all: bool,
-    /// Only these runs, as `FAMILY,MTU,LOSS,LONGEST,CHECKS`: `6,256,10,65536,rc/`, with `-` for all checks; or `4,rc,0`
-    /// and `4,uc,0` for the programs of rdma-core, and `4,perftest,0` for those of perftest
+    /// Run only these, each as `FAMILY,MTU,LOSS,LONGEST,CHECKS`: for example `6,256,10,65536,rc/`,
+    /// with `-` for all checks; or `4,rc,0` and `4,uc,0` for the programs of rdma-core, and
+    /// `4,perftest,0` for those of perftest
     #[arg(long, value_name = "RUN")]
     run: Vec<String>,
-    /// End it after this many seconds, with exit status 124
+    /// End the run after this number of seconds, with exit status 124
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     timeout: u64,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Ends {
-    /// Two devices of the kernel
+    /// Two devices of the guest's kernel
     RxeRxe,
-    /// One of the kernel, and `soft0` in another network namespace, which listens there
+    /// A device of the guest's kernel, and `soft0`, which listens in another network namespace
     RxeSoft,
 }
 
@@ -47,7 +49,7 @@ impl Ends {
     }
 }
 
-/// Runs the guest's script and returns its status.
+/// Runs the script in the guest. Returns the script's exit status.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let root = tree::root();
     let runs = match (&args.run[..], args.all) {
@@ -75,7 +77,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     softroce.run(&words, Run { limit: Some(Duration::from_secs(args.timeout)), machine: true })
 }
 
-/// Returns runs with each MTU, each family and each loss at least once.
+/// Returns a selection of runs that contains each MTU, each address family and each loss at least
+/// once.
 fn some() -> String {
     "4 1024 0 1048576 -\n6 1024 0 65536 -\n4 256 0 65536 -\n4 512 0 65536 send\n4 2048 0 65536 write\n\
      6 4096 0 65536 -\n4 1024 1 65536 -\n6 2048 1 65536 -\n4 4096 10 65536 -\n6 256 10 16384 -\n\
@@ -83,7 +86,7 @@ fn some() -> String {
         .to_owned()
 }
 
-/// Returns all runs, with the longest messages where nothing is lost.
+/// Returns all runs. Messages are longest in those without losses.
 fn all() -> String {
     let mut runs = String::from("4 rc 0\n6 rc 0\n4 uc 0\n6 uc 0\n4 perftest 0\n6 perftest 0\n");
     for (loss, longest) in [(0, 1 << 20), (1, 1 << 16), (10, 1 << 16)] {

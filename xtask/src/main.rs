@@ -1,5 +1,5 @@
-//! The maintenance commands of this workspace: `cargo xtask ci`, `features`, `package`, `tidy`, `bindgen`, `book`,
-//! `rxe-setup` and its kin, `interop`, `sim`.
+//! The maintenance commands of this workspace: `cargo xtask ci`, `features`, `package`, `tidy`,
+//! `bindgen`, `book`, `rxe-setup` and related commands, `interop`, `sim`.
 
 mod bindgen;
 mod book;
@@ -25,33 +25,38 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Chore {
-    /// Run the jobs of CI by name, the same locally as on GitHub
+    /// Run jobs of CI by name, in the same way locally and on GitHub
     Ci(ci::Args),
-    /// Compile each published crate alone, and with each of its features alone
+    /// Check that each published crate compiles by itself, without features and with each one of
+    /// its features
     Features,
-    /// Package the published crates, then build and document each from its package; nothing is published
+    /// Package the published crates, then build and document each from its package; publishes
+    /// nothing
     Package,
-    /// Run a program that cargo has built if it belongs to the chosen crate; a runner for cargo
+    /// Run a program that cargo has built, but only if it belongs to the selected crate; meant as a
+    /// runner for cargo
     Only(ci::only::Args),
-    /// Check what rustc and clippy do not: layers, lengths, rooms, unsafe files, links, repeated facts
+    /// Check what rustc and clippy do not: layers, lengths, folders, unsafe files, links, repeated
+    /// facts
     Tidy(tidy::Args),
     /// Regenerate the bindings of rdma-sys from the pinned headers
     Bindgen {
-        /// Write nothing; fail if the checked-in bindings differ
+        /// Write nothing, and fail if the checked-in bindings differ
         #[arg(long)]
         check: bool,
     },
-    /// Build a searchable site of the pages that the README lists, in target/book/html; needs mdbook
+    /// Build a searchable site of the pages that the README lists in target/book/html; needs mdBook
     Book,
     /// Set up an RXE (SoftRoCE) device: the kernel's, or one in a virtual machine
     RxeSetup(rxe::SetupArgs),
-    /// Run a command on the machine that has the RXE device
+    /// Run a command where the RXE device is
     RxeRun(rxe::RunArgs),
     /// Remove everything that rxe-setup created
     RxeTeardown,
     /// Connect two devices over a wire, in the virtual machine of SoftRoCE
     Interop(interop::Args),
-    /// Run the simulator: random workloads on a bad network in virtual time, checked against a model
+    /// Run the simulator: random workloads on a network with faults in virtual time, checked
+    /// against a model
     Sim(sim::Args),
 }
 

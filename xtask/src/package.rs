@@ -1,8 +1,9 @@
-//! `cargo xtask package`: makes the packages of the published crates, then builds and documents each from its package.
+//! `cargo xtask package`: packages the published crates, and then builds and documents each crate
+//! from its package.
 //!
-//! A package has no files from outside the folder of its crate. So a page or a test that is included from elsewhere
-//! shows only here. Nothing is published: only a copy of the checkout has `publish = true`. Registries are contacted to
-//! download missing dependencies, and for nothing else.
+//! A package contains no files from outside the crate's folder. So if a crate includes a page or a
+//! test from elsewhere, only this command detects it. Nothing is published: `publish = true` is set
+//! only in a copy of the checkout. Registries are used only to download missing dependencies.
 
 mod contents;
 
@@ -18,17 +19,19 @@ use self::contents::Contents;
 use crate::sim::cargo;
 use crate::{tidy, tree};
 
-/// Relative to the root; git ignores it.
+/// The folder of this command, relative to the root. Git ignores it.
 const FOLDER: &str = "target/package";
 const FORBIDDEN: &str = "\npublish = false\n";
 const ALLOWED: &str = "\npublish = true\n";
-/// A host that does not exist; the address stands for that of the repository until it has one.
+/// The beginning of an address that stands for the repository's address until the repository has
+/// one. The host does not exist.
 const PLACEHOLDER: &str = "https://git.example/";
 
 /// Packages, builds, unpacks and documents all published crates.
 ///
 /// # Errors
-/// A crate cannot be packaged, does not build, or lacks a file; or its documentation has a warning.
+/// Returns an error if a crate cannot be packaged, does not build, or lacks a file, or if its
+/// documentation causes a warning.
 pub(crate) fn run() -> Result<bool> {
     let (root, start) = (tree::root(), Instant::now());
     let places = Places::new(&root.join(FOLDER))?;
@@ -57,16 +60,16 @@ pub(crate) fn run() -> Result<bool> {
 
 /// The folders of one run, all below [`FOLDER`].
 struct Places {
-    /// The copy of the checkout.
+    /// A copy of the checkout.
     checkout: PathBuf,
-    /// A workspace of the unpacked packages.
+    /// The workspace that consists of the unpacked packages.
     unpacked: PathBuf,
-    /// Outputs of cargo. They stay, so that a second run is shorter.
+    /// The folder of cargo's outputs. It is kept, so that a second run takes less time.
     target: PathBuf,
 }
 
 impl Places {
-    /// Removes the files of an earlier run, except what cargo has built.
+    /// Removes the files of an earlier run, except cargo's outputs.
     fn new(folder: &Path) -> Result<Self> {
         let at = |name| folder.join(name);
         let places =
@@ -80,7 +83,7 @@ impl Places {
         Ok(places)
     }
 
-    /// Returns the file that cargo makes for a package.
+    /// Returns the path of the file that cargo creates for a package.
     fn archive(&self, package: &Package) -> PathBuf {
         self.target.join("package").join(format!("{}-{}.crate", package.name, package.version))
     }
@@ -90,11 +93,11 @@ impl Places {
     }
 }
 
-/// Copies the files that git tracks or would add, symbolic links as links.
+/// Copies all files that git tracks or would add. Symbolic links are copied as links.
 fn copy(root: &Path, to: &Path) -> Result<()> {
     for path in tree::listed(root)? {
         let (from, to) = (root.join(&path), to.join(&path));
-        // A file that is deleted but not yet staged is still listed.
+        // A file that was deleted but not staged is still listed.
         let Ok(metadata) = fs::symlink_metadata(&from) else { continue };
         fs::create_dir_all(to.parent().context("a file is in a folder")?)?;
         let copied = match metadata.is_symlink() {
@@ -106,14 +109,15 @@ fn copy(root: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Cargo packages crates that depend on each other only if they may be published.
+/// Allows publishing in the copy. Otherwise cargo would not package crates that depend on each
+/// other.
 fn allow_publishing(manifest: &Path) -> Result<()> {
     let text = fs::read_to_string(manifest)?;
     ensure!(text.contains(FORBIDDEN), "the root Cargo.toml lacks `publish = false`; restore it");
     Ok(fs::write(manifest, text.replacen(FORBIDDEN, ALLOWED, 1))?)
 }
 
-/// Returns the published crates of the workspace, lowest first.
+/// Returns the published crates of the workspace, starting with those that depend on no others.
 fn published(root: &Path) -> Result<Vec<Package>> {
     let mut members = MetadataCommand::new().current_dir(root).no_deps().exec()?.packages;
     let mut find = |name| {
@@ -123,7 +127,8 @@ fn published(root: &Path) -> Result<Vec<Package>> {
     tidy::products().map(&mut find).collect()
 }
 
-/// Downloads the locked dependencies that are missing here, so that all later steps work offline.
+/// Downloads locked dependencies that are missing on this machine, so that all later steps work
+/// offline.
 fn fetch(root: &Path) -> Result<()> {
     let fetched = cargo(root).args(["fetch", "--quiet", "--locked"]).status();
     ensure!(
@@ -133,11 +138,11 @@ fn fetch(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes the packages. Cargo's verification is not used: an earlier run leaves sources of the crates below in cargo's
-/// home folder. Cargo would use them again, since their versions are the same.
+/// Creates the packages. Cargo does not verify them. It would use sources of the lower crates that
+/// an earlier run has left in cargo's home folder, because their versions are the same.
 fn pack(places: &Places) -> Result<()> {
     let mut cargo = cargo(&places.checkout);
-    // `--quiet`, since cargo warns of each test that is left out.
+    // Without `--quiet`, cargo would print a warning for each test that is not packaged.
     cargo.args(["package", "--quiet", "--locked", "--offline", "--no-verify", "--target-dir"]);
     cargo.arg(&places.target).args(tidy::products().flat_map(|name| ["--package", name]));
     println!("cargo package of {}", tidy::products().collect::<Vec<_>>().join(", "));
@@ -152,7 +157,7 @@ fn unpack(places: &Places, package: &Package) -> Result<()> {
     let (name, archive) = (&package.name, places.archive(package));
     let size = fs::metadata(&archive).with_context(|| format!("no {}", archive.display()))?.len();
     let mut tar = Command::new("tar");
-    // The files are as new as the run, so that cargo builds them again.
+    // The files get the time of this run, so that cargo builds them again.
     tar.args(["--touch", "-xzf"]).arg(&archive).arg("-C").arg(&places.unpacked);
     ensure!(tar.status().context("starting tar")?.success(), "{name}: tar cannot unpack it");
     let contents = Contents::read(&places.folder(package))?;
@@ -162,7 +167,8 @@ fn unpack(places: &Places, package: &Package) -> Result<()> {
     Ok(())
 }
 
-/// Makes one workspace of the unpacked packages, which use each other and the locked versions of all other crates.
+/// Makes the unpacked packages into one workspace. They use each other, and the locked versions of
+/// all other crates.
 fn join(places: &Places, packages: &[Package], lock: &Path) -> Result<()> {
     let mut manifest = "[workspace]\nresolver = \"3\"\nmembers = [\"*\"]\n".to_owned();
     manifest += "\n[patch.crates-io]\n";
@@ -175,7 +181,7 @@ fn join(places: &Places, packages: &[Package], lock: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compiles a package with its default features.
+/// Checks that a package compiles with its default features.
 fn compile(places: &Places, package: &Package) -> Result<()> {
     ensure!(
         run_in_packages(places, package, &["check"], &[])?,
@@ -186,7 +192,7 @@ fn compile(places: &Places, package: &Package) -> Result<()> {
     Ok(())
 }
 
-/// Builds the documentation of a package, with the features that docs.rs uses.
+/// Checks that the documentation of a package can be built with the features that docs.rs uses.
 fn document(places: &Places, package: &Package) -> Result<()> {
     ensure!(
         run_in_packages(places, package, &["doc", "--no-deps"], &features(package))?,
@@ -196,7 +202,7 @@ fn document(places: &Places, package: &Package) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command of cargo on one of the unpacked packages; returns true if it succeeds.
+/// Runs a cargo command on one of the unpacked packages. Returns true if it succeeds.
 fn run_in_packages(
     places: &Places,
     package: &Package,
@@ -211,7 +217,7 @@ fn run_in_packages(
     Ok(status.success())
 }
 
-/// Returns the options for the features in `[package.metadata.docs.rs]`.
+/// Returns cargo's options for the features that `[package.metadata.docs.rs]` selects.
 fn features(package: &Package) -> Vec<String> {
     let docs = &package.metadata["docs"]["rs"];
     if docs["all-features"] == true {

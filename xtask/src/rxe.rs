@@ -1,4 +1,4 @@
-//! SoftRoCE by one command: `cargo xtask rxe-setup`, `rxe-run`, `rxe-teardown`.
+//! `cargo xtask rxe-setup`, `rxe-run` and `rxe-teardown`: set up, use and remove a SoftRoCE device.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -14,38 +14,40 @@ use crate::tree;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SetupArgs {
-    /// Only print where SoftRoCE is, as `DEVICE PLACE`; fails if it was not set up
+    /// Only print the device's name and where it is, as `DEVICE PLACE`; fails if SoftRoCE was not
+    /// set up
     #[arg(long, conflicts_with_all = ["native", "machine", "install", "kernel"])]
     check: bool,
     /// Load rdma_rxe into the running kernel and add rxe0, without asking
     #[arg(long, conflicts_with = "machine")]
     native: bool,
-    /// Add rxe0 to this interface instead of a dummy one; it then accepts packets from anyone
+    /// Add rxe0 to this interface instead of a dummy one; the device then accepts packets from
+    /// anyone
     #[arg(long, value_name = "NAME", requires = "native")]
     netdev: Option<String>,
     /// Create the virtual machine even if the running kernel has SoftRoCE
     #[arg(long)]
     machine: bool,
-    /// Install missing programs with the package manager, if they cannot be unpacked
+    /// Install missing programs with the package manager if they cannot be unpacked
     #[arg(long)]
     install: bool,
-    /// A kernel that has rdma_rxe, instead of that of the distribution's package
+    /// The kernel to use instead of the distribution's; it must have rdma_rxe
     #[arg(long, value_name = "PATH", requires = "modules")]
     kernel: Option<PathBuf>,
-    /// The modules of that kernel, as in /lib/modules/VERSION
+    /// The folder with the modules of that kernel, such as /lib/modules/VERSION
     #[arg(long, value_name = "DIR", requires = "kernel")]
     modules: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// End the command after this many seconds, with exit status 124
+    /// End the command after this number of seconds, with exit status 124
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
     /// Run in the virtual machine even if the running kernel has SoftRoCE
     #[arg(long)]
     machine: bool,
-    /// The command and its arguments
+    /// The command to run, with its arguments
     #[arg(required = true, last = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
@@ -80,12 +82,12 @@ pub(crate) fn teardown() -> Result<bool> {
     softroce()?.tear_down().map(|()| true)
 }
 
-/// Returns SoftRoCE with its files in the target folder.
+/// Returns SoftRoCE, whose files are in the target folder.
 pub(crate) fn softroce() -> Result<SoftRoce> {
     SoftRoce::at(target()?.join("rxe"))
 }
 
-/// Returns the target folder.
+/// Returns cargo's target folder.
 pub(crate) fn target() -> Result<PathBuf> {
     let metadata = MetadataCommand::new().current_dir(tree::root()).no_deps().exec()?;
     Ok(metadata.target_directory.into_std_path_buf())

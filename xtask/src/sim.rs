@@ -1,4 +1,5 @@
-//! The simulator: `cargo xtask sim`, and the faults that it is known to find (`--planted`).
+//! `cargo xtask sim`: runs the simulator, or checks that it finds certain planted faults
+//! (`--planted`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,27 +11,28 @@ use crate::tree::{self, Tree};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The seed of all workloads; by default the clock
+    /// The seed of all workloads; by default derived from the clock
     #[arg(long)]
     seed: Option<String>,
-    /// The minimum number of packets
+    /// The minimum number of packets to send
     #[arg(long)]
     packets: Option<u64>,
-    /// Run fresh seeds one after another for this many hours
+    /// Run fresh seeds one after another for this number of hours
     #[arg(long)]
     hours: Option<f64>,
-    /// Run only this workload
+    /// Run only the workload with this seed
     #[arg(long)]
     workload: Option<String>,
-    /// Plant the faults of crates/sim/faults one after another, or only that of this name; each must be found
+    /// Plant the faults in crates/sim/faults one after another, or only the one with this name;
+    /// each must be found
     #[arg(long, value_name = "NAME", conflicts_with_all = ["packets", "hours", "workload"])]
     planted: Option<Option<String>>,
 }
 
 const FAULTS: &str = "crates/sim/faults";
-/// The limit of the search for a fault.
+/// The time limit for finding a fault.
 const LIMIT: Duration = Duration::from_secs(600);
-/// The default of `--seed` for planted faults, so that each run is the same.
+/// The default seed for planted faults, which makes all runs the same.
 const SEED: &str = "1";
 
 pub(crate) fn run(args: &Args) -> Result<bool> {
@@ -51,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(status.context("starting cargo")?.success())
 }
 
-/// Returns a command for cargo, without the variables that `cargo run` has set for this program.
+/// Returns a cargo command, without the variables that `cargo run` has set for this program.
 pub(crate) fn cargo(folder: &Path) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(folder);
@@ -71,7 +73,7 @@ pub(crate) struct Fault<'a> {
     text: &'a str,
 }
 
-/// Returns the faults that can be planted.
+/// Returns the faults that the tree contains.
 pub(crate) fn faults(tree: &Tree) -> impl Iterator<Item = Fault<'_>> {
     tree.ending(&[".patch"]).filter_map(|(path, text)| {
         let name = path.strip_prefix(FAULTS)?.strip_prefix('/')?.strip_suffix(".patch")?;
@@ -79,26 +81,27 @@ pub(crate) fn faults(tree: &Tree) -> impl Iterator<Item = Fault<'_>> {
     })
 }
 
-/// Returns `git apply` in a folder, whether or not that is a checkout.
+/// Returns the command `git apply` for a folder, which need not be a checkout.
 pub(crate) fn git_apply(folder: &Path) -> Result<Command> {
     let mut git = Command::new("git");
-    // In a folder of another repository git would look at that one's paths.
+    // If the folder is within another repository, git would interpret paths relative to that
+    // repository.
     let above = folder.parent().context("the folder is in no other")?;
     git.current_dir(folder).env("GIT_CEILING_DIRECTORIES", above).arg("apply");
     Ok(git)
 }
 
-/// A copy of the tree in which faults are planted, and its build folder.
+/// A copy of the tree in which the faults are planted, and the build folder for it.
 struct Copy {
     folder: PathBuf,
     target: PathBuf,
 }
 
-/// The result of the search for a fault.
+/// The result of the search for a planted fault.
 struct Found {
     build: Duration,
     search: Duration,
-    /// The program's last lines of output.
+    /// The last lines that the simulator printed.
     lines: Vec<String>,
 }
 
@@ -108,7 +111,7 @@ fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
     let named = |fault: &Fault<'_>| name.is_none_or(|name| name == fault.name);
     let faults: Vec<_> = faults(&tree).filter(named).collect();
     ensure!(!faults.is_empty(), "{FAULTS} has no fault {}", name.unwrap_or_default());
-    // Cargo's path of this program.
+    // Cargo has put this program into the target folder.
     let target = std::env::current_exe()?;
     let target = target.ancestors().nth(2).context("no target folder")?;
     let copy = Copy { folder: target.join("tmp/planted"), target: target.join("planted") };
@@ -140,7 +143,8 @@ fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
 }
 
 impl Copy {
-    /// Restores all files of the tree; files that did not change are not built again.
+    /// Restores all files of the tree. Files that have not changed are not written, so they are not
+    /// built again.
     fn restore(&self, tree: &Tree) -> Result<()> {
         for (path, text) in tree.ending(&[""]) {
             let to = self.folder.join(path);
@@ -160,7 +164,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Builds the simulator and lets it search.
+    /// Builds the simulator and lets it search for the fault.
     fn search(&self, seed: &str) -> Result<Found> {
         let start = Instant::now();
         let mut build = cargo(&self.folder);

@@ -1,4 +1,4 @@
-//! The text files of the checkout: those that git tracks, and those that it would add.
+//! The text files of the checkout: all files that git tracks or would add.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,31 +6,31 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The text of each file by its path relative to the root, with `/`.
+/// The text of each file, by the file's path relative to the root. Paths contain `/`.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     files: BTreeMap<String, String>,
 }
 
 impl Tree {
-    /// Reads every file that git tracks or would add. Binary files have empty text.
+    /// Reads all files that git tracks or would add. The text of a binary file is empty.
     pub(crate) fn read(root: &Path) -> Result<Self> {
         let paths = listed(root)?;
         Ok(Self::of_files(root, paths.iter().map(String::as_str)))
     }
 
-    /// Reads these files, whose paths are relative to `root`. A missing file is left out.
+    /// Reads these files, whose paths are relative to `root`. Omits files that do not exist.
     pub(crate) fn of_files<'a>(root: &Path, paths: impl Iterator<Item = &'a str>) -> Self {
         let mut files = BTreeMap::new();
         for path in paths {
-            // A file that is deleted but not yet staged is still listed.
+            // A file that was deleted but not staged is still listed.
             let Ok(bytes) = std::fs::read(root.join(path)) else { continue };
             files.insert(path.to_owned(), String::from_utf8(bytes).unwrap_or_default());
         }
         Self { files }
     }
 
-    /// Creates a tree from literals, for tests.
+    /// Creates a tree from literals. Used in tests.
     #[cfg(test)]
     pub(crate) fn of<const N: usize>(files: [(&str, &str); N]) -> Self {
         Self { files: files.map(|(path, text)| (path.to_owned(), text.to_owned())).into() }
@@ -40,7 +40,8 @@ impl Tree {
         self.files.get(path).map(String::as_str)
     }
 
-    /// Returns true if `path` is a file, or a folder with files in it (`""` is the root).
+    /// Returns true if `path` is a file, or a folder that contains files. An empty path is the
+    /// root.
     pub(crate) fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
         let folder = format!("{path}/");
@@ -57,7 +58,7 @@ impl Tree {
         self.files.keys().map(String::as_str).collect()
     }
 
-    /// Returns the files whose names end with one of `suffixes`.
+    /// Returns the files whose paths end with one of `suffixes`.
     pub(crate) fn ending<'a>(
         &'a self,
         suffixes: &'a [&str],
@@ -75,12 +76,13 @@ pub(crate) fn listed(root: &Path) -> Result<Vec<String>> {
     Ok(paths.split_terminator('\0').map(str::to_owned).collect())
 }
 
-/// Runs a command of git in the checkout, and returns its output.
+/// Runs a git command in the checkout, and returns its output.
 ///
 /// # Errors
-/// Git cannot be started or fails, for example because the folder is not a checkout.
+/// Returns an error if git cannot be started or fails, for example because the folder is not a
+/// checkout.
 pub(crate) fn git(root: &Path, args: &[&str]) -> Result<String> {
-    // The checkout may belong to another user, as in a container.
+    // The checkout may belong to a different user, as in a container.
     let trusted = ["-c", "safe.directory=*"];
     let output = Command::new("git").current_dir(root).args(trusted).args(args).output();
     let output =

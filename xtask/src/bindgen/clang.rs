@@ -1,4 +1,4 @@
-//! The run of bindgen: the selected items and their form.
+//! Runs bindgen: selects the items of the headers, and the form in which they are generated.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ParseCallbacks};
 
 use super::headers::Tree;
 
-/// A machine whose layout is checked.
+/// An architecture whose layout of structs is checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    /// The name as in `target_arch`.
+    /// The architecture's name, as in `target_arch`.
     pub(crate) arch: &'static str,
     triple: &'static str,
     /// The folder of the C library's headers in Debian's cross package (`libc6-dev-arm64-cross`).
@@ -28,7 +28,8 @@ impl Target {
     ];
 }
 
-/// Takes types of the C library from `rdma-sys`'s own module instead.
+/// Declares the traits of C library types, which `rdma-sys` defines itself instead of generating
+/// them.
 #[derive(Debug)]
 struct SystemTypes;
 
@@ -47,7 +48,7 @@ impl ParseCallbacks for SystemTypes {
     }
 }
 
-/// Generates the bindings of `infiniband/verbs.h` for `target`, with layout tests, unformatted.
+/// Generates unformatted bindings of `infiniband/verbs.h` for `target`, with layout tests.
 pub(crate) fn parse(tree: &Tree, target: Target) -> Result<String> {
     let mut arguments =
         vec![format!("--target={}", target.triple), format!("-I{}", tree.include.display())];

@@ -1,4 +1,4 @@
-//! The source of the headers, and the include tree for parsing them.
+//! Finds the headers, and creates the include tree with which they are parsed.
 
 use std::{
     fs,
@@ -8,14 +8,16 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use cargo_metadata::{CargoOpt, MetadataCommand};
 
-/// The crate whose source contains rdma-core. Only the feature `linked` of rdma-sys builds it.
+/// The crate whose source contains rdma-core. It is compiled only with the feature `linked` of
+/// rdma-sys.
 const SOURCE: &str = "ibverbs-sys";
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The headers, by the folder that an `#include` names.
+/// The headers, by the folder under which `#include` names them.
 ///
-/// `rdma/ib_user_verbs.h` must be in the tree, else the parser silently uses the file of this machine's kernel headers.
+/// `rdma/ib_user_verbs.h` must be included. Otherwise, the parser silently uses the file from this
+/// machine's kernel headers.
 const TREE: [(&str, &[&str]); 2] = [
     (
         "infiniband",
@@ -28,17 +30,19 @@ const TREE: [(&str, &[&str]); 2] = [
     ("rdma", &["kernel-headers/rdma/ib_user_verbs.h"]),
 ];
 
-/// A folder to pass with `-I`, and the release that its headers come from.
+/// The include tree: the folder to pass with `-I`, and the rdma-core release from which its headers
+/// come.
 pub(crate) struct Tree {
     pub(crate) include: PathBuf,
     release: String,
 }
 
-/// Copies the pinned headers into `target/xtask/include`.
+/// Copies the headers of the pinned release to `target/xtask/include`.
 pub(crate) fn lay_out(root: &Path) -> Result<Tree> {
     let metadata = MetadataCommand::new()
         .current_dir(root)
-        // It is an optional dependency; nothing for Windows has to be fetched to find it.
+        // The crate is an optional dependency, so all features are needed to find it. With only one
+        // platform, nothing for Windows has to be downloaded.
         .features(CargoOpt::AllFeatures)
         .other_options(["--locked", "--filter-platform", TARGET].map(str::to_owned).to_vec())
         .exec()
@@ -66,8 +70,8 @@ pub(crate) fn lay_out(root: &Path) -> Result<Tree> {
     Ok(Tree { include, release: package.version.build.to_string() })
 }
 
-/// Returns the start of each generated file: its origin, and the notice of `verbs.h`, which its licence requires to be
-/// kept.
+/// Returns the beginning of each generated file: where it comes from, and the notice of `verbs.h`,
+/// which the licence requires to be kept.
 pub(crate) fn notice(tree: &Tree) -> Result<String> {
     let header = fs::read_to_string(tree.include.join("infiniband/verbs.h"))?;
     let (comment, _) = header.split_once("*/").context("verbs.h does not start with a notice")?;

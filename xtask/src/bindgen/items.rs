@@ -1,5 +1,5 @@
-//! Splits bindgen's output into the files that are checked in. These are types, function signatures, the symbols to
-//! link with, and the layout asserts of one architecture.
+//! Splits the output of bindgen into the files that are checked in. These contain the types, the
+//! function signatures, the symbols to link with, and the layout assertions for one architecture.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,8 @@ use syn::{
     visit_mut::{VisitMut, visit_file_mut},
 };
 
-/// Functions that `verbs.h` declares, but that are exported only to rdma-core's own tools (`IBVERBS_PRIVATE_*`).
+/// Functions that `verbs.h` declares, but that the library exports only to rdma-core's own tools
+/// (`IBVERBS_PRIVATE_*`).
 const PRIVATE: &[&str] = &["ibv_wr_opcode_str"];
 
 pub(crate) struct Parts {
@@ -21,7 +22,7 @@ pub(crate) struct Parts {
     pub(crate) layout: String,
 }
 
-/// Splits bindgen's output.
+/// Splits the output of bindgen into its parts.
 pub(crate) fn split(bindings: &str) -> Result<Parts> {
     let mut file = syn::parse_file(bindings).context("bindgen's output is not Rust")?;
     visit_file_mut(&mut Renumber::default(), &mut file);
@@ -57,15 +58,16 @@ pub(crate) fn split(bindings: &str) -> Result<Parts> {
     })
 }
 
-/// Returns `type NAME = unsafe extern "C" fn(…)`: a name for the signature, without a symbol to link with.
+/// Returns `type NAME = unsafe extern "C" fn(…)`, which names the signature of a function without
+/// needing its symbol.
 fn signature(function: &ForeignItemFn) -> TokenStream {
     let name = &function.sig.ident;
     let (inputs, output) = (&function.sig.inputs, &function.sig.output);
     quote!(pub type #name = unsafe extern "C" fn(#inputs) #output;)
 }
 
-/// Numbers the anonymous enums in order of appearance. bindgen also counts those of the C library's headers, which
-/// differ between machines.
+/// Numbers the anonymous enums in the order in which they appear. bindgen's own numbers also count
+/// those in the C library's headers, which differ between machines.
 #[derive(Default)]
 struct Renumber(HashMap<String, usize>);
 

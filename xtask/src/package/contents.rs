@@ -1,4 +1,4 @@
-//! The files of an unpacked package.
+//! Checks the files of an unpacked package.
 
 use std::fs;
 use std::path::Path;
@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result};
 use crate::tidy::links::{links, resolve};
 use crate::tree::Tree;
 
-/// Files that each package has.
+/// The files that each package must have.
 const REQUIRED: [&str; 4] = ["Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];
-/// Macros that read a file when the crate or its documentation is compiled.
+/// The macros that read a file when the crate or its documentation is compiled.
 const INCLUDES: [&str; 3] = ["include_str!(", "include_bytes!(", "include!("];
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Contents {
         self.0.paths().len()
     }
 
-    /// Returns a line for each file that is missing, and for each link that leads out of the package.
+    /// Returns a line for each missing file, and for each link that leads out of the package.
     pub(super) fn problems(&self) -> Vec<String> {
         let missing = REQUIRED.iter().filter(|path| !self.0.has(path));
         let mut found: Vec<_> = missing.map(|path| format!("lacks {path}; add it")).collect();
@@ -61,12 +61,13 @@ impl Contents {
     }
 }
 
-/// Returns true for the module `tests`, which only runs in a checkout: it may use unpublished crates, too.
+/// Returns true for a module `tests`. It is compiled only in a checkout, so it may use unpublished
+/// crates and files.
 fn is_of_tests(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.contains("/tests/")
 }
 
-/// Returns the paths in literals that a source file includes.
+/// Returns the paths that a source file includes, if they are literals.
 fn included(text: &str) -> impl Iterator<Item = &str> {
     let after = INCLUDES.into_iter().flat_map(|name| text.split(name).skip(1));
     after.filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next())
