@@ -86,15 +86,15 @@ macro_rules! counters {
 // The documentation of each counter is also its row in docs/software-device.md. A test below compares the two, and can
 // write the table. `add_of_connection` gives the unit `packets of connections` its meaning.
 counters! {
-    /// Requests of this device that were executed, or that were sent and expect no acknowledgement. A message is one
-    /// request, whatever its length.
+    /// Requests of this device that were executed, or sent without expecting an acknowledgement. A message of any
+    /// length is one request.
     sent_pkts: requests, "a_request_counts_at_both_devices_even_after_the_queue_pairs_are_gone";
     /// Requests of peers that this device executed.
     rcvd_pkts: requests, "a_request_counts_at_both_devices_even_after_the_queue_pairs_are_gone";
-    /// Requests of the connected peer whose sequence number is before the expected one. They are dropped; if they are
-    /// packets, they are answered again.
+    /// Requests of the connected peer with an earlier sequence number than expected. They are dropped; packets are
+    /// answered again.
     duplicate_request: requests or packets, "earlier_and_later_sequence_numbers_have_separate_counters";
-    /// Requests of the connected peer whose sequence number is after the expected one. They are dropped.
+    /// Requests of the connected peer with a later sequence number than expected. They are dropped.
     out_of_seq_request: requests or packets, "earlier_and_later_sequence_numbers_have_separate_counters";
     /// Attempts of this device's requests that failed because the receiver had no receive request.
     rcvd_rnr_err: requests or packets, "running_connections_are_counted";
@@ -102,7 +102,7 @@ counters! {
     send_rnr_err: requests or packets, "running_connections_are_counted";
     /// NAKs from peers that report a missing packet.
     rcvd_seq_err: packets of connections, "a_gap_is_counted_at_both_ends";
-    /// Always 0. SoftRoCE counts here how often its completer left work to another thread.
+    /// Always 0. SoftRoCE counts the work that its completer left to another thread.
     ack_deferred: nothing;
     /// Requests that failed because the peer did not answer.
     retry_exceeded_err: requests, "retries_are_counted_and_so_is_giving_up";
@@ -134,10 +134,10 @@ counters! {
     resp_invalid_request_errors: packets of connections, "refused_requests_are_counted_by_reason";
     /// Requests (datagrams included) that were refused because the responder could not complete them.
     resp_remote_operation_errors: packets of connections, "an_unfinished_response_is_counted_once";
-    /// Datagrams whose Q_Key differs from their receiver's. Datagrams that are not sent as packets also count.
+    /// Datagrams, sent as packets or not, whose Q_Key differs from their receiver's.
     qkey_viol_cntr: datagrams, "datagrams_to_groups_are_one_request_each_and_one_for_each_member";
-    /// Duplicate requests (PSN before the expected one) that get no answer. They are too old, differ from the original,
-    /// or have a PSN that was never received.
+    /// Duplicate requests (PSN before the expected one) without an answer: too old, different from the original, or
+    /// with a PSN that was never received.
     unanswered_duplicate: packets of connections, "a_duplicate_that_is_too_old_is_dropped";
     /// Responses whose PSN is not in flight: duplicates, or responses that match no request.
     unsolicited_response: packets of connections, "a_doubled_acknowledgement_is_counted_as_unsolicited";
@@ -173,15 +173,14 @@ counters! {
     stalled: datagrams, "datagrams_are_lost_after_a_second_and_packets_of_connections_are_not";
     /// Times that a live process of this host neither read nor answered for half of `Builder::peer_limit`.
     silent: times, "a_process_that_is_silent_for_too_long_is_given_up";
-    /// Messages from other processes that no device sends (the connection is then closed), and UDP datagrams that are
-    /// not packets.
+    /// Messages from other processes that no device sends (which closes the connection), and UDP datagrams that are not
+    /// packets.
     malformed: messages, "garbage_words_harm_only_their_own_connection";
-    /// Connections from other processes that were closed at once, because they came from another user or exceeded a
-    /// limit. At most 64 are accepted from one process. In all, at most 2,048 are accepted, or half of the process's
-    /// limit on open files if that is less.
+    /// Connections from other processes that were closed at once, because of their user or a limit. At most 64 are
+    /// accepted from one process. In all, at most 2,048 are accepted, or half of the process's limit on open files if
+    /// that is less.
     refused_connections: connections, "endless_connections_get_only_their_share";
-    /// System calls that copied memory which may have been unmapped since its registration. `rdma-mem` marks the memory
-    /// of its regions as staying mapped, except for `MemoryRegion` and `DmabufRegion`; C programs mark nothing.
+    /// System calls that copied memory which may have been unmapped since its registration.
     guarded_copies: calls, "packets_for_memory_that_is_gone_fail_as_with_a_bad_key";
     /// Times that connections from other processes waited, because files sent by others held up all threads that close
     /// files.
