@@ -225,8 +225,8 @@ impl Channel {
     /// the [drain limit](crate::ChannelBuilder::drain_timeout), by default 5 seconds, and then closes the channel. It
     /// waits for as long again, and then destroys the queue pair.
     ///
-    /// If the closure fails, the scope waits less for requests that the closure has already waited for without success:
-    /// at most as long as the longest of the closure's waits. Then the scope closes their connection. Waits of less
+    /// If the closure fails, the scope waits less for requests that the closure has already waited for without success.
+    /// It waits at most as long as the longest of the closure's waits, and then closes their connection. Waits of less
     /// than 10 ms do not count, because they are mere polls.
     ///
     /// # Errors

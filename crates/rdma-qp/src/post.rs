@@ -53,7 +53,7 @@ impl QueuePair {
     ///   exists. Peers, copies and other requests may read and write it during the request, and the device sends the
     ///   bytes that it finds.
     /// - For a [bind](crate::BindWindow), peers use the lent memory under the conditions of [`bind`](Self::bind). The
-    ///   bind is posted only once: a second post could lend the memory again after the window was reported as
+    ///   bind is posted only once: a second post could lend the memory again after the window became
     ///   [unbound](rdma_mem::MemoryWindow::unbound).
     /// - The [address handle](crate::AddressHandle) of a datagram stays alive until the request completes.
     ///

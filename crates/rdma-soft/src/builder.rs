@@ -262,7 +262,7 @@ impl Builder {
     }
 
     /// Lets the device communicate with other hosts, using RoCE v2 over UDP. The other host can run a software device
-    /// or kernel SoftRoCE, or have a NIC (untested). `place` is an address of this host, or an interface (which means
+    /// or kernel SoftRoCE, or use a NIC (untested). `place` is an address of this host, or an interface (which means
     /// all its addresses), or several of these separated by commas. For `soft0`, the environment variable
     /// `RDMA_SOFT_LISTEN` takes the same text.
     ///

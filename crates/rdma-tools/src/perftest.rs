@@ -53,10 +53,10 @@ pub(crate) struct Arguments {
     /// The transport: rc, uc or ud, as with `-c`
     #[arg(long, default_value = "rc", value_parser = service)]
     service: QueuePairType,
-    /// The length of a message [default: that of perftest]
+    /// The length of a message [default: perftest's]
     #[arg(long, value_name = "BYTES", value_parser = bytes_of)]
     size: Option<u32>,
-    /// The number of messages [default: that of perftest]
+    /// The number of messages [default: perftest's]
     #[arg(long, value_name = "N")]
     iterations: Option<u32>,
     /// The largest path MTU, in bytes [default: the port's]

@@ -48,8 +48,8 @@
 )]
 //! | [`prelude`] | the names that a program with channels uses | |
 //!
-//! Each item is re-exported from the crate in the last column, which can also be used alone. A few functions, such as
-//! [`device::open_device`] and [`device::list_devices`], belong to this crate itself. Raw bindings of libibverbs are in
+//! Each item is re-exported from the crate in the last column, which can also be used alone. A few functions belong to
+//! this crate itself: see [`device::open_device`] and [`device::list_devices`]. Raw bindings of libibverbs are in
 //! `rdma-sys`.
 //!
 //! # Where to begin

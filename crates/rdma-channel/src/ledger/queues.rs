@@ -28,8 +28,7 @@ mod members;
 pub(crate) struct RequestSlot {
     /// The WR ID of the current request, or of the next one if the slot is free.
     id: Cell<u64>,
-    /// The completion of the request, if the request is signaled and done. Before that, the completion that the handle
-    /// last polled, which can belong to any request.
+    /// The completion of a signaled request that is done. Until then, the completion that its handle last polled.
     pub(super) completion: Cell<PollSlot>,
     state: Cell<SlotState>,
     pub(crate) operation: Cell<Operation>,
@@ -140,8 +139,7 @@ impl RequestSlot {
     }
 }
 
-/// The address of a slot. It is used instead of an index, because every post needs a slot and would have to look up the
-/// index.
+/// The address of a slot. Every post needs one, and an index would have to be looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct At(NonNull<RequestSlot>);
 
@@ -169,8 +167,7 @@ impl Slots {
 
     #[inline(always)]
     const fn all(&self) -> &[RequestSlot] {
-        // SAFETY: SAFETY.md F23: the slots are leaked in `new` and freed in `drop`, and only shared references exist in
-        // between.
+        // SAFETY: SAFETY.md F23: the slots are leaked in `new` and freed in `drop`, with only shared references between.
         unsafe { self.0.as_ref() }
     }
 
@@ -352,8 +349,7 @@ impl Connection {
         queue: &'q Queue,
     ) -> Option<(&'q RequestSlot, &'q QueuePair)> {
         let slot = queue.next_free()?;
-        // SAFETY: SAFETY.md F23: without a queue pair, the cursors are at the dead slot, which is never free, so there
-        // is a queue pair here.
+        // SAFETY: SAFETY.md F23: without a queue pair, the cursors are at the dead slot, which is never free.
         Some((slot, unsafe { self.qp.as_ref().unwrap_unchecked() }))
     }
 
@@ -405,8 +401,7 @@ impl Connection {
 /// The queues of all connections, with their slots.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    /// The first connection, found without an index because it is the only one of a channel. If there are no
-    /// connections, it has no queue pair.
+    /// The only connection of a channel, found without an index. If there is no connection, it has no queue pair.
     first: Connection,
     others: Box<[Connection]>,
     count: usize,

@@ -24,7 +24,7 @@ pub(crate) struct Watch {
     gone: Cell<Option<CloseReason>>,
     /// Whether polls now find the completions of everything that the peer sent before it was gone.
     is_settled: Cell<bool>,
-    /// The farewell that this end will send. The next field is the one that the peer has sent.
+    /// The farewell that this end will send.
     last_word: Cell<Farewell>,
     /// The farewell that the peer has sent, if any.
     farewell: Cell<Option<Farewell>>,

@@ -95,8 +95,8 @@ impl Context {
     ///
     /// # Safety
     /// The caller upholds the contract of [`Ownership`]. The context was opened with the
-    /// `ibv_open_device` of `verbs`. All functions in `verbs` come from one provider, as
-    /// [`DeviceList::of`](crate::DeviceList::of) requires.
+    /// `ibv_open_device` of `verbs`. All functions in `verbs` come from one provider: see
+    /// [`DeviceList::of`](crate::DeviceList::of).
     ///
     /// # Examples
     /// ```

@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
     /// The index of the GID to use, such as that of a VLAN [default: the one that fits the peer's]
     #[arg(long, value_name = "N")]
     pub(crate) gid_index: Option<u8>,
-    /// Serve clients that connect to this address; they have the settings
+    /// Serve the clients that connect to this address; they send the settings
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = CLIENT)]
     pub(crate) listen: Option<String>,
     /// Exit after serving one client
@@ -62,13 +62,13 @@ pub(crate) struct Arguments {
     /// Run both ends as threads of this process
     #[arg(long)]
     pub(crate) threads: bool,
-    /// Lengths of messages in bytes, such as 8,64K,1M [default: 8,64,512,4K,64K,1M]
+    /// Message lengths in bytes, such as 8,64K,1M [default: 8,64,512,4K,64K,1M]
     #[arg(long, short, value_name = "BYTES", value_delimiter = ',', value_parser = bytes_of)]
     size: Vec<u32>,
     /// Numbers of queue pairs, for bw and rate
     #[arg(long, short, value_name = "N", value_delimiter = ',', default_value = "1", value_parser = RangedU64ValueParser::<u32>::new().range(1..=4096))]
     queue_pairs: Vec<u32>,
-    /// Numbers of requests outstanding on a queue pair, for bw and rate [default: 64]
+    /// Numbers of outstanding requests per queue pair, for bw and rate [default: 64]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = RangedU64ValueParser::<u32>::new().range(1..=u64::from(u32::MAX)))]
     depth: Vec<u32>,
     /// Post messages of at most this length inline
