@@ -92,7 +92,7 @@ macro_rules! on_nics {
             on_nic!("rdma-tools", $one),
             on_nic!("rdma-tools", $other),
         ])
-        .with(&[RUN_ONLY])
+        .with(&[RUN_ONLY, ("RUST_TEST_THREADS", "4")])
     };
 }
 
@@ -101,7 +101,7 @@ macro_rules! on_nics {
 pub(super) const PROFILES: &[Step] = &[
     tests("cargo test -p conformance --test conformance -- like-")
         .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")]),
-    run("cargo build --workspace --examples"),
+    run("cargo build --profile test --workspace --examples"),
     run("cargo test --workspace --test behaviour --no-run"),
     on_nics!("broadcom-thor", "connect-ib"),
     on_nics!("hip08", "mana"),
@@ -110,7 +110,7 @@ pub(super) const PROFILES: &[Step] = &[
 /// One NIC has all features, and the other one lacks many, so tests that need those are skipped.
 /// Tests mostly wait, so running two at a time takes no longer than one.
 pub(super) const NICS: &[Step] = &[
-    run("cargo build --workspace --examples"),
+    run("cargo build --profile test --workspace --examples"),
     run("cargo test --workspace --test behaviour --no-run"),
     on_nics!("connectx-7", "intel-e810"),
 ];
@@ -142,7 +142,8 @@ pub(super) const AARCH64_FULL: &[Step] = &[
 ];
 
 /// Compiles all benches first, and then runs them two at a time. Callgrind uses only one processor,
-/// and its counts are not affected.
+/// and its counts are not affected. Crates that these benches do not call are not optimised, which
+/// saves half a minute.
 macro_rules! instructions {
     ($crate_:literal) => {
         instructions!($crate_, "")
@@ -152,6 +153,12 @@ macro_rules! instructions {
             "env RDMA_CI_ONLY=",
             $crate_,
             " cargo bench -p rdma-proto -p rdma-qp -p rdma-channel -p rdma-async -p rdma-soft \
+                --config profile.release.package.criterion.opt-level=0 \
+                --config profile.release.package.proptest.opt-level=0 \
+                --config profile.release.package.regex-automata.opt-level=0 \
+                --config profile.release.package.regex-syntax.opt-level=0 \
+                --config profile.release.package.clap_builder.opt-level=0 \
+                --config profile.release.package.trybuild.opt-level=0 \
                 --bench instructions ",
             $how,
         )
@@ -172,7 +179,7 @@ pub(super) const INSTRUCTIONS: &[Step] = &[
 
 /// Runs the program of the example as a user would, in the job `test`.
 pub(super) const COPY_FILE: &[Step] = &[
-    run("cargo build -p copy_file"),
+    run("cargo build --profile test -p copy_file"),
     run("mkdir -p {target}/copy-file"),
     run("dd if=/dev/urandom of={target}/copy-file/src bs=10000019 count=1 iflag=fullblock"),
     run("{target}/debug/copy_file {target}/copy-file/src {target}/copy-file/soft0 \
@@ -184,7 +191,7 @@ pub(super) const COPY_FILE: &[Step] = &[
 ];
 
 pub(super) const RXE: &[Step] = &[
-    run("cargo build -p rdma-examples --examples"),
+    run("cargo build --profile test -p rdma-examples --examples"),
     run("cargo xtask rxe-setup"),
     // This does not use `cargo xtask`, because the runner would be applied to xtask itself.
     tests(
@@ -289,7 +296,7 @@ pub(super) const ASAN: &[Step] = &[
 pub(super) const ASAN_FULL: &[Step] = &[
     ASAN_SEES,
     // Builds the programs of the examples, because a test starts them.
-    run("cargo build --target {host} --target-dir {target}/asan -p rdma-examples --examples")
+    run("cargo build --profile test --target {host} --target-dir {target}/asan -p rdma-examples --examples")
         .with(ADDRESS),
     tests(
         "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
@@ -302,7 +309,7 @@ pub(super) const ASAN_FULL: &[Step] = &[
 const LEAKS: &[(&str, &str)] = &[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=leak"), WITHOUT_RXE];
 
 pub(super) const LSAN: &[Step] = &[
-    run("cargo build --target {host} --target-dir {target}/lsan -p rdma-examples --examples")
+    run("cargo build --profile test --target {host} --target-dir {target}/lsan -p rdma-examples --examples")
         .with(LEAKS),
     tests(
         "cargo test --target {host} --target-dir {target}/lsan --lib --bins --tests --examples \
@@ -349,7 +356,7 @@ const MEMCHECK_SUITE: Step = tests(
 /// report as leaks.
 pub(super) const VALGRIND_FULL: &[Step] = &[
     MEMCHECK_SEES,
-    run("cargo build -p rdma-examples --examples"),
+    run("cargo build --profile test -p rdma-examples --examples"),
     tests(
         "cargo test --lib --bins --tests --examples -p rdma-soft -p rdma-mem -p rdma-qp \
             -p rdma-channel -p rdma-examples -p copy_file -p hello -- --test-threads=1 --skip forked_child \
