@@ -39,20 +39,20 @@ fn main() -> ExitCode {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut report = String::new();
-    for (hasty, name) in [(true, "the acknowledgement"), (false, "the sending")] {
-        let mut outcome = format!("no mistake with {} seeds", arguments.seeds);
+    for (hasty, name) in [(true, "the acknowledgement"), (false, "the send")] {
+        let mut outcome = format!("no mistake in {} seeds", arguments.seeds);
         for seed in 0..arguments.seeds {
             if let Some(mistake) = mistake(seed, hasty)? {
                 outcome = format!("seed {seed}: {mistake}");
                 break;
             }
         }
-        report += &format!("lease since {name}: {outcome}\n");
+        report += &format!("lease from {name}: {outcome}\n");
     }
     Ok(report.trim_end().to_owned())
 }
 
-/// Runs both nodes on a network that loses packets. At some moment, the link between the nodes
+/// Runs both nodes on a network that loses packets. At some point, the link between the nodes
 /// breaks. Returns a description of the mistake, if there is one.
 fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
     let network = Network::simulated(seed);

@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut report = String::new();
     for (first, name) in [(First::Length, "length first"), (First::Entry, "entry first")] {
-        let mut outcome = format!("no log was damaged with {} seeds", arguments.seeds);
+        let mut outcome = format!("no log was damaged in {} seeds", arguments.seeds);
         for seed in 0..arguments.seeds {
             if let Some(damage) = damage(seed, first)? {
                 outcome = format!("seed {seed}: {damage}");
@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(report.trim_end().to_owned())
 }
 
-/// Replicates a log over a network that loses packets. At some moment, the primary loses its
+/// Replicates a log over a network that loses packets. At some point, the primary loses its
 /// connections to the backups. Returns the inconsistency in the backups' logs at that moment, if
 /// there is one.
 fn damage(seed: u64, first: First) -> Result<Option<String>, Failure> {

@@ -1,4 +1,4 @@
-//! The driver of completions: either a task that sleeps on the completion channel, or the program itself.
+//! The completion driver: either a task that sleeps on the completion channel, or the program itself.
 
 pub(crate) mod events;
 pub(crate) mod file;

@@ -216,8 +216,8 @@ impl Ledger {
         self.drain().inspect_err(|_| self.fail())
     }
 
-    /// Polls all completions after the events of the completion queue have been received. Arms the queue again if a
-    /// task awaits a completion, or if `always` is set. Returns the number of completions.
+    /// Polls all completions. Called after the events of the completion queue have been received. Arms the queue again
+    /// if a task awaits a completion, or if `always` is set. Returns the number of completions.
     ///
     /// # Errors
     /// If the completion queue cannot be armed. A failed completion queue is not an error, because its operations have

@@ -344,9 +344,9 @@ impl MultiChannel {
     ///
     /// # Errors
     /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
-    /// fails, its error is returned, and the requests before it are in flight without handles. Then only a successful
-    /// [`close`](Self::close), or [`remove`](Self::remove) of their peers, shows that they have completed. To get a
-    /// handle for each request, post them one by one.
+    /// fails, its error is returned, and the requests before it are in flight without handles. They are certain to have
+    /// completed only after a successful [`close`](Self::close), or a [`remove`](Self::remove) of their peers. To get a
+    /// handle for each request, post the requests one by one.
     ///
     /// # Safety
     /// Same contract as [`Channel::send_unpolled`], for each request.

@@ -99,13 +99,13 @@ pub enum Error {
         /// Its transport.
         transport: TransportType,
     },
-    /// A queue pair for datagrams was used with a function for connections.
+    /// A datagram (UD) queue pair was passed to a function that needs a connected one.
     #[error(
         "UD queue pairs are not connected, and have neither `handshake` nor channels: build one with `create_qp`, make it \
          ready with `activate`, and give each send a destination (`SendWorkRequest::to`)"
     )]
     NotConnected,
-    /// A queue pair for connections was used with a function for datagrams.
+    /// A connected queue pair was passed to a function that needs a datagram (UD) one.
     #[error(
         "this queue pair is {qp_type}, and has one peer: connect it with `handshake`; address handles, \
          multicast groups and `activate` are for UD"

@@ -56,7 +56,7 @@ pub(super) enum Way {
     Machine,
 }
 
-/// Returns the best way, and the reason why it was chosen.
+/// Returns the best way to provide SoftRoCE, and the reason for the choice.
 pub(super) fn choose(host: &Host, wish: Wish) -> Result<(Way, String)> {
     let usable = host.devices.iter().find(|device| device.trouble.is_none());
     if let Some(device) = usable.filter(|_| !wish.machine) {

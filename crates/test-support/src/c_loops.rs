@@ -177,11 +177,11 @@ impl Loops {
         self.run_c("empty_polls", Calls::empty_polls, |_| 0);
     }
 
-    /// Redirects the function calls that post on this queue pair to the quiet device. The loop of
+    /// Redirects the `ibv_wr_*` functions of this queue pair to the quiet device. The loop of
     /// [`extended`](Self::extended) then uses the queue pair.
     ///
     /// # Safety
-    /// The queue pair outlives this value, was created to post with function calls, and belongs to
+    /// The queue pair outlives this value, was created for posts with `ibv_wr_*`, and belongs to
     /// the context.
     pub unsafe fn attach_extended(&mut self, qp: *mut ibv_qp_ex) {
         type Attach = unsafe extern "C" fn(*mut ibv_qp_ex);
@@ -192,13 +192,13 @@ impl Loops {
         self.end.extended = qp;
     }
 
-    /// Runs a loop in C that posts each write with function calls, and polls its completion.
+    /// Runs a loop in C that posts each write with `ibv_wr_*`, and polls its completion.
     ///
     /// # Panics
     /// Panics if [`attach_extended`](Self::attach_extended) was not called, or if the calls or the
     /// sum differ from the expected ones.
     pub fn extended(&mut self) {
-        assert!(!self.end.extended.is_null(), "no queue pair that posts by function calls");
+        assert!(!self.end.extended.is_null(), "no queue pair: call `attach_extended` first");
         self.run_c("extended_one", CLoop::ONE.calls, CLoop::ONE.sum);
     }
 

@@ -179,7 +179,7 @@ fn a_simulated_network_finds_the_bug_of_a_protocol() {
     let report = replication::run(&arguments).unwrap();
     let lines: Vec<&str> = report.lines().collect();
     assert!(lines[0].starts_with("length first: seed "), "{report}");
-    assert_eq!(lines[1], "entry first: no log was damaged with 8 seeds");
+    assert_eq!(lines[1], "entry first: no log was damaged in 8 seeds");
     assert_eq!(replication::run(&arguments).unwrap(), report);
 }
 
@@ -188,8 +188,8 @@ fn two_nodes_in_one_thread_fail_over_in_virtual_time() {
     let arguments = failover::Arguments::parse_from(["failover", "--seeds", "8"]);
     let report = failover::run(&arguments).unwrap();
     let lines: Vec<&str> = report.lines().collect();
-    assert!(lines[0].starts_with("lease since the acknowledgement: seed "), "{report}");
+    assert!(lines[0].starts_with("lease from the acknowledgement: seed "), "{report}");
     assert!(lines[0].contains(": two leaders, after "), "{report}");
-    assert_eq!(lines[1], "lease since the sending: no mistake with 8 seeds");
+    assert_eq!(lines[1], "lease from the send: no mistake in 8 seeds");
     assert_eq!(failover::run(&arguments).unwrap(), report);
 }

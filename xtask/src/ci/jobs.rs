@@ -136,7 +136,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "profiles",
-        about: "failures of the suite, channels, examples and rdmatool on devices that look like hardware, except the two of `nics`",
+        about: "failures of the suite, channels, examples and rdmatool on devices that look like hardware, except the two that `nics` covers",
         tier: Tier::Full,
         minutes: 14.0,
         needs: &[],
@@ -192,7 +192,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "aarch64",
-        about: "errors on another processor: all published crates are compiled; the copy, atomics and C's layout are tested in qemu",
+        about: "errors on another processor: all published crates are compiled; the memory copy, atomics and C layouts are tested in qemu",
         tier: Tier::Short("aarch64-full"),
         minutes: 1.3,
         needs: AARCH64_NEEDS,
@@ -237,7 +237,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "copy-file",
-        about: "a failing copy of a file, on both kinds of software device",
+        about: "failures of the program `copy_file` on both kinds of software device",
         tier: Tier::Both,
         minutes: 0.4,
         needs: &[],
@@ -253,7 +253,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "asan",
-        about: "invalid memory accesses and leaks, including the device's copies: its tests, those of the layers, the suite on one device",
+        about: "invalid memory accesses (also by the device's memory copies) and leaks, in the device's and the layers' tests, and the suite on one device",
         tier: Tier::Short("asan-full"),
         minutes: 4.0,
         needs: &[],
@@ -269,7 +269,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "lsan",
-        about: "leaks, with the real copies",
+        about: "leaks, with the memory copies of ordinary builds",
         tier: Tier::Full,
         minutes: 20.0,
         needs: &[],
@@ -277,7 +277,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "valgrind",
-        about: "invalid memory accesses by the device's real copies, in the tests of its parts (memcheck)",
+        about: "invalid memory accesses in the unit tests of the device, with the memory copies of ordinary builds (memcheck)",
         tier: Tier::Short("valgrind-full"),
         minutes: 0.8,
         needs: &[Need::Tool("valgrind", "apt-get install valgrind libc6-dbg")],
@@ -317,7 +317,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "stress",
-        about: "failures of the stress test in two minutes, with a process stopped for half a minute, and with 64 tasks that lend to another process",
+        about: "failures in long tests: stress for two minutes, a process stopped for half a minute, processes that end, and 64 tasks that lend to another process",
         tier: Tier::Full,
         minutes: 7.0,
         needs: &[],
@@ -325,7 +325,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "hostile-neighbour",
-        about: "the duration of calls, and the memory and files of a process, while hostile processes attack it (`test` has the same, without the figures)",
+        about: "slow calls, and growth of a process's memory and open files, while hostile processes attack it (`test` runs the same tests, without figures)",
         tier: Tier::Full,
         minutes: 1.0,
         needs: &[],
@@ -333,7 +333,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "loaded",
-        about: "tests that fail on a busy machine: all of them in three rounds, those with a deadline or a second process in ten",
+        about: "tests that fail on a busy machine: every test three times, those with a deadline or a second process ten times",
         tier: Tier::Full,
         minutes: 150.0,
         needs: &[],
@@ -341,7 +341,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "rxe",
-        about: "failures of programs and cases on SoftRoCE or over a wire, and of the command that installs it (a virtual machine)",
+        about: "failures of programs and cases on SoftRoCE (in a virtual machine) or over a wire, and of `cargo xtask rxe-setup`",
         tier: Tier::Full,
         minutes: 20.0,
         needs: &[Need::Tool("apt-get", "it gets the packages of the virtual machine")],
@@ -360,7 +360,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "linked",
-        about: "differences of a linked libibverbs from the one that would be loaded; needs the build tools of rdma-core",
+        about: "differences between a linked libibverbs and the one that would be loaded; needs the build tools of rdma-core",
         tier: Tier::Full,
         minutes: 5.0,
         needs: &[
@@ -378,7 +378,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "miri",
-        about: "undefined behaviour of unsafe code without C: the crates' own tests, the copy, rdma-async on a mock device (nightly)",
+        about: "undefined behaviour of unsafe code without C: the crates' own tests, the memory copy, rdma-async on a mock device (nightly)",
         tier: Tier::Full,
         minutes: 15.0,
         needs: &[Need::Works(

@@ -1,5 +1,5 @@
-//! Runs programs on one device, one after the other, in a separate process. The process for
-//! libibverbs is not that of our software device, so a crash or hang ends only one of them.
+//! Runs programs on one device, one after the other, in a separate process. Each device has its own
+//! process, so a crash or hang on one device does not affect another device.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};

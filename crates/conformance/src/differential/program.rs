@@ -71,8 +71,8 @@ impl QpId {
         Self { side: self.side.other(), ..self }
     }
 
-    /// Returns true if this window of the end is of type 1, which is bound by a separate call. Only
-    /// B has one, because it posts requests one by one.
+    /// Returns true if this window is the end's type 1 window. Only B has one: a type 1 window is
+    /// bound by a separate call, and B posts its requests one by one.
     pub(super) fn is_type_1(self, window: u8) -> bool {
         self.side == Side::B && window == 1
     }

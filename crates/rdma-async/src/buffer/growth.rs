@@ -106,7 +106,7 @@ impl Drop for Growing {
 /// Serves each allocation, after growing the pool once for all that do not fit into its free memory.
 fn serve(pool: &BufferPool, waiting: Vec<Waiting>) {
     let lacking: Vec<_> = waiting.into_iter().filter_map(|one| one.try_serve(pool)).collect();
-    // The smallest size by which the pool could not grow, and the error.
+    // The smallest growth that has failed so far, and its error.
     let mut failed = None;
     if lacking.len() > 1 {
         let all = lacking.iter().fold(0, |sum: usize, one| sum.saturating_add(one.need()));

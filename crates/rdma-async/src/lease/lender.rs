@@ -227,7 +227,7 @@ impl Lender {
     /// Ends all leases, and returns them to be closed.
     pub(super) fn end_all(&mut self) -> VecDeque<(Open, Why)> {
         self.is_over = true;
-        // Takes these leases from their threads, which may start much later or never.
+        // Includes the leases left to other threads to close, because those threads may start much later or never.
         self.due.extend(std::mem::take(&mut self.closing).into_values());
         for number in std::mem::take(&mut self.current).into_keys() {
             self.end_of(number, u32::MAX);

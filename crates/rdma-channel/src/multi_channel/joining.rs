@@ -6,7 +6,7 @@ use rdma_qp::{CompletionQueue, Error, PreparedQueuePair, QueuePairEndpoint};
 
 use crate::channel::options::Options;
 
-/// The options of new peers, and the number of prepared ones.
+/// The options for new peers, and the number of prepared peers.
 #[derive(Debug)]
 pub(super) struct Joining {
     options: Box<Options>,

@@ -175,8 +175,8 @@ impl Lent {
         if self.slots.get(index)?.id == wr_id { self.take(index) } else { None }
     }
 
-    /// Takes back a client's requests after its queue pair was destroyed: the sends to it, and its own receives. The
-    /// buffers of the receives are added to `spare`.
+    /// Takes back a client's requests after the client's queue pair has been destroyed. These are the sends to the
+    /// client, and the receives posted on its queue pair. The buffers of the receives are added to `spare`.
     pub(super) fn end_of(&mut self, peer: PeerId, spare: &mut Vec<Buffer>) {
         for index in 0..self.slots.len() {
             let (Some(Loan::Send(of, _) | Loan::Copy(of, _)) | Some(Loan::Receive(Some(of), _))) =

@@ -94,7 +94,7 @@ pub struct PreparedBind {
     pub mw: *mut ibv_mw,
     /// The new key, for a type 2 window.
     pub rkey: Rkey,
-    /// The memory and the rights to which the window is bound.
+    /// The memory that the window is bound to, and the rights that the window grants.
     pub info: ibv_mw_bind_info,
 }
 

@@ -147,7 +147,7 @@ impl CompletionChannel {
     ) -> Result<Self, Error> {
         // SAFETY: SAFETY.md F1: the channel is live, and its file does not change.
         let fd = unsafe { (*raw.as_ptr()).fd };
-        // SAFETY: SAFETY.md F6: only the channel closes its file, and both are fields of the same struct.
+        // SAFETY: SAFETY.md F6: only the channel closes this file, and one struct owns the channel and the `EventFile`.
         let file = unsafe { EventFile::new(fd) }?;
         let destroy = context.verbs().destroy_comp_channel;
         let (verb, needs) = ("ibv_destroy_comp_channel", context.clone());

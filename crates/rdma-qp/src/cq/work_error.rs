@@ -66,7 +66,7 @@ impl WorkError {
         self.code().hint()
     }
 
-    /// Returns C's raw status (`enum ibv_wc_status`), whether or not this crate knows it.
+    /// Returns the raw C status (`enum ibv_wc_status`), whether or not this crate knows it.
     #[must_use]
     pub const fn raw_status(&self) -> u32 {
         self.status.raw()

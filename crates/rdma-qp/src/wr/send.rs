@@ -116,7 +116,7 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     /// Sends the message as a datagram through `handle`, to the queue pair with this QPN and Q_Key. Every send on a UD
     /// queue pair needs a destination, and no other queue pair allows one. The message must not be longer than the MTU.
     ///
-    /// The handle belongs to the queue pair's protection domain, and must live until the request has completed. If the
+    /// The handle must belong to the queue pair's protection domain, and live until the request has completed. If the
     /// high bit of the key is set, the Q_Key of the sending queue pair is used instead: IBTA vol 1, section 10.2.5;
     /// `man ibv_post_send`.
     ///

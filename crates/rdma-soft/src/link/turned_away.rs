@@ -43,7 +43,7 @@ impl TurnedAway {
         self.order.iter().cloned().collect()
     }
 
-    /// Removes and returns the first tasks, at most `most` of them. The caller queues a turn for each one.
+    /// Removes and returns up to `most` tasks, oldest first. The caller queues a turn for each one.
     pub(crate) fn take(&mut self, most: usize) -> Vec<Weak<dyn Task>> {
         let first = self.order.drain(..most.min(self.order.len())).collect::<Vec<_>>();
         first.iter().for_each(|sender| {

@@ -1,4 +1,5 @@
-//! A barrier with two sides. Where the kernel supports it, the side that is executed often costs nothing.
+//! A barrier with a light side, which threads execute often, and a heavy side, which they execute rarely. Where the
+//! kernel supports `membarrier(2)`, the light side costs almost nothing.
 //!
 //! `membarrier(2)` makes every running thread of the process execute a full barrier. So the light side only has to keep
 //! the compiler from moving its store after its load; the heavy side's system call provides the barrier for both. Where

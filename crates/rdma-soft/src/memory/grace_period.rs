@@ -115,7 +115,7 @@ impl Visit {
         Self { visitor, number, thread_ends }
     }
 
-    /// Returns the visitor for the first visit of a thread.
+    /// Returns a visitor for a thread that has none, and whether the visitor belongs to this visit alone.
     #[cold]
     fn join() -> (&'static Visitor, bool) {
         match MEMBERSHIP.try_with(|membership| membership.0) {

@@ -67,7 +67,7 @@ impl Root {
         })
     }
 
-    /// Returns the names in a folder, sorted. Returns none if the folder cannot be read.
+    /// Returns the names in a folder, sorted. The list is empty if the folder cannot be read.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let Ok(folder) = self.open(path, OFlags::DIRECTORY) else { return Vec::new() };
         let Ok(entries) = Dir::new(folder) else { return Vec::new() };

@@ -69,7 +69,7 @@ pub(crate) struct Block {
 pub(crate) enum Work {
     /// The operation in the settings.
     Rdma,
-    /// A reference: the same bytes are sent over the TCP connection that carries the conversation.
+    /// A reference: the same bytes are sent over the TCP connection that the two ends already have.
     Tcp,
     /// A reference: the same bytes are copied within the client's memory.
     Memcpy,
@@ -89,8 +89,8 @@ impl Control {
     /// Sends a greeting, and checks the peer's.
     ///
     /// # Errors
-    /// Returns an error if the peer is a different program, has another version, does not answer,
-    /// or leaves the conversation.
+    /// Returns an error if the peer is a different program, has a different version, does not
+    /// answer, or disconnects.
     pub(crate) fn meet(
         mut stream: TcpStream,
         interrupted: Arc<AtomicBool>,

@@ -293,7 +293,7 @@ where
     DashedPathElement::new(points, dash, 4, color(index).stroke_width(2))
 }
 
-/// Returns a dot, which is hollow if its color is used a second time.
+/// Returns a dot: hollow if its color has already been used, filled otherwise.
 fn marker<P>(at: P, index: usize) -> Circle<P, i32> {
     let style =
         if index < COLORS.len() { color(index).filled() } else { color(index).stroke_width(1) };

@@ -1,4 +1,5 @@
-//! The part of the generator for memory windows and for receive queues that several pairs share.
+//! The part of the generator that handles memory windows, and receive queues that several pairs
+//! share.
 
 use fastrand::Rng;
 

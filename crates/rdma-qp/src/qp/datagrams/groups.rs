@@ -97,8 +97,8 @@ impl Drop for Groups {
 
 impl QueuePair {
     /// Joins a multicast group. After that, this queue pair receives the datagrams that are sent to `gid` and
-    /// [`Qpn::MULTICAST`](crate::Qpn::MULTICAST) with its Q_Key. On InfiniBand, `lid` is the LID of the group;
-    /// elsewhere it is [`Lid::NONE`]. Joining a group twice is equivalent to joining it once. See
+    /// [`Qpn::MULTICAST`](crate::Qpn::MULTICAST) with this queue pair's Q_Key. On InfiniBand, `lid` is the LID of the
+    /// group; elsewhere it is [`Lid::NONE`]. Joining a group twice is equivalent to joining it once. See
     /// `man ibv_attach_mcast`.
     ///
     /// The network must deliver the group's packets to this port. On InfiniBand, a join request to the subnet

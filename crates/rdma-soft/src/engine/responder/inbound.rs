@@ -216,10 +216,11 @@ impl Inbound<'_> {
         self.side.fail(self.own, refused.receive, event, aftermath);
     }
 
-    /// Drops a message of an unreliable service that cannot be received. The next message uses the same receive request
-    /// (IBTA volume 1, 9.9.3, class D). A receive request from a shared queue completes in error instead, because it
-    /// would be lost to the other queue pairs (class E). If the receive request itself is bad, the queue pair fails
-    /// (class A). If another queue pair has already failed in this call, this queue pair fails with its next message.
+    /// Drops a message that an unreliable service cannot receive. The next message uses the same receive request (IBTA
+    /// volume 1, 9.9.3, class D). A receive request from a shared queue completes in error, because the other queue
+    /// pairs would otherwise lose it (class E). If the receive request itself is bad, the queue pair fails (class A).
+    /// However, a call can fail only one responder. If it has already failed another one, this message is treated as
+    /// above. The queue pair then fails when a later message finds a bad receive request.
     #[cold]
     pub(crate) fn abandon(&mut self, refused: Refused, aftermath: &mut Aftermath) {
         self.side.room.clear();
