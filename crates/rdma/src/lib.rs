@@ -60,7 +60,7 @@
 //! | run one operation at a time | [`Channel::send_from`], [`receive_into`], [`write_from`], [`read_into`], [`fetch_add`] |
 //! | limit how long one call takes | [`Channel::within`] |
 //! | keep many operations outstanding | [`Channel::scope`], [`Channel::scope_deadline`] |
-//! | detect a peer that is gone | [`watch`], whose waits fail with [`PeerGone`] |
+//! | choose how soon a silent machine counts as gone | [`watch`]; waits then fail with [`PeerGone`] |
 //! | serve clients that come and go | [`Server`] |
 //! | choose what to do after an error | [`Recovery`], returned by `recovery()` of each error |
 //!

@@ -50,15 +50,17 @@ const AARCH64_CHECK: Step = run(
 /// tests of the copy, of atomics, of the layout of C's structs, and of the functions in its
 /// headers. If a process with several threads forks, the child may hang in qemu, which has locks of
 /// its own. So no test that forks runs in parallel with others here; the cases of the suite run in
-/// separate processes.
+/// separate processes. The device is not optimised, because these tests are compiled only for this.
 pub(super) const AARCH64: &[Step] = &[
     run("cargo check --target aarch64-unknown-linux-gnu {products}").with(EMULATED),
     tests(
-        "cargo test --target aarch64-unknown-linux-gnu -p rdma-sys -p rdma-soft --lib -- --skip fork",
+        "cargo test --target aarch64-unknown-linux-gnu --config profile.test.package.rdma-soft.opt-level=0 \
+            -p rdma-sys -p rdma-soft --lib -- --skip fork",
     )
     .with(EMULATED),
     tests(
-        "cargo test --target aarch64-unknown-linux-gnu -p rdma-sys -p rdma-soft --test behaviour -- \
+        "cargo test --target aarch64-unknown-linux-gnu --config profile.test.package.rdma-soft.opt-level=0 \
+            -p rdma-sys -p rdma-soft --test behaviour -- \
             layout:: inline:: inline_extended:: inline_mw:: system:: device::abi:: device::atomics:: \
             device::extended_posts:: device::half_copied:: device::keys:: --skip fork",
     )

@@ -47,6 +47,12 @@ impl Channel {
     pub fn waitable(&self) -> Option<Waitable<'_>> {
         self.ledger.waitable()
     }
+
+    /// Like [`Scope::watched_stream`], for [unpolled](Self::send_unpolled) operations.
+    #[must_use]
+    pub fn watched_stream(&self) -> Option<BorrowedFd<'_>> {
+        self.ledger.watched_stream()
+    }
 }
 
 impl MultiChannel {
@@ -139,5 +145,14 @@ impl<'scope, C> Scope<'scope, '_, C> {
     #[must_use]
     pub fn waitable(&self) -> Option<Waitable<'scope>> {
         self.only.ledger().waitable()
+    }
+
+    /// The stream that shows whether the peer is gone, for a program that sleeps in its own event loop. The stream
+    /// reports `POLLRDHUP` (`EPOLLRDHUP`) when the peer is gone, and every wait then fails with
+    /// [`PeerGone`](TransportError::PeerGone). Do not read from the stream. `None` if the channel [watches
+    /// nothing](crate::ChannelBuilder::watch_nothing).
+    #[must_use]
+    pub fn watched_stream(&self) -> Option<BorrowedFd<'scope>> {
+        self.only.ledger().watched_stream()
     }
 }

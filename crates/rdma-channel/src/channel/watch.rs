@@ -26,9 +26,10 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     /// silent.
     ///
     /// A channel that spins checks the stream at most once per millisecond, and only after it has begun to yield the
-    /// processor. A channel that sleeps wakes at once. A program that sleeps [in its own event
-    /// loop](crate::Scope::arm) is not notified. The stream takes one file descriptor at each end; see
-    /// [`watch_nothing`](Self::watch_nothing).
+    /// processor. A channel that sleeps wakes at once. Polls do not check the stream, nor do waits that are too short to
+    /// yield. A program that sleeps [in its own event loop](crate::Scope::arm) also polls the
+    /// [stream](crate::Scope::watched_stream). If the peer's process has forked and is then killed, its child keeps the
+    /// stream open. The stream takes one file descriptor at each end; see [`watch_nothing`](Self::watch_nothing).
     ///
     /// # Examples
     /// ```
@@ -71,9 +72,9 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
 
 impl ChannelBuilder<'_> {
     /// Detects that the peer is gone, like [`watch`](Self::watch), through a stream that the program has created: TCP
-    /// or a Unix socket. A channel from [`connect`](Self::connect) or
-    /// [`listen`](Self::listen) watches the stream of its rendezvous instead. The peer keeps its end of the stream until its channel is dropped. Nothing is written to the
-    /// stream, so the reason is always [`Died`](crate::CloseReason::Died).
+    /// or a Unix socket. This has no effect on channels from [`connect`](Self::connect) and [`listen`](Self::listen),
+    /// which watch the stream of their rendezvous. The peer keeps its end of the stream until its channel is dropped.
+    /// Nothing is written to the stream, so the reason is always [`Died`](crate::CloseReason::Died).
     ///
     /// Only the end of the peer's data matters. Bytes that pass through the stream, and a
     /// [shutdown](std::net::Shutdown::Write) of this end, have no effect. The program may keep a duplicate of the

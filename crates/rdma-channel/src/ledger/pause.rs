@@ -1,6 +1,6 @@
 //! The pause after an empty poll: spin, yield, or sleep.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
 use std::time::Duration;
 
@@ -165,6 +165,12 @@ impl Ledger {
     /// Returns the file that becomes readable after [`arm`](Self::arm); `None` if the channel spins.
     pub(crate) fn waitable(&self) -> Option<Waitable<'_>> {
         self.cq.channel().map(|events| Waitable(events.as_fd()))
+    }
+
+    /// Returns the stream that is watched, if any.
+    pub(crate) fn watched_stream(&self) -> Option<BorrowedFd<'_>> {
+        let watch = self.watch.as_deref().filter(|watch| watch.is_watched())?;
+        Some(watch.stream())
     }
 
     /// Marks the completed requests that handles have not reported yet. Returns true if there are any. They may have

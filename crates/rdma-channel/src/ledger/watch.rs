@@ -1,14 +1,14 @@
 //! Watching a stream to the peer, which ends when the peer is gone.
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdma_connect::{CloseReason, Farewell, KeepAlive};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt};
 
 /// A channel's stream to its peer, which is kept until the channel is dropped.
 #[derive(Debug)]
@@ -90,9 +90,13 @@ impl Watch {
         self.last_word.set(last_word);
     }
 
+    pub(crate) fn stream(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
     /// Returns the stream and the events to poll it for. Bytes that arrive on the stream cause no wake-up.
     pub(crate) fn file(&self) -> PollFd<'_> {
-        PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::RDHUP)
+        PollFd::from_borrowed_fd(self.stream(), PollFlags::RDHUP)
     }
 
     /// Records the result of a poll. Returns true if the stream has ended.
@@ -157,10 +161,12 @@ pub(crate) fn end_of(
     }
 }
 
-/// Sends this end's farewell if that does not block. If sending fails because the peer is gone, nothing is lost.
+/// Sends this end's farewell if that does not block, and ends the stream even if a forked child keeps a copy of its
+/// descriptor. If this fails because the peer is gone, nothing is lost.
 pub(crate) fn say_farewell(stream: &OwnedFd, farewell: &Farewell) {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     let _ = send(stream, &farewell.to_frame(), flags);
+    let _ = shutdown(stream, Shutdown::Write);
 }
 
 /// Makes the kernel end a TCP stream whose peer is silent for this long. Other streams reject the options. This does

@@ -11,6 +11,7 @@ use super::client;
 use super::listener::ChannelListener;
 use crate::channel::Channel;
 use crate::channel::builder::ChannelBuilder;
+use crate::channel::options::Options;
 
 /// Marks a [`RendezvousBuilder`], which creates a channel or a listener. It does not create a
 /// [`PreparedChannel`](crate::PreparedChannel), because the options of the rendezvous would have no effect on one.
@@ -125,7 +126,8 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     #[doc(alias("rdma_cm", "rdma_connect"))]
     pub fn connect(self, addr: impl ToSocketAddrs) -> Result<(Channel, Box<[u8]>), ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
-        client::connect(&self.options, &self.rendezvous, resolve(addr)?)
+        let options = Options { watch: None, ..self.options };
+        client::connect(&options, &self.rendezvous, resolve(addr)?)
     }
 
     /// Listens for clients at the first usable address, and turns each into a channel with these options. For port 0,
@@ -142,6 +144,7 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     #[doc(alias("rdma_cm", "rdma_listen"))]
     pub fn listen(self, addr: impl ToSocketAddrs) -> Result<ChannelListener, ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
-        ChannelListener::bind(self.options, self.rendezvous, &resolve(addr)?)
+        let options = Options { watch: None, ..self.options };
+        ChannelListener::bind(options, self.rendezvous, &resolve(addr)?)
     }
 }

@@ -69,7 +69,7 @@ pub enum TransportError {
     },
     /// The watched stream shows that the peer was gone before the operation completed. The channel is closed.
     /// Operations in flight end with the call or with the scope.
-    #[error("the {operation}{} was not done: {reason}", With(*.peer))]
+    #[error("the {operation}{} did not complete: {reason}", With(*.peer))]
     PeerGone {
         /// The kind of the operation.
         operation: Operation,

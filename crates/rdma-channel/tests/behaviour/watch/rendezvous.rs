@@ -1,12 +1,15 @@
 //! The stream of the rendezvous: both ends keep it if one of them watches.
 
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
 use rdma_channel::{
-    Channel, CloseReason, ConnectError, Operation, TransportError, Wait, prelude::*,
+    Armed, Channel, CloseReason, ConnectError, Operation, ScopeError, TransportError, Wait,
+    prelude::*,
 };
 use rdma_qp::SendWorkRequest;
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::common::{must_end, open};
 use crate::watch::{LIMIT, MODES, ROOM, assert_gone_by};
@@ -84,6 +87,55 @@ fn both_ends_watch_by_default() {
             assert_gone_by(&gone, Operation::Receive, CloseReason::Disconnected, &here);
         });
     }
+}
+
+/// A forked child has such a copy of the descriptor.
+#[test]
+fn a_copy_of_the_stream_does_not_keep_the_peer_waiting() {
+    must_end(|| {
+        let [mut here, there] = connected(Wait::default(), [true, true]);
+        let _copy = there.watched_stream().unwrap().try_clone_to_owned().unwrap();
+        drop(there);
+        let gone = here.receive(ROOM).unwrap_err();
+        assert_gone_by(&gone, Operation::Receive, CloseReason::Disconnected, &here);
+    });
+}
+
+#[test]
+fn the_watched_stream_wakes_the_programs_own_loop() {
+    must_end(|| {
+        let [mut here, there] = connected(Wait::Sleep, [true, false]);
+        assert!(there.watched_stream().is_none(), "it only keeps the stream");
+        let ended = here.scope(|s| {
+            let receive = s.post_receive(ROOM)?;
+            assert_eq!(s.arm()?, Armed::Sleep);
+            drop(there);
+            let (completions, stream) = (s.waitable().unwrap(), s.watched_stream().unwrap());
+            let mut files =
+                [PollFd::new(&completions, PollFlags::IN), PollFd::new(&stream, PollFlags::RDHUP)];
+            assert_eq!(poll(&mut files, None), Ok(1));
+            assert!(files[1].revents().contains(PollFlags::RDHUP));
+            receive.wait(Duration::MAX)
+        });
+        let gone = ended.map_err(ScopeError::flatten).unwrap_err();
+        assert_gone_by(&gone, Operation::Receive, CloseReason::Disconnected, &here);
+    });
+}
+
+#[test]
+fn a_stream_of_the_program_has_no_effect_on_a_rendezvous() {
+    let pd = open("soft0").allocate_pd().unwrap();
+    let mut listener = pd.create_channel().listen("127.0.0.1:0").unwrap();
+    let address = listener.local_addr();
+    let (stream, _end) = UnixStream::pair().unwrap();
+    thread::scope(|threads| {
+        let client = threads.spawn(|| {
+            let builder = pd.create_channel().watch_stream(stream, LIMIT);
+            builder.watch_nothing().connect(address).unwrap().0
+        });
+        let _server = listener.accept().unwrap();
+        assert!(client.join().unwrap().watched_stream().is_none());
+    });
 }
 
 /// Either end can read it, if one of them watches.
