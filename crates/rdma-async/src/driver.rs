@@ -88,7 +88,7 @@ impl Driver {
     ///
     /// # Errors
     /// Same errors as [`QueuePairBuilder::build`]; [`Error::TooLarge`] for a queue of more than 32,768 requests;
-    /// [`Error::SharedReceives`] for a builder with a shared receive queue; or the error of creating a completion
+    /// [`Error::SharedReceives`] for a builder with a shared receive queue; or an error from creating a completion
     /// queue.
     pub fn prepare(&self, builder: QueuePairBuilder<'_>) -> Result<PreparedConnection, Error> {
         // Receives of a shared queue would complete here with WR IDs that the program chose.

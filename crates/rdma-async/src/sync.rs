@@ -42,8 +42,8 @@ pub(crate) async fn until<R>(changed: &Notify, mut look: impl FnMut() -> Option<
     }
 }
 
-/// tokio's [`Notify`], where loom sees each call as one step. Its internals are not modelled here; tokio has its own
-/// loom models.
+/// tokio's [`Notify`], wrapped so that loom sees each call as one step. Its internals are not modelled here; tokio has
+/// its own loom models.
 #[cfg(loom)]
 mod model {
     use std::future::Future;

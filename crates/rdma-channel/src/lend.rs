@@ -95,7 +95,7 @@ impl Ledger {
     /// device no longer uses that memory.
     ///
     /// # Errors
-    /// Same errors as the closure. An outer error of the closure means that nothing was posted.
+    /// Same errors as the closure. An outer error from the closure means that nothing was posted.
     pub(crate) fn block_all<'data, T>(
         &mut self,
         run: impl for<'l> FnOnce(Call<'l, 'data>) -> Result<Result<T, TransportError>, TransportError>,

@@ -106,7 +106,7 @@ pub type ScopeResult<T, E = TransportError> = Result<T, ScopeError<E>>;
 /// ```
 pub type TransportResult<T> = Result<T, TransportError>;
 
-/// The error of a scope.
+/// An error from a scope.
 ///
 /// # Examples
 /// The scope waits for a write whose handle was not polled, and reports its failure:
@@ -230,9 +230,8 @@ impl Channel {
     /// than 10 ms do not count, because they are mere polls.
     ///
     /// # Errors
-    /// [`ScopeError::ClosureError`] with the error of the closure. If the closure succeeds,
-    /// [`ScopeError::AutoPollError`] with each operation that failed or was lost, unless its handle has already
-    /// reported this.
+    /// [`ScopeError::ClosureError`] with the closure's error. If the closure succeeds, [`ScopeError::AutoPollError`]
+    /// with each operation that failed or was lost, unless its handle has already reported this.
     ///
     /// # Aborts
     /// Aborts the process if the queue pair still uses memory and cannot be destroyed: returning would end the borrow
@@ -315,7 +314,7 @@ impl Channel {
     /// Like [`scope`](Self::scope), for a closure that polls all its handles until their operations complete.
     ///
     /// # Errors
-    /// The error of the closure, unchanged.
+    /// The closure's error, unchanged.
     ///
     /// # Panics
     /// Panics if the closure succeeds without polling all handles to completion. The operations have completed by then.

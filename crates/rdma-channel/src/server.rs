@@ -550,8 +550,8 @@ impl Drop for Server {
 /// clients connect or leave.
 ///
 /// The file does not become readable when a time limit expires. If a program sleeps on it without a limit, clients that
-/// are slow in the rendezvous or receive nothing are dropped late. New clients may also be delayed: after too many
-/// files were open, or while too many clients are half-open. Therefore, sleep for at most a second at a time.
+/// are slow in the rendezvous or receive nothing are dropped late. New clients may also be delayed if the process had
+/// too many files open, or while too many clients are half-open. Therefore, sleep for at most a second at a time.
 impl AsFd for Server {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.files.as_fd()

@@ -1,4 +1,4 @@
-//! Errors of connecting, and errors of operations on a connection.
+//! Errors from connecting, and from operations on a connection.
 
 pub(crate) mod close_reason;
 pub(crate) mod connect_error;

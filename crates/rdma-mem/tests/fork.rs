@@ -54,7 +54,7 @@ fn context() -> Context {
 /// Returns the result of `child` in a forked child. A child that hangs is killed after two minutes.
 ///
 /// Other threads may hold locks during the fork, so the child must call nothing that waits for one.
-/// The lock of the allocator is free in a child.
+/// The allocator's lock is free in a child.
 fn forked(child: impl FnOnce() -> u8) -> c_int {
     // SAFETY: SAFETY.md F15: the child calls nothing that waits for another thread, and ends below.
     let pid = unsafe { libc::fork() };

@@ -88,8 +88,8 @@ pub struct QueuePairEndpoint {
     pub(crate) max_dest_rd_atomic: u8,
     pub(crate) gids: [EndpointGid; Self::MAX_GIDS],
     pub(crate) gid_count: u8,
-    /// The addresses of the stream over which the ends exchange their endpoints, as this end sees them: its own first,
-    /// then the peer's.
+    /// The addresses of the stream over which the ends exchange their endpoints, as this end sees them: this end's
+    /// first, then the peer's.
     pub(crate) stream: Option<(Gid, Gid)>,
 }
 

@@ -30,7 +30,7 @@ impl GidNetwork {
     }
 }
 
-/// The error of parsing a text that is not a network.
+/// The error from parsing a text that is not a network.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not a network: write an address and the length of its prefix, such as 10.0.0.0/8 or fd00::/8"

@@ -91,7 +91,7 @@ fn keep_busy(is_over: &AtomicBool, a: &TestPeer, b: &TestPeer) {
     }
 }
 
-/// The parent's threads may hold locks of the device at any moment, and the child has none of these threads.
+/// The parent's threads may hold the device's locks at any moment, and the child has none of these threads.
 #[test]
 fn a_forked_child_polls_without_waiting_for_threads_of_its_parent() {
     const CHILDREN: usize = 100;

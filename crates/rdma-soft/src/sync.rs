@@ -49,7 +49,7 @@ pub(crate) fn locked_to_wait<T>(mutex: &std::sync::Mutex<T>) -> std::sync::Mutex
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Locks a mutex of the engine that the model checker explores. Poisoning is ignored.
+/// Locks an engine mutex that the model checker explores. Poisoning is ignored.
 pub(crate) fn locked_in_models<T>(mutex: &Mutex<T>) -> Held<MutexGuard<'_, T>> {
     Held::new(locked_for_calls(mutex))
 }

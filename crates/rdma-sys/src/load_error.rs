@@ -1,4 +1,4 @@
-//! Errors of loading libibverbs, with their remedies.
+//! Errors from loading libibverbs, with their remedies.
 
 use std::{ffi::OsStr, ffi::OsString, path::Path};
 

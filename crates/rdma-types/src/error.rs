@@ -1,4 +1,4 @@
-//! Errors of parsing and of range checks.
+//! Errors from parsing and from range checks.
 
 use core::error::Error;
 use core::fmt;

@@ -96,7 +96,7 @@ pub trait ValueExt {
     fn value<T: DeserializeOwned>(&self) -> Result<T, ValueError>;
 }
 
-/// The error of writing or reading a value.
+/// An error from writing or reading a value.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ValueError {

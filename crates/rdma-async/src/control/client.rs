@@ -29,7 +29,7 @@ impl Driver {
     /// | | |
     /// |---|---|
     /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | connecting failed for every address |
-    /// | [`Rejected`](ConnectError::Rejected) | the server rejects this client, or its queue pair does not fit; the error has the reason |
+    /// | [`Rejected`](ConnectError::Rejected) | the server rejects this client, or its queue pair does not fit; the error gives the reason |
     /// | [`Busy`](ConnectError::Busy) | the server is at its limit of clients, or has no queue pair for this one: try again later |
     /// | [`Timeout`](ConnectError::Timeout) | connecting took longer than the [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) |
     /// | [`Closed`](ConnectError::Closed) | the server closed the stream during the handshake |

@@ -265,7 +265,7 @@ impl Served {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a client that was gone when the program accepted it.
+    /// Counts a client that had already left when the program accepted it.
     pub(super) fn note_gone(&self) {
         self.state().clients.refused += 1;
     }

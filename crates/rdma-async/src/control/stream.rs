@@ -251,8 +251,8 @@ fn not_kept(what: impl ToString) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_string())
 }
 
-/// Sends queued frames, and keeps bytes that are not written yet in `rest`. If the other end is a channel, returns when
-/// the connection has ended. Stores an error of the stream in `unsent`.
+/// Sends queued frames, and keeps unwritten bytes in `rest`. If the other end is a channel, returns when the connection
+/// has ended. Stores a stream error in `unsent`.
 async fn send_frames(
     shared: &Shared,
     to: &TcpStream,

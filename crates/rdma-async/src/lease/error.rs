@@ -1,4 +1,4 @@
-//! Errors of lending memory.
+//! Errors from lending memory.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rdma_mem::{AccessFlags, Error, Recovery};
 
 use crate::region::memory::Region;
 
-/// The error of lending or borrowing memory.
+/// An error from lending or borrowing memory.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
@@ -213,7 +213,7 @@ impl LeaseDenial {
     }
 }
 
-/// The error of lending memory, together with the memory. It implements [`Error`](std::error::Error), and `?` converts
+/// An error from lending memory, together with the memory. It implements [`Error`](std::error::Error), and `?` converts
 /// it to a [`LeaseError`].
 #[non_exhaustive]
 pub struct LendError {

@@ -46,8 +46,7 @@ impl Drop for Giving<'_> {
     }
 }
 
-/// The state shared by the lender's and the borrower's side. The locks of the two sides are never held at the same
-/// time.
+/// The state shared by the lender's and the borrower's side. The two sides' locks are never held at the same time.
 pub(crate) struct Leases {
     lender: Mutex<Lender>,
     borrower: Mutex<Borrower>,

@@ -1,6 +1,6 @@
-//! Tests of the memory in slots on the mock device, which reads and writes memory through raw pointers when a request
-//! ends. They are written for Miri, which detects uses of freed memory, and references that conflict with the device's
-//! accesses.
+//! Tests of the memory that slots hold, on the mock device, which accesses memory through raw pointers when a request
+//! ends. They are written for Miri, which detects both uses of freed memory and references that conflict with the
+//! device's accesses.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::mem_forget)] // for tests
 
 mod ends;

@@ -60,8 +60,8 @@ fn loom_a_task_that_takes_over_is_woken() {
     });
 }
 
-/// A task arms the queue and then finds its own completion. It must also poll any completions that arrived after its
-/// own but before the arming, because they cause no event. A task that drops its operation at that moment relies on an
+/// A task arms the queue and then finds its completion. It must also poll any completions that arrived after that one
+/// but before the arming, because they cause no event. A task that drops its operation at that moment relies on an
 /// event.
 #[test]
 fn loom_later_completions_are_polled_after_arming() {

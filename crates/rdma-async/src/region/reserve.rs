@@ -43,7 +43,7 @@ pub enum ReservedEnd {
     Disconnected,
 }
 
-/// The error of opening or closing memory.
+/// An error from opening or closing memory.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {

@@ -1,4 +1,4 @@
-//! Behaviour of async-rdma that programs rely on, and holes of it that this crate closes.
+//! Behaviour of async-rdma that programs rely on, and holes in it that this crate closes.
 
 mod atomics;
 mod borrowed;

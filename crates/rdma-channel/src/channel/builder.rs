@@ -21,8 +21,8 @@ use crate::multi_channel::prepared::PreparedMultiChannel;
 /// Creates a [`Channel`], or, as a [`MultiChannelBuilder`], channels to several peers.
 ///
 /// It has the options of a [`QueuePairBuilder`], and time limits for operations. No existing queues can be passed in,
-/// because each channel creates its own. All options are optional, except that a builder of channels to several peers
-/// needs their [number](ChannelBuilder::num_channels) or their [maximum number](ChannelBuilder::max_channels).
+/// because each channel creates its queues. All options are optional, except that a builder of channels to several
+/// peers needs their [number](ChannelBuilder::num_channels) or their [maximum number](ChannelBuilder::max_channels).
 ///
 /// # Examples
 /// ```

@@ -473,7 +473,7 @@ fn abort(error: &rdma_qp::Error) -> ! {
 }
 
 /// Writes a line to standard error, but only if that does not block. The pipe may have no reader, and another thread
-/// may hold the lock of `stderr`.
+/// may hold the lock on `stderr`.
 fn say(line: &str) {
     let file = io::stderr();
     let mut files = [PollFd::new(&file, PollFlags::OUT)];

@@ -22,7 +22,7 @@ pub(crate) struct Watch {
     process: u32,
     looked: Cell<Option<Instant>>,
     gone: Cell<Option<CloseReason>>,
-    /// Whether polls now find the completions of everything that the peer sent before it was gone.
+    /// Whether polls now find the completions of everything that the peer sent before it left.
     is_settled: Cell<bool>,
     /// The farewell that this end will send.
     last_word: Cell<Farewell>,
@@ -75,7 +75,7 @@ impl Watch {
         self.is_settled.get()
     }
 
-    /// Records that polls now find the completions of everything that the peer sent before it was gone.
+    /// Records that polls now find the completions of everything that the peer sent before it left.
     pub(crate) fn settle(&self) {
         self.is_settled.set(true);
     }

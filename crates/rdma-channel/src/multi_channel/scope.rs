@@ -51,7 +51,7 @@ impl MultiChannel {
     /// Like [`scope`](Self::scope), for a closure that polls all its handles until their operations complete.
     ///
     /// # Errors
-    /// The error of the closure, unchanged.
+    /// The closure's error, unchanged.
     ///
     /// # Panics
     /// Panics if the closure succeeds without polling all handles to completion. The operations have completed by then.

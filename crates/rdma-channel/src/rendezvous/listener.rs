@@ -35,13 +35,12 @@ use crate::channel::prepared::PreparedChannel;
 /// The listener also drops a half-open client if another client needs its queue pair. It then chooses a client that has
 /// not continued for a second, or one whose address has more queue pairs than the newcomer's address.
 ///
-/// A client that waits to be accepted has no time limit except its own. If 64 clients wait, others stay in the socket's
-/// backlog. A client's time limit also runs while the program does not call the listener. However, a client that has
-/// already sent its message is never refused for that reason.
+/// A client that waits to be accepted has no time limit except the one that it set. If 64 clients wait, others stay in
+/// the socket's backlog. A client's time limit also runs while the program does not call the listener. However, a
+/// client that has already sent its message is never refused for that reason.
 ///
 /// When a queue pair is connected on Ethernet, the kernel may need a moment to find the route to the client's GID. A
-/// client whose address does not exist can therefore delay other clients by that moment, before its own connection
-/// fails.
+/// client whose address does not exist can therefore delay other clients by that moment, before its connection fails.
 ///
 /// Some clients are silent, end early, send too much, use another protocol, or have a queue pair that does not fit.
 /// These clients are [counted](Self::refused) and cause no error. They receive the reason if they use the right

@@ -1,4 +1,4 @@
-//! Server events, and the errors of waiting for one.
+//! Server events, and the errors from waiting for one.
 
 use std::net::SocketAddr;
 

@@ -91,7 +91,7 @@ impl Server {
         let Some(peer) = usize::try_from(index).ok().and_then(|index| self.peers.at(index)) else {
             return;
         };
-        // If this fails, the next poll reports the error of the completion queue.
+        // If this fails, the next poll reports the completion queue's error.
         let _ = self.drain();
         // The completions do not show the cause: shared receives are not flushed, and the flushed receives of a single
         // client do not contain it.

@@ -1,4 +1,4 @@
-//! Errors of connecting the two ends.
+//! Errors from connecting the two ends.
 
 use std::io;
 use std::net::SocketAddr;

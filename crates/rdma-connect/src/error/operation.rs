@@ -21,7 +21,7 @@ pub enum Operation {
     Atomic,
     /// The bind of a memory window of type 2. Channels never bind windows.
     Bind,
-    /// The invalidation of such a window's key by the end that bound the window.
+    /// The invalidation of a type 2 window's key by the end that bound the window.
     Invalidation,
 }
 

@@ -67,8 +67,8 @@ pub enum TransportError {
         /// The peer of the operation, or `None` if the program supplied the queue pair and its peer is unknown.
         peer: Option<PeerAddress>,
     },
-    /// The watched stream shows that the peer was gone before the operation completed. The channel is closed.
-    /// Operations in flight end with the call or with the scope.
+    /// The watched stream shows that the peer left before the operation completed. The channel is closed. Operations in
+    /// flight end with the call or with the scope.
     #[error("the {operation}{} did not complete: {reason}", With(*.peer))]
     PeerGone {
         /// The kind of the operation.

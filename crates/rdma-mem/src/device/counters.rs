@@ -18,8 +18,8 @@ impl Device {
     /// count units of 4 bytes. Files that cannot be read, or that contain no number, are skipped.
     /// The kernel's `Documentation/ABI/stable/sysfs-class-infiniband` describes the files.
     ///
-    /// The list is empty for a port that does not exist, and for a software device. Use
-    /// `rdma_soft::SoftDevice::counters` for the latter.
+    /// The list is empty for a port that does not exist, and for a software device. For a software
+    /// device, use `rdma_soft::SoftDevice::counters`.
     ///
     /// # Examples
     /// ```

@@ -20,7 +20,7 @@ const MOST: usize = 4096;
 
 /// A context's asynchronous events.
 ///
-/// Every `AsyncEvents` of a context gets every event, so each part of a program can have its own. A
+/// Every `AsyncEvents` of a context gets every event, so each part of a program can create one. A
 /// new `AsyncEvents` starts with the events that no other one has read yet. Unread events are kept
 /// in memory without a limit, so drop an `AsyncEvents` that is no longer read. All methods take
 /// `&self` and work from any thread.

@@ -54,7 +54,7 @@ struct Pool {
     limit: AtomicUsize,
     /// This lock is never held during a call to the provider.
     regions: Mutex<Vec<Arc<PoolRegion>>>,
-    /// Held by the thread that registers another region. Acquired before the lock of `regions`.
+    /// Held by the thread that registers another region. Acquired before `regions` is locked.
     growth: Mutex<()>,
 }
 

@@ -1,4 +1,4 @@
-//! Errors of binding windows.
+//! Errors from binding windows.
 
 use rdma_types::AccessFlags;
 

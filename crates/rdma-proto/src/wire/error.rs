@@ -1,4 +1,4 @@
-//! Errors of parsing and writing packets.
+//! Errors from parsing and writing packets.
 
 use core::error::Error;
 use core::fmt;

@@ -1,4 +1,4 @@
-//! Errors of polling.
+//! Errors from polling.
 
 /// A completion queue failed.
 ///

@@ -1,4 +1,4 @@
-//! Errors of posting.
+//! Errors from posting.
 
 use std::fmt;
 

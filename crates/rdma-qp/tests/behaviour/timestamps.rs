@@ -192,7 +192,7 @@ impl Loop for rdma_mem::ProtectionDomain {
     }
 }
 
-/// No lock of the provider is held after a call, so threads that post or poll do not wait long for each other.
+/// None of the provider's locks is held after a call, so threads that post or poll do not wait long for each other.
 #[test]
 fn several_threads_post_by_calls_and_poll_with_timestamps() {
     for device in [CALLS, LATE_CALLS] {

@@ -25,8 +25,9 @@ macro_rules! counters {
         ///
         /// Messages to other processes ([`Builder::peers`](crate::Builder::peers)) and to other hosts
         /// ([`Builder::listen`](crate::Builder::listen)) are sent as packets. So are messages of devices with
-        /// [`Builder::force_wire`](crate::Builder::force_wire). All other messages are copied directly. A counter of
-        /// "requests or packets" counts packets for the former and requests for the latter.
+        /// [`Builder::force_wire`](crate::Builder::force_wire). All other messages are copied directly. A counter whose
+        /// unit is "requests or packets" counts packets for messages sent as packets, and requests for messages copied
+        /// directly.
         ///
         /// Counters that the kernel's SoftRoCE also has keep their names
         /// (`drivers/infiniband/sw/rxe/rxe_hw_counters.c`, `/sys/class/infiniband/rxe0/ports/1/hw_counters`). The names

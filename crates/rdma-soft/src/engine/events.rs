@@ -3,9 +3,9 @@
 //! The events themselves stay in the queue, so an object's events can be removed when the object is destroyed. The file
 //! holds one byte while the queue is not empty.
 //!
-//! Events occur while locks of the engine are held, but writing a byte takes a system call. So an event is only queued
-//! at first. The file becomes readable when the thread [settles](Fabric::run_queue). The thread does this once it holds
-//! no lock, and before its verb returns.
+//! Events occur while engine locks are held, but writing a byte takes a system call. So an event is only queued at
+//! first. The file becomes readable when the thread [settles](Fabric::run_queue). The thread does this once it holds no
+//! lock, and before its verb returns.
 
 #[cfg(not(all(test, loom)))]
 pub(crate) mod file;
@@ -31,8 +31,8 @@ pub(crate) struct EventQueue<E> {
     fabric: &'static Fabric,
     state: Lock<QueuedEvents<E>>,
     file: EventFile,
-    /// Held by a thread while it writes to the file. That thread holds no lock of the engine. If another thread is
-    /// already about to write the byte for a settling thread's event, the settling thread waits here.
+    /// Held by a thread while it writes to the file. That thread holds no engine lock. If another thread is already
+    /// about to write the byte for a settling thread's event, the settling thread waits here.
     writing: Mutex<()>,
 }
 

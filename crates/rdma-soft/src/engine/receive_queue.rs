@@ -1,6 +1,6 @@
 //! The receive queue: requests that wait for a message.
 //!
-//! Requests are posted under the lock of the [`ReceiveQueue`] and taken under the responder's lock. A slot itself shows
+//! Requests are posted under the [`ReceiveQueue`]'s lock and taken under the responder's lock. A slot itself shows
 //! whether it holds a request, so a message takes one without touching the cache line of the posting thread's lock.
 //! Only a message that finds no request locks the queue, to check again and to register as waiting.
 

@@ -1,4 +1,4 @@
-//! Packets: how they arrive, and how a queue pair sends its own.
+//! Packets: how they arrive at a queue pair, and how it sends them.
 //!
 //! `rdma_proto` decides what packets mean. The two sides of a queue pair are its [`Work`](rdma_proto::Work) and its
 //! [`Host`](rdma_proto::Host).

@@ -21,14 +21,14 @@ pub(crate) trait Events: Send + Sync + std::fmt::Debug {
     /// Returns the time of the next event.
     fn next(&self) -> Option<Time>;
 
-    /// Makes the next event happen. The caller holds no lock of the engine.
+    /// Makes the next event happen. The caller holds no engine lock.
     fn happen(&self);
 }
 
 /// Makes events happen in the order of their virtual times.
 #[derive(Debug)]
 pub(crate) struct Simulation {
-    /// Held by the thread that makes events happen. That thread holds no lock of the engine at the time.
+    /// Held by the thread that makes events happen. A thread that locks this holds no engine lock.
     stepping: Mutex<()>,
     /// The number of the thread that makes events happen.
     by: AtomicU64,

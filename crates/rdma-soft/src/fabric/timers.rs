@@ -38,7 +38,7 @@ const MOST_EXPIRED: u32 = 4;
 #[derive(Debug)]
 pub(crate) struct Timers {
     /// The time of the earliest timer, in nanoseconds. This is the only value that an empty poll reads. Written under
-    /// the lock of the schedule.
+    /// the schedule's lock.
     earliest: AtomicU64,
     schedule: Mutex<Schedule>,
     changed: Condvar,

@@ -91,7 +91,7 @@ impl<T> Outbox<T> {
     }
 }
 
-/// Creates a buffer. Callers hold no lock of the outbox, since this allocates memory.
+/// Creates a buffer. Callers hold none of the outbox's locks, since this allocates memory.
 pub(super) fn new_buffer(bytes: usize) -> Box<[u8]> {
     vec![0; bytes].into_boxed_slice()
 }

@@ -1,8 +1,8 @@
 //! Captures: the packets that a device sends and receives, in a file for Wireshark.
 //!
-//! A packet is buffered in memory where it is sent or received, under the locks of its queue pair. The call that did
-//! this writes all buffered packets before it returns, after it has released its locks (`fabric/overflow.rs`). If a
-//! program is killed, its file therefore contains only whole packets.
+//! A packet is buffered in memory where it is sent or received, under its queue pair's locks. The call that did this
+//! writes all buffered packets before it returns, after it has released its locks (`fabric/overflow.rs`). If a program
+//! is killed, its file therefore contains only whole packets.
 
 mod environment;
 mod format;
@@ -137,7 +137,7 @@ struct Capture {
     /// The process that started the file. A forked child writes nothing.
     process: u32,
     pending: Mutex<Pending>,
-    /// Locked while the file is written. The thread that writes holds no locks of the engine.
+    /// Locked while the file is written. The thread that writes holds no engine locks.
     output: Mutex<Output>,
     /// Whether writing has stopped.
     stopped: AtomicBool,

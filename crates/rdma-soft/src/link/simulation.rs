@@ -32,7 +32,7 @@ pub(crate) struct Links {
 #[derive(Debug)]
 struct Net {
     random: SplitMix,
-    /// The model of links that do not have their own.
+    /// The model of links without a model of their own.
     model: LinkModel,
     /// The state of each direction, by the names of the sender and the receiver.
     directions: BTreeMap<(&'static str, &'static str), Direction>,
@@ -95,7 +95,7 @@ impl Links {
         Self { net: Mutex::new(net) }
     }
 
-    /// Sets the model of all links that do not have their own.
+    /// Sets the model of all links without a model of their own.
     pub(crate) fn set_all(&self, model: LinkModel) {
         locked(&self.net).model = model;
     }

@@ -41,9 +41,9 @@ impl Keys<'_> {
         // SAFETY: the region was found within a visit, so it stays registered during the visit (SAFETY.md F14). While
         // it is registered, its memory is exposed (F7), and valid for the accesses that its rights allow. If it was
         // noted as mapped, it is always valid (F29); otherwise, it is valid unless it is gone (F8). The range lies
-        // inside the region. An empty range is always valid. A window of one queue pair stays bound while that queue
-        // pair's responder is locked. A thread that finds such a window holds that lock: a window grants only peers'
-        // rights, and under the send lock only local rights are requested.
+        // inside the region. An empty range is always valid. A type 2 window stays bound while its queue pair's
+        // responder is locked. A thread that finds the window holds that lock: a window grants only peers' rights, and
+        // under the send lock only local rights are requested.
         Some(unsafe { Segment::of_region(address, length, mapped) })
     }
 

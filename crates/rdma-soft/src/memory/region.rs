@@ -1,7 +1,7 @@
 //! The region table: the lock-free lookup of memory by key. It also contains memory windows, because a lookup treats a
 //! window as a region.
 //!
-//! Slots are written under the lock of `Places`. Any thread reads a slot with a sequence check: the version (key and
+//! Slots are written while `Places` is locked. Any thread reads a slot with a sequence check: the version (key and
 //! incarnation) is read before and after the fields. A torn read counts as a miss. This table does not ensure that a
 //! region found here *stays* registered: `ProtectionDomain::deregister` unpublishes the key first and then waits for a
 //! [grace period](crate::memory::grace_period).

@@ -2,8 +2,8 @@
 //!
 //! A bound window is a region of the [table](crate::memory::region), so requests find it like any other. Its binding
 //! and the program's rights to it are kept here, per protection domain. A key is invalidated like a region's: it is
-//! made unknown, and then a [grace period](grace_period) passes. Peers use a type 2 window only under the lock of its
-//! queue pair's responder. So for such a window it is enough to acquire and release that lock.
+//! made unknown, and then a [grace period](grace_period) passes. Peers use a type 2 window only while its queue pair's
+//! responder is locked. So for a type 2 window it is enough to acquire and release that lock.
 
 use std::collections::BTreeMap;
 

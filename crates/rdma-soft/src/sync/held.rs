@@ -1,12 +1,12 @@
-//! Guards that are counted in builds with debug assertions. A thread that holds a lock of the engine must not read or
-//! write an event file or a capture file, nor call `membarrier(2)`.
+//! Guards that are counted in builds with debug assertions. A thread that holds an engine lock must not read or write
+//! an event file or a capture file, nor call `membarrier(2)`.
 //!
 //! Other system calls are allowed and not checked. For example, a turn may copy through the kernel, and a type 1 bind
 //! waits for a grace period. A timer may also start or wake the fabric's thread.
 
 pub(crate) type ControlGuard<'a, T> = Held<std::sync::MutexGuard<'a, T>>;
 
-/// A guard for a lock of the engine. With debug assertions, each thread counts the guards that it holds.
+/// A guard for an engine lock. With debug assertions, each thread counts the guards that it holds.
 #[derive(Debug)]
 pub(crate) struct Held<G> {
     guard: G,
@@ -40,8 +40,8 @@ impl<G: std::ops::DerefMut> std::ops::DerefMut for Held<G> {
     }
 }
 
-/// Asserts, in builds with debug assertions, that this thread holds no lock of the engine. Called before reading or
-/// writing an event file or a capture file, and before `membarrier(2)`.
+/// Asserts, in builds with debug assertions, that this thread holds no engine lock. Called before reading or writing an
+/// event file or a capture file, and before `membarrier(2)`.
 #[cfg(not(all(test, loom)))]
 #[inline]
 pub(crate) fn assert_nothing_held() {

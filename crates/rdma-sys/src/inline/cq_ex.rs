@@ -78,7 +78,7 @@ macro_rules! read {
 ///
 /// Returns 0, or an error number ([`Errno::check`]) if polling has not started: `ENOENT` if there
 /// is no completion. The completion's `wr_id` and `status` are fields of `cq`. The provider may
-/// hold a lock of the CQ until [`ibv_end_poll`].
+/// hold one of the CQ's locks until [`ibv_end_poll`].
 ///
 /// # Safety
 /// `cq` is live, extended and not being polled by this thread; `attr` is valid.

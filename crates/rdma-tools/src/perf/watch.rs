@@ -24,7 +24,7 @@ pub(crate) enum Stop {
     Late,
 }
 
-/// Converts an error of the connection to the peer to the [`Stop`] that it means, if any.
+/// Converts an error on the connection to the peer to the [`Stop`] that it means, if any.
 pub(crate) fn lost(error: io::Error) -> anyhow::Error {
     match error.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => {

@@ -33,7 +33,7 @@ pub(super) struct Stream {
     wait: Duration,
 }
 
-/// An error of the connection between the two processes.
+/// An error on the connection between the two processes.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
     #[error("cannot use the address {address} (an address is HOST:PORT, such as 127.0.0.1:18515)")]

@@ -262,7 +262,7 @@ fn wait_ends_with_the_error_state(device: &Device) {
     a.qp.post(&Wr::send(2, &[]).unsignaled());
     a.qp.to_error();
     a.send_cq.expect_flushed([1, 2]);
-    // Packets that were sent before the error arrive now, and find no receive.
+    // Packets sent before the error may still arrive now, and find no receive.
     expect_nothing_under_way(device);
     b.qp.post_receive(3, &[]);
     expect_nothing_under_way(device);

@@ -470,7 +470,7 @@ fn a_handle_of_another_domain_fails_here(device: &Device) {
         scene.b.qp.number(),
         QKEY,
     ));
-    // B's next message is its own.
+    // The next message that B receives is the one that B sent.
     assert_eq!(scene.b.receive_cq.expect_success(10).src_qp, scene.b.qp.number());
     scene.b.send_cq.expect_success(2);
 }

@@ -253,7 +253,7 @@ fn members_with_another_key_hear_nothing(device: &Device) {
     scene.receive(0, 20);
     scene.send(1);
     scene.expect(1, 10, 1);
-    // The next datagram it receives is the one with its own Q_Key.
+    // The next datagram that this member receives is the one with the member's Q_Key.
     scene.a.qp.post(&Wr::send(2, &[]).with_imm(2).to(&scene.ah, GROUP_QPN, QKEY + 1));
     scene.a.send_cq.expect_success(2);
     scene.expect(0, 20, 2);

@@ -144,7 +144,7 @@ fn not_bound_again(device: &Device, length: usize) {
     let (mw, key) = grant.window(TYPE_2, REMOTE);
     let low = key.to_le_bytes()[0].wrapping_add(1);
     let again = Wr::bind(1, &mw, mw.key_with(low), grant.at_b.part(0, length, REMOTE));
-    // This uses another queue pair, because a failed bind moves its own to the error state.
+    // This uses another queue pair, because a bind that fails moves its queue pair to the error state.
     let (_c, d) = grant.second_pair(device);
     d.qp.post(&again);
     d.send_cq.expect(1, Status::IBV_WC_MW_BIND_ERR);

@@ -104,8 +104,8 @@ fn gathered(
     Ok(parts?.concat())
 }
 
-/// Checks that a message gathered from several elements arrives in a receive with several other
-/// elements.
+/// Checks that a message gathered from several elements arrives in a receive whose elements
+/// have different lengths.
 pub(super) fn elements(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     scene.connect(service)?;
     let (mtu, front) = (scene.options.mtu, header(service));

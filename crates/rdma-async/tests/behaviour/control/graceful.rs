@@ -177,7 +177,7 @@ fn a_peer_that_cannot_end_does_not_block_other_tasks() {
     });
 }
 
-/// The same if the peer was gone, or an operation had failed, before the call.
+/// The same if the peer had left, or an operation had failed, before the call.
 #[test]
 fn messages_lost_before_the_end_are_reported() {
     run(|| async {

@@ -45,7 +45,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Returns the start of the requested bytes in the region, in bytes.
+    /// Returns the byte offset of the requested range within the region.
     #[inline]
     pub(crate) fn offset(&self) -> usize {
         self.start as usize * UNIT

@@ -34,7 +34,7 @@ impl List {
             return None;
         }
         self.current = self.next;
-        // SAFETY: by this function's contract, this is a request of the list (SAFETY.md F12).
+        // SAFETY: by this function's contract, this is a request in the list (SAFETY.md F12).
         let request = unsafe { &*self.current };
         self.next = request.next;
         Some(request)

@@ -55,8 +55,8 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     let queue_pair = unsafe { queue_pair_of(qp.cast()) };
     // SAFETY: the calls in the closure never call `with` of this region again. Only functions in this file and in
     // `poll_ex` call it, and only programs call those. A post executes requests of any queue pair, and settles work
-    // that was left. But that is code of the engine. It does not call the program, and in `abi` it only calls code that
-    // reads this batch (SAFETY.md F17).
+    // that was left. But that is engine code. It does not call the program, and in `abi` it only calls code that reads
+    // this batch (SAFETY.md F17).
     let posted = unsafe {
         posting.with(|batch| {
             let posted = post(batch, queue_pair);

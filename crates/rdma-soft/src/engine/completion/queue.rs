@@ -90,7 +90,7 @@ pub(crate) struct CompletionQueue {
     pub(super) rings: Rings,
     overflowed: AtomicU32,
     /// Held by the thread that moves users to error; other threads wait until it is done. This lock comes before all
-    /// locks of the engine.
+    /// engine locks.
     settling: Mutex<()>,
     pub(super) producers: Line<Lock<Producers>>,
     /// A thread that takes this lock and the producers' lock takes this one first.

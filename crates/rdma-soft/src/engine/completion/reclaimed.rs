@@ -24,8 +24,8 @@ impl Reclaimed {
         Self { shared: shared.map(Arc::clone), ..Self::default() }
     }
 
-    /// Releases the slots of the requests before `upto`. Either the caller holds the pollers' lock of the queue in
-    /// which the requests complete, or that queue holds none of their completions.
+    /// Releases the slots of the requests before `upto`. Either the caller holds the pollers' lock in the completion
+    /// queue of these requests, or that queue holds none of their completions.
     #[inline(always)]
     pub(crate) fn give_back(&self, side: Side, upto: u32) {
         match (side, &self.shared) {

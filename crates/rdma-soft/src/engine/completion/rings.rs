@@ -1,7 +1,7 @@
 //! The memory of a completion queue: one ring at a time, which a resize replaces.
 //!
-//! A poll of an empty queue looks at the ring without a lock, so each ring lives as long as its queue. There is one
-//! ring of each size, which is reused, so all rings together take at most twice the memory of the largest.
+//! A poll of an empty queue looks at the ring without a lock, so each ring lives as long as its queue. There is at
+//! most one ring of each size, and it is reused. So all rings together take at most twice the memory of the largest.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -55,7 +55,8 @@ impl Rings {
         Ok(Self { current, all: std::sync::Mutex::new(vec![ring]) })
     }
 
-    /// Returns the current ring. A caller that holds no lock of the queue may get one that was current a moment ago.
+    /// Returns the current ring. A caller that holds neither of the queue's locks may get one that was current a moment
+    /// ago.
     #[inline(always)]
     pub(super) fn current(&self) -> &Ring {
         let ring = self.current.load(Ordering::Acquire);
@@ -76,12 +77,12 @@ impl Rings {
         Ok(ring)
     }
 
-    /// Returns true if this ring is current. The caller holds both locks of the queue.
+    /// Returns true if this ring is current. The caller holds both of the queue's locks.
     pub(super) fn is_current(&self, ring: &Arc<Ring>) -> bool {
         std::ptr::eq(self.current(), &raw const **ring)
     }
 
-    /// Makes a ring that [`of`](Self::of) returned the current one. The caller holds both locks of the queue.
+    /// Makes a ring that [`of`](Self::of) returned the current one. The caller holds both of the queue's locks.
     pub(super) fn exchange(&self, ring: &Arc<Ring>) {
         self.current.store(Arc::as_ptr(ring).cast_mut(), Ordering::Release);
     }

@@ -281,7 +281,7 @@ fn one_of_64_empty_polls_looks_at_the_clock() {
         (due.expired.load(Ordering::Relaxed) - before) / 4
     };
     assert_eq!([1, 63, 1, 63, 1].map(looks), [1, 0, 1, 0, 1]);
-    // The first empty poll after a completion looks at once.
+    // The first empty poll after a completion looks at the clock immediately.
     push(&queue, seat, [1]);
     assert_eq!(poll(&queue, 1), Ok(vec![1]));
     assert_eq!([1, 63, 1].map(looks), [1, 0, 1]);

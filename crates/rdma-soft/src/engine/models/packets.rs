@@ -212,8 +212,8 @@ fn loom_no_packet_is_executed_for_a_destroyed_queue_pair() {
         device.inbox().send(device, Letter::new(PATH, datagram(b.qpn), OF_LINK, buffer));
         let taker = thread::spawn(|| device.fabric.run_queue.run());
         let (pd, number) = (Arc::clone(&b.pd), b.qpn);
-        // The model checker does not see the table of numbers. The other thread takes the lock of the inbox before it
-        // looks there; that lock makes the checker try both orders.
+        // The model checker does not see the table of numbers. The other thread takes the inbox's lock before it looks
+        // there; that lock makes the checker try both orders.
         device.inbox().give_back(device.inbox().buffer(Arc::<QueuePair>::downgrade(&b)).unwrap());
         b.destroy();
         sink.free(&pd);

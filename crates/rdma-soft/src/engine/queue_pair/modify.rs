@@ -9,8 +9,8 @@ use crate::memory::probe;
 
 const LARGEST_24_BITS: u32 = 0x00ff_ffff;
 
-/// A queue pair's attributes as they were last set, and its incarnation. Their lock comes before all other locks of the
-/// queue pair. Transitions start from the state stored here.
+/// A queue pair's attributes as they were last set, and its incarnation. Their lock comes before the queue pair's other
+/// locks. Transitions start from the state stored here.
 #[derive(Default)]
 pub(crate) struct Attributes {
     pub(crate) settings: Settings,

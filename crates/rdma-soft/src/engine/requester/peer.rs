@@ -1,4 +1,4 @@
-//! Queue pairs of this process as requesters use them: their own, and their peers.
+//! Queue pairs of this process as requesters use them: the requester's queue pair, and its peers.
 
 use std::ops::Deref;
 use std::sync::Arc;

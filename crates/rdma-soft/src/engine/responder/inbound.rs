@@ -268,8 +268,9 @@ impl Inbound<'_> {
     }
 
     /// Invalidates the window that a send names, after its data has arrived and before its receive completes. The
-    /// caller holds the responder's lock, and peers use such a window only under this lock. If the key cannot be
-    /// invalidated, the responder moves to error, but the send counts as delivered, as in `rxe_resp.c`.
+    /// caller holds the responder's lock. Peers use a type 2 window only under this lock, so none is using the window
+    /// now. If the key cannot be invalidated, the responder moves to error, but the send counts as delivered, as in
+    /// `rxe_resp.c`.
     #[cold]
     fn invalidate(&self, key: u32) -> Result<(), Refused> {
         if self.own.pd.invalidate(key, self.own.id) {

@@ -23,7 +23,7 @@ pub(super) struct Model {
     rests: Condvar,
 }
 
-/// State that the thread and the model share, guarded by the lock of the schedule.
+/// State that the thread and the model share, guarded by the schedule's lock.
 #[derive(Debug)]
 pub(super) struct Rest {
     /// Whether the thread is waiting for a change.

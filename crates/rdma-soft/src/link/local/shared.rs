@@ -35,8 +35,8 @@ const BEGIN: usize = 12_288;
 const SIZE: usize = BEGIN + CAPACITY as usize;
 /// The alignment of messages.
 const ALIGN: u32 = 64;
-/// If the receiver claims to be looking but reads nothing, the sender notifies it after this many looks of its own,
-/// which take some microseconds.
+/// If the receiver claims to be looking but reads nothing, the sender notifies it after checking this many times,
+/// which takes some microseconds.
 const PATIENCE: u32 = 128;
 /// The number of bytes before a message, chosen so that a short message occupies two cache lines.
 const GAP: u32 = 16;

@@ -7,7 +7,7 @@ use crate::device::rig::connect::{Knobs, Side, connect, connect_sides, endpoint,
 use crate::device::rig::post::Wr;
 use crate::device::rig::{ALL_ACCESS, Context, Cq, Size, on_each_device};
 
-/// The error of polling a queue that has overflowed.
+/// The error from polling a queue that has overflowed.
 const OVERFLOWED: Option<i32> = Some(-Errno::EOVERFLOW.raw());
 
 /// A pair whose A has space for `capacity` send completions and `capacity` receive completions.

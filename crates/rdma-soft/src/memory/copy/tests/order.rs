@@ -1,7 +1,7 @@
 //! The order of the stores, observed through a page on which they fault.
 //!
-//! The end of the sink lies alone on a read-only page. The first store to that page faults, and everything before it
-//! must be written by then. The handler makes the page writable, and the copy goes on.
+//! The end of the sink lies alone on a read-only page. The first store to that page faults. By then, everything before
+//! it must have been written. The handler makes the page writable, and the copy goes on.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -68,7 +68,7 @@ impl Trap {
     }
 
     /// Copies so that the last `end` bytes of the sink lie on the trapped page. Returns the offset of the first store
-    /// to that page, and the number of bytes before the page not written by then.
+    /// to that page, and the number of bytes before the page that were still unwritten at that store.
     fn spring<M: Moves>(&self, source: &[u8], end: usize) -> (usize, usize) {
         let page_size = rustix::param::page_size();
         // SAFETY: the test owns this memory exclusively.
