@@ -62,7 +62,7 @@ pub(super) const AARCH64: &[Step] = &[
         "cargo test --target aarch64-unknown-linux-gnu --config profile.test.package.rdma-soft.opt-level=0 \
             -p rdma-sys -p rdma-soft --test behaviour -- \
             layout:: inline:: inline_extended:: inline_mw:: system:: device::abi:: device::atomics:: \
-            device::extended_posts:: device::half_copied:: device::keys:: --skip fork",
+            device::extended_posts:: device::keys:: --skip fork",
     )
     .with(EMULATED),
 ];
