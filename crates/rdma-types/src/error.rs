@@ -71,7 +71,7 @@ crate::debug_messages!(struct ParseGuidError);
 
 impl fmt::Display for ParseGuidError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a GUID: write four groups of four hex digits, as 0011:2233:4455:6677")
+        f.write_str("not a GUID: write four groups of four hex digits, such as 0011:2233:4455:6677")
     }
 }
 

@@ -11,9 +11,9 @@ open_enum! {
         /// A queue pair failed and cannot report this in a completion.
         QP_FATAL = 1, "queue pair fatal error";
         /// A queue pair refused an invalid request from its peer.
-        QP_REQ_ERR = 2, "invalid request of the peer";
+        QP_REQ_ERR = 2, "invalid request from the peer";
         /// A queue pair refused its peer access to memory.
-        QP_ACCESS_ERR = 3, "access error of the peer";
+        QP_ACCESS_ERR = 3, "access violation by the peer";
         /// A queue pair in RTR (ready to receive, not yet to send) received a packet.
         COMM_EST = 4, "communication established";
         /// A queue pair's send queue is drained.

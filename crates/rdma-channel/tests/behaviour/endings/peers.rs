@@ -105,7 +105,7 @@ fn a_request_flushed_by_a_refusal_of_the_peer_reports_that_cause() {
                 thread::yield_now();
             };
             let why = "since a receive failed: work request flushed";
-            assert!(said.contains(why) && said.contains("access error of the peer"), "{said}");
+            assert!(said.contains(why) && said.contains("access violation by the peer"), "{said}");
             let event = events.get_event_timeout(HANG).unwrap().unwrap();
             assert_eq!(event.kind, AsyncEventKind::QP_ACCESS_ERR);
             assert_eq!(events.try_get_event().unwrap(), None);
