@@ -8,7 +8,7 @@ use crate::load::SONAME;
 /// The text with which each message ends.
 macro_rules! without {
     () => {
-        "; the software device needs none: rdma_soft::install()"
+        "; software devices do not need libibverbs: call rdma_soft::install()"
     };
 }
 
@@ -86,8 +86,8 @@ fn not_found(file: &OsStr) -> String {
         )
     } else {
         format!(
-            "RDMA_LIBIBVERBS is {shown}, which is not there: correct the variable, or unset it to load \
-             {SONAME}"
+            "RDMA_LIBIBVERBS is {shown}, which does not exist: correct the variable, or unset it \
+             to load {SONAME}"
         )
     }
 }

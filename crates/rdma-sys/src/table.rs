@@ -18,8 +18,8 @@ pub type NoteMapped = unsafe extern "C" fn(mr: *mut ibv_mr);
 /// does not implement the function.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the provider `{provider}` has no `{verb}` (libibverbs has it since {since}): update \
-     rdma-core, or do without"
+    "the provider `{provider}` has no `{verb}` (added to libibverbs in {since}): update \
+     rdma-core, or do without it"
 )]
 #[non_exhaustive]
 pub struct Unsupported {
