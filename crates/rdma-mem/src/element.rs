@@ -61,7 +61,7 @@ pub struct ScatterElement<'a> {
 #[non_exhaustive]
 pub enum ScatterGatherElementError {
     /// The slice's length does not fit in the 32-bit length of an element.
-    #[error("the slice is longer than an element can be, 4294967295 bytes: use several elements")]
+    #[error("the slice exceeds 4294967295 bytes, the limit of an element: use several elements")]
     SliceTooBig,
     /// The slice is not entirely within the region.
     #[error("the slice is not within the bounds of the memory region")]

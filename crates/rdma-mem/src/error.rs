@@ -24,8 +24,9 @@ pub enum Error {
     UnknownDevice(#[from] Box<UnknownDevice>),
     /// No RDMA device exists.
     #[error(
-        "there is no RDMA device: a NIC needs its driver and rdma-core, SoftRoCE `rdma link add`, and the software devices \
-         rdma_soft::install() or the feature `soft` of the crate `rdma`{}",
+        "there is no RDMA device: a NIC needs its driver and rdma-core, SoftRoCE needs `rdma link \
+         add`, and the software devices need rdma_soft::install() or the feature `soft` of the \
+         crate `rdma`{}",
         errors.iter().map(|error| format!("; {error}")).collect::<String>()
     )]
     NoDevice {
@@ -46,8 +47,8 @@ pub enum Error {
     Access(#[from] AccessError),
     /// The device has no memory windows, or none of this type.
     #[error(
-        "the device `{device}` has no memory windows of this type: for access that can be taken back, \
-         register a region for each grant and close it"
+        "the device `{device}` has no memory windows of this type: for access that can be \
+         revoked, register a region for each grant and close it"
     )]
     NoWindows {
         /// The device's name.
@@ -55,8 +56,8 @@ pub enum Error {
     },
     /// The device has no atomic operations.
     #[error(
-        "the device `{device}` has no atomic operations: register the memory without remote atomic access, and have the \
-         peer change it by messages"
+        "the device `{device}` has no atomic operations: register the memory without remote \
+         atomic access, and let the peer request changes with messages"
     )]
     NoAtomics {
         /// The device's name.
@@ -77,8 +78,8 @@ pub enum Error {
     EmptyRegion,
     /// The dma-buf offset and the iova are not at the same offset within a page.
     #[error(
-        "offset {offset:#x} of the dma-buf and iova {iova:#x} are not at the same offset within a page \
-         of {page} bytes: take an iova that is {:#x} more than a multiple of it", .offset % .page
+        "offset {offset:#x} of the dma-buf and iova {iova:#x} are not at the same offset within a \
+         page of {page} bytes: choose an iova that is {:#x} more than a multiple of the page size", .offset % .page
     )]
     PageOffset {
         /// The offset in the dma-buf at which the registered part starts, in bytes.
@@ -89,7 +90,7 @@ pub enum Error {
         page: u64,
     },
     /// The alignment of memory is not a power of two.
-    #[error("an alignment of {alignment} is not a power of two, as 64 and 4096 are")]
+    #[error("an alignment of {alignment} is not a power of two: use one such as 64 or 4096")]
     Alignment {
         /// The requested alignment, in bytes.
         alignment: usize,
@@ -97,8 +98,8 @@ pub enum Error {
     /// A pool has no free range that is long enough, and its [limit](crate::BufferPool::set_limit)
     /// allows no further registration.
     #[error(
-        "no {length} bytes in one piece are free in the pool, which has registered {registered} bytes and may {limit}: drop \
-         buffers, trim the pool, or set a higher limit"
+        "the pool has no {length} contiguous bytes free: it has registered {registered} bytes and \
+         may register {limit}; drop buffers, trim the pool, or set a higher limit"
     )]
     PoolLimit {
         /// The requested length, in bytes.
@@ -116,7 +117,7 @@ pub enum Error {
     },
     /// The object cannot be closed yet, because clones of it, or objects created from it, are
     /// alive.
-    #[error("the {what} is still used: drop its clones and what was made from it first")]
+    #[error("the {what} is still in use: first drop its clones and everything created from it")]
     StillUsed {
         /// The kind of object that was to be closed.
         what: &'static str,

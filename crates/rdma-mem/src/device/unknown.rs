@@ -46,13 +46,13 @@ rdma_types::debug_messages!(struct UnknownDevice { name, known, errors });
 impl UnknownDevice {
     fn explain(&self) -> String {
         let mut text = match self.known.as_slice() {
-            [] => ", and no other".to_owned(),
+            [] => "; no RDMA device was found".to_owned(),
             known => format!("; there are: {}", known.join(", ")),
         };
         if self.name.starts_with("soft") && !self.known.iter().any(|name| name.starts_with("soft"))
         {
-            text += "; the software devices are there after rdma_soft::install(), or with the feature \
-                `soft` of the crate `rdma`, unless RDMA_PROVIDERS leaves them out";
+            text += "; software devices are listed after rdma_soft::install(), or with the \
+                feature `soft` of the crate `rdma`, unless RDMA_PROVIDERS excludes them";
         }
         for error in &self.errors {
             text += &format!("; {error}");
@@ -74,7 +74,10 @@ mod tests {
     fn the_message_lists_the_names_that_exist() {
         let text = unknown("mlx5_9", &["mlx5_0", "soft0"]).to_string();
         assert_eq!(text, "there is no RDMA device `mlx5_9`; there are: mlx5_0, soft0");
-        assert_eq!(unknown("x", &[]).to_string(), "there is no RDMA device `x`, and no other");
+        assert_eq!(
+            unknown("x", &[]).to_string(),
+            "there is no RDMA device `x`; no RDMA device was found"
+        );
     }
 
     #[test]

@@ -85,12 +85,14 @@ impl ProtectionDomain {
             Errno::EOPNOTSUPP | Errno::ENOSYS => {
                 let name = self.context().device().name();
                 return Some(Cow::Owned(format!(
-                    "`{name}` takes no advice about memory: the first request that uses a page brings it in"
+                    "`{name}` does not support memory advice: the first request that uses a page \
+                     loads it"
                 )));
             }
             Errno::EINVAL => "only memory that was registered `with_on_demand` can be prefetched",
             Errno::EFAULT => {
-                "an element is not within its region, its memory is not mapped, or it is to be written and is read-only"
+                "an element is not within its region, its memory is not mapped, or its memory is \
+                 read-only but would be written"
             }
             Errno::EPERM | Errno::ENOENT => "the region of an element belongs to another domain",
             _ => return None,

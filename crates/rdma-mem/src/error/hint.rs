@@ -25,9 +25,9 @@ fn open_with(errno: Errno, is_there: bool) -> Option<Cow<'static, str>> {
         | Errno::EBADF
             if is_there =>
         {
-            "its file in /dev/infiniband is there, and its provider refused it: is the user-space library (rdma-core) \
-             older than the kernel driver, or the file that of another device? `ibv_devinfo -v` shows what libibverbs \
-             finds"
+            "its file in /dev/infiniband exists, but its provider refused it: check that the \
+             user-space library (rdma-core) is as new as the kernel driver, and that the file \
+             belongs to this device; `ibv_devinfo -v` shows what libibverbs finds"
         }
         Errno::EACCES | Errno::EPERM => {
             "no permission for /dev/infiniband: add the user to the group that owns uverbs*; in a \
@@ -39,7 +39,9 @@ fn open_with(errno: Errno, is_there: bool) -> Option<Cow<'static, str>> {
         }
         Errno::ENOSYS => "the kernel has no RDMA support, or its module ib_uverbs is not loaded",
         Errno::EMFILE | Errno::ENFILE => "too many open files: raise `ulimit -n`",
-        Errno::EIO => "its provider cannot set it up, and may have printed why to standard error",
+        Errno::EIO => {
+            "its provider cannot set it up, and may have printed the reason to standard error"
+        }
         _ => return None,
     }))
 }
@@ -48,8 +50,8 @@ fn open_with(errno: Errno, is_there: bool) -> Option<Cow<'static, str>> {
 pub(crate) fn map(call: &str, errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match (call, errno) {
         ("mmap", Errno::ENOMEM) => {
-            "there are not enough free huge pages of this size: \
-             /sys/kernel/mm/hugepages/hugepages-*kB/nr_hugepages sets them aside"
+            "there are not enough free huge pages of this size: reserve more in \
+             /sys/kernel/mm/hugepages/hugepages-*kB/nr_hugepages"
         }
         ("mmap", Errno::EINVAL) => "this machine has no huge pages of this size",
         (_, Errno::EMFILE | Errno::ENFILE) => "too many open files: raise `ulimit -n`",
@@ -77,7 +79,7 @@ mod tests {
     fn a_file_that_is_there_is_not_called_missing() {
         for errno in [Errno::ENODEV, Errno::ENOENT, Errno::EINVAL, Errno::ENOTTY, Errno::EBADF] {
             let hint = open_with(errno, true).unwrap();
-            assert!(hint.contains("is there") && hint.contains("refused"), "{errno}: {hint}");
+            assert!(hint.contains("exists") && hint.contains("refused"), "{errno}: {hint}");
         }
         assert!(open_with(Errno::ENODEV, false).unwrap().contains("is missing"));
         assert_eq!(open_with(Errno::EINVAL, false), None);

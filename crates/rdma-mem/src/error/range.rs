@@ -23,7 +23,7 @@ pub enum RangeError {
         align: usize,
     },
     /// The length of the range does not fit in the 32-bit length of an element.
-    #[error("{length} bytes are more than an element can have, 4294967295")]
+    #[error("{length} bytes exceed the limit of an element, 4294967295 bytes")]
     TooLong {
         /// The length of the range, in bytes.
         length: usize,

@@ -8,8 +8,9 @@ use rdma_sys::Process;
 /// release them.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this belongs to process {owner}, which forked this one: a forked child cannot use RDMA objects \
-     of its parent; open the device in a program of its own, started with std::process::Command"
+    "this belongs to process {owner}, which forked this one: a forked child cannot use its \
+     parent's RDMA objects; open the device in a separate program, started with \
+     std::process::Command"
 )]
 #[non_exhaustive]
 pub struct Forked {

@@ -22,7 +22,7 @@ pub(crate) fn register(
         Errno::EINVAL => Cow::Borrowed(
             "the device does not know one of the access flags, or the range wraps around",
         ),
-        Errno::EOPNOTSUPP => Cow::Borrowed("the device does not have one of the access flags"),
+        Errno::EOPNOTSUPP => Cow::Borrowed("the device does not support one of the access flags"),
         _ => return None,
     })
 }
@@ -35,15 +35,15 @@ pub(crate) fn register_dmabuf(
 ) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
         Errno::EBADF => "the file descriptor is not open",
-        Errno::EACCES => "the file may not be written, and the access flags let the device write",
+        Errno::EACCES => "the file is not writable, but the access flags let the device write",
         Errno::EINVAL => {
-            "the descriptor is no dma-buf (a software device also takes a memfd that is sealed with \
-             F_SEAL_SHRINK), the range goes beyond its end, or an access flag is none of local write, \
-             remote read, write and atomic, relaxed ordering"
+            "the descriptor is not a dma-buf (a software device also accepts a memfd that is \
+             sealed with F_SEAL_SHRINK), the range goes beyond its end, or an access flag is not \
+             one of local write, remote read, remote write, remote atomic and relaxed ordering"
         }
         Errno::EOPNOTSUPP => {
-            "the device's driver cannot use dma-bufs (rdma_rxe cannot), or the dma-buf cannot be \
-             reached by it"
+            "the device's driver cannot use dma-bufs (rdma_rxe cannot), or the device cannot \
+             reach this dma-buf"
         }
         _ => return register(context, errno, length),
     }))
@@ -56,7 +56,7 @@ fn locked_memory(context: &Context, length: usize) -> String {
     };
     let device = match context.query_device() {
         Ok(device) => format!(
-            " (max_mr_size {} bytes, max_mr {} regions, or a limit that it was set up with)",
+            " (max_mr_size {} bytes, max_mr {} regions, or a limit that it was configured with)",
             device.max_mr_size, device.max_mr
         ),
         Err(_) => String::new(),

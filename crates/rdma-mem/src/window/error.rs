@@ -37,14 +37,14 @@ pub enum BindError {
     },
     /// The region, the window and the queue pair are not all in the same protection domain.
     #[error(
-        "the window is of another protection domain than its region, or than the queue pair: all \
-         three have to be of one"
+        "the window, its region and the queue pair belong to different protection domains: create \
+         all three in the same one"
     )]
     WrongDomain,
     /// A right that windows cannot grant.
     #[error(
-        "a window gives remote read, remote write and remote atomic, and type 2 can be zero-based: \
-         not {access}"
+        "a window cannot give {access}: it can give remote read, remote write and remote atomic, \
+         and a window of type 2 can be zero-based"
     )]
     Access {
         /// The requested rights that are not allowed.

@@ -130,7 +130,7 @@ fn refusals_of_the_device_have_a_hint() {
     assert!(errno == Errno::EINVAL && text.contains("F_SEAL_SHRINK"), "{text}");
     let read_only = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
     let (errno, text) = verb(pd.register_local_dmabuf_mr(read_only.as_fd(), 0, 8, 0));
-    assert!(errno == Errno::EACCES && text.contains("may not be written"), "{text}");
+    assert!(errno == Errno::EACCES && text.contains("is not writable"), "{text}");
     let access = AccessFlags::new().with_zero_based();
     // SAFETY: SAFETY.md F8: no peer can use it.
     let zero_based = unsafe { pd.register_dmabuf_mr_with_access(file.as_fd(), 0, 8, 0, access) };

@@ -48,7 +48,7 @@ fn a_device_without_advice_is_named() {
     let elements = [region.as_slice().gather_element()];
     let Err(Error::Verb(error)) = pd.prefetch(&elements, Prefetch::Read, true) else { panic!() };
     assert_eq!((error.verb, error.errno), ("ibv_advise_mr", Errno::EOPNOTSUPP));
-    assert!(error.to_string().contains("`soft0` takes no advice"), "{error}");
+    assert!(error.to_string().contains("`soft0` does not support memory advice"), "{error}");
 }
 
 #[test]
