@@ -40,8 +40,8 @@ pub enum Error {
     },
     /// Queue pairs have no transition between these two states.
     #[error(
-        "queue pair {qpn}: there is no way from {from} to {to}: it goes from RESET to INIT, RTR and \
-         RTS, and to RESET from everywhere"
+        "queue pair {qpn}: it cannot move from {from} to {to}: it moves from RESET to INIT, RTR \
+         and RTS, and to RESET from any state"
     )]
     NoTransition {
         /// The queue pair.
@@ -70,8 +70,8 @@ pub enum Error {
     Post(#[from] PostError),
     /// Requests did not complete in time, although the queue pair is in the error state.
     #[error(
-        "queue pair {qpn}: its requests were not flushed within {timeout:?}: does other code poll \
-         its completion queues? Destroying the queue pair ends these requests"
+        "queue pair {qpn}: its requests were not flushed within {timeout:?}: check that no other \
+         code polls its completion queues; destroying the queue pair ends these requests"
     )]
     DrainTimedOut {
         /// The queue pair.
@@ -83,15 +83,15 @@ pub enum Error {
     #[error(transparent)]
     Handshake(#[from] Box<HandshakeError>),
     /// This library does not support this type of queue pair.
-    #[error("{qp_type} queue pairs are not supported by this library: it has RC, UC and UD")]
+    #[error("{qp_type} queue pairs are not supported by this library: it supports RC, UC and UD")]
     UnsupportedType {
         /// The requested type.
         qp_type: QpType,
     },
     /// This library supports only InfiniBand devices (including RoCE), and the device uses another transport.
     #[error(
-        "`{device}` uses {transport}, which this library does not support: it is for InfiniBand and \
-         RoCE"
+        "`{device}` uses {transport}, which this library does not support: it supports InfiniBand \
+         and RoCE"
     )]
     UnsupportedTransport {
         /// The device.
@@ -115,7 +115,10 @@ pub enum Error {
         qp_type: QpType,
     },
     /// The completion does not belong to a datagram that this queue pair received.
-    #[error("the completion is not that of a datagram: pass one of a receive of queue pair {qpn}")]
+    #[error(
+        "the completion does not belong to a datagram: pass the completion of a receive of queue \
+         pair {qpn}"
+    )]
     NoDatagram {
         /// The queue pair.
         qpn: Qpn,
@@ -127,16 +130,16 @@ pub enum Error {
         knob: &'static str,
     },
     /// The completion queue and the protection domain belong to different contexts.
-    #[error("the `{knob}` belongs to another context than the protection domain")]
+    #[error("the `{knob}` and the protection domain belong to different contexts")]
     ForeignCompletionQueue {
         /// The builder's method.
         knob: &'static str,
     },
     /// The shared receive queue and the queue pair's protection domain belong to different contexts.
-    #[error("the `srq` belongs to another context than the protection domain")]
+    #[error("the `srq` and the protection domain belong to different contexts")]
     ForeignSharedReceiveQueue,
     /// The queue pair uses a shared receive queue, but the operation requires a queue pair with its own receives.
-    #[error("this queue pair needs receives of its own: build it without `srq`")]
+    #[error("this queue pair needs its own receives: build it without `srq`")]
     SharedReceives,
     /// The limit is larger than the queue, so it would always be reached.
     #[error(
@@ -151,9 +154,9 @@ pub enum Error {
     /// The completion queue could overflow if all its queue pairs' requests completed, and
     /// [`strict_cq`](crate::QueuePairBuilder::strict_cq) is set.
     #[error(
-        "the `{knob}` holds {capacity} completions, but its queue pairs, with this one, can have \
-         {needed} at a time: create it larger, request fewer work requests, or poll it in time and \
-         do without `strict_cq`"
+        "the `{knob}` holds {capacity} completions, but its queue pairs, including this one, can \
+         have {needed} at a time: create a larger queue, request fewer work requests, or poll it \
+         in time and omit `strict_cq`"
     )]
     CompletionQueueTooSmall {
         /// The builder's method.
@@ -178,12 +181,12 @@ pub enum Error {
         count: u32,
     },
     /// The completion channel and the completion queue belong to different contexts.
-    #[error("the completion channel belongs to another context than the completion queue")]
+    #[error("the completion channel and the completion queue belong to different contexts")]
     ForeignChannel,
     /// The device does not support completion timestamps.
     #[error(
-        "`{device}` has no completion timestamps: make the completion queue without, and take the \
-         time when it is polled"
+        "`{device}` has no completion timestamps: create the completion queue without them, and \
+         read a clock after each poll"
     )]
     NoTimestamps {
         /// The device.
@@ -246,7 +249,7 @@ pub enum Error {
         active: Mtu,
     },
     /// An option of the builder exceeds the range of its packet field, the size of its table, or the device's limit.
-    #[error("the `{knob}` cannot be {value}: here it is at most {most}")]
+    #[error("the `{knob}` cannot be {value}: the maximum here is {most}")]
     TooLarge {
         /// The builder's method.
         knob: &'static str,
@@ -264,7 +267,7 @@ pub enum Error {
         least: u32,
     },
     /// The object cannot be closed yet, because clones of it, or objects created from it, are alive.
-    #[error("the {what} is still used: drop its clones and what was made from it first")]
+    #[error("the {what} is still in use: first drop its clones and everything created from it")]
     StillUsed {
         /// The kind of object that was to be closed.
         what: &'static str,
@@ -392,12 +395,13 @@ pub(crate) fn srq_hint(
 pub(crate) fn address_hint(errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
         Errno::EINVAL => {
-            "the port, the LID, the index of the source GID or the peer's GID is not what the port has; on \
-             Ethernet there has to be a route"
+            "the port number, the LID, the source GID index or the peer's GID is not valid for \
+             this port; on Ethernet, a route to the peer must exist"
         }
         Errno::ENOMEM => "the limit of address handles (`max_ah`) may be reached: share them",
         Errno::ENOENT => {
-            "the header names no GID of this port: is it of another port, or undefined?"
+            "the header does not name a GID of this port: it may be undefined, or have arrived at \
+             another port"
         }
         Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH => {
             "the peer's GID could not be resolved: is its network reachable from the GID's interface?"
@@ -410,17 +414,19 @@ pub(crate) fn address_hint(errno: Errno) -> Option<Cow<'static, str>> {
 pub(crate) fn modify_hint(errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
         Errno::EINVAL => {
-            "the state does not allow it, or an attribute is not what the device has: port, GID \
-             index, MTU, partition key, depth of reads"
+            "the state does not allow it, or the device does not support the value of an \
+             attribute: port, GID index, MTU, partition key, depth of reads"
         }
         Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH => {
-            "no peer responds: is it alive, and are QPN, GID or LID those of its endpoint? A GID of a network has to \
-             be reachable from its interface; a software device reaches those processes that share it, and \
-             other hosts from an address at which it listens"
+            "the peer does not respond: check that it is running, and that the QPN, GID or LID \
+             are those of its endpoint. A GID must be reachable from its interface; a software \
+             device reaches the processes that share it, and other hosts from an address at which \
+             it listens"
         }
         Errno::EACCES => {
-            "another user of this host has the peer's place, or the places by which processes find each other: run both \
-             ends as one user, or share the device with all users at both"
+            "another user of this host has bound the peer's name, or the names by which processes \
+             find each other: run both ends as the same user, or share the device with all users \
+             at both ends"
         }
         _ => return None,
     }))

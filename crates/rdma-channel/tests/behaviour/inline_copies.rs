@@ -186,6 +186,6 @@ fn a_number_of_inline_bytes_that_the_device_lacks_is_refused_by_name() {
     let pd = open(FEW).allocate_pd().unwrap();
     assert!(pd.create_channel().max_inline_data(40).build().is_ok());
     let refused = pd.create_channel().max_inline_data(41).build().unwrap_err().to_string();
-    assert!(refused.contains("it refuses the `max_inline_data`"), "{refused}");
+    assert!(refused.contains("it refuses this `max_inline_data`"), "{refused}");
     assert!(pd.create_channel().max_inline_data(Inline::UpTo(41)).build().is_ok());
 }

@@ -151,7 +151,7 @@ macro_rules! codes {
     };
 }
 
-const OF_NO_DEVICE: &str = "for a service that no device has; see the vendor code";
+const OF_NO_DEVICE: &str = "it concerns a service that no device offers; see the vendor code";
 
 codes! {
     /// A message was too long for its buffer or for the port.
@@ -175,27 +175,28 @@ codes! {
     /// A memory window could not be bound, or a key could not be invalidated. The specification calls this a memory
     /// management operation error.
     MemoryWindowBindError = MW_BIND_ERR, LocalResource,
-        "check that the region has with_mw_bind, and the range and access that the window wants; that \
-         a window of type 2 was invalidated before it was bound again; and that a key to be \
-         invalidated is of such a window, bound with this queue pair";
+        "check that the region has with_mw_bind, and the range and access that the window \
+         requests; that a window of type 2 was invalidated before it was bound again; and that a \
+         key to be invalidated belongs to such a window, bound with this queue pair";
     /// The peer's response was invalid.
     BadResponseError = BAD_RESP_ERR, Transport,
         "the peer's response does not match the request: check that both ends are connected to \
          each other, and to no other peer";
     /// An incoming message was directed at memory that does not allow the access.
     LocalAccessError = LOC_ACCESS_ERR, LocalProgramming,
-        "check that memory which peers write has remote write, and the queue pair's access too";
+        "check that memory that peers write to has remote write, and that the queue pair's access \
+         has it too";
     /// The peer did not recognise the request.
     RemoteInvalidRequestError = REM_INV_REQ_ERR, Remote,
-        "the peer's receive was smaller than the message, or its queue pair does not take this \
-         operation: check the sizes, and access and depth of reads at the peer";
+        "the peer's receive was smaller than the message, or its queue pair does not accept this \
+         operation: check the sizes, and the peer's access flags and depth of reads";
     /// The peer's memory does not allow the access.
     RemoteAccessError = REM_ACCESS_ERR, Remote,
         "check the rkey, that address and length are within the peer's region, that the region is \
-         still registered and has this access, and its queue pair too";
+         still registered, and that the region and the peer's queue pair have this access";
     /// The peer failed.
     RemoteOperationError = REM_OP_ERR, Remote,
-        "the peer failed at its side: look at the errors of its queue pair";
+        "the peer failed: look at the errors of its queue pair";
     /// The peer did not answer.
     RetryExceededError = RETRY_EXC_ERR, Transport,
         "the peer did not answer: most often its process has ended or has destroyed its queue pair; if the \
@@ -219,7 +220,7 @@ codes! {
     InvalidEecStateError = INV_EEC_STATE_ERR, LocalProgramming, OF_NO_DEVICE;
     /// The device failed.
     FatalError = FATAL_ERR, Fatal,
-        "the device failed: see the kernel's log (dmesg); it has to be opened again";
+        "the device failed: see the kernel's log (dmesg), and open the device again";
     /// A response did not arrive in time.
     ResponseTimeoutError = RESP_TIMEOUT_ERR, Timeout,
         "check that the peer is alive, and the path to it";
@@ -231,7 +232,7 @@ codes! {
         "tag matching failed; see the vendor code";
     /// Tag matching left a rendezvous to software.
     TagMatchingRendezvousIncomplete = TM_RNDV_INCOMPLETE, LocalResource,
-        "the rendezvous has to be finished by software";
+        "software has to finish the rendezvous";
 }
 
 #[cfg(test)]

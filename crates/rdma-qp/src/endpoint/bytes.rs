@@ -45,7 +45,7 @@ const BYTES_OF_VERSION_1: usize = HEADER + 17 * QueuePairEndpoint::MAX_GIDS;
 pub enum EndpointError {
     /// The length of the input is wrong.
     #[error(
-        "an endpoint has {} bytes (of version 1 {BYTES_OF_VERSION_1}), not {found}",
+        "an endpoint has {} bytes (in version 1, {BYTES_OF_VERSION_1}), not {found}",
         QueuePairEndpoint::BYTES
     )]
     Length {
@@ -57,7 +57,7 @@ pub enum EndpointError {
     Magic,
     /// The peer uses another version of this format.
     #[error(
-        "the endpoint has version {found}, this program knows 1 to {}",
+        "the endpoint has version {found}, but this program supports 1 to {}",
         QueuePairEndpoint::VERSION
     )]
     Version {

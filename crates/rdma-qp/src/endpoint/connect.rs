@@ -41,8 +41,8 @@ pub struct ConnectAttributes {
 pub enum HandshakeError {
     /// One port is InfiniBand, the other Ethernet.
     #[error(
-        "link layer: this port is {own}, the peer's is {peer}: take ports of one kind, by the device or by \
-         the option `port`"
+        "link layer: this port is {own}, the peer's is {peer}: use ports of the same kind: choose \
+         another device, or set the option `port`"
     )]
     LinkLayer {
         /// This end's port.
@@ -52,8 +52,8 @@ pub enum HandshakeError {
     },
     /// No two GIDs, one of each end, have the same type and family.
     #[error(
-        "GIDs: no address of this end and another address of the peer are of equal type and family; an address that \
-         both have leads to its own host{}{}",
+        "GIDs: no address of this end has the same type and family as a different address of the \
+         peer; an address that both ends have leads back to its own host{}{}",
         table("this end", .own), table("the peer", .peer)
     )]
     NoCommonGid {
@@ -64,7 +64,8 @@ pub enum HandshakeError {
     },
     /// The peer's InfiniBand port has no address.
     #[error(
-        "LID: {lid} is not the address of a port; has the peer's port been configured by a subnet manager?"
+        "LID: {lid} is not the address of a port; check that a subnet manager has configured the \
+         peer's port"
     )]
     Lid {
         /// The peer's LID.
@@ -292,8 +293,8 @@ mod tests {
         let text = compute(&own, &end(0x12).with_lid(Lid::new(2))).unwrap_err().to_string();
         assert_eq!(
             text,
-            "link layer: this port is Ethernet, the peer's is InfiniBand: take ports of one kind, by the device \
-             or by the option `port`"
+            "link layer: this port is Ethernet, the peer's is InfiniBand: use ports of the same \
+             kind: choose another device, or set the option `port`"
         );
         let lid = compute(&end(0x11).with_lid(Lid::new(1)), &end(0x12));
         assert_eq!(lid, Err(HandshakeError::Lid { lid: Lid::NONE }));

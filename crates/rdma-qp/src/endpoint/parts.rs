@@ -58,7 +58,7 @@ impl TryFrom<Parts> for QueuePairEndpoint {
         if !(1..=Self::VERSION).contains(&version) {
             let newest = Self::VERSION;
             return Err(format!(
-                "the endpoint has version {version}, this program knows 1 to {newest}"
+                "the endpoint has version {version}, but this program supports 1 to {newest}"
             ));
         }
         let mut endpoint = Self::new(parts.qpn, parts.psn)
@@ -75,7 +75,7 @@ impl TryFrom<Parts> for QueuePairEndpoint {
         endpoint.stream = parts.stream;
         if let Some(gid) = gids.iter().find(|gid| gid.gid_type.raw() > u8::MAX.into()) {
             return Err(format!(
-                "GID type {} cannot be encoded: an endpoint has a byte for it",
+                "GID type {} cannot be encoded: an endpoint has one byte for it",
                 gid.gid_type
             ));
         }

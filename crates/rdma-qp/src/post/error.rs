@@ -202,17 +202,18 @@ impl fmt::Display for Reason {
             ),
             Self::TooManyElements { elements, most } => write!(
                 f,
-                "{elements} elements, and the queue takes {most}: send fewer, or create it with more"
+                "the request has {elements} elements, but the queue takes {most}: send fewer, or \
+                 create the queue with more"
             ),
             Self::TooMuchInline { bytes, most } => write!(
                 f,
-                "{bytes} bytes inline, and the queue pair takes {most}: create it with a larger \
-                 `max_inline_data`, or post without `inline`"
+                "the request has {bytes} inline bytes, but the queue pair takes {most}: create it \
+                 with a larger `max_inline_data`, or post without `inline`"
             ),
             Self::WrongDomain { element } => write!(
                 f,
-                "element {element} is of another protection domain than the queue: register the memory \
-                 in the domain of the queue"
+                "element {element} belongs to a different protection domain from the queue's: \
+                 register the memory in the queue's domain"
             ),
             Self::Misaligned { address } => write!(
                 f,
@@ -225,44 +226,55 @@ impl fmt::Display for Reason {
             Self::SharedReceives => f.write_str(
                 "the queue pair takes its receives from a shared receive queue: post them there",
             ),
-            Self::NoDestination => f.write_str(
-                "a send of a UD queue pair needs a destination: `SendWorkRequest::to`",
-            ),
+            Self::NoDestination => {
+                f.write_str("a send of a UD queue pair needs a destination: `SendWorkRequest::to`")
+            }
             Self::Destination { qp_type } => write!(
                 f,
-                "this queue pair is {qp_type}, and sends to the peer that it is connected to: leave \
-                 `SendWorkRequest::to` out"
+                "this queue pair is {qp_type}, and sends to the peer that it is connected to: \
+                 omit `SendWorkRequest::to`"
             ),
             Self::ForeignHandle => f.write_str(
-                "the address handle is of another protection domain than the queue pair: make one in \
-                 the domain of the queue pair",
+                "the address handle belongs to a different protection domain from the queue \
+                 pair's: create one in the queue pair's domain",
             ),
             Self::LongerThanMtu { bytes, mtu } => write!(
                 f,
-                "a datagram of {bytes} bytes, and the MTU is {mtu}: send several, or use a connection"
+                "a datagram of {bytes} bytes does not fit into the MTU of {mtu}: send several, or \
+                 use a connection"
             ),
             Self::NoAtomics => f.write_str(
-                "the device has no atomic operations: change the peer's memory by messages, or take another device",
+                "the device has no atomic operations: ask the peer with messages to change its \
+                 memory, or use another device",
             ),
             Self::Opcode { opcode, qp_type } => {
                 let carried = if qp_type == QpType::UD { "sends" } else { "sends and writes" };
-                write!(f, "{opcode}, and this queue pair is {qp_type}, which has only {carried}")
+                write!(
+                    f,
+                    "{opcode} was requested, but this queue pair is {qp_type}, which supports \
+                     only {carried}"
+                )
             }
             Self::Verb { verb, errno } => {
                 write!(f, "{verb}: {errno}")?;
-                f.write_str(match errno {
-                    Errno::ENOMEM => {
-                        ": the queue is full: take completions first (of unsignaled requests those of \
-                         a later signaled one), or create it with more work requests"
-                    }
-                    Errno::EINVAL => {
-                        ": more elements or inline bytes than the queue pair has, or a state that \
-                         does not take requests (receives from INIT on, others in RTS)"
-                    }
-                    _ => "",
-                })
+                f.write_str(refusal_hint(errno))
             }
         }
+    }
+}
+
+/// Returns the usual cause of a provider's refusal, as a suffix of an error message.
+const fn refusal_hint(errno: Errno) -> &'static str {
+    match errno {
+        Errno::ENOMEM => {
+            ": the queue is full: poll completions first (for unsignaled requests, that of a later \
+             signaled one), or create it with more work requests"
+        }
+        Errno::EINVAL => {
+            ": the request has more elements or inline bytes than the queue pair allows, or the state \
+             does not accept it (receives need INIT or later, other requests need RTS)"
+        }
+        _ => "",
     }
 }
 

@@ -226,7 +226,7 @@ fn a_handle_of_another_domain_is_refused() {
         let request = SendWorkRequest::only_immediate(1);
         let error = refusal(&a, request.to(&foreign, end_of_a.qpn(), end_of_a.qkey()));
         assert_eq!(error.kind(), PostErrorKind::ForeignHandle);
-        assert!(error.to_string().contains("another protection domain"), "{error}");
+        assert!(error.to_string().contains("a different protection domain"), "{error}");
     }
 }
 
@@ -243,7 +243,9 @@ fn a_datagram_is_no_longer_than_the_mtu() {
         let error = refusal(&a, too_long);
         assert_eq!(error.kind(), PostErrorKind::LongerThanMtu);
         assert!(
-            error.to_string().starts_with("a datagram of 513 bytes, and the MTU is 512"),
+            error
+                .to_string()
+                .starts_with("a datagram of 513 bytes does not fit into the MTU of 512"),
             "{error}"
         );
         // SAFETY: SAFETY.md F8: a shared region, which outlives the queue pair.
@@ -261,7 +263,7 @@ fn datagrams_know_only_sends() {
         let kind = |error: PostError, name: &str| {
             assert_eq!(error.kind(), PostErrorKind::Opcode);
             let text = error.to_string();
-            assert!(text.starts_with(name) && text.ends_with("has only sends"), "{text}");
+            assert!(text.starts_with(name) && text.ends_with("supports only sends"), "{text}");
         };
         kind(refusal(&a, WriteWorkRequest::only_immediate(1)), "an RDMA write");
         kind(refusal(&a, ReadWorkRequest::new(&mut result, remote)), "an RDMA read");
@@ -358,7 +360,7 @@ fn a_vector_that_the_port_does_not_have_is_refused_with_a_hint() {
     for device in DEVICES {
         let (pd, _) = parts(device);
         let error = AddressHandle::create(&pd, &AddressVector::new(9, Lid::new(1))).unwrap_err();
-        assert!(error.to_string().contains("the port, the LID"), "{error}");
+        assert!(error.to_string().contains("the port number, the LID"), "{error}");
     }
 }
 
@@ -381,7 +383,7 @@ fn a_handle_keeps_its_domain() {
     let vector = a.qp.address_vector(&a_end).unwrap();
     let handle = AddressHandle::create(&pd, &vector).unwrap();
     let (pd, error) = pd.close().unwrap_err();
-    assert!(error.to_string().contains("still used"), "{error}");
+    assert!(error.to_string().contains("still in use"), "{error}");
     handle.close().unwrap();
     pd.close().unwrap();
 }

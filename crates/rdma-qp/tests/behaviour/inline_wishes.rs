@@ -72,7 +72,10 @@ fn a_number_is_exactly_that_many_bytes() {
     assert_eq!(given(&pd, |builder| builder.max_inline_data(Inline::UpTo(200))).unwrap(), 50);
     let hint = refused(&pd, |builder| builder.max_inline_data(97));
     assert!(
-        hint.contains("it refuses the `max_inline_data`, and accepts the rest with 0"),
+        hint.contains(
+            "it refuses this `max_inline_data`, but accepts the other values with \
+             `max_inline_data: 0`"
+        ),
         "{hint}"
     );
     assert!(hint.contains("max_inline_data: 97"), "{hint}");
@@ -82,11 +85,21 @@ fn a_number_is_exactly_that_many_bytes() {
 fn the_number_of_elements_that_was_refused_is_named() {
     let pd = domain("wish-elements", 96, 4);
     let hint = refused(&pd, |builder| builder.max_send_sge(5).max_inline_data(96));
-    assert!(hint.contains("it refuses the `max_send_sge`, and accepts the rest with 1"), "{hint}");
+    assert!(
+        hint.contains(
+            "it refuses this `max_send_sge`, but accepts the other values with `max_send_sge: 1`"
+        ),
+        "{hint}"
+    );
     let hint = refused(&pd, |builder| builder.max_recv_sge(5));
-    assert!(hint.contains("it refuses the `max_recv_sge`, and accepts the rest with 1"), "{hint}");
+    assert!(
+        hint.contains(
+            "it refuses this `max_recv_sge`, but accepts the other values with `max_recv_sge: 1`"
+        ),
+        "{hint}"
+    );
     let hint = refused(&pd, |builder| builder.max_send_wr(1 << 20));
-    assert!(!hint.contains("it refuses"), "{hint}");
+    assert!(!hint.contains("refuses"), "{hint}");
 }
 
 #[test]

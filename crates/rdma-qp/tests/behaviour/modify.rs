@@ -80,7 +80,7 @@ fn attributes_that_lack_or_do_not_belong_are_named() {
         assert!(
             matches!(error, Error::NoTransition { from, to: QpState::INIT, .. } if from == rts)
         );
-        assert!(error.to_string().contains("there is no way from RTS"), "{error}");
+        assert!(error.to_string().contains("it cannot move from RTS"), "{error}");
 
         a.qp.modify(&to(QpState::RESET)).unwrap();
         let error = a.qp.modify(&to(QpState::INIT).port(1).mtu(was.mtu.unwrap())).unwrap_err();

@@ -91,7 +91,7 @@ fn numbers_beyond_their_field_are_refused_by_knob() {
         ),
     ];
     for (error, name, number) in refused {
-        let text = format!("the `{name}` cannot be {number}: here it is at most {}", number - 1);
+        let text = format!("the `{name}` cannot be {number}: the maximum here is {}", number - 1);
         assert_eq!(error.to_string(), text);
         assert!(matches!(error, Error::TooLarge { .. }));
     }

@@ -96,7 +96,8 @@ fn more_elements_than_the_queue_takes_are_refused() {
         let elements = vec![GatherElement::from(element); most as usize + 1];
         let send = SendWorkRequest::new(&elements);
         let text = refusal(&a, send).to_string();
-        let expected = format!("{} elements, and the queue takes {most}: ", most + 1);
+        let expected =
+            format!("the request has {} elements, but the queue takes {most}: ", most + 1);
         assert!(text.starts_with(&expected), "{text}");
         let kind = refusal_in_batch(&a, send.with_id(2)).kind();
         assert_eq!(kind, PostErrorKind::TooManyElements);
@@ -129,7 +130,10 @@ fn more_inline_bytes_than_the_queue_pair_takes_are_refused() {
         let (fits, too_long) = (element(most), element(most + 1));
         let write = WriteWorkRequest::inline(&too_long, b.board.remote());
         let text = refusal(&a, write).to_string();
-        assert!(text.starts_with(&format!("{} bytes inline, and", most + 1)), "{text}");
+        assert!(
+            text.starts_with(&format!("the request has {} inline bytes, but", most + 1)),
+            "{text}"
+        );
         let kind = refusal_in_batch(&a, write.with_id(2)).kind();
         assert_eq!(kind, PostErrorKind::TooMuchInline);
         let write = WriteWorkRequest::inline(&fits, b.board.remote());
@@ -153,7 +157,10 @@ fn registered_slices_of_another_domain_are_refused() {
             let (send, write) =
                 (SendWorkRequest::from_list(&mixed), WriteWorkRequest::from_list(&mixed, remote));
             let text = refusal(&a, send).to_string();
-            assert!(text.starts_with("element 1 is of another protection domain"), "{text}");
+            assert!(
+                text.starts_with("element 1 belongs to a different protection domain"),
+                "{text}"
+            );
             assert_eq!(refusal(&a, write).kind(), PostErrorKind::WrongDomain);
             let kind = refusal_in_batch(&a, write.with_id(2)).kind();
             assert_eq!(kind, PostErrorKind::WrongDomain);

@@ -305,7 +305,7 @@ fn queue_pairs_keep_their_queue_and_go_before_it() {
             // SAFETY: SAFETY.md F8: no memory.
             unsafe { srq.post_receive(ReceiveWorkRequest::only_immediate(), 1) }.unwrap();
             let (srq, error) = srq.close().unwrap_err();
-            let words = "the shared receive queue is still used: drop its clones and what was made";
+            let words = "the shared receive queue is still in use: first drop its clones";
             assert!(error.to_string().starts_with(words), "{error}");
             qps.pop().unwrap().close().unwrap();
             drop(srq);

@@ -84,7 +84,7 @@ fn requests_that_need_a_response_are_refused() {
             assert_eq!(error.kind(), PostErrorKind::Opcode);
             let text = error.to_string();
             assert!(
-                text.starts_with(name) && text.ends_with("has only sends and writes"),
+                text.starts_with(name) && text.ends_with("supports only sends and writes"),
                 "{text}"
             );
         };
@@ -182,7 +182,8 @@ fn unreliable_connections_are_refused_by_a_device_without_them() {
         assert_eq!(
             hint,
             format!(
-                "it refuses the type {qp_type}, and accepts the same as RC: not every device has both"
+                "the device refuses the type {qp_type}, but accepts the same attributes for RC: \
+                 not every device supports both"
             )
         );
     }

@@ -295,7 +295,7 @@ fn refused_requests_leave_the_window_unbound_and_the_queue_pair_unchanged() {
             let mut plain = window(b.pd.allocate_region(64).unwrap(), kind);
             assert!(refused(&mut plain, 0..8).contains("with_mw_bind"));
             let mut elsewhere = window(foreign.allocate_bindable_region(64).unwrap(), kind);
-            assert!(refused(&mut elsewhere, 0..8).contains("another protection domain"));
+            assert!(refused(&mut elsewhere, 0..8).contains("different protection domains"));
         }
         let mut elsewhere = window(foreign.allocate_bindable_region(64).unwrap(), WindowType::Two);
         let request = BindWindow::new(&mut elsewhere, 0..8, write()).unwrap();

@@ -25,7 +25,11 @@ impl fmt::Display for Culprit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Size(knob, value) => {
-                write!(f, "it refuses the `{knob}`, and accepts the rest with {value}: ")?;
+                write!(
+                    f,
+                    "it refuses this `{knob}`, but accepts the other values with `{knob}: \
+                     {value}`: "
+                )?;
                 f.write_str(match *knob {
                     "max_inline_data" => "request less, or use `Inline::UpTo`",
                     _ => "request fewer",
@@ -33,7 +37,8 @@ impl fmt::Display for Culprit {
             }
             Self::Type(qp_type) => write!(
                 f,
-                "it refuses the type {qp_type}, and accepts the same as RC: not every device has both"
+                "the device refuses the type {qp_type}, but accepts the same attributes for RC: \
+                 not every device supports both"
             ),
         }
     }

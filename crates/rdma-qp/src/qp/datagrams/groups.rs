@@ -177,8 +177,9 @@ const NO_GROUPS: &str = "the device has no multicast groups: send to each queue 
 fn attach_hint(errno: Errno, context: &Context) -> Option<Cow<'static, str>> {
     Some(match errno {
         Errno::EINVAL => Cow::Borrowed(
-            "a group's address is in ff00::/8 or, for IPv4, in ::ffff:224.0.0.0/100; on InfiniBand it has a LID, too, \
-             from 0xc000 to 0xfffe, which the subnet administrator assigns",
+            "a group's address is in ff00::/8 or, for IPv4, in ::ffff:224.0.0.0/100; on \
+             InfiniBand it also has a LID from 0xc000 to 0xfffe, which the subnet administrator \
+             assigns",
         ),
         Errno::ENOMEM | Errno::ENOSPC => {
             let device = context.query_device().ok()?;
