@@ -156,14 +156,15 @@ impl Client {
             ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::Interrupted => {
                 if self.is_answered {
                     format!(
-                        "verdict of the server at {address}: does it accept or reject the clients that it is given? \
-                         If it needs longer, raise `rendezvous_timeout`"
+                        "verdict from the server at {address}: check that it accepts or rejects \
+                         the clients that it is given. If it needs longer, raise \
+                         `rendezvous_timeout`"
                     )
                 } else {
                     format!(
-                        "answer of the server at {address}: does it call `incoming` or `accept`, or `next` of a \
-                         `Server`? If it is busy, or other clients fill its backlog, raise `rendezvous_timeout` or \
-                         try again"
+                        "answer from the server at {address}: check that it calls `incoming` or \
+                         `accept`, or `next` of a `Server`. If it is busy, or other clients fill \
+                         its backlog, raise `rendezvous_timeout` or try again"
                     )
                 }
             }

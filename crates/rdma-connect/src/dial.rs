@@ -87,9 +87,9 @@ impl Dial {
             ErrorKind::TimedOut => ConnectError::Timeout {
                 limit: self.limit,
                 awaited: format!(
-                    "TCP connection to {address}: is the address right? If it is, a firewall drops what goes there, \
-                     or the server is too busy to take clients and its backlog is full: then try again, or raise \
-                     `rendezvous_timeout`"
+                    "TCP connection to {address}: check the address. If it is right, a firewall \
+                     drops the packets, or the server is too busy to accept clients and its \
+                     backlog is full: then try again, or raise `rendezvous_timeout`"
                 ),
             },
             _ => ConnectError::Io { tried: format!("connecting to {address}"), source },

@@ -241,7 +241,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
             }
             Err(None) => {
                 drop(self.stream.stream.take());
-                Step::Refused(self.about("it has ended early, or speaks something else"))
+                Step::Refused(self.about("it has ended early, or uses another protocol"))
             }
         }
     }
@@ -252,7 +252,8 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
             return self.end_unfit(&why, UNNAMED);
         }
         let limit = self.limit;
-        let why = format!("the client did not do its part of the rendezvous within {limit:?}");
+        let why =
+            format!("the client did not complete its part of the rendezvous within {limit:?}");
         self.stream.reject(&why);
         self.about(&why)
     }
@@ -268,8 +269,8 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
             _ => "had not finished the rendezvous",
         };
         let why = format!(
-            "the client {sent} after {waited:.0?} and had to make room for others, since too many connect at a time: \
-             connect again"
+            "the client {sent} after {waited:.0?} and had to make room for others, since too many \
+             connect at the same time: connect again"
         );
         self.stream.refuse(&Message::Busy(why.as_str().into()));
         self.about(&why)
@@ -305,8 +306,8 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
             // A client that uses another protocol would not understand the reason either.
             Err(Wrong::Foreign(_)) => Err(None),
             Err(Wrong::Version(found)) => Err(Some(format!(
-                "the client has version {found} of the rendezvous, the server {VERSION}: run the same version at \
-                 both ends"
+                "the client has version {found} of the rendezvous, but the server has {VERSION}: \
+                 run the same version at both ends"
             ))),
             Err(wrong) => Err(Some(not_kept(&wrong))),
         }
@@ -391,7 +392,8 @@ impl<S: ClientStream, E> Hello<S, E> {
 
 fn not_kept(wrong: &Wrong) -> String {
     format!(
-        "the client does not keep to the rendezvous: {wrong}; run the same version at both ends"
+        "the client does not follow the rendezvous protocol: {wrong}; run the same version at \
+         both ends"
     )
 }
 
@@ -424,7 +426,7 @@ impl<S: ClientStream, E> Candidate<S, E> {
         match self.stream.stream.as_ref().map(ClientStream::peek) {
             Some(Err(error)) if is_nothing(&error) => Ok(()),
             Some(Ok(1..)) => {
-                let what = "the client spoke before it was answered";
+                let what = "the client sent data before it was answered";
                 self.stream.reject(what);
                 Err(ConnectError::Garbled { address: self.address, what: what.into() })
             }
@@ -485,7 +487,7 @@ impl<S: ClientStream> Undecided<S> {
 impl<S: ClientStream> Drop for Undecided<S> {
     fn drop(&mut self) {
         if self.stream.is_some() && self.process == process::id() {
-            self.reject("the program of the server has turned the client away, and gave no reason");
+            self.reject("the server's program has turned the client away, and gave no reason");
         }
     }
 }

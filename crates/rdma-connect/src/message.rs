@@ -108,9 +108,9 @@ pub(crate) enum Wrong {
     Foreign(Vec<u8>),
     #[error("it has version {0}")]
     Version(u16),
-    #[error("a message of kind {0} came, which does not belong here")]
+    #[error("an unexpected message of kind {0} arrived")]
     Kind(u16),
-    #[error("a message of kind {kind} announced {length} bytes, where {most} are the most")]
+    #[error("a message of kind {kind} announced {length} bytes, but at most {most} are allowed")]
     Length { kind: u16, length: usize, most: usize },
     #[error("a message had {0} bytes more than it announced")]
     Behind(usize),

@@ -166,8 +166,8 @@ fn a_receive_without_a_sender_times_out_and_closes_its_channel() {
             channel_blocking::run(&channel_blocking::Arguments::parse_from(arguments)).unwrap();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "from the other end: hello");
-        assert!(lines[1].contains(" was not done within 30ms"), "{text}");
-        assert!(lines[2].contains("closed, since a receive was not done in time"), "{text}");
+        assert!(lines[1].contains(" did not complete within 30ms"), "{text}");
+        assert!(lines[2].contains("closed, since a receive did not complete in time"), "{text}");
         assert_eq!(lines[3..], ["sent"]);
     }
 }

@@ -276,7 +276,7 @@ fn a_channel_ends_when_its_peer_is_killed_on_rxe() {
     assert_eq!(output.status.code(), Some(1), "it ends by itself: {output:?}");
     let text = String::from_utf8(output.stderr).unwrap();
     // Whichever is first: the device gives up, or the channel's limit expires.
-    let why = ["transport retry counter exceeded", "was not done within"];
+    let why = ["transport retry counter exceeded", "did not complete within"];
     assert!(why.iter().any(|why| text.contains(why)), "{text}");
 }
 

@@ -25,15 +25,16 @@ fn a_timeout_names_the_operation_the_peer_and_the_limit() {
         assert_eq!(
             error.to_string(),
             format!(
-                "the RDMA read with {peer} was not done within 40ms: is the peer there, and does it do \
-                 its part?"
+                "the RDMA read with {peer} did not complete within 40ms: check that the peer is \
+                 running and does its part"
             )
         );
         let closed = pair.here.send_from(&memory).unwrap_err().to_string();
         assert_eq!(
             closed,
             format!(
-                "the channel to {peer} is closed, since an RDMA read was not done in time: connect a new one"
+                "the channel to {peer} is closed, since an RDMA read did not complete in time: \
+                 connect a new one"
             )
         );
     });
@@ -167,7 +168,7 @@ fn debug_is_one_readable_line() {
     let closed = format!("Channel(QPN {own} to {peer}, closed, since this end has closed it)");
     assert_eq!(format!("{:?}", pair.here), closed);
     let _ = pair.there.within(DRAIN).receive(ReceiveWorkRequest::only_immediate());
-    assert!(format!("{:?}", pair.there).ends_with("since a receive was not done in time)"));
+    assert!(format!("{:?}", pair.there).ends_with("since a receive did not complete in time)"));
 }
 
 /// The action that a program can take.

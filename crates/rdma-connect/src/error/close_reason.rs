@@ -12,7 +12,7 @@ use crate::error::operation::Operation;
 #[non_exhaustive]
 pub enum CloseReason {
     /// An operation did not complete in time.
-    #[error("{} was not done in time", .operation.with_article())]
+    #[error("{} did not complete in time", .operation.with_article())]
     Timeout {
         /// The kind of the operation.
         operation: Operation,
@@ -26,7 +26,8 @@ pub enum CloseReason {
     /// Within the limit, no data arrived from the peer's machine or, if the peer's program is also checked, from that
     /// program.
     #[error(
-        "nothing came from the peer for {} s: is its machine up, and does its program run?",
+        "nothing arrived from the peer for {} s: check that its machine is up and its program is \
+         running",
         f64::from(*.limit_ms) / 1e3
     )]
     Silent {
@@ -34,7 +35,7 @@ pub enum CloseReason {
         limit_ms: u32,
     },
     /// The network reports that the peer's machine is unreachable.
-    #[error("the peer's machine cannot be reached any more: is its network up?")]
+    #[error("the peer's machine can no longer be reached: check its network")]
     Unreachable,
     /// The peer's end failed, or violated the protocol of the control connection.
     #[error("the peer's end has failed: check its program's output")]
@@ -70,15 +71,15 @@ pub enum CloseReason {
     },
     /// The device refused a request after the receive for its answer was posted, as in an exchange of a request and its
     /// answer. Closing the connection ended the receive.
-    #[error("{} was refused when the receive of its answer had been posted", .operation.with_article())]
+    #[error("{} was refused after the receive of its answer had been posted", .operation.with_article())]
     Refused {
         /// The kind of the operation.
         operation: Operation,
     },
     /// The last request of a scope was unsignaled, so no completion reports whether it succeeded.
     #[error(
-        "a scope ended with an unsignaled {operation}, which only a later signaled request would have \
-         shown to be done: have the last request of a scope signaled"
+        "a scope ended with an unsignaled {operation}, whose completion only a later signaled \
+         request would have shown: make the last request of a scope signaled"
     )]
     Unsignaled {
         /// The kind of the operation.

@@ -29,7 +29,8 @@ use crate::message::{MOST, VERSION};
 pub enum ConnectError {
     /// The name could not be resolved.
     #[error(
-        "the address could not be looked up: {source}; give it as HOST:PORT, and is the host's name right?"
+        "the address could not be looked up: {source}; give it as HOST:PORT, and check the host's \
+         name"
     )]
     Resolve {
         /// The error of the lookup.
@@ -39,14 +40,15 @@ pub enum ConnectError {
     #[error("the name has no address: give an IP address and a port, such as 192.0.2.1:7471")]
     NoAddress,
     /// No program listens at any of the addresses.
-    #[error("no process listens at {}: start the server first, and is this its address and port?", list(.tried))]
+    #[error("no process listens at {}: start the server first, and check its address and port", list(.tried))]
     NobodyListens {
         /// The addresses that were tried, in order.
         tried: Vec<SocketAddr>,
     },
     /// The user bytes are too long for the rendezvous.
     #[error(
-        "{length} user bytes are too many for the rendezvous, which takes at most {most}: send more by the channel"
+        "{length} user bytes are too many for the rendezvous, which takes at most {most}: send \
+         the rest over the channel"
     )]
     UserBytesTooLong {
         /// The length of the user bytes.
@@ -56,7 +58,8 @@ pub enum ConnectError {
     },
     /// The reason for a disconnection is longer than 64 bytes.
     #[error(
-        "a reason of {length} bytes is too long, at most 64 are sent: send more by the connection itself"
+        "a reason of {length} bytes is too long: at most 64 bytes are sent; send the rest over \
+         the connection itself"
     )]
     ReasonTooLong {
         /// The length of the reason.
@@ -71,13 +74,13 @@ pub enum ConnectError {
         source: io::Error,
     },
     /// The server rejected the client, with this text.
-    #[error("the server did not take this client: {}", reason(.0))]
+    #[error("the server did not accept this client: {}", reason(.0))]
     Rejected(Box<str>),
     /// The server has its maximum number of clients, or could not create a queue pair for this one. It sent this text.
-    #[error("the server cannot take this client now: {}", reason(.0))]
+    #[error("the server cannot accept this client now: {}", reason(.0))]
     Busy(Box<str>),
     /// The time limit expired.
-    #[error("within {limit:?} there was no {awaited}")]
+    #[error("after {limit:?} there was still no {awaited}")]
     Timeout {
         /// The limit.
         limit: Duration,
@@ -96,8 +99,8 @@ pub enum ConnectError {
     },
     /// The program that listens at the address uses a different protocol.
     #[error(
-        "what listens at {address} speaks something else: it began with \"{}\"; is this the port of a \
-         ChannelListener?",
+        "the process at {address} uses another protocol: it began with \"{}\"; check that this is \
+         the port of a ChannelListener",
         .received.escape_ascii()
     )]
     Foreign {
@@ -108,8 +111,8 @@ pub enum ConnectError {
     },
     /// The server uses another version of the rendezvous.
     #[error(
-        "the server at {address} has version {found} of the rendezvous, this program has {VERSION}: run the \
-         same version at both ends"
+        "the server at {address} has version {found} of the rendezvous, but this program has \
+         {VERSION}: run the same version at both ends"
     )]
     Version {
         /// The address.
@@ -119,7 +122,8 @@ pub enum ConnectError {
     },
     /// The other end sent a message that is not allowed at this step.
     #[error(
-        "the server at {address} does not keep to the rendezvous: {what}; run the same version at both ends"
+        "the server at {address} does not follow the rendezvous protocol: {what}; run the same \
+         version at both ends"
     )]
     Garbled {
         /// The other end.
@@ -130,12 +134,14 @@ pub enum ConnectError {
     /// The connection cannot negotiate another queue pair with its peer, because it was made without a control
     /// connection or the peer is a channel.
     #[error(
-        "the connection was made without a control connection, or with a channel, so that it cannot be renewed: connect again"
+        "the connection was made without a control connection, or with a channel, so it cannot be \
+         renewed: connect again"
     )]
     NoControl,
     /// A connection with this number already exists or is being made.
     #[error(
-        "connection {number} exists already, or is being made: use another number, or drop that one first"
+        "connection {number} already exists, or is being made: use another number, or drop that \
+         one first"
     )]
     NumberTaken {
         /// The number. Connection 0 is the one that was made by address.
@@ -228,19 +234,19 @@ fn reason(why: &str) -> &str {
 fn hint(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::MFILE | Errno::NFILE) => {
-            "; raise the limit of open files (`ulimit -n`), or close what is not needed"
+            "; raise the limit of open files (`ulimit -n`), or close unneeded files"
         }
         Some(Errno::ADDRINUSE) => {
             "; another program listens there: end it, or listen at another port"
         }
         Some(Errno::ADDRNOTAVAIL) => {
-            "; is it an address of this machine? `ip address` lists its addresses"
+            "; check that it is an address of this machine: `ip address` lists them"
         }
         Some(Errno::ACCESS | Errno::PERM) => {
             "; ports below 1024 need a privilege, and a firewall may forbid others"
         }
         Some(Errno::NETUNREACH | Errno::HOSTUNREACH) => {
-            "; there is no route: is the address right, and is the network up?"
+            "; there is no route: check the address and the network"
         }
         _ => "",
     }

@@ -9,13 +9,13 @@ pub enum LeaseEnd {
     Returned,
     /// The borrower returned the memory after one of its operations on the memory failed. If the device refused that
     /// operation, the connection ends too, and the lender may get [`Disconnected`](Self::Disconnected) instead.
-    #[error("it was returned after an operation of the borrower on it failed")]
+    #[error("it was returned after one of the borrower's operations on it failed")]
     BorrowerFailed,
     /// The time of the lease is up, or nearly so.
-    #[error("its time is over")]
+    #[error("its time is up")]
     TimeOver,
     /// The lender revoked the lease before its time was up.
-    #[error("the lender has taken it back")]
+    #[error("the lender has revoked it")]
     Revoked,
     /// The queue pair to which the memory was lent has ended.
     #[error("the queue pair that it was lent to has ended")]

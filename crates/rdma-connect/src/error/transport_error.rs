@@ -56,7 +56,8 @@ pub enum TransportError {
     /// handle timed out, or a post that waited for a free slot, nothing has changed. If it was an operation of
     /// `rdma-async`, the connection stays open, and the device keeps the request and may still execute it.
     #[error(
-        "the {operation}{} was not done within {timeout:?}: is the peer there, and does it do its part?",
+        "the {operation}{} did not complete within {timeout:?}: check that the peer is running \
+         and does its part",
         With(*.peer)
     )]
     Timeout {
@@ -81,14 +82,15 @@ pub enum TransportError {
     /// The queue has no free slot for the request now; nothing has changed. Poll for completions first, because an
     /// operation keeps its slot until its handle has reported the result or is dropped.
     #[error(
-        "the queue is full: wait for earlier operations, and drop the handles of what is done (of a server: \
-        wait for `Sent` or `Room`); or build the channel with a larger `max_send_wr` or `max_recv_wr`"
+        "the queue is full: wait for earlier operations, and drop the handles of completed \
+         operations (with a server, wait for `Sent` or `Room`); or build the channel with a \
+         larger `max_send_wr` or `max_recv_wr`"
     )]
     WouldBlock,
     /// The batch is larger than the queue.
     #[error(
-        "a batch of {requests} does not fit into a queue for {capacity}: build the channel with a larger \
-        `max_send_wr` or `max_recv_wr`"
+        "a batch of {requests} does not fit into a queue of {capacity}: build the channel with a \
+         larger `max_send_wr` or `max_recv_wr`"
     )]
     BatchTooLarge {
         /// The number of requests.
@@ -110,7 +112,8 @@ pub enum TransportError {
     },
     /// The operation never completed, because the queue pair was destroyed in the meantime. It may have been executed.
     #[error(
-        "the {operation}{} never completed, and the queue pair was destroyed: it may have been done or not",
+        "the {operation}{} never completed, and the queue pair was destroyed: it may or may not \
+         have been carried out",
         With(*.peer)
     )]
     Lost {
@@ -121,7 +124,7 @@ pub enum TransportError {
     },
     /// The index is out of range. If the index is in range but there is no peer, the error is [`Closed`](Self::Closed)
     /// with [`CloseReason::Absent`].
-    #[error("there is no peer {peer}: the channels go to {count} peers, counted from 0")]
+    #[error("there is no peer {peer}: the channels have {count} peers, counted from 0")]
     NoSuchPeer {
         /// The index.
         peer: usize,
@@ -130,21 +133,24 @@ pub enum TransportError {
     },
     /// The channels already have the maximum number of peers, including prepared ones.
     #[error(
-        "there are {most} peers, with those that are prepared: remove one, or build the channels with a larger \
-        `max_channels`"
+        "there are already {most} peers, including prepared ones: remove one, or build the \
+         channels with a larger `max_channels`"
     )]
     TooManyPeers {
         /// The maximum number of peers.
         most: usize,
     },
     /// The peer was prepared by other channels.
-    #[error("the peer was prepared by other channels: prepare it by those that it is added to")]
+    #[error(
+        "the peer was prepared by other channels: prepare it with the channels that it is added \
+         to"
+    )]
     ForeignPeer,
     /// The client of a server has left.
     #[error("{0} has left: messages to it would not arrive")]
     PeerLeft(PeerId),
     /// The buffer is shorter than the bytes to send.
-    #[error("cannot send {length} bytes of a buffer that has {most}: send at most its length")]
+    #[error("cannot send {length} bytes of a buffer of {most} bytes: send at most its length")]
     TooLong {
         /// The number of bytes to send.
         length: usize,
@@ -157,7 +163,8 @@ pub enum TransportError {
     /// The lease of the peer's memory has ended. The request was not posted, and the connection continues. Request
     /// memory again.
     #[error(
-        "the {operation} was not posted, since the peer's memory is not open to it any more: {reason}"
+        "the {operation} was not posted, because the lease on the peer's memory has ended: \
+         {reason}"
     )]
     LeaseOver {
         /// The kind of the operation.
@@ -167,7 +174,7 @@ pub enum TransportError {
     },
     /// The number of endpoints does not match the number of channels to several peers.
     #[error(
-        "there are {channels} channels and {}: give one for each, in order",
+        "there are {channels} channels and {}: give one endpoint for each channel, in order",
         count_endpoints(*.endpoints, *.channels)
     )]
     EndpointCount {

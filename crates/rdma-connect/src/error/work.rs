@@ -125,14 +125,17 @@ pub fn cause_of(qp: &QueuePair) -> Option<AsyncEventKind> {
 const fn hint(kind: AsyncEventKind) -> Option<&'static str> {
     Some(match kind {
         AsyncEventKind::QP_ACCESS_ERR => {
-            "a request of the peer was refused here: check the rkey, address and length that the peer used, and that \
-             this end's region and queue pair have the access (`ChannelBuilder::access`)"
+            "a request of the peer was refused here: check the rkey, address and length that the \
+             peer used, and that this end's region and queue pair grant this access \
+             (`ChannelBuilder::access`)"
         }
         AsyncEventKind::QP_REQ_ERR => {
-            "a request of the peer was refused here: it was longer than the receive for it, or of a kind that this end \
-             does not take (`ChannelBuilder::access`)"
+            "a request of the peer was refused here: it was longer than the receive for it, or of \
+             a kind that this end does not accept (`ChannelBuilder::access`)"
         }
-        AsyncEventKind::QP_FATAL => "the queue pair failed, as when its completion queue overflows",
+        AsyncEventKind::QP_FATAL => {
+            "the queue pair failed, for example because its completion queue overflowed"
+        }
         _ => return None,
     })
 }

@@ -52,9 +52,9 @@ fn garbage_and_other_versions_are_counted_and_named() {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;
         let bad: [(&[u8], &str); 4] = [
-            (b"GET / HTTP/1.1\r\n\r\n", "speaks something else"),
+            (b"GET / HTTP/1.1\r\n\r\n", "uses another protocol"),
             (b"RDRV\0\x09\0\x01", "version 9"),
-            (b"RDRV\0\x02\0\x03\0\0", "does not belong here"),
+            (b"RDRV\0\x02\0\x03\0\0", "an unexpected message of kind 3"),
             (b"RDRV\0\x02\0\x01\xff\xff", "announced 65535 bytes"),
         ];
         for (count, (bytes, why)) in (1..).zip(bad) {

@@ -133,7 +133,7 @@ fn the_heartbeat_notices_a_peer_that_does_not_run() {
         assert_eq!(client.closed(), None);
         client.send_with_imm(host.pool.allocate(0).unwrap(), 1).await.unwrap();
         let failed = receive.await.unwrap_err();
-        assert!(failed.to_string().contains("nothing came from the peer for 1.5 s"), "{failed}");
+        assert!(failed.to_string().contains("nothing arrived from the peer for 1.5 s"), "{failed}");
         assert_eq!(client.closed(), Some(CloseReason::silent(beat * 3)));
         drop(hang);
         peer.join().unwrap();

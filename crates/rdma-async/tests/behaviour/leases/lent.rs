@@ -207,7 +207,7 @@ fn the_time_is_checked_when_a_request_is_posted() {
             (&**late.memory.as_ref().unwrap(), reason(&late.error)),
             (&b"second"[..], LeaseEnd::TimeOver)
         );
-        assert!(late.to_string().contains("its time is over"), "{late}");
+        assert!(late.to_string().contains("its time is up"), "{late}");
     });
 }
 

@@ -171,7 +171,7 @@ fn a_scope_that_ends_with_unsignaled_requests_closes_the_channel() {
             assert!(pair.here.qpn().is_some(), "nothing had to be destroyed");
             let text =
                 TransportError::Closed { reason: first, peer: None, event: None }.to_string();
-            assert!(text.contains("have the last request of a scope signaled"), "{text}");
+            assert!(text.contains("make the last request of a scope signaled"), "{text}");
         });
     }
 }

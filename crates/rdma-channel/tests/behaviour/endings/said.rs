@@ -35,7 +35,7 @@ fn says<T>(what: &'static str, reason: Option<&'static str>, work: impl FnOnce()
 fn a_call_that_closes_its_channel_emits_the_reason() {
     must_live("endings::said::a_call_that_closes_its_channel_emits_the_reason", |_| {
         let Pair { mut here, .. } = Pair::new("soft0");
-        let closed = Some("a receive was not done in time");
+        let closed = Some("a receive did not complete in time");
         let (_, said) = says("channel closed", closed, || here.within(SHORT).receive(ROOM));
         assert_eq!(said, 1);
         let ((), said) = says("channel closed", None, || {
@@ -50,7 +50,7 @@ fn a_call_that_closes_its_channel_emits_the_reason() {
 fn a_failed_scope_emits_why_its_channel_is_closed() {
     must_live("endings::said::a_failed_scope_emits_why_its_channel_is_closed", |_| {
         let Pair { mut here, .. } = Pair::new("soft0");
-        let closed = Some("a receive was not done in time");
+        let closed = Some("a receive did not complete in time");
         let (left, said) = says("channel closed", closed, || {
             here.scope(|s| s.post_receive(ROOM)?.wait(SHORT).map(drop))
         });

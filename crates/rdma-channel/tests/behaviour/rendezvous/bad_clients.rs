@@ -45,7 +45,7 @@ fn a_client_of_another_version_receives_both_versions() {
     let mut newer = hello(b"");
     newer[5] = 3;
     let why = reason(&refused(&mut listener, &newer));
-    assert!(why.contains("version 3") && why.contains("the server 2"), "{why}");
+    assert!(why.contains("version 3") && why.contains("the server has 2"), "{why}");
     // The reason arrives, however much the client sends.
     newer.resize(5000, 7);
     let why = reason(&refused(&mut listener, &newer));

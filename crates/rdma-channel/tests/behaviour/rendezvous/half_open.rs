@@ -338,7 +338,7 @@ fn a_client_without_an_answer_fails_with_a_hint_at_a_full_backlog() {
     // This process may itself be too late.
     let mut said = std::iter::repeat_with(|| connect().to_string());
     let in_the_backlog = said.find(|said| !said.contains("no TCP connection")).unwrap();
-    assert!(in_the_backlog.contains("no answer of the server"), "{in_the_backlog}");
+    assert!(in_the_backlog.contains("no answer from the server"), "{in_the_backlog}");
     assert!(in_the_backlog.contains("backlog"), "{in_the_backlog}");
 
     // The client that has gone fills the backlog.

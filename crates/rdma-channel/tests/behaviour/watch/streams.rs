@@ -25,7 +25,7 @@ fn assert_goes_on(mut watched: Watched) {
         })
     });
     let late = late.unwrap_err();
-    assert!(late.to_string().contains("was not done within"), "{late}");
+    assert!(late.to_string().contains("did not complete within"), "{late}");
     assert_eq!(watched.here.closed(), None);
     let Watched { mut here, mut there, end, .. } = watched;
     let sender = thread::spawn(move || {
