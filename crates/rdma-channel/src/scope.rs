@@ -207,7 +207,8 @@ pub(crate) fn settle_manual<T, E>(scope: Result<(T, Ended), E>) -> Result<T, E> 
     let unasked = ended.unasked;
     assert!(
         unasked == 0,
-        "{unasked} operations of a manual scope were not polled to the end: poll each handle before the closure returns"
+        "{unasked} operations of a manual scope were not polled to completion: poll each handle \
+         before the closure returns"
     );
     Ok(value)
 }

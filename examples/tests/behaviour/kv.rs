@@ -204,7 +204,7 @@ fn kill_a_client(device: &str) {
             break;
         }
         let why = String::from_utf8(put.stderr).unwrap();
-        assert!(why.contains("its limit of clients, 1"), "{why}");
+        assert!(why.contains("its limit (`max_peers` is 1)"), "{why}");
         assert!(begin.elapsed() < Duration::from_secs(30), "{why}");
     }
     server.kill();

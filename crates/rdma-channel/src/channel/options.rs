@@ -69,7 +69,7 @@ impl Options {
         let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS - sends)?;
         let each = sends + receives;
         let all = each * at_most(knob, channels, MOST_REQUESTS / each.max(1))?;
-        self.queue_for(all, "`max_send_wr` and `max_recv_wr` of each channel")
+        self.queue_for(all, "`max_send_wr` plus `max_recv_wr` completions for each channel")
     }
 
     /// Creates a completion queue for the queue pairs of a server, which share their receives.
@@ -78,7 +78,10 @@ impl Options {
         let room = MOST_REQUESTS - receives;
         let sends = at_most("max_send_wr", self.max_send_wr, room)?;
         let sends = sends * at_most("max_peers", peers, room / sends.max(1))?;
-        self.queue_for(receives + sends, "`max_recv_wr`, and `max_send_wr` for each of `max_peers`")
+        self.queue_for(
+            receives + sends,
+            "`max_recv_wr` completions, plus `max_send_wr` for each of `max_peers`",
+        )
     }
 
     /// Creates a completion queue. Errors name the options that determine its size.
@@ -95,7 +98,7 @@ impl Options {
         created.map_err(|error| match error {
             Error::Verb(error) if matches!(error.errno, Errno::EINVAL | Errno::ENOMEM) => {
                 let hint = error.hint.as_deref();
-                let hint = hint.map(|hint| format!("{hint}; it is for {of}").into());
+                let hint = hint.map(|hint| format!("{hint}; the queue must hold {of}").into());
                 error.with_hint(hint).into()
             }
             other => other,

@@ -43,8 +43,8 @@ pub enum ExchangeError {
     },
     /// The peer uses another version of the exchange.
     #[error(
-        "the peer uses version {found} of the exchange, this program version {}: run the same \
-        version at both ends",
+        "the peer uses version {found} of the exchange, but this program uses version {}: run the \
+         same version at both ends",
         super::VERSION
     )]
     Version {
@@ -53,8 +53,8 @@ pub enum ExchangeError {
     },
     /// The ends have different numbers of endpoints.
     #[error(
-        "the peer has {peer} endpoints to exchange, this end {own}: give both ends the same number of \
-        connections"
+        "the peer has {peer} endpoints to exchange, but this end has {own}: give both ends the \
+         same number of connections"
     )]
     Count {
         /// The number of endpoints of this end.

@@ -80,7 +80,8 @@ impl ServerQueues {
                 self.options.max_recv_wr
             ),
             _ => format!(
-                "the server has reached its limit of clients, {most}: connect again after one has left"
+                "the server has reached its limit (`max_peers` is {most}): connect again after a \
+                 client has left"
             ),
         }
     }

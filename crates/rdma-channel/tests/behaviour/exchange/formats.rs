@@ -82,13 +82,16 @@ fn another_version_and_another_count_are_refused_at_once() {
     let error = other(5, 1);
     assert!(matches!(error, ExchangeError::Version { found: 1 }));
     assert!(
-        error.to_string().contains("version 1 of the exchange, this program version 2"),
+        error.to_string().contains("version 1 of the exchange, but this program uses version 2"),
         "{error}"
     );
     assert!(matches!(other(7, 1), ExchangeError::Count { own: 2, peer: 1 }));
     let error = other(6, 0xff);
     assert!(matches!(error, ExchangeError::Count { own: 2, peer: 0xff02 }));
-    assert!(error.to_string().contains("65282 endpoints to exchange, this end 2"), "{error}");
+    assert!(
+        error.to_string().contains("65282 endpoints to exchange, but this end has 2"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -45,9 +45,9 @@ fn one_client_too_many_is_refused_and_may_retry() {
         }
         let refused = third.join().unwrap().unwrap_err();
         let ConnectError::Busy(why) = &refused else { panic!("{refused}") };
-        assert!(why.contains("its limit of clients, 2"), "{why}");
+        assert!(why.contains("its limit (`max_peers` is 2)"), "{why}");
         assert_eq!(refused.recovery(), Recovery::Retry);
-        assert!(server.last_refused().unwrap().contains("its limit of clients, 2"));
+        assert!(server.last_refused().unwrap().contains("its limit (`max_peers` is 2)"));
         drop(channel);
         assert_eq!(left(&mut server).0, first);
         let (again, _channel) = join(device, &mut server);
