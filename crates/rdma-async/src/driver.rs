@@ -126,7 +126,7 @@ impl Driver {
         if !self.0.is_over() {
             return Ok(());
         }
-        let source = std::io::Error::other("the driver has ended: make another one");
+        let source = std::io::Error::other("the driver has ended: create another one");
         Err(ConnectError::Io { tried: "using a driver".to_owned(), source })
     }
 

@@ -199,7 +199,7 @@ impl Listener {
         let mut state = self.shared.state();
         if state.has_ended {
             let source = io::Error::other(
-                "the task of the listener has ended, as with its runtime: listen again",
+                "the listener's task has ended, for example with its runtime: listen again",
             );
             let tried = format!("waiting for clients at {}", self.address);
             return Some(Err(ConnectError::Io { tried, source }));

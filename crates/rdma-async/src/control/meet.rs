@@ -119,7 +119,7 @@ impl Connection {
         let met = within(shared, "`reconnect`", meet(&mut meeting, shared, again, &member.qp));
         let (epoch, qp) = met.await?;
         if !inner.ledger.renew(inner.entry, qp, epoch) {
-            let why = "it was closed meanwhile, or its completion queue has failed";
+            let why = "it was closed in the meantime, or its completion queue has failed";
             let (tried, source) = ("connecting again".to_owned(), io::Error::other(why));
             return Err(ConnectError::Io { tried, source });
         }
@@ -322,8 +322,8 @@ impl Connection {
                 Err(ConnectError::Io { tried, source })
             }
             Err(_) => {
-                let awaited = "end of the peer's side, or of the last sends: check that its program runs and \
-                    has posted receives";
+                let awaited = "end of the peer's side, or of the last sends: check that its \
+                    program is running and has posted receives";
                 Err(ConnectError::Timeout { limit, awaited: awaited.to_owned() })
             }
         }
@@ -349,7 +349,7 @@ async fn within<T>(
     let limit = shared.limit;
     timeout(limit, meets).await.unwrap_or_else(|_| {
         let awaited = format!(
-            "queue pair of the peer at {}: does its program call {call}, too?",
+            "queue pair from the peer at {}: check that its program calls {call}, too",
             shared.address
         );
         Err(ConnectError::Timeout { limit, awaited })

@@ -45,7 +45,8 @@ impl<'s> Meeting<'s> {
         let meeting = state.lanes.values().filter(|lane| lane.is_meeting).count();
         if shared.is_client && meeting >= MOST_STRANGERS {
             let why = format!(
-                "this end already makes {MOST_STRANGERS} queue pairs by the control connection: wait for some"
+                "this end is already creating {MOST_STRANGERS} queue pairs over the control \
+                 connection: wait for some of them"
             );
             return Err(ConnectError::Busy(why.into()));
         }

@@ -422,7 +422,7 @@ impl Shared {
         let mut state = self.state();
         match frame {
             Frame::Offer(_) if !self.is_client && epoch <= state.newest => {
-                return Err("it offers a queue pair of an old epoch");
+                return Err("it offers a queue pair from an old epoch");
             }
             Frame::Offer(endpoint) if !self.is_client => {
                 state.newest = epoch;

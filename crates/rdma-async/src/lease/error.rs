@@ -13,8 +13,8 @@ use crate::region::memory::Region;
 pub enum LeaseError {
     /// This connection has no control connection, or the other end is a channel.
     #[error(
-        "leases need a control connection to a peer of this crate, and this connection has none: make it with \
-        `Driver::connect` and `Driver::listen`"
+        "leases need a control connection to a peer that uses this crate, and this connection has \
+         none: create one with `Driver::connect` and `Driver::listen`"
     )]
     NoControl,
     /// The connection has ended, for this reason if it is known. If `receive_lease` or `receive_region` returns this,
@@ -26,7 +26,7 @@ pub enum LeaseError {
     Denied(LeaseDenial),
     /// The peer did not answer in time, or earlier requests of this end still wait for answers. Memory that the peer
     /// grants later returns to the peer automatically, so the request can be repeated.
-    #[error("the peer has not answered within {limit:?}: does its program run?")]
+    #[error("the peer has not answered within {limit:?}: check that its program is running")]
     Timeout {
         /// The time that this end waited.
         limit: Duration,
@@ -49,11 +49,12 @@ pub enum LeaseError {
     /// used again. Peers may still reach the memory through the connections of its protection domain, until these are
     /// closed.
     #[error(
-        "the memory could not be closed ({0}): close the connections of its domain, by which peers may still reach it"
+        "the memory could not be closed ({0}): close the connections of its domain, through which \
+         peers may still reach it"
     )]
     NotRevoked(Box<Error>),
     /// The runtime has shut down, and with it the threads that call the provider. The memory is closed and freed.
-    #[error("the runtime has ended before the memory was opened: keep it running until then")]
+    #[error("the runtime ended before the memory was opened: keep it running until then")]
     RuntimeEnded,
 }
 
@@ -95,13 +96,13 @@ fn since(reason: Option<CloseReason>) -> String {
 #[non_exhaustive]
 pub enum LeaseDenial {
     /// The peer lends no memory on request.
-    #[error("it lends nothing on request (`ConnectionOptions::lease_limits` there)")]
+    #[error("it lends nothing on request (set `ConnectionOptions::lease_limits` at the peer)")]
     NotOffered,
     /// The peer does not lend with these rights: its limits or its queue pair do not allow them, or none were
     /// requested.
     #[error(
-        "it lends with {allowed} at most: ask for some of these, or allow more there \
-        (`LeaseLimits::new`, and the `access` of the queue pair)"
+        "it lends with at most {allowed}: ask for only these rights, or allow more at the peer \
+         (`LeaseLimits::new`, and the `access` of the queue pair)"
     )]
     Access {
         /// The rights that the peer allows.
@@ -109,32 +110,33 @@ pub enum LeaseDenial {
     },
     /// The peer never lends this much memory with this alignment.
     #[error(
-        "it lends {most} bytes at most: ask for less, or raise `per_peer` and `in_total` there"
+        "it lends at most {most} bytes: ask for less, or raise `per_peer` and `in_total` at the \
+         peer"
     )]
     TooLong {
         /// The most bytes that the peer lends with the requested alignment.
         most: u64,
     },
     /// The peer has reached its limit of lent memory, for this end or in total: request what is left, or try later.
-    #[error("{left} bytes are left of what it may lend: return some memory, or ask again later")]
+    #[error("it has {left} bytes left to lend: return some memory, or ask again later")]
     Full {
         /// The number of bytes left, in whole pages.
         left: u64,
     },
     /// The peer has reached its limit of regions lent to this end.
-    #[error("it lends {most} regions at a time: return one, or ask again later")]
+    #[error("it lends at most {most} regions at a time: return one, or ask again later")]
     TooMany {
         /// The maximum number of regions at a time.
         most: u64,
     },
     /// The peer does not lend memory for this long.
-    #[error("it lends for {longest:?} at most: ask for less, or raise `longest` there")]
+    #[error("it lends for at most {longest:?}: ask for less, or raise `longest` at the peer")]
     Time {
         /// The longest time that the peer allows.
         longest: Duration,
     },
     /// The peer does not support this alignment.
-    #[error("an alignment is a power of two, and {most} at most")]
+    #[error("an alignment must be a power of two, and at most {most}")]
     Alignment {
         /// The largest supported alignment.
         most: u64,
@@ -144,10 +146,12 @@ pub enum LeaseDenial {
     #[error("it could not allocate or register the memory: ask again later, or for less")]
     Failed,
     /// The queue pair has ended at the peer, and this end will soon be notified. Connect again.
-    #[error("the queue pair that the memory was for has ended there: connect again")]
+    #[error("the queue pair that the memory was for has ended at the peer: connect again")]
     Ended,
     /// The number of a reason that this release does not know: use the same release at both ends.
-    #[error("for reason {0} of another release: use the same release at both ends")]
+    #[error(
+        "for reason {0}, which only another release defines: use the same release at both ends"
+    )]
     Other(u32),
 }
 

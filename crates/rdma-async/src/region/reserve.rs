@@ -58,8 +58,9 @@ pub enum ReserveError {
     /// The region belongs to a different protection domain from the connection of [`Region::reserve_for`]. The memory
     /// was never open, and the function was not called.
     #[error(
-        "the region belongs to another protection domain than the connection: make it in `connection.pd()`, \
-        for example with `Region::of` and the memory that `into_memory` returns"
+        "the region belongs to a different protection domain from the connection's: create it in \
+         `connection.pd()`, for example with `Region::of` and the memory that `into_memory` \
+         returns"
     )]
     WrongDomain {
         /// The memory.
@@ -68,12 +69,13 @@ pub enum ReserveError {
     /// The provider refuses to end the access. The memory is never used again. Peers may still reach it through the
     /// connections of its protection domain, until these are closed.
     #[error(
-        "the memory could not be closed ({0}): close the connections of its domain, by which peers may still reach it"
+        "the memory could not be closed ({0}): close the connections of its domain, through which \
+         peers may still reach it"
     )]
     NotRevoked(Box<Error>),
     /// The runtime has shut down, and with it the thread that would have called the provider. The memory is closed and
     /// freed, or leaked if the provider refuses to close it.
-    #[error("the runtime has ended before the memory was closed: keep it running until then")]
+    #[error("the runtime ended before the memory was closed: keep it running until then")]
     RuntimeEnded,
 }
 

@@ -125,7 +125,7 @@ fn a_runtime_that_ends_is_noticed_at_both_ends() {
     assert!(is_gone(&told.error), "{told}");
     let ended = clients.block_on(async { timeout(HANG, listener.accept()).await });
     let ended = ended.unwrap().unwrap_err();
-    assert!(ended.to_string().contains("has ended, as with its runtime"), "{ended}");
+    assert!(ended.to_string().contains("has ended, for example with its runtime"), "{ended}");
 }
 
 /// A port that goes down ends its connections, and all waiting operations fail.

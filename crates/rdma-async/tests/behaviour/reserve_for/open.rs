@@ -257,7 +257,7 @@ fn a_region_of_another_domain_is_returned() {
         let other = region(&domain("soft0"), 8).reserve_for(&pair.one, WRITE, HANG, f);
         let refused = other.await.unwrap_err();
         let text = refused.to_string();
-        assert!(text.contains("another protection domain") && text.contains("connection.pd()"));
+        assert!(text.contains("a different protection domain") && text.contains("connection.pd()"));
         let ReserveError::WrongDomain { region } = refused else { panic!("{refused}") };
         assert_eq!(*region, [1; 8]);
     });
