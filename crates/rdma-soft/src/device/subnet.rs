@@ -35,7 +35,7 @@ pub enum InstallError {
     #[error("there are {0} software devices in this process already: use one of them")]
     TooMany(usize),
     /// The system returned no random numbers, without which keys would be predictable.
-    #[error("no random numbers from the system: let the process call getrandom(2)")]
+    #[error("the system provided no random numbers: allow the process to call getrandom(2)")]
     NoRandomness,
     /// The device cannot be shared with other processes. Either the system does not identify its host and network
     /// namespace, or other users may enter the [directory](crate::Builder::directory).
@@ -58,15 +58,15 @@ pub enum InstallError {
         reason: String,
     },
     /// `RDMA_SOFT_LIKE` does not contain the name of a [`Profile`](crate::Profile).
-    #[error("`RDMA_SOFT_LIKE` is `{name}`, and the profiles are {}", profiles())]
+    #[error("`RDMA_SOFT_LIKE` is `{name}`, but the profiles are {}", profiles())]
     NoProfile {
         /// The name.
         name: String,
     },
     /// The capture file set by [`Builder::pcap`](crate::Builder::pcap) or the environment cannot be written.
     #[error(
-        "the capture file `{path}` cannot be written ({reason}): name a file in a folder that exists, which this \
-         process may write to, by `RDMA_SOFT_PCAP` or `Builder::pcap`"
+        "the capture file `{path}` cannot be written ({reason}): with `RDMA_SOFT_PCAP` or \
+         `Builder::pcap`, name a file in an existing folder that this process may write to"
     )]
     NoCapture {
         /// The file.

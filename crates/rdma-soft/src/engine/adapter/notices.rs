@@ -64,16 +64,17 @@ macro_rules! reasons {
 
 reasons! {
     PortDown port_down Warns
-        "the port of this device is down: nothing leaves or arrives before it is up (PORT_ACTIVE)"
+        "the port of this device is down: nothing leaves or arrives until it is up (PORT_ACTIVE)"
     NoRoute no_route Warns
-        "no reachable port has the destination address: compare the GID or LID of the address vector with those of \
-         the peer's port. A device reaches the devices of its own process with the same link layer; soft0 and softib0 \
-         also reach themselves in other processes of the user; one that listens (RDMA_SOFT_LISTEN, Builder::listen) \
-         reaches other hosts, if the GID index names an address at which it listens; one of a `Network` reaches that \
-         network alone"
+        "no reachable port has the destination address: compare the GID or LID of the address \
+         vector with those of the peer's port. A device reaches the devices of its own process \
+         with the same link layer; soft0 and softib0 also reach themselves in other processes of \
+         the user; one that listens (RDMA_SOFT_LISTEN, Builder::listen) reaches other hosts, if \
+         the GID index names an address at which it listens; one of a `Network` reaches only that \
+         network"
     Stalled stalled Warns
-        "datagrams are lost, since the process of the peer receives fewer than are sent: it is stopped (SIGSTOP, a \
-         debugger), or gets no processor time"
+        "datagrams are lost, since the peer's process receives fewer than are sent: it is stopped \
+         (SIGSTOP, a debugger), or gets no processor time"
     Silent silent Warns
         "a process on this host has stopped receiving and answering, but has not ended: it is stopped (SIGSTOP, a \
          debugger), or gets no processor time. Its connections wait for it, and fail when it is silent for as long \
@@ -85,32 +86,34 @@ reasons! {
         "packets arrive damaged, and are dropped: a simulated link flips bits (LinkModel::corruption), or a program \
          other than an RDMA device sends to this UDP port"
     WrongPartition bad_pkey_cntr Warns
-        "packets have another P_Key than this port, which is a full member of the default partition only (0xffff): \
-         make the peer send with 0xffff or 0x7fff (pkey_index)"
+        "packets have a different P_Key from this port, which is a full member of only the \
+         default partition (0xffff): make the peer send with 0xffff or 0x7fff (pkey_index)"
     UnknownQp unknown_qp Warns
         "packets are for an unknown queue pair number: the peer was given another number (dest_qp_num), or the queue \
          pair was destroyed"
     WrongService wrong_service Warns
-        "the queue pair with that number is of another type than the sender: create both as RC, UC or UD"
+        "the queue pair with that number has a different type from the sender: create both as RC, \
+         UC or UD"
     WrongSource wrong_source Warns
-        "packets come from another address than the one that the queue pair is connected to: compare the address \
-         vector here with the GID (its index, and its type) or LID by which the peer sends"
+        "packets come from a different address from the one that the queue pair is connected to: \
+         compare the address vector here with the GID (its index and its type) or LID from which \
+         the peer sends"
     WrongState wrong_state Informs
         "the queue pair cannot receive in its state: move it to RTR before the peer sends; if it is in ERR, the first \
          completion that failed, or an asynchronous event, shows why"
     WrongQkey qkey_viol_cntr Warns
-        "datagrams have another Q_Key than their receiver: set the same one at both ends"
+        "datagrams have a different Q_Key from their receiver: set the same one at both ends"
     NoReceive out_of_buffer Warns
         "unacknowledged messages are lost since no receive request is posted, or the posted one is too small (a \
          datagram needs 40 bytes more than its data): post more of them, and earlier"
     ReceiverNotReady send_rnr_err Informs
         "messages find no receive request here, and their sender waits: post receives before the peer sends"
     OutOfSequence out_of_seq_request Informs
-        "a request before the received ones is missing: it was lost and is sent again, or rq_psn here differs from \
-         sq_psn of the peer"
+        "a request before the received ones is missing: it was lost and is sent again, or rq_psn \
+         here differs from the peer's sq_psn"
     NeverTaken unanswered_duplicate Warns
-        "requests with sequence numbers before the expected one arrive that were never executed: rq_psn here differs \
-         from sq_psn of the peer, or the peer belongs to an earlier connection"
+        "requests with sequence numbers before the expected one arrive that were never executed: \
+         rq_psn here differs from the peer's sq_psn, or the peer belongs to an earlier connection"
     RefusedAccess resp_remote_access_errors Warns
         "requests of the peer are refused: their rkey is unknown, invalidated or of another domain, or the region \
          lacks that range or those rights; or the queue pair does not grant them (qp_access_flags)"
@@ -121,7 +124,8 @@ reasons! {
         "requests of the peer are refused since a receive request here names memory that cannot be used: check its \
          lkey, range and rights"
     BadResponse bad_response Warns
-        "responses do not match the requests: compare path MTU and sequence numbers of both ends"
+        "responses do not match the requests: compare the path MTU and sequence numbers of both \
+         ends"
 }
 
 impl Reason {
