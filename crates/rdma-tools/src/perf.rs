@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let standard_output = Path::new("-");
     let json = arguments.json.as_deref();
     if json.is_some() && json == arguments.plot.as_deref() {
-        bail!("--json and --plot name one file: name two");
+        bail!("--json and --plot name the same file: give two different ones");
     }
     let prints_json = json == Some(standard_output);
     let json = json.filter(|path| *path != standard_output).map(Destination::open).transpose()?;

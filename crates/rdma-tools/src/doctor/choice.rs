@@ -44,8 +44,8 @@ pub(crate) fn finding(
     how: &str,
 ) -> Finding {
     let found = |severity, text| Finding::new("gid-choice", severity, format!("{how}: {text}"));
-    let cure = "give both interfaces addresses of one network, or choose by RDMA_GID_NETWORK; `ip route get PEER` shows \
-        which interface leads there";
+    let cure = "give both interfaces addresses in the same network, or choose one with \
+        RDMA_GID_NETWORK; `ip route get PEER` shows which interface leads there";
     let Some((own, peer, rule)) = own.choose_gids(peer) else {
         let text = "no GID of this port has the type and family of one of the peer's".to_owned();
         return found(Severity::Error, text).cure(cure);
@@ -61,18 +61,18 @@ pub(crate) fn finding(
     );
     match rule {
         _ if own.gid == peer.gid => {
-            found(Severity::Ok, format!("{text}: both ends use one port"))
+            found(Severity::Ok, format!("{text}: both ends use the same port"))
         }
         GidRule::Stream => found(
             Severity::Ok,
             format!("{text}: they are the addresses of the TCP stream between the two ends"),
         ),
-        GidRule::Network => found(Severity::Ok, format!("{text}: they are of one network")),
+        GidRule::Network => found(Severity::Ok, format!("{text}: they are in the same network")),
         _ => found(
             Severity::Warning,
             format!(
-                "{text}: no two are of one network, so they are the best by type and class, which works only if \
-                 packets are routed between them"
+                "{text}: no two are in the same network, so they are the best by type and class, \
+                 which works only if packets are routed between them"
             ),
         )
         .cure(cure),

@@ -33,13 +33,13 @@ pub(crate) fn missing(context: &Context) -> Result<(Vec<Missing>, Option<String>
     lacks(
         device.atomic_capability == AtomicCapability::NONE,
         "atomic operations",
-        "let the peer change its memory, by messages",
+        "send messages that let the peer change its memory",
     );
     lacks(device.max_mw == 0, "memory windows", "register a region for each peer");
     lacks(device.max_mcast_grp == 0, "multicast", "send to each peer");
     lacks(
         extended.completion_timestamp_mask == 0,
-        "timestamps of completions",
+        "completion timestamps",
         "read a clock after each poll",
     );
     lacks(
@@ -47,7 +47,7 @@ pub(crate) fn missing(context: &Context) -> Result<(Vec<Missing>, Option<String>
         "on-demand paging",
         "registered memory is pinned: see `memlock`",
     );
-    lacks(lacks_dmabuf(&pd), "dma-bufs", "copy memory of GPUs to memory of the host");
+    lacks(lacks_dmabuf(&pd), "dma-bufs", "copy GPU memory to host memory");
     let builder = || pd.create_channel();
     let usual = builder().max_inline_data(Inline::UpTo(INLINE)).build().map(drop);
     // If an ordinary queue pair cannot be created, the others fail for the same reason.

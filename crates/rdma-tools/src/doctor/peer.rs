@@ -100,7 +100,7 @@ fn no_pair(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Finding {
         return Finding::new("probe", Severity::Error, text).cure(cure);
     }
     let text = "no GID of this port has the type and family of one of the peer's";
-    let cure = "give the interfaces of both ports addresses of one kind";
+    let cure = "give the interfaces of both ports addresses of the same kind";
     Finding::new("probe", Severity::Error, text).cure(cure)
 }
 

@@ -194,7 +194,7 @@ fn traffic_class(port: &Port) -> Finding {
     match of_system {
         Some(of_system) if of_system != class && of_environment.is_some() => {
             found(Severity::Note, text)
-                .cure("set both to one value, or leave RDMA_TRAFFIC_CLASS unset")
+                .cure("set both to the same value, or leave RDMA_TRAFFIC_CLASS unset")
         }
         _ => found(Severity::Ok, text),
     }

@@ -115,8 +115,8 @@ impl Control {
         };
         ensure!(
             version.parse() == Ok(VERSION),
-            "the peer has version {version} of the conversation, and this program version {VERSION:05}: run the same rdmatool \
-             on both ends"
+            "the peer has version {version} of the conversation, but this program has version \
+             {VERSION:05}: run the same rdmatool on both ends"
         );
         Ok(control)
     }

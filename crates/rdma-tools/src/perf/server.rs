@@ -67,7 +67,7 @@ fn run(
     announce: impl FnOnce(&Settings),
 ) -> anyhow::Result<()> {
     let Request::Prepare(settings) = control.receive()? else {
-        bail!("the client asked for a block before it sent its settings");
+        bail!("the client requested a block before it sent its settings");
     };
     settings.check(&local.context)?;
     announce(&settings);
@@ -99,7 +99,7 @@ fn run_block(
             scale::tcp_server(&stream, &plan)?;
         }
         Work::Memcpy | Work::Perftest => {
-            bail!("the client asked for work that is not the server's")
+            bail!("the client requested work that the server does not do")
         }
     }
     control.send(&Reply::Done)

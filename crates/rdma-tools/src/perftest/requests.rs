@@ -201,7 +201,7 @@ impl Requests<'_> {
         let mut rest = vec![0; last];
         memory.region.read(memory.half, &mut rest)?;
         if rest.iter().any(|&byte| byte != 0) {
-            bail!("the peer wrote other bytes than zeros before the last one");
+            bail!("the peer wrote bytes other than zeros before the last one");
         }
         Ok(Figures { posts, end: Instant::now() })
     }

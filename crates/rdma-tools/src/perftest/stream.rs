@@ -49,7 +49,7 @@ pub(super) enum StreamError {
     #[error("the peer {then} after {} of {expected} bytes (\"{}\"): read its own output",
         .got.len(), .got.escape_ascii())]
     Short { got: Vec<u8>, expected: usize, then: &'static str },
-    #[error("the peer sent more than perftest does: is it the same program?")]
+    #[error("the peer sent more than perftest does: check that it is the same program")]
     Long,
     #[error("the peer did not close the connection within {0:?}")]
     Open(Duration),

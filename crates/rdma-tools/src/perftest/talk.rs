@@ -133,7 +133,8 @@ impl Talk {
         let now = self.keys(own)?;
         if now != *before {
             bail!(
-                "the peer sends other keys than before (QPN {} then, {} now): is it the same program of perftest?",
+                "the peer sends different keys than before (QPN {} then, {} now): check that it \
+                 is the same program of perftest",
                 before.qpn,
                 now.qpn
             );
@@ -316,7 +317,7 @@ mod tests {
         talk.keys(&keys(5)).unwrap();
         talk.keys(&keys(6)).unwrap();
         let error = server.join().unwrap();
-        assert!(error.contains("other keys than before"), "{error}");
+        assert!(error.contains("different keys than before"), "{error}");
     }
 
     #[test]

@@ -138,9 +138,9 @@ fn findings_name_the_values() {
     expect(texts("mtu-mismatch", &[], "mtu"), &["eth2 9000", "eth2.10 1500"]);
     expect(texts("foreign-numa-node", &[], "numa"), &["node 1", "64-127,192-255", "0-63,128-191"]);
     let chosen = texts("mtu-mismatch", &["--peer", "10.10.10.7"], "gid-choice");
-    expect(chosen, &["GID 5", "10.10.10.5", "eth2.10", "10.10.10.0/24", "one network"]);
+    expect(chosen, &["GID 5", "10.10.10.5", "eth2.10", "10.10.10.0/24", "the same network"]);
     let chosen = texts("foreign-numa-node", &["--peer", "fd00:1::9"], "gid-choice");
-    expect(chosen, &["GID 1", "fd00:1::/64", "one network"]);
+    expect(chosen, &["GID 1", "fd00:1::/64", "the same network"]);
     expect(texts("no-common-network", &[], "device"), &["mlx5_core 5.8-3.0.7", "22.31.1014"]);
     expect(texts("no-common-network", &[], "iommu"), &["identity", "iommu=pt"]);
     expect(texts("no-common-network", &[], "traffic-class"), &["106"]);

@@ -75,7 +75,7 @@ impl Prober {
         let entry = self.gids.iter().find(|entry| {
             (entry.port, entry.gid, entry.gid_type) == (self.port, gid.gid, gid.gid_type)
         });
-        let entry = entry.with_context(|| format!("the port has no longer the GID {}", gid.gid))?;
+        let entry = entry.with_context(|| format!("the port no longer has the GID {}", gid.gid))?;
         Ok(self.builder().gid_index(u8::try_from(entry.index)?).build()?)
     }
 

@@ -109,8 +109,8 @@ impl Wire {
         let version = u32::from_be_bytes(version.try_into()?);
         if version != VERSION {
             bail!(
-                "the other end has version {version} of the doctor's messages, this one has {VERSION}: run the same \
-                 rdmatool at both ends"
+                "the other end has version {version} of the doctor's messages, but this one has \
+                 {VERSION}: run the same rdmatool at both ends"
             );
         }
         Ok(wire)
@@ -143,7 +143,8 @@ impl Wire {
             bail!("the other end announced a message of {length} bytes, more than {MAX_LENGTH}");
         }
         let mut bytes = vec![0; length];
-        self.read(&mut bytes).context("the other end broke off in a message")?;
+        self.read(&mut bytes)
+            .context("the other end closed the connection in the middle of a message")?;
         Ok(Some(serde_json::from_slice(&bytes).context("the other end's message")?))
     }
 
@@ -214,7 +215,7 @@ mod tests {
     fn hostile_messages_are_refused() {
         let sent = |bytes: &[u8]| after(&[greeting(VERSION), bytes.to_vec()].concat());
         assert!(sent(&u32::MAX.to_be_bytes()).contains("4294967295 bytes"));
-        assert!(sent(&[0, 0, 0, 9, b'{']).contains("broke off"));
+        assert!(sent(&[0, 0, 0, 9, b'{']).contains("in the middle of a message"));
         assert!(sent(&[0, 0, 0, 2, b'{', b'}']).contains("the other end's message"));
         let deep = [4000_u32.to_be_bytes().as_slice(), "[".repeat(4000).as_bytes()].concat();
         assert!(sent(&deep).contains("the other end's message"));
