@@ -296,7 +296,9 @@ pub fn until<T>(
                 return Err(gone("an operation waited for it"));
             }
             if begin.elapsed() > other.wait {
-                return Err("nothing arrives from the other end: does it do its part?".into());
+                return Err(
+                    "nothing arrives from the other end: check that it does its part".into()
+                );
             }
         }
         if let Some(found) = look()? {

@@ -32,7 +32,7 @@ pub struct Line {
 #[non_exhaustive]
 pub enum LineError {
     /// The bytes do not form a valid line.
-    #[error("\"{}\" is no line of `ibv_rc_pingpong`: wrong {field}", .bytes.escape_ascii())]
+    #[error("\"{}\" is not a line of `ibv_rc_pingpong`: wrong {field}", .bytes.escape_ascii())]
     Malformed {
         /// The bytes that were received.
         bytes: Vec<u8>,

@@ -111,7 +111,7 @@ pub enum OutOfBandError {
         then: &'static str,
     },
     /// The peer sent more bytes than expected: it speaks another protocol.
-    #[error("the peer sent more than was agreed on: is it the same program?")]
+    #[error("the peer sent more than was agreed on: check that it is the same program")]
     Long,
     /// The peer neither finished nor exited in time.
     #[error("the peer did not finish in time")]

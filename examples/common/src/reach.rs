@@ -22,8 +22,8 @@ pub fn check_reach(
     if own.link_layer() != peer.link_layer() {
         let (own, peer) = (own.link_layer(), peer.link_layer());
         return Err(format!(
-            "{device} is a device of {own}, and the peer's one of {peer}: give both processes the same \
-             `--device`"
+            "{device} is a device of {own}, but the peer's is one of {peer}: give both processes \
+             the same `--device`"
         )
         .into());
     }
@@ -33,10 +33,10 @@ pub fn check_reach(
     let listens = std::env::var_os("RDMA_SOFT_LISTEN").is_some_and(|places| !places.is_empty());
     match SoftDevice::find(device) {
         Some(_) if !same && !listens => Err(format!(
-            "{device} is a software device, which the peer's device cannot be reached from: start both \
-             processes as one user on one host, with `--device soft0` or `--device softib0`; on two hosts set \
-             RDMA_SOFT_LISTEN on both, to an address of each, and take `--device soft0`; or give both a device \
-             of the kernel, such as `--device rxe0`"
+            "the peer's device cannot be reached from {device}, a software device: start both \
+             processes as the same user on one host, with `--device soft0` or `--device softib0`; \
+             on two hosts, set RDMA_SOFT_LISTEN on each to one of its addresses, and use \
+             `--device soft0`; or give both a kernel device, such as `--device rxe0`"
         )
         .into()),
         _ => Ok(()),
@@ -62,7 +62,7 @@ mod tests {
         assert!(check_reach("soft0", &own, &on_ethernet(1)).is_ok());
         assert!(check_reach("rxe0", &own, &on_ethernet(2)).is_ok());
         let error = check_reach("soft0", &own, &on_ethernet(2)).unwrap_err().to_string();
-        assert!(error.contains("as one user on one host"), "{error}");
+        assert!(error.contains("as the same user on one host"), "{error}");
     }
 
     #[test]

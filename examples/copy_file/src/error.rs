@@ -108,7 +108,10 @@ pub enum Error {
     #[error("the other process ended before it confirmed the copy: read its output")]
     Ended,
     /// The other process has sent nothing for too long, not even a sign of life.
-    #[error("no sign of life from the other process for {patience:?}: is it stopped, or its host?")]
+    #[error(
+        "no sign of life from the other process for {patience:?}: check whether it or its host is \
+         stopped"
+    )]
     Silent {
         /// The time that this process has waited for a sign of life.
         patience: Duration,

@@ -40,7 +40,7 @@ impl<'scope> Inbox<'scope> {
         self.receives.pop_front();
         match (success.immediate_data(), success.scattered_bytes()) {
             (Some(immediate), Some(bytes)) => Ok(Arrival { immediate, bytes }),
-            _ => Err(Error::Protocol("a message without an immediate came".to_owned())),
+            _ => Err(Error::Protocol("a message without an immediate arrived".to_owned())),
         }
     }
 }

@@ -162,5 +162,5 @@ fn remote(table: &RemoteMemoryRegion, slot: usize) -> Result<RemoteMemoryRegion,
 }
 
 pub(super) fn always_written(slot: usize) -> Failure {
-    format!("slot {slot} was written each of the {TRIES} times that it was read").into()
+    format!("slot {slot} was being written each of the {TRIES} times that it was read").into()
 }

@@ -72,7 +72,7 @@ pub fn check(key: &[u8], value: &[u8]) -> Result<(), String> {
     let (keys, values) = (key.len(), value.len());
     match () {
         () if keys == 0 => {
-            Err("a key has at least 1 byte: the empty one is that of free slots".into())
+            Err("a key must have at least 1 byte: an empty key marks a free slot".into())
         }
         () if keys > KEY => Err(format!("the key has {keys} bytes, and a slot has room for {KEY}")),
         () if values > VALUE => {

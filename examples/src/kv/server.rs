@@ -113,7 +113,7 @@ pub(super) fn put(request: &[u8], table: &SharedRegion) -> Result<(), &'static s
             return table.write(offset(slot), &bytes).map_err(|_| BAD);
         }
     }
-    Err("the slots for this key have other keys")
+    Err("the slots for this key hold other keys")
 }
 
 #[cfg(test)]

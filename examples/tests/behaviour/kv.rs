@@ -105,7 +105,7 @@ fn every_key_is_found_until_its_slots_are_full() {
             .filter(|key| {
                 let outcome = client.put(key, &format!("value {key}"));
                 let error = outcome.err().map(|error| error.to_string());
-                assert!(error.iter().all(|why| why.contains("have other keys")), "{error:?}");
+                assert!(error.iter().all(|why| why.contains("hold other keys")), "{error:?}");
                 error.is_none()
             })
             .collect();

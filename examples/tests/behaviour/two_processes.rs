@@ -110,7 +110,7 @@ fn both_sides_report_a_mismatch() {
         [listens.join().unwrap(), connects].map(|outcome| outcome.unwrap_err().to_string())
     });
     assert!(outcomes[0].contains("it sent \"0000:"), "{outcomes:?}");
-    assert!(outcomes[1].contains("is no line of `ibv_rc_pingpong`"), "{outcomes:?}");
+    assert!(outcomes[1].contains("is not a line of `ibv_rc_pingpong`"), "{outcomes:?}");
 }
 
 #[test]

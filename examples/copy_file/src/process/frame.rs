@@ -93,7 +93,7 @@ impl Offer {
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
         let mut fields = Fields(bytes);
         if fields.take()? != MAGIC {
-            return Err(foreign("its offer is of another version"));
+            return Err(foreign("its offer is from another version"));
         }
         let [chunk, depth] = [fields.number()?, fields.number()?];
         let settings = Settings::new(chunk, depth)?;
