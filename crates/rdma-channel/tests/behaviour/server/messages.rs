@@ -169,7 +169,7 @@ fn inline_answers_have_no_buffer() {
             assert_eq!(&message(&mut server).1[..2], b"ok");
         }
         let refused = server.send_inline(peer, &[0; 17]).unwrap_err();
-        assert!(refused.to_string().contains("17 bytes"), "{refused}");
+        assert!(refused.to_string().contains("17 inline bytes"), "{refused}");
         server.send_inline(peer, b"goes on").unwrap();
         assert_eq!(client.receive_into(&mut room).unwrap(), 7);
     }
@@ -199,7 +199,7 @@ fn answers_of_a_few_bytes_are_copied_on_a_device_without_inline_data() {
         }
         assert!(server.pool().usage().buffers <= before + 1, "{device}: copies are not returned");
         let refused = server.send_inline(peer, &[0; 65]).unwrap_err();
-        assert!(refused.to_string().contains("65 bytes"), "{refused}");
+        assert!(refused.to_string().contains("65 inline bytes"), "{refused}");
     }
 }
 
