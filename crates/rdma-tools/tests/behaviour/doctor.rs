@@ -171,7 +171,7 @@ fn a_variable_that_no_program_reads_is_a_warning() {
     let (status, findings) = findings(command);
     let texts: Vec<_> = findings.iter().filter(|it| it["check"] == "environment").collect();
     let [read, unknown] = &texts[..] else { panic!("{texts:?}") };
-    assert!(read["text"].as_str().unwrap().ends_with(": RDMA_SOFT_PEERS=none"), "{read}");
+    assert!(read["text"].as_str().unwrap().contains("RDMA_SOFT_PEERS=none"), "{read}");
     assert_eq!(unknown["severity"], "warning");
     assert!(unknown["text"].as_str().unwrap().contains("RDMA_SOFT_PEER=none"), "{unknown}");
     assert!(unknown["cure"].as_str().unwrap().contains("RDMA_SOFT_PEERS"), "{unknown}");
