@@ -79,8 +79,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks the completions of send requests. Those of one queue pair are in order, but the order
-    /// in which two queue pairs failed is unknown. If one of them failed by itself, it no longer
+    /// Checks the completions of send requests. The completions of one queue pair are in order, but
+    /// the order in which two queue pairs failed is unknown. If one of them failed by itself, it no longer
     /// answered the other one, so the failure of the other one is checked later.
     fn sent_in_any_order(&mut self, mut sends: Vec<ibv_wc>) -> Outcome {
         loop {

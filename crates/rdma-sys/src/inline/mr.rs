@@ -25,9 +25,9 @@ const OPTIONAL: u32 = ib_uverbs_access_flags::IB_UVERBS_ACCESS_OPTIONAL_RANGE.0;
 
 /// Registers `length` bytes at `addr`; man `ibv_reg_mr`.
 ///
-/// As in C, a registration with optional flags goes through `ibv_reg_mr_iova2`, which drops the
-/// flags that the kernel does not know. Before rdma-core 28 that function does not exist. In that
-/// case all optional flags are dropped here, which their definition allows. Returns NULL on failure
+/// Like the macro in C, this passes a registration with optional flags to `ibv_reg_mr_iova2`, which
+/// drops the flags that the kernel does not know. That function does not exist before rdma-core 28.
+/// All optional flags are then dropped here, which their definition allows. Returns NULL on failure
 /// ([`Errno::check_null`](crate::Errno::check_null)).
 ///
 /// # Safety

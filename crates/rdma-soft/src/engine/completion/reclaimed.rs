@@ -9,8 +9,8 @@ use crate::sync::{AtomicU32, Line, Ordering};
 /// For each of a queue pair's queues, the number of requests whose slots were released by polling completions
 /// (free-running).
 ///
-/// As on hardware, a slot becomes free when its completion, or a later one of the same queue, is polled. Executing the
-/// request does not free the slot.
+/// A slot becomes free when its completion, or a later completion of the same queue, is polled. Executing the request
+/// does not free the slot. Hardware behaves in the same way.
 #[derive(Debug, Default)]
 pub(crate) struct Reclaimed {
     send: Line<AtomicU32>,

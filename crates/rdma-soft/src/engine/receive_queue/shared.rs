@@ -1,7 +1,7 @@
 //! The shared receive queue. A message for one of its queue pairs takes the queue's oldest request.
 //!
-//! Requests are posted, taken and waited for under one lock. As on hardware, a slot becomes free when the completion of
-//! its request is polled, whichever queue pair the completion belongs to.
+//! Requests are posted, taken and waited for under one lock. A slot becomes free when the completion of its request is
+//! polled, whichever queue pair the completion belongs to. Hardware behaves in the same way.
 //!
 //! A posting thread serves the waiters for one turn. If the turn ends before all are served, the queue's timer serves
 //! the rest. So waiters keep their order, and none is notified of a request that belongs to another.
