@@ -55,9 +55,9 @@ mod completion;
 mod copies;
 mod counts;
 pub(crate) mod end;
+mod events;
 mod inline;
 mod members;
-mod news;
 mod pause;
 pub(crate) mod post;
 pub(crate) mod queues;
@@ -94,7 +94,7 @@ pub(crate) struct Ledger {
     pub(crate) limits: Limits,
     /// The requests in flight whose waits have timed out: the WR ID of each, with its longest timeout.
     given_up: RefCell<Vec<(u64, Duration)>>,
-    told: news::Told,
+    emitted: events::Emitted,
     /// Whether the closure of the scope that is ending has failed.
     closure_failed: bool,
     /// Dropped after the queue pairs.
@@ -150,7 +150,7 @@ impl Ledger {
             events_asked: Cell::new(0),
             limits,
             given_up: RefCell::default(),
-            told: news::Told::default(),
+            emitted: events::Emitted::default(),
             closure_failed: false,
             words: words::Words::default(),
             copies: None,

@@ -33,7 +33,7 @@ impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
         drop(self.0.end_failed_scope());
-        self.0.say_news();
+        self.0.emit_events();
     }
 }
 
@@ -86,7 +86,7 @@ impl Ledger {
         let result = self.end_call(left);
         guard.disarm();
         if result.is_err() {
-            self.say_news();
+            self.emit_events();
         }
         result
     }
@@ -120,7 +120,7 @@ impl Ledger {
             outcome.or_else(|failure| end(self, failure))
         });
         if result.is_err() {
-            self.say_news();
+            self.emit_events();
         }
         result
     }

@@ -51,8 +51,8 @@ const UNNAMED: &str = "unknown";
 pub trait MakeEnds {
     /// A queue pair that is not connected.
     type Prepared;
-    /// The end of a connection.
-    type End: fmt::Debug;
+    /// A connected queue pair, with the rest of its connection.
+    type Connected: fmt::Debug;
 
     /// Creates a queue pair for the next client, whose stream has these addresses. Returns the queue pair and its
     /// endpoint.
@@ -75,7 +75,7 @@ pub trait MakeEnds {
         &self,
         prepared: Self::Prepared,
         peer: QueuePairEndpoint,
-    ) -> Result<Self::End, rdma_qp::Error>;
+    ) -> Result<Self::Connected, rdma_qp::Error>;
 
     /// Creates a queue pair for a client and connects it. Returns this end of the connection and its endpoint. If the
     /// queue pair cannot be created but `make_room` returns true, tries again.
@@ -87,7 +87,7 @@ pub trait MakeEnds {
         stream: StreamAddresses,
         peer: QueuePairEndpoint,
         make_room: impl FnOnce() -> bool,
-    ) -> Result<(Self::End, QueuePairEndpoint), NoEnd> {
+    ) -> Result<(Self::Connected, QueuePairEndpoint), NoEnd> {
         let mut prepared = self.prepare(stream);
         if prepared.is_err() && make_room() {
             prepared = self.prepare(stream);

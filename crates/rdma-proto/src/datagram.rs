@@ -5,7 +5,7 @@ use rdma_types::{Mtu, Psn, Qpn};
 use crate::burst::Burst;
 use crate::counters::{Counters, count};
 use crate::host::Host;
-use crate::operation::End;
+use crate::operation::MessageEnd;
 use crate::wire::{Bth, Deth, Headers, ImmDt, Opcode, Operation, PadCount, Service};
 
 /// The sender of a datagram.
@@ -68,7 +68,7 @@ impl Datagrams {
     /// nothing, if the payload is longer than the MTU (IBTA C10-93.1.1). The caller decides how the
     /// request then completes. The specification lets it succeed, as SoftRoCE does; adapters fail
     /// it with a local length error.
-    pub fn send(&mut self, to: &Destination, end: &End) -> Option<Burst> {
+    pub fn send(&mut self, to: &Destination, end: &MessageEnd) -> Option<Burst> {
         if end.length > self.mtu.bytes() {
             return None;
         }
@@ -120,7 +120,7 @@ impl Datagrams {
             let from = Source { qpn: deth.source, qkey: deth.qkey, route: *route };
             let immediate = headers.imm.map(|imm| imm.immediate);
             let solicited = headers.bth.solicited;
-            let end = End { length, immediate, invalidate: None, solicited };
+            let end = MessageEnd { length, immediate, invalidate: None, solicited };
             if host.datagram(&from, &end, payload) == Delivered::Dropped {
                 count(&mut self.counters.out_of_buffer);
             }

@@ -1,7 +1,7 @@
 //! The interface through which a responder executes requests.
 
 use crate::datagram::{Delivered, Source};
-use crate::operation::{End, Nak, Start, Stop};
+use crate::operation::{MessageEnd, MessageStart, Nak, Stop};
 
 /// Executes a peer's requests. A host owns the memory that the requests access.
 ///
@@ -19,14 +19,14 @@ pub trait Host {
     /// # Errors
     ///
     /// May return any [`Stop`].
-    fn begin(&mut self, start: &Start) -> Result<(), Stop>;
+    fn begin(&mut self, start: &MessageStart) -> Result<(), Stop>;
 
     /// Writes the payload of a SEND or a WRITE, `at` bytes after the start of the message.
     ///
     /// # Errors
     ///
     /// May return any [`Stop`].
-    fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop>;
+    fn place(&mut self, start: &MessageStart, at: u32, payload: &[u8]) -> Result<(), Stop>;
 
     /// Fills `out` with data for a READ, from `at` bytes after the start of its range. It is also
     /// called for a duplicate request, because READs are executed again (IBTA section 9.7.4.1).
@@ -34,7 +34,7 @@ pub trait Host {
     /// # Errors
     ///
     /// May return any [`Stop`].
-    fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop>;
+    fn fetch(&mut self, start: &MessageStart, at: u32, out: &mut [u8]) -> Result<(), Stop>;
 
     /// Executes an atomic and returns the previous value. It is never called for a duplicate,
     /// because the responder keeps the answer (IBTA section 9.7.4.1).
@@ -42,7 +42,7 @@ pub trait Host {
     /// # Errors
     ///
     /// May return any [`Stop`].
-    fn atomic(&mut self, start: &Start) -> Result<u64, Stop>;
+    fn atomic(&mut self, start: &MessageStart) -> Result<u64, Stop>;
 
     /// Consumes a receive for a WRITE with immediate. It is called when the last packet arrives,
     /// before its payload is written.
@@ -50,7 +50,7 @@ pub trait Host {
     /// # Errors
     ///
     /// May return any [`Stop`].
-    fn take_receive(&mut self, start: &Start) -> Result<(), Stop>;
+    fn take_receive(&mut self, start: &MessageStart) -> Result<(), Stop>;
 
     /// Completes a SEND or a WRITE that has arrived completely, and the receive that it consumed,
     /// if any. If the key that a SEND names cannot be invalidated, returns `Ok` anyway, because the
@@ -59,7 +59,7 @@ pub trait Host {
     /// # Errors
     ///
     /// May return any [`Stop`].
-    fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop>;
+    fn finish(&mut self, start: &MessageStart, end: &MessageEnd) -> Result<(), Stop>;
 
     /// Abandons the current message. Its receive stays posted for the next message. This is called
     /// only for unreliable connections (IBTA chapter 9, unreliable connections).
@@ -70,5 +70,5 @@ pub trait Host {
     fn fail(&mut self, nak: Nak);
 
     /// Delivers a datagram whose Q_Key matches. A multicast datagram is delivered once per member.
-    fn datagram(&mut self, from: &Source, end: &End, payload: &[u8]) -> Delivered;
+    fn datagram(&mut self, from: &Source, end: &MessageEnd, payload: &[u8]) -> Delivered;
 }

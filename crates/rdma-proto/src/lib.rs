@@ -54,10 +54,10 @@ pub use connection::Connection;
 pub use counters::Counters;
 pub use datagram::{Datagrams, Delivered, Destination, Source};
 pub use host::Host;
-pub use operation::{End, Kind, MAX_MESSAGE_BYTES, Nak, Remote, Start, Stop};
+pub use operation::{Kind, MAX_MESSAGE_BYTES, MessageEnd, MessageStart, Nak, Remote, Stop};
 pub use time::Time;
 pub use unreliable::{UnreliableRequester, UnreliableResponder};
-pub use work::{Request, Work};
+pub use work::{Work, Wqe};
 
 /// Runs the README's example as a doc test.
 #[cfg(doctest)]

@@ -49,7 +49,7 @@ pub struct Remote {
 
 /// The properties of a request that its first packet carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Start {
+pub struct MessageStart {
     /// The kind of the request.
     pub kind: Kind,
     /// The number of bytes; `None` for a SEND, whose length only its last packet reveals.
@@ -62,7 +62,7 @@ pub struct Start {
     pub swap: u64,
 }
 
-impl Start {
+impl MessageStart {
     /// Describes a SEND.
     #[must_use]
     pub const fn send() -> Self {
@@ -90,7 +90,7 @@ impl Start {
 
 /// The properties of a message that its last packet carries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct End {
+pub struct MessageEnd {
     /// The total number of bytes.
     pub length: u32,
     /// The immediate data.

@@ -4,7 +4,7 @@ use rdma_types::{Psn, WcStatus};
 
 use crate::burst::{Burst, Last};
 use crate::connection::Connection;
-use crate::operation::{End, Kind, Remote, Start};
+use crate::operation::{Kind, MessageEnd, MessageStart, Remote};
 use crate::wire::{Headers, Ieth, ImmDt, Opcode, Operation, PadCount, Reth, Service};
 use crate::work::Work;
 
@@ -101,8 +101,8 @@ impl PacketRun {
 pub(crate) struct Outbound<'a> {
     pub(crate) connection: Connection,
     pub(crate) service: Service,
-    pub(crate) start: &'a Start,
-    pub(crate) end: &'a End,
+    pub(crate) start: &'a MessageStart,
+    pub(crate) end: &'a MessageEnd,
     /// The index of the next packet in its message.
     pub(crate) packet: u32,
     /// The PSN of the next packet.

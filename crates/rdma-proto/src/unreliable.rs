@@ -11,7 +11,7 @@ use crate::responder::sequence::{self, Message, Step};
 use crate::responder::takes_receive_at_end;
 use crate::segmentation::{Outbound, PacketRun};
 use crate::wire::{Headers, Service};
-use crate::work::{Request, Work};
+use crate::work::{Work, Wqe};
 
 /// The requester of an unreliable connection. A request completes when its last packet is sent
 /// (IBTA chapter 9, unreliable connections). The queue may contain only SENDs, WRITEs and local
@@ -90,15 +90,15 @@ impl UnreliableRequester {
         while !self.stopped && work.admitted().wrapping_sub(self.next).cast_signed() > 0 {
             let n = self.next;
             match work.request(n) {
-                Request::Local => match work.execute_local(n) {
+                Wqe::Local => match work.execute_local(n) {
                     Ok(()) => self.done(work),
                     Err(status) => self.fail(status, work),
                 },
-                Request::Invalid(status) => {
+                Wqe::Invalid(status) => {
                     self.fail(status, work);
                     return None;
                 }
-                Request::Remote { start, end, .. } => {
+                Wqe::Remote { start, end, .. } => {
                     if end.length > MAX_MESSAGE_BYTES || start.kind.fetches() {
                         self.fail(WcStatus::LOC_QP_OP_ERR, work);
                         return None;

@@ -2,19 +2,19 @@
 
 use rdma_types::WcStatus;
 
-use crate::operation::{End, Start};
+use crate::operation::{MessageEnd, MessageStart};
 
-/// A request as the requester reads it from its queue.
+/// A work queue element (WQE), as the requester reads it from its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "queues construct it")]
-pub enum Request {
+pub enum Wqe {
     /// A request to the peer.
     Remote {
         /// The kind and the remote memory. The `length` in this struct is ignored.
-        start: Start,
+        start: MessageStart,
         /// The length, and the properties that the last packet carries. The length of an atomic is
         /// 8.
-        end: End,
+        end: MessageEnd,
         /// Whether the request waits until all earlier READs and atomics complete (IBTA section
         /// 10.8.3.3).
         fence: bool,
@@ -38,7 +38,7 @@ pub trait Work {
     fn admitted(&self) -> u32;
 
     /// Returns the request with this number, which is before [`admitted`](Self::admitted).
-    fn request(&self, n: u32) -> Request;
+    fn request(&self, n: u32) -> Wqe;
 
     /// Fills `out` with the payload of a SEND or a WRITE, starting at offset `at`. It is called
     /// again when packets must be sent again.
@@ -56,7 +56,7 @@ pub trait Work {
     /// Returns the status with which the request then fails.
     fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), WcStatus>;
 
-    /// Executes a [`Request::Local`].
+    /// Executes a [`Wqe::Local`].
     ///
     /// # Errors
     ///

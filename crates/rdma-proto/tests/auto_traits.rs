@@ -10,8 +10,8 @@ use rdma_proto::wire::{
     Reth, Service, Syndrome, UdpHeader,
 };
 use rdma_proto::{
-    Burst, Connection, Counters, Datagrams, Delivered, Destination, End, Kind, Last, Nak, Remote,
-    Request, Source, Start, Stop, Time, UnreliableRequester, UnreliableResponder,
+    Burst, Connection, Counters, Datagrams, Delivered, Destination, Kind, Last, MessageEnd,
+    MessageStart, Nak, Remote, Source, Stop, Time, UnreliableRequester, UnreliableResponder, Wqe,
 };
 
 fn value<T: Copy + Eq + Hash + Send + Sync + Unpin>() {}
@@ -53,15 +53,15 @@ fn machines_move_between_threads() {
     plain::<Counters>();
     plain::<Delivered>();
     plain::<Destination>();
-    plain::<End>();
+    plain::<MessageEnd>();
     plain::<Fixed>();
     plain::<Kind>();
     plain::<Last>();
     plain::<Nak>();
     plain::<Remote>();
-    plain::<Request>();
+    plain::<Wqe>();
     plain::<Source>();
-    plain::<Start>();
+    plain::<MessageStart>();
     plain::<Stop>();
     plain::<Time>();
     plain::<requester::Settings>();

@@ -7,8 +7,8 @@
 use rdma_proto::requester::{self, Requester};
 use rdma_proto::responder::{self, Responder};
 use rdma_proto::{
-    Connection, Datagrams, Delivered, End, Host, Kind, Nak, Remote, Request, Source, Start, Stop,
-    Time, UnreliableRequester, UnreliableResponder, Work,
+    Connection, Datagrams, Delivered, Host, Kind, MessageEnd, MessageStart, Nak, Remote, Source,
+    Stop, Time, UnreliableRequester, UnreliableResponder, Work, Wqe,
 };
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, Psn, Qpn, WcStatus};
 use test_support::alloc_counter::CountingAllocator;
@@ -29,15 +29,15 @@ impl Work for Ends {
     fn admitted(&self) -> u32 {
         REQUESTS
     }
-    fn request(&self, n: u32) -> Request {
+    fn request(&self, n: u32) -> Wqe {
         let remote = Remote::default();
         let (start, length) = match n % 4 {
-            0 => (Start::send(), 600),
-            1 => (Start::one_sided(Kind::Write, remote, 600), 600),
-            2 => (Start::one_sided(Kind::Read, remote, 600), 600),
-            _ => (Start::atomic(Kind::FetchAdd, remote, 1, 0), 8),
+            0 => (MessageStart::send(), 600),
+            1 => (MessageStart::one_sided(Kind::Write, remote, 600), 600),
+            2 => (MessageStart::one_sided(Kind::Read, remote, 600), 600),
+            _ => (MessageStart::atomic(Kind::FetchAdd, remote, 1, 0), 8),
         };
-        Request::Remote { start, end: End { length, ..End::default() }, fence: false }
+        Wqe::Remote { start, end: MessageEnd { length, ..MessageEnd::default() }, fence: false }
     }
     fn gather(&mut self, _: u32, _: u32, out: &mut [u8]) -> Result<(), WcStatus> {
         out.fill(1);
@@ -59,31 +59,31 @@ impl Work for Ends {
 }
 
 impl Host for Ends {
-    fn begin(&mut self, _: &Start) -> Result<(), Stop> {
+    fn begin(&mut self, _: &MessageStart) -> Result<(), Stop> {
         self.begun += 1;
         if self.begun.is_multiple_of(3) { Err(Stop::NotReady) } else { Ok(()) }
     }
-    fn place(&mut self, _: &Start, _: u32, _: &[u8]) -> Result<(), Stop> {
+    fn place(&mut self, _: &MessageStart, _: u32, _: &[u8]) -> Result<(), Stop> {
         Ok(())
     }
-    fn fetch(&mut self, _: &Start, _: u32, out: &mut [u8]) -> Result<(), Stop> {
+    fn fetch(&mut self, _: &MessageStart, _: u32, out: &mut [u8]) -> Result<(), Stop> {
         out.fill(2);
         Ok(())
     }
-    fn atomic(&mut self, _: &Start) -> Result<u64, Stop> {
+    fn atomic(&mut self, _: &MessageStart) -> Result<u64, Stop> {
         Ok(3)
     }
-    fn take_receive(&mut self, _: &Start) -> Result<(), Stop> {
+    fn take_receive(&mut self, _: &MessageStart) -> Result<(), Stop> {
         Ok(())
     }
-    fn finish(&mut self, _: &Start, _: &End) -> Result<(), Stop> {
+    fn finish(&mut self, _: &MessageStart, _: &MessageEnd) -> Result<(), Stop> {
         Ok(())
     }
     fn abandon(&mut self) {}
     fn fail(&mut self, nak: Nak) {
         panic!("{nak:?}");
     }
-    fn datagram(&mut self, _: &Source, _: &End, _: &[u8]) -> Delivered {
+    fn datagram(&mut self, _: &Source, _: &MessageEnd, _: &[u8]) -> Delivered {
         Delivered::Dropped
     }
 }

@@ -324,7 +324,7 @@ impl Device {
         match self.host_of_other(path, there, number) {
             Some(host) => host.connect(self, number).map(Outlet::Carrier),
             // All loopback addresses belong to this host, so it is known that no device has this one.
-            None if there.is_none() && path.remote.is_loopback() => Err(Refusal::NobodyThere),
+            None if there.is_none() && path.remote.is_loopback() => Err(Refusal::Unreachable),
             None => Ok(Outlet::Nowhere),
         }
     }

@@ -69,9 +69,9 @@ mod load;
 mod load_error;
 mod os;
 mod process;
-mod refusal;
 mod registry;
 mod table;
+mod unimplemented;
 
 pub use errno::Errno;
 /// The signatures of libibverbs' functions, as the headers declare them.

@@ -8,7 +8,7 @@ use libloading::os::unix::Library;
 
 use crate::{
     generated::{functions::*, verbs::ibv_mr},
-    refusal::{MinusOne, Nothing, Null, Number, Refuse, Text, Zero},
+    unimplemented::{MinusOne, Nothing, Null, Number, Refuse, Text, Zero},
 };
 
 /// The type of [`Verbs::note_mapped`].

@@ -16,7 +16,7 @@ pub(super) struct Maker {
 
 impl MakeEnds for Maker {
     type Prepared = PreparedConnection;
-    type End = Connection;
+    type Connected = Connection;
 
     fn prepare(
         &self,

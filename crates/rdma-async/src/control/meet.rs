@@ -28,7 +28,7 @@ struct Again {
 
 impl MakeEnds for Again {
     type Prepared = PreparedQueuePair;
-    type End = QueuePair;
+    type Connected = QueuePair;
 
     fn prepare(
         &self,
@@ -362,9 +362,9 @@ async fn meet<M>(
     shared: &Shared,
     maker: M,
     qp: &QueuePairBuilder<'static>,
-) -> Result<(u32, M::End), ConnectError>
+) -> Result<(u32, M::Connected), ConnectError>
 where
-    M: MakeEnds<Prepared: Send, End: Send> + Send + Sync + 'static,
+    M: MakeEnds<Prepared: Send, Connected: Send> + Send + Sync + 'static,
 {
     let (maker, stream) = (Arc::new(maker), shared.stream);
     loop {

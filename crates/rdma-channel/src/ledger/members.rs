@@ -22,7 +22,7 @@ impl Ledger {
     /// Adds a connection to a place without a peer. The queue pair must complete in this ledger's completion queue.
     pub(crate) fn add(&mut self, peer: usize, qp: QueuePair) {
         self.queues.put_new(peer, qp);
-        self.told.forget(peer);
+        self.emitted.forget(peer);
         self.checked();
     }
 

@@ -92,7 +92,7 @@ impl MultiChannel {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn remove(&mut self, peer: usize) -> Result<(), TransportError> {
         let removed = self.ledger.remove(peer);
-        self.ledger.say_news();
+        self.ledger.emit_events();
         removed
     }
 

@@ -22,7 +22,7 @@ pub(crate) struct Listening<M: MakeEnds> {
     ready: Vec<u64>,
     /// Whether the socket is currently polled.
     is_taking: bool,
-    clients: Clients<Added, M::End>,
+    clients: Clients<Added, M::Connected>,
 }
 
 /// The key of the socket.
@@ -152,7 +152,7 @@ fn listen(address: SocketAddr, files: &Files) -> io::Result<(TcpListener, Socket
 }
 
 impl<M: MakeEnds> Deref for Listening<M> {
-    type Target = Clients<Added, M::End>;
+    type Target = Clients<Added, M::Connected>;
 
     fn deref(&self) -> &Self::Target {
         &self.clients

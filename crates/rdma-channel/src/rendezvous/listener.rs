@@ -88,7 +88,7 @@ pub struct ChannelListener {
 /// Turns each client into a channel with these options.
 impl MakeEnds for Options {
     type Prepared = PreparedChannel;
-    type End = Channel;
+    type Connected = Channel;
 
     fn prepare(
         &self,

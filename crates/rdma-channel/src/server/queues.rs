@@ -121,7 +121,7 @@ impl Receives {
 
 impl MakeEnds for ServerQueues {
     type Prepared = (PreparedQueuePair, Arc<()>);
-    type End = PeerQueuePair;
+    type Connected = PeerQueuePair;
 
     fn prepare(
         &self,

@@ -86,7 +86,7 @@ struct Numbers(Mutex<Vec<u32>>);
 
 impl MakeEnds for Numbers {
     type Prepared = u32;
-    type End = u32;
+    type Connected = u32;
 
     fn prepare(&self, _: StreamAddresses) -> Result<(u32, QueuePairEndpoint), NoEnd> {
         let number = self.0.lock().unwrap().pop();
@@ -277,7 +277,7 @@ fn a_listener_that_cannot_make_a_queue_pair_reports_it_and_the_client_may_come_a
     struct Broken;
     impl MakeEnds for Broken {
         type Prepared = ();
-        type End = u32;
+        type Connected = u32;
 
         fn prepare(&self, _: StreamAddresses) -> Result<((), QueuePairEndpoint), NoEnd> {
             Err(NoEnd::Failed(MemError::NoWindows { device: "none".into() }.into()))

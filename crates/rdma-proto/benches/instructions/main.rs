@@ -14,7 +14,8 @@ use rdma_proto::requester::{self, Requester};
 use rdma_proto::responder::{self, Responder};
 use rdma_proto::wire::Headers;
 use rdma_proto::{
-    Burst, Connection, Delivered, End, Host, Nak, Request, Source, Start, Stop, Time, Work,
+    Burst, Connection, Delivered, Host, MessageEnd, MessageStart, Nak, Source, Stop, Time, Work,
+    Wqe,
 };
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, Psn, Qpn, WcStatus};
 use test_support::callgrind::{bench, profiles};
@@ -45,10 +46,10 @@ impl Work for End8 {
     fn admitted(&self) -> u32 {
         self.admitted
     }
-    fn request(&self, _: u32) -> Request {
-        Request::Remote {
-            start: Start::send(),
-            end: End { length: 8, ..End::default() },
+    fn request(&self, _: u32) -> Wqe {
+        Wqe::Remote {
+            start: MessageStart::send(),
+            end: MessageEnd { length: 8, ..MessageEnd::default() },
             fence: false,
         }
     }
@@ -71,23 +72,23 @@ impl Work for End8 {
 }
 
 impl Host for End8 {
-    fn begin(&mut self, _: &Start) -> Result<(), Stop> {
+    fn begin(&mut self, _: &MessageStart) -> Result<(), Stop> {
         Ok(())
     }
-    fn place(&mut self, _: &Start, _: u32, payload: &[u8]) -> Result<(), Stop> {
+    fn place(&mut self, _: &MessageStart, _: u32, payload: &[u8]) -> Result<(), Stop> {
         self.memory.copy_from_slice(payload);
         Ok(())
     }
-    fn fetch(&mut self, _: &Start, _: u32, _: &mut [u8]) -> Result<(), Stop> {
+    fn fetch(&mut self, _: &MessageStart, _: u32, _: &mut [u8]) -> Result<(), Stop> {
         Ok(())
     }
-    fn atomic(&mut self, _: &Start) -> Result<u64, Stop> {
+    fn atomic(&mut self, _: &MessageStart) -> Result<u64, Stop> {
         Ok(0)
     }
-    fn take_receive(&mut self, _: &Start) -> Result<(), Stop> {
+    fn take_receive(&mut self, _: &MessageStart) -> Result<(), Stop> {
         Ok(())
     }
-    fn finish(&mut self, _: &Start, _: &End) -> Result<(), Stop> {
+    fn finish(&mut self, _: &MessageStart, _: &MessageEnd) -> Result<(), Stop> {
         self.received = self.received.wrapping_add(1);
         Ok(())
     }
@@ -95,7 +96,7 @@ impl Host for End8 {
     fn fail(&mut self, nak: Nak) {
         panic!("{nak:?}");
     }
-    fn datagram(&mut self, _: &Source, _: &End, _: &[u8]) -> Delivered {
+    fn datagram(&mut self, _: &Source, _: &MessageEnd, _: &[u8]) -> Delivered {
         Delivered::Dropped
     }
 }

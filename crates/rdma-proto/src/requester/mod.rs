@@ -18,7 +18,7 @@ use crate::counters::{Counters, count};
 use crate::operation::Nak;
 use crate::time::Time;
 use crate::wire::{Aeth, Headers, NakCode, Operation, Service, Syndrome};
-use crate::work::{Request, Work};
+use crate::work::{Work, Wqe};
 
 use retry::{Retry, Silence};
 use rnr::NotReady;
@@ -439,7 +439,7 @@ impl<W: Window> Requester<W> {
     fn acknowledge<Q: Work + ?Sized>(&mut self, now: Time, packets: u32, work: &mut Q) -> bool {
         let mut left = packets;
         while left > 0 && !self.stopped {
-            let Request::Remote { start, end, .. } = work.request(self.head) else { return false };
+            let Wqe::Remote { start, end, .. } = work.request(self.head) else { return false };
             if start.kind.fetches() {
                 return false;
             }

@@ -5,15 +5,15 @@ use rdma_types::WcStatus;
 use super::{Requester, Window};
 use crate::burst::Burst;
 use crate::counters::count;
-use crate::operation::{Kind, Remote, Start};
+use crate::operation::{Kind, MessageStart, Remote};
 use crate::time::Time;
 use crate::wire::{AtomicEth, Headers, Operation, Reth};
-use crate::work::{Request, Work};
+use crate::work::{Work, Wqe};
 
 impl<W: Window> Requester<W> {
     /// Returns the request packet of a READ or an atomic. If a part of a READ's data has arrived,
     /// the packet requests the rest (IBTA chapter 9, retries of READs).
-    pub(super) fn fetch_burst(&self, start: &Start, length: u32) -> Burst {
+    pub(super) fn fetch_burst(&self, start: &MessageStart, length: u32) -> Burst {
         let Remote { va, rkey } = start.remote;
         let operation = match start.kind {
             Kind::CompareSwap => Operation::CompareSwap,
@@ -48,7 +48,7 @@ impl<W: Window> Requester<W> {
         payload: &[u8],
         work: &mut Q,
     ) {
-        let Request::Remote { start, end, .. } = work.request(self.head) else { return };
+        let Wqe::Remote { start, end, .. } = work.request(self.head) else { return };
         let operation = headers.bth.opcode.operation();
         let delivered = match start.kind {
             Kind::Read => self.read_response(operation, end.length, payload, work),

@@ -5,11 +5,11 @@ use rdma_types::WcStatus;
 use super::window::{InFlight, MOST_PSNS};
 use super::{Requester, Window};
 use crate::burst::Burst;
-use crate::operation::{End, MAX_MESSAGE_BYTES, Start};
+use crate::operation::{MAX_MESSAGE_BYTES, MessageEnd, MessageStart};
 use crate::segmentation::Outbound;
 use crate::time::Time;
 use crate::wire::{Headers, Opcode, Operation, Service};
-use crate::work::{Request, Work};
+use crate::work::{Work, Wqe};
 
 impl<W: Window> Requester<W> {
     /// Returns the next packets to send, if any can be sent now. Their payload is written to the
@@ -36,15 +36,15 @@ impl<W: Window> Requester<W> {
                 return None;
             }
             match work.request(self.next) {
-                Request::Remote { start, end, fence } => {
+                Wqe::Remote { start, end, fence } => {
                     if fence && self.packet == 0 && self.in_flight.fetches > 0 {
                         return None;
                     }
                     return self.transmit(now, &start, &end, work, room);
                 }
-                Request::Local if self.next != self.head => return None,
-                Request::Local => self.execute_local(work),
-                Request::Invalid(status) => {
+                Wqe::Local if self.next != self.head => return None,
+                Wqe::Local => self.execute_local(work),
+                Wqe::Invalid(status) => {
                     self.break_at(self.next, status, work);
                     return None;
                 }
@@ -95,8 +95,8 @@ impl<W: Window> Requester<W> {
     fn transmit<Q: Work + ?Sized>(
         &mut self,
         now: Time,
-        start: &Start,
-        end: &End,
+        start: &MessageStart,
+        end: &MessageEnd,
         work: &mut Q,
         room: &mut [u8],
     ) -> Option<Burst> {
@@ -113,7 +113,12 @@ impl<W: Window> Requester<W> {
 
     /// Returns the request packet of a READ or an atomic, if the limit on READs and atomics in
     /// flight allows another one.
-    fn transmit_fetch(&mut self, now: Time, start: &Start, end: &End) -> Option<Burst> {
+    fn transmit_fetch(
+        &mut self,
+        now: Time,
+        start: &MessageStart,
+        end: &MessageEnd,
+    ) -> Option<Burst> {
         let allowed = self.in_flight.fetches < self.max_rd_atomic.into();
         let length = if start.kind.is_atomic() { 8 } else { end.length };
         let in_all = if start.kind.is_atomic() { 1 } else { self.connection.packets(length) };
@@ -142,8 +147,8 @@ impl<W: Window> Requester<W> {
     fn transmit_message<Q: Work + ?Sized>(
         &mut self,
         now: Time,
-        start: &Start,
-        end: &End,
+        start: &MessageStart,
+        end: &MessageEnd,
         work: &mut Q,
         room: &mut [u8],
     ) -> Option<Burst> {

@@ -11,7 +11,7 @@ use crate::burst::Burst;
 use crate::connection::Connection;
 use crate::counters::{Counters, count};
 use crate::host::Host;
-use crate::operation::{End, Kind, Nak, Remote, Start, Stop};
+use crate::operation::{Kind, MessageEnd, MessageStart, Nak, Remote, Stop};
 use crate::wire::{Headers, Service};
 
 use acknowledge::Owed;
@@ -262,7 +262,7 @@ impl Responder {
         &mut self,
         message: Message,
         begins: bool,
-        end: Option<End>,
+        end: Option<MessageEnd>,
         payload: &[u8],
         host: &mut H,
     ) -> Result<Executed, Stop> {
@@ -290,7 +290,11 @@ impl Responder {
 
     /// Handles a READ or an atomic. It is invalid if it exceeds the allowed number in flight (IBTA
     /// section 9.7.4.1).
-    fn fetch<H: Host + ?Sized>(&mut self, start: &Start, host: &mut H) -> Result<Executed, Stop> {
+    fn fetch<H: Host + ?Sized>(
+        &mut self,
+        start: &MessageStart,
+        host: &mut H,
+    ) -> Result<Executed, Stop> {
         if !self.resources.has_room() {
             return Err(Stop::Nak(Nak::InvalidRequest));
         }
@@ -342,19 +346,19 @@ impl Responder {
 
     /// Returns true if a duplicate equals the original request, or the tail of it that starts at
     /// this packet.
-    fn asked_for(&self, at: usize, packet: u32, now: &Start) -> bool {
+    fn asked_for(&self, at: usize, packet: u32, now: &MessageStart) -> bool {
         let Some(then) = self.resources.get(at).map(|resource| resource.start) else {
             return false;
         };
         let skipped = self.connection.offset(packet);
         let va = then.remote.va.wrapping_add(skipped.into());
         let length = then.length.map(|length| length.saturating_sub(skipped));
-        *now == Start { remote: Remote { va, ..then.remote }, length, ..then }
+        *now == MessageStart { remote: Remote { va, ..then.remote }, length, ..then }
     }
 }
 
 /// Returns true if the request is a WRITE with immediate, which consumes a receive only when its
 /// last packet arrives (IBTA section 9.7.4.1).
-pub(crate) fn takes_receive_at_end(start: &Start, end: &End) -> bool {
+pub(crate) fn takes_receive_at_end(start: &MessageStart, end: &MessageEnd) -> bool {
     start.kind == Kind::Write && end.immediate.is_some()
 }

@@ -6,13 +6,13 @@ use alloc::vec;
 use rdma_types::Psn;
 
 use crate::connection::Connection;
-use crate::operation::Start;
+use crate::operation::MessageStart;
 use crate::segmentation::Remainder;
 
 /// An executed READ or atomic (IBTA chapter 9, responder resources).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resource {
-    pub(super) start: Start,
+    pub(super) start: MessageStart,
     /// The request's position among all accepted PSNs.
     pub(super) number: u64,
     pub(super) psn: Psn,

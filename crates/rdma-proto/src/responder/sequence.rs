@@ -1,13 +1,13 @@
 //! Checks whether a packet can be the next one of a message, and whether it has the right length.
 
 use crate::connection::Connection;
-use crate::operation::{End, Kind, MAX_MESSAGE_BYTES, Remote, Start};
+use crate::operation::{Kind, MAX_MESSAGE_BYTES, MessageEnd, MessageStart, Remote};
 use crate::wire::{Headers, Operation};
 
 /// A SEND or a WRITE that has arrived only in part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
-    pub(crate) start: Start,
+    pub(crate) start: MessageStart,
     /// The number of bytes received so far.
     pub(crate) at: u32,
 }
@@ -22,10 +22,10 @@ pub(crate) enum Step {
         /// Whether the message begins with this packet.
         begins: bool,
         /// The properties of the message that its last packet carries, if this is the last one.
-        end: Option<End>,
+        end: Option<MessageEnd>,
     },
     /// The request of a READ or an atomic.
-    Fetch(Start),
+    Fetch(MessageStart),
 }
 
 /// The packet is invalid here: its opcode does not continue the message, or its length is wrong.
@@ -104,7 +104,7 @@ pub(crate) fn judge(
     if !fits || !right || length > MAX_MESSAGE_BYTES {
         return Err(Invalid);
     }
-    let end = position.ends.then(|| End {
+    let end = position.ends.then(|| MessageEnd {
         length,
         immediate: headers.imm.map(|imm| imm.immediate),
         invalidate: headers.ieth.map(|ieth| ieth.rkey),
@@ -114,15 +114,15 @@ pub(crate) fn judge(
 }
 
 #[inline]
-fn start(kind: Kind, headers: &Headers) -> Result<Start, Invalid> {
+fn start(kind: Kind, headers: &Headers) -> Result<MessageStart, Invalid> {
     if kind == Kind::Send {
-        return Ok(Start::send());
+        return Ok(MessageStart::send());
     }
     let reth = headers.reth.ok_or(Invalid)?;
     if reth.length > MAX_MESSAGE_BYTES {
         return Err(Invalid);
     }
-    Ok(Start::one_sided(kind, Remote { va: reth.va, rkey: reth.rkey }, reth.length))
+    Ok(MessageStart::one_sided(kind, Remote { va: reth.va, rkey: reth.rkey }, reth.length))
 }
 
 /// Checks the request packet of a READ or an atomic, which has no payload and arrives between
@@ -131,7 +131,7 @@ pub(crate) fn fetch(
     begun: Option<&Message>,
     headers: &Headers,
     payload: &[u8],
-) -> Result<Start, Invalid> {
+) -> Result<MessageStart, Invalid> {
     if begun.is_some() || !payload.is_empty() {
         return Err(Invalid);
     }
@@ -147,5 +147,5 @@ pub(crate) fn fetch(
         Kind::CompareSwap => (atomic.compare, atomic.swap_or_add),
         _ => (atomic.swap_or_add, 0),
     };
-    Ok(Start::atomic(kind, remote, operand, swap))
+    Ok(MessageStart::atomic(kind, remote, operand, swap))
 }

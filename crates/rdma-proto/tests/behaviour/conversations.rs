@@ -21,8 +21,8 @@ use rdma_proto::requester::{self, Requester};
 use rdma_proto::responder::{self, Responder};
 use rdma_proto::wire::{Headers, NakCode, Opcode, Operation, Syndrome};
 use rdma_proto::{
-    Burst, Connection, Counters, Delivered, End, Host, Kind, Nak, Remote, Request, Source, Start,
-    Stop, Time, Work,
+    Burst, Connection, Counters, Delivered, Host, Kind, MessageEnd, MessageStart, Nak, Remote,
+    Source, Stop, Time, Work, Wqe,
 };
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, Mtu, Psn, WcStatus};
 
@@ -86,29 +86,29 @@ impl Script {
 }
 
 impl Host for Script {
-    fn begin(&mut self, _: &Start) -> Result<(), Stop> {
+    fn begin(&mut self, _: &MessageStart) -> Result<(), Stop> {
         self.answer()
     }
-    fn place(&mut self, _: &Start, _: u32, _: &[u8]) -> Result<(), Stop> {
+    fn place(&mut self, _: &MessageStart, _: u32, _: &[u8]) -> Result<(), Stop> {
         self.answer()
     }
-    fn fetch(&mut self, _: &Start, _: u32, _: &mut [u8]) -> Result<(), Stop> {
+    fn fetch(&mut self, _: &MessageStart, _: u32, _: &mut [u8]) -> Result<(), Stop> {
         self.answer()
     }
-    fn atomic(&mut self, _: &Start) -> Result<u64, Stop> {
+    fn atomic(&mut self, _: &MessageStart) -> Result<u64, Stop> {
         self.answer().map(|()| self.original)
     }
-    fn take_receive(&mut self, _: &Start) -> Result<(), Stop> {
+    fn take_receive(&mut self, _: &MessageStart) -> Result<(), Stop> {
         self.answer()
     }
-    fn finish(&mut self, _: &Start, _: &End) -> Result<(), Stop> {
+    fn finish(&mut self, _: &MessageStart, _: &MessageEnd) -> Result<(), Stop> {
         self.answer()
     }
     fn abandon(&mut self) {}
     fn fail(&mut self, _: Nak) {
         self.failed = true;
     }
-    fn datagram(&mut self, _: &Source, _: &End, _: &[u8]) -> Delivered {
+    fn datagram(&mut self, _: &Source, _: &MessageEnd, _: &[u8]) -> Delivered {
         Delivered::Dropped
     }
 }
@@ -177,7 +177,7 @@ fn the_responder_answers_as_captured() {
 /// The requests of a flow, with the PSN and the payload of the packets of each.
 #[derive(Default)]
 struct Requests {
-    all: Vec<(Psn, Request, Vec<u8>)>,
+    all: Vec<(Psn, Wqe, Vec<u8>)>,
     posted: usize,
     completed: Vec<WcStatus>,
     /// The number of bytes that READs and atomics returned.
@@ -200,7 +200,9 @@ impl Requests {
                 packet = requests().find(|it| it.psn() == next).unwrap();
             }
             let request = request(&first.headers, &packet.headers, payload.len() as u32);
-            if let Request::Remote { start: Start { kind: Kind::Read, length, .. }, .. } = request {
+            if let Wqe::Remote { start: MessageStart { kind: Kind::Read, length, .. }, .. } =
+                request
+            {
                 next = first.psn().wrapping_add(length.unwrap().div_ceil(256).max(1));
             }
             found.all.push((first.psn(), request, payload));
@@ -210,8 +212,8 @@ impl Requests {
 }
 
 /// Returns the request with this first and last packet and this much payload.
-fn request(first: &Headers, last: &Headers, length: u32) -> Request {
-    let mut end = End {
+fn request(first: &Headers, last: &Headers, length: u32) -> Wqe {
+    let mut end = MessageEnd {
         length,
         immediate: last.imm.map(|imm| imm.immediate),
         invalidate: last.ieth.map(|ieth| ieth.rkey),
@@ -222,25 +224,29 @@ fn request(first: &Headers, last: &Headers, length: u32) -> Request {
         end.length = reth.length;
         let is_read = operation == Operation::RdmaReadRequest;
         let kind = if is_read { Kind::Read } else { Kind::Write };
-        Start::one_sided(kind, Remote { va: reth.va, rkey: reth.rkey }, reth.length)
+        MessageStart::one_sided(kind, Remote { va: reth.va, rkey: reth.rkey }, reth.length)
     } else if let Some(atomic) = first.atomic {
         end.length = 8;
         let remote = Remote { va: atomic.va, rkey: atomic.rkey };
         match operation {
-            Operation::FetchAdd => Start::atomic(Kind::FetchAdd, remote, atomic.swap_or_add, 0),
-            _ => Start::atomic(Kind::CompareSwap, remote, atomic.compare, atomic.swap_or_add),
+            Operation::FetchAdd => {
+                MessageStart::atomic(Kind::FetchAdd, remote, atomic.swap_or_add, 0)
+            }
+            _ => {
+                MessageStart::atomic(Kind::CompareSwap, remote, atomic.compare, atomic.swap_or_add)
+            }
         }
     } else {
-        Start::send()
+        MessageStart::send()
     };
-    Request::Remote { start, end, fence: false }
+    Wqe::Remote { start, end, fence: false }
 }
 
 impl Work for Requests {
     fn admitted(&self) -> u32 {
         self.posted as u32
     }
-    fn request(&self, n: u32) -> Request {
+    fn request(&self, n: u32) -> Wqe {
         self.all[n as usize].1
     }
     fn gather(&mut self, n: u32, at: u32, out: &mut [u8]) -> Result<(), WcStatus> {

@@ -18,7 +18,7 @@ impl From<Refusal> for Errno {
             Refusal::NoFile => Self::EBADF,
             Refusal::TooManyFiles => Self::EMFILE,
             Refusal::Gone => Self::ENODEV,
-            Refusal::NobodyThere => Self::EHOSTUNREACH,
+            Refusal::Unreachable => Self::EHOSTUNREACH,
             Refusal::NotAllowed => Self::EACCES,
             // `ENOENT` or `EACCES` would suggest that the device itself is missing or not accessible.
             Refusal::Unusable => Self::EIO,

@@ -76,7 +76,7 @@ pub(crate) enum Refusal {
     Gone,
     /// No process on the host owns the queue pair number: `EHOSTUNREACH`.
     #[cfg_attr(loom, allow(dead_code))] // models have only one process
-    NobodyThere,
+    Unreachable,
 }
 
 impl Refusal {

@@ -28,7 +28,7 @@ use crate::engine::queue_pair::service::Service;
 use crate::engine::queue_pair::settings::{Found, Settings};
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
 use crate::engine::receive_queue::{ReceiveQueue, ReceiveSlots, index};
-use crate::engine::requester::drive::{resume, wait_anew};
+use crate::engine::requester::drive::{restart_timeout, resume};
 use crate::engine::requester::side::{Peer, SendSide};
 use crate::engine::responder::side::Responder;
 use crate::engine::station::{Owner, Station};
@@ -293,7 +293,7 @@ impl QueuePair {
         self.device.fabric.run_queue.run();
         let to = to?;
         if mask.intersects(QpAttributes::TIMEOUT) {
-            wait_anew(self);
+            restart_timeout(self);
         }
         if to == QpState::RTS {
             resume(self);
@@ -403,7 +403,7 @@ impl QueuePair {
         let mut responder = self.responder.lock();
         responder.state = unless_failed(responder.state);
         if (from, to) == (QpState::INIT, QpState::RTR) {
-            responder.hears_from = self.device.arrived();
+            responder.first_letter = self.device.arrived();
         }
         let before = responder.connection();
         responder.set(new, path, &has);

@@ -64,7 +64,7 @@ enum Unreachable {
 impl From<Unreachable> for Refusal {
     fn from(why: Unreachable) -> Self {
         match why {
-            Unreachable::Nobody => Self::NobodyThere,
+            Unreachable::Nobody => Self::Unreachable,
             Unreachable::OtherUser => Self::NotAllowed,
             Unreachable::Busy => Self::Busy,
             Unreachable::System(errno) => Self::without_files(errno),

@@ -232,7 +232,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
-    use rdma_proto::{Burst, Datagrams, Destination, End};
+    use rdma_proto::{Burst, Datagrams, Destination, MessageEnd};
     use rdma_types::{Mtu, Psn, Qpn};
 
     use super::*;
@@ -271,7 +271,7 @@ mod tests {
         let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
         let packets = || subnet.links.as_ref().unwrap().packets();
         let to = Destination { qpn: Qpn::new(2).unwrap(), qkey: 0, p_key: Bth::DEFAULT_P_KEY };
-        let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
+        let end = MessageEnd { length: 0, immediate: None, invalidate: None, solicited: false };
         let mut datagrams = Datagrams::new(Qpn::new(1).unwrap(), Mtu::MTU4096, Psn::masked(0));
         let burst = datagrams.send(&to, &end).unwrap();
         let send = || inbox.send(device, Letter::new(path, burst, None, buffer));
@@ -300,7 +300,7 @@ mod tests {
         let buffer = inbox.buffer(nobody()).unwrap();
         let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
         let to = Destination { qpn: Qpn::new(2).unwrap(), qkey: 0, p_key };
-        let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
+        let end = MessageEnd { length: 0, immediate: None, invalidate: None, solicited: false };
         let mut datagrams = Datagrams::new(Qpn::new(1).unwrap(), Mtu::MTU4096, Psn::masked(0));
         let burst = Burst { segments, ..datagrams.send(&to, &end).unwrap() };
         inbox.arrive(Letter::new(path, burst, None, buffer));

@@ -321,7 +321,7 @@ mod tests {
     use std::time::Duration;
 
     use rdma_proto::wire::Bth;
-    use rdma_proto::{Datagrams, Destination, End};
+    use rdma_proto::{Datagrams, Destination, MessageEnd};
     use rdma_types::{Mtu, Psn, Qpn};
     use test_support::events::{Event, Hears};
 
@@ -379,7 +379,7 @@ mod tests {
             .each_ref()
             .map(|fabric| Tap::new(fabric, "tap", Link::InfiniBand, &path).unwrap());
         let place = Path { local: Address::Lid(1), remote: Address::Lid(2) };
-        let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
+        let end = MessageEnd { length: 0, immediate: None, invalidate: None, solicited: false };
         let to = Destination { qpn: Qpn::new(2).unwrap(), qkey: 0, p_key: Bth::DEFAULT_P_KEY };
         let mut datagrams = Datagrams::new(Qpn::new(1).unwrap(), Mtu::MTU4096, Psn::masked(0));
         let burst = datagrams.send(&to, &end).unwrap();

@@ -8,8 +8,8 @@ use rdma_proto::requester::{self, Fixed, Requester};
 use rdma_proto::responder::{self, Responder};
 use rdma_proto::wire::Headers;
 use rdma_proto::{
-    Burst, Connection, Delivered, End, Host, Kind, Nak, Remote, Request, Source, Start, Stop, Time,
-    Work,
+    Burst, Connection, Delivered, Host, Kind, MessageEnd, MessageStart, Nak, Remote, Source, Stop,
+    Time, Work, Wqe,
 };
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, Psn, Qpn, WcStatus};
 
@@ -94,9 +94,13 @@ impl Work for Ends {
     fn admitted(&self) -> u32 {
         MESSAGES
     }
-    fn request(&self, _: u32) -> Request {
-        let start = Start::one_sided(self.kind, Remote::default(), MESSAGE);
-        Request::Remote { start, end: End { length: MESSAGE, ..End::default() }, fence: false }
+    fn request(&self, _: u32) -> Wqe {
+        let start = MessageStart::one_sided(self.kind, Remote::default(), MESSAGE);
+        Wqe::Remote {
+            start,
+            end: MessageEnd { length: MESSAGE, ..MessageEnd::default() },
+            fence: false,
+        }
     }
     fn gather(&mut self, _: u32, _: u32, _: &mut [u8]) -> Result<(), WcStatus> {
         Ok(())
@@ -116,29 +120,29 @@ impl Work for Ends {
 }
 
 impl Host for Ends {
-    fn begin(&mut self, _: &Start) -> Result<(), Stop> {
+    fn begin(&mut self, _: &MessageStart) -> Result<(), Stop> {
         Ok(())
     }
-    fn place(&mut self, _: &Start, _: u32, _: &[u8]) -> Result<(), Stop> {
+    fn place(&mut self, _: &MessageStart, _: u32, _: &[u8]) -> Result<(), Stop> {
         Ok(())
     }
-    fn fetch(&mut self, _: &Start, _: u32, _: &mut [u8]) -> Result<(), Stop> {
+    fn fetch(&mut self, _: &MessageStart, _: u32, _: &mut [u8]) -> Result<(), Stop> {
         Ok(())
     }
-    fn atomic(&mut self, _: &Start) -> Result<u64, Stop> {
+    fn atomic(&mut self, _: &MessageStart) -> Result<u64, Stop> {
         Ok(0)
     }
-    fn take_receive(&mut self, _: &Start) -> Result<(), Stop> {
+    fn take_receive(&mut self, _: &MessageStart) -> Result<(), Stop> {
         Ok(())
     }
-    fn finish(&mut self, _: &Start, _: &End) -> Result<(), Stop> {
+    fn finish(&mut self, _: &MessageStart, _: &MessageEnd) -> Result<(), Stop> {
         Ok(())
     }
     fn abandon(&mut self) {}
     fn fail(&mut self, nak: Nak) {
         panic!("{nak:?}");
     }
-    fn datagram(&mut self, _: &Source, _: &End, _: &[u8]) -> Delivered {
+    fn datagram(&mut self, _: &Source, _: &MessageEnd, _: &[u8]) -> Delivered {
         Delivered::Dropped
     }
 }

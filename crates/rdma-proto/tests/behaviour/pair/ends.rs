@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-use rdma_proto::{Delivered, End, Host, Kind, Nak, Remote, Request, Source, Start, Stop, Work};
+use rdma_proto::{
+    Delivered, Host, Kind, MessageEnd, MessageStart, Nak, Remote, Source, Stop, Work, Wqe,
+};
 use rdma_types::{Rkey, WcStatus};
 
 /// The key of the memory, its address, and its size.
@@ -13,7 +15,7 @@ pub(crate) const BYTES: usize = 1 << 16;
 
 /// A request and its memory.
 pub(crate) struct Posted {
-    pub(crate) request: Request,
+    pub(crate) request: Wqe,
     pub(crate) local: Vec<u8>,
     /// The result of an access to its memory.
     pub(crate) reachable: Result<(), WcStatus>,
@@ -43,7 +45,7 @@ impl Work for Queue {
         self.admitted.unwrap_or(self.posted.len() as u32)
     }
 
-    fn request(&self, n: u32) -> Request {
+    fn request(&self, n: u32) -> Wqe {
         assert!(n as usize >= self.completed.len(), "{n} is read after it completed");
         self.looks.set(self.looks.get() + 1);
         self.posted[n as usize].request
@@ -83,7 +85,7 @@ impl Work for Queue {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) bytes: Vec<u8>,
-    pub(crate) end: End,
+    pub(crate) end: MessageEnd,
 }
 
 /// Memory that peers may use, and receives.
@@ -129,7 +131,7 @@ impl Memory {
         }
     }
 
-    fn range(&mut self, start: &Start, at: u32, len: usize) -> Result<&mut [u8], Stop> {
+    fn range(&mut self, start: &MessageStart, at: u32, len: usize) -> Result<&mut [u8], Stop> {
         let refused = Stop::Nak(Nak::RemoteAccess);
         let Remote { va, rkey } = start.remote;
         let from =
@@ -152,7 +154,7 @@ impl Memory {
 }
 
 impl Host for Memory {
-    fn begin(&mut self, start: &Start) -> Result<(), Stop> {
+    fn begin(&mut self, start: &MessageStart) -> Result<(), Stop> {
         self.calls += 1;
         assert_eq!(self.failed, None, "nothing is executed after a failure");
         if self.drops > 0 {
@@ -168,7 +170,7 @@ impl Host for Memory {
         }
     }
 
-    fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
+    fn place(&mut self, start: &MessageStart, at: u32, payload: &[u8]) -> Result<(), Stop> {
         self.calls += 1;
         if start.kind == Kind::Write {
             self.written += payload.len();
@@ -185,7 +187,7 @@ impl Host for Memory {
         Ok(())
     }
 
-    fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop> {
+    fn fetch(&mut self, start: &MessageStart, at: u32, out: &mut [u8]) -> Result<(), Stop> {
         assert!(at as usize + out.len() <= start.length.unwrap() as usize);
         if self.unreadable {
             return Err(Stop::Drop);
@@ -197,7 +199,7 @@ impl Host for Memory {
         Ok(())
     }
 
-    fn atomic(&mut self, start: &Start) -> Result<u64, Stop> {
+    fn atomic(&mut self, start: &MessageStart) -> Result<u64, Stop> {
         self.calls += 1;
         if !start.remote.va.is_multiple_of(8) {
             return Err(Stop::Nak(Nak::InvalidRequest));
@@ -214,13 +216,13 @@ impl Host for Memory {
         Ok(original)
     }
 
-    fn take_receive(&mut self, start: &Start) -> Result<(), Stop> {
+    fn take_receive(&mut self, start: &MessageStart) -> Result<(), Stop> {
         self.calls += 1;
         assert_eq!(start.kind, Kind::Write);
         self.take()
     }
 
-    fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop> {
+    fn finish(&mut self, start: &MessageStart, end: &MessageEnd) -> Result<(), Stop> {
         self.calls += 1;
         if start.kind == Kind::Write && end.immediate.is_none() {
             return Ok(());
@@ -242,7 +244,7 @@ impl Host for Memory {
         assert_eq!(self.failed.replace(nak), None, "once");
     }
 
-    fn datagram(&mut self, _: &Source, end: &End, payload: &[u8]) -> Delivered {
+    fn datagram(&mut self, _: &Source, end: &MessageEnd, payload: &[u8]) -> Delivered {
         if self.receives.front().is_none_or(|&room| room < payload.len() + 40) {
             return Delivered::Dropped;
         }

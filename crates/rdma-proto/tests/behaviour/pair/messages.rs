@@ -1,7 +1,7 @@
 //! Messages on a network without loss.
 
 use rdma_proto::requester::{Requester, Window};
-use rdma_proto::{End, Time};
+use rdma_proto::{MessageEnd, Time};
 use rdma_types::{Rkey, WcStatus};
 
 use crate::pair::ends::{Posted, Received};
@@ -15,7 +15,7 @@ fn a_send_of_one_packet_is_acknowledged() {
     pair.memory.receives.push_back(100);
     pair.send(21);
     assert_eq!(pair.run(), ["-> SEND Only 0", "<- ACK 0", "   0 done"]);
-    let end = End { length: 21, ..End::default() };
+    let end = MessageEnd { length: 21, ..MessageEnd::default() };
     assert_eq!(pair.memory.received, [Received { bytes: bytes(0, 21), end }]);
 }
 
@@ -24,7 +24,12 @@ fn a_send_of_one_packet_is_acknowledged() {
 fn a_send_is_divided_into_full_packets_and_a_last_one() {
     let mut pair = Pair::new();
     pair.memory.receives.push_back(600);
-    let end = End { length: 600, immediate: Some(0xdead_beef), solicited: true, ..End::default() };
+    let end = MessageEnd {
+        length: 600,
+        immediate: Some(0xdead_beef),
+        solicited: true,
+        ..MessageEnd::default()
+    };
     pair.send_with(end);
     let expected = [
         "-> SEND First 0 -",
@@ -83,7 +88,7 @@ fn a_key_goes_with_the_last_packet() {
     let mut pair = Pair::new();
     pair.memory.receives.push_back(600);
     let invalidate = Some(Rkey::new(0x167));
-    pair.send_with(End { length: 300, invalidate, ..End::default() });
+    pair.send_with(MessageEnd { length: 300, invalidate, ..MessageEnd::default() });
     let expected = ["-> SEND First 0 -", "-> SEND Last with Invalidate 1", "<- ACK 1", "   0 done"];
     assert_eq!(pair.run(), expected);
     assert_eq!(pair.memory.received[0].end.invalidate, invalidate);
@@ -239,7 +244,7 @@ fn a_burst_has_packets_of_one_length() {
         pair.memory.bytes[..1280].copy_from_slice(&bytes(9, 1280));
         pair.memory.receives.push_back(2000);
         pair.read(0, length);
-        pair.send_with(End { length, immediate: Some(1), ..End::default() });
+        pair.send_with(MessageEnd { length, immediate: Some(1), ..MessageEnd::default() });
         pair.write(4096, length);
         pair.run();
         assert_eq!(pair.queue.completed, [WcStatus::SUCCESS; 3], "last packet of {last} bytes");
@@ -395,7 +400,7 @@ fn at_most_half_of_all_psns_are_in_flight() {
     let mut pair = Pair::new();
     pair.read(0, 8);
     pair.write(0, 8);
-    let Posted { request: rdma_proto::Request::Remote { end, .. }, .. } = &mut pair.queue.posted[0]
+    let Posted { request: rdma_proto::Wqe::Remote { end, .. }, .. } = &mut pair.queue.posted[0]
     else {
         panic!("a READ")
     };

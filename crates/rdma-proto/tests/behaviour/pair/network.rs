@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdma_proto::requester::{self, Requester};
 use rdma_proto::responder::{self, Responder};
 use rdma_proto::wire::{Headers, NakCode, Operation, Packet, Syndrome};
-use rdma_proto::{Burst, Connection, End, Kind, Remote, Request, Start, Time};
+use rdma_proto::{Burst, Connection, Kind, MessageEnd, MessageStart, Remote, Time, Wqe};
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, Psn, Qpn, WcStatus};
 
 use crate::pair::ends::{Memory, Posted, Queue, RKEY, VA};
@@ -114,15 +114,14 @@ impl Pair {
         self
     }
 
-    fn post(&mut self, start: Start, end: End, local: Vec<u8>) -> usize {
-        let request = Request::Remote { start, end, fence: false };
+    fn post(&mut self, start: MessageStart, end: MessageEnd, local: Vec<u8>) -> usize {
+        let request = Wqe::Remote { start, end, fence: false };
         self.queue.posted.push(Posted { request, local, reachable: Ok(()) });
         self.queue.posted.len() - 1
     }
 
     pub(crate) fn fence(&mut self) {
-        let Some(Posted { request: Request::Remote { fence, .. }, .. }) =
-            self.queue.posted.last_mut()
+        let Some(Posted { request: Wqe::Remote { fence, .. }, .. }) = self.queue.posted.last_mut()
         else {
             panic!("a request for the peer")
         };
@@ -130,39 +129,47 @@ impl Pair {
     }
 
     pub(crate) fn local(&mut self, reachable: Result<(), WcStatus>) {
-        let request = Request::Local;
+        let request = Wqe::Local;
         self.queue.posted.push(Posted { request, local: Vec::new(), reachable });
     }
 
     pub(crate) fn send(&mut self, length: u32) -> usize {
-        self.send_with(End { length, ..End::default() })
+        self.send_with(MessageEnd { length, ..MessageEnd::default() })
     }
 
-    pub(crate) fn send_with(&mut self, end: End) -> usize {
+    pub(crate) fn send_with(&mut self, end: MessageEnd) -> usize {
         let n = self.queue.posted.len();
-        self.post(Start::send(), end, bytes(n, end.length))
+        self.post(MessageStart::send(), end, bytes(n, end.length))
     }
 
     pub(crate) fn write(&mut self, at: u64, length: u32) -> usize {
-        self.write_with(at, End { length, ..End::default() })
+        self.write_with(at, MessageEnd { length, ..MessageEnd::default() })
     }
 
-    pub(crate) fn write_with(&mut self, at: u64, end: End) -> usize {
+    pub(crate) fn write_with(&mut self, at: u64, end: MessageEnd) -> usize {
         let n = self.queue.posted.len();
         let remote = Remote { va: VA + at, rkey: RKEY };
-        self.post(Start::one_sided(Kind::Write, remote, end.length), end, bytes(n, end.length))
+        self.post(
+            MessageStart::one_sided(Kind::Write, remote, end.length),
+            end,
+            bytes(n, end.length),
+        )
     }
 
     pub(crate) fn read(&mut self, at: u64, length: u32) -> usize {
         let remote = Remote { va: VA + at, rkey: RKEY };
-        let end = End { length, ..End::default() };
-        self.post(Start::one_sided(Kind::Read, remote, length), end, vec![0; length as usize])
+        let end = MessageEnd { length, ..MessageEnd::default() };
+        self.post(
+            MessageStart::one_sided(Kind::Read, remote, length),
+            end,
+            vec![0; length as usize],
+        )
     }
 
     pub(crate) fn add(&mut self, at: u64, operand: u64) -> usize {
         let remote = Remote { va: VA + at, rkey: RKEY };
-        let start = Start::atomic(Kind::FetchAdd, remote, operand, 0);
-        self.post(start, End { length: 8, ..End::default() }, vec![0; 8])
+        let start = MessageStart::atomic(Kind::FetchAdd, remote, operand, 0);
+        self.post(start, MessageEnd { length: 8, ..MessageEnd::default() }, vec![0; 8])
     }
 
     /// Runs until nothing is in flight and no deadline is set, or until `duration` has passed. Returns the packets and

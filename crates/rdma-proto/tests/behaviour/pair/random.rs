@@ -6,7 +6,7 @@ use std::env;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation, Service};
-use rdma_proto::{Burst, End, Request};
+use rdma_proto::{Burst, MessageEnd, Wqe};
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, Psn, Qpn, Rkey, WcStatus};
 
 use crate::pair::ends::{RKEY, VA};
@@ -29,7 +29,7 @@ impl Random {
 #[derive(Default)]
 struct Model {
     memory: BTreeMap<usize, Vec<u8>>,
-    received: Vec<(Vec<u8>, End)>,
+    received: Vec<(Vec<u8>, MessageEnd)>,
     read: BTreeMap<usize, Vec<u8>>,
     counter: u64,
     found: BTreeMap<usize, u64>,
@@ -52,12 +52,12 @@ fn post(pair: &mut Pair, random: &mut Random, model: &mut Model) {
     match random.below(10) {
         0..3 => {
             let invalidate = (immediate.is_none() && solicited).then_some(Rkey::new(n as u32));
-            let end = End { length, immediate, invalidate, solicited };
+            let end = MessageEnd { length, immediate, invalidate, solicited };
             pair.send_with(end);
             model.received.push((bytes(n, length), end));
         }
         3..6 => {
-            let end = End { length, immediate, invalidate: None, solicited };
+            let end = MessageEnd { length, immediate, invalidate: None, solicited };
             pair.write_with(place, end);
             model.memory.insert(place as usize, bytes(n, length));
             if immediate.is_some() {
@@ -137,7 +137,7 @@ fn check(pair: &Pair, model: &Model, trace: &[String]) {
     }
     assert_eq!(pair.memory.atomics, model.found.len());
     assert_eq!(pair.memory.bytes[..8], model.counter.to_ne_bytes());
-    let fetched = |posted: &&crate::pair::ends::Posted| matches!(posted.request, Request::Remote { start, .. } if start.kind.fetches());
+    let fetched = |posted: &&crate::pair::ends::Posted| matches!(posted.request, Wqe::Remote { start, .. } if start.kind.fetches());
     let asked: usize = pair.queue.posted.iter().filter(fetched).map(|it| it.local.len()).sum();
     assert_eq!(pair.queue.delivered, asked, "each byte once");
 }

@@ -1,7 +1,7 @@
 //! Requests that cannot be executed.
 
 use rdma_proto::wire::{Bth, Headers, ImmDt, Opcode, Operation, PadCount, Reth};
-use rdma_proto::{Burst, End, Nak};
+use rdma_proto::{Burst, MessageEnd, Nak};
 use rdma_types::{Qpn, WcStatus};
 
 use crate::pair::ends::{RKEY, VA};
@@ -194,9 +194,9 @@ fn a_response_that_does_not_match_fails_the_request() {
 fn a_message_of_more_than_2_gib_fails() {
     let mut pair = Pair::new();
     pair.read(0, 8);
-    let end = End { length: 1 << 31 | 1, ..End::default() };
+    let end = MessageEnd { length: 1 << 31 | 1, ..MessageEnd::default() };
     let Some(posted) = pair.queue.posted.first_mut() else { panic!() };
-    let rdma_proto::Request::Remote { start, .. } = posted.request else { panic!() };
-    posted.request = rdma_proto::Request::Remote { start, end, fence: false };
+    let rdma_proto::Wqe::Remote { start, .. } = posted.request else { panic!() };
+    posted.request = rdma_proto::Wqe::Remote { start, end, fence: false };
     assert_eq!(pair.run(), ["   0 failed: LOC_LEN_ERR"]);
 }

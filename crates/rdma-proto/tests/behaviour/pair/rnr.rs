@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_proto::End;
+use rdma_proto::MessageEnd;
 use rdma_types::MaxRnrRetries;
 
 use crate::pair::network::Fate::{Arrives, Lost, Twice};
@@ -82,7 +82,7 @@ fn an_rnr_nak_acknowledges_the_packets_before_it() {
 #[test]
 fn a_write_with_immediate_consumes_its_receive_at_its_end() {
     let mut pair = Pair::new();
-    let end = End { length: 300, immediate: Some(5), ..End::default() };
+    let end = MessageEnd { length: 300, immediate: Some(5), ..MessageEnd::default() };
     pair.write_with(0, end);
     let expected =
         ["-> RDMA WRITE First 0 -", "-> RDMA WRITE Last with Immediate 1", "<- RNR NAK 1"];

@@ -2,8 +2,8 @@
 
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation, PadCount, Service};
 use rdma_proto::{
-    Burst, Connection, Datagrams, Destination, End, Kind, Remote, Request, Start,
-    UnreliableRequester, UnreliableResponder,
+    Burst, Connection, Datagrams, Destination, Kind, MessageEnd, MessageStart, Remote,
+    UnreliableRequester, UnreliableResponder, Wqe,
 };
 use rdma_types::{Mtu, Psn, Qpn, WcStatus};
 
@@ -21,9 +21,9 @@ fn connection() -> Connection {
     Connection::new(Qpn::masked(0x12), Mtu::MTU256)
 }
 
-fn sent(requests: &[(Start, End)], room: usize) -> Sent {
-    let posted = |(n, &(start, end)): (usize, &(Start, End))| Posted {
-        request: Request::Remote { start, end, fence: false },
+fn sent(requests: &[(MessageStart, MessageEnd)], room: usize) -> Sent {
+    let posted = |(n, &(start, end)): (usize, &(MessageStart, MessageEnd))| Posted {
+        request: Wqe::Remote { start, end, fence: false },
         local: bytes(n, end.length),
         reachable: Ok(()),
     };
@@ -39,14 +39,14 @@ fn sent(requests: &[(Start, End)], room: usize) -> Sent {
     Sent { packets, queue }
 }
 
-fn send(length: u32) -> (Start, End) {
-    (Start::send(), End { length, ..End::default() })
+fn send(length: u32) -> (MessageStart, MessageEnd) {
+    (MessageStart::send(), MessageEnd { length, ..MessageEnd::default() })
 }
 
-fn write(at: u64, length: u32, immediate: Option<u32>) -> (Start, End) {
+fn write(at: u64, length: u32, immediate: Option<u32>) -> (MessageStart, MessageEnd) {
     let remote = Remote { va: VA + at, rkey: RKEY };
-    let end = End { length, immediate, ..End::default() };
-    (Start::one_sided(Kind::Write, remote, length), end)
+    let end = MessageEnd { length, immediate, ..MessageEnd::default() };
+    (MessageStart::one_sided(Kind::Write, remote, length), end)
 }
 
 /// Delivers the packets with these indices, to an end with this many receives of 600 bytes.
@@ -134,7 +134,10 @@ fn a_request_that_cannot_be_executed_is_dropped() {
 #[test]
 fn reads_are_refused() {
     let remote = Remote { va: VA, rkey: RKEY };
-    let read = (Start::one_sided(Kind::Read, remote, 8), End { length: 8, ..End::default() });
+    let read = (
+        MessageStart::one_sided(Kind::Read, remote, 8),
+        MessageEnd { length: 8, ..MessageEnd::default() },
+    );
     let sent = sent(&[send(8), read, send(8)], 256);
     assert_eq!(sent.packets.len(), 1);
     assert_eq!(sent.queue.completed, [WcStatus::SUCCESS, WcStatus::LOC_QP_OP_ERR]);
@@ -150,7 +153,8 @@ fn datagrams_need_the_right_q_key_and_a_large_enough_receive() {
     let mut memory = Memory::new();
     memory.receives.extend([96, 96, 39]);
     let to = Destination { qpn: Qpn::masked(0x14), qkey: QKEY, p_key: Bth::DEFAULT_P_KEY };
-    let end = End { length: 21, immediate: Some(5), solicited: true, ..End::default() };
+    let end =
+        MessageEnd { length: 21, immediate: Some(5), solicited: true, ..MessageEnd::default() };
     let burst = sender.send(&to, &end).unwrap();
     assert_eq!(burst.header.bth.opcode.to_string(), "UD SEND Only with Immediate");
     assert_eq!(burst.header.bth.pad_count, PadCount::of(21));
@@ -158,7 +162,7 @@ fn datagrams_need_the_right_q_key_and_a_large_enough_receive() {
     receiver.receive(QKEY, &[0; 40], &burst, &bytes(0, 21), &mut memory);
     assert_eq!(memory.received, [Received { bytes: bytes(0, 21), end }]);
 
-    assert_eq!(sender.send(&to, &End { length: 257, ..end }), None, "one packet");
+    assert_eq!(sender.send(&to, &MessageEnd { length: 257, ..end }), None, "one packet");
     assert_eq!(sender.send(&to, &end).unwrap().header.bth.psn.get(), 0);
     receiver.receive(QKEY + 1, &[0; 40], &burst, &bytes(0, 21), &mut memory);
     receiver.receive(QKEY, &[0; 40], &burst, &[0; 257], &mut memory);

@@ -2,7 +2,7 @@
 
 use rdma_proto::responder::{self, Responder};
 use rdma_proto::wire::{Headers, NakCode, Operation, Service, Syndrome};
-use rdma_proto::{Burst, Counters, Kind, MAX_MESSAGE_BYTES, Nak, Remote, Start, Stop};
+use rdma_proto::{Burst, Counters, Kind, MAX_MESSAGE_BYTES, MessageStart, Nak, Remote, Stop};
 use rdma_types::Psn;
 
 use super::ends::VA;
@@ -13,7 +13,7 @@ use super::watched::{self, Message, Watched};
 struct Fetch {
     psn: Psn,
     packets: u32,
-    start: Start,
+    start: MessageStart,
     msn: u32,
     original: Option<u64>,
 }
@@ -178,7 +178,7 @@ impl Connected {
             let remote = Remote { va: va.wrapping_add(skipped.into()), rkey };
             let length = fetch.start.length.map(|length| length.saturating_sub(skipped));
             psn.distance_from(fetch.psn) < fetch.packets
-                && now == Start { remote, length, ..fetch.start }
+                && now == MessageStart { remote, length, ..fetch.start }
         };
         assert!(self.fetches.iter().any(is_tail), "{headers:?}");
     }

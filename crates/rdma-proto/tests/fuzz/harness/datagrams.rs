@@ -2,7 +2,7 @@
 
 use arbitrary::Unstructured;
 use rdma_proto::wire::{Bth, Headers, Service};
-use rdma_proto::{Burst, Datagrams, Destination, End};
+use rdma_proto::{Burst, Datagrams, Destination, MessageEnd};
 
 use super::connected::counted;
 use super::input::{self, Poll, Post, Setting, Tag, number};
@@ -52,7 +52,7 @@ pub(crate) fn run(setting: &Setting, input: &mut Unstructured<'_>) {
 impl Ends {
     fn send(&mut self, post: &Post) {
         let has = |flag| post.flags & flag != 0;
-        let end = End {
+        let end = MessageEnd {
             length: input::length(post.length),
             immediate: has(Post::IMMEDIATE).then_some(post.at.into()),
             invalidate: None,

@@ -1,7 +1,7 @@
 //! A send queue that checks which requests may be sent, and which may complete.
 
 use rdma_proto::wire::{Headers, Operation, Service};
-use rdma_proto::{End, Kind, MAX_MESSAGE_BYTES, Remote, Request, Start, Work};
+use rdma_proto::{Kind, MAX_MESSAGE_BYTES, MessageEnd, MessageStart, Remote, Work, Wqe};
 use rdma_types::{Psn, Rkey, WcStatus};
 
 use super::ends::{RKEY, VA};
@@ -10,7 +10,7 @@ use super::peer::{self, PEER};
 
 /// A request.
 pub(crate) struct Entry {
-    pub(crate) request: Request,
+    pub(crate) request: Wqe,
     /// The length of its memory that is reachable.
     reach: Option<usize>,
     /// The number of packets of all requests before it, and its own.
@@ -103,17 +103,17 @@ impl Posted {
         let remote = Remote { va: VA + u64::from(post.at), rkey: RKEY };
         let mut length = input::length(post.length);
         let start = match post.kind % 7 {
-            0 => Some(Start::send()),
-            1 => Some(Start::one_sided(Kind::Write, remote, length)),
-            2 => Some(Start::one_sided(Kind::Read, remote, length)),
-            3 => Some(Start::atomic(Kind::CompareSwap, remote, 1, 2)),
-            4 => Some(Start::atomic(Kind::FetchAdd, remote, 3, 0)),
+            0 => Some(MessageStart::send()),
+            1 => Some(MessageStart::one_sided(Kind::Write, remote, length)),
+            2 => Some(MessageStart::one_sided(Kind::Read, remote, length)),
+            3 => Some(MessageStart::atomic(Kind::CompareSwap, remote, 1, 2)),
+            4 => Some(MessageStart::atomic(Kind::FetchAdd, remote, 3, 0)),
             _ => None,
         };
         if start.is_some_and(|start| start.kind.is_atomic()) {
             length = 8;
         }
-        let end = End {
+        let end = MessageEnd {
             length,
             immediate: has(Post::IMMEDIATE).then_some(post.at.into()),
             invalidate: has(Post::INVALIDATE).then_some(Rkey::new(post.at.into())),
@@ -130,9 +130,9 @@ impl Posted {
             Some(_) => length.div_ceil(self.mtu).max(1),
         };
         let request = match start {
-            Some(start) => Request::Remote { start, end, fence },
-            None if post.kind % 7 == 6 => Request::Invalid(INVALID),
-            None => Request::Local,
+            Some(start) => Wqe::Remote { start, end, fence },
+            None if post.kind % 7 == 6 => Wqe::Invalid(INVALID),
+            None => Wqe::Local,
         };
         let base = self.entries.last().map_or(0, |last| last.base + u64::from(last.packets));
         let reach = match (has(Post::UNREACHABLE), has(Post::CUT)) {
@@ -172,7 +172,7 @@ impl Posted {
     /// Checks a packet, and returns the number of the next one.
     fn check(&self, n: u32, packet: u64, headers: &Headers, payload: &[u8]) -> u64 {
         let entry = self.at(n);
-        let Request::Remote { start, end, fence } = entry.request else {
+        let Wqe::Remote { start, end, fence } = entry.request else {
             panic!("{n} is not for the peer")
         };
         let bth = &headers.bth;
@@ -182,9 +182,9 @@ impl Posted {
             let before = &self.entries[self.completed as usize..n as usize];
             for earlier in before {
                 match earlier.request {
-                    Request::Local => panic!("{n} is sent before an earlier local request"),
-                    Request::Invalid(_) => panic!("{n} is sent after a request that fails"),
-                    Request::Remote { start, .. } => {
+                    Wqe::Local => panic!("{n} is sent before an earlier local request"),
+                    Wqe::Invalid(_) => panic!("{n} is sent after a request that fails"),
+                    Wqe::Remote { start, .. } => {
                         assert!(!(fence && index == 0 && start.kind.fetches()), "{n} is fenced");
                     }
                 }
@@ -236,7 +236,7 @@ impl Posted {
 }
 
 /// Checks the request packet of an atomic, or of a READ that has `at` bytes already.
-fn check_fetch(headers: &Headers, start: &Start, at: u32, length: u32) {
+fn check_fetch(headers: &Headers, start: &MessageStart, at: u32, length: u32) {
     let Remote { va, rkey } = start.remote;
     let operation = headers.bth.opcode.operation();
     if start.kind == Kind::Read {
@@ -265,13 +265,13 @@ impl Work for Posted {
         self.admitted.unwrap_or(self.posted())
     }
 
-    fn request(&self, n: u32) -> Request {
+    fn request(&self, n: u32) -> Wqe {
         self.lives(n).request
     }
 
     fn gather(&mut self, n: u32, at: u32, out: &mut [u8]) -> Result<(), WcStatus> {
         let entry = self.lives(n);
-        let Request::Remote { start, end, .. } = entry.request else { panic!("{n} is local") };
+        let Wqe::Remote { start, end, .. } = entry.request else { panic!("{n} is local") };
         assert!(!start.kind.fetches() && !out.is_empty());
         let rest = end.length.checked_sub(at).expect("within the request");
         assert!(out.len() <= rest as usize);
@@ -283,7 +283,7 @@ impl Work for Posted {
     fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), WcStatus> {
         let entry = self.lives(n);
         assert!(n == self.completed && self.service == Service::Rc);
-        let Request::Remote { start, end, .. } = entry.request else { panic!("{n} is local") };
+        let Wqe::Remote { start, end, .. } = entry.request else { panic!("{n} is local") };
         assert!(start.kind.fetches() && !payload.is_empty());
         assert_eq!(at, entry.delivered, "each byte once");
         let there = at + u32::try_from(payload.len()).expect("a packet");
@@ -297,7 +297,7 @@ impl Work for Posted {
     fn execute_local(&mut self, n: u32) -> Result<(), WcStatus> {
         let entry = self.lives(n);
         assert!(n == self.completed && !entry.executed && self.sending);
-        assert!(matches!(entry.request, Request::Local));
+        assert!(matches!(entry.request, Wqe::Local));
         entry.reaches(0)?;
         self.entries[n as usize].executed = true;
         Ok(())
@@ -307,10 +307,10 @@ impl Work for Posted {
         let entry = self.lives(n);
         assert_eq!(n, self.completed, "in order, and once");
         match entry.request {
-            Request::Local => assert!(entry.executed),
-            Request::Invalid(_) => panic!("{n} completed, but is invalid"),
-            Request::Remote { .. } if self.service == Service::Uc => {}
-            Request::Remote { start, end, .. } => {
+            Wqe::Local => assert!(entry.executed),
+            Wqe::Invalid(_) => panic!("{n} completed, but is invalid"),
+            Wqe::Remote { .. } if self.service == Service::Uc => {}
+            Wqe::Remote { start, end, .. } => {
                 let behind = entry.base + u64::from(entry.packets);
                 assert!(behind <= self.end && behind <= self.until, "{n} was acknowledged");
                 let delivered = if start.kind.fetches() { end.length } else { 0 };
@@ -323,7 +323,7 @@ impl Work for Posted {
     fn failed(&mut self, n: u32, status: WcStatus) {
         let entry = self.lives(n);
         assert_eq!(n, self.completed, "in order, and once");
-        let is_invalid = matches!(entry.request, Request::Invalid(_));
+        let is_invalid = matches!(entry.request, Wqe::Invalid(_));
         assert!(status != WcStatus::SUCCESS && is_invalid == (status == INVALID));
         self.failed = Some(status);
         self.stopped = true;

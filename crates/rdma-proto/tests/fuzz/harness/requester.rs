@@ -3,7 +3,7 @@
 use arbitrary::Unstructured;
 use rdma_proto::requester::{self, Fixed, Requester};
 use rdma_proto::wire::{Bth, Operation, Packet, PadCount, Service, Syndrome};
-use rdma_proto::{Burst, Kind, Request, Time};
+use rdma_proto::{Burst, Kind, Time, Wqe};
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, Rkey};
 
 use super::connected::counted;
@@ -120,7 +120,7 @@ impl Requesting {
         let (mtu, oldest) = (self.work.mtu, self.work.oldest());
         let (mut psn, mut right, mut rest) = (self.work.end, Operation::Acknowledge, 0);
         if let Some(entry) = oldest {
-            let Request::Remote { start, end, .. } = entry.request else {
+            let Wqe::Remote { start, end, .. } = entry.request else {
                 return self.answer_of(answer, psn, right, 0);
             };
             let there = entry.delivered / mtu;
@@ -266,7 +266,7 @@ impl Requesting {
         let left = self.work.completed()..self.work.posted();
         let under_way = left.filter(|&n| {
             let entry = self.work.at(n);
-            matches!(entry.request, Request::Remote { start, .. } if start.kind.fetches())
+            matches!(entry.request, Wqe::Remote { start, .. } if start.kind.fetches())
                 && entry.base < self.work.end
         });
         assert!(under_way.count() <= self.most_fetches.into());

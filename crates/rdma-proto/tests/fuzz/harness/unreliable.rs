@@ -2,7 +2,7 @@
 
 use arbitrary::Unstructured;
 use rdma_proto::wire::{Headers, Service};
-use rdma_proto::{Burst, Request, Stop, UnreliableRequester, UnreliableResponder};
+use rdma_proto::{Burst, Stop, UnreliableRequester, UnreliableResponder, Wqe};
 use rdma_types::Psn;
 
 use super::connected::{counted, legal, reason};
@@ -117,7 +117,7 @@ fn transmit(requester: &mut UnreliableRequester, work: &mut Posted, poll: &Poll)
     }
     assert_eq!(requester.stopped(), work.stopped);
     assert_eq!(requester.psn(), work.psn_of(work.end));
-    let is_remote = |n: u32| matches!(work.at(n).request, Request::Remote { .. });
+    let is_remote = |n: u32| matches!(work.at(n).request, Wqe::Remote { .. });
     assert!((0..work.completed()).all(|n| work.at(n).executed || is_remote(n)));
     work.all_done_was_given();
     assert!(left == 0 || requester.idle() || work.stopped, "something is left to send");

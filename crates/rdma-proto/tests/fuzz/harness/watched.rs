@@ -1,14 +1,14 @@
 //! A host that knows the current packet, and checks the calls that are allowed for it.
 
 use rdma_proto::wire::{Headers, Operation};
-use rdma_proto::{Delivered, End, Host, Kind, Nak, Remote, Source, Start, Stop};
+use rdma_proto::{Delivered, Host, Kind, MessageEnd, MessageStart, Nak, Remote, Source, Stop};
 
 use super::ends::Memory;
 
 /// A message that has arrived in part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
-    pub(crate) start: Start,
+    pub(crate) start: MessageStart,
     pub(crate) at: u32,
 }
 
@@ -59,22 +59,22 @@ impl Plain {
 }
 
 impl Host for Plain {
-    fn begin(&mut self, start: &Start) -> Result<(), Stop> {
+    fn begin(&mut self, start: &MessageStart) -> Result<(), Stop> {
         self.ready()?.begin(start)
     }
-    fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
+    fn place(&mut self, start: &MessageStart, at: u32, payload: &[u8]) -> Result<(), Stop> {
         self.ready()?.place(start, at, payload)
     }
-    fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop> {
+    fn fetch(&mut self, start: &MessageStart, at: u32, out: &mut [u8]) -> Result<(), Stop> {
         self.ready()?.fetch(start, at, out)
     }
-    fn atomic(&mut self, start: &Start) -> Result<u64, Stop> {
+    fn atomic(&mut self, start: &MessageStart) -> Result<u64, Stop> {
         self.ready()?.atomic(start)
     }
-    fn take_receive(&mut self, start: &Start) -> Result<(), Stop> {
+    fn take_receive(&mut self, start: &MessageStart) -> Result<(), Stop> {
         self.ready()?.take_receive(start)
     }
-    fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop> {
+    fn finish(&mut self, start: &MessageStart, end: &MessageEnd) -> Result<(), Stop> {
         self.ready()?.finish(start, end)
     }
     fn abandon(&mut self) {
@@ -83,7 +83,7 @@ impl Host for Plain {
     fn fail(&mut self, nak: Nak) {
         self.memory.fail(nak);
     }
-    fn datagram(&mut self, from: &Source, end: &End, payload: &[u8]) -> Delivered {
+    fn datagram(&mut self, from: &Source, end: &MessageEnd, payload: &[u8]) -> Delivered {
         self.memory.datagram(from, end, payload)
     }
 }
@@ -95,7 +95,7 @@ pub(crate) struct Watched {
     pub(crate) open: Option<Message>,
     pub(crate) hand: Hand,
     /// The messages that it allowed to begin.
-    pub(crate) begun: Vec<Start>,
+    pub(crate) begun: Vec<MessageStart>,
 }
 
 impl Watched {
@@ -126,22 +126,22 @@ impl Watched {
 }
 
 /// Returns the request in the first packet of a message.
-pub(crate) fn start(headers: &Headers) -> Start {
+pub(crate) fn start(headers: &Headers) -> MessageStart {
     if let Some(reth) = headers.reth {
         let is_read = headers.bth.opcode.operation() == Operation::RdmaReadRequest;
         let kind = if is_read { Kind::Read } else { Kind::Write };
-        return Start::one_sided(kind, Remote { va: reth.va, rkey: reth.rkey }, reth.length);
+        return MessageStart::one_sided(kind, Remote { va: reth.va, rkey: reth.rkey }, reth.length);
     }
-    let Some(atomic) = headers.atomic else { return Start::send() };
+    let Some(atomic) = headers.atomic else { return MessageStart::send() };
     let remote = Remote { va: atomic.va, rkey: atomic.rkey };
     match headers.bth.opcode.operation() {
-        Operation::FetchAdd => Start::atomic(Kind::FetchAdd, remote, atomic.swap_or_add, 0),
-        _ => Start::atomic(Kind::CompareSwap, remote, atomic.compare, atomic.swap_or_add),
+        Operation::FetchAdd => MessageStart::atomic(Kind::FetchAdd, remote, atomic.swap_or_add, 0),
+        _ => MessageStart::atomic(Kind::CompareSwap, remote, atomic.compare, atomic.swap_or_add),
     }
 }
 
 impl Host for Watched {
-    fn begin(&mut self, asked: &Start) -> Result<(), Stop> {
+    fn begin(&mut self, asked: &MessageStart) -> Result<(), Stop> {
         assert!(self.hand.message.is_none() && !self.hand.began, "one after the other");
         assert_eq!(*asked, start(&self.packet().0));
         self.hand.began = true;
@@ -152,7 +152,7 @@ impl Host for Watched {
         Ok(())
     }
 
-    fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
+    fn place(&mut self, start: &MessageStart, at: u32, payload: &[u8]) -> Result<(), Stop> {
         let message = self.hand.message.expect("begun");
         assert_eq!((*start, at), (message.start, message.at), "without gaps");
         assert!(!self.hand.placed && !payload.is_empty() && !start.kind.fetches());
@@ -165,13 +165,13 @@ impl Host for Watched {
         self.said(answer)
     }
 
-    fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop> {
+    fn fetch(&mut self, start: &MessageStart, at: u32, out: &mut [u8]) -> Result<(), Stop> {
         assert!(start.kind == Kind::Read && self.begun.contains(start), "{start:?}");
         assert!(!out.is_empty());
         self.plain.fetch(start, at, out)
     }
 
-    fn atomic(&mut self, start: &Start) -> Result<u64, Stop> {
+    fn atomic(&mut self, start: &MessageStart) -> Result<u64, Stop> {
         let message = self.hand.message.take().expect("begun");
         assert!(self.hand.began && self.hand.original.is_none() && start.kind.is_atomic());
         assert_eq!(*start, message.start);
@@ -181,7 +181,7 @@ impl Host for Watched {
         Ok(original)
     }
 
-    fn take_receive(&mut self, start: &Start) -> Result<(), Stop> {
+    fn take_receive(&mut self, start: &MessageStart) -> Result<(), Stop> {
         let message = self.hand.message.expect("begun");
         let (headers, _) = self.packet();
         assert!(headers.imm.is_some() && headers.bth.opcode.operation().ends_message());
@@ -192,7 +192,7 @@ impl Host for Watched {
         self.said(answer)
     }
 
-    fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop> {
+    fn finish(&mut self, start: &MessageStart, end: &MessageEnd) -> Result<(), Stop> {
         let message = self.hand.message.take().expect("begun");
         let (headers, payload) = self.packet();
         assert!(!self.hand.finished && self.hand.placed != payload.is_empty());
@@ -216,7 +216,7 @@ impl Host for Watched {
         self.plain.fail(nak);
     }
 
-    fn datagram(&mut self, from: &Source, end: &End, payload: &[u8]) -> Delivered {
+    fn datagram(&mut self, from: &Source, end: &MessageEnd, payload: &[u8]) -> Delivered {
         let (headers, sent) = self.packet();
         let deth = headers.deth.expect("a datagram");
         assert_eq!((from.qpn, from.qkey), (deth.source, deth.qkey));

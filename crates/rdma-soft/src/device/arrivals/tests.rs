@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{OnceLock, Weak};
 
 use rdma_proto::wire::{Aeth, CreditCount, Headers, Opcode, Operation, Syndrome};
-use rdma_proto::{Datagrams, Destination, End};
+use rdma_proto::{Datagrams, Destination, MessageEnd};
 use rdma_types::{AsyncEventKind, Mtu, Psn, QpAttributes, QpState, WcStatus};
 
 use super::*;
@@ -55,7 +55,7 @@ fn queue_pair(device: &'static Device, service: Service) -> Arc<QueuePair> {
 /// Returns an empty datagram for the queue pair with this number.
 fn datagram(to: u32) -> Burst {
     let to = Destination { qpn: Qpn::masked(to), qkey: 0, p_key: Bth::DEFAULT_P_KEY };
-    let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
+    let end = MessageEnd { length: 0, immediate: None, invalidate: None, solicited: false };
     let mut datagrams = Datagrams::new(Qpn::masked(1), Mtu::MTU4096, Psn::masked(0));
     datagrams.send(&to, &end).unwrap()
 }

@@ -172,7 +172,7 @@ struct Notice {
 
 /// An event to emit.
 #[derive(Debug)]
-struct Told {
+struct DueEvent {
     device: &'static str,
     reason: Reason,
     packets: u64,
@@ -203,10 +203,10 @@ impl Tells for Adapter {
                 && std::mem::take(&mut notice.due)
             {
                 let packets = std::mem::take(&mut notice.packets);
-                told.push(Told { device: &self.name, reason, packets, whose });
+                told.push(DueEvent { device: &self.name, reason, packets, whose });
             }
         }
-        (!told.is_empty()).then(|| Box::new(move || told.iter().for_each(Told::tell)) as Tell)
+        (!told.is_empty()).then(|| Box::new(move || told.iter().for_each(DueEvent::tell)) as Tell)
     }
 
     /// Cancels the due events; the next dropped packet makes them due again.
@@ -246,7 +246,7 @@ impl Adapter {
     }
 }
 
-impl Told {
+impl DueEvent {
     fn tell(&self) {
         let Self { device, reason, packets, whose } = self;
         let address = whose.address.map(|address| match address {

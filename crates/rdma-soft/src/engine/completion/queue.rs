@@ -74,7 +74,7 @@ pub(super) struct Pollers {
     pub(super) head: AtomicU64,
     pub(super) seats: Lock<Seats>,
     /// The number of consecutive empty polls while a timer was set.
-    in_vain: AtomicU32,
+    empty_polls: AtomicU32,
     /// The time of the first timer, as seen by the empty poll that last looked at the clock.
     deadline_seen: AtomicU64,
 }
@@ -319,7 +319,7 @@ impl CompletionQueue {
                 return Ok(0);
             }
         }
-        self.pollers.in_vain.store(0, Ordering::Relaxed);
+        self.pollers.empty_polls.store(0, Ordering::Relaxed);
         let seats = match self.pollers.seats.lock_if(|| false) {
             Some(seats) => seats,
             // Polls that find the lock free skip the check of the process.
@@ -384,11 +384,11 @@ impl CompletionQueue {
         if let Some(link) = self.fabric.polled.get() {
             link.poll();
         }
-        let Pollers { in_vain, deadline_seen, .. } = &*self.pollers;
+        let Pollers { empty_polls, deadline_seen, .. } = &*self.pollers;
         let timer = self.fabric.timers.first();
         let known = deadline_seen.load(Ordering::Relaxed) == timer;
-        let before = if known { in_vain.load(Ordering::Relaxed) } else { 0 };
-        in_vain.store(before.wrapping_add(1), Ordering::Relaxed);
+        let before = if known { empty_polls.load(Ordering::Relaxed) } else { 0 };
+        empty_polls.store(before.wrapping_add(1), Ordering::Relaxed);
         if before.is_multiple_of(LOOKS_APART) {
             deadline_seen.store(timer, Ordering::Relaxed);
             self.fabric.expire_due_timers();

@@ -243,7 +243,7 @@ pub(super) fn let_others<P: Near>(own: &Arc<P>, peer: Option<Arc<P>>) {
 }
 
 /// Applies a new timeout from now on, even to a request that already waits for an answer.
-pub(crate) fn wait_anew<P: Near>(own: &Arc<P>) {
+pub(crate) fn restart_timeout<P: Near>(own: &Arc<P>) {
     {
         let mut send = own.send_side().lock();
         if send.wire.is_some() {

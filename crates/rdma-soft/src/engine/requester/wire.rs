@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rdma_proto::requester::{Requester as Reliable, Settings};
-use rdma_proto::{Connection, End, Kind, Remote, Start, UnreliableRequester, Work};
+use rdma_proto::{Connection, Kind, MessageEnd, MessageStart, Remote, UnreliableRequester, Work};
 use rdma_types::{
     AccessFlags, AckTimeout, MaxAckRetries, MaxRnrRetries, Mtu, Psn, QpState, Rkey,
     WcStatus as Status,
@@ -49,7 +49,7 @@ pub(crate) struct Wire {
     /// process had time to run.
     question: u32,
     /// The number of the first letter that may be for this queue pair. Earlier letters are for an earlier incarnation.
-    hears_from: u64,
+    first_letter: u64,
 }
 
 #[derive(Debug)]
@@ -73,9 +73,9 @@ impl Wire {
             _ => Protocol::Unreliable(UnreliableRequester::new(connection, requester.psn)),
         };
         let released = (!own.immediate).then_some(0);
-        let hears_from = own.arrived();
+        let first_letter = own.arrived();
         let (word, mtu, head, timer, question) = (None, connection.mtu, 0, None, 0);
-        Self { protocol, route, word, mtu, head, released, timer, question, hears_from }
+        Self { protocol, route, word, mtu, head, released, timer, question, first_letter }
     }
 
     /// Sends packets by another route from now on. Keeps the word if the same connection between processes carries the
@@ -348,7 +348,7 @@ impl<P: Near> SendSide<P> {
         aftermath: &mut Aftermath,
     ) -> bool {
         let listens = matches!(self.state, QpState::RTS | QpState::SQD)
-            && self.wire.as_ref().is_some_and(|wire| letter.number >= wire.hears_from);
+            && self.wire.as_ref().is_some_and(|wire| letter.number >= wire.first_letter);
         let ours = self.requester.origin.path;
         if let Some(reason) = wire::why_not_taken(listens, ours, letter) {
             let peer_qpn = Some(self.requester.peer_qpn);
@@ -521,13 +521,13 @@ impl<P: Near> Work for Queue<'_, P> {
         self.admitted
     }
 
-    fn request(&self, n: u32) -> rdma_proto::Request {
+    fn request(&self, n: u32) -> rdma_proto::Wqe {
         let Some((request, payload)) = self.at(n) else {
-            return rdma_proto::Request::Invalid(Status::LOC_QP_OP_ERR);
+            return rdma_proto::Wqe::Invalid(Status::LOC_QP_OP_ERR);
         };
         let operation = &request.operation;
         if operation.opcode.is_local() {
-            return rdma_proto::Request::Local;
+            return rdma_proto::Wqe::Local;
         }
         let is_new = n.wrapping_sub(self.begun).cast_signed() >= 0;
         let length = match is_new {
@@ -536,27 +536,29 @@ impl<P: Near> Work for Queue<'_, P> {
         };
         let length = match length {
             Ok(length) => length,
-            Err(status) => return rdma_proto::Request::Invalid(status),
+            Err(status) => return rdma_proto::Wqe::Invalid(status),
         };
         let remote = Remote { va: operation.remote_address, rkey: Rkey::new(operation.rkey) };
-        let atomic = |kind| Start::atomic(kind, remote, operation.operand, operation.swap);
+        let atomic = |kind| MessageStart::atomic(kind, remote, operation.operand, operation.swap);
         let start = match operation.opcode {
-            Opcode::Write | Opcode::WriteWithImm => Start::one_sided(Kind::Write, remote, length),
-            Opcode::Read => Start::one_sided(Kind::Read, remote, length),
+            Opcode::Write | Opcode::WriteWithImm => {
+                MessageStart::one_sided(Kind::Write, remote, length)
+            }
+            Opcode::Read => MessageStart::one_sided(Kind::Read, remote, length),
             Opcode::CompareAndSwap => atomic(Kind::CompareSwap),
             Opcode::FetchAndAdd => atomic(Kind::FetchAdd),
-            _ => Start::send(),
+            _ => MessageStart::send(),
         };
         let opcode = operation.opcode;
         let with_imm = matches!(opcode, Opcode::SendWithImm | Opcode::WriteWithImm);
         let invalidates = opcode == Opcode::SendWithInvalidate;
-        let end = End {
+        let end = MessageEnd {
             length,
             immediate: with_imm.then(|| u32::from_be(operation.imm)),
             invalidate: invalidates.then(|| Rkey::new(operation.imm)),
             solicited: operation.solicited,
         };
-        rdma_proto::Request::Remote { start, end, fence: request.fence }
+        rdma_proto::Wqe::Remote { start, end, fence: request.fence }
     }
 
     fn gather(&mut self, n: u32, at: u32, out: &mut [u8]) -> Result<(), Status> {

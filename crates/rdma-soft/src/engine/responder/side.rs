@@ -32,7 +32,7 @@ pub(crate) struct Responder {
     pub(crate) qkey: u32,
     /// The number of the first letter that may be for this queue pair. Earlier letters arrived before it was ready, or
     /// are for an earlier incarnation.
-    pub(crate) hears_from: u64,
+    pub(crate) first_letter: u64,
     /// The protocol's state between RTR and RESET, if messages arrive as packets.
     pub(crate) wire: Option<Box<Wire>>,
     /// The [origin](crate::engine::requester::side::Requester::origin) whose address was verified; 0 for none.
@@ -74,7 +74,7 @@ impl Responder {
             min_rnr_timer: 0,
             max_rd_atomic: 0,
             qkey: 0,
-            hears_from: 0,
+            first_letter: 0,
             wire: None,
             verified: 0,
             current: None,

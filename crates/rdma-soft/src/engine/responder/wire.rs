@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use rdma_proto::responder::{Owes, Responder as Reliable, Settings};
 use rdma_proto::{
-    Burst, Datagrams, Delivered, End, Host, Kind, Nak, Source, Start, Stop, UnreliableResponder,
+    Burst, Datagrams, Delivered, Host, Kind, MessageEnd, MessageStart, Nak, Source, Stop,
+    UnreliableResponder,
 };
 use rdma_types::{AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status};
 
@@ -152,7 +153,7 @@ impl Responder {
         letter: &Letter,
         aftermath: &mut Aftermath,
     ) -> Answers {
-        let listens = self.is_ready() && self.wire.is_some() && letter.number >= self.hears_from;
+        let listens = self.is_ready() && self.wire.is_some() && letter.number >= self.first_letter;
         if let Some(reason) = wire::why_not_taken(listens, self.path, letter) {
             wire::drop_packets(own.adapter, letter, reason, Some(self.peer_qpn));
             return Answers::Never;
@@ -250,7 +251,7 @@ impl Responder {
         datagram: letter::Datagram,
         aftermath: &mut Aftermath,
     ) -> Option<Reason> {
-        let listens = self.is_ready() && letter.number >= self.hears_from;
+        let listens = self.is_ready() && letter.number >= self.first_letter;
         if own.service != Service::UnreliableDatagram || !listens {
             return Some(Reason::WrongState);
         }
@@ -316,7 +317,7 @@ impl<'a> Arrival<'a> {
     }
 
     /// Writes payload to its destination, `at` bytes after the start of the message.
-    fn place_bytes(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
+    fn place_bytes(&mut self, start: &MessageStart, at: u32, payload: &[u8]) -> Result<(), Stop> {
         let operation = operation(start, None);
         // A failed copy of the whole run may have left a refusal.
         self.refused = None;
@@ -351,7 +352,7 @@ impl<'a> Arrival<'a> {
 }
 
 /// Returns the operation of a message, given the start of the message, and its end if that has arrived.
-fn operation(start: &Start, end: Option<&End>) -> Operation {
+fn operation(start: &MessageStart, end: Option<&MessageEnd>) -> Operation {
     let immediate = end.and_then(|end| end.immediate);
     let invalidate = end.and_then(|end| end.invalidate);
     let opcode = match (start.kind, immediate, invalidate) {
@@ -380,7 +381,7 @@ fn operation(start: &Start, end: Option<&End>) -> Operation {
 }
 
 impl Host for Arrival<'_> {
-    fn begin(&mut self, start: &Start) -> Result<(), Stop> {
+    fn begin(&mut self, start: &MessageStart) -> Result<(), Stop> {
         let operation = operation(start, None);
         if operation.opcode.is_send() {
             return self.receive_for(&operation);
@@ -395,7 +396,7 @@ impl Host for Arrival<'_> {
         Ok(())
     }
 
-    fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
+    fn place(&mut self, start: &MessageStart, at: u32, payload: &[u8]) -> Result<(), Stop> {
         let mut run = std::mem::take(&mut self.run);
         let placed =
             run.place(at, payload, start.length, |bytes| self.place_bytes(start, at, bytes));
@@ -403,7 +404,7 @@ impl Host for Arrival<'_> {
         placed
     }
 
-    fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop> {
+    fn fetch(&mut self, start: &MessageStart, at: u32, out: &mut [u8]) -> Result<(), Stop> {
         let operation = operation(start, None);
         let length = start.length.unwrap_or_default().into();
         let fetched =
@@ -411,7 +412,7 @@ impl Host for Arrival<'_> {
         fetched.map_err(|refused| self.refuse(refused))
     }
 
-    fn atomic(&mut self, start: &Start) -> Result<u64, Stop> {
+    fn atomic(&mut self, start: &MessageStart) -> Result<u64, Stop> {
         let operation = operation(start, None);
         let before = self.inbound(|inbound, _| inbound.atomic(&operation));
         let before = before.map_err(|refused| self.refuse(refused))?;
@@ -419,11 +420,11 @@ impl Host for Arrival<'_> {
         Ok(before)
     }
 
-    fn take_receive(&mut self, _start: &Start) -> Result<(), Stop> {
+    fn take_receive(&mut self, _start: &MessageStart) -> Result<(), Stop> {
         self.receive_for(&Operation { opcode: Opcode::WriteWithImm, ..Operation::EMPTY })
     }
 
-    fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop> {
+    fn finish(&mut self, start: &MessageStart, end: &MessageEnd) -> Result<(), Stop> {
         let operation = operation(start, Some(end));
         let length = end.length.into();
         let is_send = operation.opcode.is_send();
@@ -456,11 +457,11 @@ impl Host for Arrival<'_> {
         self.inbound(|inbound, aftermath| inbound.fail(refused, aftermath));
     }
 
-    fn datagram(&mut self, from: &Source, end: &End, payload: &[u8]) -> Delivered {
+    fn datagram(&mut self, from: &Source, end: &MessageEnd, payload: &[u8]) -> Delivered {
         let Some(letter::Datagram { source, header, .. }) = self.datagram else {
             return Delivered::Dropped;
         };
-        let operation = operation(&Start::send(), Some(end));
+        let operation = operation(&MessageStart::send(), Some(end));
         let length = payload.len() as u64;
         let (operation, data) = (&operation, Data::Bytes(payload));
         let qkey = from.qkey;

@@ -77,15 +77,15 @@ impl Network for Port {
         let Address::Gid(remote) = remote else { return Err(Refusal::Invalid) };
         // Only the process that listens can use the address, not a child that it has forked.
         let open = &self.receiver.open;
-        open.socket.descriptor().get().map_err(|_| Refusal::NobodyThere)?;
+        open.socket.descriptor().get().map_err(|_| Refusal::Unreachable)?;
         let remote = address(remote.gid);
         if remote.is_unspecified() {
-            return Err(Refusal::NobodyThere);
+            return Err(Refusal::Unreachable);
         }
         match open.socket.reaches(remote) {
             Ok(()) => Ok(()),
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => Err(Refusal::without_files(errno)),
-            Err(_) => Err(Refusal::NobodyThere),
+            Err(_) => Err(Refusal::Unreachable),
         }
     }
 

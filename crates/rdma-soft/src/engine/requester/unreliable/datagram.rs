@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rdma_proto::wire::Bth;
-use rdma_proto::{Burst, Datagrams, Destination, End};
+use rdma_proto::{Burst, Datagrams, Destination, MessageEnd};
 use rdma_types::{Mtu, Qpn, WcStatus as Status};
 
 use crate::address::{AddressVector, Path};
@@ -161,7 +161,7 @@ impl<P: Near> Requester<P> {
     pub(super) fn packet(&self, own: &Station, qkey: u32, message: &Message<'_>) -> Option<Burst> {
         let operation = &message.request.operation;
         let with_imm = operation.opcode == Opcode::SendWithImm;
-        let end = End {
+        let end = MessageEnd {
             // The length is at most the MTU.
             length: u32::try_from(message.length).unwrap_or(u32::MAX),
             immediate: with_imm.then(|| u32::from_be(operation.imm)),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_proto::{Datagrams, Destination, End};
+use rdma_proto::{Datagrams, Destination, MessageEnd};
 use rdma_types::{Mtu, Psn, Qpn};
 
 use super::*;
@@ -44,7 +44,7 @@ impl Scene {
         };
         let to = Destination { qpn: Qpn::masked(5), qkey: 0, p_key: Bth::DEFAULT_P_KEY };
         let length = LENGTH.try_into().unwrap();
-        let end = End { length, immediate: None, invalidate: None, solicited: false };
+        let end = MessageEnd { length, immediate: None, invalidate: None, solicited: false };
         let burst = Datagrams::new(Qpn::masked(1), Mtu::MTU4096, Psn::masked(0)).send(&to, &end);
         let source = Source { qpn: 1, lid: 0, service_level: 0, path_bits: 0 };
         let datagram = Datagram { source, header: None, group: None };

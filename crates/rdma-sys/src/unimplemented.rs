@@ -9,7 +9,7 @@ use std::{
 use crate::errno::Errno;
 
 /// The result of an unimplemented function; `R` is its return type.
-pub(crate) trait Refusal<R> {
+pub(crate) trait Unimplemented<R> {
     fn refuse() -> R;
 }
 
@@ -26,40 +26,40 @@ pub(crate) struct Zero;
 /// Does nothing.
 pub(crate) struct Nothing;
 
-impl Refusal<c_int> for Number {
+impl Unimplemented<c_int> for Number {
     fn refuse() -> c_int {
         Errno::ENOSYS.set();
         libc::ENOSYS
     }
 }
 
-impl Refusal<c_int> for MinusOne {
+impl Unimplemented<c_int> for MinusOne {
     fn refuse() -> c_int {
         Errno::ENOSYS.set();
         -1
     }
 }
 
-impl<T> Refusal<*mut T> for Null {
+impl<T> Unimplemented<*mut T> for Null {
     fn refuse() -> *mut T {
         Errno::ENOSYS.set();
         null_mut()
     }
 }
 
-impl Refusal<*const c_char> for Text {
+impl Unimplemented<*const c_char> for Text {
     fn refuse() -> *const c_char {
         c"unsupported".as_ptr()
     }
 }
 
-impl Refusal<u64> for Zero {
+impl Unimplemented<u64> for Zero {
     fn refuse() -> u64 {
         0
     }
 }
 
-impl Refusal<()> for Nothing {
+impl Unimplemented<()> for Nothing {
     fn refuse() {}
 }
 
@@ -70,9 +70,9 @@ pub(crate) trait Refuse<K> {
 
 macro_rules! refuse {
     ($($argument:ident)*) => {
-        impl<K: Refusal<R>, R $(, $argument)*> Refuse<K> for unsafe extern "C" fn($($argument),*) -> R {
+        impl<K: Unimplemented<R>, R $(, $argument)*> Refuse<K> for unsafe extern "C" fn($($argument),*) -> R {
             const REFUSE: Self = {
-                extern "C" fn refuse<K: Refusal<R>, R $(, $argument)*>($(_: $argument),*) -> R {
+                extern "C" fn refuse<K: Unimplemented<R>, R $(, $argument)*>($(_: $argument),*) -> R {
                     K::refuse()
                 }
                 refuse::<K, R $(, $argument)*>
