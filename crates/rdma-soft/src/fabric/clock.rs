@@ -12,7 +12,7 @@ pub(crate) enum Clock {
     /// The system's monotonic clock.
     #[cfg_attr(loom, allow(dead_code))]
     System,
-    /// A clock that only a simulation or a model advances. Loom does not explore it.
+    /// A clock that only a simulation, a model or a test advances. Loom does not explore it.
     Virtual(AtomicU64),
 }
 

@@ -36,8 +36,8 @@ impl Deferred {
         Self { state: Mutex::new(Pending { pending: Vec::new(), rng: SplitMix::new(seed) }) }
     }
 
-    /// Reserves space for this many queue pairs beyond the ones in the list, so that posting never allocates. Some
-    /// queue pairs in the list may be about to be removed.
+    /// Reserves space for this many queue pairs beyond the ones in the list, so that posting never allocates. The ones
+    /// in the list may all be about to be removed, so their space does not count.
     pub(crate) fn reserve(&self, queue_pairs: usize) -> Result<(), Refusal> {
         let reserved = locked(&self.state).pending.try_reserve(queue_pairs);
         reserved.map_err(|_| Refusal::NoRoom)

@@ -60,7 +60,8 @@ pub(crate) struct Fabric {
     pub(crate) run_queue: Line<RunQueue>,
     /// The simulation, if time is virtual.
     pub(crate) simulation: Option<Simulation>,
-    /// The link to other processes, created when a device first claims a slot.
+    /// The link to other processes and hosts, created when a device first claims a slot, connects to another process or
+    /// listens at an address.
     pub(crate) polled: OnceLock<&'static dyn Polled>,
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 /// The first backoff.
 const SHORTEST: Duration = Duration::from_micros(200);
-/// The number of polls during the first backoff at which a program is assumed to do nothing but poll. A program that
-/// waits for events polls only once or twice per event.
+/// A program that polls this often during the first backoff is assumed to do nothing but poll. A program that waits for
+/// events polls only once or twice per event.
 const POLLS: u32 = 16;
 /// The longest backoff, used while the program keeps polling. If the program stops polling, a deadline or packet may be
 /// handled up to this much late.

@@ -170,7 +170,7 @@ impl RunQueue {
         }
     }
 
-    /// Queues a source of events that is not in the queue yet, to be reported to the program.
+    /// Queues a source whose events will be reported to the program. The source is not in the queue yet.
     pub(crate) fn tell(&self, source: &'static dyn Tells) {
         let mut queued = self.lock();
         queued.tellers.push(source);

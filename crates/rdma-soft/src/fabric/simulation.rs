@@ -108,8 +108,8 @@ impl Fabric {
             return false;
         };
         self.clock.go_on_to(next);
-        // Packets and changes are handled first, because only finitely many happen at the same time. Timers could be
-        // set for the same time again and again, and delay packets forever.
+        // Packets and changes of links are handled first, because only finitely many happen at the same time. Timers
+        // could be set for the same time again and again, and delay packets forever.
         if event == Some(next) {
             simulation.events.happen();
         } else {

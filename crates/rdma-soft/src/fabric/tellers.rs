@@ -44,8 +44,9 @@ impl Drop for Teller {
     }
 }
 
-/// Reports the events of these sources to the subscriber of the calling thread, on a separate thread. If no thread can
-/// be started, nothing is reported.
+/// Reports the events of these sources to the subscriber of the calling thread, on a separate thread. Without a
+/// subscriber, or while the maximum number of threads reports, the sources keep their events for later. If the system
+/// cannot start a thread, the events are lost.
 pub(crate) fn tell(who: &[&'static dyn Tells]) {
     // Without a subscriber, there is nothing to report to.
     let subscriber = subscriber();

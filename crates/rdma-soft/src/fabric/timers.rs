@@ -1,6 +1,7 @@
-//! Deadlines: one timer for each queue pair and each shared receive queue. A poll that finds its completion queue empty
-//! handles expired timers. For programs that do not poll, a thread handles them. The thread exists while a timer is
-//! set. It lingers after the last timer, so that occasional RNR waits do not start a new thread each time.
+//! Deadlines: one timer for each [`Task`], such as a queue pair, a shared receive queue or the end of a link. A poll
+//! that finds its completion queue empty handles expired timers. For programs that do not poll, a thread handles them.
+//! The thread exists while a timer is set. It lingers after the last timer, so that occasional RNR waits do not start a
+//! new thread each time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -62,7 +63,7 @@ struct Schedule {
     /// The process whose thread handles timers. A forked child has no such thread.
     served_by: Option<Process>,
     /// The time at which the thread will check the timers by itself. Setting a timer to an earlier time wakes the
-    /// thread.
+    /// thread. [`Time::AT_ONCE`] while the thread needs no wake-up: it is running, or it leaves the timers to polls.
     looks_by: Time,
     #[cfg(loom)]
     at_rest: model::Rest,
@@ -221,7 +222,8 @@ impl Fabric {
         }
     }
 
-    /// Waits until a timer is set that expires before all others, but for at most `most`.
+    /// Waits until a timer is set to a time before `looks_by`, or until a poller is about to sleep, but for at most
+    /// `most`.
     #[cfg(not(loom))]
     fn wait_for_change<'a>(
         &self,
@@ -268,7 +270,8 @@ impl Timers {
         self.first() != u64::MAX
     }
 
-    /// Returns the time of the first timer in nanoseconds, or the largest number if none is set.
+    /// Returns the time of the first timer in nanoseconds. If no timer is set, returns [`NEVER_BUT_LOOK`] or
+    /// `u64::MAX`. In virtual time, always returns 0.
     #[inline(always)]
     pub(crate) fn first(&self) -> u64 {
         self.earliest.load(Ordering::Relaxed)

@@ -57,7 +57,7 @@ impl Timers {
         }
     }
 
-    /// Waits until the thread has handled everything that is due or has ended.
+    /// Waits until the thread has ended, or has handled everything that is due.
     fn lock_at_rest(&self, now: Time) -> MutexGuard<'_, Schedule> {
         let mut schedule = self.lock();
         while schedule.served_by.is_some()

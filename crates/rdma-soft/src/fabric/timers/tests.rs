@@ -195,6 +195,7 @@ fn a_timer_expires_while_the_thread_leaves_timers_to_polls() {
         }
         FABRIC.clock.now().since(begin)
     };
-    // A thread with nothing to do sleeps, or ends, after `LINGER`. A single attempt may get no processor for that time.
+    // A thread that misses a timer expires it only when `LINGER` has passed. A single attempt may take as long because
+    // it gets no processor.
     assert!((0..5).map(hundred).any(|took| took < LINGER));
 }
