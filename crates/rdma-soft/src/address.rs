@@ -52,8 +52,8 @@ pub(crate) struct AddressAttributes {
     pub(crate) service_level: u8,
     pub(crate) source_path_bits: u8,
     pub(crate) static_rate: u8,
-    /// If this is not 0, packets have a global route header, built from the first five fields. The value is kept as the
-    /// program passed it.
+    /// If this is not 0, packets have a global route header, built from `destination`, `flow_label`, `source_index`,
+    /// `hop_limit` and `traffic_class`. The value is kept as the program passed it.
     pub(crate) is_global: u8,
     pub(crate) port: u8,
 }
@@ -71,8 +71,8 @@ pub(crate) struct AddressVector {
 }
 
 impl AddressVector {
-    /// Returns the multicast group, if the datagrams are for a group. If the vector leads to a single port, the
-    /// returned group has no members.
+    /// Returns the group to which multicast datagrams go, or `None` if the vector has no route. If the vector leads to
+    /// a single port, the returned group has no members, because no queue pair can join it.
     pub(crate) fn group(&self) -> Option<Group> {
         let lid = match self.path.remote {
             Address::Lid(lid) => lid,

@@ -69,7 +69,7 @@ enum Capture {
 }
 
 impl Builder {
-    /// Creates a builder for a RoCE device that executes each request while it is posted.
+    /// Creates a builder for a RoCE device that executes each request within its post.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -94,15 +94,15 @@ impl Builder {
     }
 
     /// Sets which processes share the device. These are the processes that install a device with the same name, link
-    /// layer and GID table for the same peers. The device has one identity in all of them, so each can address any of
-    /// its queue pairs by GID or LID and QPN.
+    /// layer, GID table, [`Peers`] and [directory](Self::directory). The device has one identity in all of them, so
+    /// each can address any of its queue pairs by GID or LID and QPN.
     ///
     /// If the device sends everything [as packets](Self::force_wire), packets within one process also pass through
     /// sockets, like packets between processes.
     ///
-    /// The identity is derived from the host's boot ID, the network namespace, the user (except with
-    /// [`Peers::AnyUser`]) and the name. A device of a [`Network`] is not shared. Without this call, the device exists
-    /// only in this process. Pass [`Peers::of_environment`] to follow `RDMA_SOFT_PEERS`, as `soft0` does.
+    /// The identity is derived from these properties, the host's boot ID, the network namespace and the user (except
+    /// with [`Peers::AnyUser`]). A device of a [`Network`] is not shared. Without this call, the device exists only in
+    /// this process. Pass [`Peers::of_environment`] to follow `RDMA_SOFT_PEERS`, as `soft0` does.
     ///
     /// ```
     /// use rdma_soft::{Builder, Peers};
@@ -143,10 +143,9 @@ impl Builder {
     /// seconds, or the number of seconds in the environment variable `RDMA_SOFT_RETRY_TIME`. With zero, only the
     /// timeout and retry count of the queue pair apply.
     ///
-    /// A peer that is a software device needs a processor to answer, and a busy host may not schedule it for half a
-    /// second. If a queue pair's timeout and retries would end too early, the shortest sufficient timeout is used
-    /// instead. Lost packets are still retransmitted early: once the peer has answered anything, probes detect the
-    /// loss.
+    /// A peer that is a software device needs a processor to answer, and a busy host may make it wait half a second for
+    /// one. If a queue pair's timeout and retries would end too early, the shortest sufficient timeout is used instead.
+    /// Lost packets are still retransmitted early: once the peer has answered anything, probes detect the loss.
     ///
     /// ```
     /// use std::time::Duration;
@@ -166,7 +165,8 @@ impl Builder {
     /// to other users (mode 0700), and be in a local file system. Processes that name a different directory get a
     /// different device.
     ///
-    /// The directory applies to [`Peers::SameUser`]; a device that is not shared ignores it.
+    /// The directory applies to [`Peers::SameUser`]. A device that is not shared ignores it, and a device for
+    /// [`Peers::AnyUser`] cannot be installed with it.
     ///
     /// ```
     /// use std::os::unix::fs::DirBuilderExt;
@@ -347,8 +347,9 @@ impl Builder {
         self
     }
 
-    /// Removes extended queue pairs (`ibv_wr_*`), extended completion queues and timestamps. Creating any of these
-    /// fails with `EOPNOTSUPP`, as with an older provider that does not implement them.
+    /// Removes extended queue pairs (`ibv_wr_*`), extended completion queues and timestamps. Creating such a queue, or
+    /// a completion queue with timestamps, fails with `EOPNOTSUPP`, as with an older provider that does not implement
+    /// them.
     ///
     /// ```
     /// use rdma_soft::Builder;

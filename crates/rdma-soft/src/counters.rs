@@ -44,7 +44,7 @@ pub(crate) trait Counting: Send + Sync + std::fmt::Debug {
     fn add_to(&self, sum: &mut Counters);
 }
 
-/// The counters of a device, and the queue pairs that count the rest.
+/// The counters of a device. Its queue pairs keep those of executed requests.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     /// The device's own counters. Counters that the queue pairs keep are 0 here.

@@ -48,7 +48,8 @@ pub(crate) struct Device {
     pub(crate) address_handles: Quota,
     queue_pairs: Mutex<QueuePairTable>,
     pub(crate) groups: Groups<QueuePair>,
-    /// Whether packets from the device to itself also use the link between processes.
+    /// Whether packets within this process also use the link between processes, or the networks that lead to other
+    /// hosts.
     pub(crate) force_link: bool,
     /// The networks that lead to other hosts, one for each address at which the device listens.
     networks: OnceLock<Vec<Arc<dyn Network>>>,
@@ -254,7 +255,7 @@ impl Device {
         locked(&self.queue_pairs).all()
     }
 
-    /// Returns the queue pair at the far end of a path, if it belongs to this fabric.
+    /// Returns the queue pair at the far end of a path, if it belongs to this subnet and the port of this device is up.
     pub(crate) fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<QueuePair>> {
         self.at_far_end(path.filter(|_| self.port_is_up())?, number)
     }
@@ -280,8 +281,8 @@ impl Device {
         self.inbox_if_any().map_or(0, |inbox| inbox.arrived())
     }
 
-    /// Returns how messages are delivered on a path. A path to an unknown address uses packets only if this device
-    /// sends everything as packets.
+    /// Returns how messages are delivered on a path. If the local address leads to no network, a path to an unknown
+    /// address uses packets only if this device sends everything as packets.
     pub(crate) fn way(&self, path: &Path, number: u32) -> Delivery {
         self.way_by(path, number, |host| host.connected(number))
     }
@@ -329,9 +330,9 @@ impl Device {
         }
     }
 
-    /// Returns the host if packets on the path use the link between processes. This requires that the path leads to
-    /// this device. In addition, another process must own the queue pair number, or everything must use that link. The
-    /// link knows only the addresses that all processes share.
+    /// Returns the host if packets on the path use the link between processes. The path must lead to this device, from
+    /// and to addresses that all processes share, because the link knows no others. Another process must own the queue
+    /// pair number, unless everything must use that link.
     fn host_of_other(&self, path: &Path, there: Option<&Self>, number: u32) -> Option<&dyn Host> {
         let host = self.host.as_deref()?;
         let is_own = || locked(&self.queue_pairs).has_slot(slot_of(number));
@@ -369,7 +370,7 @@ impl Device {
     }
 
     /// Returns the network of the local address if packets on the path use it. They do if no device of this process has
-    /// the remote address, or if everything must use the network.
+    /// the remote address. If everything must use the networks, they also do if the remote address leads to one.
     fn network_towards(&self, path: &Path, there: Option<&Self>) -> Option<&dyn Network> {
         let network = self.network_of(&path.local)?;
         let outside =
@@ -421,7 +422,7 @@ impl Device {
                 matches!(send.blocked, Blocked::NotReady { .. })
             };
             queue_pair.responder.lock().verified = 0;
-            // Requests that wait for a receive request, here or at a peer, are no longer notified.
+            // Wakes requests that wait for a receive request, here or at a peer: a post would no longer notify them.
             if waits {
                 queue_pair.entry.wake();
             }

@@ -28,9 +28,9 @@ macro_rules! limits {
         /// The capacities of a device, for [`Builder::limits`](crate::Builder::limits). Requests that exceed them are
         /// refused, as on hardware.
         ///
-        /// A new value has the default limits of a device; [`Profile::limits`](crate::Profile::limits) returns the
-        /// limits of a piece of hardware. The names are the ones in `ibv_device_attr`, in which `ibv_query_device`
-        /// returns most limits.
+        /// The default value has the limits of a device without a profile; [`Profile::limits`](crate::Profile::limits)
+        /// returns the limits of a piece of hardware. The names are the ones in `ibv_device_attr`, in which
+        /// `ibv_query_device` returns most limits.
         ///
         /// ```
         /// use rdma_soft::{Builder, Limits, Profile};

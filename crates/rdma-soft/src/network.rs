@@ -141,8 +141,9 @@ impl Network {
         self.subnet.clock.now().since(Time::BEGINNING)
     }
 
-    /// Advances the time to the next event: a packet arrives, or a deadline passes. Returns true if there was an event.
-    /// If it returns false, nothing will happen until the program acts. Concurrent calls take turns.
+    /// Advances the time to the next event: a packet arrives, a deadline passes, or a link changes. Returns true if
+    /// there was an event. If it returns false, nothing will happen until the program acts. Concurrent calls take
+    /// turns.
     ///
     /// ```
     /// let network = rdma_soft::Network::simulated(1);
@@ -171,9 +172,10 @@ impl Network {
         self.subnet.links.as_ref().map_or(0, |links| links.packets())
     }
 
-    /// Returns a hash of all sent packets: their times, senders, receivers and fates. If all of these are equal in two
-    /// runs of a program, the hashes are equal. The hash excludes memory addresses and PSNs, because they differ from
-    /// process to process. The hash may differ between versions of Rust.
+    /// Returns a hash of all sent packets: their times, senders, receivers, opcodes, destination QPNs, payloads and
+    /// fates, and whether they request an acknowledgement. If all of these are equal in two runs of a program, the
+    /// hashes are equal. The hash excludes memory addresses and PSNs, because they differ from process to process. The
+    /// hash may differ between versions of Rust.
     #[must_use]
     pub fn trace(&self) -> u64 {
         self.subnet.links.as_ref().map_or(0, |links| links.trace())

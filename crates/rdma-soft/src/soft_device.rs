@@ -81,9 +81,9 @@ impl SoftDevice {
         self.device.set_port(up);
     }
 
-    /// Returns how many send requests of a queue pair are posted but not finished. The schedule holds such requests,
-    /// they wait for the peer, or they wait for the next thread because a turn ended. Returns 0 for an unknown queue
-    /// pair.
+    /// Returns how many send requests of a queue pair are posted but not finished. The schedule may hold such a
+    /// request. Otherwise, the request waits for the peer, or for another turn because a thread's turn ended. Returns 0
+    /// for an unknown queue pair.
     #[must_use]
     pub fn in_flight(&self, queue_pair: Qpn) -> usize {
         self.with_send_side(queue_pair, |send| send.queue.len())
@@ -109,7 +109,7 @@ impl SoftDevice {
 
     /// Copies the first half of a queue pair's oldest request and stops there, as if the request were in flight. The
     /// next release, or a second call of this function, copies the rest. Returns true if the request is now half
-    /// copied. A request of less than two bytes cannot be halved and completes.
+    /// copied. A request of less than two bytes cannot be halved, so it completes.
     pub fn release_half(&self, queue_pair: Qpn) -> bool {
         if let Some(queue_pair) = self.device.queue_pair(queue_pair.get()) {
             release_half(&queue_pair);

@@ -26,8 +26,8 @@ mod tests;
 /// The partition of the port, in which the port is a full member.
 const P_KEY: u16 = Bth::DEFAULT_P_KEY;
 
-/// Returns true if the packets are for an unknown or destroyed queue pair, and counts them. Such packets take no space
-/// in the inbox. Packets to a group are for all of its members; other packets are for one queue pair.
+/// Returns true if the packets have no receiver, and counts them. They are for an unknown or destroyed queue pair, or
+/// only one of QPN and address is that of a multicast group. Such packets take no space in the inbox.
 pub(crate) fn is_for_nobody(
     device: &'static Device,
     path: &Path,

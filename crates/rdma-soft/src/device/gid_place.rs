@@ -13,7 +13,7 @@ use crate::link::Link;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GidPlace {
-    /// No address, as after an address was removed: queries return the zero GID, or `ENODATA`.
+    /// No address, as if an address had been removed: queries return the zero GID, or `ENODATA`.
     Empty,
     /// An address from `fe80::/64`. The first one is derived from the device's GUID.
     LinkLocal(GidType),

@@ -106,7 +106,7 @@ impl Identity {
     }
 
     /// Redraws the identity for a device that several processes share, from random numbers that are the same in all of
-    /// them. The LID is in the upper third of the unicast LIDs (1 to 0xbfff), where no other device has a LID.
+    /// them. The LID is in the upper third of the unicast LIDs (1 to 0xbfff), where only shared devices have LIDs.
     #[cfg(not(loom))]
     pub(crate) fn become_shared(&mut self, link: Link, random: Random) {
         self.random = random;

@@ -38,7 +38,8 @@ pub enum InstallError {
     #[error("the system provided no random numbers: allow the process to call getrandom(2)")]
     NoRandomness,
     /// The device cannot be shared with other processes. Either the system does not identify its host and network
-    /// namespace, or other users may enter the [directory](crate::Builder::directory).
+    /// namespace, or the [directory](crate::Builder::directory) cannot be used, for example because other users may
+    /// enter it.
     #[error(
         "the device cannot be shared with other processes ({reason}): mount /proc, name another directory \
          (`RDMA_SOFT_DIRECTORY` or `Builder::directory`), or install it for `Peers::ThisProcess`"
@@ -194,7 +195,8 @@ impl Subnet {
     }
 
     /// Adds a device that was created for this subnet, unless the name is taken. Draws its identity again until no
-    /// other device in the subnet shares an address with it, because 16-bit LIDs soon collide.
+    /// other device in the subnet shares an address with it, because 16-bit LIDs soon collide. A device that several
+    /// processes share keeps its identity.
     pub(crate) fn add(&self, mut device: Device) -> Result<&'static Device, InstallError> {
         let mut devices = locked(&self.devices);
         if devices.iter().any(|other| other.name == device.name) {

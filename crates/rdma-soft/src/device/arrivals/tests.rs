@@ -1,4 +1,5 @@
-//! Tests of the length of a turn, and of the requirements for a datagram.
+//! Tests of the packets that a turn sends, the packets that a queue pair drops, and the order of acknowledgements and
+//! completions.
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::cell::Cell;
@@ -60,7 +61,7 @@ fn datagram(to: u32) -> Burst {
     datagrams.send(&to, &end).unwrap()
 }
 
-/// A sender that fills a buffer puts as many packets into it as fit.
+/// The sender fills each buffer with as many packets as fit. The turn nevertheless ends after 16 packets.
 #[test]
 fn a_turn_sends_sixteen_packets() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
