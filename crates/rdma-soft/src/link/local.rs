@@ -1,5 +1,5 @@
 //! The link between processes of one host. Packets pass through message rings in memory that two processes share.
-//! Processes find each other through `SOCK_SEQPACKET` sockets with abstract names.
+//! Processes find each other through `SOCK_SEQPACKET` sockets with abstract names, or with names in a directory.
 //!
 //! A shared device has one identity in all of its processes. The upper 12 bits of a queue pair number are the slot of
 //! the process that owns the queue pair. That process has bound the socket that is named after the device and the slot.
@@ -55,7 +55,8 @@ enum Unreachable {
     Nobody,
     /// A process of another user owns the number.
     OtherUser,
-    /// Too many connections are waiting for that process to accept them.
+    /// Too many connections are waiting for that process to accept them, or peers hold up all [threads](expendable) of
+    /// this process that close files.
     Busy,
     /// This process cannot make a connection.
     System(Errno),

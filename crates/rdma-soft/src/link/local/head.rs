@@ -125,8 +125,8 @@ pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Optio
         if !usual || last.bth.opcode.service() != header.bth.opcode.service() {
             return None;
         }
-        // The burst has at most as many packets as a device sends at once, and each payload is a valid MTU. The
-        // receiver executes all packets in one turn.
+        // The burst has at most as many packets as a device sends at once, so the receiver executes all of them in one
+        // turn. Each payload except the last is at least the smallest MTU and at most the largest.
         let is_turn = (2..=TURN).contains(&u32::from(segments));
         if is_datagram || !is_turn || !(SHORTEST..=LONGEST).contains(&segment) {
             return None;

@@ -87,7 +87,7 @@ pub(crate) struct LocalHost {
 /// The reason why no other process can reach this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Alone {
-    /// A process of another user, the one with this ID, has bound the names.
+    /// A process of another user has bound the names. This is the ID of that user.
     NamesOf(u32),
     /// This process cannot create a thread or a socket for a slot, or reachable processes own all the slots that it
     /// tried.
@@ -118,11 +118,12 @@ impl Alone {
 const MOST_TAKEN: u32 = 512;
 
 impl LocalHost {
-    /// Creates the host for the device with this name, and the seed of its identity. `shape` describes properties such
-    /// as the GID table, on which all processes of the device must agree.
+    /// Creates the host for the device with this name. Also returns the seed of the device's identity. `shape`
+    /// describes properties such as the GID table, on which all processes of the device must agree.
     ///
     /// # Errors
-    /// Fails if the system does not report its host or network namespace, or if other users may enter the directory.
+    /// Fails if the system does not report its host or network namespace, or if the directory cannot be used. For
+    /// example, other users may enter it, or `peers` is [`Peers::AnyUser`].
     pub(crate) fn new(
         device: &str,
         shape: &str,

@@ -43,7 +43,7 @@ pub(super) struct Inlet {
     /// The ring, after it has been received.
     ring: OnceLock<RingReceiver>,
     /// Whether receiving the ring is postponed. This happens if other processes hold up all threads that could close
-    /// the ring's file, or if this process cannot open another file.
+    /// the ring's file. It also happens if this process forks, cannot open another file, or is low on memory.
     put_off: AtomicBool,
     /// Whether the connection has something to read.
     told: AtomicBool,

@@ -89,7 +89,7 @@ impl Listener {
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // This process has reached its limit of open files.
+                // For example, this process has reached its limit of open files.
                 Err(_) => return self.put_off(),
             }
         }

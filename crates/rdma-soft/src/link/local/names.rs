@@ -34,7 +34,7 @@ impl Names {
     /// Returns names in a directory, and a string that identifies the directory.
     ///
     /// # Errors
-    /// Fails if other users may enter the directory, or if its path is too long for a socket address.
+    /// Fails if the path does not name a directory that only this user may enter, or is too long for a socket address.
     pub(super) fn in_directory(path: &Path, device: &str) -> Result<(Self, String)> {
         let found = stat(path).map_err(|errno| {
             Error::other(format!("the directory {} cannot be used: {errno}", path.display()))
@@ -69,7 +69,8 @@ impl Names {
         }
     }
 
-    /// Reserves a name for this process. Fails with `ADDRINUSE` if another process owns it.
+    /// Reserves a name in a directory for this process. Fails with `ADDRINUSE` if another process owns it. Does nothing
+    /// for an abstract name, which the socket's `bind` reserves.
     pub(super) fn take(&self, slot: u16) -> rustix::io::Result<()> {
         match self {
             Self::Abstract(_) => Ok(()),

@@ -389,8 +389,9 @@ impl Watched for Neighbor {
         self.claims.have_news(&self.ring)
     }
 
-    /// Also returns true if the process has not read everything. If the program of that process polled a moment ago,
-    /// the thread of that process leaves the reading to the program.
+    /// Also returns true if the process has not read everything, because [`look`](Watched::look) may then have to
+    /// notify it. The process reads nothing if its thread leaves the reading to a program that has just stopped
+    /// polling.
     fn is_worth_a_look(&self) -> bool {
         self.has_come() || self.ring.is_unread()
     }

@@ -1,5 +1,5 @@
-//! Everything that waits for a neighbor: bursts of connections, whose senders wait if there is no space, datagrams,
-//! whose senders do not wait, and questions.
+//! Everything that waits for a neighbor: bursts of connections, datagrams and questions. If there is no space, the
+//! sender of a burst waits, but a datagram is lost.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::link::turned_away::TurnedAway;
 const CONNECTIONS: Sizes = Sizes { bursts: 64, spare: 16, buffer: BURST_BYTES };
 /// The maximum number of bytes in waiting datagrams, including their headers.
 pub(super) const DATAGRAM_BYTES: usize = 1 << 20;
-/// The number of waiting datagrams above which each further datagram is moved to a buffer of exactly its size.
+/// While at least this many datagrams wait, each new datagram is moved to a buffer of exactly its size.
 const CROWD: usize = 16;
 
 /// A message: bursts with their headers.
@@ -85,7 +85,7 @@ impl Queues {
     /// of connections and with datagrams.
     pub(super) fn fill(&mut self, device: &Device, message: &mut Message) {
         if self.is_empty() && !self.questions.are_open() {
-            // The only things that waited for the process were datagrams, and those were dropped.
+            // Nothing waits for the process: everything was written, or datagrams waited and were dropped.
             self.silence.end();
         }
         let (mut behind, first) = (0, self.datagrams_first);

@@ -7,9 +7,9 @@
 //! | 768 to 9215 | [`Executed`]: how far the receiver has executed the packets of each connection |
 //! | 12288 and on | the ring, of [`CAPACITY`] bytes |
 //!
-//! A message begins at a multiple of [`ALIGN`], after [`GAP`] bytes that contain its length in the first four (little
-//! endian). Either process may write the memory at any time. Therefore, no reference to the ring's bytes is ever
-//! created, and data is checked after it has been copied out.
+//! A message and the [`GAP`] bytes before it occupy a multiple of [`ALIGN`] bytes. The first four bytes of the gap
+//! contain the message's length (little endian). Either process may write the memory at any time. Therefore, no
+//! reference to the ring's bytes is ever created, and data is checked after it has been copied out.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -195,8 +195,8 @@ impl RingSender {
         words.is_ok_and(|words| words.head() != self.tail.load(Ordering::Relaxed))
     }
 
-    /// Returns true if [`PATIENCE`] looks in a row found that the receiver does not read, although it claimed to need
-    /// no notification.
+    /// Returns true once if [`PATIENCE`] looks in a row find unread bytes and an unchanged position of the receiver.
+    /// The receiver may have claimed to need no notification, and then not looked.
     pub(super) fn waits_for_reader(&self) -> bool {
         let Ok(words) = self.memory.words() else { return false };
         let ([head, looks], now) = (&self.stays, words.head());
@@ -260,7 +260,8 @@ impl RingReceiver {
     /// message.
     ///
     /// # Errors
-    /// Fails if the sender has violated the protocol: the length of a message does not fit the ring.
+    /// Fails if the sender has violated the protocol: the message's length does not fit the ring, or the rest does not
+    /// fit `behind`.
     pub(super) fn read(&self, first: &mut [u8], behind: &mut [u8]) -> Result<Option<Message>> {
         let words = self.memory.words()?;
         let head = self.head.load(Ordering::Relaxed);
