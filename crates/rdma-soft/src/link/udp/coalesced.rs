@@ -1,4 +1,4 @@
-//! Consecutive packets that are coalesced into the burst in which they were sent.
+//! Coalesces consecutive packets of a message into a burst, like the one in which a device sends them.
 
 use rdma_proto::wire::{Headers, Operation};
 use rdma_proto::{Burst, Last};

@@ -50,7 +50,7 @@ pub(super) struct Outgoing {
     entry: Entry,
 }
 
-/// Packets that will be sent in one call.
+/// Packets that will be sent in one call, or in one call each if the kernel cannot split a call's bytes into packets.
 #[derive(Debug)]
 struct Writing {
     packets: Vec<u8>,
@@ -113,7 +113,8 @@ impl Writing {
     }
 }
 
-/// Returns the length of a packet in a burst, from its BTH to its ICRC.
+/// Returns the length of a packet in a burst, from its BTH to its ICRC. If the burst has several packets, this must not
+/// be the last.
 fn length_of(burst: &Burst, index: u16) -> usize {
     let payload = if burst.segments == 1 { burst.length as usize } else { burst.segment.into() };
     burst.headers(index).wire_len() + payload.next_multiple_of(4) + 4

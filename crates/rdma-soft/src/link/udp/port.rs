@@ -30,8 +30,8 @@ pub(super) struct Port {
     own: LocalAddress,
     receiver: Arc<PortReceiver>,
     outgoing: Arc<Outgoing>,
-    /// Whether this address receives packets to groups. Only one address of each interface does, so that each datagram
-    /// arrives once.
+    /// Whether this address receives packets to groups. Only one IPv4 and one IPv6 address of each interface do, so
+    /// that each datagram arrives once.
     hears_groups: bool,
     groups: Mutex<BTreeMap<Gid, Arc<PortReceiver>>>,
 }

@@ -46,7 +46,7 @@ pub(super) struct PortReceiver {
     /// The group, if this socket is for one.
     group: Option<Group>,
     /// The index of the interface on which the group's packets arrive. The kernel also delivers packets from other
-    /// interfaces.
+    /// interfaces; the receiver drops them.
     interface: Option<u32>,
     /// The sender that uses the same socket, if there is one.
     outgoing: Option<Arc<Outgoing>>,
@@ -255,13 +255,14 @@ impl PortReceiver {
         Some((begin, true))
     }
 
-    /// Returns true if this process itself sent a packet to a group. The members in this process have already received
-    /// such a packet.
+    /// Returns true if the packet is for a group and this process itself sent it. The members in this process have then
+    /// received it already.
     fn is_own(&self, path: &Path) -> bool {
         self.group.is_some() && self.device.subnet.at(Link::Ethernet, &path.local).is_some()
     }
 
-    /// Returns the details of a datagram that its RDMA headers do not contain.
+    /// Returns what else the receiver of a datagram needs: its source, its route header and its group. Returns `None`
+    /// for packets of connections.
     fn datagram(&self, run: &CoalescedBurst, left: &Unread, length: usize) -> Option<Datagram> {
         let header = &run.burst.header;
         let source = header.deth.filter(|_| header.bth.opcode.service() == Service::Ud)?.source;
@@ -341,7 +342,8 @@ impl Task for PortReceiver {
         &self.entry
     }
 
-    /// Stops when no useful packets arrive. The rest is left to the driver, which pauses in between.
+    /// Stops at the first read without useful packets. The driver's thread reads the rest, and pauses after useless
+    /// packets.
     fn run(self: Arc<Self>) -> bool {
         let reading = &mut *locked_for_calls(&self.reading);
         (0..TURN).all(|_| self.take_one(reading) == PortRead::Packets)

@@ -103,7 +103,7 @@ fn middle(psn: u32) -> Headers {
     headers(Operation::SendMiddle, psn)
 }
 
-/// Asserts that a run splits into the packets that it was made of.
+/// Asserts that a run takes the first `together` packets, and splits into the same packets again.
 #[track_caller]
 fn assert_run(packets: &[(Headers, usize)], together: usize) {
     let (first, behind) = packets.split_first().unwrap();
