@@ -50,8 +50,8 @@ impl Open {
 
 /// A file descriptor that is closed in a forked child before `fork` returns there.
 ///
-/// The handlers do not run for a child that was created with a bare `clone` or `vfork` call. Such a child keeps the
-/// descriptors open until it calls `execve`, which closes them.
+/// Fork handlers close the child's descriptors. They do not run for a child that was created with a bare `clone` or
+/// `vfork` call. Such a child keeps the descriptors open until it calls `execve`, which closes them.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: RawFd,
@@ -101,8 +101,8 @@ impl Descriptor {
         Ok(unsafe { BorrowedFd::borrow_raw(self.fd) })
     }
 
-    /// Returns the process at the other end of a connection, and its user. A process in another PID namespace has no
-    /// process ID here, which rustix cannot represent.
+    /// Returns the process at the other end of a connection, and its user. A process in another PID namespace may have
+    /// no process ID here. The kernel then reports 0, which rustix cannot represent.
     pub(crate) fn peer(&self) -> Result<(Option<ProcessId>, u32)> {
         let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
         let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
@@ -165,8 +165,8 @@ impl Drop for Descriptor {
 }
 
 /// A file that another process sent, open in this process for a moment. Closing it may take as long as the sender
-/// likes, in any process that has it open. Therefore, a fork waits until the file is replaced; a bare `clone` or
-/// `vfork` call does not wait.
+/// likes, in any process that has it open. Therefore, a fork waits until the file's descriptor names a folder instead;
+/// a bare `clone` or `vfork` call does not wait.
 #[derive(Debug)]
 pub(super) struct Foreign {
     file: Option<OwnedFd>,
@@ -185,8 +185,8 @@ impl Foreign {
         Ok(())
     }
 
-    /// Calls `receive` and returns the file that it received, with its other result. Fails with `BUSY` while the
-    /// process forks.
+    /// Calls `receive`, which may receive a file. Returns the file, and the other result of `receive`. Fails with
+    /// `BUSY` while the process forks.
     pub(super) fn open<T>(
         receive: impl FnOnce() -> Result<(Option<OwnedFd>, T)>,
     ) -> Result<(Self, T)> {

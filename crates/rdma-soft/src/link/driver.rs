@@ -99,7 +99,8 @@ pub(super) struct Driver {
     pub(super) subnet: &'static Subnet,
     /// The epoll instance that contains all sockets.
     events: Descriptor,
-    /// A one-shot epoll instance that contains only `events`, so that each wait is woken once.
+    /// A one-shot epoll instance that contains only `events`. It wakes the thread once, and again only after the thread
+    /// has armed it.
     wake: Descriptor,
     sockets: std::sync::Mutex<Sockets>,
     /// Locked by the thread that fetches events.
@@ -108,7 +109,7 @@ pub(super) struct Driver {
     busy: AtomicU32,
     /// A counter that each poll increments.
     polls: AtomicU32,
-    /// Whether polls look at the sockets. They do if any socket is in use.
+    /// Whether polls look at the sockets. They do if any socket is in use, or if there is no thread.
     polls_look: AtomicBool,
     /// Whether the thread could not be started, so that only polls drive the link.
     without_thread: AtomicBool,
@@ -261,9 +262,9 @@ impl Driver {
         })
     }
 
-    /// Runs when the process is about to exit. Waits for a short time until data that other threads are processing is
-    /// executed and acknowledged. Without the acknowledgements, the peer would conclude that its requests failed
-    /// because the process exited.
+    /// Runs when the process is about to exit. Waits until everything that other threads are processing is executed and
+    /// acknowledged, but for little more than [`LEAVE`]. Without the acknowledgements, the peer would conclude that its
+    /// requests failed because the process exited.
     fn let_go(&self) {
         let start = self.subnet.clock.now();
         loop {
@@ -326,8 +327,8 @@ impl Driver {
         self.useless.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes polls look at the sockets only if some are in use. Otherwise the sockets are left to the thread, if it
-    /// could be started.
+    /// Makes polls look at the sockets if some are in use, or if there is no thread. Otherwise, only the thread looks
+    /// at them.
     fn see_to_polls(&self, sockets: &Sockets) {
         let look = self.without_thread.load(Ordering::Relaxed)
             || sockets.all().any(|watched| watched.is_used());
@@ -444,7 +445,8 @@ impl Driver {
         execute_all(self.subnet);
     }
 
-    /// Handles the end of these sockets, after all messages that they sent earlier, such as acknowledgements.
+    /// Handles the exit of the processes at the other ends of these sockets. First handles everything that has arrived
+    /// on any socket, such as their last acknowledgements.
     #[cold]
     fn end(&self, ended: Vec<Arc<dyn Watched>>) {
         self.read_all();

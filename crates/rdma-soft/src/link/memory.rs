@@ -1,7 +1,7 @@
 //! A link through memory: each device has an inbox, to which the devices of its fabric write packets.
 //!
-//! No packet is lost or reordered here: packets from one device arrive in order. A sender that finds no space gets
-//! another turn when there is space.
+//! Without simulated links, no packet is lost or reordered: packets from one device arrive in order. A sender that
+//! finds no space gets another turn when there is space.
 
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
@@ -104,7 +104,7 @@ impl<D: Receives> Inbox<D> {
         locked(&self.letters).count
     }
 
-    /// Captures packets here unless the sender's device has already captured them.
+    /// Captures packets here unless the sender's device has already captured them in the same file.
     #[cold]
     fn capture(&self, tap: &Arc<Tap>, letter: &Letter) {
         let sender = match letter.from_outside {
@@ -154,7 +154,8 @@ impl<D: Receives> Mailbox for Inbox<D> {
     fn send(&'static self, from: &'static Adapter, letter: Letter) {
         let Some(links) = self.device.links() else { return self.arrive(letter) };
         let turned_away = {
-            // Counted before the packets are on their way, because another thread may make them arrive at once.
+            // Locked until the packets are counted, because another thread may make them arrive as soon as they are on
+            // their way.
             let arrived = &mut locked(&self.letters).arrived;
             let arriving = links.send(from, self.device, self, &letter);
             arrived.lent += arriving;
@@ -399,7 +400,7 @@ mod tests {
         }
     }
 
-    /// If it waited for later arrivals, a link would wait as long as a peer sends.
+    /// If `execute_all` waited for later arrivals, a link would wait as long as a peer sends.
     #[test]
     fn later_arrivals_are_not_waited_for() {
         static SUBNET: Subnet = Subnet::new();

@@ -90,7 +90,8 @@ impl LinkModel {
         self
     }
 
-    /// Sets the probability that a packet is delayed to up to nine latencies, so that others overtake it.
+    /// Sets the probability that a packet takes up to nine times the latency, so that others can overtake it. The
+    /// jitter is added to this.
     pub fn reordering(mut self, probability: f64) -> Self {
         self.reordering = Probability::new(probability);
         self
@@ -125,7 +126,7 @@ impl Probability {
     }
 
     fn happens(self, random: &mut SplitMix) -> bool {
-        // A probability of 0 draws no random number, so turning one fault off does not change when others occur.
+        // A probability of 0 draws no random number, so a fault that is off does not influence when the others occur.
         self.0 > 0 && u64::from(random.next_u32()) < self.0
     }
 }
@@ -144,7 +145,7 @@ pub(crate) struct Fate {
 /// One direction of a link, and the state of its transmission.
 #[derive(Debug, Default)]
 pub(crate) struct Direction {
-    /// The model of this direction, if it differs from the network's.
+    /// The direction's own model. If it has none, the network's model applies.
     pub(crate) model: Option<LinkModel>,
     /// The time at which the last packet is completely sent.
     busy_until: Option<Time>,
@@ -200,7 +201,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Returns the fates of packets of a thousand bytes that leave at once.
+    /// Returns the fates of packets of a thousand bytes that are all sent at the beginning.
     fn send(model: LinkModel, packets: usize) -> Vec<Fate> {
         let (mut direction, mut random) = (Direction::default(), SplitMix::new(1));
         let mut send = || direction.send(&model, 1000, Time::BEGINNING, &mut random);

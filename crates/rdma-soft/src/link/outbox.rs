@@ -49,8 +49,8 @@ impl<T> Outbox<T> {
         self.turned_away.take(usize::MAX)
     }
 
-    /// Removes and returns as many waiting senders as there is space for now. Also returns whether others are left for
-    /// the next turn.
+    /// Removes and returns as many waiting senders as there is space for now. Also returns whether another turn can
+    /// follow: there was space, and other senders still wait.
     #[cfg(not(loom))]
     pub(super) fn readmit(&mut self) -> (Vec<Weak<dyn Task>>, bool) {
         let first = self.turned_away.take(self.space());

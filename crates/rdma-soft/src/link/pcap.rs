@@ -1,7 +1,7 @@
 //! Captures: the packets that a device sends and receives, in a file for Wireshark.
 //!
 //! A packet is buffered in memory where it is sent or received, under its queue pair's locks. The call that did this
-//! writes all buffered packets before it returns, after it has released its locks (`fabric/overflow.rs`). If a program
+//! writes all buffered packets before it returns, after it has released its locks (`fabric/run_queue.rs`). If a program
 //! is killed, its file therefore contains only whole packets.
 
 mod environment;
@@ -151,7 +151,7 @@ struct Pending {
     blocks: Vec<u8>,
     /// The number of devices recorded in the file.
     interfaces: u32,
-    /// The fabrics that have noted the pending data. Each fabric whose devices added data notes it, because each fabric
+    /// The fabrics whose run queues contain this capture, because their devices have added pending data. Each fabric
     /// settles separately.
     noted: Vec<&'static Fabric>,
 }
@@ -215,14 +215,14 @@ impl Capture {
         }
     }
 
-    /// Ends a tap. The last tap closes the file; a later capture with that name starts a new file.
+    /// Ends a tap. The last tap closes the file. A later capture to the same path overwrites it.
     fn leave(&self) {
         let mut captures = locked_to_wait(&CAPTURES);
         if self.taps.fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
         captures.retain(|capture| !std::ptr::eq(capture.as_ptr(), self));
-        // Any failure has been reported already.
+        // An earlier failure was reported when it occurred. A failure of this last write is not reported.
         let _ = self.flush();
         self.stopped.store(true, Ordering::Relaxed);
         let output = &mut *locked_to_wait(&self.output);
@@ -349,7 +349,8 @@ mod tests {
         assert!(locked(&capture.pending).blocks.is_empty());
     }
 
-    /// Nothing is written after the hole in the file, because it could not be read.
+    /// Nothing is written to the file after others have removed blocks from it, because no reader could read the
+    /// result.
     #[test]
     fn a_file_that_others_make_shorter_ends_the_capture() {
         let name = format!("rdma-soft-shorter-{}", std::process::id());

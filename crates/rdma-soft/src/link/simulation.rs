@@ -116,7 +116,8 @@ impl Links {
         }
     }
 
-    /// Drops all state, because no device sends any more; packets in flight are lost.
+    /// Drops the scheduled events and the state of each direction, because no device sends any more. Packets in flight
+    /// are lost.
     pub(crate) fn retire(&self) {
         let mut net = locked(&self.net);
         net.events = BinaryHeap::new();
@@ -133,7 +134,7 @@ impl Links {
         locked(&self.net).trace.finish()
     }
 
-    /// Puts packets on their way. Returns how many of them will arrive.
+    /// Puts packets on their way. Returns how many packets will arrive, including duplicates.
     pub(crate) fn send(
         &self,
         from: &'static Adapter,

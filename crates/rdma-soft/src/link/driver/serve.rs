@@ -112,8 +112,8 @@ impl Driver {
         found
     }
 
-    /// Sets whether polls look at the recently active sockets. Returns true if something has arrived there, possibly
-    /// without a notification.
+    /// Sets whether polls or this thread look at the recently active sockets without being notified. Returns true if
+    /// something has arrived there, possibly without a notification.
     fn see_to_near(&self, attended: bool) -> bool {
         let mut driving = locked_for_calls(&self.driving);
         driving.attended = attended;
@@ -127,9 +127,10 @@ impl Driver {
         })
     }
 
-    /// Spins on the recently active sockets until nothing has arrived for a moment. Returns early when the program
-    /// begins to poll, unless a peer `called`. After a call, the program polls only occasionally, and the thread
-    /// handles the messages in between. Returns true if more may arrive.
+    /// If a processor is spare, spins on the recently active sockets until nothing has arrived for a moment. Returns
+    /// early when the program begins to poll, unless a peer `called`. After a call, the program polls only
+    /// occasionally, and the thread handles the messages between these polls. Returns true if more may arrive, because
+    /// the thread stops after [`TAKES`] messages.
     fn look_out(&self, called: bool) -> bool {
         let mut near: [Option<Arc<dyn Watched>>; NEAR] = [const { None }; NEAR];
         let found = {
