@@ -15,8 +15,8 @@ use crate::soft_device::SoftDevice;
 ///
 /// # Time
 ///
-/// Nothing sleeps, and the devices start no threads, except one that reports dropped packets to a `tracing` subscriber.
-/// Each poll that finds its completion queue empty advances the time by 100 ns. The test also advances it, with
+/// Nothing sleeps, and the devices start no threads, except those that report events to a `tracing` subscriber. Each
+/// poll that finds its completion queue empty advances the time by 100 ns. The test also advances it, with
 /// [`step`](Self::step) and [`run_for`](Self::run_for). Events that become due are executed on the calling thread, so a
 /// timeout of one second does not take a second of real time. A single-threaded program behaves the same in each run:
 /// with the same seed, the same packets are lost.

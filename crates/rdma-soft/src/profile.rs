@@ -151,7 +151,7 @@ impl Profile {
     ///   differs between versions.
     /// - No datagrams: `hns_roce_create_ah` of Linux refuses programs on hip08. No unreliable connections:
     ///   `check_qp_create_attr` of rdma-core, `hns_roce_u_verbs.c`.
-    /// - No windows, dma-buf and multicast: the provider does not implement these operations.
+    /// - No windows, dma-buf or multicast: the provider does not implement these operations.
     /// - Vendor 0x19e5, part 0xa222, one of several: the provider of rdma-core, `hns_roce_u.c`.
     pub const HIP08: Self = Self(&Sheet {
         name: "hip08",

@@ -1,5 +1,6 @@
 //! The identity of a device. It is drawn at random at each installation, so that an address from another process or an
-//! earlier run never refers to a local object.
+//! earlier run never refers to a local object. If several processes share a device, they derive its identity from the
+//! properties on which they agree.
 
 use std::net::Ipv4Addr;
 
