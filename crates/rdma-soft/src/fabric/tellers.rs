@@ -20,7 +20,7 @@ pub(crate) trait Tells: Send + Sync + std::fmt::Debug {
     /// Removes and returns the events that are due, or `None` if there are none.
     fn take(&'static self) -> Option<Tell>;
 
-    /// Keeps the due events for later, because no thread can report them now.
+    /// Keeps the due events for later, because there is no subscriber now, or no thread that can report them.
     fn put_off(&self);
 }
 

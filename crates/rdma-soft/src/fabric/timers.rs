@@ -354,8 +354,8 @@ impl Schedule {
         self.queue.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Removes and returns the owner of the earliest due timer. Since it is removed, a timer that is always due does
-    /// not delay others.
+    /// Clears the earliest due timer and returns its owner. A timer that is set again and again is queued after the
+    /// others that are due, so it does not delay them.
     fn take_due(&mut self, now: Time) -> Option<Weak<dyn Task>> {
         while let Some(&Reverse(first)) = self.queue.peek() {
             if first.0 > now && is_current(&self.timers, first) {

@@ -174,7 +174,7 @@ pub(crate) fn check(link: Link, frame: &[u8]) -> Result<Checked, Damage> {
 /// The headers before a BTH, to the extent that the ICRC covers them.
 enum Front {
     Udp(IpHeader, UdpHeader),
-    /// All ones in place of the fields that may change in transit.
+    /// The LRH, with all ones in place of the fields that may change in transit.
     Local([u8; LRH]),
     Global([u8; LRH + GRH]),
 }

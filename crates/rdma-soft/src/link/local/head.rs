@@ -51,7 +51,8 @@ const VOID: u8 = 8;
 /// The contents of a decoded header.
 pub(super) type Decoded = (Path, Burst, Option<Datagram>);
 
-/// Encodes the header of a burst.
+/// Encodes the header of a burst. Returns `None` if an address of its path is not shared, or if its headers cannot be
+/// written.
 pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
     let Letter { path, burst, datagram, .. } = letter;
     let mut head = [0; HEAD];
