@@ -268,8 +268,9 @@ impl Builder {
     ///
     /// Each address becomes an additional entry of the GID table, before the entry of the loopback interface. A queue
     /// pair that uses such an entry can reach addresses outside this process. If no device of this process has the
-    /// destination address, packets are sent to UDP port 4791 of that address. The MTU of the interface limits the
-    /// packet size (`active_mtu`). Only one process can listen at an address.
+    /// destination address, packets are sent to UDP port 4791 of that address. A device with
+    /// [`force_wire`](Self::force_wire) also sends packets to listening devices of this process in this way. The MTU of
+    /// the interface limits the packet size (`active_mtu`). Only one process can listen at an address.
     ///
     /// Every host that can send UDP datagrams to the address is then a peer, as on a RoCE network. Nothing is
     /// encrypted, and source addresses can be forged. Unreliable connections and datagrams have no protection against

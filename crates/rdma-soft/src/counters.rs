@@ -28,8 +28,8 @@ impl Exclusive {
     }
 }
 
-/// The counters that a queue pair increments under its send lock. They are separate from the fields that every WRITE
-/// uses.
+/// The counters that a queue pair increments under its send lock. They have their own cache lines, apart from the
+/// fields that every WRITE uses.
 #[derive(Debug, Default)]
 pub(crate) struct SendCounts {
     /// SENDs that were executed.

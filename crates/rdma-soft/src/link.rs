@@ -29,7 +29,7 @@ pub(crate) mod udp;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Link {
-    /// RoCE: addresses are GIDs (link-local and IPv4-mapped, for RoCE v1 and v2).
+    /// RoCE: addresses are GIDs, by default link-local and IPv4-mapped ones for RoCE v1 and v2.
     #[default]
     Ethernet,
     /// InfiniBand: the address is a LID.
