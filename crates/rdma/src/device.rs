@@ -1,7 +1,8 @@
 //! The devices of the machine and, with the feature `soft`, the software devices.
 //!
 //! [`open_device`] opens the device with a given name, and never opens a software device in place of a missing one.
-//! [`open_default_device`] opens a NIC if there is one, and otherwise a software device.
+//! [`open_default_device`] opens the device named by `RDMA_DEVICE`, or else the first NIC with an active port, or else
+//! a software device.
 
 pub use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, Context, Device, DeviceAttributes, DeviceList,

@@ -1,7 +1,7 @@
 //! The software devices, and devices that a program configures itself with names, schedules and limits.
 //!
-//! The devices `soft0` and `softib0` need no call here, because [`open_device`](crate::device::open_device) and
-//! [`list_devices`](crate::device::list_devices) install them.
+//! The devices `soft0` and `softib0` need no call of this module, because [`open_device`](crate::device::open_device)
+//! and [`list_devices`](crate::device::list_devices) install them.
 //!
 //! Creates a device that delays its packets, reproducibly for a given seed:
 //! ```
