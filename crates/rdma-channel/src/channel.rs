@@ -26,8 +26,8 @@ pub(crate) mod watch;
 /// A connection to one peer. Its operations keep their memory alive until they end, and they always end.
 ///
 /// Operations come in three forms: the blocking ones below, [scoped](Self::scope) ones, which can be in flight at the
-/// same time, and [unpolled](Self::send_unpolled) ones. Unpolled operations are `unsafe`; the other two forms are built
-/// on them.
+/// same time, and [unpolled](Self::send_unpolled) ones. Unpolled operations are `unsafe`, and are meant for programs
+/// that build their own layer.
 ///
 /// The channel has its own completion queue. Unless it [spins](crate::Wait::Spin), it also has a completion channel to
 /// sleep on. A channel can be moved to another thread, but only one thread can use it at a time.
@@ -89,8 +89,9 @@ impl Channel {
     /// message (RC), or when the message has left this end (UC).
     ///
     /// # Errors
-    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel.
-    /// That includes a time limit that expires before the queue has a free slot.
+    /// Any [`TransportError`]. If the post is refused, or the queue is full and the call does not wait
+    /// ([`WouldBlock`](TransportError::WouldBlock)), the channel stays usable. Any other error closes the channel. That
+    /// includes a time limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn send(&mut self, wr: SendWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
@@ -99,8 +100,9 @@ impl Channel {
     /// Receives one message from the peer.
     ///
     /// # Errors
-    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel.
-    /// That includes a time limit that expires before the queue has a free slot.
+    /// Any [`TransportError`]. If the post is refused, or the queue is full and the call does not wait
+    /// ([`WouldBlock`](TransportError::WouldBlock)), the channel stays usable. Any other error closes the channel. That
+    /// includes a time limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn receive(
         &mut self,
@@ -112,8 +114,9 @@ impl Channel {
     /// Writes to the peer's memory.
     ///
     /// # Errors
-    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel.
-    /// That includes a time limit that expires before the queue has a free slot.
+    /// Any [`TransportError`]. If the post is refused, or the queue is full and the call does not wait
+    /// ([`WouldBlock`](TransportError::WouldBlock)), the channel stays usable. Any other error closes the channel. That
+    /// includes a time limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn write(&mut self, wr: WriteWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
@@ -122,8 +125,9 @@ impl Channel {
     /// Reads the peer's memory.
     ///
     /// # Errors
-    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel.
-    /// That includes a time limit that expires before the queue has a free slot.
+    /// Any [`TransportError`]. If the post is refused, or the queue is full and the call does not wait
+    /// ([`WouldBlock`](TransportError::WouldBlock)), the channel stays usable. Any other error closes the channel. That
+    /// includes a time limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn read(&mut self, wr: ReadWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
@@ -132,8 +136,9 @@ impl Channel {
     /// Performs an atomic operation (fetch-and-add or compare-and-swap) on the peer's memory.
     ///
     /// # Errors
-    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel.
-    /// That includes a time limit that expires before the queue has a free slot.
+    /// Any [`TransportError`]. If the post is refused, or the queue is full and the call does not wait
+    /// ([`WouldBlock`](TransportError::WouldBlock)), the channel stays usable. Any other error closes the channel. That
+    /// includes a time limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn atomic(&mut self, wr: AtomicWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)

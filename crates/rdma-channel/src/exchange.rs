@@ -127,8 +127,8 @@ pub fn exchange(
 /// Sends several endpoints of this end to the peer, and returns the same number of endpoints from the peer. The first
 /// endpoints of both ends belong to one connection, and so on.
 ///
-/// Otherwise, this is like [`exchange`]. There can be at most 65535 endpoints. The peer must send the same number,
-/// which is checked before anything is allocated for its endpoints.
+/// Otherwise, this is like [`exchange`]. There can be at most 65535 endpoints. The peer must send the same number, so
+/// this end allocates memory only for that number, whatever the peer announces.
 ///
 /// # Errors
 /// Same errors as [`exchange`], and [`ExchangeError::TooMany`] for too many endpoints.

@@ -18,7 +18,7 @@ pub(crate) struct Limits {
     pub(crate) atomic: Duration,
     /// The limit for requests that are in flight when a scope ends.
     pub(crate) drain: Duration,
-    /// The limit for flushing the requests that are still in flight when `drain` expires.
+    /// The limit for flushing requests, for example those that are still in flight when `drain` expires.
     pub(crate) flush: Duration,
     /// The deadline of all waits of the current scope, with its limit.
     pub(crate) bound: Option<Bound>,

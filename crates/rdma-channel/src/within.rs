@@ -62,8 +62,8 @@ impl MultiChannel {
 /// A [`Channel`] or a [`MultiChannel`] with a different time limit until this value is dropped. Returned by
 /// [`Channel::within`] and [`MultiChannel::within`].
 ///
-/// If this value is leaked, the channel keeps the limit. If another channel is then moved into its place, the limit
-/// applies to that channel.
+/// The limit belongs to the channel. If this value is leaked, or if the channel is moved out of it (for example with
+/// [`std::mem::swap`]), the channel keeps the limit.
 ///
 /// # Examples
 /// One limit for several calls, which applies to each call separately. `board` is memory of the peer:

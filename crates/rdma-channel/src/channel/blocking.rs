@@ -16,7 +16,8 @@ pub(crate) enum Left {
     Nothing(Result<WorkSuccess, TransportError>),
     /// The post was refused, or its outcome is unknown. The ledger holds the reason.
     Refused,
-    /// The request is still in flight, because its limit has expired or the completion queue has failed.
+    /// The request is still in flight, because the wait for it failed. Its limit has expired, the peer is gone, or no
+    /// completions can be received any longer.
     InFlight { id: WorkId, operation: Operation, failure: TransportError },
 }
 
@@ -111,7 +112,8 @@ impl Ledger {
 /// slots.
 ///
 /// # Errors
-/// The error of the first request that failed, or a timeout. After a timeout, some requests are still in flight.
+/// The error of the first request that failed, or the error of a wait, for example a timeout. After a failed wait, some
+/// requests are still in flight.
 #[inline(always)]
 pub(crate) fn wait_all(
     ledger: &Ledger,

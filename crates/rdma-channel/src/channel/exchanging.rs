@@ -178,9 +178,9 @@ impl Channel {
     /// Any [`TransportError`]. When an error is returned, the device no longer uses any of the memory.
     /// - If a request is refused before the receive is posted, the channel is unchanged. This includes mistakes in the
     ///   send that this library can detect itself, such as too many elements.
-    /// - After any other error, the channel is closed, because only closing it makes the device release the receive. If
-    ///   the device refuses the send, the reason is [`CloseReason::Refused`]. The contents of the receive's memory are
-    ///   then unspecified.
+    /// - After any other error, the channel is closed, because only closing it makes the device release the receive.
+    ///   The contents of the receive's memory are then unspecified. If the device refused the send, the channel's
+    ///   reason is [`CloseReason::Refused`].
     ///
     /// # Examples
     /// ```

@@ -84,7 +84,8 @@ impl Options {
         )
     }
 
-    /// Creates a completion queue. Errors name the options that determine its size.
+    /// Creates a completion queue. If the provider refuses the size, the hint of the error ends with `of`, which names
+    /// the options that determine the size.
     fn queue_for(&self, completions: u32, of: &str) -> Result<CompletionQueue, Error> {
         if self.qp_type == QueuePairType::UD {
             return Err(Error::NotConnected);
@@ -110,7 +111,7 @@ impl Options {
         self.pd.create_srq().max_wr(self.max_recv_wr).max_sge(1).build()
     }
 
-    /// Creates a queue pair of a server that completes in `cq` and takes receives from `srq`.
+    /// Creates a server's queue pair, which completes in `cq` and uses the receives of `srq`.
     pub(crate) fn queue_pair_sharing(
         &self,
         cq: &CompletionQueue,
@@ -121,7 +122,7 @@ impl Options {
         qp.max_send_wr(self.max_send_wr).strict_cq(true).build()
     }
 
-    /// Creates a queue pair of a server that completes in `cq` and has `max_recv_wr` receives of its own.
+    /// Creates a server's queue pair, which completes in `cq` and has `max_recv_wr` receives of its own.
     pub(crate) fn queue_pair_with(
         &self,
         cq: &CompletionQueue,
@@ -183,7 +184,8 @@ impl Default for ServerKnobs {
 mod tests {
     use super::*;
 
-    /// Otherwise channels could overflow their completion queue, an error without recovery.
+    /// Creating a queue pair fails if the completion queue has no room for it. Without this check, channels could
+    /// overflow the completion queue, and there is no recovery from that.
     #[test]
     #[cfg_attr(miri, ignore = "the software device copies in assembly")]
     fn channels_need_a_completion_queue_that_they_cannot_overflow() {

@@ -74,7 +74,8 @@ impl PreparedChannel {
     /// endpoint is connected to itself.
     ///
     /// # Errors
-    /// Same errors as [`PreparedQueuePair::handshake`].
+    /// Same errors as [`PreparedQueuePair::handshake`], and the provider's error if the buffers for [inline
+    /// data](crate::ChannelBuilder::max_inline_data) cannot be registered.
     pub fn handshake(self, peer: QueuePairEndpoint) -> Result<Channel, Error> {
         self.connected(|qp| qp.handshake(peer))
     }
@@ -90,7 +91,8 @@ impl PreparedChannel {
     /// Connects with these attributes, which the program can obtain in any way.
     ///
     /// # Errors
-    /// Same errors as [`PreparedQueuePair::connect`].
+    /// Same errors as [`PreparedQueuePair::connect`], and the provider's error if the buffers for [inline
+    /// data](crate::ChannelBuilder::max_inline_data) cannot be registered.
     pub fn connect(self, attributes: ConnectAttributes) -> Result<Channel, Error> {
         self.connected(|qp| qp.connect(attributes))
     }

@@ -164,7 +164,7 @@ impl Channel {
     /// [`atomic`](Self::atomic).
     ///
     /// # Errors
-    /// Same errors as [`atomic`](Self::atomic).
+    /// Same errors as [`atomic`](Self::atomic), and the provider's error if the memory cannot be registered.
     ///
     /// # Examples
     /// ```
@@ -193,10 +193,11 @@ impl Channel {
     }
 
     /// Replaces the peer's word with `swap` if it equals `compare`. Returns the previous value, which equals `compare`
-    /// if the word was replaced. Like [`fetch_add`](Self::fetch_add), the first call registers memory.
+    /// if the word was replaced. The value is returned through memory of the channel, like that of
+    /// [`fetch_add`](Self::fetch_add).
     ///
     /// # Errors
-    /// Same errors as [`atomic`](Self::atomic).
+    /// Same errors as [`atomic`](Self::atomic), and the provider's error if the memory cannot be registered.
     pub fn compare_and_swap(
         &mut self,
         remote: impl Into<RemoteMemoryRegion>,

@@ -13,7 +13,8 @@ use crate::scope::Scope;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // a program sleeps or does not
 pub enum Armed {
-    /// Something has completed, so there may be no event to wake the program. Poll the handles before you sleep.
+    /// Something has completed, or the channel [spins](crate::Wait::Spin). There may be no event to wake the program,
+    /// so poll the handles before you sleep.
     Ready,
     /// Nothing has completed. The [file](Waitable) becomes readable at the next completion.
     Sleep,

@@ -26,10 +26,11 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     /// silent.
     ///
     /// A channel that spins checks the stream at most once per millisecond, and only after it has begun to yield the
-    /// processor. A channel that sleeps wakes at once. Polls do not check the stream, nor do waits that are too short to
-    /// yield. A program that sleeps [in its own event loop](crate::Scope::arm) also polls the
+    /// processor. A channel that sleeps wakes at once. Polls do not check the stream, nor do waits that are too short
+    /// to yield. A program that sleeps [in its own event loop](crate::Scope::arm) also polls the
     /// [stream](crate::Scope::watched_stream). If the peer's process has forked and is then killed, its child keeps the
-    /// stream open. The stream takes one file descriptor at each end; see [`watch_nothing`](Self::watch_nothing).
+    /// stream open. The peer then counts as gone only when the child ends. The stream takes one file descriptor at each
+    /// end; see [`watch_nothing`](Self::watch_nothing).
     ///
     /// # Examples
     /// ```
@@ -73,13 +74,14 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
 impl ChannelBuilder<'_> {
     /// Detects that the peer is gone, like [`watch`](Self::watch), through a stream that the program has created: TCP
     /// or a Unix socket. This has no effect on channels from [`connect`](Self::connect) and [`listen`](Self::listen),
-    /// which watch the stream of their rendezvous. The peer keeps its end of the stream until its channel is dropped.
-    /// Nothing is written to the stream, so the reason is always [`Died`](crate::CloseReason::Died).
+    /// which watch the stream of their rendezvous. The peer's program must keep its end of the stream open for as long
+    /// as its channel exists. Nothing is written to the stream, so the reason is always
+    /// [`Died`](crate::CloseReason::Died).
     ///
-    /// Only the end of the peer's data matters. Bytes that pass through the stream, and a
-    /// [shutdown](std::net::Shutdown::Write) of this end, have no effect. The program may keep a duplicate of the
-    /// stream ([`try_clone`](std::net::TcpStream::try_clone)), and use one stream for several channels. On TCP,
-    /// `SO_KEEPALIVE` and `TCP_USER_TIMEOUT` are set, which also affects duplicates.
+    /// The peer counts as gone when its end of the stream is closed or shut down for writing. Bytes that pass through
+    /// the stream, and a [shutdown](std::net::Shutdown::Write) of this end, have no effect. The program may keep a
+    /// duplicate of the stream ([`try_clone`](std::net::TcpStream::try_clone)), and use one stream for several
+    /// channels. On TCP, `SO_KEEPALIVE` and `TCP_USER_TIMEOUT` are set, which also affects duplicates.
     ///
     /// # Examples
     /// ```

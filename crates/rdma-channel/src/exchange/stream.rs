@@ -14,9 +14,9 @@ use rustix::pipe::PIPE_BUF;
 /// A byte stream with time limits for reads and writes, for [`exchange`](crate::exchange) and
 /// [`confirm`](crate::confirm).
 ///
-/// Sockets implement this trait, by value or by reference, and so do two [`Pipes`]. They may be blocking or not, and
-/// none of their settings is changed, even temporarily. For a wrapped stream, such as a TLS stream, implement the trait
-/// like this:
+/// Sockets implement this trait, by value or by reference, and so does a pair of files ([`Pipes`]). They may be
+/// blocking or not, and none of their settings is changed, even temporarily. For a wrapped stream, such as a TLS
+/// stream, implement the trait like this:
 ///
 /// ```
 /// use std::io::{self, Read, Write};
