@@ -405,7 +405,7 @@ impl Ledger {
     }
 
     /// Frees the slot of a request that succeeded and has no handle. If the handle was dropped in the current scope,
-    /// counts the request.
+    /// counts the request in `unasked`.
     fn finish(&self, slot: &RequestSlot) {
         if slot.state().is_dropped() {
             slot.free();
@@ -415,7 +415,8 @@ impl Ledger {
         }
     }
 
-    /// Checks that this process created the ledger, because a forked child receives no completions.
+    /// Checks that this process created the ledger, because a forked child receives no completions. In a forked child,
+    /// also closes all connections.
     #[cold]
     pub(crate) fn check_process(&self) -> Result<(), TransportError> {
         self.cq.context().check_process().map_err(|_| {

@@ -125,8 +125,8 @@ impl Ledger {
         result
     }
 
-    /// Runs a closure that posts several requests with memory borrowed for `'data` until one is refused. Then runs
-    /// `end`, which ends the posted requests. Returns when the device no longer uses that memory.
+    /// Runs a closure that posts requests until one is refused. The memory of the requests is borrowed for `'data`.
+    /// Then runs `end`, which ends the posted requests. Returns when the device no longer uses that memory.
     pub(crate) fn block_each<'data, T>(
         &mut self,
         post: impl for<'l> FnOnce(Call<'l, 'data>) -> (Vec<WorkId>, Option<PostFailure>),
@@ -231,9 +231,9 @@ impl Channel {
     /// Posts a message to the peer.
     ///
     /// # Errors
-    /// The request was not posted. If the queue is full, the call fails at once with [`TransportError::WouldBlock`].
-    /// After [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted
-    /// the request.
+    /// The reason why the request was not posted. If the queue is full, the call fails at once with
+    /// [`TransportError::WouldBlock`]. After a [`TransportError::PostError`] whose
+    /// [`posted`](rdma_qp::PostError::posted) is 1, the device may have accepted the request all the same.
     ///
     /// # Safety
     /// The contract of [`QueuePair::post`](rdma_qp::QueuePair::post): the program does not touch the memory until the
@@ -270,9 +270,9 @@ impl Channel {
     /// Posts a write to the peer's memory.
     ///
     /// # Errors
-    /// The request was not posted. If the queue is full, the call fails at once with [`TransportError::WouldBlock`].
-    /// After [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted
-    /// the request.
+    /// The reason why the request was not posted. If the queue is full, the call fails at once with
+    /// [`TransportError::WouldBlock`]. After a [`TransportError::PostError`] whose
+    /// [`posted`](rdma_qp::PostError::posted) is 1, the device may have accepted the request all the same.
     ///
     /// # Safety
     /// Same contract as [`send_unpolled`](Self::send_unpolled).
@@ -288,9 +288,9 @@ impl Channel {
     /// Posts a read of the peer's memory.
     ///
     /// # Errors
-    /// The request was not posted. If the queue is full, the call fails at once with [`TransportError::WouldBlock`].
-    /// After [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted
-    /// the request.
+    /// The reason why the request was not posted. If the queue is full, the call fails at once with
+    /// [`TransportError::WouldBlock`]. After a [`TransportError::PostError`] whose
+    /// [`posted`](rdma_qp::PostError::posted) is 1, the device may have accepted the request all the same.
     ///
     /// # Safety
     /// Same contract as [`send_unpolled`](Self::send_unpolled).
@@ -306,9 +306,9 @@ impl Channel {
     /// Posts a receive for a message from the peer.
     ///
     /// # Errors
-    /// The request was not posted. If the queue is full, the call fails at once with [`TransportError::WouldBlock`].
-    /// After [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted
-    /// the request.
+    /// The reason why the request was not posted. If the queue is full, the call fails at once with
+    /// [`TransportError::WouldBlock`]. After a [`TransportError::PostError`] whose
+    /// [`posted`](rdma_qp::PostError::posted) is 1, the device may have accepted the request all the same.
     ///
     /// # Safety
     /// Same contract as [`send_unpolled`](Self::send_unpolled).

@@ -60,7 +60,8 @@ impl Ledger {
         polled - unmatched
     }
 
-    /// Delivers a completion to its slot. Returns true if there is a slot whose request can complete in this way.
+    /// Delivers a completion to its slot. Returns true if it matches a request in flight. The success of an unsignaled
+    /// request never matches, because only a faulty device reports it.
     #[inline]
     pub(super) fn deliver(&self, entry: &Cell<PollSlot>) -> bool {
         let completion = entry.get().last();
@@ -74,7 +75,8 @@ impl Ledger {
         matched
     }
 
-    /// Records the completion of a request in flight. Returns true if the request can complete in this way.
+    /// Records the completion of a request in flight. Returns false for the success of an unsignaled request, which
+    /// only a faulty device reports.
     #[inline(always)]
     fn complete(
         &self,

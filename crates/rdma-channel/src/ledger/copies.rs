@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rdma_mem::{AccessFlags, Error, GatherList, ProtectionDomain, SharedElement, SharedRegion};
 
-/// One buffer per slot. Blocking calls use the buffer of the dead slot. A buffer is free exactly when its slot is free,
-/// and therefore never before the request has completed.
+/// One buffer per slot. Blocking calls use the buffer of the dead slot. Each other buffer is free exactly when its slot
+/// is free, and therefore never before the request has completed.
 #[derive(Debug)]
 pub(super) struct Copies {
     region: Arc<SharedRegion>,

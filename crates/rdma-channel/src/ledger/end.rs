@@ -94,8 +94,8 @@ impl Ledger {
         without_unwinding(|| self.end_all())
     }
 
-    /// Like [`end`](Self::end), for a scope whose closure has failed. If waits for a request have timed out, the
-    /// request gets at most as much time as the longest of these waits.
+    /// Like [`end`](Self::end), for a scope whose closure has failed. If the closure's waits have timed out, the
+    /// requests concerned get at most as much time as the longest of these waits.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_failed_scope(&mut self) -> Ended {
@@ -125,8 +125,8 @@ impl Ledger {
         self.end_others()
     }
 
-    /// Handles the usual case in few instructions. There is only one request, its handle was dropped, and the poll
-    /// returned only its successful completion.
+    /// Handles the usual case in few instructions: only one request is left, its handle was dropped, and the poll
+    /// returned only its successful completion. Returns `None` in all other cases.
     #[inline(always)]
     fn end_one(&self, polled: usize) -> Option<Ended> {
         let unasked = self.unasked.get() + 1;
@@ -340,7 +340,8 @@ impl Ledger {
         false
     }
 
-    /// Returns true if all requests in flight are unsignaled, and no later signaled request will complete them.
+    /// Returns true if all of the connection's requests in flight are unsignaled. In that case, there is no later
+    /// signaled request whose completion would cover them.
     fn only_unsignaled(&self, connection: &Connection) -> bool {
         let last = connection.last_unsignaled();
         last.state().is_in_flight()
@@ -434,8 +435,8 @@ impl Ledger {
         Ended { errors: (!errors.is_empty()).then(|| Box::new(errors)), unasked }
     }
 
-    /// Returns the error of an operation that failed. For a flushed operation, this is the cause of the flush, unless
-    /// the program closed the connection.
+    /// Returns the error of an operation that failed. For a flushed operation, this is the cause of the flush. Returns
+    /// `None` if the operation succeeded, or if it was flushed because the program closed the connection.
     pub(crate) fn failure(
         &self,
         slot: &RequestSlot,

@@ -33,7 +33,7 @@ impl Ledger {
         self.copies.as_ref().filter(|copies| length > inline && length <= copies.each())
     }
 
-    /// Copies the bytes of a blocking call on a channel without other requests. Returns `None` if the bytes fit inline.
+    /// Copies the bytes of a channel's blocking call to the dead slot's buffer. Returns `None` if the bytes fit inline.
     /// Also returns `None` if there are more bytes than a buffer holds; in that case, the post fails.
     ///
     /// # Errors

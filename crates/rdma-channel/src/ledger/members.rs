@@ -29,8 +29,9 @@ impl Ledger {
     /// Ends a connection and all its requests, and frees its place.
     ///
     /// # Errors
-    /// Returns an error if the peer does not exist, or if its queue pair cannot be destroyed. In the second case, the
-    /// connection stays closed in its place, and its requests in flight stay in their slots.
+    /// Returns an error if the peer does not exist, if this process is a forked child, or if the queue pair cannot be
+    /// destroyed. In the last case, the connection stays closed in its place, and its requests in flight stay in their
+    /// slots.
     pub(crate) fn remove(&mut self, peer: usize) -> Result<(), TransportError> {
         let connection = self.connection(peer)?;
         if connection.is_absent() {

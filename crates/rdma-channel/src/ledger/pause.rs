@@ -32,8 +32,8 @@ impl Ledger {
         self.pause_until(deadline, self.limits.bound, watch.map(|watch| (watch, awaited)))
     }
 
-    /// Like [`pause`](Self::pause), while requests are flushed. The device flushes them without the peer, so this uses
-    /// no bound and ignores whether the peer is gone.
+    /// Like [`pause`](Self::pause), while requests are flushed. Flushing has its own time limit and does not involve
+    /// the peer, so this ignores the scope's deadline and the watched stream.
     pub(super) fn pause_flush(&self, deadline: &mut Deadline) -> Result<bool, TransportError> {
         self.pause_until(deadline, None, None)
     }
@@ -58,7 +58,7 @@ impl Ledger {
                         return Err(self.peer_gone(awaited, reason));
                     }
                     // The device may have acknowledged a message whose completion it has not added yet. A query waits
-                    // for the device, and the caller polls again. If the query fails, the poll comes without it.
+                    // for the device, and the caller polls again. If the query fails, the caller polls all the same.
                     let _ = self.only().qp().map(QueuePair::query);
                     watch.settle();
                     return Ok(false);
@@ -173,8 +173,8 @@ impl Ledger {
         Some(watch.stream())
     }
 
-    /// Marks the completed requests that handles have not reported yet. Returns true if there are any. They may have
-    /// been completed by a poll for another handle, so no event will arrive for them.
+    /// Marks the completed requests that neither a handle nor an earlier call has reported. Returns true if there are
+    /// any. A poll for another handle may have found their completions, so no event will arrive for them.
     fn tell(&self) -> bool {
         if self.unreleased.get() == self.unasked.get() {
             return false;

@@ -111,7 +111,8 @@ impl Ledger {
         Ok(Ticket::new(self, slot))
     }
 
-    /// Posts a request when the next slot is not free, or when a signaled request follows unsignaled ones.
+    /// Posts a request when the next slot is not free, or when a signaled request follows unsignaled ones. Also posts
+    /// unsignaled requests that have to be signaled.
     #[inline(never)]
     fn post_otherwise<'l, 'data: 'kept, 'kept, W: Post<'data>>(
         &'l self,
@@ -138,7 +139,7 @@ impl Ledger {
         Ok(slot)
     }
 
-    /// Records that the device refused a post.
+    /// Records that a post failed. If the device may have accepted the request all the same, records the request, too.
     fn refused(
         &self,
         connection: &Connection,
@@ -278,7 +279,8 @@ impl Ledger {
         }
     }
 
-    /// Records the posted requests of a batch that was posted only partly or that has unsignaled requests.
+    /// Records the first `count` requests of a batch, which were posted, and frees the slots of the others. Used for a
+    /// batch that was posted only partly, or that contains or follows unsignaled requests.
     #[inline(never)]
     fn note_batch<'data, I: InBatch<'data>>(
         &self,

@@ -401,7 +401,8 @@ impl Connection {
 /// The queues of all connections, with their slots.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    /// The only connection of a channel, found without an index. If there is no connection, it has no queue pair.
+    /// The first connection. It is not in `others`, so that a channel finds its only connection without an index. If
+    /// `count` is 0, this is a placeholder without a queue pair.
     first: Connection,
     others: Box<[Connection]>,
     count: usize,

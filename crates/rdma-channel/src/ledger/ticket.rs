@@ -14,7 +14,8 @@ use super::state::SlotState;
 use crate::deadline::Deadline;
 
 /// The right to read the result of a request. If the ticket is dropped, the request continues. The slot becomes free
-/// when the ticket has reported the result, or when the request completes after the ticket was dropped.
+/// when the request has completed and the ticket is gone. If the ticket is dropped without reporting a failure, the
+/// slot becomes free only when a scope ends.
 pub(crate) struct Ticket<'l>(PostedRequest<'l>);
 
 /// A posted request in its slot. It is passed by value, because a reference would force the handle into memory.
@@ -29,7 +30,8 @@ pub(crate) struct PostedRequest<'l> {
 pub(crate) enum Unsettled {
     /// No completion arrived.
     Nothing,
-    /// The request failed, or the poll returned a completion of another request.
+    /// The request failed, the poll returned another request's completion, or the slot is in a state that a glance does
+    /// not handle.
     Unclear,
     Failed(PollError),
 }
@@ -128,8 +130,8 @@ impl PostedRequest<'_> {
         self.slot.state().is(SlotState::DONE)
     }
 
-    /// Delivers the completion in this slot, which belongs to another request, and polls for one more. Returns true if
-    /// this request has completed.
+    /// Delivers the completion in this slot, which belongs to another request, and polls again. If the next completion
+    /// also belongs to another request, polls all that the buffer can hold. Returns true if this request has completed.
     #[inline(never)]
     fn take_others(self) -> bool {
         let Self { ledger, slot } = self;
@@ -184,7 +186,7 @@ impl PostedRequest<'_> {
     /// Waits for the result for at most `timeout`. `None` means the time limit of this kind of operation.
     ///
     /// # Errors
-    /// Same errors as [`poll`](Self::poll), and [`TransportError::Timeout`].
+    /// Same errors as [`poll`](Self::poll) and [`pause`](Ledger::pause), and [`TransportError::Timeout`].
     #[inline(never)]
     pub(crate) fn wait(
         self,
