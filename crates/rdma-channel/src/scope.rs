@@ -224,7 +224,7 @@ impl Channel {
     ///
     /// The scope ends all operations in flight, whether the closure ends by return, `?` or panic. It waits for at most
     /// the [drain limit](crate::ChannelBuilder::drain_timeout), by default 5 seconds, and then closes the channel. It
-    /// waits for as long again, and then destroys the queue pair.
+    /// waits at most as long again for the operations to be flushed, and then destroys the queue pair.
     ///
     /// If the closure fails, the scope waits less for requests that the closure has already waited for without success.
     /// It waits at most as long as the longest of the closure's waits, and then closes their connection. Waits of less
@@ -348,8 +348,8 @@ impl Drop for Bounded<'_> {
 }
 
 impl<C> Scope<'_, '_, C> {
-    /// Closes the channel permanently. Operations in flight are flushed at once, so the scope does not wait for them.
-    /// They do not count as failures of the scope.
+    /// Closes the channel permanently, or all connections of a [`MultiChannel`](crate::MultiChannel). Operations in
+    /// flight are flushed at once, so the scope does not wait for them. They do not count as failures of the scope.
     ///
     /// Use this when posted receives will get no further messages. The peer is not notified, and its last messages may
     /// be lost, so let both ends agree before you close.

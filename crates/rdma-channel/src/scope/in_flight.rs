@@ -114,8 +114,8 @@ impl<'scope, B> InFlight<'scope, B> {
     /// limit.
     ///
     /// # Errors
-    /// [`Late`] with the handle, if the operation has not completed or the completion queue has failed. The error in
-    /// `Late` distinguishes these cases.
+    /// [`Late`] with the handle, if the operation has not completed. Its `error` states whether the time limit has
+    /// expired or further waiting is useless.
     ///
     /// # Examples
     /// Waiting again after a timeout:

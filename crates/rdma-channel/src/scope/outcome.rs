@@ -110,8 +110,9 @@ pub struct Late<'scope, B> {
     /// The handle of the operation, with the memory, which the device may still use.
     pub handle: InFlight<'scope, B>,
     /// The reason why the wait ended. After [`TransportError::Timeout`], the caller can wait again. After any other
-    /// error, waiting is useless, and the memory is released when the scope ends. [`TransportError::PollError`] means
-    /// that the completion queue has failed, and [`TransportError::Closed`] that this is a forked child.
+    /// error, waiting is useless, and the memory is released when the scope ends. [`TransportError::PeerGone`] means
+    /// that the peer is gone, [`TransportError::PollError`] that the completion queue has failed, and
+    /// [`TransportError::Closed`] that this is a forked child.
     pub error: TransportError,
 }
 

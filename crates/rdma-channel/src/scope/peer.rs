@@ -16,7 +16,7 @@ use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, SlotWait};
 use crate::request::Post;
 
-/// Posts operations with one peer, which complete before their [scope](crate::Scope) ends.
+/// Posts operations with one peer. The operations complete before their [scope](crate::Scope) ends.
 ///
 /// The scope of a channel dereferences to a `ScopedPeer` with [`Deref`](std::ops::Deref). The scope of a
 /// [`MultiChannel`](crate::MultiChannel) returns [one for each peer](crate::Scope::to).
@@ -127,7 +127,8 @@ impl<'scope> ScopedPeer<'scope> {
     /// Waits for a free slot in the queue, for at most the time limit of a send.
     ///
     /// # Errors
-    /// The reason why the request was not posted; nothing has changed.
+    /// The reason why the request was not posted. If the device may have accepted it all the same (see
+    /// [`posted`](rdma_qp::PostError::posted)), the scope waits for it.
     #[inline(always)]
     pub fn post_send<'data: 'scope>(
         &self,
@@ -141,7 +142,8 @@ impl<'scope> ScopedPeer<'scope> {
     /// Waits for a free slot in the queue, for at most the time limit of a write.
     ///
     /// # Errors
-    /// The reason why the request was not posted; nothing has changed.
+    /// The reason why the request was not posted. If the device may have accepted it all the same (see
+    /// [`posted`](rdma_qp::PostError::posted)), the scope waits for it.
     #[inline(always)]
     pub fn post_write<'data: 'scope>(
         &self,
@@ -155,7 +157,8 @@ impl<'scope> ScopedPeer<'scope> {
     /// Waits for a free slot in the queue, for at most the time limit of a read.
     ///
     /// # Errors
-    /// The reason why the request was not posted; nothing has changed.
+    /// The reason why the request was not posted. If the device may have accepted it all the same (see
+    /// [`posted`](rdma_qp::PostError::posted)), the scope waits for it.
     #[inline(always)]
     pub fn post_read<'data: 'scope>(
         &self,
@@ -169,7 +172,8 @@ impl<'scope> ScopedPeer<'scope> {
     /// Waits for a free slot in the queue, for at most the time limit of an atomic operation.
     ///
     /// # Errors
-    /// The reason why the request was not posted; nothing has changed.
+    /// The reason why the request was not posted. If the device may have accepted it all the same (see
+    /// [`posted`](rdma_qp::PostError::posted)), the scope waits for it.
     #[inline(always)]
     pub fn post_atomic<'data: 'scope>(
         &self,
@@ -181,7 +185,8 @@ impl<'scope> ScopedPeer<'scope> {
     /// Posts a receive for a message from the peer.
     ///
     /// # Errors
-    /// The reason why the request was not posted; nothing has changed. If the queue is full, the post fails at once
+    /// The reason why the request was not posted. If the device may have accepted it all the same (see
+    /// [`posted`](rdma_qp::PostError::posted)), the scope waits for it. If the queue is full, the post fails at once
     /// with [`TransportError::WouldBlock`]. If the builder has set a [limit for
     /// receives](crate::ChannelBuilder::receive_timeout), the post first waits that long for a free slot.
     #[inline(always)]
@@ -198,8 +203,8 @@ impl<'scope> ScopedPeer<'scope> {
     /// Waits for a free slot in the queue, for at most the time limit of a send.
     ///
     /// # Errors
-    /// Same errors as [`Channel::send_inline`](crate::Channel::send_inline). The request was not posted, and nothing
-    /// has changed.
+    /// Same errors as [`post_send`](Self::post_send), and those of
+    /// [`Channel::send_inline`](crate::Channel::send_inline) for too many bytes.
     ///
     /// # Examples
     /// Several lines of text, sent from the same string:

@@ -39,8 +39,7 @@ impl PendingWord<'_> {
     /// called again.
     ///
     /// # Errors
-    /// [`TransportError::Timeout`] if the operation has not completed by then. It is still in flight, and nothing has
-    /// changed. Otherwise, the error of the operation.
+    /// Same errors as [`PendingWork::wait`].
     #[inline]
     pub fn wait(&self, timeout: Duration) -> Result<u64, TransportError> {
         self.work.wait(timeout).map(|_| self.word.value())
@@ -61,7 +60,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// caller's memory instead, call [`post_atomic`](Self::post_atomic).
     ///
     /// # Errors
-    /// The reason why the request was not posted; nothing has changed.
+    /// Same errors as [`post_atomic`](Self::post_atomic), and the provider's error if the memory cannot be registered.
     ///
     /// # Examples
     /// Four numbers from a counter in the peer's memory, requested at the same time:
@@ -97,8 +96,8 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_of_word(|word| AtomicWorkRequest::fetch_and_add(word, remote, add))
     }
 
-    /// Replaces the peer's word with `swap` if it equals `compare`. The handle returns the previous value. Like
-    /// [`fetch_add`](Self::fetch_add), the first such operation registers memory.
+    /// Replaces the peer's word with `swap` if it equals `compare`. The handle returns the previous value. Uses memory
+    /// of the channel, like [`fetch_add`](Self::fetch_add).
     ///
     /// # Errors
     /// Same errors as [`fetch_add`](Self::fetch_add).

@@ -63,7 +63,8 @@ impl<'l> PendingWork<'l> {
     ///
     /// # Errors
     /// [`TransportError::Timeout`] if the operation has not completed by then. It is still in flight, and nothing has
-    /// changed. Otherwise, the error of the operation.
+    /// changed. If the wait itself fails, the error is [`TransportError::PeerGone`], [`TransportError::PollError`] or,
+    /// in a forked child, [`TransportError::Closed`]. Otherwise, it is the error of the operation.
     #[inline(always)]
     pub fn spin_poll(&self) -> Result<WorkSuccess, TransportError> {
         let request = self.ticket.request();

@@ -2,7 +2,8 @@
 
 use rdma_mem::{GatherList, ScatterList, SharedElement, SliceMut, SliceRef};
 
-/// Registered memory that a request can read: a registered slice, a range of a shared region, or an array of either.
+/// Registered memory that a request can read: a registered slice, a range of a shared region, or an array of either. A
+/// [`Prefix`] of a slice is also possible.
 ///
 /// This trait is sealed. An implementor contains only raw parts, not a reference to the bytes, so it can be moved while
 /// the device uses the bytes. A range of a shared region can be rented to several requests at a time. Because no

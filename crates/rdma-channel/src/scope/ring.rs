@@ -86,9 +86,9 @@ impl<'scope> ScopedPeer<'scope> {
     /// Posts a receive for each of these buffers, in order. The ring returns their messages until the scope ends.
     ///
     /// # Errors
-    /// The error of the first buffer that could not be posted: [`TransportError::WouldBlock`] if the queue cannot hold
+    /// The reason why a buffer could not be posted, for example [`TransportError::WouldBlock`] if the queue cannot hold
     /// that many (see [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr)). The scope keeps the buffers that were
-    /// already posted.
+    /// posted.
     #[doc(alias = "ibv_post_recv")]
     pub fn receive_ring<'b: 'scope>(
         &self,
@@ -108,6 +108,7 @@ impl<'scope> ReceiveRing<'scope> {
     ///
     /// # Errors
     /// - [`TransportError::Timeout`], which changes nothing: call this again;
+    /// - another error of the wait, for example [`TransportError::PeerGone`]: the receive stays in the ring;
     /// - the error of the receive, if it failed: the scope keeps its buffer;
     /// - if no receive is posted, the reason: [`TransportError::Closed`], or [`TransportError::WouldBlock`] if all
     ///   buffers were [taken](RingMessage::take) or other receives have filled the queue.
