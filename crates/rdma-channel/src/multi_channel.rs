@@ -24,7 +24,7 @@ pub(crate) mod remote_memory_region;
 mod scope;
 pub(crate) mod to_peer;
 
-/// Connections to several peers, which share a protection domain and a completion queue. Peers are identified by
+/// Connections to several peers, with a common protection domain and a common completion queue. Peers are identified by
 /// indices from 0.
 ///
 /// The operations, forms and limits are the same as those of a [`Channel`](crate::Channel), but each request names its
@@ -180,7 +180,8 @@ impl MultiChannel {
     /// The peer and the attributes of a connection.
     ///
     /// # Errors
-    /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`] if the queue pair had to be destroyed.
+    /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`] if no peer has this index or the queue pair had to
+    /// be destroyed.
     pub fn peer(&self, peer: usize) -> Result<Option<ConnectAttributes>, TransportError> {
         self.ledger.qp(peer).map(QueuePair::peer)
     }

@@ -58,8 +58,9 @@ impl Ledger {
         self.block_each(post_all, |ledger, ids, refused| ledger.end_each(ids, refused, timeout))
     }
 
-    /// Waits for the requests of a call for at most `timeout`, and then ends those that are still in flight. Only the
-    /// connections of these requests are closed. Returns all results.
+    /// Waits for the requests of a call for at most `timeout`. After a refused post, the drain limit applies instead if
+    /// it is shorter. Then ends the requests that are still in flight, and closes only their connections. Returns all
+    /// successes, or the error of the call.
     pub(super) fn end_each(
         &mut self,
         ids: &[WorkId],

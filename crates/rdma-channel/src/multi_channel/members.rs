@@ -13,7 +13,7 @@ impl MultiChannel {
     /// # Errors
     /// [`TransportError::TooManyPeers`] if the number of peers, including prepared ones, has reached its
     /// [maximum](crate::ChannelBuilder::max_channels). [`TransportError::IbvError`] for the errors of
-    /// [`QueuePairBuilder::build`](rdma_qp::QueuePairBuilder::build).
+    /// [`QueuePairBuilder::build`](rdma_qp::QueuePairBuilder::build). [`TransportError::Closed`] in a forked child.
     ///
     /// # Examples
     /// Replacing a peer that has gone:
@@ -56,8 +56,8 @@ impl MultiChannel {
     ///
     /// # Errors
     /// [`TransportError::ForeignPeer`] if other channels have prepared the peer. [`TransportError::IbvError`] for the
-    /// errors of [`PreparedChannel::handshake`](crate::PreparedChannel::handshake). After an error, the prepared peer
-    /// is destroyed.
+    /// errors of [`PreparedChannel::handshake`](crate::PreparedChannel::handshake). [`TransportError::Closed`] in a
+    /// forked child. After an error, the prepared peer is destroyed.
     pub fn add(
         &mut self,
         prepared: PreparedPeer,

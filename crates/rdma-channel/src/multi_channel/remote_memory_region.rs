@@ -60,7 +60,7 @@ impl PeerRemoteMemoryRegion {
         Self { remote: self.remote.sub_region_unchecked(offset), ..*self }
     }
 
-    /// Used by the macros of [`remote_field`](rdma_mem::remote_array_field).
+    /// Used by the field macros, for example [`remote_array_field!`](rdma_mem::remote_array_field).
     #[doc(hidden)]
     #[inline]
     #[must_use]

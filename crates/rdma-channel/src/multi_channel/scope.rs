@@ -132,8 +132,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// Posts a message to a peer. Waits for a free slot, for at most the time limit of a send.
     ///
     /// # Errors
-    /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does
-    /// not exist.
+    /// Same errors as [`ScopedPeer::post_send`], and [`TransportError::NoSuchPeer`] if the peer does not exist.
     #[inline]
     pub fn post_send<'data: 'scope>(
         &self,
@@ -159,8 +158,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// Posts a write to a peer's memory. Waits for a free slot, for at most the time limit of a write.
     ///
     /// # Errors
-    /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does
-    /// not exist.
+    /// Same errors as [`ScopedPeer::post_write`], and [`TransportError::NoSuchPeer`] if the peer does not exist.
     #[inline]
     pub fn post_write<'data: 'scope>(
         &self,
@@ -186,8 +184,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// Posts a read of a peer's memory. Waits for a free slot, for at most the time limit of a read.
     ///
     /// # Errors
-    /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does
-    /// not exist.
+    /// Same errors as [`ScopedPeer::post_read`], and [`TransportError::NoSuchPeer`] if the peer does not exist.
     #[inline]
     pub fn post_read<'data: 'scope>(
         &self,
@@ -213,8 +210,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// Posts a receive for a message from a peer. If the queue is full, behaves like [`ScopedPeer::post_receive`].
     ///
     /// # Errors
-    /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does
-    /// not exist.
+    /// Same errors as [`ScopedPeer::post_receive`], and [`TransportError::NoSuchPeer`] if the peer does not exist.
     #[inline]
     pub fn post_receive<'data: 'scope>(
         &self,

@@ -10,9 +10,9 @@ use crate::request::BatchRequest;
 
 /// A work request with the index of its peer, counted from 0.
 ///
-/// Each kind of request has its own alias, like [`PeerSendWorkRequest`], and the usual constructors, with the peer as
-/// the first argument. [`from_wr`](Self::from_wr) accepts any other request: with flags, inline, with registered
-/// slices, or atomic.
+/// Each kind of request has its own alias, like [`PeerSendWorkRequest`]. Sends and receives have the usual
+/// constructors, with the peer as the first argument. Writes and reads get the peer from a [`PeerRemoteMemoryRegion`].
+/// [`from_wr`](Self::from_wr) accepts any other request: with flags, inline, with registered slices, or atomic.
 ///
 /// # Examples
 /// ```
