@@ -65,7 +65,7 @@ pub(crate) mod waker;
 /// [leaves](ServerEvent::Left) when its process ends, its channel is dropped, or its machine stops responding. Messages
 /// that it sent before are returned first. A client also leaves when:
 /// - its connection fails;
-/// - nothing could be sent to it for [`send_timeout`](crate::ChannelBuilder::send_timeout);
+/// - sends to it are outstanding, and no send has completed for [`send_timeout`](crate::ChannelBuilder::send_timeout);
 /// - it is [disconnected](Self::disconnect).
 ///
 /// Other clients are not affected.
@@ -417,7 +417,8 @@ impl Server {
     ///
     /// # Errors
     /// Same errors as [`send`](Self::send), without a buffer. Too many bytes fail with
-    /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline).
+    /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline). If the pool has no buffer for the copy, its error is
+    /// returned.
     #[doc(alias = "IBV_SEND_INLINE")]
     pub fn send_inline(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), TransportError> {
         let most = self.options.max_send_wr;

@@ -97,7 +97,8 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     }
 
     /// The time limit of the rendezvous. For a client, it covers all of [`connect`](Self::connect) except the name
-    /// lookup. For a listener, it applies to each client's part. Default: 10 seconds. [`Duration::MAX`] means no limit.
+    /// lookup. For a listener, it applies to each message that the listener awaits from a client. Default: 10 seconds.
+    /// [`Duration::MAX`] means no limit.
     pub fn rendezvous_timeout(self, timeout: Duration) -> RendezvousBuilder<'a> {
         let mut builder = self.into_builder_of::<Rendezvous>();
         builder.rendezvous.timeout = timeout;
@@ -108,7 +109,7 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     /// [`user_bytes`](Self::user_bytes).
     ///
     /// When this returns, both ends can send. If the name has several addresses, they are tried in order until one
-    /// accepts the connection, and each gets an equal share of the time. The time limit is
+    /// accepts the connection. Each gets an equal share of the remaining time. The time limit is
     /// [`rendezvous_timeout`](Self::rendezvous_timeout), which does not include the name lookup.
     ///
     /// # Errors
@@ -134,7 +135,7 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     /// the kernel chooses a port.
     ///
     /// # Errors
-    /// - [`Io`](ConnectError::Io) for the first address;
+    /// - [`Io`](ConnectError::Io) for the first address, if none is usable;
     /// - [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) and
     ///   [`UserBytesTooLong`](ConnectError::UserBytesTooLong), like [`connect`](Self::connect);
     /// - [`Verbs`](ConnectError::Verbs) if no channel can be created with these options.

@@ -12,8 +12,8 @@ use rustix::process::{Resource, getrlimit};
 
 use super::files::{Added, EventFlags, Files};
 
-/// A listener's socket and its clients. The clients make progress only when they are served. No call here waits for a
-/// client.
+/// A listener's socket and its clients. The clients make progress only when they are served. No call here waits for one
+/// particular client.
 pub(crate) struct Listening<M: MakeEnds> {
     socket: TcpListener,
     maker: M,
@@ -95,8 +95,8 @@ impl<M: MakeEnds> Listening<M> {
         self.clients.check(ready);
         let pass = Until::after(Instant::now(), PASS);
         for &key in ready {
-            // A device may take long to connect a queue pair. In the meantime, the bytes of the next clients stay in
-            // their sockets.
+            // A device may take long to connect a queue pair. After the time limit, the remaining clients are left to
+            // the next call, and their bytes stay in their sockets.
             let now = Instant::now();
             if pass.is_over(now) && until.is_over(now) {
                 break;
@@ -115,7 +115,8 @@ impl<M: MakeEnds> Listening<M> {
         }
     }
 
-    /// Accepts waiting clients. If there is no room for one of them, another client is dropped.
+    /// Accepts waiting clients, at most `TAKEN`. If there is no room for one of them, another client is dropped. Stops
+    /// if none can be dropped.
     fn take_clients(&mut self) {
         for taken in 0..TAKEN {
             let now = Instant::now();

@@ -78,7 +78,7 @@ impl Incoming<'_> {
     }
 
     /// Accepts the client, whose [`connect`](crate::ChannelBuilder::connect) returns these bytes (at most 1,024). This
-    /// does not wait, and both ends can send at once.
+    /// does not wait, and both ends can send when it returns.
     ///
     /// # Errors
     /// - [`ConnectError::UserBytesTooLong`]; the client is then notified that it was rejected;

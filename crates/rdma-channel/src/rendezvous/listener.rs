@@ -26,18 +26,22 @@ use crate::channel::prepared::PreparedChannel;
 /// first message, so a silent client uses only a file.
 ///
 /// Up to 256 clients are half-open at a time, or a quarter of the open-file limit if that is less. When another client
-/// connects, the listener drops a half-open one, so that silent clients do not block others. It chooses the address
-/// with the most half-open clients (an IPv4 address, or an IPv6 /64 network). Of these clients, it first drops one that
-/// has sent nothing within a second. If there is none, it drops the one that it has waited for longest. The dropped
-/// client gets [`Busy`](ConnectError::Busy), and is [counted](Self::dropped_half_open). While there is room, a slow
-/// client can use all of its time.
+/// connects, the listener drops a half-open one, so that silent clients do not block others. It chooses from the
+/// address with the most half-open clients (an IPv4 address, or an IPv6 /64 network). Of these clients, it drops one
+/// whose next message it has awaited for at least a second, preferably one that has sent nothing. If there is none, the
+/// new client waits in the socket's backlog. For ten seconds after such a drop, clients that have sent nothing can be
+/// dropped before that second has passed. If their address occupies more than half of the room, so can its other
+/// clients. The dropped client gets [`Busy`](ConnectError::Busy), and is [counted](Self::dropped_half_open). While
+/// there is room, a slow client can use all of its time.
 ///
 /// The listener also drops a half-open client if another client needs its queue pair. It then chooses a client that has
-/// not continued for a second, or one whose address has more queue pairs than the newcomer's address.
+/// not continued for a second. It can also choose one whose address has more queue pairs than the newcomer's address
+/// would have.
 ///
-/// A client that waits to be accepted has no time limit except the one that it set. If 64 clients wait, others stay in
-/// the socket's backlog. A client's time limit also runs while the program does not call the listener. However, a
-/// client that has already sent its message is never refused for that reason.
+/// A client that waits to be accepted has no time limit except the one that it set. If 64 clients wait, or a sixteenth
+/// of the open-file limit if that is less, others stay in the socket's backlog. A client's time limit also runs while
+/// the program does not call the listener. However, a client that has already sent its message is never refused for
+/// that reason.
 ///
 /// When a queue pair is connected on Ethernet, the kernel may need a moment to find the route to the client's GID. A
 /// client whose address does not exist can therefore delay other clients by that moment, before its connection fails.

@@ -14,8 +14,8 @@ use crate::channel::options::SILENCE;
 use crate::limits::Limits;
 use crate::rendezvous::address::resolve;
 
-/// Creates a [`Server`]. The options of its connections are the same as those of a channel, but all clients share the
-/// receives.
+/// Creates a [`Server`]. The options of its connections are the same as those of a channel. By default, all clients
+/// share the receives if the device supports that.
 ///
 /// # Examples
 /// ```
@@ -112,7 +112,7 @@ impl<'a> ServerBuilder<'a> {
         self
     }
 
-    /// The time limit for a client's part of the rendezvous. Default: 10 seconds.
+    /// The time limit for each message of a client in the rendezvous. Default: 10 seconds.
     pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.rendezvous.timeout = timeout;
         self
@@ -129,12 +129,12 @@ impl<'a> ServerBuilder<'a> {
     /// Listens at the first usable address. For port 0, the kernel chooses a port.
     ///
     /// # Errors
-    /// - [`Io`](ConnectError::Io) for the first address;
+    /// - [`Io`](ConnectError::Io) for the first address, if none is usable;
     /// - [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) and
     ///   [`UserBytesTooLong`](ConnectError::UserBytesTooLong), like [`connect`](ChannelBuilder::connect);
-    /// - [`Verbs`](ConnectError::Verbs) if the queues cannot be created, or if an option is 0 so that no message could
-    ///   be received. Also if one client would have more receives than all clients together, or if there is no memory
-    ///   for the receives.
+    /// - [`Verbs`](ConnectError::Verbs) if the queues cannot be created, or if there is no memory for the receives. It
+    ///   is also returned if a number or size is 0, or if one client would have more receives than all clients
+    ///   together.
     #[doc(alias("ibv_create_srq", "ibv_create_cq"))]
     pub fn bind(self, addr: impl ToSocketAddrs) -> Result<Server, ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;

@@ -111,8 +111,8 @@ impl Server {
         }
     }
 
-    /// Destroys the queue pair of a client, which ends the sends to the client and the receives that only this client
-    /// uses.
+    /// Destroys the queue pair of a client. This ends the sends to the client and the receives that only this client
+    /// uses. If it fails, the queue pair and the buffers are kept.
     pub(super) fn end(&mut self, id: PeerId, end: PeerQueuePair) {
         match end.close() {
             Ok(()) => self.lent.end_of(id, &mut self.own.spare),

@@ -43,8 +43,8 @@ pub(super) struct Peer {
     stream: Option<Added>,
     /// The number of sends that the device holds.
     pub(super) outstanding: u32,
-    /// The time when the last send completed or, if none has, the first one was posted. `None` if no sends are
-    /// outstanding.
+    /// The time from which the next completion of a send is awaited: the last completion or, if no sends were
+    /// outstanding then, the next post. `None` if no sends are outstanding.
     since: Option<Instant>,
     /// Whether a send was refused because too many were outstanding.
     wants_room: bool,

@@ -29,7 +29,7 @@ impl Server {
     /// Posts as many receives as possible.
     ///
     /// # Errors
-    /// Returns an error if there is no memory for any receive.
+    /// Returns an error if no receive can be posted and the device holds none.
     pub(super) fn post_receives(&mut self) -> Result<(), TransportError> {
         if self.clients.maker().receives.shared().is_some() {
             return self.post_shared_receives();
@@ -54,7 +54,7 @@ impl Server {
         Ok(())
     }
 
-    /// Reposts receives of clients that have received messages, until there are no buffers left.
+    /// Reposts the receives that messages of clients have consumed, until there are no buffers left.
     pub(super) fn post_owed(&mut self) {
         while let Some(&id) = self.own.owed.front() {
             let peer = self.peers.get(id).filter(|peer| peer.leaving.is_none());
@@ -71,7 +71,8 @@ impl Server {
         }
     }
 
-    /// Allocates buffers until there is one for each possible receive.
+    /// Allocates buffers until there is one for each possible receive. Too little memory is an error only if there is
+    /// no buffer at all.
     fn allocate_spare(&mut self) -> Result<(), TransportError> {
         loop {
             let buffers = self.own.spare.len() + self.lent.receives() as usize;

@@ -12,7 +12,7 @@ use super::event::{LeftReason, ServerError};
 use super::{COMPLETIONS, FIRST_STREAM, Server, WAKER};
 
 impl Server {
-    /// Sleeps until something happens, for at most `left`.
+    /// Sleeps until something happens, for at most `left`. A server that spins checks its files and yields instead.
     pub(super) fn rest(&mut self, left: Duration) -> Result<(), ServerError> {
         if self.clients.maker().cq.channel().is_none() {
             self.look(Duration::ZERO)?;
