@@ -92,8 +92,8 @@ impl Deadline {
         Self { limit, polls: 0, end: None }
     }
 
-    /// Returns the deadline of a wait on a full queue. `None` if there is no limit: a caller that never frees a slot
-    /// would hang.
+    /// Returns the deadline of a wait on a full queue. `None` if there is no limit, because a caller that never frees a
+    /// slot would then hang.
     pub(crate) fn for_room(limit: Duration) -> Option<Self> {
         (limit != NO_LIMIT).then(|| Self::new(limit))
     }
@@ -117,8 +117,8 @@ impl Deadline {
         self.end
     }
 
-    /// Returns the next action after an empty poll. If `bound` ends earlier, it replaces the end and the limit of this
-    /// deadline.
+    /// Returns the next action after an empty poll. When the time starts, `bound` replaces the end and the limit of
+    /// this deadline if it ends earlier.
     pub(crate) fn next(&mut self, wait: Wait, bound: Option<Bound>) -> Next {
         let (polls, spins) = (self.polls, wait.spins());
         self.polls = polls.saturating_add(1);

@@ -10,7 +10,7 @@
 //! The table shows the effect of each event in each [state](state::SlotState). `docs/how-a-channel-works.md` explains
 //! the states.
 //!
-//! | | posted | completed | handle asked | handle dropped | scope begins | scope ends |
+//! | | posted | completed | handle polled | handle dropped | scope begins | scope ends |
 //! |---|---|---|---|---|---|---|
 //! | free | in flight | – | – | – | – | – |
 //! | in flight | – | done | – | in flight, dropped | in flight, forgotten | waited for; flushed; destroyed |

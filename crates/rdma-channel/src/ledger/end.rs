@@ -374,7 +374,7 @@ impl Ledger {
             return;
         }
         let slots = self.queues.slots_of(&connection.send);
-        // These slots hold completed requests whose handles were forgotten, so no handle will report them.
+        // These slots hold completed requests whose handles were leaked, so no handle will report them.
         let over = |slot: &&RequestSlot| {
             let state = slot.state();
             state.is_reported() || state.is_done() && slot.result().is_ok()

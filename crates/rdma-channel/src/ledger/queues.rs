@@ -28,7 +28,8 @@ mod members;
 pub(crate) struct RequestSlot {
     /// The WR ID of the current request, or of the next one if the slot is free.
     id: Cell<u64>,
-    /// The completion of a signaled request that is done. Until then, the completion that its handle last polled.
+    /// The completion of a signaled request that is done. Until then, the completion of any request that the slot's
+    /// handle polled last.
     pub(super) completion: Cell<PollSlot>,
     state: Cell<SlotState>,
     pub(crate) operation: Cell<Operation>,
