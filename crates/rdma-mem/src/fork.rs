@@ -76,9 +76,9 @@ impl fmt::Display for ForkStatus {
 /// devices only after `exec`.
 ///
 /// # Errors
-/// [`Error::Unsupported`] from a libibverbs that cannot be queried (before rdma-core 35);
-/// [`Error::Verb`] if memory is registered already, or the kernel cannot protect it;
-/// [`Error::UnknownProvider`] for an invalid `RDMA_PROVIDERS`.
+/// [`Error::Unsupported`] for [`ForkMode::Query`] with a libibverbs that cannot be queried (before
+/// rdma-core 35); [`Error::Verb`] for [`ForkMode::Protect`] if memory is registered already, or the
+/// kernel cannot protect it; [`Error::UnknownProvider`] for an invalid `RDMA_PROVIDERS`.
 ///
 /// # Examples
 /// ```

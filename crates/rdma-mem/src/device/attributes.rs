@@ -7,7 +7,8 @@ use rdma_types::{AtomicCapability, DeviceCapabilities, Guid};
 
 use crate::device::fields::attributes;
 
-// `more` holds the extended capability flags, which include the classic ones.
+// `more` holds the extended capability flags. They include the classic flags if the provider
+// reports them, and are 0 otherwise.
 attributes! {
     /// The attributes of a device, from [`Context::query_device`](crate::Context::query_device).
     ///
@@ -105,7 +106,8 @@ attributes! {
     }
 }
 
-/// Converts a limit. C declares limits as signed numbers, but negative ones have no meaning.
+/// Converts a limit. C declares limits as signed numbers; a negative one has no meaning and becomes
+/// 0.
 fn limit(number: i32) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }

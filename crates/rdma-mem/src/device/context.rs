@@ -85,9 +85,9 @@ impl Context {
     ///
     /// [`async_events`](Self::async_events) and [`events_of`](Self::events_of) make the context's
     /// `async_fd` non-blocking, also for code that uses the context elsewhere. If that code calls
-    /// `ibv_get_async_event`, each event reaches only one of the two readers. To find the event
-    /// that caused a failure, channels call these functions after a flushed request, and servers
-    /// after a client disconnects.
+    /// `ibv_get_async_event`, each event reaches either that code or these functions. To find the
+    /// event that caused a failure, the channels of `rdma-channel` call `events_of` after a flushed
+    /// request. Its servers also call it after a client disconnects.
     ///
     /// # Errors
     /// Returns an error if the provider cannot list its devices, or if the context's device was
@@ -214,7 +214,8 @@ impl Context {
         let filled = values.comp_mask & mask != 0;
         let returned = if returned == 0 && !filled { Errno::EOPNOTSUPP.raw() } else { returned };
         check("ibv_query_rt_values_ex", returned)?;
-        // Providers store all ticks in `tv_nsec`.
+        // Providers store all ticks in `tv_nsec`. The sum is also right for one that fills in both
+        // fields.
         let (seconds, ticks) = (values.raw_clock.tv_sec, values.raw_clock.tv_nsec);
         let whole = seconds.cast_unsigned().wrapping_mul(1_000_000_000);
         Ok(whole.wrapping_add(ticks.cast_unsigned()))

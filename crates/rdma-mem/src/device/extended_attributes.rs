@@ -16,16 +16,16 @@ attributes! {
         /// The device's capabilities for on-demand paging (ODP), that is, for memory that is not
         /// pinned.
         odp: OdpCapabilities => text = OdpCapabilities::from_bits_retain(raw.odp_caps.general_caps),
-        /// The operations of reliable connections that can use ODP memory.
+        /// The operations that can use ODP memory on reliable connections.
         odp_rc: OdpOperations => text =
             OdpOperations::from_bits_retain(raw.odp_caps.per_transport_caps.rc_odp_caps),
-        /// The operations of unreliable connections that can use ODP memory.
+        /// The operations that can use ODP memory on unreliable connections.
         odp_uc: OdpOperations => text =
             OdpOperations::from_bits_retain(raw.odp_caps.per_transport_caps.uc_odp_caps),
-        /// The operations of unreliable datagrams that can use ODP memory.
+        /// The operations that can use ODP memory with unreliable datagrams.
         odp_ud: OdpOperations => text =
             OdpOperations::from_bits_retain(raw.odp_caps.per_transport_caps.ud_odp_caps),
-        /// The operations of extended reliable connections that can use ODP memory.
+        /// The operations that can use ODP memory on extended reliable connections (XRC).
         odp_xrc: OdpOperations => text = OdpOperations::from_bits_retain(raw.xrc_odp_caps),
         /// The mask of the valid bits in a completion's timestamp; 0 if the device has no
         /// timestamps.

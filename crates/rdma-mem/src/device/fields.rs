@@ -2,8 +2,9 @@
 
 use std::fmt::LowerHex;
 
-/// Defines a struct of attributes, with the format and the C expression of each field: `field: Type
-/// => format = value`. The list in parentheses declares the values that the expressions use.
+/// Defines a struct of attributes. Each field has a type, a format, and an expression for its
+/// value: `field: Type => format = value`. The list in parentheses declares the parameters of
+/// `from_raw`, which the expressions use.
 macro_rules! attributes {
     (
         $(#[$meta:meta])*

@@ -37,9 +37,10 @@ pub(crate) fn query(context: &Context, ports: &[PortAttributes]) -> Result<Vec<G
 }
 
 /// Returns the type of a GID from the text of its sysfs file; `None` if the GID cannot be used
-/// here. The kernel writes "IB/RoCE v1" both for IB and for RoCE v1. Some InfiniBand ports have no
-/// such files. On an Ethernet port, a file that exists but cannot be read belongs to an interface
-/// in another network namespace.
+/// here. The kernel writes "IB/RoCE v1" both for IB and for RoCE v1. On an Ethernet port, a file
+/// that exists but cannot be read belongs to an interface in another network namespace. `has_types`
+/// is whether the port has such files. Without them, GIDs of Ethernet ports are RoCE v1; some
+/// InfiniBand ports have none either.
 fn gid_type(text: Option<&str>, has_types: bool, link: LinkLayer) -> Option<GidType> {
     match (text.map(str::trim), link == LinkLayer::ETHERNET) {
         (Some("RoCE v2"), _) => Some(GidType::ROCE_V2),

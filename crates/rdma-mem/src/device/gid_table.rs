@@ -14,8 +14,8 @@ use crate::error::verb::VerbError;
 impl Context {
     /// Returns the GIDs of all ports, ordered by port and index, without empty entries.
     ///
-    /// Types and network devices come from `ibv_query_gid_table` or, with an rdma-core before 32,
-    /// from `/sys/class/infiniband`. Prefix lengths come from `getifaddrs(3)`.
+    /// Types and network interfaces come from `ibv_query_gid_table` or, with an rdma-core before
+    /// 32, from `/sys/class/infiniband`. Prefix lengths come from `getifaddrs(3)`.
     ///
     /// # Errors
     /// Returns an error if the provider refuses.

@@ -23,8 +23,9 @@ pub(crate) fn add_prefix_lengths(table: &mut [GidEntry]) {
     }
 }
 
-/// Returns false for addresses of software devices, which no interface can have. If a table
-/// contains only those, the interface list is not needed.
+/// Returns false for the kinds of address that software devices have: reserved (240.0.0.0/4), for
+/// documentation (2001:db8::/32), or link-local. If a table contains no others, the interface list
+/// is not read, and link-local addresses of a NIC have no prefix length.
 fn can_be_of_an_interface(gid: Gid) -> bool {
     match gid.to_ipv4() {
         Some(address) => address.octets()[0] < 240,

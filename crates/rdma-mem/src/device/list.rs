@@ -72,10 +72,10 @@ pub fn open_device(name: impl AsRef<str>) -> Result<Context, Error> {
     }
 }
 
-/// Opens the device named by the environment variable `RDMA_DEVICE`. If the variable is not set,
-/// opens the first libibverbs device with an active port. If no such device exists, opens the first
-/// device of another provider (a software device, if installed), or else the first device of
-/// libibverbs.
+/// Opens the device named by the environment variable `RDMA_DEVICE`. If the variable is not set or
+/// is empty, opens the first libibverbs device with an active port. If no such device exists, opens
+/// the first device of another provider (a software device, if installed), or else the first device
+/// of libibverbs.
 ///
 /// A `tracing` event reports the device and the reason for the choice.
 ///

@@ -114,8 +114,8 @@ impl Device {
     }
 
     /// Returns the NUMA node to which the device is attached. Threads and memory on that node have
-    /// the fastest access to the device. `None` for a software device, and for any device on a
-    /// machine with a single node.
+    /// the fastest access to the device. `None` for a software device, and if the kernel reports no
+    /// node (-1), as it may on a machine with a single node.
     ///
     /// The kernel reports the node in `device/numa_node` in the device's folder in
     /// `/sys/class/infiniband`.

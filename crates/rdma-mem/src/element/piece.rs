@@ -8,10 +8,10 @@ use rdma_types::Lkey;
 
 use crate::device::protection_domain::ProtectionDomain;
 
-/// Bytes of a region: the address that the processor uses, the address that a device uses, and the
-/// key.
+/// Bytes of a region as raw parts: the address for the processor, the address for a device, the
+/// length, the key and the domain.
 ///
-/// It guarantees nothing about the contents of the bytes, or about other accesses to them.
+/// A piece guarantees nothing about the contents of the bytes, or about other accesses to them.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'r> {
     base: NonNull<u8>,

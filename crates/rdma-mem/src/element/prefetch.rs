@@ -38,8 +38,8 @@ impl ProtectionDomain {
     /// # Errors
     /// Returns the provider's error and a hint. `EOPNOTSUPP` means that the device accepts no
     /// advice; this includes software devices and SoftRoCE. `EINVAL` means that the memory is
-    /// pinned; `EFAULT` means that it is not mapped or not writable. [`Error::Forked`] in a forked
-    /// child.
+    /// pinned. `EFAULT` means that an element is outside its region, or that its memory is not
+    /// mapped or (for [`Prefetch::Write`]) not writable. [`Error::Forked`] in a forked child.
     ///
     /// # Examples
     /// ```

@@ -119,7 +119,7 @@ impl<'r> SliceMut<'r> {
         self.piece.pd
     }
 
-    /// Returns an element from which these bytes can be read.
+    /// Returns an element from which these bytes, or the first 4 GiB - 1 of them, can be read.
     #[inline]
     #[must_use]
     pub fn gather_element(&self) -> GatherElement<'_> {
@@ -134,7 +134,8 @@ impl<'r> SliceMut<'r> {
         ScatterElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
-    /// Returns the element for these bytes, with the full lifetime of their borrow.
+    /// Returns the element for these bytes, or for the first 4 GiB - 1 of them, with the full
+    /// lifetime of their borrow.
     #[inline]
     pub(crate) fn into_scatter_element(self) -> ScatterElement<'r> {
         ScatterElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)

@@ -9,7 +9,7 @@ use rdma_sys::Errno;
 const FILES: &str = "/dev/infiniband";
 
 /// Returns the usual cause of an error from listing or opening devices. `file` is the name of the
-/// file of the device to be opened.
+/// device's file in [`FILES`]; `None` when devices are listed.
 pub(crate) fn open(errno: Errno, file: Option<&str>) -> Option<Cow<'static, str>> {
     let is_there = file.is_some_and(|file| Path::new(FILES).join(file).exists());
     open_with(errno, is_there)
@@ -59,8 +59,8 @@ pub(crate) fn map(call: &str, errno: Errno) -> Option<Cow<'static, str>> {
     }))
 }
 
-/// Returns the usual cause of an error from creating an object: the kernel or the device lacks
-/// memory, or a requested size exceeds the limits.
+/// Returns the usual cause of an error from creating an object. Only `ENOMEM` has one: a limit of
+/// the device or the limit of locked memory is reached.
 pub(crate) fn create(errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
         Errno::ENOMEM => {

@@ -12,14 +12,14 @@ use crate::error::verb::VerbError;
 
 /// The file of a provider's object, made non-blocking. It is readable while the object has events.
 ///
-/// [`AsyncEvents`](crate::AsyncEvents) and the completion channels of the crate above use it;
-/// programs do not need it. It does not own the file.
+/// [`AsyncEvents`](crate::AsyncEvents) and the completion channels of `rdma-qp` use it; programs do
+/// not need it. It does not own the file.
 #[derive(Debug)]
 pub struct EventFile(BorrowedFd<'static>);
 
 impl EventFile {
-    /// Makes an object's file non-blocking. If several threads wake up for one event, the threads
-    /// that do not get the event do not block.
+    /// Makes an object's file non-blocking. Otherwise, if several threads woke up for one event,
+    /// the threads that did not get the event would block.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses.

@@ -32,8 +32,8 @@ pub(crate) struct Events {
     kept: VecDeque<AsyncEvent>,
     /// The number of events that precede the kept ones.
     gone: u64,
-    /// The number of events that the most advanced taker has read, whether or not they are still
-    /// kept.
+    /// The highest position that a taker has reached: a new taker starts there, or at the first
+    /// kept event if that is later.
     given: u64,
     takers: Vec<Taker>,
 }
@@ -48,8 +48,8 @@ struct Taker {
 }
 
 impl EventLog {
-    /// Locks the log. Must not be called in a forked child, because a thread that held the lock
-    /// during the fork does not exist in the child.
+    /// Locks the log. Must not be called in a forked child: if another thread held the lock during
+    /// the fork, nothing releases it in the child.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Events> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -47,7 +47,7 @@ pub struct AsyncEvents {
     /// The context's file, readable while the provider has events that no reader has fetched.
     file: EventFile,
     /// An eventfd that identifies this reader in the context's log. It is readable while the log
-    /// has events that another reader fetched and this one has not read.
+    /// has events that this reader has not read.
     wake: Arc<OwnedFd>,
     /// A file that is readable while `file` or `wake` is.
     either: OwnedFd,

@@ -39,7 +39,8 @@ pub enum AsyncEventSource {
     CompletionQueue(ObjectId),
     /// A shared receive queue, with its id.
     SharedReceiveQueue(ObjectId),
-    /// The event's kind is unknown, and so is the type of its object.
+    /// Any other object. The event's kind is unknown, or is `WQ_FATAL`, or the number of its port
+    /// is invalid.
     Unknown,
 }
 
@@ -103,7 +104,8 @@ unsafe fn source(kind: AsyncEventKind, raw: &ibv_async_event) -> AsyncEventSourc
             u8::try_from(port).map_or(AsyncEventSource::Unknown, AsyncEventSource::Port)
         }
         AsyncEventKind::DEVICE_FATAL => AsyncEventSource::Device,
-        // For an unknown kind, no union member may be read.
+        // For an unknown kind, no union member may be read. The work queue of `WQ_FATAL` has no
+        // variant.
         _ => AsyncEventSource::Unknown,
     }
 }
