@@ -27,11 +27,12 @@
 //! | [`OwnedArray`] | its own | this machine's requests | derefs to `[T]`, plain old data; registered slices |
 //! | [`Buffer`] | of a [`BufferPool`] | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`BorrowedRegion`] | borrowed | this machine's requests | derefs to `[u8]`; registered slices |
-//! | [`SharedRegion`] | its own | peers, as its access flags allow | copies in and out, 8-byte atomics |
+//! | [`SharedRegion`] | its own | this machine's requests; peers, as its access flags allow | copies in and out, 8-byte atomics |
 //! | [`DmabufRegion`] | a dma-buf's | this machine's requests; peers if registered `unsafe`ly | none; elements by range |
 //! | [`MemoryRegion`] | the caller's | this machine's requests; peers if registered `unsafe`ly | none |
 //!
-//! A [`MemoryWindow`] gives peers access to a part of a region for a limited time.
+//! A [`MemoryWindow`] gives peers access to a part of a region for a limited time. [`CommonMemory`]
+//! opens ranges of one memory to several peers, each with its own rights and key.
 //!
 //! # Closing
 //!
@@ -41,10 +42,10 @@
 //!
 //! # C and other libraries
 //!
-//! Each owner lends its C object ([`Context::as_raw`] …) and can be created from one
-//! ([`Context::from_raw`] …). [`Ownership`] then determines which side destroys the C object. The
-//! structs of C are in `rdma-sys`; types of other lower crates that occur in signatures here are
-//! re-exported.
+//! Owners lend their C objects ([`Context::as_raw`] …). Those that do not manage memory can also be
+//! created from one ([`Context::from_raw`] …); [`Ownership`] lists them, and determines which side
+//! destroys the C object. The structs of C are in `rdma-sys`; types of other lower crates that
+//! occur in signatures here are re-exported.
 //!
 //! # Forking
 //!

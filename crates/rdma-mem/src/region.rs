@@ -1,5 +1,6 @@
-//! Memory regions: each is a [`Registration`](registration::Registration) with the owner of its
-//! memory.
+//! Memory regions. Each contains a [`Registration`](registration::Registration) with the owner of
+//! its memory, except [`DmabufRegion`](dmabuf::DmabufRegion), whose memory has no address in this
+//! process.
 
 pub(crate) mod array;
 pub(crate) mod borrowed;

@@ -17,8 +17,8 @@ use crate::object::ownership::Ownership;
 /// A provider's object (`ibv_pd`, `ibv_qp` …) with the values that it needs: `P` holds its parents,
 /// or its memory. Dropping the handle destroys the object.
 ///
-/// The owners in this crate and in the crates above are built from handles; programs do not need
-/// this type. `P` is dropped after the object is destroyed (SAFETY.md F6). If destroying the object
+/// The owners in this crate and in `rdma-qp` are built from handles; programs do not need this
+/// type. `P` is dropped after the object is destroyed (SAFETY.md F6). If destroying the object
 /// fails, `Drop` emits one `tracing` event and leaks both, because the device may still use them.
 /// To get the error instead, use [`close`](Self::close).
 ///

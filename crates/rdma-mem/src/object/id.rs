@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct ObjectId(usize);
 
 impl ObjectId {
-    /// Returns an id that no other object in the process has ever had. The crates above call this
-    /// for the objects that they create.
+    /// Returns an id that no other object in the process has ever had. `rdma-qp` calls this for the
+    /// objects that it creates.
     #[must_use]
     pub fn unique() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(1);

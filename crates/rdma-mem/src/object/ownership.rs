@@ -58,8 +58,8 @@ pub enum Ownership {
     Owned,
     /// The caller destroys the object, after dropping the value and all objects created from it.
     /// Dropping or closing the value calls no verb, so it ends neither requests nor a peer's
-    /// access. A promise that lasts until the object is destroyed therefore lasts until the caller
-    /// destroys it.
+    /// access. Therefore, a contract that holds until the object is destroyed holds until the
+    /// caller destroys the object, not only until the value is dropped.
     ///
     /// The value keeps its parents alive, but releases them when it is dropped. If values of these
     /// crates own the parents, keep those values alive until the object is destroyed.

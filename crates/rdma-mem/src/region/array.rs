@@ -14,9 +14,9 @@ use crate::region::owned::OwnedRegion;
 
 /// An [`OwnedRegion`] whose bytes are consecutive values of type `T`.
 ///
-/// `T` is plain old data ([`Pod`], which the crate `bytemuck` derives for structs). Whatever bytes
-/// a device writes are a valid `T`, and a `T` that is sent has no padding. Both sides must use the
-/// same layout (`#[repr(C)]`) and byte order.
+/// `T` is plain old data ([`Pod`], which the crate `bytemuck` derives for structs). Therefore any
+/// bytes that a device writes form a valid `T`, and a `T` that is sent has no padding. Both sides
+/// must use the same layout (`#[repr(C)]`) and byte order.
 ///
 /// The array derefs to its values, which are initially zero. Requests take registered slices of it,
 /// which deref to bytes.

@@ -45,7 +45,8 @@ impl ProtectionDomain {
     /// write to them.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`], or the verb's error, with a hint about the limit of locked memory.
+    /// [`Error::EmptyRegion`]; [`Error::Environment`] if `RDMA_RELAXED_ORDERING` has an invalid
+    /// value; or the verb's error, with a hint about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_borrowed<'a>(&self, memory: &'a mut [u8]) -> Result<BorrowedRegion<'a>, Error> {
         let (length, base) = (memory.len(), NonNull::from(memory).cast());

@@ -1,9 +1,9 @@
 //! The processor's copies to and from memory that a device uses at the same time.
 //!
 //! No Rust reference to this memory is ever formed. On x86-64 the copy is assembly, which is opaque
-//! to the compiler. Other machines copy [whole words](words) with atomics, because that is the only
-//! width in which a region lends its memory. `--cfg rdma_visible_copies` replaces the copy with one
-//! that AddressSanitizer intercepts.
+//! to the compiler. Other machines copy [whole words](words) with 8-byte atomics, because a region
+//! lends its memory only in this width. `--cfg rdma_visible_copies` replaces the copy with one that
+//! AddressSanitizer intercepts.
 #![allow(unsafe_code)]
 
 #[cfg(any(test, miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]

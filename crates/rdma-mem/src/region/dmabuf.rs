@@ -27,7 +27,7 @@ use crate::remote::RemoteMemoryRegion;
 /// after the registration.
 ///
 /// In requests of this machine and of peers, the region's addresses start at `iova`. `iova` can be
-/// any number that has the same offset within a page as `offset`.
+/// any number that has the same offset within a page as the region's start in the dma-buf.
 ///
 /// The software device accepts dma-bufs that can be mapped. It also accepts sealed memory files
 /// ([`RegionMemory::memfd`](crate::RegionMemory::memfd)).
@@ -65,7 +65,8 @@ impl ProtectionDomain {
     ///
     /// This is safe, even if other code has mapped the memory and formed a slice of it. That code
     /// has promised that no process changes the file while the slice exists, although any process
-    /// with a descriptor could. Requests of this machine change the file just as `write(2)` does.
+    /// with a descriptor could. Requests of this machine change the file just as a safe call of
+    /// `write(2)` does.
     ///
     /// # Errors
     /// [`Error::Unsupported`] from a libibverbs before rdma-core 34; [`Error::EmptyRegion`];

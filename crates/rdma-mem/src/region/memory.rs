@@ -95,12 +95,13 @@ impl RegionMemory {
     /// Allocates `length` bytes on huge pages. A large region on huge pages is registered faster,
     /// and a NIC needs fewer entries in its translation cache.
     ///
-    /// The length is rounded up to whole huge pages. The system has huge pages only if its
-    /// administrator has reserved some (`/proc/sys/vm/nr_hugepages`, `/sys/kernel/mm/hugepages`).
+    /// The allocation is rounded up to whole huge pages, but the memory's length stays `length`.
+    /// The system has huge pages only if its administrator has reserved some
+    /// (`/proc/sys/vm/nr_hugepages`, `/sys/kernel/mm/hugepages`).
     ///
     /// # Errors
     /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `mmap`, with a hint, if there are
-    /// not enough free huge pages.
+    /// not enough free huge pages, or none of this size.
     ///
     /// # Examples
     /// ```

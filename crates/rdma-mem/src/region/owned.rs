@@ -51,7 +51,8 @@ impl ProtectionDomain {
     /// Allocates `length` zeroed bytes on separate pages, and registers them for local access.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's error, with a hint about the
+    /// [`Error::EmptyRegion`]; [`Error::OutOfMemory`]; [`Error::Environment`] if
+    /// `RDMA_RELAXED_ORDERING` has an invalid value; or the verb's error, with a hint about the
     /// limit of locked memory.
     #[doc(alias("ibv_reg_mr", "alloc_local_mr", "register"))]
     pub fn allocate_region(&self, length: usize) -> Result<OwnedRegion, Error> {

@@ -18,16 +18,16 @@ use crate::region::pool::carved::{PoolRegion, Range, UNIT, longest_region, regio
 /// registration is slow.
 ///
 /// A pool is initially empty. If no region has enough free memory, the pool registers another one.
-/// That region has the pool's region size, or more if one buffer needs it. [`trim`](Self::trim)
-/// returns unused regions to the system, and so does dropping the pool and its buffers. Lengths are
-/// rounded up to 64 bytes. A buffer begins at a multiple of 64 bytes, unless it was
-/// [split](Buffer::split_at) from another one.
+/// That region has the pool's region size, more if one buffer needs more, or less near the
+/// [limit](Self::set_limit). [`trim`](Self::trim) returns unused regions to the system, and so does
+/// dropping the pool and its buffers. Lengths are rounded up to multiples of 64 bytes. A buffer
+/// begins at a multiple of 64 bytes, unless it was [split](Buffer::split_at) from another one.
 ///
 /// Peers have no access to buffers, because a key for peers would cover all buffers in a region.
 /// For peers, use a [`SharedRegion`](crate::SharedRegion). If the device has windows, a
 /// [`MemoryWindow`](crate::MemoryWindow) can take a buffer and open it to peers.
 ///
-/// Clones are cheap and share the pool, which any thread may use. While it registers another
+/// Clones are cheap and share the pool, which any thread may use. While the pool registers another
 /// region, only threads that need the new region wait. Other threads can still allocate and release
 /// memory that is already registered.
 ///
@@ -94,8 +94,8 @@ impl BufferPool {
 
     /// Like [`with_region_size`](Self::with_region_size), but its buffers cannot be used with
     /// windows. No peer can write them, so the device may transfer a message's bytes in any order
-    /// ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)), which is faster on some hosts. All of
-    /// them have arrived when the message completes. Set `RDMA_RELAXED_ORDERING=0` in the
+    /// ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)), which is faster on some hosts. All
+    /// bytes have arrived when the message completes. Set `RDMA_RELAXED_ORDERING=0` in the
     /// environment to keep the bytes in order.
     ///
     /// # Examples
@@ -130,8 +130,9 @@ impl BufferPool {
     ///
     /// # Errors
     /// Returns an error if another region is needed and cannot be registered. The error is
-    /// [`Error::OutOfMemory`], [`Error::PoolLimit`], or the verb's error, with a hint about the
-    /// limit of locked memory.
+    /// [`Error::OutOfMemory`], [`Error::PoolLimit`], [`Error::Environment`] (an invalid
+    /// `RDMA_RELAXED_ORDERING`), or the verb's error, with a hint about the limit of locked memory.
+    /// In a forked child, returns [`Error::Forked`].
     #[doc(alias = "alloc_local_mr")]
     pub fn allocate(&self, length: usize) -> Result<Buffer, Error> {
         self.0.pd.check_process()?;
@@ -318,8 +319,9 @@ impl BufferPool {
         usage
     }
 
-    /// Returns the length of the pool's regions, in bytes. A region is longer only if one buffer
-    /// needs more.
+    /// Returns the region size that the pool was created with, in bytes. Regions can be up to an
+    /// eighth longer, or longer still if one buffer needs more. Near the [limit](Self::set_limit)
+    /// they are shorter.
     #[must_use]
     pub fn region_size(&self) -> usize {
         self.0.region_size

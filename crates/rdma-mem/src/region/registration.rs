@@ -18,7 +18,7 @@ use crate::region::hint;
 use crate::region::memory::RegionMemory;
 use crate::remote::RemoteMemoryRegion;
 
-/// A registration of memory. `M` owns the memory. It is dropped only after a successful
+/// A registration of memory. `M` owns or borrows the memory, and is dropped only after a successful
 /// deregistration.
 pub(crate) struct Registration<M> {
     handle: Handle<ibv_mr, (M, ProtectionDomain)>,

@@ -59,8 +59,9 @@ impl ProtectionDomain {
     /// remote atomics, and if an [element](SharedRegion::element) is the destination of a request.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], [`Error::Access`] for flags that the verbs
-    /// forbid, or the verb's error, with a hint about the limit of locked memory.
+    /// [`Error::EmptyRegion`]; [`Error::OutOfMemory`]; [`Error::Access`] for flags that the verbs
+    /// forbid; [`Error::NoAtomics`] for remote atomics on a device without atomics; or the verb's
+    /// error, with a hint about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate_shared_region(
         &self,
@@ -134,8 +135,8 @@ impl SharedRegion {
     ///
     /// Eight bytes are the only width, because atomics of different widths over the same bytes
     /// would race. Whether an operation of this processor is atomic with respect to a peer's atomic
-    /// operation depends on the device. It is always atomic with respect to loads and stores of
-    /// eight aligned bytes.
+    /// operation depends on the device. The operation is always atomic with respect to loads and
+    /// stores of eight aligned bytes.
     ///
     /// # Errors
     /// Returns an error if `offset` is not a multiple of 8, or the word is not within the region.

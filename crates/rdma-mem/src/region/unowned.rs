@@ -21,8 +21,9 @@ use crate::remote::RemoteMemoryRegion;
 /// [`OwnedRegion`](crate::OwnedRegion), or the safe [`SharedRegion`](crate::SharedRegion) for
 /// peers.
 ///
-/// For each copy that it makes after the post, the software device checks that this memory is still
-/// mapped, which takes about a microsecond. Memory that a region owns or borrows needs no check.
+/// The software device checks that this memory is still mapped, for each copy that it makes after
+/// the post. A check takes about a microsecond. Memory that a region owns or borrows needs no
+/// check.
 ///
 /// # Examples
 /// ```
@@ -104,8 +105,9 @@ impl ProtectionDomain {
     /// at 0. Elements and [`remote`](MemoryRegion::remote) account for this.
     ///
     /// # Errors
-    /// Same errors as [`register_local_mr`](Self::register_local_mr), and [`Error::Access`] for
-    /// flags that the verbs forbid.
+    /// Same errors as [`register_local_mr`](Self::register_local_mr), [`Error::Access`] for flags
+    /// that the verbs forbid, and [`Error::NoAtomics`] for remote atomics on a device without
+    /// atomics.
     ///
     /// # Safety
     /// This process may use the memory. It stays mapped until the region is deregistered, or, if

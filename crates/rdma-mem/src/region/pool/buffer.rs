@@ -163,7 +163,8 @@ impl Buffer {
     /// Joins two buffers that were [split](Self::split_at). `self` is the first part.
     ///
     /// # Errors
-    /// Returns both buffers unless `rest` directly followed `self` in the same buffer.
+    /// Returns both buffers unless they were split from one buffer in which `rest` directly follows
+    /// `self`.
     pub fn unsplit(mut self, rest: Self) -> Result<Self, (Self, Self)> {
         let follows = self.base.as_ptr().wrapping_add(self.length) == rest.base.as_ptr();
         if !follows || !self.is_of_the_same_range(&rest) {

@@ -90,7 +90,7 @@ pub(crate) fn region_length(length: usize) -> Option<usize> {
     Some(class(units(length)?) as usize * UNIT)
 }
 
-/// Returns the longest valid region length that is at most `bytes`, which is 64 or more.
+/// Returns the longest valid region length that is at most `bytes`. `bytes` must be at least 64.
 pub(crate) fn longest_region(bytes: usize) -> usize {
     let units = u32::try_from(bytes / UNIT).map_or(MOST, |units| units.min(MOST));
     let shift = units.ilog2().saturating_sub(3);
@@ -112,7 +112,8 @@ impl PoolRegion {
         // SAFETY: SAFETY.md F8: `access` gives peers no right, so the rkey is useless.
         let registration = unsafe { Registration::owning(pd, memory, access) };
         let registration = registration.map_err(|(_, error)| error)?;
-        // Range records use memory too. This many are enough if buffers have 512 bytes on average.
+        // Range records use memory too, so their number is limited. In a region of up to 64 MiB,
+        // they are enough for buffers of 512 bytes on average.
         let records = (units / 8 + 64).min(128 * 1024);
         let free = Allocator::with_max_allocs(units, records);
         Ok(Self {
@@ -147,8 +148,8 @@ impl PoolRegion {
             return Some(ranges.taken(Range { allocation, start: allocation.offset, units }));
         }
         ranges.free.free(allocation);
-        // With this many additional units, the allocation contains `units` aligned units wherever
-        // it starts.
+        // With this many additional units, `units` units follow the first aligned one, wherever the
+        // allocation starts.
         let more = u32::try_from(alignment / UNIT - 1).ok()?;
         let units = units.checked_add(more).filter(|&units| units <= MOST)?;
         let allocation = ranges.free.allocate(units)?;

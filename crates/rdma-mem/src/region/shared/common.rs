@@ -58,8 +58,9 @@ impl CommonMemory {
     /// Registers `range` of the memory, in bytes from the beginning, with these access flags.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`] for 0 bytes, [`Error::Access`] for flags that the verbs forbid, or
-    /// the verb's error, with a hint about the limit of locked memory.
+    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Access`] for flags that the verbs forbid;
+    /// [`Error::NoAtomics`] for remote atomics on a device without atomics; or the verb's error,
+    /// with a hint about the limit of locked memory.
     ///
     /// # Panics
     /// Panics if the range is not within the memory.
