@@ -104,7 +104,7 @@ impl RemoteMemoryRegion {
     }
 
     /// Returns the part of the region that starts at `offset`, in bytes. The part is empty if
-    /// `offset` equals the length; `None` if `offset` is larger.
+    /// `offset` equals the length; `None` if `offset` is larger, or if the address overflows.
     #[inline]
     #[must_use]
     pub fn sub_region(&self, offset: usize) -> Option<Self> {
@@ -126,7 +126,7 @@ impl RemoteMemoryRegion {
     }
 
     /// Returns the part in `range`, in bytes from the beginning; `None` if the range is not within
-    /// the memory.
+    /// the memory, or if an address overflows.
     #[inline]
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
@@ -138,7 +138,8 @@ impl RemoteMemoryRegion {
     }
 
     /// Returns the region from the field at `offset` in element `index` to the end, if it has at
-    /// least `length` bytes. Used by the macros in [`remote_field`](crate::remote_array_field).
+    /// least `length` bytes. The macros in `fields` use it, for example
+    /// [`remote_array_field!`](crate::remote_array_field).
     #[doc(hidden)]
     #[inline]
     #[must_use]

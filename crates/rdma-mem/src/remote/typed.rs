@@ -11,9 +11,10 @@ use crate::remote::RemoteMemoryRegion;
 
 /// A value of type `T` in a peer's memory, with exactly the size of a `T`.
 ///
-/// `T` is plain old data: whatever bytes are read from the peer are a valid `T`, and a `T` that is
-/// written has no padding. Both sides must use the same layout (`#[repr(C)]`) and byte order. Like
-/// [`RemoteMemoryRegion`], into which it can be converted, it is a description, not a proof.
+/// `T` is plain old data. Therefore any bytes that are read from the peer form a valid `T`, and a
+/// `T` that is written has no padding. Both sides must use the same layout (`#[repr(C)]`) and byte
+/// order. Like [`RemoteMemoryRegion`], into which it can be converted, it is a description, not a
+/// proof.
 ///
 /// [`RemoteMemoryRegion::typed`] and [`RemoteSlice::get`] create it, and so does
 /// [`remote_ref!`](crate::remote_ref) for fields.

@@ -26,7 +26,7 @@ pub trait BindableRegion: sealed::Bindable {}
 
 impl<R: sealed::Bindable> BindableRegion for R {}
 
-/// The address and key of a region, for a bind request.
+/// The properties of a region that a bind request needs.
 #[derive(Debug)]
 #[allow(unnameable_types)] // of the sealed trait
 pub struct Target<'r> {

@@ -4,7 +4,8 @@ use rdma_types::AccessFlags;
 
 use crate::error::range::RangeError;
 
-/// An invalid bind, refused before the device sees it; IBTA vol 1, section 10.6.7.
+/// An invalid bind, unbind or invalidation, refused before the device sees it; IBTA vol 1, section
+/// 10.6.7.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {

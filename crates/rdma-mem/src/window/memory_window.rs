@@ -25,11 +25,11 @@ use crate::window::error::BindError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WindowType {
-    /// A type 1 window: every queue pair in its domain can use it. It is bound and unbound with
-    /// calls (`ibv_bind_mw`).
+    /// A type 1 window: peers can use it through every queue pair in its domain. It is bound and
+    /// unbound with calls (`ibv_bind_mw`).
     One,
-    /// A type 2 window: only the queue pair that bound it can use it (type 2B). Work requests bind
-    /// and invalidate it, and the peer can invalidate it with a send.
+    /// A type 2 window: a peer can use it only through the queue pair that bound it (type 2B). Work
+    /// requests bind and invalidate it, and the peer can invalidate it with a send.
     Two,
 }
 
@@ -72,7 +72,7 @@ pub enum WindowType {
 pub struct MemoryWindow<R: BindableRegion> {
     handle: Handle<ibv_mw, (R, ProtectionDomain)>,
     kind: WindowType,
-    /// The key from the window's last bind.
+    /// The key from the window's last bind; before the first bind, the key from its allocation.
     key: u32,
     /// `Some` from the time a bind request is prepared until the window is reported as unbound.
     bound: Option<Bound>,
@@ -86,13 +86,13 @@ struct Bound {
     key_before: u32,
 }
 
-/// A bind request in C's form, for the crates above.
+/// A bind or unbind request in C's form, which `rdma-qp` posts.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct PreparedBind {
     /// The window.
     pub mw: *mut ibv_mw,
-    /// The new key, for a type 2 window.
+    /// The key to bind a type 2 window with.
     pub rkey: Rkey,
     /// The memory that the window is bound to, and the rights that the window grants.
     pub info: ibv_mw_bind_info,
@@ -203,7 +203,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 
     /// Returns true if a peer may have access: from the time a bind request is prepared until
-    /// [`unbound`](Self::unbound) is called.
+    /// [`unbound`](Self::unbound) or [`never_bound`](Self::never_bound) is called.
     #[inline]
     #[must_use]
     pub const fn is_bound(&self) -> bool {
@@ -268,6 +268,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 
     /// Reports to the window that the bind request was never posted, or that posting it failed.
+    /// This restores the key that the window had before the request.
     ///
     /// # Safety
     /// The request was never posted, or posting it failed.
@@ -278,8 +279,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 
     /// Prepares a request that binds `range` of the window's region, in bytes from the region's
-    /// beginning, with these rights for peers. From now on, the window counts as bound. Used by the
-    /// crates above.
+    /// beginning, with these rights for peers. From now on, the window counts as bound. `rdma-qp`
+    /// calls this.
     ///
     /// # Errors
     /// Returns an error, and changes nothing, if the request is invalid.
@@ -313,13 +314,13 @@ impl<R: BindableRegion> MemoryWindow<R> {
         Ok(PreparedBind { mw, rkey: Rkey::new(self.key), info })
     }
 
-    /// Reads the key that `ibv_bind_mw` has stored in a type 1 window. Used by the crates above.
+    /// Reads the key that `ibv_bind_mw` has stored in a type 1 window. `rdma-qp` calls this.
     pub fn bind_posted(&mut self) {
         // SAFETY: SAFETY.md F1: the handle keeps the window alive, and `&mut self` is exclusive.
         self.key = unsafe { (*self.as_raw()).rkey };
     }
 
-    /// Prepares a request that unbinds a type 1 window. Used by the crates above.
+    /// Prepares a request that unbinds a type 1 window. `rdma-qp` calls this.
     ///
     /// # Errors
     /// Returns an error if the window is not bound, or is of type 2.
