@@ -30,7 +30,7 @@ const BTH: Mask = &[(4, 0xff)];
 /// `packet` is everything from the BTH to the end of the pad, without the ICRC itself. Eight bytes
 /// of ones precede the IP header, in place of InfiniBand's local route header.
 ///
-/// `ip` and `udp` must be the headers on the wire. The ICRC covers the IPv4 identification, too,
+/// `ip` and `udp` must be the headers on the wire. The ICRC also covers the IPv4 identification,
 /// which a UDP socket does not report.
 ///
 /// # Examples
@@ -78,8 +78,9 @@ pub fn icrc(ip: &IpHeader, udp: &UdpHeader, packet: &[u8]) -> u32 {
 /// Returns the invariant CRC of a packet without IP and UDP headers (IBTA chapter 7). Its outer headers are
 /// InfiniBand's local route header, a global route header, or both.
 ///
-/// `front` is everything before the BTH, with ones for all bits that may change in transit. A global route header must
-/// follow 8 bytes of ones, with or without a local route header. A local route header alone is covered except for its
+/// `front` is everything before the BTH, with ones for all bits that may change in transit. A
+/// global route header must follow 8 bytes of ones, which take the place of a local route header,
+/// if any. If the packet has only a local route header, `front` is that header with ones for its
 /// virtual lane. `packet` has the same meaning as for [`icrc`].
 ///
 /// # Examples

@@ -29,7 +29,7 @@ impl IpHeader {
     /// # Errors
     ///
     /// Returns a [`ParseError`] for everything that RoCEv2 does not send: other protocols,
-    /// fragments, options.
+    /// fragments, options. A datagram that is truncated or has a wrong checksum is an error, too.
     pub fn parse(datagram: &[u8]) -> Result<(Self, &[u8]), ParseError> {
         let mut rest = datagram;
         let (header, len) = match datagram.first().ok_or(ParseError::Truncated)? >> 4 {

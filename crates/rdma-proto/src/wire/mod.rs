@@ -5,15 +5,15 @@
 //!               └────── the opcode in the BTH selects which headers in the middle follow ──────┘
 //! ```
 //!
-//! [`Packet`] is the payload of a UDP datagram: [`Headers`], a payload, and the ICRC, which [`icrc`] computes. Each
-//! header is a struct with `parse` and `emit`, and has a file in `headers`. [`Opcode`] is the table of the headers
-//! after the BTH.
+//! [`Packet`] is the payload of a UDP datagram: [`Headers`], a payload, and the ICRC, which
+//! [`icrc`] computes. Each header is a struct with `parse` and `emit`, and has a file in `headers`.
+//! [`Opcode::headers`] lists the headers after the BTH.
 //!
 //! # Rules
 //!
 //! - Nothing panics, whatever the bytes. Nothing allocates.
-//! - `parse` checks only the form. The state machine checks whether a packet is expected, may arrive now, and has the
-//!   right length.
+//! - `parse` checks only the form. The requesters and responders check whether a packet is
+//!   expected, may arrive now, and has the right length.
 //! - `parse` ignores reserved bits, and `emit` writes them as zeros, as IBTA requires. The same holds for the bytes of
 //!   the pad. All other bytes of a packet that `parse` accepts are written unchanged by `emit`.
 //! - Numbers are in host order in the structs, and in network order in the bytes.

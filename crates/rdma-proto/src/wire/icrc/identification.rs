@@ -28,8 +28,9 @@ use crc32fast::Hasher;
 /// ```
 #[derive(Clone, Debug)]
 pub struct IdentificationSearch {
-    /// One row per checksum bit: a change of the checksum whose highest bit is this one, and the
-    /// identification bits that cause the change. A row is zero if no such change is possible.
+    /// One row per checksum bit: a difference of two checksums in which this bit is the highest,
+    /// and the identification bits that cause the difference. A row is zero if no such difference
+    /// is possible.
     rows: [(u32, u16); 32],
 }
 
@@ -61,7 +62,7 @@ impl IdentificationSearch {
     }
 }
 
-/// Returns the checksum of an identification that is followed by `behind` zeros.
+/// Returns the checksum of an identification that is followed by `behind` zero bytes.
 fn checksum(identification: u16, mut behind: usize) -> u32 {
     let zeroes = [0; 256];
     let mut crc = Hasher::new();
@@ -99,7 +100,8 @@ mod tests {
     use super::*;
     use crate::wire::{IpHeader, Ipv4Header, UdpHeader, icrc};
 
-    /// Each identification is found, whatever the content and length of the packet.
+    /// All identifications are found for the shortest packet, and a sample of them for longer
+    /// packets.
     #[test]
     fn each_identification_is_found() {
         for length in [12_usize, 16, 40, 1036, 4116] {
