@@ -101,8 +101,8 @@ counters! {
     /// Responses that arrived while an earlier READ or atomic was unanswered, which means that its
     /// answer was lost.
     implied_nak_seq_err,
-    /// Requests on unreliable connections, and datagrams, that were dropped because no receive was
-    /// posted or the receive was too small.
+    /// Requests on unreliable connections that found no receive, and datagrams that found none, or
+    /// one that was too small or unusable. They were dropped.
     out_of_buffer,
     /// Requests that were refused because their key, range or rights are wrong.
     resp_remote_access_errors,

@@ -91,8 +91,8 @@ impl Datagrams {
     }
 
     /// Receives packets for this queue pair, whose current Q_Key is `qkey`. `route` is the route
-    /// header of the packets. The PSN is ignored. A packet is dropped if its Q_Key differs from
-    /// `qkey`, or if it is longer than the MTU (IBTA C9-205).
+    /// header of the packets. The PSN is ignored. Drops a packet that is not a datagram, whose
+    /// Q_Key differs from `qkey`, or whose payload is longer than the MTU (IBTA C9-205).
     pub fn receive<H: Host + ?Sized>(
         &mut self,
         qkey: u32,

@@ -10,8 +10,11 @@ use crate::operation::{MessageEnd, MessageStart, Nak, Stop};
 /// a WRITE ends with `finish`. An implementation must not keep an address from one call to the
 /// next, because the memory may be deregistered in between.
 ///
-/// An error ends the message. After [`Stop::NotReady`] or [`Stop::Drop`], the packet arrives again
-/// on a reliable connection. The failed call is then repeated with the same arguments.
+/// On an unreliable connection, an error ends the message, and `abandon` is called. On a reliable
+/// connection, [`Stop::Nak`] ends the connection. After [`Stop::NotReady`] or [`Stop::Drop`], the
+/// packet arrives again, and all calls for it are repeated with the same arguments. This does not
+/// hold for `fetch`: every error of `fetch` is a NAK ([`Nak::RemoteOperational`] for `NotReady` and
+/// `Drop`).
 pub trait Host {
     /// Begins a message. Consumes a receive for a SEND. For other requests, checks the whole range
     /// and the peer's rights to it. An empty range needs no key (IBTA section 9.7.4.1.5, C9-88).

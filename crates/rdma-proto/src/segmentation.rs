@@ -31,8 +31,8 @@ pub(crate) struct PacketRun {
 }
 
 impl Remainder {
-    /// Returns the next packets: as many as fit into the buffer, but at most `most`. Returns `None`
-    /// if not even one fits.
+    /// Returns the next packets: as many as fit into the buffer and can form one run, but at most
+    /// `most`. Returns `None` if not even one fits, or if `most` is 0.
     #[inline]
     pub(crate) fn run(&self, connection: &Connection, most: u32, room: usize) -> Option<PacketRun> {
         let room = u32::try_from(room).unwrap_or(u32::MAX);

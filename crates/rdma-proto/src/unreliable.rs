@@ -22,7 +22,7 @@ pub struct UnreliableRequester {
     psn: Psn,
     /// The next request to send.
     next: u32,
-    /// The index of that request's next packet.
+    /// The index of the next packet of the request `next`.
     packet: u32,
     stopped: bool,
     counters: Counters,
@@ -155,7 +155,8 @@ pub struct UnreliableResponder {
 }
 
 impl UnreliableResponder {
-    /// Creates a responder that expects this PSN first, but accepts a first message with any PSN.
+    /// Creates a responder whose [`expected`](Self::expected) PSN is `psn`. The first message may
+    /// still begin with any PSN.
     #[must_use]
     pub fn new(connection: Connection, psn: Psn) -> Self {
         Self { connection, expected: psn, message: None, counters: Counters::default() }

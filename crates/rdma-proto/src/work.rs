@@ -30,8 +30,9 @@ pub enum Wqe {
 /// A send queue. Request numbers wrap around: `u32::MAX` is followed by 0.
 ///
 /// A request must not change until [`done`](Self::done) or [`failed`](Self::failed) is called with
-/// its number. That happens once per request, in the order of the numbers. All calls come from
-/// within calls to the requester.
+/// its number. The requester calls at most one of them per request, once, in the order of the
+/// numbers. After `failed`, it calls neither again. All calls come from within calls to the
+/// requester.
 pub trait Work {
     /// Returns the number that follows the last request that may be sent. It grows with each post.
     /// A draining queue (SQD) keeps it at [`begun`](crate::requester::Requester::begun).

@@ -53,13 +53,13 @@ pub struct Requester<W = Fixed> {
     max_rd_atomic: u8,
     /// The oldest request that has not completed.
     head: u32,
-    /// The number of acknowledged packets of that request.
+    /// The number of acknowledged packets of the request `head`.
     taken: u32,
     /// The PSN of the oldest unacknowledged packet.
     oldest: Psn,
     /// The next request to send.
     next: u32,
-    /// The index of that request's next packet.
+    /// The index of the next packet of the request `next`.
     packet: u32,
     /// The number of PSNs from the oldest packet to the next one to send.
     sent: u32,
@@ -194,7 +194,7 @@ impl<W: Window> Requester<W> {
     }
 
     /// Returns the latest time to call [`expire`](Self::expire). Each answer changes the deadline.
-    /// When a timer that was set to an earlier deadline fires, call this again and set the timer to
+    /// When a timer that was set to an older deadline fires, call this again and set the timer to
     /// the result.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
@@ -240,7 +240,7 @@ impl<W: Window> Requester<W> {
     }
 
     /// Holds the expired transport timer, because the peer may not have had time to answer. The
-    /// timer stays held until the peer acknowledges something, or until
+    /// timer stays held until an answer restarts or stops it, until its timeout changes, or until
     /// [`count_held`](Self::count_held).
     pub const fn hold(&mut self) {
         self.retry.hold();
@@ -496,11 +496,12 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// If the last acknowledgement covers only a probe, and nothing that was sent after the probed
-    /// packet, starts to retransmit.
+    /// Starts to retransmit if the last acknowledgement covers a probe, but nothing that was sent
+    /// after the probed packet.
     #[inline]
     fn probe_was_taken(&mut self, now: Time) {
-        // In the middle of a message, only the probe requests an acknowledgement.
+        // In the middle of a message, the original of the probed packet has rarely requested an
+        // acknowledgement. The acknowledgement therefore answers the probe.
         if self.taken > 0 && self.probed == Some(self.oldest) {
             self.probe_alone(now);
         }

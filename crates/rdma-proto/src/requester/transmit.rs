@@ -52,9 +52,9 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns the oldest packet again as a probe, unless it is no longer the probed one. The probe
-    /// requests an acknowledgement. It changes neither the count of packets in flight nor the next
-    /// packet to send.
+    /// Returns the oldest packet again as a probe. Returns `None` if it is no longer the packet to
+    /// probe, or if it is retransmitted anyway. The probe requests an acknowledgement. It changes
+    /// neither the count of packets in flight nor the next packet to send.
     #[cold]
     fn transmit_probe<Q: Work + ?Sized>(
         &mut self,
@@ -111,8 +111,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns the request packet of a READ or an atomic, if the limit on READs and atomics in
-    /// flight allows another one.
+    /// Returns the request packet of a READ or an atomic, if three limits allow it:
+    /// `max_rd_atomic`, the window, and [`MOST_PSNS`].
     fn transmit_fetch(
         &mut self,
         now: Time,

@@ -45,10 +45,10 @@ impl Window for Fixed {
 /// packet sequence numbers). It is half of all PSNs, so that old and new ones can be distinguished.
 pub(super) const MOST_PSNS: u32 = 1 << 23;
 
-/// The maximum number of packets from one acknowledgement request to the next. In a window of less
-/// than four times this number, the maximum is a quarter of the window. Runs of packets are limited
-/// too: at most half the window is sent without a request. In a window of at most this number, the
-/// limit is a quarter.
+/// The number of packets after which an acknowledgement is requested. In a window of less than four
+/// times this number, it is a quarter of the window. Only the last packet of a run can request one,
+/// so the distance between two requests can be longer. It is at most half the window or, in a
+/// window of at most this number, a quarter.
 const UNASKED: u32 = 64;
 
 /// Counts the packets in flight.

@@ -50,9 +50,10 @@ impl Responder {
         while !self.resources.owes_nothing() {
             match self.response(host, room) {
                 Ok(burst) => return burst,
-                // The READ was answered before. The peer requested it again, but may have received
-                // the first answer in the meantime, after which the key was invalidated. In that
-                // case, the NAK arrives too late to matter, and neither end enters the error state.
+                // The READ was answered before, and the peer has requested it again. If the peer
+                // has received the first answer meanwhile, the key may have been invalidated since.
+                // The peer then ignores the NAK, which arrives too late. Therefore this end does
+                // not enter the error state.
                 Err(Unreadable { psn, nak, repeats: true }) => {
                     self.resources.give_up();
                     return Some(self.negative(psn, nak));

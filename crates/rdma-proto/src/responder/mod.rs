@@ -74,7 +74,7 @@ pub struct Responder {
     /// The message that has arrived only in part.
     message: Option<Message>,
     /// Whether the peer was notified that the expected packet is missing or found no receive. The
-    /// peer is notified once. All other packets are dropped until the expected one arrives.
+    /// peer is notified once. Later packets are dropped until the expected one is accepted.
     told: bool,
     /// Whether the expected packet arrived but found no receive.
     not_ready: bool,
@@ -145,8 +145,9 @@ impl Responder {
         self.min_rnr_timer = timer;
     }
 
-    /// Returns the RNR NAK for the packet that found no receive, until that packet arrives again.
-    /// When a receive is posted, a link that supports it sends this NAK again, marked as void: see
+    /// Returns the RNR NAK for the packet that found no receive, until that packet is accepted or
+    /// refused. When a receive is posted, a link can send this NAK again with a mark that makes it
+    /// void. The mark wakes the requester: see
     /// [`Requester::receiver_is_ready`](crate::requester::Requester::receiver_is_ready).
     #[must_use]
     pub fn refusal(&self) -> Option<Burst> {
@@ -231,8 +232,8 @@ impl Responder {
                 self.expected = self.expected.wrapping_add(packets);
                 self.history = self.history.wrapping_add(packets.into());
                 (self.told, self.not_ready) = (false, false);
-                // A pending answer becomes an acknowledgement that also covers this packet. The
-                // response to a READ or an atomic replaces both.
+                // A pending answer becomes an acknowledgement that also covers this packet. If this
+                // packet is a READ or an atomic, its response replaces that acknowledgement.
                 let asked = headers.bth.ack_request || self.owed != Owed::Nothing;
                 self.owed = if asked && !acknowledges { Owed::Ack } else { Owed::Nothing };
             }

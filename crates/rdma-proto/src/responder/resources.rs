@@ -62,7 +62,8 @@ impl Resource {
     }
 }
 
-/// A ring with one slot for each request that the peer may have in flight (`max_dest_rd_atomic`).
+/// A ring with one slot for each READ or atomic that the peer may have in flight
+/// (`max_dest_rd_atomic`).
 #[derive(Debug)]
 pub(super) struct Resources {
     ring: Box<[Option<Resource>]>,
@@ -77,10 +78,10 @@ impl Resources {
         Self { ring: vec![None; count.into()].into(), newest: 0, owing: 0 }
     }
 
-    /// Returns true if there is a slot for another entry. If the oldest entry was never answered,
-    /// the requester has too many requests in flight. An entry that only repeats its answer gives
-    /// up its slot. A requester that sends a new request already has that answer, so the repeated
-    /// request was merely late.
+    /// Returns true if there is a slot for another entry. If the oldest entry still owes its first
+    /// answer, the requester has too many requests in flight. An entry that only repeats its answer
+    /// gives up its slot. A requester that sends a new request already has that answer, so the
+    /// repeated request was merely late.
     pub(super) fn has_room(&self) -> bool {
         let owes = |oldest: Resource| oldest.owes() && !oldest.repeats;
         self.ring.get(self.newest).is_some_and(|oldest| !oldest.is_some_and(owes))
@@ -111,7 +112,7 @@ impl Resources {
         old.iter_mut().chain(young).flatten().find(|resource| resource.owes())
     }
 
-    /// Marks the oldest entry that owes a response as answered.
+    /// Counts an entry as answered. Its whole response has been sent or given up.
     pub(super) fn answered(&mut self) {
         self.owing = self.owing.saturating_sub(1);
     }
@@ -124,7 +125,7 @@ impl Resources {
         }
     }
 
-    /// Drops all responses that are owed.
+    /// Removes all entries, and with them the responses that are owed.
     pub(super) fn forget(&mut self) {
         self.ring.fill(None);
         self.owing = 0;

@@ -70,8 +70,8 @@ pub(crate) fn begins(operation: Operation) -> bool {
 }
 
 /// Checks a packet with the expected PSN: the sequence of opcodes (IBTA section 9.7.4.1), and the
-/// lengths (C9-92 and C9-94). Packets before the last must be full, and the last one must not be
-/// empty. A WRITE must have the length that its RETH states.
+/// lengths (C9-92 and C9-94). If a message has several packets, those before the last must be full,
+/// and the last one must not be empty. A WRITE must have the length that its RETH states.
 #[inline]
 pub(crate) fn judge(
     connection: &Connection,
