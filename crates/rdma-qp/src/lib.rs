@@ -18,8 +18,8 @@
 //!
 //! Posting is `unsafe`. The device uses the memory of a request until the request completes. Nothing in this crate
 //! prevents other code from using that memory at the same time. But the crate does ensure that objects are destroyed in
-//! the right order. It also ensures that elements are within their regions, and requests within the remote memory that
-//! they name. Undefined values of a completion cannot be read.
+//! the right order. It also ensures that elements are within their regions. Except for raw posts, it also ensures that
+//! requests stay within the remote memory that they name. Undefined values of a completion cannot be read.
 //!
 //! Posting and polling do only what the same calls in C do. They do not allocate, lock, or keep additional counts.
 //!
@@ -44,8 +44,9 @@
 //! | a full queue | [`WouldBlock`](PostErrorKind::WouldBlock) | `WouldBlock` |
 //! | the memory is used before the request completes | the caller must prevent it: posting is `unsafe` | the caller must prevent it |
 //!
-//! If a first-level call refuses a request, nothing is posted: the queue pair is unchanged, and no request of a batch
-//! is posted. A failed completion ends a reliable connection.
+//! If a check of a first-level call refuses a request, the queue pair is unchanged, and no request of a batch is
+//! posted. A full queue is found only by posting, so the first requests of a batch may already be posted
+//! ([`PostError::posted`]). A failed completion ends a reliable connection.
 //!
 //! # Other crates
 //!

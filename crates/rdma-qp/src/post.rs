@@ -26,14 +26,14 @@ use crate::wr::write::WriteWorkRequest;
 
 /// # Posting
 ///
-/// All of these methods are `unsafe` for the same reason. The borrow of a request ends when the call returns, but the
-/// device uses the memory until the request completes. Posting does not allocate, lock or count. The requests in a
-/// queue start in the order in which they were posted, whichever threads posted them.
+/// All of these methods except [`check`](Self::check) are `unsafe` for the same reason. The borrow of a request ends
+/// when the call returns, but the device uses the memory until the request completes. Posting does not allocate, lock
+/// or count. The requests in a queue start in the order in which they were posted, whichever threads posted them.
 ///
 /// Methods without `raw` in their name refuse mistakes that can be detected before the device sees
 /// the request; the [crate's page](crate#two-levels-of-posting) has the list.
-// Always inlined: if the caller knows the number and lengths of the elements, the compiler evaluates most checks. If
-// the call is not inlined, the request is passed in memory, which doubles the cost of a post.
+// Always inlined: if the number and lengths of the elements are constants in the caller, the compiler evaluates most
+// checks. If the call is not inlined, the request is passed in memory, which doubles the cost of a post.
 impl QueuePair {
     /// Posts a request of any kind. Receives go to the receive queue, all others to the send queue.
     ///
@@ -122,7 +122,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// See [`PostError`]. The only possible kinds ([`PostErrorKind`](crate::PostErrorKind)) are
-    /// [`WouldBlock`](crate::PostErrorKind::WouldBlock) and [`Refused`](crate::PostErrorKind::Refused).
+    /// [`WouldBlock`](crate::PostErrorKind::WouldBlock), [`Refused`](crate::PostErrorKind::Refused) and, for a receive,
+    /// [`SharedReceives`](crate::PostErrorKind::SharedReceives).
     ///
     /// # Safety
     /// The contract of [`post`](Self::post) applies, with two more conditions. Elements are not longer than the remote

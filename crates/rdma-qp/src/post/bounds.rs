@@ -1,12 +1,12 @@
-//! The length of a request and its limit, which every post compares first.
+//! The length of a request and its limit, which every checked post compares.
 
 use rdma_mem::RemoteMemoryRegion;
 use rdma_types::QpType;
 
 /// The lengths of a request's elements and of the peer's memory, in bytes.
 ///
-/// Every post compares the two. A request that needs further checks is encoded so that it fails this comparison. Other
-/// requests therefore do not pay for these checks.
+/// Every checked post compares the two. A request that always needs further checks, such as a bind or a datagram, is
+/// encoded so that it fails this comparison. Other requests therefore do not pay for these checks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// The length, plus [`TO`] for a datagram.

@@ -16,7 +16,8 @@ use crate::wr::queued::QueuedRequest;
 use crate::wr::queued_receive::QueuedReceive;
 
 impl QueuedRequest<'_, '_> {
-    /// Checks a request of a batch. Unlike a single request, it is already in memory.
+    /// Checks a request of a batch. Unlike a single request, it is already in memory, so the further checks need not be
+    /// inlined.
     #[inline(always)]
     pub(crate) fn check_in_batch(&self, qp: &QueuePair) -> Result<(), PostError> {
         if self.passes(qp) { Ok(()) } else { self.check_out_of_line(qp) }
@@ -65,8 +66,8 @@ impl QueuedRequest<'_, '_> {
                 | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM
                 | ibv_wr_opcode::IBV_WR_SEND_WITH_INV
         );
-        // Other requests have no destination. If one seems to have a destination, it is invalid: its elements are
-        // longer than the remote memory.
+        // Only sends have a destination. `DOUBTFUL` bounds also contain the mark of a destination, but they belong to
+        // other requests, such as misaligned atomics.
         if !send || !bounds.has_destination() {
             return doubtful.check(qp, None);
         }
@@ -89,8 +90,8 @@ impl QueuedReceive<'_, '_> {
     }
 }
 
-/// Returns true if the elements fit into the peer's memory, or into an inline request, and all belong to the queue
-/// pair's domain.
+/// Returns true if the elements fit into the peer's memory. Inline data must also fit into an inline request, and all
+/// other elements must belong to the queue pair's domain.
 // Takes numbers instead of `Bounds`, which would cost a checked post two more instructions.
 #[inline]
 fn fits(

@@ -7,11 +7,11 @@ use rdma_types::QpType;
 
 use crate::post::without_niche::WithoutNiche;
 
-/// A failed post: some or all of the requests were not posted.
+/// A failed post: the provider refused a request, or a check did.
 ///
-/// Requests are posted in order. The first [`posted`](Self::posted) requests of a batch were passed to the device,
-/// which uses their memory until they complete. The others were not. The error owns no memory, so creating one is
-/// cheap.
+/// Requests are posted in order. The device may have accepted the first [`posted`](Self::posted) requests of a batch,
+/// and then uses their memory until they complete. The others were not posted. The error owns no memory, so creating
+/// one is cheap.
 ///
 /// ```
 /// # use rdma_mem::{AccessFlags, RemoteMemoryRegion};
@@ -78,7 +78,8 @@ pub enum PostErrorKind {
     Misaligned,
     /// The result of an atomic request is not exactly 8 bytes long.
     AtomicResult,
-    /// The state or the type of the memory window does not allow the request. The error message contains the reason.
+    /// The memory window does not allow the request, for example because of its state, its type or its protection
+    /// domain. The error message contains the reason.
     Window,
     /// The queue pair has no receive queue, because it uses a shared one.
     SharedReceives,
@@ -125,7 +126,8 @@ impl PostError {
         self.posted
     }
 
-    /// Returns the index of the refused request in the batch.
+    /// Returns the index of the refused request in the batch. If the provider does not report it, this is the length of
+    /// the batch.
     #[must_use]
     pub const fn refused(&self) -> usize {
         self.refused

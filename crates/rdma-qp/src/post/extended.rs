@@ -1,4 +1,4 @@
-//! Posting through the `ibv_wr_*` calls, for queue pairs that were built with this option.
+//! Posting through the `ibv_wr_*` calls, for queue pairs that were built with the option `extended`.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -23,11 +23,11 @@ use crate::post::stand_in::{Called, real};
 /// The operations on datagrams that every device with the `ibv_wr_*` calls supports.
 const SENDS: u64 =
     (Operation::IBV_QP_EX_WITH_SEND.0 | Operation::IBV_QP_EX_WITH_SEND_WITH_IMM.0) as u64;
-/// The operations on unreliable connections that every such device supports.
+/// The operations on unreliable connections that every device with the `ibv_wr_*` calls supports.
 const UNRELIABLE: u64 = SENDS
     | (Operation::IBV_QP_EX_WITH_RDMA_WRITE.0 | Operation::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0)
         as u64;
-/// The operations on reliable connections that every such device supports.
+/// The operations on reliable connections that every device with the `ibv_wr_*` calls supports.
 const ALWAYS: u64 = UNRELIABLE | Operation::IBV_QP_EX_WITH_RDMA_READ.0 as u64;
 const ATOMICS: u64 = (Operation::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0
     | Operation::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0) as u64;
@@ -107,8 +107,8 @@ fn extend(
     }
 }
 
-/// Posts like `ibv_post_send`, but either all requests of the list or none. If one request cannot be posted through the
-/// `ibv_wr_*` calls, the whole list goes to the provider's `ibv_post_send`.
+/// Posts like `ibv_post_send`, but through the `ibv_wr_*` calls, which post either all requests of the list or none. If
+/// one request cannot be posted through these calls, the whole list goes to the provider's `ibv_post_send`.
 unsafe extern "C" fn post(
     qp: *mut ibv_qp,
     list: *mut ibv_send_wr,
@@ -183,7 +183,8 @@ unsafe fn requests<'a>(list: *const ibv_send_wr) -> impl Iterator<Item = &'a ibv
     successors(first, |wr| unsafe { wr.next.as_ref() })
 }
 
-/// Returns true if the operation was requested when the queue pair was created, and the request's inline data fits.
+/// Returns true if the operation was requested when the queue pair was created, and the request has at most
+/// [`MOST_INLINE`] parts of inline data.
 fn can_be_called(wr: &ibv_send_wr, operations: u64) -> bool {
     let operation = match wr.opcode {
         Opcode::IBV_WR_SEND => Operation::IBV_QP_EX_WITH_SEND,

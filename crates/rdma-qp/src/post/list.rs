@@ -41,8 +41,9 @@ impl Linked for QueuedReceive<'_, '_> {
     }
 }
 
-/// Posts one request through `call`, which gets the request and a pointer through which it returns the refused one.
-/// After a failure, `refused` creates the error from the result of `call` and the number of posted requests.
+/// Posts one request through `call`. The arguments of `call` are the request, and a pointer to which it writes the
+/// address of the refused request. After a failure, `refused` creates the error from the result of `call` and the
+/// number of posted requests.
 #[inline(always)]
 pub(crate) fn post_one<W>(
     mut wr: W,
@@ -143,7 +144,7 @@ fn refused_receive(qp: &QueuePair, returned: c_int, posted: usize) -> PostError 
 }
 
 /// Corrects the error when a receive is posted to a queue pair that uses a shared receive queue. Providers report this
-/// mistake in unhelpful ways. Some report that the queue pair's own queue, which holds no receives, is full.
+/// mistake in unhelpful ways. Some report that the queue pair's own queue is full, because its capacity is 0.
 #[cold]
 fn explain(error: PostError, qp: &QueuePair) -> PostError {
     match qp.srq() {

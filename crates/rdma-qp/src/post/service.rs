@@ -6,8 +6,8 @@ use rdma_types::QpType;
 use crate::post::error::{PostError, Reason};
 use crate::qp::queue_pair::QueuePair;
 
-/// Checks a request that has a destination, or whose queue pair is not RC or has no atomic operations. `handle` is the
-/// domain of the destination's address handle.
+/// Checks that the queue pair supports the operation, and that the request has a valid destination if, and only if, the
+/// queue pair is UD. `handle` is the domain of the destination's address handle.
 pub(crate) fn check_service(
     qp: &QueuePair,
     opcode: ibv_wr_opcode,

@@ -113,8 +113,8 @@ impl<T: Object> Drop for Called<T> {
     fn drop(&mut self) {
         if self.stands_in {
             // SAFETY: SAFETY.md F20: the memory was leaked when this was created, and is freed only here. Each clone of
-            // a completion queue holds the memory's address (`CalledAddress`), but also holds the `Inner` that contains
-            // this field. Therefore, no clone is left now.
+            // a completion queue holds the memory's address (`CalledAddress`), but also keeps alive the `Inner` that
+            // owns this `Called`. Therefore, no clone is left now.
             drop(unsafe { Box::from_raw(self.object.as_ptr().cast::<StandIn<T>>()) });
         }
     }

@@ -13,8 +13,8 @@ use crate::wr::queued::QueuedRequest;
 /// The length of an atomic operation in bytes.
 const WORD: u64 = 8;
 
-/// Changes eight bytes of the peer's memory, atomically with respect to all other atomic requests there, and returns
-/// the old value.
+/// Changes eight bytes of the peer's memory, atomically with respect to all other atomic requests that the peer's
+/// device executes. Returns the old value.
 ///
 /// Each word, the peer's and the result here, is in the byte order of its own machine. The address of the peer's word
 /// must be a multiple of 8, in a region with remote atomic access. The peer's queue pair must allow that access too.

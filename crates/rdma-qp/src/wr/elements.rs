@@ -13,7 +13,7 @@ use crate::wr::flags::INLINE;
 pub(crate) enum Data<'wr, 'data> {
     /// Registered memory, which the device reads until the request has completed.
     Keyed(&'wr [GatherElement<'data>]),
-    /// Any memory, which the processor reads before the post returns. Its borrow need not outlast the request.
+    /// Any memory. The processor reads it before the post returns, so its borrow need not outlast the call.
     Inline(&'wr [InlineElement<'wr>]),
 }
 

@@ -49,8 +49,8 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         elements: Elements<'wr, 'data>,
     ) -> Self {
         let Elements { sg_list, num_sge, bytes, domains, inline } = elements;
-        // The fields are set one by one, and in a union only the field that is used. Otherwise the compiler builds a
-        // zeroed struct elsewhere and copies it, which takes longer than the post.
+        // The fields are set one by one, and in each union only one variant. Otherwise the compiler builds a zeroed
+        // struct elsewhere and copies it, which takes longer than the post.
         let wr = ibv_send_wr {
             wr_id,
             next: null_mut(),

@@ -117,8 +117,8 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     /// queue pair needs a destination, and no other queue pair allows one. The message must not be longer than the MTU.
     ///
     /// The handle must belong to the queue pair's protection domain, and live until the request has completed. If the
-    /// high bit of the key is set, the Q_Key of the sending queue pair is used instead: IBTA vol 1, section 10.2.5;
-    /// `man ibv_post_send`.
+    /// high bit of `qkey` is set, the device sends the Q_Key of the sending queue pair instead: IBTA vol 1, section
+    /// 10.2.5; `man ibv_post_send`.
     ///
     /// See [`QueuePair::address_handle`](crate::QueuePair::address_handle) for an example.
     #[doc(alias = "remote_qpn")]

@@ -1,7 +1,6 @@
 //! Work requests that bind or invalidate memory windows.
 //!
-//! The lifetimes of requests without elements are unconstrained, so these requests fit into any
-//! batch.
+//! A request without elements borrows no data, so it fits into a batch with any lifetime of data.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -18,7 +17,8 @@ use crate::wr::flags::{FENCE, SIGNALED};
 use crate::wr::queued::QueuedRequest;
 use crate::wr::send::SendWorkRequest;
 
-/// Binds a window of type 2, which gives the peer of this queue pair access to a part of the window's region.
+/// Binds a window of type 2: gives the peer of the queue pair that executes the request access to a part of the
+/// window's region.
 ///
 /// Use it in a batch with the send that transfers the key to the peer. For a single bind, [`QueuePair::bind`] is
 /// shorter, and also accepts windows of type 1. The window counts as bound once this request is created. If the request
@@ -64,8 +64,8 @@ pub struct BindWindow<'w> {
     window: PhantomData<&'w mut ()>,
 }
 
-/// Invalidates a window of type 2 that this queue pair has bound. Once the request has completed successfully, the peer
-/// no longer has access through the window.
+/// Invalidates a window of type 2 that was bound through the same queue pair. Once the request has completed
+/// successfully, the peer no longer has access through the window.
 ///
 /// Keys of regions, of windows of type 1, and of windows bound by other queue pairs cannot be invalidated. IBTA vol 1,
 /// section 10.6.7.3; `man ibv_post_send`.
@@ -147,8 +147,8 @@ impl<'w> BindWindow<'w> {
     /// start at 0.
     ///
     /// # Errors
-    /// Returns an error for a mistake that can be detected here. In that case, nothing has changed. An invalid bind
-    /// cannot be expressed in C, so it is refused when it is created, not when it is posted.
+    /// Returns an error for a mistake that can be detected here. In that case, nothing has changed. Posting then checks
+    /// only the type and the domain of the queue pair.
     pub fn new<R: BindableRegion>(
         window: &'w mut MemoryWindow<R>,
         range: Range<usize>,
