@@ -27,7 +27,8 @@ pub enum GidChoice {
     /// All GIDs of the port. Both ends choose one pair from the GIDs of their endpoints, by the first rule that
     /// applies:
     ///
-    /// 1. the two addresses of the stream over which the endpoints are exchanged, if both are GIDs;
+    /// 1. the two addresses of the stream over which the endpoints are exchanged, if both are GIDs and no NAT
+    ///    translates them;
     /// 2. two addresses in the same network, according to the netmasks of their interfaces;
     /// 3. two addresses of the best type and class that both have: RoCE v2 before RoCE v1, IPv4 before global IPv6
     ///    before link-local addresses.

@@ -4,11 +4,11 @@ use std::fmt;
 
 use rdma_sys::{ibv_gid, ibv_grh};
 
-/// The first 40 bytes of the buffer in which a datagram was received. They contain the source address if the completion
-/// has [`DatagramSource::has_header`](crate::DatagramSource::has_header), and are undefined otherwise.
+/// The first 40 bytes of the buffer in which a datagram was received. They are undefined unless
+/// [`DatagramSource::has_header`](crate::DatagramSource::has_header) is true.
 ///
-/// They contain a global route header. With RoCE v2 over IPv4, the last 20 bytes are the IPv4 header. IBTA vol 1,
-/// section 11.4.2.1; `man ibv_create_ah_from_wc`.
+/// The bytes are a global route header, which contains the sender's address. With RoCE v2 over IPv4, the last 20 bytes
+/// are an IPv4 header instead. IBTA vol 1, section 11.4.2.1; `man ibv_create_ah_from_wc`.
 ///
 /// ```
 /// use rdma_qp::GlobalRouteHeader;

@@ -75,8 +75,8 @@ pub struct CompletionChannel(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// The unacknowledged events of each queue, by the address of its C object. The user context is not used as the
-    /// key, because foreign queues of the channel may have any user context.
+    /// The number of unacknowledged events of each queue, by the address of its C object. The user context is not used
+    /// as the key, because foreign queues of the channel may have any user context.
     taken: Mutex<HashMap<usize, u32>>,
     file: EventFile,
     handle: Handle<ibv_comp_channel, Context>,
@@ -257,7 +257,7 @@ impl AsFd for CompletionChannel {
 }
 
 /// A queue's registration with its channel. Dropping it acknowledges the queue's events. It must be dropped before the
-/// queue is destroyed, because that waits for unacknowledged events.
+/// queue is destroyed, because `ibv_destroy_cq` waits for unacknowledged events.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     pub(crate) channel: CompletionChannel,

@@ -58,8 +58,8 @@ unsafe extern "C" fn poll(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c
 
 /// Takes the next completion, including its timestamp; `None` if the queue is empty.
 ///
-/// Starts and ends a poll for each completion. `ibv_next_poll` would be faster, but SoftRoCE's version before rdma-core
-/// 55 reads past the end of the queue and returns an invalid completion.
+/// Starts and ends a poll for each completion. `ibv_next_poll` would be faster, but SoftRoCE's provider in rdma-core
+/// before version 55 reads past the end of the queue and returns an invalid completion.
 ///
 /// # Safety
 /// The queue is live, and was created with [`FIELDS`].

@@ -1,6 +1,7 @@
 //! Storage of a completion's timestamp in unused bits of its `ibv_wc`.
 //!
-//! With or without timestamps, a slot therefore has the layout that the provider fills, and polling costs the same.
+//! A slot therefore has the layout that the provider fills, with or without timestamps. Queues without timestamps are
+//! polled at no extra cost.
 
 use rdma_sys::{ibv_wc, ibv_wc_status};
 
@@ -13,8 +14,8 @@ const FLAG: u32 = 1 << 31;
 /// Stores a timestamp in a completion.
 ///
 /// The lower half goes into a field that the completion's status leaves undefined. For a success, that is the vendor's
-/// code; for a failure, it is the length. The upper half is divided among three places. They are the index of the
-/// partition key (which only management packets use), the upper bits of both QPNs, and an undefined flag.
+/// code; for a failure, it is the length. The upper half is divided among the partition key index, the upper bits of
+/// both QPNs, and an undefined flag. Only management packets use the index.
 pub(crate) fn stamp(wc: &mut ibv_wc, ticks: u64) {
     let (low, high) = ((ticks & 0xffff_ffff) as u32, (ticks >> 32) as u32);
     if wc.status == ibv_wc_status::IBV_WC_SUCCESS {

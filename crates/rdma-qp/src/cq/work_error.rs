@@ -100,7 +100,7 @@ pub enum WorkErrorClass {
     Transport,
     /// A response did not arrive in time.
     Timeout,
-    /// The request was not executed, because the queue pair had already failed or been closed.
+    /// The queue pair failed or was closed before the request completed.
     Flushed,
     /// The device failed.
     Fatal,

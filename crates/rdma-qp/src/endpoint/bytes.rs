@@ -255,7 +255,7 @@ mod tests {
             .with_stream_addresses("192.0.2.1".parse().unwrap(), "fd00::2".parse().unwrap())
     }
 
-    /// Returns version 2, which every release must read.
+    /// Returns the bytes of `endpoint()` in version 2, which every release must read.
     fn golden() -> [u8; QueuePairEndpoint::BYTES] {
         let mut golden = [0; QueuePairEndpoint::BYTES];
         golden[..24].copy_from_slice(&[
@@ -272,7 +272,7 @@ mod tests {
         golden
     }
 
-    /// Returns the same endpoint in version 1, which has neither prefixes nor streams.
+    /// Returns the bytes of `endpoint()` in version 1, without its prefix length and its stream addresses.
     fn golden_of_version_1() -> [u8; BYTES_OF_VERSION_1] {
         let mut golden = [0; BYTES_OF_VERSION_1];
         golden[..24].copy_from_slice(&[

@@ -42,7 +42,7 @@ impl Family {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Of(Family),
-    /// Addresses of real hosts, and addresses in the reserved range.
+    /// IPv4 addresses of real hosts, and those in the reserved range.
     AnyIpv4,
     AnyGlobal,
 }
@@ -90,8 +90,9 @@ pub(crate) fn common_rank(own: &EndpointGid, peer: &EndpointGid) -> Option<usize
     kinds().position(|kind| is_of(own, kind) && is_of(peer, kind))
 }
 
-/// Returns true if the prefix of the GID's interface identifies a network. It does not for a link-local address, whose
-/// prefix is the same on every link, or for a loopback address, which every host has.
+/// Returns true if the prefix of the GID's interface identifies a network. It does not for link-local addresses (the
+/// prefix is the same on every link) and loopback addresses (every host has them). Nor does it for addresses that only
+/// software devices use.
 pub(crate) fn names_a_network(gid: Gid) -> bool {
     let is_loopback = gid.to_ipv4().is_some_and(|address| address.is_loopback());
     !is_loopback && matches!(Family::of(gid), Family::Ipv4Mapped | Family::Global)

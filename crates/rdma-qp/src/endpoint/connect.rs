@@ -50,7 +50,7 @@ pub enum HandshakeError {
         /// The peer's port.
         peer: LinkLayer,
     },
-    /// No two GIDs, one of each end, have the same type and family.
+    /// No GID of this end has the same type and family as a different GID of the peer.
     #[error(
         "GIDs: no address of this end has the same type and family as a different address of the \
          peer; an address that both ends have leads back to its own host{}{}",
@@ -71,7 +71,7 @@ pub enum HandshakeError {
         /// The peer's LID.
         lid: Lid,
     },
-    /// The requested MTU is larger than the peer's.
+    /// The MTU that this end requests is larger than the peer's.
     #[error(
         "MTU: this end requests {own}, but the peer has {peer}: request at most that, or set no MTU"
     )]
@@ -141,7 +141,7 @@ impl ConnectAttributes {
         })
     }
 
-    /// Returns the route to the peer, or an error if no route exists or the peer's queue pair has another type.
+    /// Returns the route to the peer, or an error if the endpoints do not match. The MTU is not compared here.
     pub(crate) fn way(
         own: &Own<'_>,
         peer: &QueuePairEndpoint,

@@ -71,7 +71,8 @@ fn best(
         } else {
             GidRule::Class
         };
-        // If no interface in its host's network namespace has an address, the address may belong to another container.
+        // An unknown prefix length usually means that no interface in the network namespace of the process has the
+        // address. Such an address may belong to another container, so it ranks lower.
         let unknown = [a, b].iter().filter(|gid| gid.prefix_length == 0).count();
         Some((rule, kind, unknown, a.gid.min(b.gid), a.gid.max(b.gid)))
     };

@@ -10,8 +10,9 @@ use crate::qp::capabilities::QueuePairCapabilities;
 
 /// The attributes of a queue pair, from [`QueuePair::query`](crate::QueuePair::query).
 ///
-/// Attributes that do not apply to the queue pair's type are 0 or the default. Those for acknowledgements, retries,
-/// reads and atomics apply to RC, those for the peer to RC and UC, and the Q_Key to UD.
+/// Attributes that do not apply to the queue pair's type are 0 or the default. The peer's access rights and QPN, the
+/// path MTU and `recv_psn` apply to RC and UC. The attributes for acknowledgements, retries, reads and atomics apply
+/// only to RC, and the Q_Key only to UD.
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -212,9 +212,9 @@ impl<'a> QueuePairBuilder<'a> {
         /// The maximum number of RDMA reads and atomics from the peer that this end serves at a time. Default: the
         /// limit of the device, at most 16.
         max_dest_rd_atomic: u8 => max_dest_rd_atomic, Some;
-        /// The time to wait for an acknowledgement before a retransmission.
+        /// The time to wait for an acknowledgement before a retransmission. Default: 67 ms.
         ack_timeout: AckTimeout => settings.ack_timeout;
-        /// The maximum number of retries without an acknowledgement.
+        /// The maximum number of retries without an acknowledgement. Default: 7.
         max_ack_retries: MaxAckRetries => settings.max_ack_retries;
         /// The maximum number of retries when the peer has no receive posted. Default: no limit, as in most programs,
         /// so a peer that posts slowly causes no failure. The program itself has to limit how long it waits for the

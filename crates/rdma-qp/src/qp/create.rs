@@ -36,7 +36,8 @@ impl QueuePairBuilder<'_> {
     /// Creates the queue pair; see `man ibv_create_qp`.
     ///
     /// # Errors
-    /// Returns an error if the type or device is not supported, the port or GID does not exist, or the MTU is above the
+    /// Returns an error if the type, the device or remote atomic access is not supported, or if the port or GID does
+    /// not exist. Options and environment variables must be in range: for example, the MTU must not be above the
     /// port's. Completion queues must be set and large enough for [`strict_cq`](Self::strict_cq). They, and the shared
     /// receive queue, must belong to the same context as the protection domain. Otherwise, returns the provider's
     /// error, with the device's limits.
@@ -49,7 +50,7 @@ impl QueuePairBuilder<'_> {
         let mut end = own_end(builder, &device)?;
         let queues = (send_cq, recv_cq);
         let claims = claim(queues, &builder.sizes, builder.srq, builder.strict_cq)?;
-        // All other steps that can fail come before this one, so that no object is created only to be discarded.
+        // All other steps that can fail come before this one, so that their failure leaves no queue pair to destroy.
         let object = create(builder, queues, claims, &device)?;
         end.endpoint.qpn = object.qpn;
         Ok(PreparedQueuePair {

@@ -45,17 +45,17 @@ impl QueuePair {
     /// might then wait for a completion that was polled elsewhere.
     ///
     /// With a [shared receive queue](crate::SharedReceiveQueue), unused receives stay in it for the other queue pairs.
-    /// Receives that this queue pair has already taken are passed to `each` if the device completes them in time. The
-    /// event [`QP_LAST_WQE_REACHED`](rdma_mem::AsyncEventKind::QP_LAST_WQE_REACHED) reports that the queue pair has
-    /// taken no others.
+    /// Receives that this queue pair has already taken are passed to `each` only if they complete before a poll returns
+    /// no completions. The event [`QP_LAST_WQE_REACHED`](rdma_mem::AsyncEventKind::QP_LAST_WQE_REACHED) reports that
+    /// the queue pair takes no further receives.
     ///
     /// # Errors
     /// [`Error::DrainTimedOut`] if the time limit expires. The device may then use the memory of the requests until the
     /// queue pair is destroyed. This also happens if the send queue is full of executed unsignaled requests with no
     /// signaled one after them, because no completion frees their slots. [`Error::Poll`] if a completion queue has
-    /// failed. [`Error::Post`] if a queue refuses the last request. [`Error::Transition`] if the device refuses. For
-    /// UD, also the errors of [`address_handle`](Self::address_handle) for this queue pair's own endpoint; in that
-    /// case, nothing has changed.
+    /// failed. [`Error::Post`] if a queue refuses the last request. [`Error::Transition`] if the device refuses the
+    /// change to the error state. For UD, also the errors of [`address_handle`](Self::address_handle) for this queue
+    /// pair's own endpoint; in that case, nothing has changed.
     ///
     /// # Examples
     /// ```

@@ -51,7 +51,8 @@ impl PreparedQueuePair {
 
     /// Sets the addresses of the stream over which the ends exchange their endpoints, as this end sees them. For a TCP
     /// connection, these are `local_addr` and `peer_addr`. Call this before [`endpoint`](Self::endpoint), at both ends.
-    /// If both addresses are GIDs, the connection uses them (see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer)).
+    /// If both addresses are GIDs and no NAT translates them, the connection uses them (see
+    /// [`GidChoice::ByPeer`](crate::GidChoice::ByPeer)).
     ///
     /// # Examples
     /// ```

@@ -23,11 +23,11 @@ use crate::srq::queue::SharedReceiveQueue;
 /// | [type](crate::QueuePairBuilder::qp_type) | communicates with | messages | requests of the send queue |
 /// |---|---|---|---|
 /// | RC | one peer, after [`handshake`](crate::PreparedQueuePair::handshake) | arrive exactly once, in order, or the connection fails | all |
-/// | UC | one peer, after [`handshake`](crate::PreparedQueuePair::handshake) | arrive completely and in order, or not at all | sends, writes |
+/// | UC | one peer, after [`handshake`](crate::PreparedQueuePair::handshake) | arrive completely and in order, or not at all | sends, writes, binds, local invalidations |
 /// | UD | any queue pair, after [`activate`](crate::PreparedQueuePair::activate) | have one packet, which can be lost | sends with [a destination](crate::SendWorkRequest::to) |
 ///
 /// The [`post_…`](Self#posting) methods post requests, whose completions arrive in the completion queues. All methods
-/// take `&self` and can be called from several threads.
+/// except [`close`](Self::close) take `&self` and can be called from several threads.
 ///
 /// The first failing request ends a reliable connection: the queue pair goes to its error state, and the other requests
 /// are flushed. With UC and UD, a failing request of the send queue stops only that queue. The queue pair goes to

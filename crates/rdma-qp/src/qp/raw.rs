@@ -20,9 +20,10 @@ impl QueuePair {
     /// Wraps a queue pair that was created elsewhere and is already connected, or activated for datagrams.
     ///
     /// `parents` contains the queue pair's protection domain, both completion queues, and the shared receive queue if
-    /// it has one. For datagrams (UD), `gid_index`, `mtu`, `service_level` and the other parts of an address in
-    /// `parents` apply to [`address_vector`](Self::address_vector). Type, QPN, sizes, port and Q_Key are read from the
-    /// queue pair, and other options are ignored. The queue pair posts through `ibv_post_send`.
+    /// it has one. For datagrams (UD), `mtu` limits the length of a message, and the address options of `parents`, such
+    /// as `gid_index` and `service_level`, apply to [`address_vector`](Self::address_vector). Type, QPN, sizes, port
+    /// and Q_Key are read from the queue pair, and other options are ignored. The queue pair posts through
+    /// `ibv_post_send`.
     ///
     /// # Errors
     /// Same errors as [`build`](QueuePairBuilder::build), and the provider's error of `ibv_query_qp`.
