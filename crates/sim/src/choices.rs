@@ -62,8 +62,8 @@ impl Choices<'_> {
     }
 }
 
-/// Decodes a number up to `last`. Uses as few bytes as possible, so that a change of one choice
-/// does not affect the later ones.
+/// Decodes a number up to `last`. The number of bytes that it uses depends only on `last`, so a
+/// change of these bytes does not shift the bytes of later choices.
 fn below(bytes: &mut &[u8], last: u64) -> u64 {
     let mut number = 0u64;
     let mut left = last;

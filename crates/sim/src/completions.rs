@@ -49,8 +49,8 @@ fn code(request: &ScriptRequest) -> Code {
 
 impl World<'_> {
     /// Polls all completion queues and checks the completions. Receive completions are polled last
-    /// but checked first, so every message that was certainly sent has arrived when its send
-    /// completion is checked.
+    /// but checked first. Therefore, when a send completion is checked, the arrival of its message
+    /// has already been recorded.
     pub(crate) fn complete(&mut self) -> Outcome {
         let ends = self.ends.iter().enumerate();
         let flushed: Vec<_> =
@@ -80,8 +80,9 @@ impl World<'_> {
     }
 
     /// Checks the completions of send requests. The completions of one queue pair are in order, but
-    /// the order in which two queue pairs failed is unknown. If one of them failed by itself, it no longer
-    /// answered the other one, so the failure of the other one is checked later.
+    /// the order in which two queue pairs failed is unknown. A queue pair that has failed no longer
+    /// answers its peer, so requests of the peer can exhaust their retries. Such a failure is
+    /// checked only after the other completions, which may include its cause.
     fn sent_in_any_order(&mut self, mut sends: Vec<ibv_wc>) -> Outcome {
         loop {
             let before = sends.len();
@@ -145,8 +146,8 @@ impl World<'_> {
         }
     }
 
-    /// Records that a request succeeded. Its local memory has been released, but is not in use
-    /// again yet.
+    /// Checks the results of a request that succeeded, and records its effects. Its local memory
+    /// has been released, but is not in use again yet.
     pub(crate) fn succeeded(&mut self, end: usize, sent: &Sent) -> Outcome {
         let own = &self.ends[end];
         let (to, request) = (own.peer, &sent.request);
@@ -292,7 +293,7 @@ impl World<'_> {
         }
     }
 
-    /// Checks a received message that asked to invalidate an invalid key.
+    /// Checks a message that was received, but requested the invalidation of an invalid key.
     fn took_wrong_key(&mut self, end: usize, bytes: &[u8]) -> Outcome {
         let own = &self.ends[end];
         let Some(message) = own.expected.front().copied() else {

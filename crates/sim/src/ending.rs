@@ -74,7 +74,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Returns the time limit for the end: the sum of all attempts of all requests.
+    /// Returns the time limit for the end of the run: 20 seconds, and enough time for all attempts
+    /// of all pending requests.
     fn patience(&self) -> Duration {
         let mut patience = Duration::from_secs(20);
         for (end, own) in self.ends.iter().enumerate() {

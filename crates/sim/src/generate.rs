@@ -24,7 +24,8 @@ pub(crate) fn script(seed: u64) -> Script {
     make(seed, Choices::OfSeed(Rng::with_seed(seed)), LONGEST, None)
 }
 
-/// Returns the script decoded from the bytes. Whatever the bytes are, the script is fair and short.
+/// Returns the script decoded from the bytes. Whatever the bytes are, the script can be run and is
+/// short.
 pub(crate) fn script_of(bytes: &[u8]) -> Script {
     let mut choices = Choices::OfBytes(bytes);
     let seed = choices.u32(..).into();

@@ -71,7 +71,8 @@ impl World<'_> {
             let errno = qp.detach(&gid, lid);
             let left = own.groups.remove(&group);
             ensure!((errno == 0) == left, "q{end} leaves, was it a member: {left}, got {errno}");
-            // Messages that have arrived by now were received as a member.
+            // Completions that exist by now belong to messages that arrived while the queue pair
+            // was a member.
             self.complete()?;
         }
         let own = &mut self.ends[end];

@@ -1,5 +1,5 @@
-//! The expected contents of memory. The bytes of a message are derived from its number. So bytes of
-//! another message are detected, and also those of a message that arrived too late.
+//! The expected contents of memory. The bytes of a message are derived from its number. Therefore,
+//! checks detect the bytes of another message, and of a message that arrived too late.
 
 use crate::run::{Outcome, ensure};
 

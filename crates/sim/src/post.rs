@@ -14,7 +14,7 @@ use crate::windows::{Use, is_first_type, part};
 /// The number of bytes before, between and after the elements of a request.
 const GAP: usize = 8;
 const GAP_BYTE: u8 = 0xa5;
-/// The value of the bytes of local memory before a READ stores its result there.
+/// The value of the bytes of local memory before a READ or an atomic stores its result there.
 const SINK_BYTE: u8 = 0x5a;
 /// The maximum length of a datagram.
 const DATAGRAM: usize = 4096;
@@ -39,8 +39,8 @@ fn place(n: usize, from: usize) -> usize {
     from + GAP * (n + 1)
 }
 
-/// Extracts a request's bytes from its block of memory. Returns `None` if a gap between them was
-/// changed.
+/// Extracts a request's bytes from its block of memory. Returns `None` if a gap between or around
+/// the elements was changed.
 pub(crate) fn unpack(request: &ScriptRequest, block: &[u8]) -> Option<Vec<u8>> {
     let (mut bytes, mut end) = (Vec::with_capacity(request.length), 0);
     let is_gap = |gap: &[u8]| gap.iter().all(|&byte| byte == GAP_BYTE);
@@ -56,11 +56,13 @@ pub(crate) fn unpack(request: &ScriptRequest, block: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl World<'_> {
-    /// Posts the request if the queue and the local memory have space for it.
+    /// Posts the request. Skips it if the queue pair is destroyed, the queue or the local memory is
+    /// full, or the request cannot use its window.
     pub(crate) fn post(&mut self, end: usize, mut request: ScriptRequest) -> Outcome {
         self.make_fair(end, &mut request);
         let own = &self.ends[end];
-        // A request on a window has a window only on reliable connections.
+        // A bind or an invalidation needs a window, which `make_fair` removes unless the connection
+        // is reliable.
         let of_none = request.kind.is_local() && request.window.is_none();
         if own.qp.is_none() || own.pending.len() >= own.capacity || of_none {
             return Ok(());
@@ -124,8 +126,8 @@ impl World<'_> {
         request.signaled |= own.silent + 1 >= own.capacity / 2;
     }
 
-    /// Returns the value for an atomic to compare with. If nothing unexpected happens, it is the
-    /// actual value.
+    /// Returns the value for a compare-and-swap to compare with: the expected value of the word.
+    /// For every fourth message, it is a different value, so that no swap takes place.
     fn guess(&self, to: usize, request: &ScriptRequest) -> u64 {
         let word = request.at % memory::WORDS;
         let target = &self.ends[to].known;
@@ -260,7 +262,8 @@ impl World<'_> {
         self.ends[end].target.as_ref().map_or(self.ends[end].last_rkey, |target| target.rkey())
     }
 
-    /// Records the message that the receiver of this request must get.
+    /// Records the message that the receiver of this request must get, if the request consumes a
+    /// receive.
     fn expect(&mut self, end: usize, to: usize, sent: &Sent) {
         let request = &sent.request;
         if request.kind == Kind::Send || request.kind == Kind::Write && request.immediate {

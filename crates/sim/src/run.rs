@@ -67,8 +67,8 @@ pub(crate) fn run(script: &Script) -> Outcome<Done> {
         // After a panic the world is leaked, because dropping it would panic again.
         let mut world = ManuallyDrop::new(World::new(script, &network));
         let done = world.run();
-        // After a failure the world is leaked too: queue pairs may not be settled, and need not be
-        // checked any more.
+        // After a failure the world is leaked too: dropping an object that is still in use, such as
+        // a queue pair in a group, would panic.
         if done.is_ok() {
             drop(ManuallyDrop::into_inner(world));
         }

@@ -1,6 +1,6 @@
 //! A workload: settings, and a list of operations that are executed one after the other.
 //!
-//! Each part can be removed or reduced without making the script unfair. An operation is skipped if
+//! Any part can be removed or reduced, and the script can still be run. An operation is skipped if
 //! its object no longer exists, or if there is no space for it.
 
 use std::time::Duration;
@@ -163,7 +163,8 @@ pub(crate) struct ScriptRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) slot: usize,
-    /// The number of binds since the window got the key.
+    /// Which key of the window to use: the one that it got this number of binds ago (0: the
+    /// latest).
     pub(crate) back: usize,
     /// Whether the request is changed or skipped if it may fail.
     pub(crate) careful: bool,
@@ -173,8 +174,8 @@ pub(crate) struct Window {
     pub(crate) bytes: usize,
     /// For a bind: the rights that the window grants.
     pub(crate) rights: u8,
-    /// If set, the request is moved: if false, it ends at the last byte of the window, and if true,
-    /// one byte after it.
+    /// If set, a READ or a WRITE is moved. With `false`, it ends with the last byte of the window;
+    /// with `true`, one byte after that.
     pub(crate) edge: Option<bool>,
 }
 

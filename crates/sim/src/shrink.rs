@@ -28,7 +28,7 @@ struct Shrinker {
 }
 
 impl Shrinker {
-    /// Adopts the script if it fails. Returns true if so.
+    /// Adopts the script if it fails in the same way as the current one. Returns true if so.
     fn try_it(&mut self, script: Script) -> bool {
         if script == self.script || self.runs >= RUNS {
             return false;
@@ -105,7 +105,8 @@ impl Shrinker {
         }
     }
 
-    /// Removes the last queue pairs, together with all their operations.
+    /// Removes the last queue pairs by calling `pop`, and all their operations, if the script still
+    /// fails. Returns true if so.
     fn last_goes(&mut self, pop: impl FnOnce(&mut Script) -> bool) -> bool {
         self.change(|script| {
             pop(script);

@@ -87,8 +87,8 @@ impl Grant {
             // An access of zero bytes does not check the key.
             _ if length == 0 => Verdict::Works,
             GrantState::Gone => Verdict::Fails,
-            // The SEND was posted earlier on the same connection, so the key is invalid when this
-            // request is executed.
+            // If `sent_back` is set, the peer posted the SEND that invalidates the key before this
+            // request. The key is therefore invalid when this request is executed.
             _ if self.sent_back || !inside || self.rights & right == 0 => Verdict::Fails,
             GrantState::Bound if !self.taken_back => Verdict::Works,
             _ => Verdict::May,
@@ -157,7 +157,7 @@ impl Windows {
         self.there[slot].as_ref()
     }
 
-    /// Returns a new key for a type 2 window. It follows the previous one.
+    /// Returns the next key for the type 2 window of this slot, as `ibv_inc_rkey` computes it.
     pub(crate) fn next_key(&mut self, slot: usize) -> u32 {
         self.keys[slot] = ibv_inc_rkey(self.keys[slot]);
         self.keys[slot]
@@ -199,8 +199,8 @@ pub(crate) fn part(end: usize, target: &Mr, window: &Window) -> ibv_mw_bind_info
 pub(crate) const BINDABLE: u32 = LOCAL_WRITE | MW_BIND;
 
 impl World<'_> {
-    /// Returns how a request uses a window. If a careful request may fail, it loses its window or
-    /// is skipped.
+    /// Returns how a request uses a window: `Some(None)` if it uses none, and `None` if it must be
+    /// skipped. If a careful request may fail, it loses its window or is skipped.
     pub(crate) fn use_window(
         &mut self,
         end: usize,
@@ -372,7 +372,7 @@ impl World<'_> {
         self.ends[peer].excuses.silence = true;
     }
 
-    /// Returns the outcome of a request that is expected from what is known now.
+    /// Returns the expected outcome of a request, from what is known now.
     pub(crate) fn verdict(&self, end: usize, request: &ScriptRequest, used: &Use) -> Verdict {
         let own = &self.ends[end];
         let owner = if request.kind.is_local() { own } else { &self.ends[own.peer] };
@@ -401,13 +401,14 @@ impl World<'_> {
         let fails = self.verdict(end, request, used) == Verdict::Fails;
         ensure!(!fails, "succeeded although the window's state forbids it");
         let grants = &mut self.ends[end].windows.grants;
-        // If the window was deallocated in the meantime, its grants remain invalid.
         if let Some(before) = used.before {
             grants[before].state = GrantState::Gone;
         }
         let grant = &mut grants[used.grant];
         match request.kind {
             Kind::Bind if grant.state == GrantState::Asked => grant.state = GrantState::Bound,
+            // The window was deallocated in the meantime, or the peer has invalidated it. The grant
+            // stays invalid.
             Kind::Bind => {}
             _ => grant.state = GrantState::Gone,
         }
@@ -427,7 +428,7 @@ impl World<'_> {
         self.ends[owner].windows.grants[used.grant].state = GrantState::Gone;
     }
 
-    /// Returns the outcome of a SEND that invalidates a key, as expected from what is known now.
+    /// Returns the expected outcome of a SEND that invalidates a key, from what is known now.
     pub(crate) fn verdict_of_send(&self, owner: usize, used: &Use) -> Verdict {
         let raced = self.ends[owner].windows.grants.get(used.grant).is_none_or(|it| it.raced);
         if raced && used.verdict == Verdict::Works { Verdict::May } else { used.verdict }
