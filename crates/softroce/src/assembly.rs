@@ -13,7 +13,8 @@ use super::{host, initramfs, stage};
 const KVM_LIMIT: Duration = Duration::from_secs(20);
 const EMULATION_LIMIT: Duration = Duration::from_secs(180);
 
-/// Builds the missing stages of the machine. Then starts the machine once to verify that it works.
+/// Builds the stages of the machine that are missing or out of date. The last stage starts the
+/// machine once to verify that it works.
 pub(super) fn make(home: &Path, given: Option<&GivenKernel>, install: bool) -> Result<Machine> {
     let key = packages::key(given);
     forget_after(home, "packages", &key, "boot")?;

@@ -1,5 +1,5 @@
 //! Decides how SoftRoCE is provided on this machine, and explains why. The decision depends only on
-//! what was found.
+//! what was found here and on the user's requests.
 
 use anyhow::{Result, bail};
 
@@ -28,7 +28,7 @@ pub(super) struct Device {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Module {
-    /// The module is loaded into the running kernel.
+    /// The module is loaded into the running kernel, or built in.
     Loaded,
     /// The module is among the files of the running kernel.
     Loadable,
@@ -50,7 +50,7 @@ pub(super) enum Way {
     Present(String),
     /// Load the module into the running kernel, and add a device.
     Native,
-    /// Ask the user whether to load the module. If not, use a virtual machine.
+    /// Ask the user whether to load the module. If the answer is no, use a virtual machine.
     Ask,
     /// Use a virtual machine.
     Machine,

@@ -1,7 +1,7 @@
-//! SoftRoCE, the kernel's `rdma_rxe`, for tests and trials. The device is one that the running
-//! kernel has or can have, or one in a virtual machine. The machine's kernel and programs are
-//! unpacked from the distribution's packages and never installed. Never published; `cargo xtask
-//! rxe-setup`, `rxe-run` and `rxe-teardown` are its front end.
+//! SoftRoCE, the kernel's `rdma_rxe`, for tests and trials. The device belongs to the running
+//! kernel or to a virtual machine. The machine's kernel and programs are unpacked from the
+//! distribution's packages and never installed. Never published; `cargo xtask rxe-setup`, `rxe-run`
+//! and `rxe-teardown` are its front end.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -51,7 +51,7 @@ pub use packages::GivenKernel;
 pub struct SetUp {
     /// Whether to load `rdma_rxe` into the running kernel and add `rxe0`, without asking.
     pub native: bool,
-    /// The interface to which `native` adds `rxe0`. If there is none, a dummy interface is created.
+    /// The interface to which `native` adds `rxe0`. If it is `None`, a dummy interface is created.
     /// On a real interface, the device accepts packets from anyone.
     pub netdev: Option<String>,
     /// Whether to build the virtual machine even if the running kernel has SoftRoCE.
@@ -187,8 +187,8 @@ impl SoftRoce {
     }
 }
 
-/// Replaces this process with the command. So signals reach the command directly, and its output
-/// and exit status need not be passed on.
+/// Replaces this process with the command, so that signals reach the command directly, and its
+/// output and exit status need not be passed on. Returns only if that fails.
 fn replace(command: &[OsString], limit: Option<Duration>) -> anyhow::Error {
     let limit = limit.map(|limit| ["timeout".into(), limit.as_secs().to_string().into()]);
     let mut words = limit.into_iter().flatten().chain(command.iter().cloned());
@@ -211,8 +211,8 @@ mod tests {
         let error = lock(FlockOperation::NonBlockingLockExclusive).unwrap_err();
         assert!(format!("{error:#}").contains("is running"), "{error:#}");
         drop((run, other));
-        // A child process that another test starts briefly holds copies of the descriptors. This
-        // waits until the child has closed them.
+        // Another test may have started a child process, which holds copies of the descriptors
+        // until it calls `exec`. This waits until the child has closed them.
         lock(FlockOperation::LockExclusive).unwrap();
     }
 

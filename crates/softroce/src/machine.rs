@@ -94,7 +94,8 @@ impl Machine {
         let ports = Ports::listen(folder.path(), &sender)?;
         let mut qemu = self.start(folder.path(), &sender)?;
         let ended = follow(&events, limit);
-        // qemu can simply be killed: the output is complete, and the machine has no disk to write.
+        // qemu can simply be killed: the machine has no disk to write, and if the command has
+        // exited, `follow` has waited for its output.
         let killed = qemu.kill().and_then(|()| qemu.wait());
         handle.close();
         ports.close();

@@ -129,8 +129,8 @@ fn modules_to_load(dummy: bool) -> Result<Vec<String>> {
     Ok(fresh)
 }
 
-/// Returns the names of the modules that `modprobe --show-depends` printed, spelled as the kernel
-/// does.
+/// Returns the names of the modules that `modprobe --show-depends` printed, as the kernel spells
+/// them.
 fn modules(text: &str) -> impl Iterator<Item = String> {
     let files = text.lines().filter_map(|line| line.strip_prefix("insmod ")?.split(' ').next());
     let names = files.filter_map(|file| file.rsplit('/').next()?.split('.').next());

@@ -26,7 +26,7 @@ const UNPACKERS: [&str; 2] = ["xz-utils", "zstd"];
 /// The free space that is needed for the packages, packed and unpacked, and for everything else.
 const NEEDED_MIB: u64 = 1024;
 
-/// The advice to the user if apt fails, which follows apt's own error message.
+/// The advice to the user if apt fails. It precedes apt's own error message.
 const ARCHIVES: &str = "cannot download the packages from the archives: check the network, apt's proxy \
     and its sources, then run this again; to use your own kernel, pass --kernel and --modules";
 
@@ -112,8 +112,8 @@ fn link_as_the_host_does(tree: &Path, host: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads and unpacks every package that is not installed. This does not need root, because
-/// apt's lists are kept here too.
+/// Downloads and unpacks every needed package that is not installed and, if `kernel` is set, the
+/// kernel's packages. This does not need root, because apt's lists are kept in `tree` too.
 fn download(tree: &Path, kernel: bool) -> Result<()> {
     ensure_space(tree)?;
     let own = tempfile::Builder::new().prefix("partial-apt-").tempdir_in(tree)?;
@@ -193,7 +193,8 @@ impl Apt<'_> {
         command
     }
 
-    /// Returns the packages that would be installed along with `packages`, as `NAME=VERSION`.
+    /// Returns the packages that apt would install for `packages`, including dependencies, as
+    /// `NAME=VERSION`.
     fn missing(&self, packages: &[&str]) -> Result<Vec<String>> {
         let text = done(self.get("install").arg("--simulate").args(packages)).context(ARCHIVES)?;
         Ok(to_install(&text))

@@ -85,8 +85,8 @@ fn read(port: Port, mut stream: UnixStream, events: &Sender<Event>) {
 fn pass(port: Port, mut from: UnixStream, mut to: impl Write, events: &Sender<Event>) {
     let mut bytes = vec![0; 1 << 16];
     while let Ok(n @ 1..) = from.read(&mut bytes) {
-        // The output was closed by its reader. End the run with the signal that the command would
-        // have received.
+        // If the write fails, the reader of the output has closed it. The run then ends with the
+        // signal that the command would have received.
         let written = to.write_all(&bytes[..n]).and_then(|()| to.flush());
         let event = match written {
             Ok(()) => Event::Output(port, u64::try_from(n).unwrap_or(0)),

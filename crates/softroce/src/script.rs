@@ -1,4 +1,4 @@
-//! Writes a script that runs the command in the same directory and with the same environment
+//! Writes a script that runs a command in this process's working directory and with its environment
 //! variables.
 
 use std::ffi::{OsStr, OsString};

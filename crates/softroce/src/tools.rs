@@ -17,8 +17,8 @@ pub(super) const PROGRAMS: [(&str, &str); 5] = [
     ("modprobe", "kmod"),
 ];
 
-/// Package managers of other distributions, each with the arguments that install these programs and
-/// those that the guest uses from the host.
+/// Package managers of other distributions, each with the arguments that install the [`PROGRAMS`]
+/// and the programs that the guest uses from the host.
 const MANAGERS: [(&str, &str); 3] = [
     ("dnf", "install --assumeyes qemu-system-x86-core busybox cpio kmod iproute libibverbs-utils"),
     ("pacman", "-S --noconfirm --needed qemu-system-x86 busybox cpio kmod iproute2 rdma-core"),
@@ -34,8 +34,8 @@ pub(super) fn tool(tree: &Path, name: &str) -> Result<Command> {
         return Ok(Command::new(file));
     };
     let mut command = Command::new(file);
-    // The command runs the target of the link, but some programs depend on the link's name, so they
-    // get that name.
+    // If the file is a link, the command runs its target. Some programs depend on the name by which
+    // they are called, so they get the name of the link.
     command.arg0(name).env("LD_LIBRARY_PATH", tree.join("usr/lib/x86_64-linux-gnu"));
     Ok(command)
 }
@@ -84,8 +84,8 @@ pub(super) fn on_path_or(program: &str) -> PathBuf {
     on_path(program).unwrap_or_else(|| PathBuf::from(program))
 }
 
-/// Checks that all programs are installed, on machines without apt. If `install` is set, installs
-/// those that are missing.
+/// Checks that all programs are installed; used on machines without apt. If `install` is set,
+/// installs those that are missing.
 pub(super) fn require(install: bool) -> Result<()> {
     let programs = PROGRAMS.map(|(name, _)| name).into_iter().chain(["rdma", "ibv_devinfo"]);
     let missing: Vec<_> = programs.filter(|name| on_path(name).is_none()).collect();
