@@ -275,7 +275,7 @@ impl QueuePairEndpoint {
         self.max_dest_rd_atomic
     }
 
-    /// Returns the usable GIDs of the port, best first.
+    /// Returns the GIDs that the endpoint carries.
     #[must_use]
     pub fn gids(&self) -> &[EndpointGid] {
         self.gids.get(..usize::from(self.gid_count)).unwrap_or(&self.gids)

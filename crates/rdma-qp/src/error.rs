@@ -151,7 +151,7 @@ pub enum Error {
         /// The maximum number of outstanding receives in the queue.
         max_wr: u32,
     },
-    /// The completion queue could overflow if all its queue pairs' requests completed, and
+    /// The completion queue is too small for the completions of all requests of its queue pairs, and
     /// [`strict_cq`](crate::QueuePairBuilder::strict_cq) is set.
     #[error(
         "the `{knob}` holds {capacity} completions, but its queue pairs, including this one, can \

@@ -13,8 +13,8 @@ use rdma_sys::{ibv_comp_channel, ibv_cq};
 
 use crate::error::Error;
 
-/// The number of a queue's events that are collected before they are acknowledged together, because each
-/// acknowledgement takes a lock in the provider.
+/// The number of events of a queue that are counted before they are acknowledged in one call. Each call takes a lock in
+/// the provider.
 const BATCH: u32 = 256;
 
 /// A completion channel, on which a program sleeps until one of its completion queues has a completion.

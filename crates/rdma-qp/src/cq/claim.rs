@@ -10,11 +10,12 @@ use crate::srq::queue::SharedReceiveQueue;
 pub(crate) struct Claim {
     cq: CompletionQueue,
     own: u32,
-    /// The address of the queue pair's shared receive queue.
+    /// The address of the shared receive queue whose receives complete in `cq`, if any.
     srq: Option<usize>,
 }
 
-/// The claims of one queue pair: one for each of its completion queues, which may be a single queue.
+/// The claims of one queue pair: one each for its send and its receive completion queue. If both are the same queue,
+/// the second claim is `None`.
 pub(crate) type Claims = [Option<Claim>; 2];
 
 /// Reserves the capacity that a queue pair may need in its completion queues. Both may be the same queue.

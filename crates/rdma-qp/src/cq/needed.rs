@@ -2,7 +2,8 @@
 //!
 //! A queue pair may need an entry for each request in its queues. Unsignaled requests count too, because they create
 //! completions when they are flushed. Queue pairs that share both a receive queue and a completion queue share the
-//! entries for the receives. At most `max_wr` receives can be outstanding in the shared receive queue.
+//! entries for the receives. They need `max_wr` entries together, because at most `max_wr` receives can be outstanding
+//! in the shared receive queue.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

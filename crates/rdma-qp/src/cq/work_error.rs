@@ -186,7 +186,7 @@ codes! {
     LocalAccessError = LOC_ACCESS_ERR, LocalProgramming,
         "check that memory that peers write to has remote write, and that the queue pair's access \
          has it too";
-    /// The peer did not recognise the request.
+    /// The peer refused the request as invalid.
     RemoteInvalidRequestError = REM_INV_REQ_ERR, Remote,
         "the peer's receive was smaller than the message, or its queue pair does not accept this \
          operation: check the sizes, and the peer's access flags and depth of reads";
@@ -209,7 +209,7 @@ codes! {
          raise max_rnr_retries here and min_rnr_timer at the peer";
     /// An error that only reliable datagrams cause; no device implements them.
     LocalRddViolationError = LOC_RDD_VIOL_ERR, LocalProgramming, OF_NO_DEVICE;
-    /// An error that only reliable datagrams cause, and not RDMA reads.
+    /// An error that only reliable datagrams (RD) cause; no device implements them. RDMA reads do not cause it.
     RemoteInvalidRdRequestError = REM_INV_RD_REQ_ERR, Remote, OF_NO_DEVICE;
     /// The peer aborted the operation.
     RemoteAbortError = REM_ABORT_ERR, Remote,

@@ -209,7 +209,8 @@ fn choose_port(
 }
 
 fn choose_mtu(port: &PortAttributes, asked: Option<Mtu>) -> Result<Mtu, Error> {
-    // An unknown code (other than 0) means an MTU above the largest one in the specification.
+    // Code 0 counts as the smallest MTU. Any other unknown code means an MTU above the largest one in the
+    // specification.
     let unknown = if port.active_mtu_code == 0 { Mtu::MTU256 } else { Mtu::MTU4096 };
     let active = port.active_mtu.unwrap_or(unknown);
     match asked {

@@ -16,8 +16,8 @@ pub(crate) struct OwnEnd {
     pub(crate) settings: Settings,
 }
 
-/// The local end, and the address handle to itself that [`QueuePair::drain`](crate::QueuePair::drain) uses for its last
-/// request.
+/// The local end, and an address handle to its own port. [`QueuePair::drain`](crate::QueuePair::drain) uses the handle
+/// for its last request.
 #[derive(Debug)]
 pub(crate) struct Datagrams {
     pub(crate) end: OwnEnd,

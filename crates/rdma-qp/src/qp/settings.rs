@@ -1,11 +1,12 @@
-//! The options that a queue pair keeps until it is connected.
+//! The options of a queue pair that are passed to the device.
 
 use rdma_mem::{AccessFlags, Lid};
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer};
 
 use crate::ah::vector::{AddressVector, GlobalRoute};
 
-/// The options that are passed to the device unchanged when the queue pair is connected.
+/// The options that are passed to the device unchanged when the queue pair is connected or activated. A UD queue pair
+/// also uses them for its address handles.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) access: AccessFlags,
