@@ -113,9 +113,10 @@ pub(crate) struct Message {
     pub(crate) came: u32,
     /// The group to which the message was sent, if any.
     pub(crate) group: Option<usize>,
-    /// Whether the receiver is a member of that group.
+    /// Whether the receiver is a member of `group`; true if the message was sent to no group.
     pub(crate) member: bool,
-    /// Whether the receiver has been a member since the message was sent.
+    /// Whether `member` has been true since the message was sent, so that the message must arrive
+    /// unless it is lost.
     pub(crate) certain: bool,
     /// The window that the message invalidates, if any.
     pub(crate) invalidates: Option<Use>,

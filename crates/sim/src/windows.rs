@@ -1,5 +1,5 @@
-//! The memory windows that a queue pair binds to its target: which keys its peer has received, and
-//! which of them are valid.
+//! The memory windows that a queue pair binds to its target: which keys its peer can use, and which
+//! of them are valid.
 
 use rdma_sys::{ibv_inc_rkey, ibv_mw_bind_info};
 use test_support::rig::window::{Mw, TYPE_1, TYPE_2};

@@ -80,7 +80,7 @@ fn has_module(folder: &Path, list: &str) -> bool {
     files.filter_map(|file| file.rsplit('/').next()).any(|file| file.starts_with("rdma_rxe.ko"))
 }
 
-/// Returns true if this user may open `/dev/kvm`. Using KVM may fail all the same.
+/// Returns true if this user may open `/dev/kvm`. A machine with KVM may still fail to start.
 pub(super) fn may_use_kvm() -> bool {
     File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }

@@ -168,7 +168,8 @@ impl Machine {
     }
 }
 
-/// Returns a qemu option that ends with a path, in which commas are doubled.
+/// Returns a qemu option that ends with a path. Commas in the path are doubled, because a single
+/// comma ends the path.
 fn with_path(option: &str, path: &Path) -> OsString {
     format!("{option}{}", path.display().to_string().replace(',', ",,")).into()
 }
