@@ -1,7 +1,7 @@
 //! Control connections, which carry frames about connections over TCP.
 //!
-//! Two ends that connect by TCP address form a connection. Each end keeps its TCP stream open until the connection
-//! ends, so the other end notices if the process or machine disappears.
+//! Two ends that connect by TCP address keep the TCP stream open until their connections end. Each end therefore
+//! notices if the other end's process or machine disappears.
 //!
 //! The handshake is the same as for channels, so either end may also be a channel. After the handshake, two ends of
 //! this crate exchange [frames](frame) about the end of queue pairs and about additional queue pairs. The queue pair

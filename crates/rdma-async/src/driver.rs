@@ -25,10 +25,11 @@ use crate::prepared::PreparedConnection;
 /// Drives operations to completion: owns the completion queues of connections, and wakes the tasks that wait for
 /// completions.
 ///
-/// A task that awaits an operation polls the completion queue itself, so the driver only sleeps and wakes tasks. Clones
-/// are cheap. The driver ends when the last clone and the last connection are dropped. It also ends when its task is
-/// dropped, for example because the runtime shuts down. It then destroys its queue pairs, and operations in flight fail
-/// with [`TransportError::Closed`](rdma_connect::TransportError::Closed) and return their memory.
+/// A task that awaits an operation polls the completion queue itself, so the driver only sleeps on the completion
+/// channel and wakes tasks. Clones are cheap. The driver ends when the last clone and the last connection are dropped.
+/// It also ends when its task is dropped, for example because the runtime shuts down. It then destroys its queue pairs,
+/// and operations in flight fail with [`TransportError::Closed`](rdma_connect::TransportError::Closed) and return their
+/// memory.
 ///
 /// # Examples
 /// ```
@@ -63,7 +64,8 @@ impl Driver {
     /// Starts a driver whose task runs in the current runtime.
     ///
     /// # Errors
-    /// If the completion channel cannot be created.
+    /// If the completion channel cannot be created, or if the runtime cannot watch it or the context's asynchronous
+    /// events.
     ///
     /// # Panics
     /// If this is not called within a tokio runtime that has I/O (`enable_io`).
@@ -109,7 +111,7 @@ impl Driver {
     /// Returns a stream of the context's asynchronous events from now on.
     ///
     /// # Errors
-    /// If the process cannot open three more files.
+    /// If the process cannot open three more files, or the context's event file cannot be made non-blocking.
     ///
     /// # Panics
     /// If this is not called within a tokio runtime that has I/O.

@@ -28,16 +28,16 @@ impl Driver {
     /// # Errors
     /// | | |
     /// |---|---|
-    /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | connecting failed for every address |
-    /// | [`Rejected`](ConnectError::Rejected) | the server rejects this client, or its queue pair does not fit; the error gives the reason |
+    /// | [`NobodyListens`](ConnectError::NobodyListens) | every address refused the connection |
+    /// | [`Io`](ConnectError::Io) | connecting failed for every address, or the driver has ended |
+    /// | [`Rejected`](ConnectError::Rejected) | the server rejects this client, or the two queue pairs do not fit; the error gives the reason |
     /// | [`Busy`](ConnectError::Busy) | the server is at its limit of clients, or has no queue pair for this one: try again later |
     /// | [`Timeout`](ConnectError::Timeout) | connecting took longer than the [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) |
     /// | [`Closed`](ConnectError::Closed) | the server closed the stream during the handshake |
-    /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) |
-    /// another program or version listens there |
+    /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) | another program or version listens there |
     /// | [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) | the name has no address |
     /// | [`UserBytesTooLong`](ConnectError::UserBytesTooLong) | there are more than 1,024 user bytes |
-    /// | [`Verbs`](ConnectError::Verbs) | no queue pair can be created with these options, or it cannot be connected |
+    /// | [`Verbs`](ConnectError::Verbs) | a queue pair cannot be created with these options, or cannot be connected |
     ///
     /// # Panics
     /// If this is not called within a tokio runtime with I/O and time.

@@ -55,8 +55,8 @@ impl Endpoint {
     /// options](ConnectionOptions::new).
     ///
     /// # Errors
-    /// [`ConnectError::Verbs`] if the device has no protection domain left; [`ConnectError::Io`] if the driver cannot
-    /// watch its completion channel.
+    /// [`ConnectError::Verbs`] if the device has no protection domain left; [`ConnectError::Io`] with an error of
+    /// [`Driver::spawn`].
     ///
     /// # Panics
     /// If this is not called within a tokio runtime with I/O.
@@ -68,7 +68,7 @@ impl Endpoint {
     /// Like [`new`](Self::new), but with the program's own domain and options. The options must use the same domain.
     ///
     /// # Errors
-    /// [`ConnectError::Io`] if the driver cannot watch its completion channel.
+    /// [`ConnectError::Io`] with an error of [`Driver::spawn`].
     ///
     /// # Panics
     /// If this is not called within a tokio runtime with I/O.

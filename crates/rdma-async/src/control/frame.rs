@@ -5,7 +5,7 @@
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 2 | kind |
-//! | 2 | 2 | the number of bytes after the head: 344 for OFFER and ANSWER, 65 for FAREWELL, 0 for the others here |
+//! | 2 | 2 | the number of bytes after the head: 344 for OFFER and ANSWER, 65 for FAREWELL, 0 for the other kinds described here |
 //! | 4 | 4 | the number of the connection; 0 is the one that was made by address |
 //! | 8 | 4 | its epoch |
 //!
@@ -15,7 +15,7 @@
 //! | 2 | ANSWER | server | its queue pair is connected to the offered one |
 //! | 3 | READY | client | its queue pair is connected, too |
 //! | 4 | ENDED | both | the queue pair of this epoch has ended, or will not be created |
-//! | 5 | FINISH | both | all its requests have completed and none follow; the other end has to end, too |
+//! | 5 | FINISH | both | its send queue has completed, and nothing more is posted; the other end has to end, too |
 //! | 6 | BEAT | both | requests a sign of life |
 //! | 7 | ALIVE | both | answers a BEAT |
 //! | 8 to 13 | | | about [lent memory](crate::lease::frame) |

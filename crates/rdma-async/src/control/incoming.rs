@@ -36,7 +36,7 @@ impl Incoming {
     }
 
     /// Accepts the client, without waiting. Its [`connect`](crate::Driver::connect) returns these bytes, at most 1,024.
-    /// Both ends can send at once.
+    /// Both ends can send immediately.
     ///
     /// # Errors
     /// [`ConnectError::UserBytesTooLong`], which rejects the client; [`ConnectError::Closed`] if the client is known to

@@ -96,7 +96,7 @@ impl Driver {
     /// chooses the port. If there are several addresses, the listener uses the first one that works.
     ///
     /// # Errors
-    /// [`ConnectError::Io`] with the failure at the first address, or if the process cannot open more files;
+    /// [`ConnectError::Io`] with the failure at the first address if none works, or if the driver has ended;
     /// [`ConnectError::Resolve`], [`ConnectError::NoAddress`] and [`ConnectError::UserBytesTooLong`] as in
     /// [`connect`](Self::connect); [`ConnectError::Verbs`] if no connection can be made with these options.
     ///
@@ -177,11 +177,12 @@ impl Listener {
     /// [rejects](Incoming::reject). Dropping the future early loses no client.
     ///
     /// # Errors
-    /// Only errors of this end, not errors of a client. The listener can be used again after any of them:
+    /// Only errors of this end, not errors of a client. The listener can be used again, unless its task has ended:
     ///
     /// - [`ConnectError::Verbs`] if no queue pair could be created for a client, which is sent the reason;
     /// - [`ConnectError::Io`] if the socket cannot accept a client, usually because too many files are open. The
-    ///   listener tries again after a second.
+    ///   listener tries again after a second;
+    /// - [`ConnectError::Io`] if the listener's task has ended, for example with its runtime. Listen again.
     pub async fn incoming(&self) -> Result<Incoming, ConnectError> {
         loop {
             // The wait does not miss a notification that arrives between the check and the wait.
@@ -270,7 +271,7 @@ impl Served {
         self.state().clients.refused += 1;
     }
 
-    /// Polls until clients have been accepted or have sent something. Returns the keys of those that have sent
+    /// Ready when clients have been accepted or have sent something. Returns the keys of those that have sent
     /// something.
     fn poll_ready(&self, socket: &TcpListener, cx: &mut Context<'_>) -> Poll<Vec<u64>> {
         let clients = &mut self.state().clients;

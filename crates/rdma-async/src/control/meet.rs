@@ -108,9 +108,10 @@ impl Connection {
         let member = inner.member().ok_or(ConnectError::NoControl)?;
         let (shared, number) = (&*member.shared, member.number);
         let mut meeting = Meeting::begin(shared, number, true)?;
-        // Set before the queue pair ends, so that any later close takes effect.
+        // Set before the queue pair ends. A close from now on resets the flag, so that `renew` fails.
         inner.look(ConnectionEntry::await_another);
-        // Another thread may be about to destroy the queue pair, and the provider may refuse to destroy it.
+        // Another thread may already be destroying the queue pair. If the provider refuses that thread's call, this
+        // loop tries again.
         while !inner.look(|entry| entry.is_gone()) {
             inner.ledger.close_if(inner.entry, CloseReason::Asked, |_| true)?;
             inner.until(|entry| (!entry.is_ending()).then_some(())).await;
@@ -210,9 +211,10 @@ impl Connection {
     /// until it is [closed](Self::close) or dropped, or the peer ends it.
     ///
     /// # Errors
-    /// [`ConnectError::Timeout`] if the send queue did not complete in time, or the peer did not end its end;
+    /// [`ConnectError::Timeout`] if the send queue did not complete in time, or the peer did not close its end;
     /// [`ConnectError::Io`] if a request of the send queue failed, or was outstanding when the connection ended, even
-    /// before this call; [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
+    /// before this call; also `Io` if another task has reconnected meanwhile; [`ConnectError::Verbs`] if the provider
+    /// refuses to destroy the queue pair.
     ///
     /// # Panics
     /// If this is not called within a tokio runtime with time (`enable_time`).
@@ -395,7 +397,7 @@ where
                 return Ok((epoch, end));
             }
         }
-        // The other end has withdrawn its offer and starts again.
+        // The other end has given up on this attempt, and may start again.
         meeting.forget();
     }
 }
@@ -410,7 +412,7 @@ fn made<T>(made: Result<T, NoEnd>) -> Result<T, ConnectError> {
 /// Runs `work` on another thread, because calls to the device may take long.
 ///
 /// # Errors
-/// The errors of `work`, or an error if the runtime shuts down.
+/// The errors of `work`, or [`ConnectError::Io`] if the runtime shuts down or `work` panics.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
 ) -> Result<T, ConnectError> {

@@ -13,7 +13,8 @@ pub(super) struct Meeting<'s> {
     number: u32,
     /// Whether the queue pair is for an existing connection.
     is_here: bool,
-    /// The epoch of the last frame sent in this negotiation.
+    /// The epoch of the current offer, if there is one. If the negotiation fails, the other end is notified with this
+    /// epoch.
     epoch: Option<u32>,
     /// The epoch of a queue pair to which the peer may already lend memory, although it is not connected at both ends
     /// yet.
@@ -31,8 +32,8 @@ impl<'s> Meeting<'s> {
     /// Starts a negotiation, for an existing connection or a new one.
     ///
     /// # Errors
-    /// [`ConnectError::NoControl`], [`ConnectError::NumberTaken`], and [`ConnectError::Busy`] if this end already has
-    /// as many negotiations as the other end remembers.
+    /// [`ConnectError::NoControl`], [`ConnectError::NumberTaken`], and [`ConnectError::Busy`] if this end is the client
+    /// and already has as many negotiations as the server remembers.
     pub(super) fn begin(
         shared: &'s Shared,
         number: u32,
@@ -122,7 +123,7 @@ impl<'s> Meeting<'s> {
         self.entered = Some(epoch);
     }
 
-    /// Forgets the offer after the other end has withdrawn it.
+    /// Forgets the offer after the other end has given up on it.
     pub(super) fn forget(&mut self) {
         self.epoch = None;
         self.take_back();

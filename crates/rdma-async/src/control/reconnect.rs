@@ -77,13 +77,15 @@ impl Connection {
     ///
     /// Each attempt first waits until the connection's port is active (`PORT_ACTIVE`), or any port if the connection's
     /// options name none. It then rereads the GID table, because its entries may change while a port is down. An
-    /// attempt is repeated if no port is active, no GID fits, a verb fails temporarily, or the peer does not answer
-    /// within its [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout). If all attempts fail, the last
-    /// error is returned.
+    /// attempt is repeated if no port is active, no GID fits, the two endpoints do not match, or a verb fails
+    /// temporarily. It is also repeated if the peer does not answer within this end's
+    /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout), or too many queue pairs are being made. If
+    /// all attempts fail, the last error is returned.
     ///
     /// # Errors
     /// Same errors as [`reconnect`](Self::reconnect), and [`ConnectError::Verbs`] with
-    /// [`NoActivePort`](rdma_qp::Error::NoActivePort), which contains the state of each port.
+    /// [`NoActivePort`](rdma_qp::Error::NoActivePort), which contains the state of each port. Also [`ConnectError::Io`]
+    /// with an error of [`Driver::events`].
     ///
     /// # Panics
     /// If this is not called within a tokio runtime with time (`enable_time`).

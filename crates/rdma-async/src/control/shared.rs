@@ -48,7 +48,7 @@ impl Member {
         self.shared.send_farewell(self.number, epoch, farewell);
     }
 
-    /// Returns why the connection ends, if the stream now shows that the other end is gone.
+    /// Returns why the connection ends, if the other end has ended it or is gone.
     pub(crate) fn gone(&self, epoch: u32) -> Option<CloseReason> {
         self.shared.gone(self.number, epoch)
     }
@@ -82,7 +82,7 @@ pub(crate) struct Shared {
     state: Mutex<StreamState>,
     /// Frames to send.
     pub(super) out: Arc<Outbox>,
-    /// Notifies all waiters when a frame arrives.
+    /// Notifies all waiters when a frame arrives, a queue pair ends, or the stream ends.
     pub(super) changed: Notify,
     /// Notified when the last connection leaves.
     pub(super) left: Notify,
@@ -225,7 +225,7 @@ impl Shared {
             self.leases.enter(number, epoch, &connection.pd, member.qp.granted());
         }
         self.state().lanes.entry(number).or_default().here = Some(seat.clone());
-        // Frames about the connection may have arrived earlier, and the connection may have ended.
+        // Frames about the connection may have arrived earlier, and the connection may already have ended.
         self.settle(number, &seat);
         self.out.to_send.notify_one();
     }
@@ -254,7 +254,8 @@ impl Shared {
         self.out.write(|bytes| frame.write(number, epoch, bytes));
     }
 
-    /// Sends the program's farewell for a connection, at most once.
+    /// Sends the program's farewell for the queue pair of this epoch, at most once, and only before its
+    /// [`Frame::Ended`].
     fn send_farewell(&self, number: u32, epoch: u32, farewell: Farewell) {
         let mut state = self.state();
         let lane = state.lanes.get_mut(&number);
@@ -281,8 +282,8 @@ impl Shared {
         self.state().lanes.get(&number)?.farewell(epoch)
     }
 
-    /// Returns why the connection ends, if the stream now shows that the other end is gone. The stream's task may not
-    /// have read this yet.
+    /// Returns why the connection ends, if the other end has ended it or is gone. Also looks at the stream itself,
+    /// because the stream's task may not have read its end yet.
     fn gone(&self, number: u32, epoch: u32) -> Option<CloseReason> {
         let state = self.state();
         let lane = state.lanes.get(&number)?;
@@ -363,7 +364,8 @@ impl Shared {
         }
     }
 
-    /// Notifies the other end once that the queue pair of this epoch has ended, unless the other end has ended it.
+    /// Notifies the other end, at most once, that the queue pair of this epoch has ended. Sends nothing if the other
+    /// end has already ended it.
     fn note_end(&self, number: u32, epoch: u32) {
         self.leases.end_of(number, epoch);
         let mut state = self.state();

@@ -34,7 +34,8 @@ pub(super) fn open_files() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
-/// Accepts waiting clients while there is room for them. Pending if no client is waiting.
+/// Accepts waiting clients while there is room for them. Pending if no client is waiting, or if none can be accepted
+/// now.
 pub(super) fn poll_accept<E>(
     clients: &mut Clients<ClientSocket, E>,
     socket: &TcpListener,

@@ -101,7 +101,7 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
     let (queue, frames) = mpsc::channel(MOST_FRAMES);
     let (ends, ended) = watch::channel(false);
     let lives = beats(shared, beat, &has_received, ended.clone());
-    // Frames that arrived before the end of the stream are handled first.
+    // The end of the stream is reported only after all frames that arrived before it have been handled.
     let receives = async {
         let end = receive_frames(shared, stream, &has_received, queue).await;
         ends.send_replace(true);
@@ -206,7 +206,7 @@ async fn receive_some(from: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Waits until the stream is writable, and then sends as many bytes as it accepts at once.
+/// Waits until the stream is writable, and then sends as many bytes as it accepts without waiting.
 async fn send_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     to.writable().await?;
     match to.try_write(bytes) {
@@ -216,8 +216,8 @@ async fn send_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
 }
 
 /// Handles the queued frames in order. If a frame ends a lease, the lease is closed before the next frame is handled.
-/// If the thread that closes it has not started [`GRACE`] after the end of the stream, this task closes the lease
-/// itself.
+/// Another thread closes large memory. If that thread has not started within [`GRACE`] after the end of the stream,
+/// this task closes the lease itself.
 async fn handle_frames(
     shared: &Shared,
     mut queue: mpsc::Receiver<ReceivedFrame>,
@@ -252,7 +252,8 @@ fn not_kept(what: impl ToString) -> io::Error {
 }
 
 /// Sends queued frames, and keeps unwritten bytes in `rest`. If the other end is a channel, returns when the connection
-/// has ended. Stores a stream error in `unsent`.
+/// has ended. On a stream error, stores the error in `unsent` and waits forever, because [`receive_frames`] then finds
+/// the end of the stream.
 async fn send_frames(
     shared: &Shared,
     to: &TcpStream,

@@ -38,7 +38,7 @@ impl ManualDriver {
     /// have already arrived. Returns their number; after 0, the program can sleep on the file.
     ///
     /// # Errors
-    /// If the completion channel has failed.
+    /// If the completion channel has failed, or a completion queue cannot be armed.
     pub fn arm(&mut self) -> Result<usize, Error> {
         self.0.sweep(true)
     }

@@ -87,9 +87,9 @@ impl Shared {
         Ok(ledger)
     }
 
-    /// Receives all events and polls all completions. Arms the queues that have awaited requests, or all queues if
-    /// `always` is set. A caller that then sleeps on the channel's file misses no event. Returns the number of
-    /// completions.
+    /// Receives all events and polls all completions. Arms each queue whose completions have to wake a task or release
+    /// memory, or all queues if `always` is set. A caller that then sleeps on the channel's file misses no event.
+    /// Returns the number of completions.
     ///
     /// # Errors
     /// If the channel fails, or a completion queue cannot be armed. A failed completion queue is not an error, because
