@@ -359,7 +359,7 @@ impl Connection {
         let (member, leases) = self.leases()?;
         let number = member.number;
         let next = || leases.lender().given.get_mut(&number)?.1.pop_front();
-        // Memory that is being closed has yet to arrive.
+        // Handed-over memory that is still being closed has yet to arrive.
         let is_giving = || leases.lender().is_giving(number);
         Ok(self.until_there(leases, number, is_giving, next).await?.region)
     }
@@ -373,7 +373,7 @@ impl Connection {
     /// Waits until `find` returns a value.
     ///
     /// # Errors
-    /// If the connection has ended and `find` returned none.
+    /// If the connection has ended, `is_to_come` returns false, and `find` returned no value.
     async fn until_there<R>(
         &self,
         leases: &Arc<Leases>,
@@ -397,7 +397,8 @@ impl Connection {
         granted.ok_or(LeaseError::Closed(None))
     }
 
-    /// Waits until this end may have another request outstanding. Then sends the request, and waits for the answer.
+    /// Waits until this end may have another request outstanding. Then sends the request that `next` returns, and waits
+    /// for the answer. Returns `None` if `next` returns no request.
     async fn ask_next(
         &self,
         next: impl FnOnce() -> Option<Ask>,

@@ -42,7 +42,7 @@ pub enum LeaseError {
         /// The rights that the queue pair allows.
         granted: AccessFlags,
     },
-    /// The memory cannot be opened.
+    /// The memory cannot be opened to the peer. Borrowing 0 bytes also fails with this error.
     #[error("the memory was not opened to the peer: {0}")]
     NotOpened(Box<Error>),
     /// The connection ended before the lease was made, and the provider refuses to close the memory, which is never

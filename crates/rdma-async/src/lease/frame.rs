@@ -1,7 +1,7 @@
 //! Frames about lent memory on a control connection, and their encoding.
 //!
-//! Each frame follows the [head of a frame](crate::control), which identifies the connection and the epoch. Numbers are
-//! in network byte order, times in microseconds.
+//! Each frame starts with the same [head](crate::control) as other frames, which identifies the connection and the
+//! epoch. The table lists the bytes after the head. Numbers are in network byte order, times in microseconds.
 //!
 //! | | kind | from | when | bytes |
 //! |---|---|---|---|---|

@@ -249,8 +249,8 @@ impl Lender {
     }
 }
 
-/// Closes the memory and returns it to its owner. Returns to the caller any memory that the peer handed over to this
-/// end's program.
+/// Closes the memory. Lent memory goes to the program that lent it. Borrowed memory is freed, or returned to the caller
+/// if the peer handed it over.
 #[allow(clippy::mem_forget, clippy::result_large_err)] // the memory may be leaked; it is the error
 pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
     // If the provider refuses, this tries again. Memory that is still registered after that is deregistered on drop, or
@@ -290,7 +290,8 @@ pub(super) fn close_refused(open: Open) {
     debug_assert!(given.is_none(), "the peer does not know this lease");
 }
 
-/// Returns the memory to the program. If its future was dropped, the memory is freed.
+/// Sends the memory, or the error from closing it, to the program that lent it. If the lease's future was dropped, the
+/// memory is freed.
 fn give_back<M>(who: Back<M>, closed: Result<M, Error>, why: Why) {
     let (end, is_handed_over) = (why.end, why.gives);
     let ended = closed.map(|region| EndedLease { region, end, is_handed_over });

@@ -8,7 +8,8 @@ use super::frame::LeaseFrame;
 
 /// The maximum number of the peer's requests whose answers have not been written yet.
 const MOST_ASKS: usize = 64;
-/// The maximum number of bytes of answers to the peer that have not been written yet.
+/// The maximum number of bytes of [replies](Outbox::reply) that have not been written yet. Answers to requests do not
+/// count.
 const MOST_ANSWERS: usize = 1 << 20;
 /// The maximum number of queued bytes of all kinds together, not counting the bytes that are being written.
 pub(crate) const MOST: usize = 4 << 20;
@@ -26,7 +27,7 @@ pub(crate) struct Outbox {
 #[derive(Debug, Default)]
 struct Inside {
     bytes: Vec<u8>,
-    /// The number of these bytes that are answers to the other end.
+    /// The number of these bytes that [`reply`](Outbox::reply) has queued.
     answers: usize,
     /// The number of requests from the other end that are not fully answered.
     asks: usize,
@@ -59,10 +60,10 @@ impl Outbox {
         frame.write(bytes);
     }
 
-    /// Like [`send`](Self::send), but for an answer to a frame from the other end.
+    /// Like [`send`](Self::send), but for a reply to a frame from the other end that is not a request.
     ///
     /// # Errors
-    /// If the other end keeps sending frames without reading the answers.
+    /// If the other end keeps sending such frames without reading the replies.
     pub(crate) fn reply(
         &self,
         number: u32,

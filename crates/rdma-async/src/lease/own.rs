@@ -26,7 +26,7 @@ pub struct Lease<M = Region> {
     pub(super) ended: oneshot::Receiver<Result<EndedLease<M>, ReserveError>>,
 }
 
-/// Memory that the peer has returned.
+/// Memory whose lease has ended.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct EndedLease<M = Region> {
@@ -41,7 +41,7 @@ pub struct EndedLease<M = Region> {
 
 impl<M> Lease<M> {
     /// Ends the lease now and notifies the peer. Await the lease to get the memory. A request that the peer posts
-    /// before it is notified fails, and ends the connection.
+    /// before it is notified may arrive after the memory was closed. It then fails, and ends the connection.
     pub fn revoke(&self) {
         self.leases.revoke(self.number, self.lease);
     }

@@ -19,9 +19,9 @@ use crate::operation::kinds::{Atomic, Kind, Read, Write};
 ///
 /// Operations on the memory are posted on its connection, which this value keeps alive. An operation fails with
 /// [`TransportError::LeaseOver`](crate::TransportError::LeaseOver) if less time is left than the
-/// [margin](crate::ConnectionOptions::lease_margin), or if the connection has a new queue pair. In that case nothing
-/// was posted, and the connection continues. The time starts with this end's request, and is measured by this end's
-/// clock.
+/// [margin](crate::ConnectionOptions::lease_margin), or if the peer has closed the lease. It also fails with this error
+/// if this end has handed the memory over, or the connection has a new queue pair. In these cases nothing was posted,
+/// and the connection continues. The time starts with this end's request, and is measured by this end's clock.
 ///
 /// Clones and slices share the lease. Once the last of them and the last operation are dropped, the peer is notified,
 /// and the memory returns to the peer. If a dropped operation may not have completed, the memory returns only when its

@@ -53,7 +53,7 @@ pub(crate) struct Leases {
     pub(super) out: Arc<Outbox>,
     /// Notified when a lease has to be closed, or the earliest deadline changes.
     to_close: Notify,
-    /// Notifies all waiters when a frame arrives or a connection ends.
+    /// Notifies all waiters when the state that they wait for may have changed.
     changed: Notify,
     /// Notifies all waiters when a connection ends.
     ended: Notify,
@@ -137,7 +137,7 @@ impl Leases {
         }
         lender.end_of(number, epoch);
         drop(lender);
-        // Dropped after the lock is released, because dropping them notifies the waiting tasks.
+        // The senders are dropped after the lock is released, because dropping them notifies the waiting tasks.
         let ended = self.borrower().end_of(number, epoch);
         ended.into_iter().for_each(|answer| apart(|| drop(answer)));
         self.to_close.notify_one();
@@ -226,7 +226,7 @@ impl Leases {
         }
     }
 
-    /// Waits until `look` returns a value. Calls it whenever a frame arrives or a connection ends.
+    /// Waits until `look` returns a value. Calls it whenever `changed` is notified.
     pub(super) async fn until<R>(&self, look: impl FnMut() -> Option<R>) -> R {
         crate::sync::until(&self.changed, look).await
     }
@@ -316,7 +316,7 @@ impl Leases {
             }
             LeaseFrame::Grant { ask, lease, access, descriptor } => {
                 let Some(asked) = self.asked(number, ask) else {
-                    // The queue pair that requested the memory has ended.
+                    // This end has no such request, so the memory returns to the peer.
                     let back = LeaseFrame::Back { lease, how: Return::Dropped };
                     self.out.reply(number, epoch, &back)?;
                     return Ok(None);
@@ -354,7 +354,7 @@ impl Leases {
         answered
     }
 
-    /// Returns the answered request, unless its queue pair has ended.
+    /// Removes and returns the answered request, or returns `None` if this connection has no such request.
     fn asked(&self, number: u32, ask: u32) -> Option<Asked> {
         self.borrower().answered(number, ask)
     }
