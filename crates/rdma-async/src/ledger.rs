@@ -176,8 +176,8 @@ impl Ledger {
         can
     }
 
-    /// If `is_so` returns true for the entry, stops posts on its connection and lets its send queue drain. When the
-    /// outstanding requests have completed, its [`Rooms`] are notified.
+    /// If `is_so` returns true for the entry, stops posts on its connection and lets its send queue drain. Notifies its
+    /// [`Rooms`] now, and again when the send queue has drained.
     pub(crate) fn stop_if(
         &self,
         entry: usize,
@@ -217,7 +217,7 @@ impl Ledger {
     }
 
     /// Polls all completions. Called after the events of the completion queue have been received. Arms the queue again
-    /// if a task awaits a completion, or if `always` is set. Returns the number of completions.
+    /// if a completion has to wake a task or release memory, or if `always` is set. Returns the number of completions.
     ///
     /// # Errors
     /// If the completion queue cannot be armed. A failed completion queue is not an error, because its operations have
@@ -321,7 +321,8 @@ impl Ledger {
         let Some(qp) = taken else { return Ok(()) };
         if reason.is_of_peer() {
             // Requests that the peer executed before it closed have succeeded, but their completions may not have been
-            // polled yet. If the move to error fails, the queue pair is destroyed anyway.
+            // polled yet. Destroying the queue pair would drop these completions, so the queue pair is moved to error
+            // first. If the move fails, the queue pair is destroyed anyway.
             let _ = qp.to_error();
             let _ = self.drain();
         }

@@ -44,8 +44,8 @@ impl Seat {
         self.ledger.stop_if(self.entry, reason, is_so);
     }
 
-    /// If `is_so` returns true for the entry, destroys the queue pair. Used for an end that no caller in this process
-    /// requested.
+    /// If `is_so` returns true for the entry, destroys the queue pair. Logs an error instead of returning it, because
+    /// no caller in this process requested the end.
     pub(crate) fn end_if(&self, reason: CloseReason, is_so: impl FnOnce(&ConnectionEntry) -> bool) {
         let is_so = |entry: &ConnectionEntry| entry.serial == self.serial && is_so(entry);
         if let Err(error) = self.ledger.close_if(self.entry, reason, is_so) {
@@ -95,7 +95,7 @@ pub(crate) struct Inner {
     pub(crate) pd: ProtectionDomain,
     /// The number of slots of the connection.
     pub(crate) depth: u32,
-    /// The control connection, if there is one. It ends after the queue pair.
+    /// The control connection, if there is one. On drop, this end leaves it after the queue pair has been destroyed.
     member: OnceLock<Member>,
     /// Keeps the driver running while there are connections.
     pub(crate) driver: Arc<Handle>,
@@ -181,7 +181,8 @@ impl Inner {
         }
     }
 
-    /// Closes the queue pair if the driver has ended, possibly before this queue pair entered the ledger.
+    /// Closes all queue pairs in the ledger if the driver has ended, because it may have ended before this queue pair
+    /// entered.
     pub(crate) fn check_driver(&self) {
         if self.driver.is_over() {
             self.ledger.close_all(CloseReason::Destroyed);

@@ -74,7 +74,8 @@ pub(crate) struct PostedRequest {
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NicOutcome<'a> {
-    /// Success. The device records outgoing bytes, and uses these bytes as the incoming ones.
+    /// Success. The device records outgoing bytes, and uses these bytes as the incoming ones. The result of an atomic
+    /// operation is the number of these bytes.
     Done(&'a [u8]),
     Failed,
 }

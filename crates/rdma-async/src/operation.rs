@@ -116,8 +116,15 @@ impl<'c, K: Kind> Op<'c, K> {
     /// therefore waits forever. If this future is dropped early, nothing is posted.
     ///
     /// # Errors
-    /// [`TransportError::Closed`](rdma_connect::TransportError::Closed) or
-    /// [`TransportError::PostError`](rdma_connect::TransportError::PostError), with the memory.
+    /// Each error returns the memory:
+    ///
+    /// - [`Closed`](rdma_connect::TransportError::Closed);
+    /// - [`PostError`](rdma_connect::TransportError::PostError);
+    /// - [`LeaseOver`](rdma_connect::TransportError::LeaseOver) for an operation on [borrowed
+    ///   memory](crate::RemoteRegion);
+    /// - [`WouldBlock`](rdma_connect::TransportError::WouldBlock) if the queue was created without slots;
+    /// - [`IbvError`](rdma_connect::TransportError::IbvError) if the word for the result of an atomic operation cannot
+    ///   be registered.
     pub fn post(self) -> Post<'c, K> {
         Post::new(self.into_work())
     }

@@ -14,7 +14,7 @@ pub(crate) enum After {
     Wake(Waker),
     /// Wakes a waiter, because a slot is free.
     Room(Arc<Rooms>, Side),
-    /// Wakes all waiters, because no slot will become free.
+    /// Wakes all waiters, because the connection was closed or its send queue has drained.
     Close(Arc<Rooms>),
     Drop(Held),
     DropWaker(Waker),
@@ -40,7 +40,8 @@ pub(crate) fn apart(run: impl FnOnce()) {
     }
 }
 
-/// The maximum amount of work after one batch: three items for each completion, and two when the connection ends.
+/// The maximum amount of work that is deferred under one lock: three items for each completion of a batch, and two for
+/// an operation that is taken or dropped.
 pub(crate) const MOST: usize = 3 * BATCH + 2;
 
 /// Work deferred until the lock is released, and the number of requests that need an event.

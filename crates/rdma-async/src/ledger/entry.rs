@@ -28,7 +28,7 @@ use crate::sync::Notify;
 pub(crate) struct Rooms {
     sends: Arc<Notify>,
     receives: Arc<Notify>,
-    /// Notified when the connection is closed or its last request has completed.
+    /// Notified when the connection is closed or its send queue has drained.
     ended: Notify,
     /// A notification for the control connection's task, sent together with `ended`.
     control: OnceLock<Arc<Notify>>,
@@ -42,7 +42,7 @@ impl Rooms {
         }
     }
 
-    /// Wakes all waiters, because the connection is closed or its last send has completed.
+    /// Wakes all waiters, because the connection is closed or its send queue has drained.
     pub(crate) fn close(&self) {
         apart(|| self.sends.notify_waiters());
         apart(|| self.receives.notify_waiters());
@@ -52,7 +52,7 @@ impl Rooms {
         }
     }
 
-    /// Returns the notification that is sent when the connection is closed or its last request has completed.
+    /// Returns the notification that is sent when the connection is closed or its send queue has drained.
     pub(crate) const fn ended(&self) -> &Notify {
         &self.ended
     }
@@ -83,7 +83,7 @@ pub(crate) struct ConnectionEntry {
     words: Option<SharedRegion>,
     /// The serial number of the connection in this ledger, or 0 without a connection.
     pub(crate) serial: u64,
-    /// The epoch: the number of the connection's current or latest queue pair, counting from its first.
+    /// The epoch: the number of the connection's current or latest queue pair.
     pub(crate) epoch: u32,
     pub(crate) qpn: Qpn,
     pub(crate) peer: Option<PeerAddress>,
@@ -246,7 +246,8 @@ impl ConnectionEntry {
         self.is_abandoned
     }
 
-    /// Stops accepting requests. Keeps an earlier reason if there is one. Operations that wait for a slot then fail.
+    /// Stops accepting requests. Keeps an earlier reason if there is one. The returned work wakes the operations that
+    /// wait for a slot, which then fail.
     pub(crate) fn stop(&mut self, reason: CloseReason) -> After {
         self.closed.get_or_insert(reason);
         self.draining.get_or_insert_with(|| self.slots.sending());
@@ -340,8 +341,9 @@ impl ConnectionEntry {
     /// Posts a request, after moving its memory into its slot.
     ///
     /// # Errors
-    /// [`PostFailure::NoSlot`] if no slot is free; otherwise [`TransportError::Closed`] or the reason why the post was
-    /// refused. In each case, the memory is back in `memory`.
+    /// [`TransportError::Closed`] if the connection accepts no requests, [`TransportError::WouldBlock`] if the queue
+    /// was created without slots, and [`PostFailure::NoSlot`] if no slot is free. Otherwise returns the reason why the
+    /// post was refused. In each case, the memory is back in `memory`.
     #[inline]
     pub(crate) fn post(
         &mut self,
@@ -541,7 +543,8 @@ impl ConnectionEntry {
         slot.and_then(|slot| slot.waker.as_ref()).is_some_and(|known| known.will_wake(waker))
     }
 
-    /// Sets the waker of a request in flight. Returns the previous waker.
+    /// Sets the waker of a request in flight. Returns the previous waker, or this waker if the request is not in
+    /// flight.
     pub(crate) fn await_end(&mut self, id: Id, waker: Waker, afters: &mut Afters) -> Option<Waker> {
         match self.slots.of(id) {
             Some(slot) if slot.phase == Phase::InFlight => {

@@ -325,8 +325,8 @@ impl Regions {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Executes a request: reads the request's memory, or writes the incoming bytes to it. Returns the bytes read or
-    /// written.
+    /// Executes a request: reads the request's memory, or writes the incoming bytes to it. An atomic operation writes
+    /// only their number. Returns the bytes read or written.
     pub(super) fn execute(&self, request: &PostedRequest, message: &[u8]) -> Vec<u8> {
         let Some((address, length)) = request.memory else { return Vec::new() };
         let (address, length) = (usize::try_from(address).unwrap(), length as usize);

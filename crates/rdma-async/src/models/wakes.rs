@@ -77,7 +77,7 @@ fn loom_later_completions_are_polled_after_arming() {
     });
 }
 
-/// The message of a receive that is dropped while it arrives is kept with its memory.
+/// If a receive is dropped while its message arrives, the message is kept with the receive's memory.
 #[test]
 fn loom_a_message_is_not_lost_with_its_receive() {
     model(3, |rig| {

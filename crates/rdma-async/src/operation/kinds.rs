@@ -68,7 +68,7 @@ pub struct Received<B> {
     /// The number of bytes in the message. For an RDMA write with immediate data, the number of bytes that were written
     /// elsewhere.
     pub length: usize,
-    /// The immediate data of the message.
+    /// The immediate data of the message, if it has any.
     pub immediate: Option<u32>,
     /// Whether the message is an RDMA write.
     is_write: bool,

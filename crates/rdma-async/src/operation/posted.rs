@@ -27,7 +27,7 @@ const POLLS: u32 = 64;
 /// is released when the request completes.
 #[must_use = "awaiting it returns its memory"]
 pub struct Posted<'c, K: Kind> {
-    /// `None` once the operation has ended.
+    /// `None` once the operation has ended, or [`within`](Self::within) has taken the link.
     link: Option<Link<'c>>,
     id: Id,
     kind: PhantomData<fn() -> K>,
@@ -80,7 +80,7 @@ impl<'c, K: Kind> Posted<'c, K> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn busy_poll(mut self, limit: Duration) -> Result<K::Output, Failed<K::Memory>> {
-        // Without a budget, a task whose operations complete at once would starve other tasks.
+        // Without a budget, a task whose operations complete immediately would starve other tasks.
         consume_budget().await;
         let begin = Instant::now();
         loop {
@@ -113,7 +113,7 @@ impl<K: Kind> Future for Posted<'_, K> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // Without a budget, a task whose operations complete at once would starve other tasks.
+        // Without a budget, a task whose operations complete immediately would starve other tasks.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
         let Some(link) = &self.link else { unreachable!("polled after it was ready") };
         let mut held = Held::Nothing;

@@ -23,7 +23,8 @@ use crate::connection::Connection;
 /// [`next`](Self::next) returns the next message. Its buffer is reposted when the [`RingMessage`] is dropped, or, if
 /// the message was [taken](RingMessage::take), when the buffer is [returned](Self::give_back). If the program posts
 /// other receives on the same connection, messages fill all receives in the order in which they were posted. After
-/// [`reconnect`](Connection::reconnect), `next` reposts all buffers.
+/// [`reconnect`](Connection::reconnect), `next` first returns the error of each receive of the old queue pair, and then
+/// reposts its buffer.
 ///
 /// Dropping the ring leaves its receives posted, as dropping a [`Posted`] does.
 ///

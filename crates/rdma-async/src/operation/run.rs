@@ -37,7 +37,7 @@ impl<K: Kind> Future for Run<'_, K> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // Without a budget, a task whose operations complete at once would starve other tasks.
+        // Without a budget, a task whose operations complete immediately would starve other tasks.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
         let this = self.project();
         let outcome = this.work.poll_end::<K>(this.limit, cx);

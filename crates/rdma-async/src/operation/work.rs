@@ -156,7 +156,7 @@ impl<'c> Work<'c> {
         let Some(link) = &*this.link else { unreachable!("polled after it was ready") };
         match link.post(this.request, this.held, this.has_queued, this.id, looks) {
             Ok(ended) => {
-                // Leaves the queue of waiters. A wake-up that it has already received is passed on.
+                // The operation leaves the queue of waiters, and passes on a wake-up that it has already received.
                 if this.waits.is_some() {
                     leave_row(this.waits);
                 }
@@ -191,8 +191,8 @@ impl<'c> Work<'c> {
                 }
                 this.waits.set(Some(Arc::clone(link.rooms.of(side)).notified_owned()));
                 if let Some(waits) = this.waits.as_mut().as_pin_mut() {
-                    // From now on, this is in the queue of waiters. Another attempt finds any slot that was freed
-                    // before.
+                    // From now on, the operation is in the queue of waiters. The next attempt to post finds any slot
+                    // that was freed before.
                     waits.enable();
                 }
             }
@@ -224,8 +224,8 @@ impl<'c> Work<'c> {
     }
 }
 
-/// Stops waiting for a slot. A wake-up that has already arrived is passed on to the next waiter, which runs a foreign
-/// waker.
+/// Stops waiting for a slot. Passes a wake-up that has already arrived on to the next waiter. This runs a foreign
+/// waker, which may panic.
 #[cold]
 fn leave_row(mut waits: Pin<&mut Option<OwnedNotified>>) {
     apart(|| waits.set(None));
@@ -233,8 +233,8 @@ fn leave_row(mut waits: Pin<&mut Option<OwnedNotified>>) {
 
 impl Inner {
     /// Posts a request if a slot is free. If `looks` is set, this checks once whether the request has already ended; if
-    /// so, its memory is back in `held`. If `has_queued` is set, the operation stops counting as a waiter, under the
-    /// same lock.
+    /// so, its memory is back in `held`. If `has_queued` is set, a posted operation stops counting as a waiter, under
+    /// the same lock as the post.
     ///
     /// # Errors
     /// If the request was not posted. Its memory stays in `held`.
