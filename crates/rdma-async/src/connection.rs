@@ -92,8 +92,8 @@ impl Connection {
         self.op(into, RequestSpec::Receive)
     }
 
-    /// Receives a message that needs no memory of the receive: an empty send, or a write with immediate data. Returns
-    /// the immediate data, or `None` if there is none.
+    /// Receives a message that puts no bytes into the receive's memory: an empty send, or a write with immediate data.
+    /// Returns the immediate data, or `None` if there is none.
     #[inline]
     pub fn receive_imm(&self) -> Op<'_, ReceiveImmediate> {
         self.op((), RequestSpec::Receive)
@@ -154,7 +154,7 @@ impl Connection {
     }
 
     /// Ends the connection: destroys its queue pair. Outstanding operations fail with [`TransportError::Closed`] and
-    /// return their memory. If another thread is already doing this, the call returns at once.
+    /// return their memory. If another thread is already doing this, the call returns immediately.
     ///
     /// # Errors
     /// If the provider refuses to destroy the queue pair.
@@ -170,8 +170,8 @@ impl Connection {
         self.0.look(|entry| entry.epoch)
     }
 
-    /// Returns why the connection accepts no further operations, or `None` while it does. A failed request is noticed
-    /// only when an operation waits for a completion.
+    /// Returns why the connection accepts no further operations, or `None` while it does. The failure of a request is
+    /// noticed only when its completion is polled, for example while an operation is awaited.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
         self.0.look(|entry| entry.closed())

@@ -30,7 +30,7 @@
 //! | an [`Op`], or a [`Post`] that is not ready | nothing was posted; its memory is released at once |
 //! | a [`Posted`] send, write, read or atomic operation | it continues; its memory is released when it completes, and its outcome is lost |
 //! | a [`Posted`] receive | it stays posted; a message that arrives is kept, with its memory, for [`Connection::take_unclaimed`] |
-//! | an operation with a [limit](Op::within), before or after it expires | the same as without a limit |
+//! | an operation with a [limit](Op::within), before or after the limit expires | the same as without a limit |
 //! | a [`Lease`] | the lease continues until it ends, and then the memory is freed |
 //! | the last [`RemoteRegion`] of a lease, and its operations | the memory returns to the peer |
 //! | a future that was forgotten ([`std::mem::forget`]) | it keeps its slot and its memory until the connection ends; if it waits for a slot, it may swallow a wake-up, which the next completion makes up for; if it belongs to [`reconnect`](Connection::reconnect) or [`connect_additional`](Connection::connect_additional), it keeps its number |

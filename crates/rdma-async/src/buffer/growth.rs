@@ -96,7 +96,7 @@ impl Drop for Growing {
             let mut state = self.growth.state();
             state.is_growing = false;
             let forsaken = mem::take(&mut state.waiting);
-            // Wakes tasks only after the lock is released.
+            // Dropping the senders wakes tasks, so the lock is released first.
             drop(state);
             drop(forsaken);
         }

@@ -32,7 +32,8 @@ impl Held {
     #[inline]
     pub(crate) fn move_to(&mut self, entry: &mut Self) {
         debug_assert!(matches!(entry, Self::Nothing));
-        // The old value is `Nothing`, so it is not dropped; otherwise the compiler would emit a drop at each call.
+        // The old value is `Nothing` and needs no drop. Without `ManuallyDrop`, the compiler would emit one at each
+        // call.
         let _ = ManuallyDrop::new(mem::replace(entry, mem::take(self)));
     }
 }
@@ -45,7 +46,8 @@ pub(crate) mod sealed {
     pub trait Lease: Sized + Send + 'static {
         #[doc(hidden)]
         fn into_held(self) -> Held;
-        /// Converts the memory back. Returns `None` for another kind, which cannot happen with memory of this type.
+        /// Converts the memory back. Returns `None` for another kind of memory. This cannot happen, because a slot
+        /// returns the memory that it was given.
         #[doc(hidden)]
         fn from_held(held: Held) -> Option<Self>;
     }

@@ -9,7 +9,7 @@ use super::growth::Growth;
 ///
 /// An allocation takes free registered memory without waiting. If there is none, the pool grows on one of tokio's
 /// blocking threads, and only the allocations that need the new memory wait. One growth serves all allocations that are
-/// waiting when it starts. No task ever calls the provider, or waits for another task that does.
+/// waiting when it starts. An allocation never calls the provider on its task's thread, and never blocks that thread.
 ///
 /// Clones are cheap and share the pool, which tasks of several runtimes may use. A buffer keeps its region alive, even
 /// after the pool is dropped. Dropping the last clone deregisters all unused regions; a region in use is deregistered
@@ -39,14 +39,14 @@ pub struct Pool {
     growth: Growth,
 }
 
-/// The error of an allocation.
+/// An error from allocating a buffer, or from growing or trimming a pool.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
     /// The pool cannot allocate the buffer.
     #[error(transparent)]
     Memory(#[from] Error),
-    /// No thread can grow the pool: the runtime is shut down, or the call is not made within a tokio runtime.
+    /// No thread can grow or trim the pool: the runtime is shut down, or the call is not made within a tokio runtime.
     #[error(
         "the pool cannot grow outside of a tokio runtime, or after its runtime has ended: allocate within one"
     )]
@@ -83,9 +83,9 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Memory`] if the pool has to grow and cannot: [`Error::OutOfMemory`], [`Error::PoolLimit`], or the
-    /// verb's error. All allocations that wait for a growth get its error, except those that fit into the memory that
-    /// is available. [`PoolError::NoRuntime`] if the pool has to grow, but the call is not made within a tokio runtime,
-    /// or that runtime shuts down.
+    /// verb's error. If the pool cannot grow enough for one allocation, waiting allocations that need at least as much
+    /// get the same error. An allocation that fits into free memory still succeeds. [`PoolError::NoRuntime`] if the
+    /// pool has to grow, but the call is not made within a tokio runtime, or that runtime shuts down.
     #[doc(alias = "alloc_local_mr")]
     pub async fn allocate(&self, length: usize) -> Result<Buffer, PoolError> {
         self.allocate_aligned(length, 1).await

@@ -100,7 +100,7 @@ pub trait ValueExt {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ValueError {
-    /// The value needs more bytes.
+    /// The value needs more bytes than are available.
     #[error("the value needs more than the {room} bytes available")]
     TooLong {
         /// The number of bytes available.

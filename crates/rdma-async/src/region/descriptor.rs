@@ -6,10 +6,10 @@ use rdma_mem::RemoteMemoryRegion;
 
 /// Memory of another process that is open to this one for a limited time.
 ///
-/// A message carries the descriptor, either its [bytes](Self::to_bytes) or its serde form (feature `serde`). It
-/// contains the *remaining* time, so clocks are never compared. The receiver counts that time from its own
-/// [request](Self::asked_at) for the memory or, without a request, from the arrival of the bytes. The peer's device
-/// refuses a request that arrives late, which ends the connection.
+/// A message carries the descriptor, either its [bytes](Self::to_bytes) or its serde form (feature `serde`). The
+/// encoded descriptor contains the *remaining* time, so clocks are never compared. The receiver counts that time from
+/// its own [request](Self::asked_at) for the memory or, without a request, from the arrival of the bytes. The peer's
+/// device refuses a request that arrives late, which ends the connection.
 ///
 /// # Examples
 /// ```

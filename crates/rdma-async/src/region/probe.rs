@@ -1,9 +1,9 @@
 //! Tests whether a device confines peers to the range of a memory window.
 //!
-//! Windows are always bound to all of their region, so even a device that ignored the range would expose only what a
-//! registration does. However, a device that ignores the range cannot be trusted to follow the other rules of windows.
-//! The software device of Linux 6.1 (`docs/rxe-differences.md`) keeps windows bound after their queue pair has ended.
-//! Its kernel crashes when a window that is not bound is invalidated.
+//! Except in this test, windows are always bound to all of their region, so even a device that ignored the range would
+//! expose only what a registration does. However, a device that ignores the range cannot be trusted to follow the other
+//! rules of windows. The software device of Linux 6.1 (`docs/rxe-differences.md`) keeps windows bound after their queue
+//! pair has ended. Its kernel crashes when a window that is not bound is invalidated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,8 +32,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 const PART: usize = 64;
 
 /// Returns true if the device of this connection confines peers to the range of a window. Each driver tests this once,
-/// in a separate task, so that the test continues even if the first caller is dropped. If the test itself fails, this
-/// call returns false, and a later call repeats the test.
+/// in a separate task, so that the test continues even if the first caller is dropped. A device that does not answer in
+/// time counts as one that does not confine peers. If the test itself fails, this call returns false, and a later call
+/// repeats the test.
 pub(super) async fn are_windows_bounded(link: &Inner) -> bool {
     let windows = &link.driver.0.windows;
     if let Some(known) = windows.known.get() {
@@ -73,7 +74,7 @@ fn begin(link: &Inner) -> watch::Receiver<Option<bool>> {
                 tracing::warn!("the device does not answer: its memory windows are not used");
                 let _ = windows.known.set(false);
             }
-            // The result may differ on the next call.
+            // A later test may have another outcome.
             Ok(Err(error)) => {
                 tracing::warn!(%error, "the test of the device's memory windows failed: they are not used this time");
                 *windows.asked() = None;

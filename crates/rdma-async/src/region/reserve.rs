@@ -38,8 +38,7 @@ pub enum ReservedEnd {
     Done,
     /// The time was up.
     TimeOver,
-    /// The connection of [`Region::reserve_for`] was closed, failed, or has a new [epoch](crate::Connection::epoch),
-    /// while the peer had access through the previous queue pair.
+    /// The connection of [`Region::reserve_for`] was closed, failed, or has a new [epoch](crate::Connection::epoch).
     Disconnected,
 }
 

@@ -47,8 +47,8 @@ impl Region {
     /// check that [enough time](Descriptor::remote) is left for its request.
     ///
     /// Rights other than remote read, write and atomics need a registration like that of `reserve`. It is also needed
-    /// if the device has no windows or does not enforce their range. In these cases, every peer that has the key
-    /// reaches the memory, until the connection ends.
+    /// if the device has no windows or does not enforce their range. In these cases, every peer that has the key can
+    /// access the memory while it is open. The end of the connection still closes the memory.
     ///
     /// The first call for each [`Driver`](crate::Driver) tests the device; if the test fails, the next call repeats it.
     /// The test connects two queue pairs and tries an access beyond a window. It takes a few milliseconds on tokio's
@@ -115,7 +115,7 @@ impl Region {
         let by_window =
             found.is_ok() && RIGHTS.contains(rights) && probe::are_windows_bounded(link).await;
         if found.is_ok() {
-            // The first call runs the test, which takes time.
+            // Read again, because the test of the device takes time.
             found = epoch(link);
         }
         // Read before the bind. The bind is posted in this epoch or a later one; if in a later one, the reservation
