@@ -133,7 +133,7 @@ impl Client {
     /// Converts the error of a failed send.
     ///
     /// # Errors
-    /// Returns no error if the server closed the stream, because the server's reason can perhaps still be received.
+    /// Returns the error unless the server closed the stream. In that case the server's reason may still be received.
     pub fn not_sent(&self, error: io::Error) -> Result<(), ConnectError> {
         match error.kind() {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(()),

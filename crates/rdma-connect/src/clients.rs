@@ -128,8 +128,8 @@ impl<S: ClientStream, E> Clients<S, E> {
         half_open.chain(connected).filter_map(|(key, stream)| Some((key, stream.get()?)))
     }
 
-    /// Returns the time until a client's limit expires or clients can be accepted again, or [`Duration::MAX`] if
-    /// neither will happen.
+    /// Returns the time until a client's limit expires, clients can be accepted again, or, if there is no room, a
+    /// client becomes late. Returns [`Duration::MAX`] if none of these will happen.
     #[must_use]
     pub fn next_end(&self, now: Instant) -> Duration {
         let ends = self.half_open.values().map(|client| client.until).chain(self.resumes);
@@ -223,8 +223,8 @@ impl<S: ClientStream, E> Clients<S, E> {
         }
     }
 
-    /// Ends the clients whose time limit has expired. A client with unread data is kept until the data, which may have
-    /// been sent in time, is received.
+    /// Ends the clients whose time limit has expired. A client with unread data is kept until the listener has received
+    /// that data, because the client may have sent it in time.
     pub fn expire(&mut self, now: Instant) {
         let is_over = |client: &HalfOpen<_, _>| client.until.is_over(now) && !client.has_unread();
         let over = self.half_open.values().filter(|client| is_over(client));
@@ -299,8 +299,8 @@ impl<S: ClientStream, E> Clients<S, E> {
     pub fn not_admitted(&mut self, error: io::Error, admitted: usize, now: Instant) {
         match Errno::from_io_error(&error) {
             Some(Errno::MFILE | Errno::NFILE) if admitted > 0 => {
-                // `accept` needs a free file even if no client is waiting. If one is waiting, the socket becomes
-                // readable again.
+                // This need not be a failure: `accept` needs a free file even if no client is waiting. If one is
+                // waiting, the socket becomes readable again.
             }
             Some(Errno::MFILE | Errno::NFILE) if self.make_file(now) => {}
             // The error concerns this socket or process, so the next call would fail in the same

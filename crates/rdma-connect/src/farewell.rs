@@ -1,4 +1,4 @@
-//! The last message of an end, which distinguishes an orderly end from a process that died.
+//! The last message that an end sends. It distinguishes an orderly close from a process that died.
 
 use std::fmt;
 

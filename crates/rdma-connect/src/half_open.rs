@@ -25,7 +25,7 @@ pub trait ClientStream {
     /// failed.
     fn receive(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Peeks at one byte, which stays in the stream.
+    /// Peeks at one byte, which stays in the stream. Returns 0 if the client has ended the stream.
     ///
     /// # Errors
     /// Same errors as [`receive`](Self::receive).
@@ -142,7 +142,7 @@ pub(crate) enum Step<S: ClientStream, E> {
     Open(HalfOpen<S, E>),
     Hello(Hello<S, E>),
     Connected(Candidate<S, E>),
-    /// The client made a mistake and was sent the reason, or it is gone.
+    /// The client is gone, or the listener has turned it away. The text is the reason.
     Refused(String),
     /// The server could not create a queue pair. The client was notified.
     Failed(rdma_qp::Error),
@@ -222,7 +222,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         !self.stream.is_quiet()
     }
 
-    /// Receives available bytes.
+    /// Receives available bytes, and handles the message once it is complete.
     pub(crate) fn step(mut self) -> Step<S, E> {
         let message = self.read();
         if let Some(why) = self.unfit.take() {
@@ -462,7 +462,8 @@ impl<S: ClientStream> Undecided<S> {
     fn refuse(&mut self, message: &Message) {
         let _ = self.send(message);
         if let Some(stream) = self.stream.take() {
-            // Closing a socket with unread bytes resets the stream, possibly before the client has read the reason.
+            // Reads the unread bytes, because closing a socket with unread bytes resets the stream, possibly before the
+            // client has read the reason.
             let _ = stream.receive(&mut [0; LONGEST]);
         }
     }

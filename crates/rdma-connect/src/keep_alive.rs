@@ -20,7 +20,7 @@ impl KeepAlive {
     #[must_use]
     pub fn within(limit: Duration) -> Self {
         // TCP compares the silence with the user timeout only when it sends a probe, so the timeout is one interval
-        // shorter than the limit. The kernel accepts no interval longer than this maximum.
+        // shorter than the limit. The kernel accepts no interval longer than 32,767 s.
         let interval = Duration::from_secs((limit.as_secs() / 4).clamp(1, 32767));
         let silence = limit.saturating_sub(interval).max(Duration::from_millis(1));
         let user_timeout_ms =

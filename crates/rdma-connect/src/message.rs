@@ -18,7 +18,7 @@
 //! | 2 | ENDPOINT | server | its queue pair is connected |
 //! | 3 | READY | client | the client's queue pair is connected, too |
 //! | 4 | ACCEPT | server | the program has accepted the client; last message |
-//! | 5 | REJECT | server | at any time instead; last message |
+//! | 5 | REJECT | server | at any time, instead of ENDPOINT or ACCEPT; last message |
 //! | 6 | BUSY | server | instead of REJECT, if a later attempt may succeed |
 //! | 7 | DEVICE | client | after a REJECT whose reason begins with [`UNFIT`]; optional |
 //!
@@ -122,7 +122,7 @@ pub(crate) enum Wrong {
 const SHOWN: usize = 32;
 
 impl Message {
-    /// Encodes the message. Truncates a reason that is longer than [`MOST`]. User bytes are never longer.
+    /// Encodes the message. Truncates a reason or a device name that is too long. User bytes are never too long.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let (endpoint, rest): (_, &[u8]) = match self {
             Self::Hello(endpoint, greeting) => (Some(endpoint), &greeting.user_bytes),

@@ -71,10 +71,10 @@ impl Occupant {
 
 /// Returns the clients that may be dropped when room is needed, in order.
 ///
-/// All of them belong to the network with the most clients, so no network can shut out others. Late clients that have
-/// sent nothing come first, then the others; in each group, the longest wait comes first. If `is_scarce` is set,
-/// because late clients were dropped recently, clients that are not late but have sent nothing are also included. If
-/// the network also uses more than half of the room, all of its clients are included.
+/// All of them belong to the networks with the most clients (usually one), so no network can shut out others. Late
+/// clients that have sent nothing come first, then the others; in each group, the longest wait comes first. If
+/// `is_scarce` is set, because late clients were dropped recently, clients that are not late but have sent nothing are
+/// also included. If, in addition, one network uses more than half of the room, all of its clients are included.
 pub(crate) fn in_order_to_go(
     mut clients: Vec<Occupant>,
     room: usize,
@@ -93,7 +93,8 @@ pub(crate) fn in_order_to_go(
 }
 
 /// Returns the clients whose queue pairs may go to a newcomer, in order. These are late clients, and clients of a
-/// network that has more queue pairs than the newcomer's network will have.
+/// network that has more queue pairs than the newcomer's network will have. Clients of the network with the most queue
+/// pairs come first, and among them the longest wait.
 pub(crate) fn in_order_to_yield(
     mut clients: Vec<Occupant>,
     newcomer: Network,
@@ -106,7 +107,7 @@ pub(crate) fn in_order_to_yield(
     clients
 }
 
-/// Returns the late clients, in order.
+/// Returns the late clients, in the order in which to drop them.
 pub(crate) fn late(mut clients: Vec<Occupant>, now: Instant) -> Vec<Occupant> {
     clients.retain(|client| client.is_late(now));
     sort(&mut clients, now);

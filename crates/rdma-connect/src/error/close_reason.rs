@@ -88,8 +88,8 @@ pub enum CloseReason {
     /// The program closed this end, for example by closing a scope.
     #[error("this end has closed it")]
     Asked,
-    /// The program closed the channels, but one of several queue pairs could not be destroyed. Or the program removed
-    /// the peer, but the peer's queue pair could not be destroyed.
+    /// The program closed the channels, or removed the peer, but a queue pair could not be destroyed. With
+    /// `rdma-async`, the driver has ended or the program dropped the connection.
     #[error("the program destroyed it")]
     Destroyed,
     /// The peer with this index was removed, or has not been added yet.

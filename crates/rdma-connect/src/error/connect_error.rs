@@ -77,6 +77,7 @@ pub enum ConnectError {
     #[error("the server did not accept this client: {}", reason(.0))]
     Rejected(Box<str>),
     /// The server has its maximum number of clients, or could not create a queue pair for this one. It sent this text.
+    /// `rdma-async` also returns this if a client makes too many queue pairs at a time over one control connection.
     #[error("the server cannot accept this client now: {}", reason(.0))]
     Busy(Box<str>),
     /// The time limit expired.

@@ -26,7 +26,8 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns the kind of the send queue request that completes with this opcode.
+    /// Returns the kind of the send queue request that completes with this opcode: a write, a read, an atomic
+    /// operation, or otherwise a send.
     #[inline(always)]
     #[must_use]
     pub const fn of(opcode: WcOpcode) -> Self {

@@ -52,7 +52,7 @@ impl fmt::Display for To {
     }
 }
 
-/// The ID of a server's client. It is valid from the event that the client joined until the event that the client left.
+/// The ID of a server's client. It is valid from the client's `Joined` event until its `Left` event.
 ///
 /// An id belongs to one server. A client that joins later may have the same [index](Self::index), but never the same
 /// `PeerId`. So a message to a client that has left cannot reach another client.

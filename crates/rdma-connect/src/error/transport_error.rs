@@ -52,9 +52,10 @@ pub enum TransportError {
     /// The completion queue failed, so the outcome of operations in flight is unknown. The channel is closed.
     #[error(transparent)]
     PollError(#[from] PollError),
-    /// The operation did not complete in time. If it was a blocking call, the channel is now closed. If the `wait` of a
-    /// handle timed out, or a post that waited for a free slot, nothing has changed. If it was an operation of
-    /// `rdma-async`, the connection stays open, and the device keeps the request and may still execute it.
+    /// The operation did not complete in time. If it was a blocking call, the channel is now closed. If it was the
+    /// `wait` of a handle, or a post that waited for a free slot, nothing has changed. If it was an operation of
+    /// `rdma-async`, the connection stays open. If the operation was posted, the device keeps the request and may still
+    /// execute it.
     #[error(
         "the {operation}{} did not complete within {timeout:?}: check that the peer is running \
          and does its part",
