@@ -147,8 +147,7 @@ impl Nic {
         self.complete(&mut self.state(), ibv_wc { wr_id, ..ibv_wc::default() });
     }
 
-    /// Waits until the channel's file is readable. Returns false if the file is not readable and the test has stopped
-    /// waiting.
+    /// Waits until the channel's file is readable. Returns false if the test has stopped waiting before that.
     pub(crate) fn wait_for_event(&self) -> bool {
         let mut state = self.state();
         while state.events == 0 && !state.is_over {

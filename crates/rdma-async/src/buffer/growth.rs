@@ -147,8 +147,9 @@ impl Waiting {
         drop(self.answer.send(allocated));
     }
 
-    /// Returns how many bytes this allocation may take of a region that it shares with others: the pool rounds up by at
-    /// most an eighth.
+    /// Returns how many bytes this allocation may need in a region that it shares with others. The pool rounds a length
+    /// up to a multiple of 64, and then looks for a free range of the next size class. That class is up to an eighth
+    /// larger.
     fn need(&self) -> usize {
         let bytes = self.length.saturating_add(self.length / 8).saturating_add(128);
         bytes.saturating_add(self.alignment)

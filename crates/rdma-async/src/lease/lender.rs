@@ -20,7 +20,7 @@ pub(super) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Returns the instant after this duration, or `None` if the duration is infinite.
+/// Returns the instant that is this duration from now, or `None` if the duration is infinite.
 pub(super) fn behind(time: Duration) -> Option<Instant> {
     (time <= LONGEST).then(|| now() + time)
 }
@@ -87,7 +87,7 @@ impl Open {
 #[derive(Debug)]
 pub(super) struct Given {
     pub(super) region: Region,
-    /// Keeps the memory counted until the program receives it.
+    /// Keeps the memory counted against the limits until the program receives it.
     _counted: Counted,
 }
 

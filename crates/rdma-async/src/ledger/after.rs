@@ -40,8 +40,8 @@ pub(crate) fn apart(run: impl FnOnce()) {
     }
 }
 
-/// The maximum amount of work that is deferred under one lock: three items for each completion of a batch, and two for
-/// an operation that is taken or dropped.
+/// The maximum amount of work that is deferred under one lock. Each completion of a batch defers up to three items, and
+/// an operation that is taken or dropped defers up to two.
 pub(crate) const MOST: usize = 3 * BATCH + 2;
 
 /// Work deferred until the lock is released, and the number of requests that need an event.

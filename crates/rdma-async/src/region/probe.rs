@@ -1,9 +1,9 @@
 //! Tests whether a device confines peers to the range of a memory window.
 //!
-//! Except in this test, windows are always bound to all of their region, so even a device that ignored the range would
-//! expose only what a registration does. However, a device that ignores the range cannot be trusted to follow the other
-//! rules of windows. The software device of Linux 6.1 (`docs/rxe-differences.md`) keeps windows bound after their queue
-//! pair has ended. Its kernel crashes when a window that is not bound is invalidated.
+//! Except in this test, windows are always bound to all of their region. Even a device that ignored the range would
+//! therefore expose only what a registration does. However, a device that ignores the range cannot be trusted to follow
+//! the other rules of windows. The software device of Linux 6.1 (`docs/rxe-differences.md`) keeps windows bound after
+//! their queue pair has ended. Its kernel crashes when a window that is not bound is invalidated.
 
 use std::sync::Arc;
 use std::time::Duration;
