@@ -190,7 +190,9 @@ impl SoftRoce {
 /// Replaces this process with the command, so that signals reach the command directly, and its
 /// output and exit status need not be passed on. Returns only if that fails.
 fn replace(command: &[OsString], limit: Option<Duration>) -> anyhow::Error {
-    let limit = limit.map(|limit| ["timeout".into(), limit.as_secs().to_string().into()]);
+    // For `timeout`, 0 means no limit.
+    let seconds = |limit: Duration| limit.as_secs().max(1).to_string().into();
+    let limit = limit.map(|limit| ["timeout".into(), seconds(limit)]);
     let mut words = limit.into_iter().flatten().chain(command.iter().cloned());
     let program = words.next().unwrap_or_default();
     let error = Command::new(&program).args(words).exec();

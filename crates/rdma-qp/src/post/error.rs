@@ -250,7 +250,11 @@ impl fmt::Display for Reason {
                  memory, or use another device",
             ),
             Self::Opcode { opcode, qp_type } => {
-                let carried = if qp_type == QpType::UD { "sends" } else { "sends and writes" };
+                let carried = if qp_type == QpType::UD {
+                    "sends"
+                } else {
+                    "sends, writes, binds and local invalidations"
+                };
                 write!(
                     f,
                     "{opcode} was requested, but this queue pair is {qp_type}, which supports \

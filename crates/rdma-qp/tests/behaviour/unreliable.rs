@@ -84,7 +84,8 @@ fn requests_that_need_a_response_are_refused() {
             assert_eq!(error.kind(), PostErrorKind::Opcode);
             let text = error.to_string();
             assert!(
-                text.starts_with(name) && text.ends_with("supports only sends and writes"),
+                text.starts_with(name)
+                    && text.ends_with("supports only sends, writes, binds and local invalidations"),
                 "{text}"
             );
         };
