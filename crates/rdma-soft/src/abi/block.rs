@@ -1,8 +1,8 @@
 //! The heap blocks to which a program's pointers point.
 //!
-//! Each block begins with the C struct, so the program's pointer is also a pointer to the block (SAFETY.md F5, F11).
-//! The C part is shared with the program's inline functions, and is only accessed through the raw pointer. The rest of
-//! the block belongs to this provider.
+//! Each block except a context's begins with the C struct, so the program's pointer is also a pointer to the block
+//! (SAFETY.md F5, F11). The C part is shared with the program's inline functions, and is only accessed through the raw
+//! pointer. The rest of the block belongs to this provider.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -168,7 +168,7 @@ pub(super) unsafe fn context_block(context: *mut ibv_context) -> *mut ContextBlo
 
 macro_rules! block_of {
     ($name:ident, $verbs:ty, $block:ty, $field:ident: $part:ty) => {
-        /// Returns this provider's part of the block that contains a program's object.
+        /// Returns a field of the block that contains a program's object.
         ///
         /// # Safety
         ///

@@ -8,7 +8,7 @@ pub(super) fn int(number: u64) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// Copies as much of a string as fits, followed by a zero.
+/// Copies as much of a string as fits into a zeroed field, and leaves at least the last byte zero.
 pub(super) fn put(field: &mut [c_char], text: &str) {
     let space = field.len() - 1;
     for (to, from) in field[..space].iter_mut().zip(text.bytes()) {

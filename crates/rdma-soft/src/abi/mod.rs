@@ -1,7 +1,8 @@
 //! The C ABI: functions that turn the calls of a libibverbs program into calls to the engine.
 //!
 //! Every pointer here comes from a program. Like libibverbs, these functions rely on three facts about each pointer
-//! (SAFETY.md F1). It has the stated type, this provider made it, and its object is not destroyed during the call.
+//! (SAFETY.md F1). It has the stated type. If it is a handle, this provider made it. Its object is not destroyed during
+//! the call.
 //!
 //! - `table` contains the verbs under the names of libibverbs, and `device/context` the functions that a context points
 //!   to.

@@ -1,4 +1,5 @@
-//! Checks that the engine's constants equal those of the bindings, because the shims pass them on unchanged.
+//! Checks that the engine's constants equal those of the bindings, because the functions of `abi` pass them on
+//! unchanged.
 
 use rdma_sys::{
     ibv_access_flags as CAccess, ibv_event_type as CEvent, ibv_qp_state as CState, ibv_wc_flags,

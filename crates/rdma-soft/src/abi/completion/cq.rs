@@ -36,7 +36,8 @@ pub(crate) unsafe extern "C" fn create_cq(
     pointer(created).cast()
 }
 
-/// Creates a completion queue. `verbs` is the program's part of it, and its extended completions contain `fields`.
+/// Creates a completion queue. `verbs` is the program's part of the queue, and `fields` are the fields of its extended
+/// completions.
 ///
 /// # Safety
 ///

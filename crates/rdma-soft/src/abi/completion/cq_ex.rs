@@ -46,8 +46,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     }))
 }
 
-/// Refuses options that the device lacks. The option for polling from a single thread has no effect. A queue that
-/// overflows always goes to error, whatever its owner has requested.
+/// Refuses options and fields that the device lacks. The option for polling from a single thread is accepted, but has
+/// no effect. The option to ignore overflows is refused, because a queue that overflows always goes to error.
 fn check(limits: &Limits, attr: &ibv_cq_init_attr_ex) -> Result<(), Refusal> {
     let with_flags = ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0;
     let single_threaded = ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED.0;

@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     })
 }
 
-/// Delivers an event. If there is none, returns -1 and sets `errno`.
+/// Delivers an event that was taken. If taking it failed, returns -1 and sets `errno`.
 fn finish<T>(taken: rustix::io::Result<T>, deliver: impl FnOnce(T)) -> c_int {
     match taken {
         Ok(event) => {

@@ -30,7 +30,7 @@ static BLOCKS: Mutex<BTreeMap<usize, &'static DeviceBlock>> = Mutex::new(BTreeMa
 /// The number N in `uverbsN` for `soft0`, the same in each process. The kernel's devices have lower numbers, because
 /// the kernel has at most 8,192 ports in total (`RDMA_MAX_PORTS`).
 const FIRST_NUMBER: usize = 8192;
-/// The devices that exist in every process, numbered from [`FIRST_NUMBER`].
+/// The devices that `install` adds to each process, numbered from [`FIRST_NUMBER`].
 const EVERYWHERE: [&str; 2] = ["soft0", "softib0"];
 
 /// Returns the blocks of all devices, in installation order. A device always has the same block.

@@ -48,7 +48,8 @@ fn port_attr(device: &Device) -> ibv_port_attr {
     };
     attr.link_layer = u8::try_from(layer).unwrap_or_default();
     match device.link {
-        // There is no subnet manager, but a port with a LID must have received its LID from one.
+        // On hardware, a subnet manager assigns the LID, so a port with a LID knows one. Here there is none, and the
+        // port names itself.
         Link::InfiniBand => attr.sm_lid = attr.lid,
         Link::Ethernet => attr.flags = GRH_REQUIRED,
     }
@@ -162,7 +163,8 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     }
     for (n, (index, &entry)) in found().enumerate() {
         let place = entries.wrapping_byte_add(n * entry_size);
-        // SAFETY: the caller's array has `max_entries` entries of this size, and fewer are written (SAFETY.md F12).
+        // SAFETY: the caller's array has `max_entries` entries of this size, and at most that many are written
+        // (SAFETY.md F12).
         unsafe { place.write(to_verbs(device, index, entry)) };
     }
     isize::try_from(count).unwrap_or(isize::MAX)

@@ -146,7 +146,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: a protection domain outlives its regions (SAFETY.md F11).
     let deregistered = unsafe { pd_of(pd) }.deregister(registration);
     number(deregistered.map(|()| {
-        // SAFETY: `reg_mr_iova2` made the region, and the caller gives it up (SAFETY.md F11).
+        // SAFETY: `region` made the block, and the caller gives it up (SAFETY.md F11).
         drop(unsafe { Box::from_raw(mr.cast::<MrBlock>()) });
         // SAFETY: as above.
         unsafe { pd_children(pd) }.remove();

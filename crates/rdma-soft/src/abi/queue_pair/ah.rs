@@ -20,9 +20,9 @@ use crate::link::Link;
 
 /// The largest service level (IBTA volume 1, 7.6.5).
 const MAX_SERVICE_LEVEL: u8 = 15;
-/// The bits of the service level that a RoCE port uses as the VLAN priority. A program that answers a datagram passes
-/// on the service level of its completion. That is the [packet type](route_header::packet_type), which uses a fourth
-/// bit.
+/// The bits of the service level that a RoCE port uses as the VLAN priority. A program that answers a datagram uses the
+/// service level from the datagram's completion. On RoCE, that is the [packet type](route_header::packet_type), whose
+/// fourth bit is removed here.
 const VLAN_PRIORITY: u8 = 7;
 
 pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {

@@ -51,7 +51,8 @@ pub(super) unsafe fn create(
     // SAFETY: by this function's contract.
     let mut asked = unsafe { init.read() };
     if !asked.srq.is_null() {
-        // The sizes are ignored, because a queue pair with a shared receive queue has no other one (man ibv_create_qp).
+        // The receive sizes are ignored, because a queue pair with a shared receive queue has none of its own (man
+        // ibv_create_qp).
         (asked.cap.max_recv_wr, asked.cap.max_recv_sge) = (0, 0);
     }
     // SAFETY: by this function's contract.

@@ -31,8 +31,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     }))
 }
 
-/// Returns the operations that the queue pair will post with function calls, if any. Refuses operations that the device
-/// does not support.
+/// Returns the operations that the queue pair will post with function calls, if any. Refuses attributes, flags and
+/// operations that the device does not support, and a missing protection domain.
 fn check(limits: &Limits, asked: &ibv_qp_init_attr_ex) -> Result<Option<u64>, Refusal> {
     let has = |bit: Mask| asked.comp_mask & bit.0 != 0;
     let known = Mask::IBV_QP_INIT_ATTR_PD

@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn modify_srq(
     number(if mask & !known.0 != 0 {
         Err(Refusal::Invalid)
     } else if mask & Mask::IBV_SRQ_MAX_WR.0 != 0 {
-        // Consistent with the missing capability `IBV_DEVICE_SRQ_RESIZE`.
+        // The device does not report the capability `IBV_DEVICE_SRQ_RESIZE`.
         Err(Refusal::Unsupported)
     } else if mask & Mask::IBV_SRQ_LIMIT.0 != 0 {
         queue.set_limit(attr.srq_limit)

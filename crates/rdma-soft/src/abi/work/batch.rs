@@ -18,8 +18,8 @@ use crate::memory::sge::Sge;
 
 pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// The requests that a thread is building, in memory that was allocated with the queue pair. The first error is kept,
-/// and requests after it are ignored.
+/// The requests that a thread is building, in memory that was allocated with the queue pair. The first error is kept.
+/// After an error, no request of the batch is posted.
 pub(crate) struct Batch {
     /// The operations that the queue pair was created to post.
     operations: u64,
@@ -43,7 +43,7 @@ impl Batch {
     ) -> Result<Box<CriticalRegion<Self>>, Refusal> {
         let capacity = init.capacity;
         let requests = capacity.send_wr as usize;
-        // All memory is allocated before any of it is touched.
+        // All memory is reserved before any is touched, so that a refused call has used none.
         let wrs = Room::new(requests)?;
         let sges = Room::each(requests, capacity.send_sge as usize)?;
         let inline = Room::each(requests, capacity.inline as usize)?;

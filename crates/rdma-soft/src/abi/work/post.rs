@@ -41,7 +41,8 @@ impl List {
     }
 }
 
-/// Posts the request if it is the last in its list and can be executed at once.
+/// Posts a WRITE or SEND with one element, if it is the last request in its list and can be executed completely now.
+/// Otherwise, posts nothing and returns `None`.
 ///
 /// # Safety
 ///

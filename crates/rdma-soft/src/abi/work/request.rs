@@ -122,8 +122,8 @@ pub(super) fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
     }
 }
 
-/// Returns the operation of a special request. This is an atomic, a bind or a local invalidation; elements have no
-/// meaning in the last two.
+/// Returns the operation of a special request: an atomic, a bind, a local invalidation, or a SEND that invalidates a
+/// key. The elements of a bind or a local invalidation have no meaning.
 ///
 /// # Safety
 ///

@@ -96,8 +96,8 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// Begins a request, using the current values in the program's part of the queue pair. The flag for inline data is set
-/// together with the data.
+/// Begins a request, using the current values in the program's part of the queue pair. The flag for inline data is
+/// cleared here, and set together with the data.
 ///
 /// # Safety
 ///
@@ -112,8 +112,9 @@ unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation, wr: ibv_send_wr) {
     unsafe { batch(qp, |batch| batch.begin(operation, wr)) };
 }
 
-/// Defines the functions that begin requests, and stores all functions in a queue pair's C part. This includes the
-/// functions for operations that the queue pair was not created with, since programs call them unchecked.
+/// Defines the functions that begin requests, and `set_functions`, which stores all `wr_*` functions in a queue pair's
+/// C part. It also stores those for operations that the queue pair was not created with, since programs call them
+/// unchecked.
 macro_rules! requests {
     ($($name:ident($($argument:ident: $type:ty),*): $operation:ident, $opcode:ident, $wr:expr;)+) => {
         $(
