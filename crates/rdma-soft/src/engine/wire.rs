@@ -65,8 +65,8 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     /// Sends a letter whose payload is in a buffer of this carrier.
     fn send(self: Arc<Self>, letter: Letter);
 
-    /// Sends waiting letters at once, as far as the link accepts them. The caller holds no lock except the receive side
-    /// of a device.
+    /// Sends waiting letters immediately, as far as the link accepts them. The caller holds no lock except the receive
+    /// side of a device.
     fn flush(self: Arc<Self>);
 
     /// Claims a word in which the far end shows how many of a connection's requests are executed, so that they need no
@@ -81,7 +81,8 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
         let _ = word;
     }
 
-    /// Returns the packet that is expected next according to the word, or `None` if the word holds nothing.
+    /// Returns the number of the packet that is expected next according to the word, or `None` if the word holds
+    /// nothing.
     fn expected(&self, word: WordKey) -> Option<Psn> {
         let _ = word;
         None
@@ -124,7 +125,7 @@ impl Word {
         Some(Self { carrier: Arc::clone(carrier), key })
     }
 
-    /// Returns the packet that the peer expects next, if that is known yet.
+    /// Returns the number of the packet that the peer expects next, if that is known yet.
     pub(crate) fn expected(&self) -> Option<Psn> {
         self.carrier.expected(self.key)
     }
@@ -254,7 +255,8 @@ pub(crate) fn time(now: Time) -> rdma_proto::Time {
 }
 
 /// Sends the bursts that `next` writes to buffers, until none are left, the link has no space or the turn is over.
-/// `next` also returns whether it may have more bursts. Returns true if there may be more to send.
+/// `next` also returns whether it may have more bursts. Returns true if the turn is over and there may be more to send.
+/// If the link has no space, returns false, and the queue pair gets a turn later.
 pub(crate) fn transmit(
     own: &Station,
     (route, word): (&Route, Option<WordKey>),
@@ -335,8 +337,8 @@ pub(super) fn why_not_taken(listens: bool, path: Option<Path>, letter: &Letter) 
     }
 }
 
-/// Counts dropped packets, and schedules an event about them. Responses that arrive after their queue pair was
-/// destroyed are only counted, because connections usually end like that.
+/// Counts dropped packets, and schedules an event about them. If a response arrives after its queue pair was destroyed
+/// or left the ready states, there is no event, because connections usually end like that.
 pub(crate) fn drop_packets(
     adapter: &'static Adapter,
     letter: &Letter,

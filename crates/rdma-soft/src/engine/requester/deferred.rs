@@ -10,7 +10,7 @@ use crate::engine::station::Station;
 use crate::fabric::deferred::{Deferred, PATIENCE, STEP};
 
 impl<P: Near> SendSide<P> {
-    /// Schedules a queued request according to the device's schedule.
+    /// Schedules a queued request, if the device has a deferred schedule.
     pub(crate) fn defer(&mut self, own: &P) {
         if let Some(deferred) = &own.adapter.deferred {
             self.stay_pending(own, deferred);

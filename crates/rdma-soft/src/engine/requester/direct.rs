@@ -1,5 +1,5 @@
 //! Direct execution on a peer in this process. One attempt at a request consists of a check on this side, followed by
-//! calls to the peer's [`Inbound`]. The peer's lock is held from the first check to the last byte.
+//! calls to the peer's [`Inbound`]. The lock of the peer's responder is held during these calls.
 
 use rdma_types::{AccessFlags, WcStatus as Status};
 
@@ -45,8 +45,9 @@ impl Extent {
 /// The minimum length of a part of a message in bytes, unless the message itself is shorter.
 const SHORTEST_PART: u64 = 4096;
 
-/// Returns the end of a part of about `bytes` bytes. The result is the end of a 64-byte line, and is not close to the
-/// end of the message. So no word is written in two parts, and the last word is written after all others.
+/// Returns the end of a part of about `bytes` bytes. The part ends with a 64-byte line. If little is left after that
+/// line, the part ends with the message instead. So no word is written in two parts, and the last word is written after
+/// all others.
 #[cold]
 fn part_end(progress: u64, length: u64, bytes: u64) -> u64 {
     let end = progress.saturating_add(bytes.max(SHORTEST_PART)) & !63;

@@ -19,9 +19,9 @@ mod tests;
 /// The amount of work that one drive may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Up to this many requests and [`STRETCH_BYTES`] bytes, on a thread that releases the requests.
+    /// Up to this many requests and [`STRETCH_BYTES`] bytes, on a thread that releases requests of a held device.
     Requests(u32),
-    /// The whole head.
+    /// The whole request at the head of the queue.
     Head,
     /// Up to this many requests and [`TURN_BYTES`] bytes, on a thread that serves several queues.
     Turn(u32),

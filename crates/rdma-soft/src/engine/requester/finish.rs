@@ -70,8 +70,9 @@ impl<P: Near> SendSide<P> {
         self.stop(own, aftermath);
     }
 
-    /// Stops the queue after a failed request. A reliable connection cannot continue after a failure. For the other
-    /// services, only the send queue stops (IBTA volume 1, 10.3.1.6).
+    /// Stops the queue after a failed request. A reliable connection cannot continue after a failure. With another
+    /// service, only the send queue stops if the queue pair is in RTS (IBTA volume 1, 10.3.1.6). If it is in SQD, the
+    /// whole queue pair moves to error.
     fn stop(&mut self, own: &Station, aftermath: &mut Aftermath) {
         let reliable = own.service == Service::ReliableConnection;
         if !reliable && self.state == QpState::RTS {

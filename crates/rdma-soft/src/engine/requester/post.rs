@@ -202,7 +202,8 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// Refuses requests that this queue pair never accepts, with `EINVAL` or `ENOMEM` as other providers do.
+    /// Refuses a request that the queue pair does not accept, with the same errors as other providers. These are
+    /// `ENOMEM` if the queue is full, and `EINVAL` for any other reason.
     #[inline(always)]
     pub(super) fn check(
         &mut self,

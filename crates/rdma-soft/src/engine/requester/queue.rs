@@ -36,7 +36,7 @@ impl SendQueue {
         let slots = capacity.send_wr.max(1) as usize;
         let max_sge = capacity.send_sge.max(1) as usize;
         let max_inline = capacity.inline as usize;
-        // Reserve all memory before touching any.
+        // All memory is reserved before any is touched, so that a refused call has used none.
         let requests = Room::new(slots)?;
         let sges = Room::each(slots, max_sge)?;
         let inline = Room::each(slots, max_inline)?;

@@ -45,7 +45,7 @@ pub(crate) struct Requester<P> {
     pub(crate) retries: u8,
     pub(crate) rnr_retries: u8,
     pub(crate) max_rd_atomic: u8,
-    /// The Q_Key of datagrams whose requests name none.
+    /// The queue pair's Q_Key. A datagram carries it if the Q_Key in the request has the highest bit set.
     pub(crate) qkey: u32,
     /// The peer, which is looked up for the first request of a connection.
     pub(crate) peer: Peer<P>,
@@ -130,8 +130,8 @@ impl<P> Requester<P> {
         }
     }
 
-    /// Returns the number of packets of a message: one for each MTU, and at least one. Each has its own sequence number
-    /// (IBTA volume 1, 9.7.1).
+    /// Returns the number of packets of a message: one for each MTU of data, and at least one. Each has its own
+    /// sequence number (IBTA volume 1, 9.7.1).
     #[inline]
     pub(super) fn packets(&self, length: u64) -> u32 {
         packets(length, self.mtu_log2)
@@ -198,7 +198,7 @@ pub(crate) enum Verdict {
     /// The link has no space for the request's packet.
     NoRoom,
     Failed(WcStatus),
-    /// Stopped half-way through, as instructed on a held device.
+    /// Stopped before the end of the message, because the attempt was not allowed to copy more.
     Paused,
 }
 

@@ -1,4 +1,5 @@
-//! Unacknowledged messages on unreliable connections. The sender of a lost message is not notified.
+//! Unacknowledged messages: datagrams, and messages on unreliable connections. The sender of a lost message is not
+//! notified.
 
 mod datagram;
 mod group;
@@ -26,7 +27,7 @@ pub(crate) struct Message<'a> {
 }
 
 impl<P: Near> Requester<P> {
-    /// Sends a message on a queue pair without acknowledgements. The message's local data has been located. Not
+    /// Sends a message on a queue pair without acknowledgements. The message's local data has been located. This is not
     /// inlined, so that queue pairs with acknowledgements do not pay for it.
     #[inline(never)]
     pub(super) fn send_unreliably(

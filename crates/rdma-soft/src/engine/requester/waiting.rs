@@ -8,7 +8,7 @@ use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 
 impl<P: Near> SendSide<P> {
     /// Records why the head waits, and sets the timer. If the head already waits for the same reason, its deadline
-    /// stays; if it had none, one may be set now.
+    /// stays; if it had none, one may be set now. If the head may not wait, returns the error with which it fails.
     #[cold]
     pub(super) fn block(&mut self, own: &P, verdict: Verdict) -> Result<(), Status> {
         if let Verdict::NotReady { .. } = verdict {
@@ -89,7 +89,7 @@ impl<P: Near> SendSide<P> {
             {
                 self.retry(own, aftermath);
             }
-            // The receiver is gone, but may return later.
+            // The timer was set early, because the receiver is gone. It may return before the deadline.
             Blocked::NotReady { until: Some(at) } => {
                 let before = self.blocked;
                 self.take_turn(own, aftermath);

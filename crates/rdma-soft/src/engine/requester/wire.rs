@@ -112,7 +112,7 @@ impl Wire {
                 let settings = settings(own, requester, connection, &self.route);
                 protocol.set_limits(wire::time(now), &settings);
             }
-            // The queue may have stopped.
+            // A failed request may have stopped the protocol. It starts again.
             Protocol::Unreliable(protocol) if protocol.stopped() => {
                 *protocol = UnreliableRequester::new(connection, protocol.psn());
                 (self.head, self.released) = (0, self.released.map(|_| 0));
@@ -239,7 +239,7 @@ impl<P: Near> SendSide<P> {
         Some(result)
     }
 
-    /// Returns the number of requests that may have begun.
+    /// Returns one more than the number of the last request that may begin.
     fn admitted(&self, wire: &Wire) -> u32 {
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         match self.state {
@@ -259,7 +259,7 @@ impl<P: Near> SendSide<P> {
                 .is_some_and(|at| at <= wire::time(own.adapter.fabric.clock.now()))
     }
 
-    /// Sends some of the queue's requests. Returns true if there may be more to send.
+    /// Sends some of the queue's requests. Returns true if more may be sent in another turn.
     pub(crate) fn transmit(&mut self, own: &P, aftermath: &mut Aftermath) -> bool {
         if self.wire.is_none() {
             // Datagrams are sent elsewhere, but wait here while the link has no space.
@@ -330,7 +330,8 @@ impl<P: Near> SendSide<P> {
         });
     }
 
-    /// Immediately fails every request that waits for an answer, because the peer's process has ended.
+    /// Immediately fails the oldest request, if there is one, because the peer's process has ended. The later requests
+    /// are flushed.
     #[cold]
     fn peer_has_ended(&mut self, own: &P, aftermath: &mut Aftermath) {
         self.with_wire(own, aftermath, |protocol, _, queue| {
@@ -422,7 +423,8 @@ impl<P: Near> SendSide<P> {
 
 /// Handles a timeout on a link that loses nothing. On such a link, silence does not mean loss: unlike an adapter, the
 /// peer's process may be stopped, or get no processor time. So a timeout counts only if that process has executed
-/// everything sent and still has not answered. This function asks the process, and returns the number of the question.
+/// everything sent and still has not answered. This function asks the process about it, and returns the number of the
+/// last question. If the process was silent for too long, the oldest request fails.
 fn expire_if_heard<P: Near>(
     protocol: &mut Reliable,
     carrier: &Arc<dyn Carrier>,

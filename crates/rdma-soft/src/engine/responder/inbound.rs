@@ -17,8 +17,8 @@ use crate::engine::station::Station;
 use crate::memory::copy::{AtomicWord, Data, Fault, Reach, Segment};
 use crate::memory::grace_period::Visit;
 
-/// The refusal of a request, which moves the responder to error. Holds the status of the request, and the status of the
-/// receive request that it took, if any.
+/// The refusal of a request: the status of the request, and that of the receive request that it took, if any. On a
+/// reliable connection, a refusal moves the responder to error.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Refused {
     pub(crate) receive: Status,
@@ -157,8 +157,8 @@ impl Inbound<'_> {
         {
             return Err(invalid());
         }
-        // The peer's address may be aligned although the local one is not, if the region was registered with a
-        // different `iova`.
+        // The address in the request may be aligned although the memory's address in this process is not, if the region
+        // was registered with a different `iova`.
         let word = AtomicWord::at(self.remote(operation, 8)?).ok_or_else(invalid)?;
         if !self.reach.finds(word) {
             return Err(fault_of_request(Status::REM_ACCESS_ERR));
@@ -182,7 +182,8 @@ impl Inbound<'_> {
         self.side.begun = origin;
     }
 
-    /// Finishes a message: invalidates the key that it names, and completes the receive request that it took.
+    /// Finishes a message: invalidates the key that it names, if any, and completes the receive request that it took,
+    /// if any.
     #[inline(always)]
     pub(crate) fn finish(&mut self, operation: &Operation, length: u64) -> Result<(), Refused> {
         if operation.opcode == Opcode::SendWithInvalidate {
@@ -192,7 +193,7 @@ impl Inbound<'_> {
         Ok(())
     }
 
-    /// Finishes a message that invalidates nothing: completes the receive request that it took.
+    /// Finishes a message that invalidates nothing: completes the receive request that it took, if any.
     #[inline(always)]
     pub(crate) fn complete(&mut self, operation: &Operation, length: u64) {
         let opcode = operation.opcode;
@@ -204,7 +205,7 @@ impl Inbound<'_> {
         self.side.executed += 1;
     }
 
-    /// Refuses a request that cannot be executed: answers with the refusal, and moves the responder to error.
+    /// Moves the responder to error because of a refused request. The caller answers with the refusal.
     #[cold]
     pub(crate) fn fail(&mut self, refused: Refused, aftermath: &mut Aftermath) {
         // IBTA volume 1, 11.6.3.3: local access violation, or invalid request.
@@ -217,10 +218,10 @@ impl Inbound<'_> {
     }
 
     /// Drops a message that an unreliable service cannot receive. The next message uses the same receive request (IBTA
-    /// volume 1, 9.9.3, class D). A receive request from a shared queue completes in error, because the other queue
-    /// pairs would otherwise lose it (class E). If the receive request itself is bad, the queue pair fails (class A).
-    /// However, a call can fail only one responder. If it has already failed another one, this message is treated as
-    /// above. The queue pair then fails when a later message finds a bad receive request.
+    /// volume 1, 9.9.3, class D), unless it is from a shared queue. Such a receive request completes in error, because
+    /// the other queue pairs would otherwise lose it (class E). If the receive request itself is bad, the queue pair
+    /// fails (class A). However, a call can fail only one responder. If it has already failed another one, this message
+    /// is only dropped as above. The queue pair then fails when a later message finds a bad receive request.
     #[cold]
     pub(crate) fn abandon(&mut self, refused: Refused, aftermath: &mut Aftermath) {
         self.side.room.clear();

@@ -248,8 +248,8 @@ impl Responder {
         !self.held.is_empty()
     }
 
-    /// Fails the responder with an error that is fatal to both sides. Completes the current receive request, if any,
-    /// with `status`, and moves the queue pair to error.
+    /// Fails the responder, and completes the current receive request, if any, with `status`. The aftermath then moves
+    /// the whole queue pair to error.
     #[cold]
     pub(crate) fn fail(
         &mut self,

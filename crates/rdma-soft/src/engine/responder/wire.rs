@@ -95,9 +95,9 @@ impl Wire {
         matches!(self.protocol, Protocol::Reliable(_)) && self.route.outlet.carrier().is_some()
     }
 
-    /// If the letter has a word, reports the executed requests to the peer's process in it, before the program can see
-    /// their completions. A duplicate is acknowledged with a packet, because the word may not have reported the
-    /// request.
+    /// If the letter has a word, this reports the executed requests to the peer's process in that word, before the
+    /// program can see their completions. A duplicate is acknowledged with a packet, because the word may not have
+    /// reported the request.
     fn tell_executed(&mut self, own: &Station, expected_before: Psn, letter: &Letter) {
         if let Protocol::Reliable(protocol) = &mut self.protocol
             && protocol.expected() != expected_before
@@ -200,15 +200,15 @@ impl Responder {
         self.wire.as_ref()?.route.outlet.carrier().map(Arc::clone)
     }
 
-    /// Drops the peer's unanswered requests, so that no memory is read for them any longer. Received requests are still
-    /// acknowledged.
+    /// Drops the answers that are owed to the peer, so that no memory is read for them any longer. If only an
+    /// acknowledgement is owed, it is still sent.
     pub(crate) fn owe_nothing(&mut self) {
         if let Some(wire) = self.wire.take_if(|wire| wire.owes() != Owes::Acknowledgement) {
             self.psn = wire.psn();
         }
     }
 
-    /// Sends some answers. Returns true if there may be more to send.
+    /// Sends some answers. Returns true if more may be sent in another turn.
     pub(crate) fn transmit(&mut self, own: &Station, aftermath: &mut Aftermath) -> bool {
         let owes = |wire: &mut Box<Wire>| wire.owes() != Owes::Nothing || wire.ready;
         let Some(mut wire) = self.wire.take_if(owes) else { return false };
@@ -224,7 +224,7 @@ impl Responder {
             }
             Protocol::Unreliable(_) => false,
         };
-        // Sent after the refusal itself.
+        // A void refusal is sent after the refusal itself.
         if wire.owes() == Owes::Nothing {
             let sent = wire.void().is_none_or(|void| wire::send_void(own, &wire.route, void));
             wire.ready = !sent;
@@ -243,7 +243,7 @@ impl Responder {
         wire.ready
     }
 
-    /// Receives a datagram. Returns the reason if it was dropped.
+    /// Receives a datagram. Returns the reason if it was dropped, except for a wrong opcode, which is counted here.
     pub(crate) fn receive_datagram(
         &mut self,
         own: &Station,
@@ -255,8 +255,8 @@ impl Responder {
         if own.service != Service::UnreliableDatagram || !listens {
             return Some(Reason::WrongState);
         }
-        // If the packet has no route header, the protocol sees zeros instead. The code below that delivers the datagram
-        // uses the header from the link.
+        // If the packet has no route header, the protocol sees zeros instead. The delivery in [`Arrival`] uses the
+        // header from the link.
         let (qkey, header) = (self.qkey, datagram.header.unwrap_or([0; 40]));
         let mut protocol = Datagrams::new(Qpn::masked(own.qpn), PORT_MTU, Psn::default());
         let mut arrival = Arrival::new(own, self, aftermath);

@@ -9,7 +9,7 @@ use crate::address::{Group, Path};
 use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::word::WordKey;
 
-/// The maximum payload of a burst in bytes: one packet of the largest MTU, or several of smaller ones.
+/// The maximum payload of a burst in bytes: 16 packets of the largest MTU, or 4 in models.
 pub(crate) const BURST_BYTES: usize = if cfg!(loom) { 16 << 10 } else { 64 << 10 };
 
 /// A burst in transit.

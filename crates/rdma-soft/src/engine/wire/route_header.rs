@@ -21,7 +21,7 @@ const FRAME_BYTES: u64 = 12 + 8 + 4;
 const IMMEDIATE_BYTES: u64 = 4;
 const DO_NOT_FRAGMENT: u16 = 0x4000;
 
-/// Returns the header of the packet for a message of `length` bytes.
+/// Returns the header of the packet for a datagram with `length` bytes of data.
 pub(crate) fn of(route: &Route, opcode: Opcode, length: u64) -> [u8; 40] {
     let immediate = if opcode == Opcode::SendWithImm { IMMEDIATE_BYTES } else { 0 };
     around(route, FRAME_BYTES + immediate + length.next_multiple_of(4))
@@ -81,7 +81,7 @@ fn ipv4(route: &Route, from: Ipv4Addr, to: Ipv4Addr, behind: u64) -> [u8; 40] {
     header
 }
 
-/// Converts the length of a datagram, which is at most 4096 bytes.
+/// Converts the length of a packet. It fits, because a packet has at most 4096 bytes of data.
 fn short(length: u64) -> u16 {
     u16::try_from(length).unwrap_or(u16::MAX)
 }

@@ -8,8 +8,8 @@ use rdma_types::Mtu;
 /// The packets of one burst, which a protocol receives one after another.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Run<'a> {
-    /// The payload of those packets that belong to one message and that the protocol may accept. All except the first
-    /// and the last are full.
+    /// The payload of those packets that belong to one message and that the protocol may accept. All except the last
+    /// are full.
     payload: &'a [u8],
     /// Whether the message ends with the last of these packets.
     ends: bool,

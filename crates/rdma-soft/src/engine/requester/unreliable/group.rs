@@ -17,8 +17,8 @@ use crate::memory::copy::{Data, Fault};
 
 impl<P: Near> Requester<P> {
     /// Sends a datagram to all members of a group, including the sender if it is a member. A member that cannot receive
-    /// the datagram loses only its own copy. A datagram to a group is never sent in two halves: it goes to all members
-    /// at once.
+    /// the datagram loses only its own copy. A datagram to a group is never sent in two halves: one attempt sends it to
+    /// all members.
     #[cold]
     pub(super) fn send_to_group(
         &mut self,
@@ -61,7 +61,7 @@ impl<P: Near> Requester<P> {
     }
 
     /// Writes the packet to this device's capture, if there is one. Then sends the packet to each of these inboxes,
-    /// whose devices copy it to their members.
+    /// whose devices copy it to their members. If `outside` is given, also sends the packet out of this process.
     fn send_to_inboxes(
         &self,
         own: &Station,
@@ -103,8 +103,8 @@ impl<P: Near> Requester<P> {
         Ok(())
     }
 
-    /// Copies the datagram to each member on devices that receive no packets. Returns true if the sender's memory was
-    /// mapped.
+    /// Copies the datagram to each member on the devices to which this device sends no packets. Returns true if the
+    /// sender's memory was mapped.
     fn copy_to_members(
         &self,
         own: &P,
