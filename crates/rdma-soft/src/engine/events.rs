@@ -39,12 +39,12 @@ pub(crate) struct EventQueue<E> {
 #[derive(Debug)]
 struct QueuedEvents<E> {
     events: VecDeque<E>,
-    /// Whether the file contains a byte, or is about to. A thread that clears this flag then takes any byte from the
-    /// file. The byte for this flag may not be written yet, although another byte is already there.
+    /// Whether the file contains a byte, or is about to. A thread that clears this flag then takes a byte from the
+    /// file. This need not be the byte for this flag, which another thread may not have written yet.
     readable: bool,
-    /// The number of bytes that threads took while waiting for an event, although another thread had already cleared
-    /// `readable`. The other thread also takes a byte for the flag that it cleared. It either finds none and subtracts
-    /// one here, or the next write adds a byte for it. Negative while the waiting thread has yet to add one.
+    /// The number of bytes that waiting threads took although another thread had cleared `readable` and still has to
+    /// take that byte. When that other thread finds no byte, it subtracts one here. A write before that adds a byte for
+    /// it. Negative while a waiting thread has yet to add one.
     missing: isize,
     /// Whether a thread is writing to the file. After the write, that thread checks for further events, and finally
     /// removes the queue from the run queue.
@@ -185,7 +185,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
     }
 
     /// Takes a byte from the file, if necessary after waiting for a thread that is about to write one. If there is
-    /// still no byte, records that it is missing.
+    /// still no byte, subtracts one from `missing`, because a waiting thread has taken it.
     fn clear(&self) {
         if self.file.clear() {
             return;

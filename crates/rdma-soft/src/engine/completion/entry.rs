@@ -14,8 +14,8 @@ pub(crate) struct Seat(pub(super) u32);
 /// bits.
 const OF_RECEIVE: u32 = 0x10;
 
-/// A slot for one completion that itself shows whether it is filled, as on hardware. So only one cache line moves from
-/// the producer's core to the poller's.
+/// A slot for one completion. As on hardware, the slot itself shows whether it is filled, so only one cache line moves
+/// from the producer's core to the poller's.
 ///
 /// The fields are atomics, because a poller may read them while they are written. Once an acquire load shows that the
 /// entry is filled, the poller owns the entry until the next write. The writes are relaxed, so they cost nothing extra.
@@ -104,8 +104,8 @@ impl CompletionEntry {
         self.timestamp.store(from.timestamp.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Drops completion `number`, or whichever completion is in this entry. Then a lookup of this or a later number
-    /// finds the entry empty, and a lookup of an earlier number takes the lock.
+    /// Drops the completion in this entry, if any. Then a lookup of `number` or a later number finds the entry empty,
+    /// and a lookup of an earlier number takes the lock.
     pub(super) fn drop_number(&self, number: u64) {
         self.filled.store(number, Ordering::Relaxed);
     }

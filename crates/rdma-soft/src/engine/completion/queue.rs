@@ -1,8 +1,7 @@
 //! The completion queue: a ring whose entries themselves show whether they are filled.
 //!
-//! Producers and pollers have separate locks, and neither side touches the other's cache lines. A poller finds a
-//! completion by looking at its entry. A producer reads the pollers' head only when the queue looks full. An empty poll
-//! takes no lock.
+//! Producers and pollers have separate locks, on separate cache lines. A poller finds a completion by looking at its
+//! entry. A producer reads the pollers' head only when the queue looks full. An empty poll takes neither lock.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -193,8 +192,8 @@ impl CompletionQueue {
         producers.tail = kept;
     }
 
-    /// Adds a completion. If the queue overflows, the completion is lost and the queue is in error. The caller then
-    /// [settles](Fabric::run_queue) once it holds no lock.
+    /// Adds a completion. If the queue overflows, the completion is lost and the queue is in error. In either case, the
+    /// caller [settles](Fabric::run_queue) once it holds no lock.
     #[inline(always)]
     pub(crate) fn push(self: &Arc<Self>, seat: Seat, completion: Completion) {
         let mut producers = self.producers.lock();
@@ -371,8 +370,9 @@ impl CompletionQueue {
         looks
     }
 
-    /// Looks at the clock on the first empty poll, and then on every [`LOOKS_APART`]th until another timer is the first
-    /// to expire. A look takes as long as a few polls.
+    /// Polls the link to other processes, if there is one. Looks at the clock on the first empty poll, on every
+    /// [`LOOKS_APART`]th after it, and when another timer has become the first to expire. A look takes as long as a few
+    /// polls. In virtual time, lets a moment pass instead.
     #[cold]
     fn look_at_clock(&self) {
         if !self.made_by.is_current() {
@@ -410,7 +410,7 @@ impl CompletionQueue {
 
 impl Settle for CompletionQueue {
     /// Handles a lost completion: reports the first one, and moves the queue pairs that complete here to error. The
-    /// queue pairs move one after another, so that no lock is held across them.
+    /// queue pairs move one after another, and only `settling` is held meanwhile.
     fn settle(&self) {
         // Nothing that is done under this lock runs the run queue.
         let _settling = locked_for_calls(&self.settling);
@@ -462,5 +462,5 @@ impl CompletionQueue {
     }
 }
 
-/// In models, every poll looks at the clock.
+/// The number of empty polls per look at the clock. In models, every poll looks.
 const LOOKS_APART: u32 = if cfg!(loom) { 1 } else { 64 };

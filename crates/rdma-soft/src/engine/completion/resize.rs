@@ -5,8 +5,8 @@ use crate::engine::completion::queue::CompletionQueue;
 use crate::sync::Ordering;
 
 impl CompletionQueue {
-    /// Makes space for `capacity` completions. Fails and changes nothing if the queue holds more than that. Calls
-    /// `done` after the resize, before another thread resizes the queue again.
+    /// Makes space for `capacity` completions. Fails and changes nothing if the queue holds more than that, or if
+    /// memory is lacking. Calls `done` after the resize, before another thread resizes the queue again.
     ///
     /// The completions in the queue get new numbers, starting with the number of the next completion. In the new ring,
     /// no entry looks empty to a lookup of an earlier number. So a lock-free poll with the old head and the new ring

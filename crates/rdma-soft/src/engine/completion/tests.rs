@@ -240,7 +240,7 @@ fn completions_that_were_dropped_do_not_come_back_with_a_ring_that_is_used_again
     assert_eq!(poll(&queue, 8), Ok(vec![]));
 }
 
-/// A timer that expires again and again, because it always sets itself to the same time, and counts how often.
+/// A timer that sets itself to the same time whenever it expires, so it expires again and again. It counts how often.
 #[derive(Debug)]
 struct AlwaysDue {
     entry: Entry,

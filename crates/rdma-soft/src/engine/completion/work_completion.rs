@@ -19,7 +19,7 @@ pub(crate) struct Completion {
     pub(crate) wr_id: u64,
     pub(crate) status: WcStatus,
     pub(crate) opcode: WcOpcode,
-    /// Junk for completions of send requests, and for failures.
+    /// Junk in failed completions, and in completions of send requests that return no data.
     pub(crate) byte_len: u32,
     /// Immediate data in network order, or the key that was invalidated; junk without the corresponding flag.
     pub(crate) imm: u32,

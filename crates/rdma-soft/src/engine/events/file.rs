@@ -1,9 +1,9 @@
 //! A file that the device makes readable, and that programs poll like the kernel's files.
 //!
-//! It is a pipe that holds at most one byte. The program has the read end, and may set `O_NONBLOCK` on it, duplicate
-//! it, or read from it. So the device opens the pipe again through `/proc`, with its own flags. Then nothing that the
-//! program does can block the device here. (An eventfd cannot be opened again. `preadv2` can read without waiting, but
-//! from a pipe only since Linux 6.4, and no such call writes to an eventfd.)
+//! It is a pipe to which the device writes single bytes. The program has the read end, and may set `O_NONBLOCK` on it,
+//! duplicate it, or read from it. So the device opens the pipe again through `/proc`, with its own flags. Then nothing
+//! that the program does can block the device here. (An eventfd cannot be opened again. `preadv2` can read without
+//! waiting, but from a pipe only since Linux 6.4, and no such call writes to an eventfd.)
 //!
 //! Without `/proc`, the device uses a pair of connected sockets, where each call states whether it waits. Sockets are
 //! slower.
@@ -123,7 +123,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// Returns one file of each kind.
-    #[allow(clippy::expect_used)] // of tests
+    #[allow(clippy::expect_used)] // A failing helper fails its test.
     pub(crate) fn kinds() -> [EventFile; 2] {
         [EventFile::pipe().expect("a pipe"), EventFile::sockets().expect("sockets")]
     }

@@ -34,8 +34,8 @@ pub(crate) struct AsyncEvent {
     pub(crate) element: Element,
 }
 
-/// The maximum number of kinds of events that one object reports. A queue pair reports the most, if it is reset in
-/// between.
+/// The maximum number of kinds of events that one object reports. A queue pair reports the most, if it is reset between
+/// its events.
 const KINDS: usize = 6;
 
 /// Reports the events of one object to the context that the object was created from.
