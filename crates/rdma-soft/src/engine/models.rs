@@ -50,8 +50,8 @@ struct Model {
 }
 
 impl Model {
-    /// Creates the queue pairs and connects them without `modify`, because the models explore neither `modify` nor the
-    /// list of devices.
+    /// Creates the queue pairs and connects them without `modify`. This way, the model checker does not also explore
+    /// the steps of connecting or the list of devices.
     fn new() -> Self {
         Self::on(device())
     }
@@ -230,7 +230,8 @@ fn loom_no_write_after_deregistration() {
     });
 }
 
-/// A region is deregistered while the sender reads it. Nothing that is written to the memory after that is sent.
+/// A region is deregistered while the sender reads it. No byte that is written to the memory afterwards arrives at the
+/// peer.
 #[test]
 fn loom_no_read_after_deregistration() {
     loom::model(|| {

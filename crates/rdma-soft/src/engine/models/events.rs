@@ -45,7 +45,7 @@ fn loom_the_file_is_readable_when_the_thread_of_an_event_has_settled() {
     });
 }
 
-/// A byte that is written late, for an event that was discarded, is taken.
+/// If the byte for a discarded event is written late, it is taken from the file.
 #[test]
 fn loom_the_file_is_not_readable_for_an_event_that_was_discarded() {
     model(|| {

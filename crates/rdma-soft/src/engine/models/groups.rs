@@ -67,7 +67,7 @@ fn loom_a_datagram_to_a_group_arrives_or_is_lost() {
     });
 }
 
-/// A member that is reset stays a member. It has received the datagram by then, or never receives it.
+/// A member that is reset stays a member. It receives the datagram before the reset, or never.
 #[test]
 fn loom_a_member_that_is_reset_receives_nothing_later() {
     loom::model(|| {
@@ -90,7 +90,7 @@ fn loom_a_member_that_is_reset_receives_nothing_later() {
     });
 }
 
-/// A member receives the datagram when nothing else happens. Otherwise, the other models would prove nothing.
+/// A member receives the datagram when nothing else happens. If it did not, the other models would prove nothing.
 #[test]
 fn loom_a_member_receives_what_is_sent_to_its_group() {
     loom::model(|| {

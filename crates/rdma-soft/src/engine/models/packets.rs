@@ -1,4 +1,4 @@
-//! Packets: their senders and receivers get turns, and objects destroyed while packets are received are not touched
+//! Packets: their senders and receivers get turns. An object that is destroyed while packets arrive is not touched
 //! afterwards.
 
 use rdma_proto::Burst;
@@ -155,8 +155,8 @@ fn datagram(to: u32) -> Burst {
 const OF_LINK: Option<Datagram> =
     Some(Datagram { source: Source::UNDEFINED, header: None, group: None });
 
-/// A sender requests a buffer while another sender releases some, either unused or with packets that are received. The
-/// first sender gets a buffer, or another turn on either thread.
+/// A sender requests a buffer while another sender releases one, either unused or with a packet that is then received.
+/// The first sender gets the buffer immediately, or in another turn on either thread.
 #[test]
 fn loom_a_sender_without_room_gets_a_turn_when_some_is_released() {
     for unused in [true, false] {
@@ -196,7 +196,7 @@ fn make_ready(queue_pair: &QueuePair) {
 }
 
 /// A queue pair is destroyed while a packet for it is received. Its memory does not change afterwards, and no packet
-/// for it is executed. This holds even if another queue pair gets its number at once.
+/// for it is executed. This holds even if another queue pair gets its number immediately.
 #[test]
 fn loom_no_packet_is_executed_for_a_destroyed_queue_pair() {
     explore(|| {
@@ -296,7 +296,8 @@ fn loom_no_packet_is_written_to_a_deregistered_region() {
     });
 }
 
-/// A region is deregistered while packets are built from it. Nothing that is written to the memory after that is sent.
+/// A region is deregistered while packets are built from it. No packet contains a byte that is written to the memory
+/// afterwards.
 #[test]
 fn loom_no_packet_is_built_from_a_deregistered_region() {
     explore(|| {

@@ -1,5 +1,5 @@
-//! The execution of send queues: threads hand a queue over to each other, and leave to a timer the work they have no
-//! time for. However they race, no queue with work is left without a thread to do it.
+//! The execution of send queues: threads hand a queue over to each other, and a timer executes the work that exceeds
+//! their turns. However they race, no queue with work is left without a thread to do it.
 
 use super::*;
 use crate::engine::requester::post::post_all;
@@ -49,7 +49,8 @@ fn loom_work_left_by_a_turn_is_done_at_polls() {
     });
 }
 
-/// Like the model above, except that no thread posts or polls.
+/// Like the model above, except that no thread posts or polls once the receives are posted. The device's thread does
+/// the rest.
 #[test]
 fn loom_work_left_by_a_turn_is_done_by_the_thread() {
     loom::model(|| {
@@ -197,8 +198,8 @@ fn loom_a_queue_pair_may_be_destroyed_while_its_timer_expires() {
         }
         let last = Arc::clone(&a);
         a.destroy();
-        // The model checker does not see references, only locks. Expiry takes this lock while it holds a reference, so
-        // that taking it here makes the checker try both orders.
+        // The model checker does not see references, only locks. Expiry takes this lock while it holds a reference. So
+        // taking the lock here makes the checker try both orders.
         drop(last.send.lock());
         drop(last);
         poller.join().unwrap();
@@ -208,8 +209,8 @@ fn loom_a_queue_pair_may_be_destroyed_while_its_timer_expires() {
     });
 }
 
-/// A schedule holds requests back, and the first request uses up a whole turn. Whatever posts and turns leave is
-/// executed later, by the thread or by a step during a poll.
+/// A schedule holds requests back, and the first request uses up a whole turn. The work that posts and turns leave is
+/// executed later, by the thread or by a step, as of a poll.
 #[test]
 fn loom_held_back_requests_are_not_forgotten() {
     for with_step in [false, true] {

@@ -1,4 +1,4 @@
-//! Windows that are unbound or invalidated while a peer writes through them.
+//! Windows that are unbound, invalidated or deallocated while a peer writes through them.
 
 use super::*;
 use crate::engine::Refusal;
@@ -30,7 +30,8 @@ fn done_at_b(model: &Model, wr_id: u64, operation: Operation) {
     assert_eq!(polled(&model.b.send_cq), [(wr_id, WcStatus::SUCCESS)]);
 }
 
-/// Invalidates or unbinds a window while `a` writes through it, and checks that no byte changes afterwards.
+/// Calls `take_back`, which ends the use of a window, while `a` writes through that window. Checks that no byte changes
+/// afterwards.
 fn takes_back(kind: WindowKind, take_back: impl Fn(&Model, Name, &Memory) + Sync + Send + 'static) {
     loom::model(move || {
         let model = Model::new();
