@@ -37,8 +37,8 @@ impl Aftermath {
         self.responder.is_some()
     }
 
-    /// Flushes the failed queue pairs. Then, for each completion queue that has overflowed in the meantime, moves its
-    /// queue pairs to error.
+    /// Flushes the failed queue pairs, and then runs the run queue. For example, if a completion queue has overflowed
+    /// in the meantime, its queue pairs move to error. The caller holds no lock.
     #[inline]
     pub(crate) fn settle(&mut self, requester: &Station) {
         self.flush(requester);
@@ -62,7 +62,7 @@ impl Aftermath {
             requester.enter_error(incarnation, None);
         }
         if let Some((responder, incarnation, event)) = self.responder.take() {
-            // The peer executed these requests before it sent the request that failed here.
+            // This call completes requests that the peer executed before it sent the failed one. They have succeeded.
             Arc::clone(&responder).complete_what_is_executed();
             responder.enter_error(Some(incarnation), Some(event));
         }

@@ -1,8 +1,8 @@
 //! Multicast groups: the queue pairs of a device that receive datagrams sent to a group.
 //!
-//! Each device knows its own members, as a port does. The sender asks each device of the link, just as a switch copies
-//! a packet to each port. Devices do not join groups at a subnet manager, because the fabric delivers the datagrams of
-//! every group to every device.
+//! Each device knows its own members, as a port does. The sender offers a datagram to each device of the link, just as
+//! a switch copies a packet to each port. Devices do not join groups at a subnet manager, because the fabric delivers
+//! the datagrams of every group to every device.
 
 use std::collections::BTreeMap;
 use std::iter;

@@ -29,9 +29,9 @@
 //! lock only while it holds none of the above. It comes before the event queue's state, or the capture's.
 //!
 //! Some work needs another queue pair's send side: moving that queue pair to error, or resuming a requester that waits
-//! for a receive. Such work is done [after](aftermath::Aftermath) all locks are released. There is one exception: to
-//! make a peer's requester forget it, a queue pair locks that requester's send side while it holds its own attributes.
-//! It holds no other lock at that time.
+//! for a receive. Such work is done [after](aftermath::Aftermath) all locks are released. There is one exception: a
+//! queue pair that leaves its connection makes the requester at the far end forget it. To do so, it locks that
+//! requester's send side while it holds its own attributes, but no other lock.
 
 pub(crate) mod adapter;
 pub(crate) mod aftermath;
@@ -51,30 +51,31 @@ pub(crate) mod station;
 pub(crate) mod turn;
 pub(crate) mod wire;
 
-/// The reason why the device refuses a call. The shims convert it to an errno.
+/// The reason why the device refuses a call. `abi` converts it to an errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// An invalid argument, or a call that the object's state does not allow: `EINVAL`.
     Invalid,
     /// An operation that the device does not support: `EOPNOTSUPP`.
     Unsupported,
-    /// A queue is full or a limit is reached: `ENOMEM`.
+    /// A queue is full, a limit is reached, or memory is lacking: `ENOMEM`.
     NoRoom,
     /// Memory that is not mapped, or not writable: `EFAULT`.
     Fault,
-    /// An object created from this one still exists: `EBUSY`.
+    /// The object is still in use, for example by an object created from it; or too many connections to the peer's
+    /// process wait to be accepted: `EBUSY`.
     Busy,
     /// A file descriptor that is not open: `EBADF`.
     NoFile,
     /// The process has reached its limit of open files: `EMFILE`.
     TooManyFiles,
-    /// A file whose permissions do not allow this use: `EACCES`.
+    /// A file whose permissions do not allow this use, or a queue pair of another user's process: `EACCES`.
     NotAllowed,
-    /// The device does not support what it was installed for: `EIO`.
+    /// Something that was requested for the device is missing: `EIO`.
     Unusable,
     /// The device no longer exists: `ENODEV`.
     Gone,
-    /// No process on the host owns the queue pair number: `EHOSTUNREACH`.
+    /// No process on the host owns the queue pair number, or no packet can be sent to the address: `EHOSTUNREACH`.
     #[cfg_attr(loom, allow(dead_code))] // models have only one process
     Unreachable,
 }

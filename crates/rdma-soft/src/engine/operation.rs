@@ -85,7 +85,7 @@ impl Opcode {
         matches!(self, Self::CompareAndSwap | Self::FetchAndAdd)
     }
 
-    /// Returns true if the operation has more parameters than the source and destination of its data.
+    /// Returns true if the operation has parameters other than its data, a remote range and immediate data.
     #[inline]
     pub(crate) fn is_special(self) -> bool {
         self.is_atomic() || self.is_local() || self == Self::SendWithInvalidate

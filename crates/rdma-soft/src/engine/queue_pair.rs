@@ -60,7 +60,8 @@ impl Deref for QueuePair {
 }
 
 impl QueuePair {
-    /// Creates a queue pair in RESET, and registers it with its completion queues, timers and peers.
+    /// Creates a queue pair in RESET, attaches it to its completion queues and shared receive queue, and publishes its
+    /// number.
     pub(crate) fn create(
         device: &'static Device,
         pd: &Arc<ProtectionDomain>,
@@ -209,8 +210,8 @@ impl QueuePair {
         }
         let mut responder = self.responder.lock();
         if responder.state != QpState::ERR {
-            // A responder that failed on its own is already in error. It still sends its pending answers, and then the
-            // refusal.
+            // A responder that is already in error may have failed on its own. It still sends its pending answers and
+            // the refusal, so it keeps them.
             responder.owe_nothing();
         }
         responder.state = QpState::ERR;
@@ -277,8 +278,9 @@ impl QueuePair {
         new: &Settings,
         mask: QpAttributes,
     ) -> Result<(), Refusal> {
-        // Messages sent before a queue pair is ready do not belong to it. Requests executed before a queue pair moves
-        // to error have succeeded: the program may move it to error only because the peer's process has ended.
+        // Everything that happened before the change is handled first. Messages sent before a queue pair is ready do
+        // not belong to it. Requests executed before a queue pair moves to error have succeeded, even if the program
+        // moves it to error because the peer's process has ended.
         if mask.intersects(QpAttributes::STATE)
             && matches!(new.state, QpState::RTR | QpState::RTS | QpState::ERR)
             && let Some(link) = self.device.fabric.polled.get()
@@ -473,8 +475,9 @@ impl QueuePair {
 
     /// Implements `ibv_query_qp`. Like other providers, returns all attributes, whatever the mask requests.
     pub(crate) fn query(&self) -> Found {
-        // The peer may have received an acknowledgement of a message whose completion another thread is still adding. A
-        // program that queries the queue pair and then polls finds it.
+        // The peer may have received an acknowledgement of a message whose completion another thread is still adding.
+        // This waits for that thread, so that a program that queries the queue pair and then polls finds the
+        // completion.
         if let Some(inbox) = self.device.inbox_if_any() {
             inbox.finish_executing();
         }

@@ -104,7 +104,7 @@ impl ReceiveSlots {
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Result<Self, Refusal> {
         let slots = (max_wr as usize).next_power_of_two();
         let far_per_slot = (max_sge as usize).saturating_sub(NEAR);
-        // Reserve all memory before touching any.
+        // All memory is reserved before any is touched, so that a refused call has used none.
         let (requests, far) = (Room::new(slots)?, Room::each(slots, far_per_slot)?);
         Ok(Self {
             slots: requests.filled(ReceiveSlot::default),

@@ -1,4 +1,5 @@
-//! The header of a queue pair, to which its sides, queues and events hold references.
+//! The header of a queue pair. The code of its sides and queues gets a reference to it, and does not depend on the
+//! whole queue pair.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
@@ -33,7 +34,7 @@ pub(crate) trait Owner: Task + Waiter + Postponed {
     fn complete_what_is_executed(self: Arc<Self>);
 }
 
-/// The header of a queue pair. Only its receive queue and its counts change while the queue pair lives.
+/// The header of a queue pair. Its plain fields do not change while the queue pair lives.
 #[derive(Debug)]
 pub(crate) struct Station {
     /// Never 0, and unique in the fabric: no other queue pair and no protection domain has this number. Windows that

@@ -165,7 +165,7 @@ struct Notice {
     /// The number of packets since the last event.
     packets: u64,
     whose: Option<Whose>,
-    /// The time at which the last event was emitted or became due.
+    /// The time at which the last event became due. `None` if no event did, or if the last one was cancelled.
     called_for: Option<Time>,
     due: bool,
 }

@@ -42,8 +42,8 @@ pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<()
     })
 }
 
-/// Implements `ibv_detach_mcast`. Packets in flight no longer reach the queue pair. A datagram that another thread is
-/// about to copy may still arrive.
+/// Implements `ibv_detach_mcast`. Packets in flight no longer reach the queue pair, but a datagram that another thread
+/// is about to copy may still arrive.
 pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Refusal> {
     let group = meant(queue_pair, gid, lid)?;
     if !queue_pair.device.groups.leave(&group, queue_pair.id) {

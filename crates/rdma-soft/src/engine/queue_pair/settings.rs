@@ -68,8 +68,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Copies the attributes that a modification names, except the packet sequence numbers. These change with every
-    /// message, so the send side and the responder store them.
+    /// Copies the attributes that a modification names, except the current state and the packet sequence numbers.
+    /// Sequence numbers change with every message, so the send side and the responder store them.
     pub(crate) fn record(&mut self, new: &Self, mask: QpAttributes) {
         macro_rules! record {
             ($($attribute:ident: $field:ident;)+) => {

@@ -57,7 +57,7 @@ impl QueuePairTable {
         }
     }
 
-    /// Closes the table: no queue pairs are created after this.
+    /// Empties and closes the table: no queue pair is found or created after this.
     pub(crate) fn end(&mut self) {
         self.by_number = HashMap::default();
         self.numbers.retire();

@@ -17,7 +17,7 @@ fn sges(n: u64) -> [Sge; NEAR + 1] {
 fn loom_a_request_that_is_seen_is_whole() {
     loom::model(|| {
         let slots = Arc::new(ReceiveSlots::new(1, 3).unwrap());
-        // Replaces the counter that polling the request's completion advances.
+        // Acts as the counter that advances when the request's completion is polled.
         let given_back = Arc::new(AtomicU64::new(0));
         let taker = {
             let (slots, given_back) = (Arc::clone(&slots), Arc::clone(&given_back));

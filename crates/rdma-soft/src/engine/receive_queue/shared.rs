@@ -3,8 +3,9 @@
 //! Requests are posted, taken and waited for under one lock. A slot becomes free when the completion of its request is
 //! polled, whichever queue pair the completion belongs to. Hardware behaves in the same way.
 //!
-//! A posting thread serves the waiters for one turn. If the turn ends before all are served, the queue's timer serves
-//! the rest. So waiters keep their order, and none is notified of a request that belongs to another.
+//! A posting thread serves the waiters for one turn, oldest first. If the turn ends before all are served, the queue's
+//! timer serves the remaining waiters of this process. A waiter in another process is only notified by a post. It
+//! fetches the request later, so a waiter of this process may take that request first.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -63,7 +64,7 @@ impl Requests {
     }
 
     /// Removes and returns the waiter that has waited longest, and whether it is in another process. Waiters in other
-    /// processes count only if `anywhere` is set. Returns `None` if there is no request to take.
+    /// processes count only if `anywhere` is set. Returns `None` if there is no such waiter or no request to take.
     fn take_waiter(&mut self, anywhere: bool) -> Option<(Arc<dyn receive_queue::Waiter>, bool)> {
         if !self.has_work() {
             return None;

@@ -28,8 +28,8 @@ fn hears(say: mpsc::Sender<Event>) -> Hears<impl Fn(Event)> {
     })
 }
 
-/// Lets one test run at a time. Only a few threads of a process emit events at once. A test that found all of them busy
-/// would receive none.
+/// Lets one test run at a time. Only a few threads of a process emit events at the same time. A test that found all of
+/// them busy would receive none.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Waits until no thread emits events, and then emits those that are due.
@@ -89,7 +89,8 @@ fn one_event_a_minute_reports_the_number_of_packets() {
     assert_eq!((one.tally.counters().unknown_qp, other.tally.counters().unknown_qp), (20, 1));
 }
 
-/// A thread that is inside a subscriber cannot emit events. The events that it leaves are emitted later.
+/// A thread that is inside a subscriber cannot emit events. After the next dropped packet, an event reports the earlier
+/// packets too.
 #[test]
 fn a_thread_within_a_subscriber_defers_the_event() {
     let _alone = locked(&ALONE);
