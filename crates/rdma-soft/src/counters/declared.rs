@@ -174,8 +174,7 @@ counters! {
     stalled: datagrams, "datagrams_are_lost_after_a_second_and_packets_of_connections_are_not";
     /// Times that a live process of this host neither read nor answered for half of `Builder::peer_limit`.
     silent: times, "a_process_that_is_silent_for_too_long_is_given_up";
-    /// Messages from other processes that no device sends (which closes the connection), and UDP datagrams that are not
-    /// packets.
+    /// Malformed messages from other processes (each closes the connection), and UDP datagrams that are not packets.
     malformed: messages, "garbage_words_harm_only_their_own_connection";
     /// Connections from other processes that were closed at once, because of their user or a limit. At most 64 are
     /// accepted from one process. In all, at most 2,048 are accepted, or half of the process's limit on open files if
