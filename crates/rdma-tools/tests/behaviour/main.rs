@@ -12,12 +12,14 @@ mod report;
 
 use std::process::{Command, Output};
 
-/// Returns the command `rdmatool` with these arguments. It does not see the variables that only tests
-/// read, since `doctor` warns of them.
+/// The prefixes of the variables that only tests and `cargo xtask ci` read. `doctor` warns of them.
+const OF_TESTS: [&str; 3] = ["RDMA_CI_", "RDMA_STRESS_", "RDMA_TEST_"];
+
+/// Returns the command `rdmatool` with these arguments and without the variables of tests.
 fn program(arguments: &[&str]) -> Command {
     let mut program = test_support::program::command(env!("CARGO_BIN_EXE_rdmatool"));
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("RDMA_TEST_") {
+        if OF_TESTS.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
             program.env_remove(name);
         }
     }
