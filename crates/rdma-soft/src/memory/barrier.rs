@@ -20,8 +20,8 @@ mod kernel {
     const EXPEDITED: libc::c_int = 1 << 3;
     const REGISTER: libc::c_int = 1 << 4;
 
-    /// The kernel's answer, obtained before a thread first executes either side. If it arrived between the two sides of
-    /// one barrier, each side could rely on the other to provide the barrier.
+    /// Whether the kernel supports `membarrier(2)`. Its answer is obtained before a thread first executes either side.
+    /// If it arrived between the two sides of one barrier, each side could rely on the other to provide the barrier.
     pub(super) struct Kernel {
         asked: Once,
         available: AtomicBool,
@@ -54,8 +54,9 @@ mod kernel {
             self.available.load(Ordering::Relaxed)
         }
 
-        /// Aborts if a call fails after the registration succeeded: a seccomp filter installed later forbids it. Visits
-        /// that have begun would then have no barrier, and memory that they use would be freed.
+        /// Returns true if `membarrier(2)` has provided the barrier. Aborts if the call fails although the registration
+        /// succeeded: a seccomp filter that was installed later forbids it. If the process went on, visits that have
+        /// begun would have no barrier, and memory that they use could be freed.
         pub(super) fn heavy(&self) -> bool {
             self.prepare();
             let available = self.available.load(Ordering::Relaxed);

@@ -32,7 +32,7 @@ impl Budget {
         }
     }
 
-    /// Counts pinned memory against the device's configured limit.
+    /// Counts registered memory against the device's configured limit, as if it were pinned.
     pub(super) fn lock_memory(&self, bytes: u64) -> Result<(), Refusal> {
         let limit = self.limits.memlock;
         let add = |locked: u64| locked.checked_add(bytes).filter(|&locked| locked <= limit);

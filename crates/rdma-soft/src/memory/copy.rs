@@ -1,10 +1,10 @@
 //! The only module in which the device accesses user memory.
 //!
-//! Two sides may access the same bytes at once, as with DMA. So no reference to these bytes is ever formed, and the
-//! copy is written in assembly, which the compiler treats as opaque. The copy runs from low to high addresses. The last
-//! eight bytes are written by one store after all others, for programs that poll the end of a message. An aligned word
-//! of eight bytes is a single store. `--cfg rdma_visible_copies` replaces the assembly with a copy that
-//! AddressSanitizer intercepts.
+//! Two sides may access the same bytes at once, as with DMA. So a copy forms no reference to these bytes, and is
+//! written in assembly, which the compiler treats as opaque. It runs from low to high addresses. Its end, at most eight
+//! bytes, is written by one store after all others, for programs that poll the end of a message. An aligned word of
+//! eight bytes is written by a single store. Memory that may have been unmapped is copied by the kernel instead, where
+//! possible (`reach`). `--cfg rdma_visible_copies` replaces the assembly with a copy that AddressSanitizer intercepts.
 #![allow(unsafe_code)]
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
@@ -30,7 +30,8 @@ pub(crate) use reach::{Fault, Reach};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A range of process memory that the device may access while its owner's locks are held.
+/// A range of process memory that the device may access. If it was found by a key, it is not used after the release of
+/// the queue pair's lock under which it was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
     address: u64,
@@ -150,7 +151,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Takes up to `most` bytes from both lists. Returns `None` when one of them is exhausted.
+    /// Takes up to `most` bytes from both lists. Returns `None` if `most` is 0 or one of the lists is exhausted.
     fn next(sources: &mut Cursor<'_>, sinks: &mut Cursor<'_>, most: u64) -> Option<Self> {
         if most == 0 {
             return None;
@@ -195,7 +196,7 @@ impl<'a> Cursor<'a> {
             && self.segments.as_slice().iter().all(|s| s.mapped)
     }
 
-    /// Returns the rest of the current segment, which is never empty.
+    /// Skips empty segments, and returns what is left of the next one. Returns `None` at the end of the list.
     fn rest(&mut self) -> Option<Segment> {
         while self.rest.is_some_and(|rest| rest.length == 0) {
             self.rest = self.segments.next().copied();

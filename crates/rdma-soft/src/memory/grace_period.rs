@@ -93,7 +93,7 @@ loom::thread_local! {
 pub(crate) struct Visit {
     visitor: &'static Visitor,
     number: u64,
-    /// Whether the thread's destructors have run. The visitor then belongs to this visit alone.
+    /// Whether the thread is ending and has already left the list. The visitor then belongs to this visit alone.
     thread_ends: bool,
 }
 
@@ -145,7 +145,7 @@ pub(crate) fn prepare() {
     barrier::prepare();
 }
 
-/// Waits until every visit that has begun before this call ends. The caller has made the key unknown, and is not in a
+/// Waits for the end of every visit that began before this call. The caller has made the key unknown, and is not in a
 /// visit itself.
 pub(crate) fn wait() {
     barrier::heavy();

@@ -8,8 +8,8 @@ use crate::memory::grace_period::Visit;
 use crate::memory::region::RegionTable;
 use crate::memory::sge::Sge;
 
-/// The keys that are valid for a queue pair during a visit. They are the keys of a protection domain's regions, and of
-/// the queue pair's own windows.
+/// The keys that are valid for a queue pair during a visit. They are the keys of a protection domain's regions and type
+/// 1 windows, and of the queue pair's own type 2 windows.
 ///
 /// The domain is that of the queue pair or of its shared receive queue. The holder of this value holds the queue pair's
 /// send lock or its responder lock, and uses no segment after it releases that lock.

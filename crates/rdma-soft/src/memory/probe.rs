@@ -15,7 +15,7 @@ const WRITES_FROM_PEERS: u32 = AccessFlags::REMOTE_WRITE.bits() | AccessFlags::R
 /// All rights that a peer can have on this device.
 pub(crate) const FROM_PEERS: u32 = WRITES_FROM_PEERS | AccessFlags::REMOTE_READ.bits();
 /// The rights that this device accepts: those that it checks, and those that it may ignore
-/// (`IBV_ACCESS_OPTIONAL_RANGE`: the top bits).
+/// (`IBV_ACCESS_OPTIONAL_RANGE`: bits 20 to 29).
 const KNOWN: u32 = FROM_PEERS
     | AccessFlags::LOCAL_WRITE.bits()
     | AccessFlags::MW_BIND.bits()
@@ -66,7 +66,8 @@ pub(crate) fn pages(address: u64, length: u64) -> Option<Pages> {
     end_fits.then_some(Pages { start: address - address % page, end })
 }
 
-/// Faults the pages in, for writing if the device may write to them.
+/// Faults the pages in, for writing if the device may write to them. Where the kernel cannot do this, only checks that
+/// the pages are mapped with the necessary permission.
 pub(crate) fn populate(pages: Pages, writable: bool) -> Result<(), Refusal> {
     match advise(pages, writable) {
         Ok(()) if advice_is_followed() => Ok(()),
@@ -102,7 +103,7 @@ fn advice_is_followed() -> bool {
     *FOLLOWED.get_or_init(|| pages(1, 1).is_none_or(|nobodys| advise(nobodys, false).is_err()))
 }
 
-/// The same check based on `/proc/self/maps` (proc_pid_maps(5)), which does not fault pages in.
+/// The check of [`populate`], based on `/proc/self/maps` (proc_pid_maps(5)). It does not fault pages in.
 mod maps {
     use super::{Pages, Refusal};
 

@@ -3,8 +3,8 @@
 //!
 //! Slots are written while `Places` is locked. Any thread reads a slot with a sequence check: the version (key and
 //! incarnation) is read before and after the fields. A torn read counts as a miss. This table does not ensure that a
-//! region found here *stays* registered: `ProtectionDomain::deregister` unpublishes the key first and then waits for a
-//! [grace period](crate::memory::grace_period).
+//! region found here *stays* registered. `ProtectionDomain::deregister` ensures it: it unpublishes the key first and
+//! then waits for a [grace period](crate::memory::grace_period).
 
 use std::sync::{Arc, OnceLock};
 
@@ -33,8 +33,8 @@ pub(crate) struct Region {
 /// `IBV_ACCESS_*` does not use this bit.
 pub(crate) const LOCAL_READ: u32 = 1 << 31;
 
-/// The memory is mapped, with the permissions that `access` needs, whenever a request can use it. This is not a right,
-/// and requests never need it. `IBV_ACCESS_*` does not use this bit either.
+/// Marks memory that is mapped, with the permissions that `access` needs, whenever a request can use it. This is not a
+/// right: no request requires it. `IBV_ACCESS_*` does not use this bit.
 pub(crate) const MAPPED: u32 = 1 << 30;
 
 impl Region {
@@ -98,8 +98,8 @@ impl RegionSlot {
 
     /// Fills a free slot. Writers are serialised by the table's lock.
     fn publish(&self, version: u64, region: &Region) {
-        // Orders the clearing of the version before the writes of the fields, for a reader that sees one of these
-        // fields.
+        // Orders the clearing of the version before the writes of the fields. A reader that sees one of the new fields
+        // then also sees that the version has changed.
         fence(Ordering::Release);
         self.address.store(region.address, Ordering::Relaxed);
         self.iova.store(region.iova, Ordering::Relaxed);
@@ -155,8 +155,8 @@ impl RegionTable {
         }
     }
 
-    /// Retires the table: its memory is reused for other tables. None of its keys is valid at this point or becomes
-    /// valid later, and no thread looks one up.
+    /// Retires the table, and keeps its memory for later tables unless one of its keys is still valid. The caller
+    /// ensures that no key becomes valid later, and that no thread looks one up.
     pub(crate) fn retire(&self) {
         self.places.lock().retire();
         let is_free = |slot: &RegionSlot| slot.version.load(Ordering::Acquire) == 0;
@@ -207,7 +207,8 @@ impl RegionTable {
     fn take(&self, places: &mut Places) -> Option<(&RegionSlot, u32)> {
         let (index, low) = places.take()?;
         let Some(slot) = self.slot(index).or_else(|| self.make(index)) else {
-            // The chunk could not be allocated. The slot was never used, so it need not rest.
+            // The chunk could not be allocated. The slot is released, with 0 as its last low byte because it has had no
+            // key.
             places.release(index, 0);
             return None;
         };
@@ -238,8 +239,8 @@ impl RegionTable {
         }
     }
 
-    /// Makes `key` unknown to every lookup that starts from now on. The slot is not reused until it is
-    /// [released](Self::release).
+    /// Makes `key` unknown to every lookup that starts from now on. Returns true if the key was known. The slot is not
+    /// reused until it is [released](Self::release).
     #[inline]
     pub(crate) fn unpublish(&self, key: u32) -> bool {
         let _writers = self.places.lock();
@@ -289,7 +290,7 @@ mod tests {
         assert_eq!(table.find(keys[500]), None);
     }
 
-    /// The distance between the places of consecutive keys is as random as any number within a chunk.
+    /// The places of consecutive keys are at random distances from each other, up to the size of a chunk.
     #[test]
     fn a_key_does_not_reveal_the_next_one() {
         for limit in [1_000, 1 << 20] {
@@ -307,7 +308,8 @@ mod tests {
         assert!((0..50).map(second).collect::<HashSet<u32>>().len() > 8, "also of few regions");
     }
 
-    /// Returns the number of registrations, made one at a time, until `of` returns the same value as for the first.
+    /// Registers and deregisters one region at a time, until `of` returns the same value for its key as for the first
+    /// key. Returns the number of registrations after the first.
     fn until_it_returns(table: &RegionTable, of: impl Fn(u32) -> u32) -> u32 {
         let register_for_a_moment = || {
             let key = table.insert(&region(1)).unwrap();

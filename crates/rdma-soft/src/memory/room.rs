@@ -42,8 +42,8 @@ impl<T> Room<T> {
 }
 
 /// Returns half of the machine's memory in bytes, the limit of a single allocation. The system overcommits: it grants
-/// more, but kills the process when it uses that memory. A queue uses all of its memory when it is created, so that
-/// posting never waits for memory.
+/// more, but kills the process when it uses that memory. The limit prevents this for queues, which use all of their
+/// memory when they are created, so that posting never waits for memory.
 fn half_of_memory() -> u64 {
     let system = rustix::system::sysinfo();
     (system.totalram as u64).saturating_mul(system.mem_unit.into()) / 2

@@ -147,8 +147,9 @@ impl ProtectionDomain {
         Some(window.kind)
     }
 
-    /// Returns the part of a region that a window covers. The region must be in this domain and bindable (C10-73). It
-    /// must have local write if peers are to change it (C10-74), and contain the whole part (C10-75).
+    /// Returns the part of a region that a window covers, or `None` if the bind is invalid. The region must be in this
+    /// domain and bindable (C10-73), and not zero-based. It must have local write if peers are to change it (C10-74),
+    /// and contain the whole part (C10-75). Only a type 2 window may be zero-based.
     fn part(&self, bind: &Bind, kind: WindowKind, scope: u64) -> Option<Region> {
         let region = self.memory.regions.find(bind.region)?;
         let zero_based = bind.access & AccessFlags::ZERO_BASED.bits() != 0;

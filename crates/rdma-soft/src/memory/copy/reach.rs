@@ -30,8 +30,8 @@ pub(crate) enum Reach {
     /// Memory that is not certainly mapped may have been unmapped or made inaccessible. The kernel copies such memory,
     /// and this counter counts its calls.
     ///
-    /// The kernel does not copy for us if a seccomp filter forbids it, under valgrind, or with
-    /// `--cfg rdma_visible_copies`. Then such copies are made as if the memory were mapped.
+    /// The kernel does not copy for us if a seccomp filter or an emulator does not permit it, under valgrind or Miri,
+    /// or with `--cfg rdma_visible_copies`. Then such copies are made as if the memory were mapped.
     MayBeGone(&'static Rare),
 }
 
@@ -176,9 +176,10 @@ fn own(bytes: &[u8]) -> Segment {
     unsafe { Segment::new(address, length) }
 }
 
-/// Returns true if a word can be changed. Its page is faulted in for writing, as registration does. No copy can show
-/// that the page is writable, because copying the word onto itself would undo another thread's concurrent change. The
-/// read detects a page beyond the end of a truncated file, even where the kernel cannot fault pages in.
+/// Returns true if a word can be changed, or if this cannot be checked because the kernel does not copy for us. The
+/// word's page is faulted in for writing, as registration does. No copy can show that the page is writable, because
+/// copying the word onto itself would undo another thread's concurrent change. The read detects a page beyond the end
+/// of a truncated file, even where the kernel cannot fault pages in.
 #[inline(never)]
 fn can_be_changed(calls: &Rare, word: u64) -> bool {
     if !kernel_copies() {
@@ -191,8 +192,8 @@ fn can_be_changed(calls: &Rare, word: u64) -> bool {
     copy_piece(calls, piece).is_ok() && page.is_some_and(|page| probe::populate(page, true).is_ok())
 }
 
-/// Copies from low to high addresses. The last eight bytes are written after all others; fewer than eight are written
-/// together.
+/// Copies through the kernel, from low to high addresses. The last eight bytes are written after all others. A copy of
+/// at most eight bytes is not divided.
 #[inline(never)]
 fn transfer_by_kernel(
     calls: &Rare,
@@ -205,7 +206,8 @@ fn transfer_by_kernel(
     let body = length - end;
     let mut pieces = Pieces::new(calls);
     pieces.add(&mut sources, &mut sinks, body)?;
-    // "Buffers are processed in array order", and on x86-64, stores become visible in program order.
+    // "Buffers are processed in array order" (process_vm_readv(2)), and on x86-64, stores become visible in program
+    // order. On other processors, the end takes a separate call.
     if cfg!(not(target_arch = "x86_64")) {
         pieces.copy()?;
         fence(Ordering::Release);
@@ -270,8 +272,8 @@ impl<'a> Pieces<'a> {
         if moved == length {
             return Ok(());
         }
-        // Some kinds of memory can only be copied by the other kernel call. For the rest, that call shows which side is
-        // not mapped.
+        // Some kinds of memory can only be copied by the other kernel call. If a side is not mapped, that call shows
+        // which one.
         for (source, sink) in sources.iter().zip(sinks) {
             let length = source.iov_len as u64;
             let skip = moved.min(length);
@@ -283,9 +285,9 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// Returns true if the system has the two calls and permits them; under an emulator or a seccomp filter it may not.
-/// Also returns false under memory checkers (valgrind, Miri, AddressSanitizer), which check our own loads and stores
-/// better than copies made by the kernel.
+/// Returns true if the system has `process_vm_readv` and `process_vm_writev`, and permits them; under an emulator or a
+/// seccomp filter it may not. Also returns false under memory checkers (valgrind, Miri, AddressSanitizer), which check
+/// our own loads and stores better than copies made by the kernel.
 pub(super) fn kernel_copies() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| !is_watched() && kernel_copies_between_places())
@@ -347,7 +349,8 @@ fn move_by_way_of_here(calls: &Rare, piece: Piece) -> Result<u64, Fault> {
     let mut bytes = [0_u8; 4096];
     let length = left.min(bytes.len() as u64);
     let here = bytes.as_mut_ptr().expose_provenance() as u64;
-    // This copies the bytes that are mapped. The next round tries the rest, and copies none.
+    // If only the first bytes are mapped, this copies these. The next round of `copy_piece` then finds none that is
+    // mapped, and fails.
     match move_by(calls, Call::FromHere, &[place(source, length)], &[place(here, length)]) {
         // A seccomp filter was installed after the check.
         0 if !is_fault() => {
@@ -381,7 +384,8 @@ fn place(address: u64, length: u64) -> iovec {
     iovec { iov_base: base.cast(), iov_len }
 }
 
-/// Returns the number of bytes copied: fewer than requested, or none, if memory is not mapped.
+/// Makes one system call, and returns the number of bytes copied: fewer than requested, or none, if memory is not
+/// mapped. Also returns 0 if a filter forbids the call.
 fn move_by(calls: &Rare, call: Call, source: &[iovec], sink: &[iovec]) -> u64 {
     calls.count();
     let (sources, sinks) = (source.len() as c_ulong, sink.len() as c_ulong);

@@ -12,7 +12,7 @@ mod gone;
 #[cfg(not(any(miri, rdma_visible_copies)))]
 mod order;
 
-/// Moves with 16-byte vectors only, as on a processor without AVX.
+/// Moves bytes as on a processor without AVX.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 struct Sse;
 

@@ -62,7 +62,8 @@ fn threads_that_ended_are_not_in_the_list() {
     assert!(listed() < 90, "{} threads", listed());
 }
 
-/// The destructor of a thread-local posts, after the thread has left the list.
+/// A thread-local's destructor may post after the thread has left the list. The thread then joins the list again, for
+/// one visit.
 #[test]
 fn a_visit_at_the_end_of_a_thread_is_waited_for() {
     struct Last(mpsc::Sender<bool>);

@@ -2,9 +2,9 @@
 //!
 //! Peers keep keys, and may use one after it was invalidated. So a key stays unknown as long as possible. A released
 //! place is not reused until many others are free, and the place that was released first is reused first. Each time a
-//! place is used, its key has another low byte, in an unpredictable order. Nor does a key reveal the keys of regions
-//! registered just before and after. Places are allocated in chunks, and the places of a chunk are first used in random
-//! order.
+//! place is used, its key has another low byte, in an unpredictable order. Places are allocated in chunks, and the
+//! places of a chunk are first used in random order. So a key does not reveal the keys of regions registered just
+//! before and after.
 
 use crate::fabric::random::Random;
 use crate::memory::region::CHUNK;
@@ -46,7 +46,8 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Creates at most `most` places; `rest` of them always stay free.
+    /// Creates an empty list, which grows to at most `most` places. A released place is reused only while more than
+    /// `rest` places rest.
     pub(super) fn new(most: u32, rest: u32, mut random: Random) -> Self {
         let mut mixed: Box<[u8]> = (0..=255).collect();
         random.shuffle(&mut mixed);
@@ -62,7 +63,7 @@ impl Places {
     }
 
     /// Takes a free place. Returns its index and the low byte of its next key, which is not 0. Returns `None` if all
-    /// places have to rest, or if there is no memory for more.
+    /// free places have to rest and no place can be added, because of the limit or a lack of memory.
     pub(super) fn take(&mut self) -> Option<(u32, u32)> {
         let index = if self.resting > self.rest { self.wake()? } else { self.grow()? };
         let place = self.place(index)?;
@@ -136,8 +137,8 @@ impl Places {
     }
 
     /// Returns the low byte for a turn, from 1 to 255, in the order that this secret determines. This is a cipher of
-    /// one byte whose rounds use this table's order. Neither a turn nor a low byte can be 0, so the turn that maps to 0
-    /// gets the value that 0 maps to.
+    /// one byte: each round combines the byte with one of the secret, and replaces it by an entry of `mixed`. Neither a
+    /// turn nor a low byte can be 0, so the turn that maps to 0 gets the value that 0 maps to.
     fn low(&self, turn: u8, secret: [u8; 8]) -> u8 {
         let cipher =
             |byte: u8| secret.iter().fold(byte, |byte, key| self.mixed[usize::from(byte ^ key)]);
