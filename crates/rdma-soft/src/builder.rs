@@ -97,8 +97,8 @@ impl Builder {
     /// layer, GID table, [`Peers`] and [directory](Self::directory). The device has one identity in all of them, so
     /// each can address any of its queue pairs by GID or LID and QPN.
     ///
-    /// If the device sends everything [as packets](Self::force_wire), packets within one process also pass through
-    /// sockets, like packets between processes.
+    /// With [`force_wire`](Self::force_wire), packets within one process take the same path as packets between
+    /// processes.
     ///
     /// The identity is derived from these properties, the host's boot ID, the network namespace and the user (except
     /// with [`Peers::AnyUser`]). A device of a [`Network`] is not shared. Without this call, the device exists only in
@@ -193,7 +193,7 @@ impl Builder {
 
     /// Sets the entries of the port's GID table, in index order. By default, an InfiniBand port has one entry. An
     /// Ethernet port has a link-local and an IPv4-mapped address, each for RoCE v1 and v2. Its last entry is an address
-    /// of the loopback interface.
+    /// of the loopback interface, unless the device belongs to a [`Network`].
     ///
     /// A table may be empty, have holes, and contain unknown types or types of another link layer, because programs can
     /// encounter all of these. Only indexes up to 255 can be used.

@@ -75,7 +75,7 @@ impl Tally {
         traffic.gone += counts;
     }
 
-    /// Counts a failed request.
+    /// Counts a failed request if its retries are exhausted. Other failures have no counter.
     #[cold]
     pub(crate) fn count_failure(&self, status: WcStatus) {
         match status {

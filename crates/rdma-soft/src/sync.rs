@@ -44,7 +44,8 @@ pub(crate) fn locked<T>(mutex: &std::sync::Mutex<T>) -> ControlGuard<'_, T> {
     Held::new(locked_to_wait(mutex))
 }
 
-/// Locks a control-path mutex, like [`locked`], for a thread that will wait on a condition variable.
+/// Locks a control-path mutex, like [`locked`], but does not count the guard as an engine lock. The thread may wait on
+/// a condition variable or make system calls while it holds it.
 pub(crate) fn locked_to_wait<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

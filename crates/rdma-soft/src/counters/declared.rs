@@ -4,7 +4,8 @@ use std::ops::AddAssign;
 
 use super::rare::Rare;
 
-/// Adds a connection's count to the device's counter with the same name, if that counter counts packets of connections.
+/// Adds a connection's count to the device's counter with the same name. Only two units of counters include such
+/// counts: `packets of connections` and `requests or packets`.
 macro_rules! add_of_connection {
     ([packets of connections] $rare:expr, $counted:expr) => {
         let packets = $counted;
@@ -85,7 +86,7 @@ macro_rules! counters {
 }
 
 // The documentation of each counter is also its row in docs/software-device.md. A test below compares the two, and can
-// write the table. `add_of_connection` gives the unit `packets of connections` its meaning.
+// write the table. `add_of_connection` decides by the unit whether the counts of connections are added.
 counters! {
     /// Requests of this device that were executed, or sent without expecting an acknowledgement. A message of any
     /// length is one request.

@@ -28,7 +28,7 @@ impl Patience {
     }
 }
 
-/// Returns the number of seconds in an environment variable, if it is set.
+/// Returns the duration that an environment variable sets, in seconds. Warns of other values and ignores them.
 fn variable(name: &str) -> Option<Duration> {
     let text = std::env::var_os(name)?;
     let duration = seconds(&text.to_string_lossy());
@@ -46,7 +46,8 @@ fn seconds(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()
 }
 
-/// Returns `timeout` if it is at least `least`; otherwise the shortest timeout that is.
+/// Returns `timeout` if it is unlimited or at least `least`. Otherwise returns the shortest timeout that is at least
+/// `least`, or the longest one if all are shorter.
 pub(crate) fn at_least(timeout: AckTimeout, least: Duration) -> AckTimeout {
     let is_short = |timeout: &AckTimeout| timeout.duration().is_some_and(|short| short < least);
     let longer = |timeout: &AckTimeout| AckTimeout::limited(timeout.code() + 1);

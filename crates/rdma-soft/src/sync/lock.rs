@@ -13,7 +13,7 @@ pub(crate) use spinning::{Guard, Lock};
 #[cfg(all(test, loom))]
 mod loom_tests;
 
-/// The lock itself. Under the model checker, only models of the lock use it.
+/// The lock itself. Under the model checker, only the models that test the lock use it; all others use `model`.
 #[cfg(any(test, not(loom)))]
 mod spinning {
     #[cfg(not(loom))]
@@ -82,7 +82,7 @@ mod spinning {
         }
 
         /// Lets waiters take the lock before the caller takes it again. Otherwise, waiters that sleep could find the
-        /// lock taken each time they check. Bounded, since new waiters may keep arriving.
+        /// lock taken each time they check. The number of rounds is limited, since new waiters may keep arriving.
         #[cold]
         pub(crate) fn let_others(&self) {
             let mut backoff = Backoff::default();
@@ -95,12 +95,12 @@ mod spinning {
         }
     }
 
-    /// The maximum number of rounds. The last rounds sleep for as long as any waiter does; all rounds together take a
-    /// few milliseconds.
+    /// The maximum number of rounds of [`Lock::let_others`]. The last rounds sleep for as long as any waiter does; all
+    /// rounds together take a few milliseconds.
     const LONGEST: u32 = if cfg!(loom) { 3 } else { 26 };
 }
 
-/// Replaces the library's lock, whose memory orderings loom cannot explore.
+/// Replaces the lock of the crate `spin`, whose memory orderings loom cannot explore.
 #[cfg(all(test, loom))]
 mod stand_in {
     use std::ops::{Deref, DerefMut};
@@ -156,7 +156,8 @@ mod stand_in {
     }
 }
 
-/// The lock in all other models. A thread that waits for it is not scheduled, which keeps the models small.
+/// The lock in all models except those of the lock itself (`loom_tests`). A thread that waits for it is not scheduled,
+/// which keeps the models small.
 #[cfg(loom)]
 mod model {
     use loom::sync::{Mutex, MutexGuard};
