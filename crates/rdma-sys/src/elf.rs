@@ -22,7 +22,7 @@ pub(crate) fn program_is_static() -> bool {
     !asks_for_loader
 }
 
-/// Called for each object. The program itself is the first one, and the iteration stops there.
+/// Called for the first object, which is the program itself. The result 1 ends the iteration.
 unsafe extern "C" fn first_object(
     info: *mut libc::dl_phdr_info,
     _size: usize,

@@ -8,8 +8,8 @@
 //! | -1, the number in `errno` | `ibv_get_cq_event`, `ibv_query_gid`, `ibv_query_pkey` … | [`Errno::check_minus_one`] |
 //! | NULL, the number in `errno` | functions that create an object | [`Errno::check_null`] |
 //!
-//! Two functions return a count. `ibv_poll_cq` returns a negative value that is not an error number
-//! ([`Errno::check_poll`]); `ibv_query_gid_table` returns a negated error number
+//! Two functions return a count. On failure, `ibv_poll_cq` returns a negative value that is not an
+//! error number ([`Errno::check_poll`]); `ibv_query_gid_table` returns a negated error number
 //! ([`Errno::check_count`]).
 
 #![allow(unsafe_code)]

@@ -47,10 +47,11 @@
 //! all zeros, as `memset` makes it.
 //!
 //! The structs are meant to be accessed through pointers. A provider creates the structs of objects
-//! (`ibv_context`, `ibv_qp`, `verbs_context` …), and may know more or fewer fields than this crate
-//! at the end that grows. Bindings of newer headers may also add fields to any struct. Therefore
-//! this crate's semver promise does not cover fields. Create values with `..Default::default()`,
-//! and expect to adapt code that lists all fields of a struct.
+//! (`ibv_context`, `ibv_qp`, `verbs_context` …). Such a struct grows at one end, where the
+//! provider's version may have more or fewer fields than this crate's. Bindings of newer headers
+//! may also add fields to any struct. Therefore this crate's semver promise does not cover fields.
+//! Create values with `..Default::default()`, and expect to adapt code that lists all fields of a
+//! struct.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("rdma-sys needs 64-bit Linux: the verbs are an interface of its kernel");

@@ -15,7 +15,7 @@ use crate::{elf, load_error::LoadError, table::Verbs};
 /// The file name that libibverbs has had since its first release.
 pub(crate) const SONAME: &str = "libibverbs.so.1";
 
-/// The environment variable that contains the path of a library to load instead.
+/// The environment variable that contains the path of a library to load instead of [`SONAME`].
 const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
 
 /// Returns the verbs of the installed libibverbs, which lists all RDMA devices of this machine that
@@ -29,8 +29,8 @@ const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
 /// A program can continue if this function fails, because a software device has its own [`Verbs`].
 ///
 /// # Errors
-/// The library is missing, too old, built for another machine, or cannot be loaded because this
-/// binary is static. Each [`LoadError`] states the remedy.
+/// Returns an error if the library is missing, too old, built for another machine or refused by the
+/// loader, or if this binary is static. Each [`LoadError`] states the remedy.
 ///
 /// ```
 /// match rdma_sys::system() {

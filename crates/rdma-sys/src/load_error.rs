@@ -24,7 +24,8 @@ pub enum LoadError {
         /// The requested file.
         file: OsString,
     },
-    /// The library lacks a function that libibverbs has had since 2008.
+    /// The library lacks a function that every rdma-core since version 20 has
+    /// ([`Verbs::REQUIRED`](crate::Verbs::REQUIRED)).
     #[error(
         "{} has no function {symbol}: it is too old, or not libibverbs; install rdma-core 20 or \
          newer, or correct RDMA_LIBIBVERBS{}",
@@ -76,7 +77,8 @@ rdma_types::debug_messages!(enum LoadError {
     StaticBinary, Refused { file, reason },
 });
 
-/// Adapts the message: only `RDMA_LIBIBVERBS` can name a file other than the default one.
+/// Returns the message for a missing file. Only `RDMA_LIBIBVERBS` can name a file other than the
+/// default one, so the message for any other file is about that variable.
 fn not_found(file: &OsStr) -> String {
     let shown = file.display();
     if file == SONAME {

@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 /// an object stores [`Process::current`] with it, and checks [`is_current`](Self::is_current)
 /// before using the object.
 ///
-/// The check makes no system call. The kernel clears a word of memory in a forked child
+/// The check usually makes no system call. The kernel clears a word of memory in a forked child
 /// (`MADV_WIPEONFORK`, see `man madvise`). A child that finds the word cleared assigns itself a new
 /// generation. If the kernel refuses that advice, a `pthread_atfork` handler clears the word
-/// instead. A child of a bare `clone` call does not run this handler.
+/// instead. A child of a bare `clone` call does not run this handler. If there is no memory for a
+/// handler either, each check compares process IDs, with a system call.
 ///
 /// ```
 /// use rdma_sys::Process;
@@ -34,7 +35,7 @@ impl Process {
     /// Returns this process.
     #[must_use]
     pub fn current() -> Self {
-        // Called before the ID is read, because it stores the ID in a new process.
+        // This call comes first because, in a new process, it stores the ID that is read next.
         let generation = THIS.generation();
         let id = THIS.id.load(Ordering::Relaxed);
         Self { generation, id }
@@ -201,7 +202,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs a check in a forked child, and in a child of that child.
+    /// Runs a check in a forked child, and asserts that it returns true. The check may fork in
+    /// turn.
     fn in_descendants(check: &dyn Fn() -> bool) {
         // SAFETY: SAFETY.md F15: the child only makes calls that wait for no other thread, and
         // exits below.
@@ -268,7 +270,8 @@ mod tests {
     fn all_threads_are_of_one_process() {
         for _ in 0..100 {
             let (this, begin) = (Arc::new(This::new()), Arc::new(Barrier::new(4)));
-            // All handlers share one word, so this test uses another one in its place.
+            // There is only one word that a handler clears, so this test uses a new word in each
+            // round.
             let mark = wiped_by_kernel().unwrap_or_else(|| Box::leak(Box::default()));
             this.mark.store(ptr::from_ref(mark).cast_mut(), Ordering::Release);
             let ask = || {

@@ -111,7 +111,8 @@ impl Chosen {
     }
 }
 
-/// Parses the list `choice`.
+/// Returns the providers that the list `choice` names, in its order, each once. Returns all
+/// providers if the list is empty.
 fn choose(choice: &str, registered: &[&'static Verbs]) -> Result<Vec<Chosen>, UnknownProvider> {
     let mut all = vec![Chosen::System];
     all.extend(registered.iter().map(|verbs| Chosen::Registered(verbs)));

@@ -56,9 +56,9 @@ macro_rules! table {
         /// The functions of one provider: an installed libibverbs or a software device.
         ///
         /// A field has the name of its C function without `ibv_`, and that function's manual page
-        /// documents it. Functions that libibverbs has had from the beginning (symbol versions 1.0
-        /// and 1.1) are always present. A later function is an `Option`, and a method with the
-        /// field's name turns a missing one into a typed [`Unsupported`].
+        /// documents it. The functions with the symbol versions 1.0 and 1.1 are always present. A
+        /// later function is an `Option`, and a method with the field's name turns a missing one
+        /// into a typed [`Unsupported`].
         ///
         /// Calls on the data path do not go through this table. They go through the `ops` in the
         /// object's context, as in the inline functions of `verbs.h`
@@ -105,8 +105,8 @@ macro_rules! table {
 
         impl Verbs {
             /// Returns a table without optional functions. Each function fails as in C: with NULL
-            /// or -1 and `errno` set to `ENOSYS`, or with `ENOSYS` itself. The table's name is
-            /// `unsupported`.
+            /// or -1 and `errno` set to `ENOSYS`, or with `ENOSYS` itself. A function that cannot
+            /// report an error returns 0, a text or nothing. The table's name is `unsupported`.
             #[must_use]
             pub const fn unsupported() -> Self {
                 Self {
@@ -154,7 +154,7 @@ macro_rules! table {
                 }
             }
 
-            /// The functions that every libibverbs has.
+            /// The functions that a libibverbs must have. Without one of them, it is not loaded.
             pub const REQUIRED: &'static [&'static str] = &[$(stringify!($symbol),)+];
 
             /// Each optional function, and the symbol version that introduced it.

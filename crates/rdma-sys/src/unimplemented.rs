@@ -1,5 +1,5 @@
-//! The functions of [`Verbs::unsupported`](crate::Verbs::unsupported). Each fails in the way that
-//! the function it replaces reports errors.
+//! The functions of [`Verbs::unsupported`](crate::Verbs::unsupported). Each reports its error in
+//! the same way as the function that it replaces.
 
 use std::{
     ffi::{c_char, c_int},
@@ -13,7 +13,7 @@ pub(crate) trait Unimplemented<R> {
     fn refuse() -> R;
 }
 
-/// Returns `ENOSYS`.
+/// Returns `ENOSYS`, and also stores it in `errno`.
 pub(crate) struct Number;
 /// Returns -1 and sets `errno` to `ENOSYS`.
 pub(crate) struct MinusOne;

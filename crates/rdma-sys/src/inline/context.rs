@@ -86,9 +86,10 @@ pub(super) unsafe fn read_op<F: Copy>(
 /// Queries a device's attributes, including those newer than `ibv_query_device`; man
 /// `ibv_query_device_ex`.
 ///
-/// If the provider lacks this function, the classic attributes are queried and the others are zero.
-/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)). If `input` has a
-/// `comp_mask`, returns `EINVAL`, because no bit of it is defined.
+/// If the provider lacks this function, or its function returns `EOPNOTSUPP` or `ENOSYS`, the
+/// classic attributes are queried and the others are zero. Returns 0 or an error number
+/// ([`Errno::check`](crate::Errno::check)). If `input` has a `comp_mask`, returns `EINVAL`, because
+/// no bit of it is defined.
 ///
 /// # Safety
 /// `context` is live and from `verbs`; `input` is NULL or valid; `attr` may be written.

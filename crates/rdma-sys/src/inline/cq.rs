@@ -39,8 +39,8 @@ pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) 
     unsafe { op(cq, num_entries, wc) }
 }
 
-/// Requests one event on the CQ's channel for the next completion. If `solicited_only` is not 0,
-/// only a solicited or failed completion causes the event. man `ibv_req_notify_cq`.
+/// Requests one event on the CQ's channel for the next completion; man `ibv_req_notify_cq`. If
+/// `solicited_only` is not 0, only a solicited or failed completion causes the event.
 ///
 /// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)). Completions that arrived
 /// before the call cause no event, so poll again afterwards.

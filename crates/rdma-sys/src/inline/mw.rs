@@ -71,8 +71,9 @@ pub const fn ibv_inc_rkey(rkey: u32) -> u32 {
 ///
 /// Returns 0 or an error number ([`Errno::check`]). It is `EINVAL` for a type 2 window, because
 /// only `IBV_WR_BIND_MW` can bind it, and for an address or length without a region. It is `EPERM`
-/// for a region in another PD. After success, `mw->rkey` is the key that the window will have. If
-/// the request fails later, the caller has to restore the old key.
+/// for a region in another PD, and `EOPNOTSUPP` on a device without windows. After success,
+/// `mw->rkey` is the key that the window will have. If the request fails later, the caller has to
+/// restore the old key.
 ///
 /// # Safety
 /// `qp`, `mw` and the region in `bind`, if there is one, are live. `bind` may be read and written,
