@@ -5,8 +5,8 @@
 //!
 //! | kind | types | rule |
 //! |---|---|---|
-//! | addresses | [`Gid`], [`Guid`], [`Lid`], [`Pkey`] | bytes in network order, text as the tools print it |
-//! | keys and numbers | [`Lkey`], [`Rkey`], [`Qpn`], [`Psn`] | 24-bit numbers cannot hold a 25th bit |
+//! | addresses | [`Gid`], [`Guid`], [`Lid`], [`Pkey`] | GIDs and GUIDs hold bytes in network order, LIDs and P_Keys a number; text is as the tools print it |
+//! | keys and numbers | [`Lkey`], [`Rkey`], [`Qpn`], [`Psn`] | QPNs and PSNs have 24 bits, and cannot hold a 25th; keys have 32 |
 //! | codes | [`Mtu`], [`AckTimeout`], [`MinRnrTimer`], [`MaxAckRetries`], [`MaxRnrRetries`] | cannot hold a code that the specification does not define |
 //! | flags | [`AccessFlags`], [`DeviceCapabilities`], [`OdpCapabilities`], [`OdpOperations`], [`RawPacketCapabilities`], [`QpAttributes`] | hold every bit that C sets, named or not |
 //! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`QpType`], [`AsyncEventKind`], [`AtomicCapability`], [`NodeType`], [`TransportType`], [`LinkWidth`], [`LinkSpeed`], [`PhysicalState`] | every integer is valid: a value that a newer kernel introduces is data, not an error |
@@ -18,9 +18,9 @@
 //!
 //! # Features
 //!
-//! `serde` (off by default): every type can be serialised. Numbers and codes are bare integers.
-//! [`Gid`] and [`Guid`] are text in human-readable formats and bytes in others; likewise, flags are
-//! names or bits. Deserialising makes the same checks as the constructors.
+//! `serde` (off by default): every type in the table above can be serialised. Numbers and codes are
+//! bare integers. [`Gid`] and [`Guid`] are text in human-readable formats and bytes in others;
+//! likewise, flags are names or bits. Deserialising makes the same checks as the constructors.
 
 #![no_std]
 #![forbid(unsafe_code)]

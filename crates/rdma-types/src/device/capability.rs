@@ -83,7 +83,7 @@ open_flags! {
 }
 
 open_flags! {
-    /// The operations of a transport that can use ODP memory (`enum ibv_odp_transport_cap_bits`).
+    /// The operations that can use ODP memory on a transport (`enum ibv_odp_transport_cap_bits`).
     #[doc(alias = "ibv_odp_transport_cap_bits")]
     OdpOperations(u32) {
         /// The data of a SEND.

@@ -41,7 +41,8 @@ bitflags::bitflags! {
         const ZERO_BASED = 1 << 5;
         /// Pages are not pinned; the device faults them in on access.
         const ON_DEMAND = 1 << 6;
-        /// The region consists only of huge pages; for [`ON_DEMAND`](Self::ON_DEMAND).
+        /// The region consists only of huge pages. The flag applies only together with
+        /// [`ON_DEMAND`](Self::ON_DEMAND).
         const HUGETLB = 1 << 7;
         /// Peers may flush to global visibility.
         const FLUSH_GLOBAL = 1 << 8;

@@ -8,7 +8,7 @@ use crate::macros::number24;
 ///
 /// The type is not `Ord`, because on a circle "less" depends on a reference point, and a derived
 /// order would be wrong after each wrap. [`serial_cmp`](Self::serial_cmp) compares two numbers that
-/// are less than half the circle apart. This holds for all numbers in flight on one queue pair
+/// are less than half the circle apart. All numbers in flight on one queue pair are that close
 /// (IBTA vol 1, section 9.7.2).
 ///
 /// # Examples
@@ -45,14 +45,14 @@ impl Psn {
         Self::masked(self.0.wrapping_sub(count))
     }
 
-    /// Returns the number of packets from `origin` forward to `self`: `0..2^24`.
+    /// Returns the number of packets from `origin` forward to `self`, in `0..2^24`.
     #[inline]
     pub const fn distance_from(self, origin: Self) -> u32 {
         Self::masked(self.0.wrapping_sub(origin.0)).0
     }
 
-    /// Returns the signed distance from `origin` to `self` along the shorter way round: negative if
-    /// `self` is before `origin`, `-2^23..2^23`.
+    /// Returns the signed distance from `origin` to `self` along the shorter way round. The
+    /// distance is in `-2^23..2^23`, and negative if `self` is before `origin`.
     #[inline]
     pub const fn offset_from(self, origin: Self) -> i32 {
         // The left shift moves bit 23 to the sign bit; the arithmetic right shift extends it.
