@@ -1,5 +1,5 @@
 //! Guards that are counted in builds with debug assertions. A thread that holds an engine lock must not read or write
-//! an event file or a capture file, nor call `membarrier(2)`.
+//! an event file or a capture file, nor register for `membarrier(2)`.
 //!
 //! Other system calls are allowed and not checked. For example, a turn may copy through the kernel, and a type 1 bind
 //! waits for a grace period. A timer may also start or wake the fabric's thread.
@@ -41,7 +41,7 @@ impl<G: std::ops::DerefMut> std::ops::DerefMut for Held<G> {
 }
 
 /// Asserts, in builds with debug assertions, that this thread holds no engine lock. Called before reading or writing an
-/// event file or a capture file, and before `membarrier(2)`.
+/// event file or a capture file, and before registering for `membarrier(2)`.
 #[cfg(not(all(test, loom)))]
 #[inline]
 pub(crate) fn assert_nothing_held() {
