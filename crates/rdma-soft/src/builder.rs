@@ -100,9 +100,9 @@ impl Builder {
     /// With [`force_wire`](Self::force_wire), packets within one process take the same path as packets between
     /// processes.
     ///
-    /// The identity is derived from these properties, the host's boot ID, the network namespace and the user (except
-    /// with [`Peers::AnyUser`]). A device of a [`Network`] is not shared. Without this call, the device exists only in
-    /// this process. Pass [`Peers::of_environment`] to follow `RDMA_SOFT_PEERS`, as `soft0` does.
+    /// The identity is derived from the five properties above, the host's boot ID, the network namespace and the user
+    /// (except with [`Peers::AnyUser`]). A device of a [`Network`] is not shared. Without this call, the device exists
+    /// only in this process. Pass [`Peers::of_environment`] to follow `RDMA_SOFT_PEERS`, as `soft0` does.
     ///
     /// ```
     /// use rdma_soft::{Builder, Peers};
