@@ -23,7 +23,8 @@ pub(crate) struct Case {
 /// deadline for a single wait, so that a case can report a wait that timed out.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// The parts that use unreliable connections or datagrams.
+/// The parts that do not run on a lossy network, because they use unreliable connections or
+/// datagrams.
 const UNRELIABLE: [&str; 8] = [
     "address_handles",
     "concurrency",
@@ -41,8 +42,8 @@ const UNRELIABLE_CONNECTIONS: [&str; 2] = ["unreliable", "unreliable_errors"];
 const DATAGRAMS: [&str; 4] = ["address_handles", "datagram_errors", "datagrams", "multicast"];
 
 impl Case {
-    /// Returns the type of queue pair that the case needs. `None` if reliable connections are
-    /// enough.
+    /// Returns the unreliable type of queue pair that every case of this part needs. `None` if
+    /// there is none. A case that needs another type then checks for it itself.
     pub(crate) fn qp_type(&self) -> Option<ibv_qp_type> {
         if UNRELIABLE_CONNECTIONS.contains(&self.part) {
             return Some(ibv_qp_type::IBV_QPT_UC);

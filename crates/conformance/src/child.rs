@@ -56,8 +56,9 @@ pub(crate) struct Ended {
     pub(crate) errors: String,
 }
 
-/// Starts the same case again in another process, which runs `work` and then exits with success.
-/// For cases in which the process must die. Waits for the other process for at most `limit`.
+/// Starts a second process for the same case. It runs `work` and, if it survives that, exits with
+/// success. A case uses this if the process must die. Panics if the second process still runs after
+/// `limit`.
 pub(crate) fn once_more(limit: Duration, work: impl FnOnce()) -> Ended {
     if env::var_os(AGAIN).is_some() {
         work();
@@ -168,8 +169,7 @@ mod tests {
     #[test]
     fn a_hanging_process_is_killed_with_its_children() {
         let start = Instant::now();
-        // The shell prints the process ID of its child, this process's grandchild, and waits for
-        // it.
+        // The shell starts a grandchild of this process, prints its process ID, and waits for it.
         let ended = message(shell("sleep 1000 & echo $!; wait", Duration::from_secs(1)));
         assert!(ended.contains("killed: it still ran after 1s"), "{ended}");
         assert!(start.elapsed() < Duration::from_secs(600));

@@ -58,7 +58,7 @@ const LACKED_BY_PROFILES: &[&str] = &[
 /// The origin of a device, and the way in which it transfers messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A software device.
+    /// A software device that copies messages within the process.
     Software,
     /// A software device on which all messages travel as packets.
     Packets,
@@ -114,7 +114,8 @@ impl Device {
 
     /// Skips the case because the device lacks a feature.
     ///
-    /// On a software device, skipping is a failure unless the reason is [known](LACKED).
+    /// On a software device, skipping is a failure unless the reason is in [`LACKED`]. A device
+    /// that imitates hardware may also have a reason in [`LACKED_BY_PROFILES`].
     pub(crate) fn skip(&self, reason: &str) -> ! {
         let by_profile = self.kind == Kind::Profile && LACKED_BY_PROFILES.contains(&reason);
         let known = !self.is_software() || LACKED.contains(&reason) || by_profile;

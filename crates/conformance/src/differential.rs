@@ -53,7 +53,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const AGAIN: &str = "agreed only when it was run again";
 
 /// Compares devices, with the interface of `cargo test`. If this process was started for one
-/// device, serves as that process instead.
+/// device, runs that device's programs instead.
 #[must_use]
 pub fn main() -> ExitCode {
     if child::serve() {
@@ -139,8 +139,8 @@ fn compare(
     let mut failures = Vec::new();
     for (name, program) in programs {
         let Some(found) = devices.difference(&program) else { continue };
-        // An emulated machine may pause for longer than the time limit for a completion, so only a
-        // difference that occurs twice is a failure.
+        // SoftRoCE may run in an emulated machine, which may pause for longer than the time limit
+        // for a completion. So with SoftRoCE, only a difference that occurs twice is a failure.
         if devices.met.is_some() && devices.difference(&program).is_none() {
             println!("{name}: {AGAIN}\n{found}");
             continue;

@@ -1,5 +1,5 @@
-//! The cases on SoftRoCE. They run in one process, natively or in the virtual machine, which prints
-//! a line as soon as a case has ended.
+//! The cases on SoftRoCE. One process, either native or in the virtual machine, runs each of them
+//! in a child process. The parent prints a line as soon as a case has ended.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::env;

@@ -49,7 +49,7 @@ fn cases_for(device: &Wanted) -> impl Iterator<Item = &'static Case> {
     cases::all().filter(move |case| (all || !case.destructive) && !(lossy && case.is_unreliable()))
 }
 
-/// Returns the trial for a case on a device of this process.
+/// Returns the trial for a case that a child of this process runs.
 fn here(device: &str, case: &'static Case, results: &Arc<Results>) -> Trial {
     let name = device.to_owned();
     trial(device, case, results, move || child::run(&name, case))

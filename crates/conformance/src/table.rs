@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::outcome::Outcome;
 
-/// The outcome of each case on each device, by the names of both.
+/// The outcome of each case on each device, by device and case name.
 #[derive(Debug, Default)]
 pub(crate) struct Results(Mutex<BTreeMap<(String, String), Outcome>>);
 

@@ -16,7 +16,8 @@ const OBJECT: &str = "RDMA_QUIET_DEVICE";
 
 /// The `main` function of such a bench. `run_all` gets the path of the shared object, and creates
 /// [`Loops`] from it. `compare` gets the cost of each loop, in the order in which the loops ran. It
-/// prints a table, and returns whether all costs are within their limits.
+/// prints a table, and returns whether all costs are within their limits, or `None` if a cost is
+/// missing.
 ///
 /// Fails if a cost exceeds its limit, or if valgrind or gcc is missing.
 ///

@@ -43,8 +43,8 @@ impl Visit for Event {
     }
 }
 
-/// A subscriber that calls a function for each event and for each span that is opened, on the
-/// thread that does so.
+/// A subscriber that calls a function for each event and each opened span, on the thread that emits
+/// the event or opens the span.
 #[derive(Debug)]
 pub struct Hears<F>(pub F);
 

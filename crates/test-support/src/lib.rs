@@ -17,6 +17,7 @@
 //! - [`rig`]: the verbs as C calls them, for tests of devices.
 //! - [`system_calls`]: a test that a piece of code makes no system call.
 //! - [`mod@twins`]: tests of code that must not compile, each next to code that does.
+//! - [`usage`]: measures the resources that a process uses, for benches.
 //!
 //! This crate uses only the two lowest crates of the workspace, so that every other crate can use
 //! it.

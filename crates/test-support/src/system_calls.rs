@@ -36,7 +36,6 @@ fn end(status: c_int) {
 ///
 /// Returns the number of that call (`man 2 syscalls`). Numbers above 252 are not reported exactly.
 /// Returns `None` if the program made no call.
-/// no call.
 ///
 /// # Panics
 /// Panics if the program cannot be run, or if the kernel refuses the filter.
@@ -49,7 +48,8 @@ pub fn first_system_call(program: &mut Command) -> Option<c_int> {
 }
 
 /// From now on, stops this thread at every system call, except those that exit from the process or
-/// handle a signal.
+/// return from a signal handler. If the clock cannot be read without a call, that call is allowed
+/// too. Returns false if the kernel refuses the filter.
 fn filter() -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     let set_up = action.as_mut_ptr();

@@ -7,10 +7,11 @@ use super::generate;
 use super::program::Program;
 use crate::devices;
 
-/// The number of programs in a CI run.
+/// The number of programs in a CI run, and the default.
 const COUNT: u64 = 200;
 
-/// If a fresh seed is given, one in `FRESH_IN` programs uses it.
+/// If a fresh seed is given, one in `FRESH_IN` programs has a seed from the sequence that starts
+/// there.
 const FRESH_IN: u64 = 10;
 
 /// The default device to compare others with.
@@ -97,7 +98,8 @@ impl Arguments {
         own
     }
 
-    /// Returns the programs for this run's seeds. Each program can also be run alone, by its seed.
+    /// Returns the program that was passed or, if there is none, the programs for this run's seeds.
+    /// Each description contains the arguments that run the program alone.
     pub(super) fn programs(&self) -> Programs {
         if let Some(program) = self.program.clone() {
             return Box::new(iter::once(("the program".to_owned(), program)));

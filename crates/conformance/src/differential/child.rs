@@ -73,7 +73,8 @@ impl Device {
         Self { name: name.to_owned(), process: None }
     }
 
-    /// Runs the program on the device. Returns the trace, or an error if the process dies.
+    /// Runs the program on the device. Returns the trace, or an error if the process dies or
+    /// exceeds the time limit.
     pub(super) fn run(&mut self, program: &Program) -> Result<Trace> {
         let trace = self.try_run(program);
         if trace.is_err() {

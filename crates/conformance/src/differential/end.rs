@@ -25,7 +25,7 @@ use super::trace::Completion;
 const UNKNOWN_KEY: u32 = 0xdead_0000;
 
 /// The memory of a slot, and its registration. The fields of the types in this file are dropped in
-/// order.
+/// the order of their declaration.
 pub(super) struct MemorySlot {
     region: Option<*mut ibv_mr>,
     stale: u32,
@@ -34,7 +34,8 @@ pub(super) struct MemorySlot {
     pub(super) seen: Vec<u8>,
 }
 
-/// A memory window, and its key since the last bind. A window that was never bound has no such key.
+/// A memory window, and the key of its last bind. `None` if it was never bound, and for a type 1
+/// window, whose key is in the C struct.
 struct Window {
     mw: Mw,
     key: Option<u32>,
@@ -85,8 +86,8 @@ fn pattern(end: QpId, slot: u8) -> Vec<u8> {
 }
 
 impl EndState {
-    /// Creates an end. If `joined` is given, the end shares that end's domain and shared receive
-    /// queue.
+    /// Creates an end. If `joined` is given, the new end uses the domain and the shared receive
+    /// queue of `joined`.
     fn new(context: &Context, end: QpId, plan: Pair, joined: Option<&Self>) -> Self {
         let pd = joined.map_or_else(|| Rc::new(context.pd()), |other| Rc::clone(&other.pd));
         let foreign_pd = context.pd();
@@ -245,7 +246,8 @@ impl EndState {
         }
     }
 
-    /// Returns a request that binds a window. From now on, later requests use the window's new key.
+    /// Returns a request that binds a window. Requests created after this one use the window's new
+    /// key.
     fn bind_request(&mut self, wr_id: u64, bind: Bind) -> Wr {
         let info = self.bind_info(bind);
         let window = &mut self.windows[usize::from(bind.window)];
@@ -317,7 +319,7 @@ impl<'a> Ends<'a> {
         self.states.get_mut(&end).expect("the end belongs to the program")
     }
 
-    /// Returns true if exactly those slots are registered that the model expects.
+    /// Returns true if the registered slots are exactly the ones that the model expects.
     pub(super) fn are_registered_as(&self, model: &Model) -> bool {
         self.states.iter().all(|(&end, state)| {
             let expected = model.end(end).regions.iter().map(Option::is_some);

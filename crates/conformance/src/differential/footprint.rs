@@ -1,5 +1,6 @@
-//! The memory and the windows that the requests of a phase touch. If a request writes memory or
-//! changes a window, another request may touch it only if the order of the two is certain.
+//! The memory and the windows that the requests of a phase touch. If a request writes memory, no
+//! other request may touch it. If a request changes a window, another one may touch the window only
+//! if the window's owner posts both, because their order is certain then.
 
 use super::model::{Unfair, fair, length};
 use super::program::{Element, Key, Opcode, QpId, Send};

@@ -1,6 +1,6 @@
 //! Generates programs from seeds.
 //!
-//! This does not use proptest: each step depends on all previous ones, and what remains after
+//! This does not use proptest, because each step depends on all previous ones. What remains after
 //! removing a part must be a fair program. So the generator proposes steps, and the model accepts
 //! only fair ones. The shrinker uses the model in the same way.
 
@@ -21,8 +21,8 @@ pub(super) const ALL_ACCESS: u32 = Access::IBV_ACCESS_LOCAL_WRITE.0
 pub(super) fn program(seed: u64) -> Program {
     let mut rng = Rng::with_seed(seed);
     let mut pairs: Vec<Pair> = (0..rng.usize(1..=3)).map(|_| pair(&mut rng)).collect();
-    // Every third program has windows. Windows were added later; the other programs are still the
-    // same as before.
+    // Every third program has windows. The code for windows does not affect the programs of other
+    // seeds.
     let extended = seed.is_multiple_of(3);
     if extended {
         windows::extend(&mut rng, &mut pairs);
@@ -117,7 +117,7 @@ impl Generator {
         QpId { pair, side: if self.rng.bool() { Side::A } else { Side::B } }
     }
 
-    /// Appends a random step if it is fair.
+    /// Appends one or more random steps, each of them only if it is fair.
     fn step(&mut self) {
         let end = self.end();
         let slot = self.rng.u8(0..SLOTS);

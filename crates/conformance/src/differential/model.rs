@@ -48,7 +48,7 @@ impl Region {
 #[derive(Debug, Clone, Default)]
 pub(super) struct EndState {
     pub(super) regions: [Option<Region>; SLOTS as usize],
-    /// Whether the slot has a stale key, that of a previous registration.
+    /// Whether each slot has a stale key, that of its previous registration.
     pub(super) stale: [bool; SLOTS as usize],
     pub(super) receives: VecDeque<Vec<Element>>,
     pub(super) windows: [Window; WINDOWS as usize],
@@ -333,7 +333,8 @@ impl Model {
         fair(needs_remote == send.remote.is_some(), "a remote address is missing or superfluous")
     }
 
-    /// Checks that the keys of the elements exist, and that the elements are within the slots.
+    /// Checks that the keys of the elements exist, and that the elements are within the slots and
+    /// not empty.
     fn nameable(&self, end: QpId, elements: &[Element]) -> Fair {
         for element in elements {
             named(self.end(end), usize::from(element.slot), element.key)?;

@@ -99,13 +99,14 @@ pub(super) enum Step {
         end: QpId,
         window: u8,
     },
-    /// Executes two requests at once that write the same bytes.
+    /// Executes, at the same time, two requests that write the same bytes.
     Race(Race),
     /// Moves a queue pair to the error state.
     Fail {
         end: QpId,
     },
-    /// Moves both queue pairs through RESET to RTS.
+    /// Reallocates the type 2 windows of both queue pairs, and moves the queue pairs through RESET
+    /// to RTS.
     Reconnect {
         pair: u8,
     },
@@ -287,7 +288,7 @@ pub(super) enum RefusedCall {
     RemoteWriteAlone,
     /// A registration with remote atomics but without local write.
     RemoteAtomicAlone,
-    /// A registration of memory that is not mapped.
+    /// A registration of memory that may not be accessed.
     Unmapped,
     /// A transition from RTS back to INIT.
     Backwards,

@@ -21,7 +21,8 @@ pub(super) fn call(context: &Context, end: &EndState, call: RefusedCall) -> i32 
         }
         RefusedCall::ReceiveElements => {
             let sges = vec![rdma_sys::ibv_sge::default(); end.caps.max_recv_sge as usize + 1];
-            // A queue pair with a shared receive queue has no receive queue.
+            // A queue pair with a shared receive queue has no receive queue of its own, and refuses
+            // any receive.
             end.qp.try_post_receive(1, &sges)
         }
         RefusedCall::InlineBytes => {
@@ -60,8 +61,8 @@ pub(super) fn call(context: &Context, end: &EndState, call: RefusedCall) -> i32 
     }
 }
 
-/// Creates a queue pair whose requests wait because its peer has no receive. Posts to it until its
-/// queue is full, and then once again.
+/// Creates a queue pair whose requests wait because its peer has no receive. Posts to it until a
+/// post is refused. Returns the error number, or 0 if no post is refused.
 fn full(context: &Context, end: &EndState, post: impl Fn(&Qp) -> i32) -> i32 {
     const ROOM: u32 = 4;
     let size = Size { send_wr: ROOM, receive_wr: ROOM, ..Size::default() };

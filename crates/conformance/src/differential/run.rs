@@ -209,8 +209,8 @@ impl Run<'_> {
         }
     }
 
-    /// Waits until a queue pair in error has reported the event with the cause. That may happen
-    /// only after the change of its state.
+    /// Waits until a queue pair in error has reported the event with the cause. The device may
+    /// report the event only after it has changed the queue pair's state.
     pub(super) fn take_event(&mut self, end: QpId) {
         let until = Instant::now() + PATIENCE;
         while self.has_events && Instant::now() < until {
@@ -235,7 +235,7 @@ impl Run<'_> {
         }
     }
 
-    /// Flushes the posted receives, and checks that nothing else completes.
+    /// Flushes the posted receives, and records everything else that completes.
     fn finish(&mut self) {
         for end in self.ends.all() {
             self.fail(end);

@@ -56,8 +56,9 @@ fn failure(run: &mut Run<'_>, end: QpId, sends: &[(u64, &Send)]) -> Option<(u64,
         // After a failed request, these contents are undefined.
         run.ends.get(end).clear(&send.elements);
     }
-    // An atomic may have been executed although storing its response failed. A WRITE may have been
-    // executed except for its end, if its immediate data found no receive.
+    // An atomic may have been executed although storing its response failed. If the immediate data
+    // of a WRITE found no receive, the WRITE may have stored all bytes except those of its last
+    // packet.
     let unheard =
         send.opcode == Opcode::WriteImm && Status(status) == Status::IBV_WC_RNR_RETRY_EXC_ERR;
     if let (Some(Remote { slot, offset, .. }), true) =

@@ -155,7 +155,7 @@ fn smaller_phases(requests: &[ProgramRequest]) -> Vec<Step> {
             found.push(Step::Phase(fewer));
         }
     }
-    // Removes a send together with the receive that it consumes.
+    // Removes two requests, for example a send and the receive that it consumes.
     for n in 0..requests.len() {
         for m in 0..n {
             let mut fewer = requests.to_vec();
@@ -215,8 +215,8 @@ fn simpler_sends(send: &Send) -> Vec<Send> {
     found
 }
 
-/// Returns simpler versions of the elements: first with fewer elements, then with shorter ones,
-/// then with ones at the beginning of their slots.
+/// Returns simpler versions of the elements: first those with an element removed. In each of the
+/// others, one element is shorter, has the key of its slot, or is at the beginning of its slot.
 fn simpler_elements(elements: &[Element]) -> Vec<Vec<Element>> {
     let mut found = Vec::new();
     let mut change = |n: usize, new: Option<Element>| {

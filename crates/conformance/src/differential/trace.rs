@@ -31,8 +31,8 @@ pub(super) struct StepTrace {
     /// The asynchronous events of each object, sorted. A queue pair is named after its end, and a
     /// shared receive queue is called `SRQ`. SoftRoCE's events are not compared.
     pub(super) events: BTreeMap<String, Vec<String>>,
-    /// The bytes that changed. The key consists of slot and offset; the value is the new contents
-    /// in hexadecimal.
+    /// The bytes that changed. The key names the end, the slot and the offset; the value is the new
+    /// contents in hexadecimal.
     pub(super) memory: BTreeMap<String, String>,
 }
 

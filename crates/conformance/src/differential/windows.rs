@@ -11,7 +11,7 @@
 //! - The invalidation of an unbound window, which crashes the machine
 //!   (`invalidation-of-an-unbound-window`).
 //!
-//! Before queue pairs are reset, their windows are reallocated
+//! Before queue pairs are reset, their type 2 windows are reallocated
 //! (`windows-outlive-their-queue-pair`).
 
 use rdma_sys::ibv_access_flags as Access;
@@ -62,7 +62,7 @@ impl Model {
         &mut self.end_mut(end).windows[usize::from(window)]
     }
 
-    /// Reallocates the windows of the pair's queue pairs, as when these are reset.
+    /// Reallocates the type 2 windows of the pair, which happens before its queue pairs are reset.
     pub(super) fn renew_windows(&mut self, pair: u8) {
         for end in [Side::A, Side::B].map(|side| QpId { pair, side }) {
             for window in (0..WINDOWS).filter(|&window| !end.is_type_1(window)) {

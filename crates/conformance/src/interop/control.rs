@@ -13,7 +13,7 @@ use super::arguments::Serve;
 use super::command::{Answer, Command};
 use super::station::Station;
 
-/// The time to wait for the other process in addition to that process's own patience.
+/// The time to wait for the other process, in addition to `--patience`.
 const MARGIN: Duration = Duration::from_secs(30);
 
 /// Waits for the other process, and executes its commands until it leaves.
@@ -23,8 +23,8 @@ pub(super) fn serve(arguments: &Serve) -> Result<()> {
         .with_context(|| format!("cannot listen on {}", arguments.listen))?;
     println!("listening on {}", listener.local_addr()?);
     let (stream, _) = listener.accept()?;
-    // While the driving process is busy with its own device, no command arrives for as long as its
-    // patience lasts.
+    // No command arrives while the driving process waits for its own device. That may take as long
+    // as its `--patience`, which should be the same as here.
     let mut lines = Lines::new(stream, arguments.own.patience() + MARGIN)?;
     loop {
         match lines.take::<Command>().context("no further command")? {

@@ -13,7 +13,7 @@ use super::scene::{Hand, Options, Scene, Skip};
 use super::station::Station;
 use crate::outcome::Outcome;
 
-/// Runs all checks. Returns true unless one failed.
+/// Runs the selected checks. Returns true unless one failed.
 pub(super) fn drive(arguments: &Drive) -> Result<bool> {
     let wanted =
         |check: &Check| arguments.only.as_ref().is_none_or(|text| check.name.contains(text));
@@ -84,8 +84,8 @@ fn run(
         names.reverse();
     }
     let ([a, b], [from, to]) = (hands, names);
-    // The seed depends on the check alone, so the check uses the same bytes whether it runs alone
-    // or with all others.
+    // The seed depends only on `--seed`, the check and the direction, so the check uses the same
+    // bytes whether it runs alone or with others.
     let seed = arguments.seed.wrapping_mul(1 << 32).wrapping_add(n << 20 | u64::from(back) << 19);
     let mut scene = Scene::new(a, b, facts, Options::of(arguments), seed);
     let begin = Instant::now();

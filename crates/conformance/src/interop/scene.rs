@@ -75,7 +75,8 @@ impl Options {
         Self { mtu: drive.mtu as usize, longest, lossy: drive.lossy, patience }
     }
 
-    /// Returns message lengths just below, at and above each limit.
+    /// Returns message lengths: very short ones, some around the MTU, and long ones. Omits those
+    /// that exceed `longest`.
     pub(super) fn lengths(&self) -> Vec<usize> {
         let mtu = self.mtu;
         let mut all = vec![0, 1, 3, mtu - 1, mtu, mtu + 1, 3 * mtu + 5, 64 << 10, 1 << 20];
@@ -93,7 +94,7 @@ impl Options {
     }
 }
 
-/// The error that skips a check, because a device lacks a feature.
+/// The error that skips a check, with the reason, such as a feature that a device lacks.
 #[derive(Debug)]
 pub(super) struct Skip(pub(super) &'static str);
 

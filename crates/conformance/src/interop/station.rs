@@ -73,7 +73,8 @@ impl Station {
             windows,
         };
         let mut station = Self { end: None, facts, gid_index, context };
-        // The facts include the address, which only a queue pair has, so this creates one.
+        // The rig returns the link layer and the GID only together with the address of a queue
+        // pair, so this creates one.
         let probe = station.make(Service::Ud, 64, false)?;
         station.facts.ethernet = probe.own.ethernet;
         station.facts.gid = gid_of(&probe.own.gid).to_ipv6().to_string();

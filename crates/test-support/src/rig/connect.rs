@@ -226,7 +226,7 @@ pub fn connect_sides(a: &Side, b: &Side, knobs: &Knobs) {
 }
 
 /// Waits until everything that the device's queue pairs have sent has arrived, even if they were
-/// destroyed since. To do so, sends a message on a new connection, which arrives after it.
+/// destroyed since. To do so, sends a message on a new connection, which arrives last.
 #[track_caller]
 pub fn expect_nothing_under_way(device: &str) {
     let (a, b) = pair(device);

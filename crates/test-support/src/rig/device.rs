@@ -173,7 +173,7 @@ impl Context {
     }
 
     /// Returns the device's attributes, as filled in for a program whose struct has `size` bytes.
-    /// Otherwise returns the error number.
+    /// If the query is refused, returns the error number.
     pub fn query_device_ex_bytes(&self, asks: u32, size: usize) -> Result<Vec<u8>, i32> {
         let mut room = [u64::from_ne_bytes([0xee; 8]); 64];
         let query = unsafe { (*self.extended()).query_device_ex }.unwrap();
@@ -202,15 +202,16 @@ impl Context {
 
     /// Returns the port's attributes, as filled in for a program whose struct has `length` bytes.
     pub fn query_port_bytes(&self, length: usize) -> Vec<u8> {
-        // The buffer is aligned like the struct, and marked so that writes after it are detected.
+        // The buffer is aligned like the struct, and marked so that writes beyond `length` bytes
+        // are detected.
         let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
         let query = unsafe { (*self.extended()).query_port }.unwrap();
         assert_eq!(unsafe { query(self.0, 1, room.as_mut_ptr().cast(), length) }, 0);
         marked(&room, length)
     }
 
-    /// Like [`query_port_bytes`](Self::query_port_bytes), but calls the function that programs with
-    /// the first version of the header call.
+    /// Like [`query_port_bytes`](Self::query_port_bytes), but calls the function of the header's
+    /// first version, as programs built with it do.
     pub fn query_port_compat(&self) -> Vec<u8> {
         let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
         let old = room.as_mut_ptr().cast();

@@ -310,7 +310,7 @@ impl Qp {
         unsafe { ibv_wr_set_inline_data_list(self.as_ex(), list.len(), list.as_ptr()) };
     }
 
-    /// Builds the same request that [`Wr`] describes for posting in a list.
+    /// Builds the request that `wr` describes, which could also be posted in a list.
     pub fn build(&self, wr: &Wr) {
         self.begin(wr);
         if !matches!(wr.wr.opcode, ibv_wr_opcode::IBV_WR_BIND_MW | ibv_wr_opcode::IBV_WR_LOCAL_INV)

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
-/// Anonymous memory, which is unmapped when dropped.
+/// Anonymous memory or a mapped file. It is unmapped when dropped.
 pub struct Mapping {
     start: *mut u8,
     length: usize,

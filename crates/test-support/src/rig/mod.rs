@@ -65,8 +65,8 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 /// Usually, this only spins. It sleeps occasionally: when many processes did nothing but yield,
 /// some of them, and some kernel threads (Linux 6.18), waited for a processor for minutes. It
 /// yields rarely, because on a busy machine each yield lasts until all other threads have had a
-/// turn. In addition, a poll may advance virtual time by only one event.
-/// only one event.
+/// turn. Pauses are also short because a poll may advance virtual time by only one event, so a test
+/// may need many polls.
 pub fn pause(turns: &mut u32) {
     *turns = turns.wrapping_add(1);
     match *turns % 1024 {
@@ -93,7 +93,8 @@ pub struct Provider {
 static PROVIDER: OnceLock<Provider> = OnceLock::new();
 static RELEASE: OnceLock<fn(&str)> = OnceLock::new();
 
-/// Selects the provider. Without this call, it is the first registered one.
+/// Selects the provider. Without this call, it is the first registered one that is not the
+/// system's.
 pub fn use_provider(provider: Provider) {
     assert!(PROVIDER.set(provider).is_ok(), "a process tests the devices of one provider");
 }

@@ -224,8 +224,8 @@ impl Grant {
         until_released(&self.a, || self.a.send_cq.next()).status
     }
 
-    /// Posts a request at A. Checks that it is refused because of its key, and that B's memory does
-    /// not change.
+    /// Posts a request at A. Checks that B refuses it with a remote access error, and that B's
+    /// memory does not change.
     #[track_caller]
     pub fn refuses(&self, wr: &Wr) {
         let before = self.at_b.bytes();

@@ -42,7 +42,7 @@ fn open(channels: &MultiChannel) -> Vec<usize> {
     (0..3).filter(|&peer| channels.closed(peer).unwrap().is_none()).collect()
 }
 
-/// Checks that each of these channels still receives messages.
+/// Checks that exactly these channels are open, and that each of them still receives messages.
 fn assert_open(channels: &mut MultiChannel, peers: &[usize]) {
     assert_eq!(open(channels), peers);
     let numbers = channels.scope(|s| {
@@ -131,7 +131,8 @@ fn a_peer_that_does_not_answer_a_scope_loses_its_connection_alone(device: &Devic
         for sent in s.post_multicast_send([2, 0], SendWorkRequest::new(&list))? {
             sent.wait(BOUND)?;
         }
-        // The short drain timeout applies to peer 1, which receives no message.
+        // At the end of the scope, only peer 1 has received no message. The scope waits for it
+        // until the short drain timeout.
         for answered in [0, 2] {
             rooms[answered].wait(BOUND)?;
         }

@@ -46,7 +46,7 @@ fn open_for_good(device: &Device) -> Context {
     list.iter().find(|found| found.name() == &**device).unwrap().open().unwrap()
 }
 
-/// Returns a channel in that context, and its peer, which can be destroyed as usual.
+/// Returns a channel in `context`, and its peer, which can be destroyed as usual.
 fn pair(device: &Device, context: &Context) -> (Channel, Channel) {
     let far = rdma_mem::open_device(&**device).unwrap();
     let [one, other] = [context, &far].map(|context| {
@@ -57,8 +57,8 @@ fn pair(device: &Device, context: &Context) -> (Channel, Channel) {
     (one.handshake(other_end).unwrap(), other.handshake(one_end).unwrap())
 }
 
-/// Leaves a scope whose memory is borrowed while the queue pair, which cannot be destroyed, may
-/// still use it.
+/// Leaves a scope while a receive still borrows memory. The channel's polls fail, and its queue
+/// pair cannot be destroyed.
 fn leave_a_scope(device: &Device) {
     let context = open_for_good(device);
     let (mut here, _there) = pair(device, &context);

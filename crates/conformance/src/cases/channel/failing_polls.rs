@@ -35,7 +35,8 @@ pub(super) fn break_polls(context: &Context) {
     ops.poll_cq = Some(fail);
 }
 
-/// Returns a channel whose polls can be made to fail, and its peer, whose polls keep working.
+/// Returns a context for [`break_polls`], a protection domain and a channel in this context, and
+/// the channel's peer, whose polls keep working.
 fn pair(device: &Device) -> (Context, ProtectionDomain, Channel, Channel) {
     let [near, far] = [(); 2].map(|()| rdma_mem::open_device(&**device).unwrap());
     let [pd, peer] = [&near, &far].map(|context| context.allocate_pd().unwrap());

@@ -262,8 +262,8 @@ fn senders_wait_while_nobody_asks(device: &Device) {
         channel.receive_into(&mut room).unwrap();
     });
     let peer = joined(&mut server);
-    // The server has four receives posted. It posts another one for each message that it polls
-    // together with the client's event.
+    // The server has four receives posted. While it waited for the client's event, it may have
+    // polled messages too, and posted another receive for each of them.
     let begin = Instant::now();
     while sent.load(Relaxed) < 4 && begin.elapsed() < BOUND {
         thread::yield_now();

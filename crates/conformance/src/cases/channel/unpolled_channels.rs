@@ -1,5 +1,5 @@
-//! Channels that end before their unpolled operations complete. Nothing protects the memory of
-//! these operations.
+//! Channels that end before their unpolled operations complete. No borrow protects the memory of
+//! these operations, so the end of a channel must take them from the device.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};

@@ -47,8 +47,8 @@ cases![
 const PLAIN: ibv_send_flags = ibv_send_flags(0);
 const SOLICITED: ibv_send_flags = ibv_send_flags::IBV_SEND_SOLICITED;
 
-/// A receiver with one completion channel for both of its queues. The fields are dropped in their
-/// order.
+/// A receiver with one completion channel for both of its queues. The fields are dropped in the
+/// order of their declaration, so each object is destroyed before those that it uses.
 struct Receiver {
     qp: Qp,
     send_cq: Cq,
@@ -78,8 +78,8 @@ impl Receiver {
         expect_event(&self.channel, cq);
     }
 
-    /// Checks that no event is pending: makes the send queue cause one, and expects it to be the
-    /// next.
+    /// Checks that no event is pending: makes the completion queue of sends cause one, and expects
+    /// it to be the next.
     #[track_caller]
     fn expect_no_event(&self, peer: &Side) {
         self.send_cq.request_event(false);
@@ -258,7 +258,7 @@ fn a_failed_send_counts_as_solicited(device: &Device) {
     let memory = a.pd.register(8, LOCAL_WRITE);
     b.send_cq.request_event(true);
     b.qp.post(&Wr::write(1, &[], &memory, 0).remote(64, 0));
-    // The key of an empty write is not checked, so only the next write, of one byte, fails.
+    // The key of an empty write is not checked, so only the next write, of eight bytes, fails.
     b.send_cq.expect_success(1);
     let local = b.pd.register(8, LOCAL_WRITE);
     b.qp.post(&Wr::write(2, &[local.sge(0, 8)], &memory, 0).remote(64, 0));
@@ -330,7 +330,7 @@ fn channels_of_one_context_have_their_own_events(device: &Device) {
     send(&a, &b, PLAIN);
     b.expect(&b.receive_cq);
     assert_eq!(other.get(), Err(Errno::EAGAIN));
-    // The following also shows that the other queue pair works.
+    // The other channel works too: it reports the completions of its own queue, and no others.
     let peer = Side::new(device, &Size::default(), 8);
     let qp = b.pd.qp(&cq, &cq, &Size::default());
     let (here, there) = (endpoint(&b.context, &qp), peer.endpoint());
@@ -445,7 +445,8 @@ fn destroying_a_queue_waits_for_acknowledgements(device: &Device) {
     let name = receive_cq.name();
     std::thread::scope(|threads| {
         let destroyer = threads.spawn(move || drop(receive_cq));
-        // The destruction first discards the unread event; then it waits for the others.
+        // The destruction first discards the unread event. Then it waits until the two events that
+        // were read are acknowledged.
         until("the discard of the unread event", || !channel.is_readable());
         assert!(!destroyer.is_finished());
         name.acknowledge(1);

@@ -93,8 +93,8 @@ fn failed_completions_name_their_request_and_queue_pair(device: &Device) {
         let (own, whole) = (scene.at_a.sge(0, 8), scene.at_a.sge(0, 64));
         let write = Wr::write(REFUSED, &[own], &scene.at_b, 0);
         let requests = [
-            // A wrong remote key, a wrong local key, a right that the queue pair lacks, and a
-            // missing receive.
+            // A wrong remote key, a wrong local key, a range that ends outside the remote region,
+            // and a missing receive.
             vec![write.remote(scene.at_b.address(), scene.at_b.key() ^ 1)],
             vec![Wr::send(REFUSED, &[rdma_sys::ibv_sge { lkey: own.lkey ^ 1, ..own }])],
             vec![Wr::read(REFUSED, &[whole], &scene.at_b, 8)],

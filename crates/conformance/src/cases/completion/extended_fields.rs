@@ -38,7 +38,8 @@ cases![
     the_clock_says_what_it_was_asked_for,
 ];
 
-/// Two connected sides whose completion queues have these fields, and memory of each side.
+/// Two connected sides whose completion queues are extended and have the requested fields, and
+/// memory of each side.
 struct Scene {
     at_a: Mr,
     at_b: Mr,
@@ -67,7 +68,8 @@ fn read_next(cq: &Cq, wr_id: u64) -> Read {
 }
 
 impl Scene {
-    /// Returns a SEND, a WRITE with immediate, a READ, a WRITE and both atomics.
+    /// Returns a SEND and a WRITE with immediate data, a READ, a WRITE and both atomics, each with
+    /// the opcode of its completion.
     fn requests(&self) -> [(Wr, Opcode); 6] {
         let (local, word) = ([self.at_a.sge(0, 24)], [self.at_a.sge(56, 8)]);
         let swap = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
@@ -238,7 +240,7 @@ fn fields_may_be_read_again(device: &Device) {
     let cq = &scene.b.receive_cq;
     assert_eq!(cq.start(), 0);
     let first = (cq.at(), cq.read());
-    // Operations in the meantime do not change it, even if they complete in the same queue.
+    // Later completions do not change the current one, even if they are in the same queue.
     scene.exchange(&Wr::send(3, &[scene.at_a.sge(0, 9)]).with_imm(6));
     scene.a.send_cq.expect_success(3);
     assert_eq!((cq.at(), cq.read()), first);

@@ -66,7 +66,8 @@ pub(super) fn to_extended(device: &Device) -> (Side, Side) {
     (a, b)
 }
 
-/// Sends an empty message for each ID, and waits until B's receives have completed.
+/// Sends an empty message for each ID, and waits until the sends have completed. By then, B's
+/// receives have completed too.
 fn exchange(a: &Side, b: &Side, wr_ids: std::ops::Range<u64>) {
     for wr_id in wr_ids.clone() {
         b.qp.post_receive(wr_id, &[]);

@@ -1,5 +1,5 @@
-//! Full and overflowing completion queues. The verbs specify only an event for an overflow, so the
-//! cases check only that no completion is duplicated or made up.
+//! Full and overflowing completion queues. The verbs specify only an event for an overflow, so of
+//! the completions, the cases check only that none is duplicated or made up.
 
 use rdma_sys::{ibv_event_type as Event, ibv_wc_status as Status};
 use test_support::rig::connect::{Knobs, Side, connect_sides, pair};
@@ -21,7 +21,8 @@ cases![
     a_queue_that_overflowed_can_be_destroyed,
 ];
 
-/// Returns a pair in which A's queues have space for few completions, and how many both can hold.
+/// Returns a pair in which A's queues have space for few completions, and the capacity of the
+/// smaller queue.
 fn small(device: &Device, capacity: i32) -> (Side, Side, u64) {
     let (a, b) =
         (Side::new(device, &Size::default(), capacity), Side::new(device, &Size::default(), 256));
@@ -141,6 +142,6 @@ fn a_queue_that_overflowed_can_be_destroyed(device: &Device) {
         a.qp.post(&Wr::write(n, &[], &sink, 0));
     }
     expect_overflow(&a, &a.send_cq);
-    // Whether or not the completions are polled, destroying each object succeeds.
+    // Destroying each object succeeds, although no completion was polled.
     drop((a, sink, b));
 }

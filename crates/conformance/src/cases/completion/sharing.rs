@@ -1,5 +1,5 @@
-//! Completion queues that several queues share, and queue pairs that are connected to themselves,
-//! including many at once.
+//! Completion queues that several send and receive queues share, queue pairs that are connected to
+//! themselves, and many queue pairs at once.
 
 use rdma_sys::ibv_wc_status as Status;
 use test_support::rig::connect::{Knobs, Side, connect, connect_sides, endpoint, pair};

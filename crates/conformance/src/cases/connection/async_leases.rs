@@ -84,7 +84,7 @@ fn a_lease_ends_with_its_time(device: &Device) {
             }
             (time, region) = (time * 2, ended.region);
         };
-        // The lease has ended at this end too, and the connection continues.
+        // The borrower knows that the lease has ended, and the connection continues.
         let over = lent.write(ends.buffer(b"over")).await.unwrap_err();
         assert_eq!(*over.memory.unwrap(), *b"over");
         expect_over(&over.error, LeaseEnd::TimeOver);
@@ -153,7 +153,7 @@ fn memory_that_is_open_for_a_time_is_closed_behind_it(device: &Device) {
 }
 
 /// Reserves memory more often than a key's low byte has values. The contract does not forbid
-/// reusing keys early.
+/// reusing keys early, so devices of unknown kinds skip the case.
 fn no_key_comes_again_soon(device: &Device) {
     device.needs(!device.is_other(), "a device may use keys again at once");
     run(device, |ends| async move {

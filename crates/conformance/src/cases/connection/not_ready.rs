@@ -1,5 +1,6 @@
-//! Receiver not ready: the requester retries as often, and waits as long, as its attributes
-//! specify, whether or not the program polls.
+//! Receiver not ready: the requester retries as often as its attributes specify. Before each retry,
+//! it waits as long as the receiver's attributes specify. Neither depends on whether the program
+//! polls.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -224,7 +225,7 @@ fn write_with_immediate_waits_without_writing(device: &Device) {
     let source = a.pd.register_filled(vec![3; 8], 0);
     let sink = b.pd.register(8, ALL_ACCESS);
     a.qp.post(&Wr::write(1, &[source.sge(0, 8)], &sink, 0).with_imm(4));
-    // In the meantime, another connection goes through seven waits of 10 ms each.
+    // In the meantime, another connection goes through six waits of 5 ms each.
     let (limited, _peer) = sent_too_early(device, 6, 18);
     limited.send_cq.expect(1, Status::IBV_WC_RNR_RETRY_EXC_ERR);
     assert!(a.send_cq.is_empty() && b.receive_cq.is_empty());

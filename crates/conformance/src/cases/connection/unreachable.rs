@@ -172,7 +172,8 @@ fn requests_that_are_tried_again_are_executed_once(device: &Device) {
     for n in 0..20 {
         b.qp.post_receive(n, &[]);
     }
-    // Creating another pair takes longer than the first attempts.
+    // While another pair is created and sends a message, A begins its first attempt, which B does
+    // not answer.
     let (c, _d) = acquainted(device);
     c.qp.assert_ready();
     to_rtr(&b.qp, &attr);
@@ -304,8 +305,8 @@ fn timeout_0_waits_for_ever_and_ends_with_the_error_state(device: &Device) {
     );
     a.qp.post(&Wr::send(1, &[]));
     a.qp.post(&Wr::send(2, &[]));
-    // Another queue pair gives up in the meantime. Any other timeout code of this length would have
-    // expired by then.
+    // In the meantime, another queue pair gives up after three attempts of 17 ms each. If code 0
+    // stood for a timeout as short as this, A would have given up too.
     let at_limited = limited.endpoint();
     connect(&limited.qp, &at_limited, &nobody(device, &at_limited), &impatient());
     limited.expect_unreachable();

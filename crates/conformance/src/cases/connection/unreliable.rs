@@ -174,7 +174,7 @@ fn messages_of_many_packets_arrive_whole(device: &Device) {
     let data: Vec<u8> = (0_u32..).map(|n| n.to_le_bytes()[0]).take(longest).collect();
     let at_a = a.pd.register_filled(data.clone(), LOCAL_WRITE);
     let at_b = b.pd.register(longest, ALL_ACCESS);
-    // Lengths around the path MTU and twice the path MTU, and the longest ones.
+    // Zero, one, lengths around the path MTU and twice the path MTU, and the longest one.
     for length in [0, 1, 1023, 1024, 1025, 2048, 2049, longest] {
         let local = [at_a.sge(0, length)];
         let write = Wr::write(1, &local, &at_b, 0).with_imm(1);
@@ -537,7 +537,8 @@ fn after_a_reset_it_can_be_connected_again(device: &Device) {
 
 fn after_a_reset_no_receive_of_before_is_used(device: &Device) {
     let pair = Pair::new(device);
-    // A lost message would have consumed the first receive; no message is sent for the second.
+    // The first receive is posted for the message that is lost, and no message is sent for the
+    // second one. The reset must drop both.
     pair.receive(8, 32);
     pair.receive(9, 32);
     pair.expect_sent(&pair.write(1).remote(pair.at_b.address(), pair.at_b.key() ^ 1).with_imm(5));

@@ -43,8 +43,7 @@ cases![
     a_handle_of_another_domain_stops_the_send_queue_alone,
 ];
 
-/// A path that the port's GIDs allow. It connects two rows of the GID table that have the same
-/// type.
+/// A path between two queue pairs on the port. Both ends use the same row of the GID table.
 struct Way {
     index: u8,
     kind: ibv_gid_type,
@@ -254,7 +253,7 @@ fn attributes_of_the_way_back_are_in_what_came(device: &Device) {
         assert_eq!(attr.grh.sgid_index, way.index, "the index of the destination address");
         let carried = (way.hop_limit(&header), carried_class(device, 0x2c));
         assert_eq!((attr.grh.hop_limit, attr.grh.traffic_class), carried);
-        // An IPv4 header is preceded by zeros.
+        // Zeros precede an IPv4 header, so its flow label is 0.
         let start = u32::from_be_bytes(header[..4].try_into().unwrap());
         assert_eq!(attr.grh.flow_label, start & 0x000f_ffff);
         assert_eq!(attr.sl, question.sl);
@@ -362,7 +361,8 @@ fn on_ethernet_handles_need_a_global_route(device: &Device) {
     expect_refused(device, |attr| attr.grh.dgid = Default::default());
 }
 
-/// Service levels of this kind occur in handles that are created from completions.
+/// On Ethernet, the service level of a completion is the type of the packet. Handles that are
+/// created from completions contain it.
 fn on_ethernet_handles_take_every_service_level(device: &Device) {
     let scene = Scene::new(device);
     device.needs(scene.a.endpoint().ethernet, "the port is of InfiniBand");

@@ -1,4 +1,5 @@
-//! Datagrams: single packets between any queue pairs that have the right Q_Key.
+//! Datagrams: single packets between any two queue pairs. A datagram must carry the receiver's
+//! Q_Key.
 //!
 //! A lost datagram is not reported. To detect a loss, a case sends another datagram, the mark. If
 //! the first one was lost, the mark arrives in the receive that was posted for it.
@@ -86,7 +87,8 @@ impl Scene {
         self.pair.a.send_cq.expect_success(wr.wr.wr_id);
     }
 
-    /// Sends a mark and checks that it is B's next datagram, so nothing sent before it arrived.
+    /// Sends a mark and checks that it is B's next datagram. So all earlier datagrams that have not
+    /// arrived by then are lost.
     #[track_caller]
     pub(super) fn expect_mark(&self, receive: u64) {
         self.send(&self.good(99, 0).with_imm(MARK));
@@ -211,7 +213,8 @@ fn elements_are_joined_and_filled_in_order(device: &Device) {
     a.qp.post(&Wr::send(1, &data).to(&ah, b.qp.number(), QKEY));
     assert_eq!(b.receive_cq.expect_success(10).byte_len, 58);
     let bytes = sink.bytes();
-    // 30 bytes of the header, then its last 10 and 5 of the message, then the rest of the message.
+    // The elements receive 30 bytes of the header, the last 10 of the header with 5 of the message,
+    // and the rest of the message.
     let message: Vec<u8> = (10..15).chain(30..33).chain(40..50).collect();
     assert_eq!(bytes[10..15], message[..5]);
     assert_eq!(bytes[20..33], message[5..]);
@@ -337,7 +340,7 @@ fn a_key_with_the_high_bit_is_only_sent_by_those_who_have_it(device: &Device) {
 fn sequence_numbers_count_datagrams(device: &Device) {
     let scene = Scene::new(device);
     let a = &scene.pair.a;
-    // The last value makes the PSN exceed 24 bits.
+    // With the last value, the PSN wraps around after 24 bits.
     for first in [0, 5, 0x00ff_fffe] {
         let mut attr = ibv_qp_attr { qp_state: State::IBV_QPS_RESET, ..Default::default() };
         assert_eq!(a.qp.modify(attr, Mask::IBV_QP_STATE.0), 0);

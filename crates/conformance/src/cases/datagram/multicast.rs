@@ -40,13 +40,14 @@ const GROUP_QPN: u32 = 0x00ff_ffff;
 /// The first group, as a GID for networks without IPv4.
 const MULTICAST: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
-/// A group on this machine, identified by a number: 239.255/16 is locally scoped.
+/// A multicast group, identified by a number. With IPv4, its address is in 239.255/16, which is
+/// locally scoped, or contains the process ID if the device has a network.
 struct Group {
     address: ibv_gid,
     /// The LID; 0 on Ethernet.
     lid: u16,
     /// Keeps the host itself a member. Without it, the host's network stack drops incoming packets.
-    /// `None` for a software device, which has no address of the host.
+    /// `None` for a software device, which joins by itself, and if the port has no IPv4 address.
     _socket: Option<UdpSocket>,
 }
 
@@ -58,7 +59,7 @@ impl Group {
         let mut socket = None;
         if own.is_ipv4_mapped() {
             // Over UDP, a datagram to the group also reaches other processes, which run other
-            // cases.
+            // cases. The process ID makes the groups of processes differ.
             let [.., first, second] = std::process::id().to_be_bytes();
             let [first, second] = if device.has_network() { [first, second] } else { [255, 77] };
             let group = Ipv4Addr::new(239, first, second, number);
@@ -220,7 +221,7 @@ fn who_left_hears_nothing(device: &Device) {
     scene.send(1);
     scene.expect(1, 10, 1);
     device.let_arrive();
-    // The next datagram it receives is the one sent after it joined again.
+    // The next datagram that queue pair 0 receives is the one sent after it joined again.
     scene.join(0);
     scene.receive(1, 11);
     scene.send(2);

@@ -137,7 +137,7 @@ fn a_completion_is_no_event(device: &Device) {
     expect_no_event(&b);
 }
 
-/// Lets A write to memory that A has no right to access.
+/// Makes A write with an invalid remote key, and checks that the request is refused.
 fn refused_access(a: &Side) {
     let memory = a.pd.register(8, LOCAL_WRITE);
     a.qp.post(&Wr::write(1, &[memory.sge(0, 8)], &memory, 0).remote(64, 0));
@@ -235,7 +235,7 @@ fn destroying_a_queue_pair_waits_for_acknowledgements(device: &Device) {
     drop(context);
 }
 
-/// Returns a side whose send completion queue has overflowed.
+/// Returns a side whose send completion queue has overflowed, and its peer.
 fn overflowed(device: &Device) -> (Side, Side) {
     let (a, b) = (Side::new(device, &Size::default(), 2), Side::new(device, &Size::default(), 64));
     connect_sides(&a, &b, &Knobs::default());

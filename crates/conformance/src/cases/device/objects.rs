@@ -127,7 +127,7 @@ fn objects_of_one_kind_are_told_apart(device: &Device) {
 
 fn numbers_of_queue_pairs_can_be_sent(device: &Device) {
     for service in device.types(&SERVICES) {
-        // 24 bits, but not the two numbers reserved for subnet management.
+        // 24 bits, except 0 and 1, which are reserved for management datagrams.
         assert!((2..1 << 24).contains(&alone(device, service).qp.number()));
     }
 }

@@ -32,8 +32,8 @@ cases![
     queues_above_the_devices_number_are_refused_until_one_is_gone,
 ];
 
-/// Creates a queue pair in this domain with these queues, and connects it to a peer with separate
-/// ones.
+/// Creates a queue pair in this domain, and connects it to `peer`. Its sends and its receives
+/// complete in `cq`.
 fn connected(context: &Context, pd: &Pd, cq: &Cq, peer: &Side) -> Qp {
     let qp = pd.qp(cq, cq, &Size::default());
     let (here, there) = (endpoint(context, &qp), peer.endpoint());
@@ -226,7 +226,8 @@ fn many_completion_queues_are_there_at_once(device: &Device) {
     drop(qp);
 }
 
-/// Creates as many objects as the device's limit allows, and checks that the next one is refused.
+/// Creates as many objects as the device's limit allows. Checks that the next one is refused until
+/// one is destroyed.
 fn fill<T>(most: i32, create: impl Fn() -> Result<T, Errno>) {
     let mut all: Vec<_> =
         (0..most).map(|n| create().unwrap_or_else(|errno| panic!("{n}: {errno}"))).collect();

@@ -47,7 +47,8 @@ cases![
     a_queue_pair_that_is_not_connected_binds_nothing,
 ];
 
-/// Binds as the rig does, but to a key whose low byte no window has had before.
+/// Binds a type 2 window to the first eight bytes of B's memory, and returns its key. The low byte
+/// of this key is that of the window's initial key plus `low`.
 fn bind_as(grant: &Grant, mw: &Mw, low: u8) -> u32 {
     let key = mw.key_with(mw.key().to_le_bytes()[0].wrapping_add(low));
     grant.b.qp.post(&Wr::bind(1, mw, key, grant.at_b.part(0, 8, REMOTE)));
@@ -62,7 +63,7 @@ fn binding_a_window_of_type_1_again_moves_it(device: &Device) {
     let second = grant.bind(&mw, grant.at_b.part(0, 8, REMOTE_READ));
     assert_ne!(second, first);
     grant.allows(&grant.read(second, 0, 8));
-    // It was bound for writing earlier.
+    // Only the first bind allowed writing.
     grant.refuses(&grant.write(second, 0, 8));
 }
 
@@ -74,7 +75,7 @@ fn binding_a_window_of_type_1_again_ends_the_key_before(device: &Device) {
     grant.refuses(&grant.write(first, 16, 8));
 }
 
-/// Binds a type 1 window to this part of B's memory, then to nothing, and checks that neither key
+/// Binds a type 1 window to a part of B's memory, then to `nothing`, and checks that neither key
 /// works.
 fn unbinds(device: &Device, nothing: impl Fn(&Grant) -> ibv_mw_bind_info) {
     for before in [true, false] {
@@ -211,7 +212,7 @@ fn a_window_gives_no_local_rights(device: &Device) {
     }
 }
 
-/// Programs pass the region's flags here.
+/// Some programs pass the region's flags to a bind, and these include local write.
 fn a_bind_may_name_local_write_which_gives_nothing(device: &Device) {
     for kind in kinds(device) {
         let grant = Grant::new(device);
@@ -231,7 +232,7 @@ fn fails_on(device: &Device, kind: ibv_mw_type, memory: u32, access: u32) {
     let region = grant.b.pd.register(BYTES, memory);
     let mw = grant.b.pd.mw(kind);
     let part = region.part(0, 8, access);
-    // The base address for its requests.
+    // Requests to a zero-based region count addresses from 0.
     let addr = if memory & ZERO_BASED == 0 { part.addr } else { 0 };
     grant.fails_at_b(|qp| {
         qp.post_bind(1, &mw, ibv_mw_bind_info { addr, ..part });

@@ -171,7 +171,8 @@ fn on_an_unreliable_connection_a_failed_invalidation_stops_the_send_queue_alone(
     a.receive_cq.expect_success(1);
 }
 
-/// Returns the key of a type 2 window with `add` added to the low byte of its first key.
+/// Returns a key for the next bind of a type 2 window: its initial key, with `add` added to the low
+/// byte.
 fn key_plus(mw: &Mw, add: u8) -> u32 {
     mw.key_with(mw.key().to_le_bytes()[0].wrapping_add(add))
 }

@@ -1,5 +1,5 @@
-//! Keys, bounds, protection domains and rights. Both sides check them when they execute a request,
-//! and copy nothing if a check fails.
+//! Keys, bounds, protection domains and rights. Both sides check them when they execute a request.
+//! If a check fails, they copy nothing, except that a READ may fill the elements before a bad one.
 
 use rdma_sys::{ibv_mr, ibv_sge, ibv_wc_status as Status};
 use test_support::rig::connect::{Knobs, Side, connect, endpoint, pair};
@@ -103,7 +103,7 @@ fn remote_range_before_the_start_is_refused(device: &Device) {
 }
 
 fn remote_range_that_wraps_is_refused(device: &Device) {
-    // 32 bytes that start here would wrap around to the 17th byte of the address space.
+    // 32 bytes that start here would wrap around and end with the 16th byte of the address space.
     remote_refusals(device, |scene, wr| wr.remote(u64::MAX - 15, scene.at_b.rkey()));
 }
 
@@ -113,7 +113,7 @@ fn range_that_wraps_back_into_a_region_is_refused(device: &Device) {
         let memory = Mapping::writable(BYTES);
         memory.put(0, &[AT_B; BYTES]);
         let mr = scene.b.pd.try_register_range_at(memory.start(), BYTES, 0, ALL_ACCESS).unwrap();
-        // The range would wrap around to the region's 17th byte.
+        // The range would wrap around and end with the region's 16th byte.
         let wr = scene.requests()[n].clone().remote(u64::MAX - 15, rkey_of(mr));
         scene.expect_remote_refusal(&wr, Status::IBV_WC_REM_ACCESS_ERR);
         assert_eq!(memory.bytes(0, BYTES), [AT_B; BYTES]);

@@ -520,7 +520,7 @@ fn threads_register_at_the_same_time(device: &Device) {
         for _ in 0..4 {
             threads.spawn(|| {
                 let regions: Vec<_> = (0..50).map(|_| pd.register(100, ALL_ACCESS)).collect();
-                // All 200 regions are registered until every thread has passed the barrier.
+                // All 200 regions stay registered until every thread has reached the barrier.
                 keys.lock().unwrap().extend(regions.iter().map(Mr::key));
                 all_there.wait();
             });

@@ -60,7 +60,7 @@ pub(super) fn needs(device: &Device, kind: ibv_mw_type) {
     device.needs(has(device, kind), &format!("the device has no memory windows of {what}"));
 }
 
-/// Returns the types of windows that the device has.
+/// Returns the types of windows that the device has. Skips the case if it has none.
 pub(super) fn kinds(device: &Device) -> Vec<ibv_mw_type> {
     let kinds = Vec::from_iter([TYPE_1, TYPE_2].into_iter().filter(|&kind| has(device, kind)));
     device.needs(!kinds.is_empty(), "the device has no memory windows");

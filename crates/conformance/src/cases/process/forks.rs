@@ -150,7 +150,7 @@ fn the_parents_objects_outlive_a_child_that_ends(device: &Device) {
         expect_to_work(write, &a, &to, byte);
         a.qp.assert_ready();
     }
-    // Objects that are created after the children ended belong to the parent too.
+    // Objects that the parent creates after its children have ended work too.
     let (c, d) = pair(device);
     let more = d.pd.register(8, ALL_ACCESS);
     let source = c.pd.register_filled(vec![9; 8], LOCAL_WRITE);

@@ -195,7 +195,8 @@ fn converse(own: &Side, count: u64, done: &AtomicU32) {
     // it receives.
     done.fetch_add(1, Ordering::Relaxed);
     until("both are done", || done.load(Ordering::Relaxed) == 2);
-    // If a check failed, the peer may still be sending to this thread's memory.
+    // Receives that use this function's memory are still posted. They are flushed before the memory
+    // is deregistered.
     own.qp.to_error();
     own.receive_cq.expect_flushed(count..count + 32);
 }

@@ -106,7 +106,7 @@ fn attributes_that_a_transition_does_not_take_are_refused(device: &Device) {
 fn refused_attributes_change_nothing(device: &Device) {
     let side = alone(device, RC);
     side.bring(State::IBV_QPS_INIT);
-    // Sets only one of the attributes that RTR needs, and some others to values that differ from
+    // Omits one of the attributes that RTR needs, and sets two others to values that differ from
     // the previous ones.
     let change = |attr: &mut ibv_qp_attr| (attr.qp_access_flags, attr.min_rnr_timer) = (0, 20);
     let mask = Mask::IBV_QP_ACCESS_FLAGS.0 | Mask::IBV_QP_DEST_QPN.0;

@@ -74,7 +74,7 @@ fn queue_is_drained_when_what_it_began_is_finished(device: &Device) {
         assert_eq!((wc.wr_id, wc.status), (finished, Status::IBV_WC_SUCCESS));
         finished += 1;
     }
-    // The peer has received the messages of these requests, and no others are in flight.
+    // The peer has received the messages of the finished requests, and no others are in flight.
     for n in 0..finished {
         b.receive_cq.expect_success(n);
     }

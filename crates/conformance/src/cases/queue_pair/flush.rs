@@ -140,7 +140,9 @@ fn completions_from_before_the_error_stay_in_front(device: &Device) {
     for n in 0..3 {
         b.receive_cq.expect_success(n);
     }
-    // A's last request has completed before any request is flushed.
+    // B has received all three messages. The acknowledgement of the third may still be missing, so
+    // the third request either succeeds or is flushed. In both cases, it completes before the
+    // fourth.
     a.send_cq.expect_success(0);
     a.send_cq.expect_success(1);
     a.qp.post(&Wr::send(3, &[]));
@@ -160,7 +162,7 @@ fn request_that_is_flushed_moves_no_bytes(device: &Device) {
     a.qp.post(&Wr::write(3, &[source.sge(0, 8)], &sink, 0).with_imm(4));
     a.qp.to_error();
     a.send_cq.expect_flushed([1, 2, 3]);
-    // Packets that were sent before the error arrive now, and find no receive.
+    // Packets sent before the error may still arrive now, and find no receive.
     expect_nothing_under_way(device);
     b.qp.post_receive(1, &[sink.sge(0, 8)]);
     // Both sides are reset, so packets from before the reset no longer arrive.

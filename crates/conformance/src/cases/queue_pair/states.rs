@@ -286,8 +286,7 @@ fn reset_leaves_the_completions_of_other_queue_pairs(device: &Device) {
         peer.receive_cq.expect_success(n);
     }
     a.qp.to_reset();
-    // Completions of the reset queue pair may remain in the completion queue; another case checks
-    // that.
+    // Completions of the reset queue pair may remain in the completion queue, so this skips them.
     let mut next = 10;
     while next < 13 {
         let wc = a.send_cq.next();

@@ -237,8 +237,8 @@ fn fenced_send_carries_what_the_atomic_brought(device: &Device) {
     assert_eq!(number(&sink), 41);
 }
 
-/// Executes an addition, and checks that it fails and leaves the words unchanged. Returns its
-/// status.
+/// Posts the request that `spoil` returns. Checks that it fails, and changes neither the words nor
+/// the result. Returns its status.
 fn refused(sides: (Side, Side), region: u32, spoil: impl Fn(&Mr, &Mr) -> Wr) -> Status {
     let (a, b) = sides;
     let result = a.pd.register_filled(vec![3; 16], LOCAL_WRITE);
@@ -269,9 +269,9 @@ fn queue_pair_without_remote_atomic_refuses_atomics(device: &Device) {
     assert_eq!(status, Status::IBV_WC_REM_INV_REQ_ERR);
 }
 
-/// The address is misaligned in the request, or in the peer's memory (if memory can be registered
-/// at an address with a different alignment). The device may refuse the request when it is posted,
-/// or let it fail.
+/// The address is misaligned in the request or in the peer's memory. Memory can be misaligned only
+/// if the device registers it under an IOVA of another alignment. The device may refuse the request
+/// when it is posted, or let it fail.
 fn misaligned_atomic_changes_nothing(device: &Device) {
     for (offset, shift) in [(1, 0), (2, 0), (4, 0), (7, 0), (0, 4), (4, 4)] {
         let (a, b) = sides(device);

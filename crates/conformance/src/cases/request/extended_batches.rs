@@ -39,8 +39,8 @@ cases![
     batches_and_lists_of_several_threads_do_not_mix,
 ];
 
-/// Checks that nothing from a failed or abandoned batch was posted. Of all requests, only one that
-/// is posted now completes, and only its bytes arrive at B.
+/// Checks that nothing from a failed or abandoned batch was posted. To do so, posts one more
+/// request, and checks that no other completes, and that only its bytes arrive at B.
 #[track_caller]
 fn expect_nothing_posted(scene: &Scene) {
     assert_eq!(scene.a.qp.try_call(&[scene.write(77, 56)]), 0);
@@ -65,8 +65,8 @@ fn nothing_is_executed_before_the_batch_is_complete(device: &Device) {
     let (c, d) = pair(device);
     scene.a.qp.start();
     scene.a.qp.build(&scene.write(1, 0));
-    // There is no order between connections, so this sends many messages on another one: enough
-    // time for a message of this one to arrive.
+    // Messages of different connections arrive in any order. The many messages on another
+    // connection give a message of the incomplete batch enough time to arrive.
     for n in 0..20 {
         d.qp.post_receive(n, &[]);
         c.qp.post(&Wr::send(n, &[]));

@@ -1,4 +1,4 @@
-//! Which bytes a request moves, where to, and in which order.
+//! The bytes that a request moves, their destination, and their order.
 
 use rdma_sys::{ibv_mtu, ibv_sge, ibv_wc_opcode as Done};
 use test_support::rig::connect::{Knobs, Side, pair, pair_with};
@@ -166,7 +166,7 @@ fn addresses_need_no_alignment(device: &Device) {
 /// returns that number.
 fn with_many_elements(device: &Device) -> (Side, Side, usize) {
     let most = device.attributes().max_sge.min(32).cast_unsigned();
-    // A request needs space in addition to its elements.
+    // Requests with many elements take much space, so the queues are short and have no inline data.
     let size = Size { sge: most, send_wr: 8, receive_wr: 8, inline: 0, ..Size::default() };
     let (a, b) = pair_with(device, &size, &Knobs::default());
     (a, b, most as usize)

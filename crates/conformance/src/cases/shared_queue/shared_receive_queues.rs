@@ -147,7 +147,8 @@ fn polled_completions_give_their_room_back(device: &Device) {
 fn a_queue_pair_that_is_destroyed_gives_its_room_back(device: &Device) {
     let (clients, mut server) = with_clients(device, 4, 2);
     let room = server.srq.fill(0);
-    // The completion of the first receive is polled; the other two are dropped with the queue pair.
+    // The completion of the first receive is polled. Those of the next two are not, but the
+    // destruction of the queue pair frees their slots.
     deliver(&clients[0], &server);
     send(&clients[0]);
     send(&clients[0]);
@@ -155,7 +156,7 @@ fn a_queue_pair_that_is_destroyed_gives_its_room_back(device: &Device) {
     assert_eq!(server.srq.fill(100), 3);
     for n in (3..room).chain(100..103) {
         send(&clients[1]);
-        // Completions of the destroyed queue pair may remain in the queue.
+        // Unpolled completions of the destroyed queue pair may remain in the completion queue.
         let of_second = |wc: &ibv_wc| wc.qp_num == server.qps[1].number();
         let wc = std::iter::repeat_with(|| server.receive_cq.next()).find(of_second).unwrap();
         assert_eq!((wc.wr_id, wc.status), (n, Status::IBV_WC_SUCCESS));
@@ -186,7 +187,8 @@ fn what_nobody_took_goes_with_the_queue(device: &Device) {
     let Server { srq, pd, receive_cq, send_cq, context, .. } = server;
     drop(srq);
     sink.deregister();
-    // The next queue pair that uses this receive queue causes the queue's first event.
+    // The first completion in the receive completion queue is that of another queue pair. So the
+    // receive in the destroyed queue has not completed.
     let other = pd.qp(&send_cq, &receive_cq, &Size::default());
     let client = &clients[0];
     client.qp.to_reset();
@@ -246,7 +248,7 @@ fn the_limit_is_an_event_once(device: &Device) {
     deliver(&client, &server);
     assert_eq!(events(&server, LIMIT, 1).len(), 1);
     (0..6).for_each(|_| deliver(&client, &server));
-    // The event of the previous limit is not reported, only that of the new one.
+    // The event of the previous limit is not repeated. Only the new limit causes an event.
     server.srq.set_limit(1);
     deliver(&client, &server);
     assert_eq!(events(&server, LIMIT, 1).len(), 1);
@@ -291,7 +293,8 @@ fn a_queue_waits_for_the_acknowledgement_of_its_events(device: &Device) {
         // The destruction first discards the unread event, and then waits until the other one is
         // acknowledged.
         until("the discard of the unread event", || !context.has_async_events());
-        // Without waiting for that, the destruction would be complete after these calls.
+        // If it did not wait for the acknowledgement, the destruction would be complete after these
+        // calls.
         for _ in 0..20 {
             drop(device.open());
         }

@@ -257,7 +257,7 @@ fn a_list_of_requests_serves_all_who_wait(device: &Device) {
     assert_eq!(takers.len(), 3);
 }
 
-/// Returns clients that soon give up if their message finds no receive.
+/// Returns clients that soon give up if their message finds no receive, and their server.
 fn with_impatient_clients(device: &Device, clients: usize) -> (Vec<Side>, Server) {
     needs_queues(device);
     let knobs = Knobs { rnr_retries: 1, min_rnr_timer: 10, ..Knobs::default() };
@@ -292,7 +292,7 @@ fn a_sender_that_goes_leaves_the_request_to_the_next(device: &Device) {
     clients[1].qp.to_reset();
     clients[2].qp.destroy();
     server.qps.remove(3);
-    // Packets that were sent before arrive now, and find no receive.
+    // Packets that these clients have sent may still arrive now, and find no receive.
     expect_nothing_under_way(device);
     server.srq.post(7, &[]);
     clients[4].send_cq.expect_success(1);
@@ -343,7 +343,7 @@ fn between_domains(device: &Device, memory_of_queue: bool) -> (Status, Status, b
 const CAME: (Status, Status, bool) = (Status::IBV_WC_SUCCESS, Status::IBV_WC_SUCCESS, true);
 const REFUSED: (Status, Status, bool) =
     (Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_LOC_PROT_ERR, false);
-/// The result on SoftRoCE, for either domain.
+/// The result on SoftRoCE if the memory is from the domain of the queue.
 const REFUSED_BY_RXE: (Status, Status, bool) =
     (Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_LOC_QP_OP_ERR, false);
 

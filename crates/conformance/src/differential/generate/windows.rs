@@ -126,7 +126,8 @@ impl Generator {
         Some(send)
     }
 
-    /// If the send binds a window, occasionally returns an invalidation to post right after it.
+    /// If the send binds a type 2 window, occasionally returns an invalidation of the window, which
+    /// is posted later in the same phase.
     pub(super) fn invalidation_of(&mut self, send: &Send) -> Option<ProgramRequest> {
         let window = send.bind?.window;
         let chosen = !send.end.is_type_1(window) && self.rng.u8(0..8) == 0;

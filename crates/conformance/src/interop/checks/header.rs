@@ -76,8 +76,8 @@ fn ipv6(scene: &mut Scene<'_>, header: &[u8], addresses: &[u8], packet: usize) -
     ensure!(header[8..] == *addresses, "the addresses should be {addresses:x?}: {header:x?}");
     let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
     let expected = packet + if next == UDP { 8 } else { 0 };
-    // Like the length in an IPv6 header, that in an InfiniBand header includes everything after the
-    // header, here also the ICRC.
+    // The length in an InfiniBand header covers everything after the header, including the ICRC.
+    // The length in an IPv6 header does so too.
     ensure!(length == expected, "the payload's length should be {expected}, not {length}");
     ensure_hop_limit(scene, header[7])?;
     let label = u32::from_be_bytes([header[0], header[1], header[2], header[3]]) & 0x000f_ffff;
