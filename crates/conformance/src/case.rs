@@ -42,8 +42,8 @@ const UNRELIABLE_CONNECTIONS: [&str; 2] = ["unreliable", "unreliable_errors"];
 const DATAGRAMS: [&str; 4] = ["address_handles", "datagram_errors", "datagrams", "multicast"];
 
 impl Case {
-    /// Returns the unreliable type of queue pair that every case of this part needs. `None` if
-    /// there is none. A case that needs another type then checks for it itself.
+    /// Returns the unreliable type of queue pair that every case of this part needs. If there is
+    /// none, returns `None`, and a case that needs such a type checks for it itself.
     pub(crate) fn qp_type(&self) -> Option<ibv_qp_type> {
         if UNRELIABLE_CONNECTIONS.contains(&self.part) {
             return Some(ibv_qp_type::IBV_QPT_UC);

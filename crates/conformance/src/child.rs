@@ -88,7 +88,7 @@ fn finish(mut command: Command, limit: Duration) -> Result<Outcome> {
     kill_group(&child);
     let ended = match status {
         Some(status) => describe(status),
-        // Not even a killed process ends if the kernel cannot end it.
+        // If the kernel cannot end a process, not even killing it helps.
         None => match child.wait_timeout(LAST)? {
             Some(_) => format!("killed: it still ran after {limit:?}"),
             None => format!("it still ran after {limit:?}, and cannot be killed"),

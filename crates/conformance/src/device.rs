@@ -170,7 +170,7 @@ impl Device {
         self.needs(usual_inline() >= bytes, "the device has less inline data");
     }
 
-    /// Returns the operations that the device's queue pairs cannot post.
+    /// Returns the atomics and the binds, if the device's queue pairs cannot post them.
     fn lacking_operations(&self) -> u64 {
         let attributes = self.attributes();
         let windows =

@@ -121,8 +121,8 @@ pub struct Loops {
 }
 
 impl Loops {
-    /// Redirects the posts and polls on this context's objects to the quiet device in this object
-    /// file.
+    /// Creates the objects for the loops in this context. Redirects the posts and polls on the
+    /// context's objects to the quiet device in this object file.
     ///
     /// # Panics
     /// Panics if the object cannot be loaded, or was compiled for structs that differ from those in

@@ -140,7 +140,7 @@ fn instruction(code: u32, jt: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: u16::try_from(code).unwrap_or(u16::MAX), jt, jf: 0, k }
 }
 
-/// Exits from the process. The exit status is the number of the call plus one.
+/// Exits from the process. The exit status is the number of the call plus one, but at most 253.
 extern "C" fn stop(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     // The address of the call instruction precedes the number (`man 2 sigaction`, SIGSYS).
     const NUMBER: usize = 24;

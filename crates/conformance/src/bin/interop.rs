@@ -1,4 +1,5 @@
-//! `interop serve` and `interop drive`: two devices that communicate, see `docs/interop.md`.
+//! The programs `interop serve` and `interop drive`, which let two devices communicate
+//! (`docs/interop.md`).
 
 use std::process::ExitCode;
 

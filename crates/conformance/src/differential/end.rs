@@ -172,7 +172,8 @@ impl EndState {
         self.windows.insert(usize::from(window), new);
     }
 
-    /// Returns the keys of the windows.
+    /// Returns the keys of the windows. For a window that does not exist, this is a key that no
+    /// device assigns.
     pub(super) fn window_keys(&self) -> [u32; WINDOWS as usize] {
         let key = |window| self.windows.get(window).map_or(UNKNOWN_KEY, Window::key);
         std::array::from_fn(key)

@@ -304,7 +304,7 @@ impl Model {
         let opcode = send.opcode;
         let carried = match plan.transport {
             Transport::Rc => plan.windows || !opcode.is_of_windows(),
-            // `no-local-invalidation-on-uc`
+            // See `no-local-invalidation-on-uc` in `docs/rxe-differences.md`.
             Transport::Uc => !opcode.fetches() && !opcode.is_of_windows(),
             Transport::Ud => matches!(opcode, Opcode::Send | Opcode::SendImm),
         };

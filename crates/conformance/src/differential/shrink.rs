@@ -32,7 +32,7 @@ pub(super) fn shrink(
     }
 }
 
-/// Returns programs that are smaller in one respect, those with the largest reductions first.
+/// Returns programs that are smaller in one respect, roughly with the largest reductions first.
 fn candidates(program: &Program) -> Vec<Program> {
     let mut found = Vec::new();
     found.extend((0..program.pairs.len()).filter_map(|pair| without_pair(program, pair)));

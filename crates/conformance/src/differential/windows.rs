@@ -71,8 +71,8 @@ impl Model {
         }
     }
 
-    /// Checks a send that may concern windows. Rejects one that devices may refuse or that windows
-    /// do not support.
+    /// Checks the parts of a send that concern windows. Rejects a send that devices may refuse, or
+    /// that would break its receiver.
     pub(super) fn window_request(&self, send: &Send) -> Fair {
         let opcode = send.opcode;
         fair(send.bind.is_some() == (opcode == Opcode::Bind), "bind parameters do not fit")?;

@@ -110,7 +110,7 @@ impl Wr {
 /// The index that is returned if the provider does not report which request it refused.
 pub const NOT_SAID: usize = usize::MAX;
 
-/// Returns the index of the refused request in the list.
+/// Returns the index of the refused request in the list, or [`NOT_SAID`].
 unsafe fn place<T>(first: *const T, bad: *const T) -> usize {
     if bad.is_null() {
         return NOT_SAID;

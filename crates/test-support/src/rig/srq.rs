@@ -150,7 +150,7 @@ impl Drop for Srq {
 }
 
 /// Queue pairs that share a receive queue, and their completion queues. The fields are dropped in
-/// their order.
+/// the order of their declaration.
 pub struct Server {
     pub qps: Vec<Qp>,
     pub srq: Srq,

@@ -128,7 +128,7 @@ pub struct Grant {
     pub b: Side,
 }
 
-/// A further queue pair in B's domain. The fields are dropped in their order.
+/// A further queue pair in B's domain. The fields are dropped in the order of their declaration.
 pub struct Second {
     pub qp: Qp,
     pub send_cq: Cq,

@@ -131,7 +131,7 @@ fn a_peer_that_does_not_answer_a_scope_loses_its_connection_alone(device: &Devic
         for sent in s.post_multicast_send([2, 0], SendWorkRequest::new(&list))? {
             sent.wait(BOUND)?;
         }
-        // At the end of the scope, only peer 1 has received no message. The scope waits for it
+        // At the end of the scope, only peer 1 has received no message. The scope waits for peer 1
         // until the short drain timeout.
         for answered in [0, 2] {
             rooms[answered].wait(BOUND)?;
@@ -163,8 +163,8 @@ fn a_receive_that_runs_out_closes_one_connection(device: &Device) {
 
 fn a_peer_that_is_gone_fails_alone(device: &Device) {
     let pd = domain(device);
-    // All attempts together take up to a second, so even on a busy machine the existing peers
-    // answer in time.
+    // All attempts together take up to a second, so even on a busy machine the peers that still
+    // exist answer in time.
     let (timeout, retries) = (AckTimeout::limited(16).unwrap(), MaxAckRetries::limited(3).unwrap());
     let center = pd.create_multi_channel().num_channels(3).ack_timeout(timeout);
     let center = center.max_ack_retries(retries).build().unwrap();

@@ -401,7 +401,7 @@ fn events_are_acknowledged_many_at_once(device: &Device) {
         until("an event", || b.channel.is_readable());
         assert_eq!(b.channel.get(), Ok(b.receive_cq.0));
     }
-    // Without this, destroying the queue at the end of the case would wait.
+    // Without this acknowledgement, destroying the queue at the end of the case would not return.
     b.receive_cq.acknowledge(5);
 }
 

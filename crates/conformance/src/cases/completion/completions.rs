@@ -155,7 +155,8 @@ fn different_operations_complete_in_the_order_they_were_posted(device: &Device) 
     for n in 0..8 {
         b.qp.post_receive(n, &[there.sge(0, 20_000)]);
     }
-    // Long and short messages, including reads, which are answered separately.
+    // Long and short messages. The peer answers the reads with data, and the others with
+    // acknowledgements.
     let (long, short) = ([large.sge(0, 20_000)], [large.sge(0, 1)]);
     for round in 0..4 {
         let id = |n: u64| 10 * round + n;

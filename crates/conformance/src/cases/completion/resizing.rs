@@ -135,7 +135,7 @@ fn a_queue_is_resized_while_it_is_filled_and_polled(device: &Device) {
             let mut resized = 0;
             while !done.load(Ordering::Acquire) {
                 for entries in [64, 300, 128, 33] {
-                    // At most two requests are outstanding.
+                    // At most two requests are outstanding, so each of these sizes suffices.
                     assert_eq!(a.send_cq.try_resize(entries), 0);
                     assert_eq!(b.receive_cq.try_resize(entries), 0);
                     resized += 1;

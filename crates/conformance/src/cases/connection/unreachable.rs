@@ -50,7 +50,7 @@ fn sides(device: &Device) -> (Side, Side) {
     (side(device), side(device))
 }
 
-/// Returns a connected pair. A has sent a message, so it knows its peer. It gives up after seven
+/// Returns a connected pair. A has sent a message, so it knows its peer. A gives up after seven
 /// attempts of 67 ms each.
 fn acquainted(device: &Device) -> (Side, Side) {
     let (a, b) = sides(device);
@@ -206,7 +206,7 @@ fn peer_in_error_is_unreachable(device: &Device) {
     b.qp.to_error();
     a.expect_unreachable();
     b.receive_cq.expect_flushed([1]);
-    // A write needs no receive, and one with a single element may be executed on a fast path.
+    // A write needs no receive. If it has a single element, it may be executed on a fast path.
     let (a, b) = acquainted(device);
     let (source, sink) = (a.pd.register_filled(vec![1; 8], 0), b.pd.register(8, ALL_ACCESS));
     b.qp.to_error();

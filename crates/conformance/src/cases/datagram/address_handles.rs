@@ -362,7 +362,7 @@ fn on_ethernet_handles_need_a_global_route(device: &Device) {
 }
 
 /// On Ethernet, the service level of a completion is the type of the packet. Handles that are
-/// created from completions contain it.
+/// created from completions contain this level, so handles must accept every level.
 fn on_ethernet_handles_take_every_service_level(device: &Device) {
     let scene = Scene::new(device);
     device.needs(scene.a.endpoint().ethernet, "the port is of InfiniBand");

@@ -144,8 +144,8 @@ const NOT_FOR_DATAGRAMS: [ibv_wr_opcode; 7] = [
     ibv_wr_opcode::IBV_WR_LOCAL_INV,
 ];
 
-/// Returns a request that is valid except for its opcode. In the C struct, the datagram's address
-/// handle and the remote address of a memory operation share a union.
+/// Returns a request that is valid except for its opcode. A memory operation finds the datagram's
+/// address handle in place of its remote address, because both are in one C union.
 fn of_opcode(scene: &Scene, opcode: ibv_wr_opcode) -> Wr {
     let mut wr = scene.good(1, 8);
     wr.wr.opcode = opcode;

@@ -143,7 +143,8 @@ fn a_device_has_room_for_something_of_everything(device: &Device) {
         assert!(most > 0);
     }
     assert!(attr.phys_port_cnt > 0 && attr.max_pkeys > 0 && attr.max_mr_size > 0);
-    // One bit for each page size that regions can have, at least for the system's page size.
+    // The field has one bit for each page size that regions can have. One of them is the system's
+    // page size.
     assert!(attr.page_size_cap >= 4096);
     assert!(attr.atomic_cap.0 <= ibv_atomic_cap::IBV_ATOMIC_GLOB.0);
 }

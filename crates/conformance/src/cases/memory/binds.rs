@@ -290,7 +290,7 @@ fn no_window_of_type_1_is_zero_based(device: &Device) {
     let grant = Grant::new(device);
     let one = grant.b.pd.mw(TYPE_1);
     let info = grant.at_b.part(16, 32, REMOTE | ZERO_BASED);
-    // The post may refuse it, or the completion may fail.
+    // The device may refuse the bind when it is posted, or let it fail.
     match grant.b.qp.try_bind(1, &one, info, 0) {
         0 => drop(grant.b.send_cq.expect(1, Status::IBV_WC_MW_BIND_ERR)),
         refused => assert_eq!(refused, Errno::EINVAL.raw()),

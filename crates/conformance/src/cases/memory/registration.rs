@@ -65,8 +65,7 @@ fn pattern(length: usize) -> Vec<u8> {
     (0..=250).cycle().take(length).collect()
 }
 
-/// Returns an element of `length` bytes at `address`, an address as used in requests to this
-/// region.
+/// Returns an element of `length` bytes at `address`, as requests address this region.
 fn element(mr: *mut ibv_mr, address: u64, length: usize) -> ibv_sge {
     ibv_sge { addr: address, length: u32::try_from(length).unwrap(), lkey: key_of(mr) }
 }

@@ -66,7 +66,7 @@ fn nothing_is_executed_before_the_batch_is_complete(device: &Device) {
     scene.a.qp.start();
     scene.a.qp.build(&scene.write(1, 0));
     // Messages of different connections arrive in any order. The many messages on another
-    // connection give a message of the incomplete batch enough time to arrive.
+    // connection give a message of the incomplete batch enough time to arrive if it was sent.
     for n in 0..20 {
         d.qp.post_receive(n, &[]);
         c.qp.post(&Wr::send(n, &[]));
