@@ -144,8 +144,8 @@ pub(crate) fn interface_name(index: u32) -> Option<String> {
     index_to_name(socket, index).ok()
 }
 
-/// Converts text values to JSON. Numbers and booleans stay what they are, except that versions are
-/// strings.
+/// Converts text values to JSON. Texts of numbers and booleans become numbers and booleans, except
+/// `firmware_version`, which stays a string.
 fn values(fields: impl Iterator<Item = (&'static str, String)>) -> Rows {
     let value = |name, text: String| match (text.parse::<u64>(), text.parse::<bool>()) {
         (Ok(number), _) if name != "firmware_version" => json!(number),

@@ -177,7 +177,7 @@ fn provider(error: &ListError, is_needless: bool) -> Finding {
     Finding::new("provider", severity, error.to_string())
 }
 
-/// Returns a warning if the machine has no RDMA hardware, unless the user named a device.
+/// Returns a warning if the kernel has no RDMA device, unless the user named a device.
 fn no_devices(facts: &Facts, is_meant: bool) -> Option<Finding> {
     let has = facts.devices.iter().any(|device| device.kind == facts::Kind::Kernel);
     (is_meant && !has).then(|| {
@@ -189,7 +189,8 @@ fn no_devices(facts: &Facts, is_meant: bool) -> Option<Finding> {
     })
 }
 
-/// Probes a peer, and reports which GIDs programs use to reach it.
+/// Probes a peer, and reports which GIDs programs use to reach it. With `--sysroot`, or if the
+/// probe fails, assumes that the peer's address is a GID of the peer.
 fn towards(facts: &Facts, peer: &str, device: Option<&str>) -> anyhow::Result<Vec<Finding>> {
     let address = address_of(peer)?;
     if facts.machine.sysroot.is_some() {

@@ -43,7 +43,7 @@ pub(crate) fn printable(text: &str) -> String {
 /// A file for the result of a long operation, checked before the operation starts.
 #[derive(Debug)]
 pub(crate) struct Destination {
-    /// The file, if it exists. It is not created before there is a result, so that a program that is killed leaves no
+    /// The file, if it existed before. Otherwise [`write`](Self::write) creates it, so that a killed program leaves no
     /// empty file.
     file: Option<File>,
     path: PathBuf,
@@ -53,7 +53,7 @@ impl Destination {
     /// Checks that the file can be written. The contents of an existing file stay until [`write`](Self::write).
     ///
     /// # Errors
-    /// The file cannot be opened for writing, or not created.
+    /// Returns an error if the file can neither be opened for writing nor created.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
         let created = OpenOptions::new().write(true).create_new(true).open(path);
         let file = match created {
@@ -68,7 +68,8 @@ impl Destination {
     /// Replaces the contents of the file.
     ///
     /// # Errors
-    /// The disk is full, or the reader of a pipe has closed it.
+    /// Returns an error if the file cannot be written, for example because the disk is full or a
+    /// pipe has no reader.
     pub(crate) fn write(self, bytes: &[u8]) -> anyhow::Result<()> {
         let Self { file, path } = self;
         let written = file.map_or_else(|| open(&path), Ok).and_then(|mut file| {

@@ -1,4 +1,4 @@
-//! The settings for lossless traffic of an interface: PFC and packet priorities (`dcb(8)`), queried
+//! An interface's settings for lossless traffic: PFC and packet priorities (`dcb(8)`), queried
 //! through rtnetlink.
 
 use std::io;

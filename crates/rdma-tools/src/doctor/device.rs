@@ -176,7 +176,8 @@ fn gids(root: &Root, networks: &Networks, gids: &str, attributes: &str) -> Vec<P
             return None;
         }
         let text = |of: &str| root.text(&format!("{attributes}/{of}/{index}"));
-        // The type of an empty entry cannot be read, nor that of an interface in another namespace.
+        // The type of an empty entry cannot be read, nor the type of a GID whose interface is in
+        // another namespace.
         let gid_type = match text("types").value()?.as_str() {
             "RoCE v2" => GidType::ROCE_V2,
             _ if text("ndevs").value().is_some() => GidType::ROCE_V1,

@@ -114,10 +114,11 @@ pub(crate) struct Device {
     pub(crate) kind: Kind,
     /// The name of the device's file in `/dev/infiniband`.
     pub(crate) file: Fact<String>,
-    /// The reason why the device could not be opened, or `None` if it could.
+    /// The reason why the device could not be opened or queried. `None` if both succeeded, or if
+    /// they were not tried because of `--sysroot`.
     pub(crate) open_error: Option<String>,
-    /// The reason why no queue pair for a reliable connection could be created, or `None` if one
-    /// could.
+    /// The reason why no queue pair for a reliable connection could be created. `None` if one
+    /// could, or if this was not tried.
     pub(crate) queue_pair_error: Option<String>,
     pub(crate) driver: Fact<String>,
     pub(crate) driver_version: Fact<String>,
@@ -147,7 +148,7 @@ pub(crate) struct Pci {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Missing {
     pub(crate) feature: &'static str,
-    /// The substitute that this stack uses for the feature.
+    /// The substitute for the feature, which either this stack or the program provides.
     pub(crate) instead: &'static str,
 }
 

@@ -14,8 +14,8 @@ use super::facts::Missing;
 const INLINE: u32 = 64;
 
 /// Finds the features that the device lacks. Attributes show some of them. To test for the others,
-/// this creates and destroys queue pairs, which leaves the device unchanged. Also returns the error
-/// of an ordinary queue pair, if none can be created.
+/// this creates and destroys queue pairs, and tries to register a file as a dma-buf. The device is
+/// left unchanged. Also returns the error if an ordinary queue pair cannot be created.
 pub(crate) fn missing(context: &Context) -> Result<(Vec<Missing>, Option<String>), Error> {
     let (device, extended) = (context.query_device()?, context.query_device_extended()?);
     let pd = context.allocate_pd()?;

@@ -48,7 +48,8 @@ fn access(machine: &Machine, device: &Device) -> Option<Finding> {
 
 fn driver(device: &Device) -> Finding {
     let Device { driver, driver_version, firmware, hardware, board, .. } = device;
-    // The list of facts contains the reasons why values are unknown, so they are not repeated here.
+    // The list of facts contains the reasons why these values are unknown. Only the firmware's
+    // reason is repeated here.
     let or_unknown = |fact: &Fact<String>| fact.value().cloned().unwrap_or("unknown".to_owned());
     let version = driver_version.value().map_or(String::new(), |version| format!(" {version}"));
     let [driver, hardware, board] = [driver, hardware, board].map(or_unknown);

@@ -3,7 +3,7 @@
 use super::facts::{Fact, Facts, Kind, Machine};
 use super::finding::{Finding, Severity};
 
-/// The lowest limit on locked memory that is enough for more than small programs.
+/// The limit on locked memory, in bytes, below which only small programs are expected to run.
 const ENOUGH_LOCKED: u64 = 64 << 20;
 
 const LIMIT_CURE: &str = "raise it: `ulimit -l unlimited`, `* - memlock unlimited` in /etc/security/limits.d, \

@@ -1,5 +1,6 @@
-//! The networks of a machine's interfaces. They are read from copied files, because `getifaddrs(3)`
-//! covers only the machine on which it runs.
+//! The networks of a machine's interfaces. They are read from files in `/proc`, which may be copies
+//! from another machine. `getifaddrs(3)` would not do, because it covers only the machine on which
+//! it runs.
 
 use std::net::Ipv4Addr;
 
@@ -7,8 +8,8 @@ use rdma::device::Gid;
 
 use super::root::Root;
 
-/// The networks of interfaces. Each entry consists of the interface's name, the network's address
-/// as a GID, and the prefix length in bits.
+/// The networks of interfaces. Each entry consists of the interface's name, an address in the
+/// network as a GID, and the prefix length in bits.
 #[derive(Debug, Default)]
 pub(crate) struct Networks(Vec<(String, Gid, u8)>);
 
@@ -24,8 +25,8 @@ impl Networks {
         Self(networks)
     }
 
-    /// Returns the prefix length of the network that contains the GID, if the network is one of
-    /// this interface.
+    /// Returns the prefix length of this interface's network that contains the GID. If there are
+    /// several, returns the longest one.
     pub(crate) fn prefix_length(&self, gid: Gid, interface: Option<&str>) -> Option<u8> {
         let shares = |network: &Gid, length: u8| {
             let bits = |gid: &Gid| u128::from_be_bytes(gid.to_bytes());

@@ -38,8 +38,8 @@ pub(crate) struct Met {
     pub(crate) findings: Vec<Finding>,
 }
 
-/// A pair of GIDs, given by their positions in the two endpoints. `None` on InfiniBand, where LIDs
-/// are used.
+/// A pair of GIDs, given by their positions in the two endpoints. `None` on InfiniBand if both ends
+/// need only LIDs.
 type Pair = Option<(usize, usize)>;
 
 /// Probes the path to a listener, once with each pair of GIDs.
@@ -132,8 +132,8 @@ fn pairs(own: &QueuePairEndpoint, peer: &QueuePairEndpoint, chosen: Pair) -> Vec
     if !is_routed {
         return vec![None];
     }
-    // An address that both hosts have leads each host to itself, unless both ends use the same
-    // port.
+    // If both hosts have the same address, packets to it do not leave the host, so such a pair is
+    // skipped. If both ends use the same port, only pairs of equal GIDs are probed.
     let is_one_port = own.gids() == peer.gids();
     let fits = |a: usize, b: usize| {
         let (a, b) = (*own.gids().get(a)?, *peer.gids().get(b)?);
@@ -228,7 +228,8 @@ fn bind(address: Option<SocketAddr>) -> anyhow::Result<TcpListener> {
     })
 }
 
-/// Answers the probes of one peer.
+/// Answers the probes of one peer. Returns the number of successful probes, and the number of all
+/// probes.
 fn serve(stream: TcpStream, prober: &Prober) -> anyhow::Result<(usize, usize)> {
     let mut wire = Wire::greet(stream)?;
     let (own, _) = exchange(&mut wire, prober)?;

@@ -19,11 +19,11 @@ const SMALL: usize = 16;
 /// The value of every byte in the messages.
 const PATTERN: u8 = 0x5a;
 
-/// The time limit for sending or receiving both messages.
+/// The time limit for sending or receiving each of the two messages.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// The time limit at the end for receives that got no message. The same limit then applies to their
-/// flushes.
+/// The time limit for receives that are still in flight at the end of the scope. After it, they are
+/// flushed, and the flush has the same limit.
 const DRAIN: Duration = Duration::from_millis(200);
 
 /// The timeout after which a lost packet is retransmitted.
@@ -56,15 +56,16 @@ impl Prober {
         format!("{}/{}", self.context.device().name(), self.port)
     }
 
-    /// Returns the endpoint that the port would offer to this peer, with all its GIDs.
+    /// Returns the endpoint that the port offers to this peer. It lists the port's GIDs, or the
+    /// likeliest ones if there are more than an endpoint can hold.
     pub(crate) fn offer(&self, own: IpAddr, peer: IpAddr) -> anyhow::Result<QueuePairEndpoint> {
         let mut prepared = self.builder().build()?;
         prepared.set_stream_addresses(own.to_canonical(), peer.to_canonical());
         Ok(prepared.endpoint())
     }
 
-    /// Prepares a queue pair that uses one GID of the offer. On InfiniBand, `gid` is `None`, and
-    /// the queue pair uses all of them.
+    /// Prepares a queue pair that uses one GID of the offer. If `gid` is `None` (InfiniBand with
+    /// LIDs), no GID is selected.
     pub(crate) fn prepare(
         &self,
         offer: &QueuePairEndpoint,
@@ -100,7 +101,8 @@ impl Prober {
     }
 
     /// Posts receives for both messages, and calls `exchange`, which returns true if the peer
-    /// reports that both were acknowledged. Then polls the receives.
+    /// reports that both were acknowledged. If it does, waits for the receives and checks the
+    /// bytes. The inner error is the reason why the probe failed.
     pub(crate) fn receive(
         &self,
         mut channel: Channel,

@@ -21,7 +21,8 @@ const MAGIC: [u8; 8] = *b"rdmadoc\0";
 /// The maximum length of a message, in bytes.
 const MAX_LENGTH: usize = 64 << 10;
 
-/// The time limit for a whole message to arrive.
+/// The time limit for receiving a greeting, for receiving the length of a message, and for
+/// receiving its JSON. Also the limit for each write.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The endpoint of a queue pair in its encoded form.
@@ -46,7 +47,7 @@ impl Endpoint {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Offer {
     pub(crate) device: String,
-    /// The endpoint, which lists all GIDs of the port.
+    /// The endpoint, which lists the GIDs of the port.
     pub(crate) endpoint: Endpoint,
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct Offer {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Try {
-    /// The position of the listener's GID in its offer, or `None` on InfiniBand.
+    /// The position of the listener's GID in its offer, or `None` on InfiniBand with LIDs.
     pub(crate) gid: Option<usize>,
     pub(crate) endpoint: Endpoint,
 }
@@ -65,7 +66,7 @@ pub(crate) struct Try {
 pub(crate) enum Answer {
     /// The listener's queue pair is connected, and its receives are posted.
     Ready(Endpoint),
-    /// The listener cannot create a queue pair for the request.
+    /// The listener cannot create or connect a queue pair for the request.
     Refused(String),
 }
 
@@ -161,7 +162,8 @@ impl Wire {
             match self.stream.read(rest) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => filled += count,
-                // The read timed out. The loop then returns an error that states the limit.
+                // The read timed out or was interrupted. The loop checks the time limit, and reads
+                // again or returns `TimedOut`.
                 Err(error)
                     if [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock]
                         .contains(&error.kind()) => {}
