@@ -168,11 +168,12 @@ impl Program {
 
 /// The number of requests that perftest keeps outstanding.
 const DEPTH: u32 = 128;
-/// The number of receives that perftest posts on RC, where a sender waits until there are more.
+/// The maximum number of receives that perftest posts on RC, where the sender retries until a
+/// receive is posted.
 const ROOM: u32 = 512;
 /// The maximum number of receives that perftest posts on other services.
 const ROOM_WITHOUT_WAIT: u32 = 16000;
-/// The longest message that verbs support.
+/// The maximum message length that this program accepts, in bytes.
 const LONGEST: usize = 1 << 30;
 
 impl Arguments {

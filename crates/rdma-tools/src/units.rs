@@ -9,7 +9,7 @@ const BANDWIDTH: Units = &[(1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B
 const RATE: Units = &[(1e6, "M/s"), (1e3, "k/s"), (1.0, "/s")];
 const BYTES: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
 
-/// Formats a value of this measure with four significant digits, such as `1.204 us`.
+/// Formats a value of this measure with about four significant digits, such as `1.204 us`.
 pub(crate) fn value(measure: Measure, value: f64) -> String {
     let (value, unit) = scaled(measure, value);
     format!("{} {unit}", number(value))

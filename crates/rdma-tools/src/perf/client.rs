@@ -19,8 +19,8 @@ use crate::perf::table;
 /// each row, and so on. So a disturbance of the machine affects all rows, and the spread of a row's
 /// blocks shows how large it was.
 const BLOCKS: u64 = 10;
-/// The number of iterations in the first block, from which those of the following blocks are
-/// derived.
+/// The number of iterations in a row's first warm-up block. Later warm-up blocks have more, until
+/// one takes long enough (see [`WARM_UP`]).
 const FIRST: u64 = 16;
 /// A row is warmed up until one block has taken at least this fraction (one in `WARM_UP`) of the
 /// time of a measured block.
@@ -128,8 +128,8 @@ impl Session<'_> {
         for line in lines {
             bar.set_message(format!("(warming up, {} bytes)", self.run.bytes(line)));
             iterations.push(match (line.work, iterations.last()) {
-                // Most of a block's time is spent starting the programs, so it cannot be measured
-                // for this. The number is that of the preceding row.
+                // A block of perftest mostly takes the time of starting its programs, which does
+                // not show how many iterations fit. So the number of the preceding row is used.
                 (Work::Perftest, Some(&count)) => count,
                 _ => self.iterations(line)?,
             });

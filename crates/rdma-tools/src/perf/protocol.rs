@@ -125,10 +125,11 @@ impl Control {
         &self.stream
     }
 
-    /// Waits until both ends have created the objects that the settings require.
+    /// Lets the client wait until the server has created the objects that the settings require.
     ///
     /// # Errors
-    /// Same errors as [`expect`](Self::expect).
+    /// The server returns the errors of [`send`](Self::send), and the client those of
+    /// [`expect`](Self::expect).
     pub(crate) fn ready(&mut self) -> anyhow::Result<()> {
         match self.is_server {
             true => self.send(&Reply::Ready),

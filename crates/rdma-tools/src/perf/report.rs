@@ -55,16 +55,16 @@ pub(crate) struct Row {
     pub(crate) queue_pairs: u32,
     /// The number of outstanding requests per queue pair.
     pub(crate) depth: u32,
-    /// The way in which the row was measured: wait mode, memory and interface, such as `polling`
-    /// and `async`.
+    /// The way in which the row was measured: the interface, the wait mode and special settings,
+    /// such as `qp, polling, inline`.
     pub(crate) mode: String,
     /// The number of operations in all blocks together.
     pub(crate) operations: u64,
-    /// The distribution of half round trips. Present only for `lat`.
+    /// The distribution of the latencies. Present only for `lat`, except in rows of perftest.
     pub(crate) latency: Option<Latency>,
-    /// One figure per block. Depending on the measure, it is the median half round trip in
-    /// nanoseconds, bytes per second, or messages per second. The blocks of different rows were
-    /// measured alternately.
+    /// One figure per block. Depending on the measure, it is the median latency in nanoseconds,
+    /// bytes per second, or messages per second. The blocks of different rows were measured
+    /// alternately.
     pub(crate) blocks: Vec<f64>,
 }
 
@@ -79,7 +79,8 @@ pub(crate) enum Measure {
     Rate,
 }
 
-/// The distribution of half round trips, in nanoseconds.
+/// The distribution of latencies, in nanoseconds. These are half round trips of writes and sends,
+/// and full operations of reads, atomics and copies.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Latency {

@@ -16,7 +16,8 @@ fn histogram() -> anyhow::Result<Histogram<u64>> {
 /// The samples of one block.
 #[derive(Debug)]
 pub(crate) struct Samples {
-    /// The duration of each operation in nanoseconds. Used only for latencies.
+    /// The latency of each operation in nanoseconds: half a round trip, or a full request. Empty
+    /// for streams.
     times: Histogram<u64>,
     last: Instant,
     operations: u64,

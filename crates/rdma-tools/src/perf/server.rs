@@ -15,8 +15,8 @@ use crate::perf::settings::{Settings, name};
 /// Serves one client after another, or only one if `once` is set.
 ///
 /// # Errors
-/// Returns an error if the address cannot be listened on. With `once`, also returns the error of
-/// the client.
+/// Returns an error if this end cannot listen at the address or accept a client. With `once`, also
+/// returns the error of serving the client.
 pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result<()> {
     let hint =
         || format!("cannot listen on {address}: use another HOST:PORT; port 0 is any free one");

@@ -141,10 +141,10 @@ impl Settings {
         format!("{}, {wait}{inline}{foreign}", name(self.api))
     }
 
-    /// Checks that the settings fit each other and the device.
+    /// Checks that the settings fit each other and the device. Returns the first active port.
     ///
     /// # Errors
-    /// Returns the first setting that does not fit, or the verb's error if the device cannot be
+    /// Returns an error if a setting does not fit, no port is active, or the device cannot be
     /// queried.
     pub(crate) fn check(&self, context: &Context) -> anyhow::Result<PortAttributes> {
         let Self { measure, operation, api, wait, queue_pairs, depth, .. } = self;
@@ -220,7 +220,7 @@ fn active_port(context: &Context) -> anyhow::Result<PortAttributes> {
     Ok(first_active(ports, context.device().name())?)
 }
 
-/// No port of the device is active.
+/// The error if no port of the device is active.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no port of {device} is active ({states}): bring its link up, on InfiniBand with a subnet manager"

@@ -36,12 +36,12 @@ pub(crate) fn lost(error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Ends a wait that no completion ends.
+/// Ends a wait for completions or messages, for the reasons in [`Stop`].
 #[derive(Debug)]
 pub(crate) struct Watch {
     stream: TcpStream,
     interrupted: Arc<AtomicBool>,
-    /// The number of polls without a completion since the last one with a completion.
+    /// The number of empty polls since the wait started, at most `SPINS`.
     empty: u32,
     /// When the wait started. `None` until the clock is first read during the wait.
     since: Option<Instant>,

@@ -16,8 +16,9 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// Returns the latency in microseconds: the time from one post to the next. If `halved`,
-    /// returns half of that, because the peer posts in between.
+    /// Returns the minimum, maximum, typical and average latency as text, in microseconds. A
+    /// latency is the time from one post to the next. If `halved`, it is half of that, because the
+    /// peer posts in between.
     pub(super) fn latency(&self, halved: bool) -> String {
         let pairs = self.posts.iter().zip(self.posts.iter().skip(1));
         let factor = if halved { 2.0 } else { 1.0 };

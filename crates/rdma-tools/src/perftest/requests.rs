@@ -50,7 +50,7 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Allocates memory for messages of `size` bytes. If `filled` is set, the first half is filled
-    /// with nonzero bytes. The second half is filled only if the peer also reads it.
+    /// with nonzero bytes. The second half is filled too if the peer reads it.
     ///
     /// # Errors
     /// Returns an error if the memory cannot be registered.
@@ -171,12 +171,12 @@ impl Requests<'_> {
     }
 
     /// Takes turns with the peer in writing a message and waiting for one. The last byte of a
-    /// message is the message's number, which the other end waits for. The end that `begins` writes
-    /// first.
+    /// message is the low byte of the message's number, which the other end waits for. The end that
+    /// `begins` writes first.
     ///
     /// # Errors
-    /// Returns an error if a WRITE fails, or if the peer's WRITE does not arrive within ten
-    /// seconds.
+    /// Returns an error if a WRITE fails, or if the peer's WRITE does not arrive within ten seconds
+    /// or contains unexpected bytes.
     pub(super) fn write_to_and_fro(&mut self, times: u32, begins: bool) -> Result<Figures> {
         let Self { channel, memory, peer, verb } = self;
         let one = One { memory, peer: *peer, verb: *verb, around: false, at_a_time: 1 };

@@ -29,7 +29,7 @@ pub(super) struct Stream {
     runtime: Runtime,
     tcp: TcpStream,
     listens: bool,
-    /// The time limit for further bytes from the peer.
+    /// The time limit for each message from the peer, and for the peer to close the connection.
     wait: Duration,
 }
 

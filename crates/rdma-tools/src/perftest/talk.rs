@@ -12,8 +12,8 @@ use anyhow::{Result, bail};
 
 /// The version of perftest that this end claims to have.
 const OWN_VERSION: &[u8] = b"6.06";
-/// The first and the last version of perftest with this exchange. Later versions omit its last
-/// word.
+/// The first and the last version of perftest with this exchange. Later versions omit the last
+/// message, `DONE`.
 const VERSIONS: [(u32, u32); 2] = [(5, 96), (6, 10)];
 /// The size of a page, and that of a cache line.
 const OWN_CYCLE: [u32; 2] = [4096, 64];

@@ -50,7 +50,8 @@ pub(super) struct Series {
     pub(super) upper: Vec<(f64, f64)>,
 }
 
-/// Returns a chart for each kind of rows in the reports. The points in it are sorted.
+/// Returns a chart for each measure in the reports, and one of the latency distribution. The points
+/// of each series are sorted.
 pub(super) fn charts(reports: &[Report]) -> Vec<Chart> {
     let by_size = [
         (Measure::Lat, "Latency: median, band to p99"),
@@ -66,8 +67,8 @@ pub(super) fn charts(reports: &[Report]) -> Vec<Chart> {
     all.into_iter().flatten().filter(|chart| !chart.series.is_empty()).collect()
 }
 
-/// Returns the chart of percentiles. Its message length is the one that most series have; if there
-/// are several, the smallest of them.
+/// Returns the chart of percentiles. Its message length is the most frequent one among rows with
+/// latencies or, if several are equally frequent, the smallest of these.
 fn distribution(reports: &[Report]) -> Option<Chart> {
     let mut sizes: BTreeMap<u64, usize> = BTreeMap::new();
     let rows = reports.iter().flat_map(|report| &report.rows);

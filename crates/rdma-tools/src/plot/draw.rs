@@ -52,7 +52,7 @@ pub(super) struct Figure {
 
 impl Figure {
     /// # Errors
-    /// Returns an error if the reports have nothing to draw.
+    /// Returns an error if the reports contain nothing to draw, or more than [`MOST_LINES`] lines.
     pub(super) fn of(reports: &[Report]) -> Result<Self> {
         let charts = chart::charts(reports);
         ensure!(
@@ -173,8 +173,8 @@ impl Figure {
     }
 }
 
-/// The range of an axis and its labeled ticks. The scale is that of the chart: linear for bandwidth
-/// and rate, otherwise logarithmic.
+/// The range of an axis and its labeled ticks. The vertical axis is linear for bandwidth and rate,
+/// and logarithmic for latencies.
 #[derive(Debug, PartialEq)]
 struct Axis {
     range: Range<f64>,

@@ -28,8 +28,8 @@ struct Channels {
 /// The memory and the settings that the operations of all channels use.
 struct Messages {
     source: SharedRegion,
-    /// The memory that all receives and reads write to. Its bytes are never read, so they may
-    /// overlap.
+    /// The memory that all receives and reads write to. They may overlap, because no code uses the
+    /// bytes.
     sink: SharedRegion,
     remote: RemoteMemoryRegion,
     operation: Operation,
@@ -121,7 +121,7 @@ impl End for Channels {
 }
 
 /// Runs `work` for each channel in a separate thread, with the channel's share of the operations.
-/// Calls `ready` once every thread has sent its signal or ended.
+/// Calls `ready` once every thread has sent its signal or ended, but not if no thread has sent one.
 fn each(
     channels: &mut [Channel],
     plan: &Plan,

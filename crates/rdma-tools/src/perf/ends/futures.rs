@@ -140,7 +140,7 @@ async fn post<'c, K: Kind>(operation: Op<'c, K>) -> anyhow::Result<Posted<'c, K>
 }
 
 impl Messages {
-    /// Drops the free buffers that have another length than this block's messages.
+    /// Drops the free buffers whose length differs from that of this block's messages.
     fn trim(&self, plan: &Plan) {
         self.free.borrow_mut().retain(|buffer| buffer.len() == plan.bytes);
     }
@@ -253,7 +253,7 @@ impl Messages {
     }
 
     /// Posts operations on the connections in turn, and keeps `outstanding` of them outstanding.
-    /// Calls `full` when that number is first reached.
+    /// Calls `full` once that number, or all operations, are posted. Calls `back` with each output.
     async fn stream<'c, K: Kind>(
         &self,
         plan: &Plan,

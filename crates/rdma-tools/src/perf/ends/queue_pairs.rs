@@ -253,7 +253,8 @@ impl QueuePairs<'_> {
         Ok(())
     }
 
-    /// Polls once, or sleeps until there may be a completion.
+    /// Polls. If nothing has completed, spins once or, with a completion channel, sleeps until an
+    /// event or for [`Watch::INTERVAL`].
     #[inline]
     fn progress(&mut self, watch: &mut Watch) -> anyhow::Result<()> {
         let mut count = self.cq.poll_into(&self.slots)?;
