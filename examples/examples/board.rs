@@ -109,8 +109,8 @@ async fn read(driver: &Driver, pd: &ProtectionDomain, address: &str) -> Result<S
     let asked = Instant::now();
     let (publisher, told) = driver.connect(address, ConnectionOptions::new(pd)).await?;
     let told = (*told).try_into().map_err(|_| "the process that listens there has no board")?;
-    // The time is counted from before the publisher sent the descriptor, so it ends here before it
-    // ends there.
+    // At this end, the time starts before the publisher sends the descriptor. So it ends at this
+    // end before it ends at the publisher.
     let board = Descriptor::from_bytes(told).asked_at(asked);
     let board = board.remote(MARGIN).ok_or("the board is closed: publish it with more `--time`")?;
     let pool = BufferPool::new(pd);

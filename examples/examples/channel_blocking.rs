@@ -66,8 +66,8 @@ fn send(context: &Context, receiver: &mut OtherEnd) -> Result<String, Failure> {
     Ok("sent".into())
 }
 
-/// Waits for a message on the only thread that could send it. Returns how that wait ended, and how
-/// a send after it did.
+/// Waits for a message on the only thread that could send it. Returns the error that ended the
+/// wait, and the error of a send after it.
 fn alone(pd: &ProtectionDomain, limit: Duration) -> Result<(String, String), Failure> {
     let prepared = Channel::builder().pd(pd).receive_timeout(limit).build()?;
     let endpoint = prepared.endpoint();

@@ -5,9 +5,9 @@
 //! heartbeat renews the lease. A follower that has received no heartbeat for the duration of a
 //! lease takes over and leads from then on.
 //!
-//! A renewed lease starts when its heartbeat is sent, which is before the follower receives the
-//! heartbeat. For the hasty leader, the lease starts when the acknowledgement arrives, which is
-//! after that.
+//! A renewed lease starts when its heartbeat is sent. The follower receives the heartbeat later, so
+//! it does not take over before the lease ends. The hasty leader's lease starts only when the
+//! acknowledgement arrives, so the follower may take over too early.
 //!
 //! Both nodes are in one process, because the simulated network is. Only then does the same seed
 //! always find the same error.

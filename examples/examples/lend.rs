@@ -1,5 +1,5 @@
-//! Two ends lend memory to each other. The client borrows memory from the server and writes its
-//! question there. The server lends memory with the answer to the client.
+//! A server lends memory to a client twice. The client borrows memory and writes its question to
+//! it. Then the server lends memory that contains the answer, and the client reads it.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use rdma::prelude::*;
 use rdma_examples_common::{Failure, print, program};
 use tokio::time::timeout;
 
-/// Memory that a server lends to a client, and then the other way round: a text returns in capitals
+/// A client writes a text to memory that a server lends, and reads it in capitals from other lent
+/// memory
 #[derive(Debug, Parser)]
 struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]

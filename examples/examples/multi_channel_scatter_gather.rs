@@ -53,7 +53,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
             .enumerate()
             .map(|(peer, sges)| PeerReceiveWorkRequest::new(peer, sges));
 
-        // 3. Post
         s.post_scatter_send(scatter_sends)?;
         s.post_gather_receive(gather_receives)?;
 

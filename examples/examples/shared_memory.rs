@@ -25,9 +25,9 @@ pub(crate) struct Arguments {
 const ACCESS: AccessFlags =
     AccessFlags::new().with_local_write().with_remote_write().with_remote_atomic();
 const LIMIT: Duration = Duration::from_secs(10);
-/// The offset on the board of the number of records.
+/// The offset of the record count on the board.
 const COUNT: usize = 0;
-/// The offset on the board of the first record.
+/// The offset of the first record on the board.
 const RECORDS: usize = 64;
 /// The size of a record, in bytes.
 const RECORD: usize = 32;

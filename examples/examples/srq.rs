@@ -79,8 +79,8 @@ fn receive(
         let id = until(clients, || {
             low |= events.try_get_event()?.is_some_and(|event| event.source == reached);
             if low && free.len() >= LIMIT as usize {
-                // No event is missed if the limit is set before the receives are posted, and at
-                // least that many are posted.
+                // No event is missed if the limit is set first, and then at least `LIMIT` receives
+                // are posted.
                 srq.set_limit(LIMIT)?;
                 for place in free.drain(..) {
                     let mut room = [board.element(8 * place..8 * (place + 1))?.into()];
@@ -104,8 +104,8 @@ fn receive(
 /// copies the bytes inline.
 fn send(context: &Context, server: &mut OtherEnd, messages: u32) -> Result<String, Failure> {
     let (cq, pd) = (CompletionQueue::create(context, 64)?, context.allocate_pd()?);
-    // The number of retries is unlimited by default, because other clients may have consumed all
-    // receives.
+    // By default, a send is retried without a limit if it finds no receive. This is needed here,
+    // because other clients may have consumed all receives.
     let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
     let qp = server.connect_queue_pair(prepared)?;
     server.tell(messages.into())?;

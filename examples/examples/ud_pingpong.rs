@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     wait: u64,
 }
 
-/// The Q_Key. Both ends must know it, because a received packet does not contain it.
+/// The Q_Key. Both ends must know it, because a completion does not report it.
 const QKEY: u32 = 0x0dad_ab1e;
 /// The bytes of a received datagram that contain the number. They follow the header.
 const NUMBER: std::ops::Range<usize> = GlobalRouteHeader::BYTES..GlobalRouteHeader::BYTES + 8;

@@ -38,8 +38,8 @@ pub const RING: u32 = 16;
 /// The maximum length of a request, in bytes. It consists of the length of the key (one byte), the
 /// key and the value.
 const REQUEST: usize = 1 + entry::KEY + entry::VALUE;
-/// The maximum length of an answer, in bytes. Answers are sent inline, so this is the default limit
-/// of a channel.
+/// The maximum length of an answer, in bytes. Answers are sent inline, so this equals the default
+/// limit of inline data.
 const ANSWER: usize = 64;
 /// The answer if the entry was stored. Any other answer is the reason why it was not.
 const STORED: &[u8] = b"stored";

@@ -1,5 +1,5 @@
-//! The functions that the fuzz targets run. Their code is in the `tests/fuzz` folders of the
-//! crates, where it is documented.
+//! The functions that the fuzz targets run. Their code, with its documentation, is in the
+//! `tests/fuzz` folders of the crates, and in `sim`.
 
 #[path = "../../rdma-channel/tests/fuzz/harness.rs"]
 mod channel;
@@ -25,7 +25,8 @@ pub fn requester(bytes: &[u8]) {
     proto::requester(bytes);
 }
 
-/// Passes the bytes to every decoder of a peer's endpoint.
+/// Passes the bytes to every decoder of a peer's data: endpoints, exchanges, descriptions of
+/// memory, and addresses as text.
 pub fn endpoint(bytes: &[u8]) {
     channel::run(bytes);
 }

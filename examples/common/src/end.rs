@@ -17,8 +17,9 @@ const RECEIVED: u64 = 1;
 const SENT: u64 = 2;
 /// The time limit for any completion.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The number of empty polls after which the thread yields after each further one. On a machine
-/// with one processor, the thread always yields, because the peer may need the processor.
+/// The number of empty polls without a yield. After that, the thread yields after each empty poll.
+/// On a machine with one processor, the thread always yields, because the peer may need the
+/// processor.
 const SPINS: u32 = 1024;
 
 /// A queue pair and the memory of its requests. The memory is freed after the queue pair.
@@ -31,7 +32,7 @@ pub struct End {
     /// Space for a header and a message. All receives use the same memory, because no message is
     /// read.
     incoming: OwnedRegion,
-    /// The number of bytes before each received message. Not zero only for datagrams.
+    /// The number of bytes before each received message. Zero except for datagrams.
     header: usize,
     receives: u32,
     sends: u32,

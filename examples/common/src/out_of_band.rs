@@ -61,7 +61,8 @@ impl Peer {
     }
 }
 
-/// A TCP connection to the other process, and the deadline of all waits on it.
+/// A TCP connection to the other process, or a pair of Unix sockets between two threads. The
+/// deadline applies to receiving.
 #[derive(Debug)]
 pub struct OutOfBand {
     stream: TcpStream,
@@ -107,7 +108,7 @@ pub enum OutOfBandError {
         got: Vec<u8>,
         /// The number of bytes that were expected.
         expected: usize,
-        /// A description of the peer's action instead of sending the rest.
+        /// The event that occurred instead of the rest, such as `stalled`.
         then: &'static str,
     },
     /// The peer sent more bytes than expected: it speaks another protocol.
@@ -128,7 +129,8 @@ impl OutOfBand {
     /// Waits until one process has connected.
     ///
     /// # Errors
-    /// Returns [`OutOfBandError::Address`] or [`OutOfBandError::NobodyConnected`].
+    /// Returns [`OutOfBandError::Address`], [`OutOfBandError::NobodyConnected`],
+    /// [`OutOfBandError::Output`] or [`OutOfBandError::Io`].
     pub fn listen(address: &str, deadline: Instant) -> Result<Self, OutOfBandError> {
         let one = Self::listen_for(address, 1, deadline)?.pop();
         one.ok_or_else(|| nobody(address.to_owned(), &[]))
@@ -137,7 +139,8 @@ impl OutOfBand {
     /// Waits until `count` processes are connected. A process that exits earlier is not counted.
     ///
     /// # Errors
-    /// Returns [`OutOfBandError::Address`] or [`OutOfBandError::NobodyConnected`].
+    /// Returns [`OutOfBandError::Address`], [`OutOfBandError::NobodyConnected`],
+    /// [`OutOfBandError::Output`] or [`OutOfBandError::Io`].
     pub fn listen_for(
         address: &str,
         count: usize,
@@ -187,7 +190,8 @@ impl OutOfBand {
     /// Connects to the process that listens at this address, or that does so before the deadline.
     ///
     /// # Errors
-    /// Returns [`OutOfBandError::Address`] or [`OutOfBandError::NobodyListens`].
+    /// Returns [`OutOfBandError::Address`], [`OutOfBandError::NobodyListens`] or
+    /// [`OutOfBandError::Io`].
     pub fn connect(address: &str, deadline: Instant) -> Result<Self, OutOfBandError> {
         let wrong = |source| OutOfBandError::Address { address: address.to_owned(), source };
         let places: Vec<_> = address.to_socket_addrs().map_err(wrong)?.collect();
@@ -227,7 +231,8 @@ impl OutOfBand {
         Some((self.stream.local_addr().ok()?.ip(), self.stream.peer_addr().ok()?.ip()))
     }
 
-    /// Returns true if the other process has exited, or exits within this time.
+    /// Returns true if the other process has exited or closed its direction of the stream, or does
+    /// so within this time.
     #[must_use]
     pub fn has_ended(&self, wait: Duration) -> bool {
         let mut end = [PollFd::new(&self.stream, PollFlags::RDHUP)];
@@ -332,8 +337,8 @@ fn wait_for(files: &mut [PollFd<'_>], time: Duration) -> io::Result<bool> {
     }
 }
 
-/// Reads the bytes that are available, or none at the end of the stream. Returns `None` after the
-/// deadline.
+/// Reads the bytes that are available. Returns `Some(0)` at the end of the stream, and `None` after
+/// the deadline.
 fn read(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Result<Option<usize>> {
     loop {
         stream.set_read_timeout(Some(left(deadline)))?;
@@ -354,8 +359,8 @@ fn after(wait: Duration) -> Instant {
     Instant::now() + wait.min(Duration::from_secs(365 * 24 * 60 * 60))
 }
 
-/// Returns the time that remains until the deadline. It is at least a moment, so that bytes that
-/// have already arrived can be read.
+/// Returns the time that remains until the deadline. It is at least a millisecond, so that bytes
+/// that have already arrived can be read.
 fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }

@@ -7,9 +7,8 @@ use crate::Failure;
 
 /// Refuses a peer that has another link layer, or that a software device cannot reach. `soft0` and
 /// `softib0` reach the devices with the same name in the same user's other processes on the same
-/// host. Other software devices reach only devices of their own process. Peers of a kernel device
-/// are not checked, nor are those of a software device that listens on a network
-/// (`RDMA_SOFT_LISTEN`).
+/// host. Other software devices reach only devices of their own process. For a kernel device, only
+/// the link layer is checked, and likewise for a software device if `RDMA_SOFT_LISTEN` is set.
 ///
 /// # Errors
 /// Returns an error if the device does not reach the peer. The message names the device that both

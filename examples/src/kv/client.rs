@@ -44,8 +44,8 @@ impl Client {
     /// Reads the value of a key from the server's memory.
     ///
     /// # Errors
-    /// Returns an error if the key is too long or a read fails. Also returns an error if the server
-    /// is writing to a slot whenever it is read.
+    /// Returns an error if the key is empty or too long, or if a read fails. Also returns an error
+    /// if the server is writing to a slot whenever it is read.
     pub fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>, Failure> {
         check(key.as_bytes(), &[])?;
         self.count()?;
@@ -64,8 +64,8 @@ impl Client {
     /// Requests that the server store a value in its table.
     ///
     /// # Errors
-    /// Returns an error if the key or the value is too long, the server has no free slot, or the
-    /// server does not answer.
+    /// Returns an error if the key is empty, or if the key or the value is too long. Also returns
+    /// an error if the server has no free slot for the key, or does not answer.
     pub fn put(&mut self, key: &str, value: &str) -> Result<(), Failure> {
         check(key.as_bytes(), value.as_bytes())?;
         self.count()?;

@@ -67,7 +67,7 @@ impl Entry {
 /// Checks that a table can store this key and this value.
 ///
 /// # Errors
-/// Returns a message that states the limit that was exceeded.
+/// Returns a message that states the limit that the key or the value violates.
 pub fn check(key: &[u8], value: &[u8]) -> Result<(), String> {
     let (keys, values) = (key.len(), value.len());
     match () {

@@ -18,7 +18,7 @@ use super::{
 use rdma_examples_common::{Failure, warn};
 
 fn options(pd: &ProtectionDomain, counts: bool) -> ConnectionOptions {
-    // An end waits no longer than the limit for the other end to post a receive.
+    // If the machine of the other end is silent for this long, the connection ends.
     let qp = pd.create_qp().access(access(counts));
     ConnectionOptions::from(qp.max_send_wr(RING)).peer_timeout(LIMIT)
 }
@@ -134,8 +134,8 @@ impl Client {
     /// Reads the value of a key from the server's memory.
     ///
     /// # Errors
-    /// Returns an error if the key is too long, or if a read fails or takes too long. Also returns
-    /// an error if the server is writing to a slot whenever it is read.
+    /// Returns an error if the key is empty or too long, or if a read fails or takes too long. Also
+    /// returns an error if the server is writing to a slot whenever it is read.
     pub async fn get(&self, key: &str) -> Result<Option<Vec<u8>>, Failure> {
         check(key.as_bytes(), &[])?;
         self.count().await?;
@@ -154,8 +154,8 @@ impl Client {
     /// Requests that the server store a value in its table.
     ///
     /// # Errors
-    /// Returns an error if the key or the value is too long, the server has no free slot, or the
-    /// server does not answer.
+    /// Returns an error if the key is empty, or if the key or the value is too long. Also returns
+    /// an error if the server has no free slot for the key, or does not answer.
     pub async fn put(&self, key: &str, value: &str) -> Result<(), Failure> {
         check(key.as_bytes(), value.as_bytes())?;
         self.count().await?;
