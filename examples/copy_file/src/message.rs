@@ -19,8 +19,8 @@ pub(crate) enum Kind {
     Data = 0,
     /// To the receiver: a slot contains the [`Trailer`].
     End = 1,
-    /// To the sender, without a payload: the slot with this number is free again. The credit for
-    /// the trailer also confirms that everything was checked and written.
+    /// To the sender, without a payload: the slot of the message with this number is free again.
+    /// The credit for the trailer also confirms that everything was checked and written.
     Credit = 2,
 }
 

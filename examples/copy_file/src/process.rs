@@ -26,7 +26,7 @@ pub(crate) mod line;
 /// Sends a file to another process, which must call [`receive`]. Returns when the file is on the
 /// other process's disk.
 ///
-/// The processes exchange everything except the bytes of the file through `stream`. So each process
+/// The processes exchange endpoints, signs of life and errors through `stream`. So each process
 /// notices immediately when the other one ends, and within ten seconds when it is stopped or cannot
 /// be reached.
 ///

@@ -117,8 +117,8 @@ impl<'a> Stop<'a> {
 
     /// Runs a side in its scope. If the side fails or panics, ends the other side too.
     ///
-    /// The failure is recorded before the channel is closed. So errors that this causes on the
-    /// other side do not count as the cause.
+    /// The failure is recorded before the channel is closed. So errors that the closed channel
+    /// causes on the other side do not count as the cause.
     pub(crate) fn on_a_side<T>(
         &self,
         scope: &Scope<'_, '_>,

@@ -14,10 +14,10 @@ use crate::error::Error;
 /// The interval between two signs of life.
 const BEAT: Duration = Duration::from_millis(500);
 /// The number of beats without a frame from the other process after which that process counts as
-/// lost. This process counts its own beats instead of reading a clock: if it was itself stopped for
-/// a while, it was not waiting.
+/// lost. This process counts its own beats instead of reading a clock, so that a time in which it
+/// was itself stopped does not count.
 const PATIENCE: u32 = 20;
-/// The number of beats that the other process has for closing its side.
+/// The number of beats that the other process has to close its side.
 const CLOSING: u32 = 4;
 /// The time limit for the other process to report the cause of an RDMA failure.
 const CAUSE: Duration = Duration::from_secs(2);
@@ -149,8 +149,9 @@ impl Line {
         }
     }
 
-    /// If the error may be a consequence of the other process having ended, returns the reason for
-    /// that instead, if it becomes known.
+    /// If the error may be a consequence of the other process having ended, waits until that
+    /// process's failure is known, and returns the failure instead. Returns `error` if none becomes
+    /// known within [`CAUSE`].
     fn cause(&self, error: Error) -> Error {
         if !error.may_be_consequence() {
             return error;
