@@ -34,8 +34,8 @@ no-section-label = true
 /// Builds the site in `target/book/html` and checks its links.
 ///
 /// # Errors
-/// Returns an error if mdBook is missing or fails, if the README does not list a page, or if the
-/// site has a dead link.
+/// Returns an error if mdBook is missing or fails, or if the README does not list a page. Also
+/// returns an error for an undefined reference or a dead link.
 pub(crate) fn run() -> Result<()> {
     let root = tree::root();
     let book = root.join("target/book");
@@ -155,8 +155,8 @@ fn name(page: &str) -> String {
     page.replace("README.md", "index.md")
 }
 
-/// Returns the text of a page with only those links that stay within the book. A link to any other
-/// file is replaced by its text.
+/// Returns the text of a page, in which each link to a file outside the book is replaced by the
+/// link's text. Links to web sites are kept.
 fn within(text: &str, page: &str, pages: &BTreeSet<String>) -> String {
     let (mut result, mut end) = (String::new(), 0);
     let mut label: Option<Range<usize>> = None;
@@ -225,8 +225,8 @@ fn dead_links(site: &Path) -> Result<Vec<String>> {
     }
     let mut dead = Vec::new();
     for (page, text) in &pages {
-        // The page for printing repeats the other pages, and the page about missing pages may be
-        // shown at any path.
+        // `print.html` repeats the other pages, `404.html` may be shown at any path, and `toc.html`
+        // repeats the table of contents.
         if page == "print.html" || page == "404.html" || page == "toc.html" {
             continue;
         }

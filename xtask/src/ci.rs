@@ -89,8 +89,8 @@ struct Row {
     disk: u64,
 }
 
-/// Returns a line for each job, with the measured and the stated duration, and a line with the
-/// sums.
+/// Returns a line for each job, with the measured and the stated duration. The last line has the
+/// sums of the durations and the maximum disk use.
 fn summary(rows: &[Row]) -> String {
     let line = |name: &str, time: Duration, minutes: f64, disk: u64, result: &str| {
         let (time, stated) = (seconds(time), seconds(Duration::from_secs_f64(minutes * 60.0)));

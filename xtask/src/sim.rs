@@ -101,7 +101,7 @@ struct Copy {
 struct Found {
     build: Duration,
     search: Duration,
-    /// The last lines that the simulator printed.
+    /// The lines that the simulator printed.
     lines: Vec<String>,
 }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The text of each file, by the file's path relative to the root. Paths contain `/`.
+/// The text of each file, by the file's path relative to the root. The separator in paths is `/`.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     files: BTreeMap<String, String>,

@@ -48,9 +48,9 @@ const AARCH64_CHECK: Step = run(
 
 /// Compiles the published crates, and runs the tests that depend on the processor. These are the
 /// tests of the copy, of atomics, of the layout of C's structs, and of the functions in its
-/// headers. If a process with several threads forks, the child may hang in qemu, which has locks of
-/// its own. So no test that forks runs in parallel with others here; the cases of the suite run in
-/// separate processes. The device is not optimised, because these tests are compiled only for this.
+/// headers. Tests that fork are skipped: if a process with several threads forks, the child may
+/// hang in qemu, which has locks of its own. The device is not optimised, because no other job uses
+/// the compiled tests.
 pub(super) const AARCH64: &[Step] = &[
     run("cargo check --target aarch64-unknown-linux-gnu {products}").with(EMULATED),
     tests(
@@ -98,8 +98,8 @@ macro_rules! on_nics {
     };
 }
 
-/// Runs tests on further profiles. Like in `nics`, tests are skipped if they need a feature that
-/// the device lacks.
+/// Runs tests on further profiles. As in `nics`, tests are skipped if they need a feature that the
+/// device lacks.
 pub(super) const PROFILES: &[Step] = &[
     tests("cargo test -p conformance --test conformance -- like-")
         .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")]),
@@ -130,7 +130,9 @@ pub(super) const STALLS: &[Step] = &[
     .with(STALLED),
 ];
 
-/// Tests of code that must not compile do not depend on the processor, so they are not run here.
+/// Tests of code that must not compile do not depend on the processor, so they are skipped. Tests
+/// that fork are skipped as in [`AARCH64`], but not in the suite, whose cases run in separate
+/// processes.
 pub(super) const AARCH64_FULL: &[Step] = &[
     AARCH64_CHECK,
     tests(
@@ -144,8 +146,8 @@ pub(super) const AARCH64_FULL: &[Step] = &[
 ];
 
 /// Compiles all benches first, and then runs them two at a time. Callgrind uses only one processor,
-/// and its counts are not affected. Crates that these benches do not call are not optimised, which
-/// saves half a minute.
+/// and other processes do not affect its counts. Crates that these benches do not call are not
+/// optimised, which saves half a minute.
 macro_rules! instructions {
     ($crate_:literal) => {
         instructions!($crate_, "")
@@ -179,7 +181,7 @@ pub(super) const INSTRUCTIONS: &[Step] = &[
     .with(&[RUN_ONLY]),
 ];
 
-/// Runs the program of the example as a user would, in the job `test`.
+/// Runs the program `copy_file` as a user would.
 pub(super) const COPY_FILE: &[Step] = &[
     run("cargo build --profile test -p copy_file"),
     run("mkdir -p {target}/copy-file"),
@@ -200,7 +202,7 @@ pub(super) const RXE: &[Step] = &[
         "cargo test -p rdma-examples -p copy_file -p rdma-tools --test behaviour -- --ignored --test-threads=1",
     )
     .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
-    // The programs of the tutorial open `soft0`.
+    // The programs of the tutorial open `soft0`, so the script gives this name to the RXE device.
     tests("cargo test -p rdma-examples --doc Tutorial").with(&[(
         "CARGO_TARGET_{HOST}_RUNNER",
         "{target}/debug/xtask rxe-run --machine --timeout 300 -- \
@@ -250,7 +252,7 @@ pub(super) const FUZZ: &[Step] = &[
     ]),
 ];
 
-/// Runs the fuzz targets that reach unsafe code.
+/// Runs the fuzz target that passes work requests to unsafe code.
 pub(super) const FUZZ_ADDRESS: &[Step] = &[
     tests("cargo test --workspace --test fuzz"),
     run(fuzz!("work_request", "fuzz-address --sanitizer address")).with(VISIBLE_COPIES),
@@ -347,8 +349,9 @@ pub(super) const VALGRIND: &[Step] = &[
     ]),
 ];
 
-/// Runs the suite on one device, which is enough. Forks are excluded for the reason below. Cases in
-/// which memory is kept alive on purpose are excluded because it would count as a leak.
+/// Runs the suite on one device, which is enough. Forks are excluded for the reason given at
+/// [`VALGRIND_FULL`]. Cases in which memory is kept alive on purpose are excluded because it would
+/// count as a leak.
 const MEMCHECK_SUITE: Step = tests(
     "cargo test -p conformance --test conformance -- soft0:: --skip ::forks:: --skip _lives_on",
 )
@@ -408,9 +411,9 @@ pub(super) const STRESS: &[Step] = &[
 ];
 
 /// Miri needs access to files, because proptest reads its recorded failures. Since Miri is a
-/// hundred times slower than the machine, few cases are tried. The copy does not use assembly then.
-/// rdma-qp is left out: its tests of the transition table would take minutes, and its unsafe code
-/// calls C.
+/// hundred times slower than the machine, few cases are tried. Under Miri, the copy does not use
+/// assembly. rdma-qp is left out: its tests of the transition table would take minutes, and its
+/// unsafe code calls C.
 pub(super) const MIRI: &[Step] = &[
     tests("cargo +nightly miri test -p rdma-types --target-dir {target}/miri").with(UNDER_MIRI),
     tests(

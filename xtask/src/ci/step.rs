@@ -50,8 +50,8 @@ pub(crate) const fn tests(line: &'static str) -> Step {
 }
 
 /// Returns a step with several commands, which run two at a time and must all succeed. The output
-/// of each command is printed when the command is done. The output of failed commands is printed
-/// last.
+/// of a successful command is printed when the command is done. The output of failed commands is
+/// printed after all others.
 pub(crate) const fn two_at_a_time(lines: &'static [&'static str]) -> Step {
     step(Lines::Many(lines))
 }
@@ -257,7 +257,8 @@ mod unit {
 
     #[test]
     fn two_run_at_a_time() {
-        // Each of the two commands waits until the other one has written to the pipe that it reads.
+        // Each of the two commands waits for a byte from the other one, so they succeed only if
+        // both run at the same time.
         let folder = tempfile::tempdir().unwrap();
         let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
         for path in [&one, &other] {

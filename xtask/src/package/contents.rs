@@ -36,7 +36,8 @@ impl Contents {
         self.0.paths().len()
     }
 
-    /// Returns a line for each missing file, and for each link that leads out of the package.
+    /// Returns a line for each required or included file that is missing, and for each relative
+    /// link in a page.
     pub(super) fn problems(&self) -> Vec<String> {
         let missing = REQUIRED.iter().filter(|path| !self.0.has(path));
         let mut found: Vec<_> = missing.map(|path| format!("lacks {path}; add it")).collect();

@@ -21,7 +21,8 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     found
 }
 
-/// Checks that these files state the oldest supported compiler as the root manifest defines it.
+/// Checks that the files in [`OLDEST`] state the oldest supported compiler as the root manifest
+/// defines it.
 fn rust_version(tree: &Tree) -> Vec<Finding> {
     let manifest = tree.text("Cargo.toml").unwrap_or_default();
     let Some(version) = manifest.lines().find_map(|line| line.strip_prefix("rust-version = "))
@@ -56,8 +57,7 @@ fn rust_version(tree: &Tree) -> Vec<Finding> {
     found
 }
 
-/// Checks that the page for C programmers lists each function of the bindings, or why it is
-/// missing.
+/// Checks that the page for C programmers mentions each function of the bindings.
 fn verbs(tree: &Tree) -> Vec<Finding> {
     const PAGE: &str = "docs/from-c-verbs.md";
     let functions = tree.text("crates/rdma-sys/src/generated/functions.rs").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Checks that the tests that a page cites exist, and also the items that it lists as available
-//! here.
+//! Checks the tables of pages: the tests that they cite exist, and the libraries have the items
+//! that they list.
 //!
 //! The tables are found by the heading of their last column. In a column `shown by`, each piece of
 //! code must name a test, a case that must not compile, or a file. A name may end with `…`, which

@@ -1,5 +1,5 @@
-//! Checks that each job of CI, in its long form, runs exactly once on GitHub, and that its purpose
-//! and duration are documented.
+//! Checks that each job of CI runs on GitHub, in its long form only, and that its purpose and
+//! duration are documented.
 
 use super::Finding;
 use crate::ci::{JOBS, Job, Tier};

@@ -1,5 +1,5 @@
-//! Checks that no file is too long to be read in one go. Clippy's `too_many_lines` checks
-//! functions.
+//! Checks that no file is too long to be read in one go, and that each one is Rust. Clippy's
+//! `too_many_lines` checks the length of functions.
 
 use super::{Finding, by_hand, tokens};
 use crate::tree::Tree;

@@ -47,7 +47,7 @@ fn dead(tree: &Tree, page: &str, target: &str) -> Option<String> {
 }
 
 /// Returns the path, relative to the root, that a link to `file` in `page` leads to. Returns `None`
-/// if it leads above the root or is empty.
+/// if the link leads above the root.
 pub(crate) fn resolve(page: &str, file: &str) -> Option<String> {
     let mut parts: Vec<&str> =
         if file.starts_with('/') { vec![] } else { page.split('/').collect() };

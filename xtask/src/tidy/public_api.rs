@@ -96,8 +96,8 @@ impl Signature<'_> {
         }
     }
 
-    /// Checks the implementation of a trait, which is as public as the type. In an inherent
-    /// implementation, only the public functions and constants are checked.
+    /// Checks the implementation of a trait, unless the crate hides the trait or the type. In an
+    /// inherent implementation, only the public functions and constants are checked.
     fn block(&mut self, block: &ItemImpl, of_crate: &Crate) {
         let Some((_, path, _)) = &block.trait_ else {
             self.visit_generics(&block.generics);
@@ -117,7 +117,7 @@ impl Signature<'_> {
         }
     }
 
-    /// Checks the tokens of a macro: those from each `pub` to the following body or to the end.
+    /// Checks the tokens of a macro: those from each `pub` to the following body, semicolon or end.
     fn tokens(&mut self, tokens: &TokenStream) {
         let level: Vec<_> = tokens.clone().into_iter().collect();
         let mut public = false;

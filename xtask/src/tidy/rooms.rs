@@ -25,7 +25,7 @@ struct Ceiling<'a> {
     files: usize,
     /// The number of files in each circle that is too large, starting with the largest circle.
     circles: &'a [usize],
-    /// The number of imports of items from the crate's root that another module defines.
+    /// The number of imports from the crate's root of items that another module defines.
     from_root: usize,
 }
 

@@ -26,14 +26,12 @@ pub(super) enum Kind {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Word {
-    /// The word in lower case, consisting of letters and apostrophes. [`CODE`] if it is a piece of
-    /// code.
+    /// The word in lower case, or [`CODE`] for a piece of code.
     pub(super) text: String,
     /// The number of the line that contains the word, counted from 1.
     pub(super) line: usize,
     pub(super) is_capital: bool,
-    /// Whether a sentence ends with this word, or an item of a list that is separated by
-    /// semicolons.
+    /// Whether the word is followed by the end of a sentence, or by a semicolon.
     pub(super) ends_sentence: bool,
     /// Whether a link begins with this word.
     pub(super) is_link: bool,

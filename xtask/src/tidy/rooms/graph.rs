@@ -20,8 +20,8 @@ pub(super) struct Graph {
     pub(super) imports: Imports,
 }
 
-/// An import of an item from the crate's root that another module defines: the importing file, the
-/// line, and the path.
+/// An import from the crate's root of an item that another module defines. Contains the importing
+/// file, the line, and the path.
 pub(super) type FromRoot = (String, usize, String);
 
 impl Graph {
