@@ -1,4 +1,5 @@
-//! The cost of idle connections, and the speed of making them.
+//! The cost of idle connections, the speed of making them, and the longest turns of other tasks
+//! meanwhile.
 //!
 //! ```sh
 //! cargo bench -p rdma-async --bench connections            # 1,000 in one process, and between two
@@ -41,7 +42,8 @@ fn main() {
         let runtime = runtime?;
         match env::var(ADDRESS) {
             Ok(address) => be_clients(&runtime, address.parse()?),
-            // Runs first because it measures memory: later allocations reuse memory that was freed.
+            // `between_two` runs first, because it measures memory, and later allocations may reuse
+            // memory that was freed.
             Err(_) => {
                 between_two(&runtime).and_then(|()| in_one_process(&runtime)).and_then(|()| turns())
             }
@@ -91,12 +93,13 @@ impl Host {
 }
 
 /// Measures how long a task waits for its turn while connections are made, used, reconnected and dropped in the same
-/// thread. The result is the most processor time that one poll of another task has taken.
+/// thread. Prints the three longest waits, in processor time of the thread.
 fn turns() -> Outcome<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let mut longest = runtime.block_on(async {
         let host = Host::new()?;
-        // The pool registers its memory, which a program does in advance, or on another thread.
+        // The pool registers its memory here, before the measurement. A program does this in
+        // advance, or on another thread.
         drop(host.pool.allocate(8)?);
         let (end, mut ended) = tokio::sync::oneshot::channel::<()>();
         let turns = tokio::spawn(async move {
@@ -116,7 +119,8 @@ fn turns() -> Outcome<()> {
         for (client, server) in clients.iter().zip(&servers).take(100) {
             tokio::try_join!(client.reconnect(), server.reconnect())?;
         }
-        // One after another, since a turn that drops several would count as one.
+        // The connections are dropped one after another, because a turn that drops several would
+        // count as one.
         for (client, server) in clients.into_iter().zip(&servers) {
             drop(client);
             while server.closed().is_none() {

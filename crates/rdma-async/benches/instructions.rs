@@ -1,6 +1,6 @@
 //! The number of instructions of awaited operations, compared with a blocking channel.
 //!
-//! Works like the bench of the same name of rdma-channel, on the same device that does nothing. It fails if a limit is
+//! Works like rdma-channel's bench of the same name, on the same device that does nothing. It fails if a limit is
 //! exceeded, or without valgrind or gcc.
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used)] // a failing bench reports it
@@ -162,6 +162,7 @@ fn run_all(object: &Path) {
         };
         loops.rust(row.name, calls, ids, &mut |n| (row.work)(&mut rig, n).unwrap());
     }
-    // Dropping them polls.
+    // These objects poll when they are dropped, so they are dropped before `loops`, which contains
+    // the code of the device.
     drop((rig, driver, manual));
 }

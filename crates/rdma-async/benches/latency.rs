@@ -1,4 +1,5 @@
-//! The latency of awaited operations: compared with a blocking channel, and, when asleep, with a plain `AsyncFd`.
+//! The latency of awaited operations, compared with a blocking channel or, for tasks that sleep, with a plain
+//! `AsyncFd`.
 //!
 //! ```sh
 //! cargo bench -p rdma-async --bench latency
@@ -41,7 +42,7 @@ fn domain() -> Outcome<ProtectionDomain> {
     Ok(open_device(&device)?.allocate_pd()?)
 }
 
-/// Two connections that are connected to each other, with one driver each.
+/// Two connections of one driver that are connected to each other.
 async fn pair(pd: &ProtectionDomain) -> Outcome<(Connection, Connection)> {
     let driver = Driver::spawn(pd.context())?;
     let options = ConnectionOptions::new(pd);
@@ -111,7 +112,7 @@ fn sleeps(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// One round: a message and its answer.
+/// Runs one end of `rounds` rounds. A round is a message and its answer.
 async fn exchange(
     connection: &Connection,
     pool: &BufferPool,

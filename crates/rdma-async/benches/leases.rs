@@ -1,9 +1,10 @@
-//! The cost of lending memory for a limited time, and the punctuality of the end.
+//! The cost of lending memory for a limited time, and how punctually a lease ends.
 //!
 //! ```sh
 //! cargo bench -p rdma-async --bench leases
 //! ```
-//! `RDMA_DEVICE` names a device other than soft0. `RDMA_LEASES` and `RDMA_REGISTRATIONS` set the numbers of these.
+//! `RDMA_DEVICE` names a device other than soft0. `RDMA_LEASES` and `RDMA_REGISTRATIONS` set the numbers of leases and
+//! of registrations.
 #![allow(clippy::panic)] // a failing bench reports it
 
 use std::collections::HashSet;
@@ -19,12 +20,15 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const WRITE: AccessFlags = AccessFlags::new().with_local_write().with_remote_write();
 const LENGTH: usize = 4096;
-/// The default number of leases, one after another. Memory growth is measured after two thirds of them. By then soft0
-/// reuses the entries of its key table (after 131,072 keys), so the table no longer grows.
+/// The default number of leases and of registrations, which are made one after another. Memory growth is measured after
+/// two thirds of the leases. By then soft0 reuses the entries of its key table (after 131,072 keys), so the table no
+/// longer grows.
 const LEASES: usize = 300_000;
-/// The most that the process may grow after that, in KiB: ten bytes for each lease.
+/// The maximum growth of the process during the last third of the leases, in KiB: about ten bytes
+/// for each of these leases.
 const MOST_GROWN: u64 = 1024;
-/// The number of simultaneous leases. Their times end in as many milliseconds after `WAIT`.
+/// The number of simultaneous leases. The first one lasts for `WAIT`, and each further one for a
+/// millisecond longer.
 const LIVE: u64 = 1000;
 const WAIT: Duration = Duration::from_secs(2);
 
@@ -73,7 +77,7 @@ impl Host {
     async fn one_after_another(&self) -> Outcome<()> {
         let access = AccessFlags::new().with_remote_write();
         let (leases, first) = (self.leases, self.leases / 3 * 2);
-        // Allocated in advance, because it counts as memory, too.
+        // The list is allocated in advance, because its memory would count too.
         let mut keys = vec![u32::MAX; leases];
         let mut buffer = self.pool.allocate(8)?;
         let (mut begin, mut after_first) = (Instant::now(), 0);
@@ -90,7 +94,7 @@ impl Host {
         let keys: HashSet<_> = keys.into_iter().collect();
         println!("a lease of {LENGTH} bytes, requested, written once and returned: {each:.1?}");
         println!("{leases} of them: {grown} KiB more than after {first}, {} keys", keys.len());
-        // Kernels and NICs reuse keys as they like.
+        // Only soft0 must not reuse keys; kernels and NICs may.
         if (self.device == "soft0" && keys.len() < leases) || grown > MOST_GROWN {
             return Err("keys were reused, or memory grows".into());
         }

@@ -201,7 +201,7 @@ async fn echo(connection: Connection, pool: Pool) -> Outcome<()> {
 }
 
 impl Program {
-    /// Returns the times of several runs of that many round trips.
+    /// Returns the times of several runs of `rounds` round trips.
     fn ask(self, address: &str, rounds: u32) -> Outcome<Vec<Duration>> {
         match self {
             Self::Naive(wait) | Self::Ahead(wait) => {

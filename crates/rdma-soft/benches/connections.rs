@@ -22,7 +22,8 @@ use test_support::rig::connect::{Endpoint, Knobs, connect, endpoint};
 use test_support::rig::post::Wr;
 use test_support::rig::{Context, Cq, Pd, Qp, Size};
 
-/// In the environment of the second process: the address where it listens, or `soft0`.
+/// The environment variable of the two measuring processes: the address at which the process
+/// listens, or `soft0`.
 const PLACE: &str = "RDMA_SOFT_CONNECTIONS_PLACE";
 const COUNT: usize = 10_000;
 /// The length of the idle period.
@@ -100,7 +101,7 @@ impl Process {
         let capacity = i32::try_from(COUNT).unwrap();
         let (send, receive) = (context.cq(capacity), context.cq(capacity));
         let pd = context.pd();
-        // The smallest queues, since their memory is not measured.
+        // The queues are as small as possible, because their memory is not of interest.
         let size = Size { send_wr: 1, receive_wr: 1, ..Size::default() };
         let first = pd.qp(&send, &receive, &size);
         let own = endpoint(&context, &first);
@@ -116,7 +117,8 @@ impl Process {
         let numbers = self.queue_pairs.iter().flat_map(|qp| qp.number().to_le_bytes());
         let said: Vec<u8> = gid.into_iter().chain(numbers).collect();
         let mut heard = vec![0; said.len()];
-        // Exchanged in chunks: a pipe holds less than the whole, and neither process reads while it writes.
+        // The numbers are exchanged in chunks, because the socket holds fewer bytes than all of them, and neither
+        // process reads while it writes.
         for (said, heard) in said.chunks(4096).zip(heard.chunks_mut(4096)) {
             output.write_all(said).unwrap();
             output.flush().unwrap();

@@ -60,7 +60,7 @@ pub(crate) fn scope_of_one(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
-/// The style of code for other crates: the handle is dropped.
+/// Drops the handle, like code that was written for other crates. The scope waits for the request.
 pub(crate) fn scope_of_one_ended(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);
     for id in 0..n {

@@ -20,7 +20,8 @@ pub(crate) const DEPTH: usize = 16;
 /// The time that either end waits for the other.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// A request to the server: send back this number of messages of this length, with at most `depth` outstanding.
+/// A request to the server: send back `messages` messages of `length` bytes. The client keeps at most `depth` of them
+/// outstanding.
 #[derive(Clone, Copy)]
 pub(crate) struct Echo {
     pub(crate) length: u64,
@@ -103,7 +104,8 @@ impl End {
         }
     }
 
-    /// Posts twice as many receives as there are outstanding messages, so that each message finds one.
+    /// Sends each message back. Posts twice as many receives as there are outstanding messages, so that each message
+    /// finds one.
     fn echo(&mut self, echo: Echo, memory: &mut OwnedRegion) -> Outcome<()> {
         let length = usize::try_from(echo.length)?;
         let places = usize::try_from((2 * echo.depth).min(echo.messages))?;

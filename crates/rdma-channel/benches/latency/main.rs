@@ -6,7 +6,6 @@
 //! cargo bench -p rdma-channel --bench latency -- --device rxe0 write        # another device, one operation
 //! cargo bench -p rdma-channel --bench latency -- --device plain0            # a software device without atomics
 //! cargo bench -p rdma-channel --bench latency -- wake                       # waking sleepers, compared with poll(2)
-//! alone
 //! cargo bench -p rdma-channel --bench latency -- --device mlx5_0 --listen 10.0.0.1:4000
 //! cargo bench -p rdma-channel --bench latency -- --device mlx5_0 --connect 10.0.0.1:4000
 //! ```

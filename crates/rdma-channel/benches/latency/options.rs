@@ -27,8 +27,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Criterion reads the arguments of the process by itself. So this replaces the process with one without our own
-    /// options.
+    /// Reads our options from the environment. If the command line contains some, moves them to the environment and
+    /// starts the program again, because criterion itself reads the remaining arguments.
     pub(crate) fn from_environment() -> Result<Self, String> {
         let (mut rest, mut own) = (Vec::new(), Vec::new());
         let mut arguments = env::args().skip(1);

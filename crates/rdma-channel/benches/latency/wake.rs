@@ -22,7 +22,7 @@ const PLACES: [(&str, [usize; 2]); 2] = [("one core", [0, 0]), ("two cores", [0,
 #[derive(Clone, Copy)]
 enum Sleeper {
     Channel,
-    /// With a limit for each sleep, like in a channel, or without.
+    /// With a limit for each sleep, as in a channel, or without a limit.
     Eventfd(Option<Duration>),
     Pipe(Option<Duration>),
 }
@@ -146,7 +146,7 @@ fn play_events(
     Ok(took)
 }
 
-/// Runs `play` in two threads on these cores. Returns the time that the starting one took.
+/// Runs `play` in two threads on these cores. Returns the time that the thread that begins took.
 fn game<T: Send + 'static>(
     cores: [usize; 2],
     here: T,

@@ -26,8 +26,8 @@ pub(crate) struct Rig<'r> {
     pub(crate) scatter: [[ScatterElement<'r>; 1]; PLACES],
 }
 
-/// Errors by value, the choice of a program that counts its instructions: boxing an error would
-/// cost some on the path of success.
+/// The errors of the loops, which are returned by value. Boxing an error would cost instructions
+/// even on success.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Region,

@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     bench(Path::new(env!("CARGO_TARGET_TMPDIR")), run_all, compare)
 }
 
-/// Prints the table. Returns whether all costs are within the limits.
+/// Prints the table. Returns true if all costs are within the limits.
 fn compare(costs: &[Cost]) -> Option<bool> {
     println!(
         "{:<26}{:>8}{:>8}{:>8}   {:>10}{:>8}{:>8}",

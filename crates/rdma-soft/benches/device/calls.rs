@@ -1,4 +1,4 @@
-//! Calls that withdraw access from peers, in a domain and with a completion queue of few or of many queue pairs.
+//! Calls that withdraw access from peers. The domain and the completion queue belong to few queue pairs or to many.
 
 use rdma_sys::{ibv_mr, ibv_mw_bind_info, ibv_send_flags, ibv_wc};
 
@@ -28,7 +28,8 @@ pub(crate) const CALLS: [(&str, Call); 4] = [
     ("destroy_queue_pair", Call::Destroy),
 ];
 
-/// The objects of a number of calls. Fields drop in order.
+/// The objects of a number of calls. The fields are dropped in this order, so an object is
+/// destroyed before its domain.
 pub(crate) struct Calls {
     call: Call,
     regions: Vec<*mut ibv_mr>,

@@ -27,7 +27,7 @@ pub(crate) fn bench(c: &mut Criterion) {
         };
         let memcpy = || {
             let (source, sink, length) = black_box((source, sink, length));
-            // Both buffers have that length, and nothing is in flight.
+            // Both buffers have at least this length, and nothing is in flight.
             unsafe { ptr::copy_nonoverlapping(source, sink, length) };
         };
         let batch = ((1 << 18) / length).clamp(1, 128) as u64;

@@ -4,7 +4,7 @@ use crate::prepared::{Prepared, PreparedReceive};
 use test_support::rig::connect::{Knobs, Side, connect_sides};
 use test_support::rig::{ALL_ACCESS, Mr, Size};
 
-/// Fields drop in order: the memory before the queue pairs that use it.
+/// The fields are dropped in this order: the memory before the queue pairs that use it.
 pub(crate) struct Link {
     pub(crate) source: Mr,
     pub(crate) sink: Mr,
@@ -22,7 +22,7 @@ impl Link {
         let size = Size::default();
         let (a, b) = (Side::new(device, &size, 256), Side::new(device, &size, 256));
         connect_sides(&a, &b, &Knobs::default());
-        // Filled with other bytes than zero: pages that were never written would all be the one zero page.
+        // The bytes are not zero, because pages that were never written would all map to the one zero page.
         let source = a.pd.register_filled(vec![1; length], ALL_ACCESS);
         let sink = b.pd.register_filled(vec![2; length], ALL_ACCESS);
         Self { source, sink, a, b }

@@ -20,7 +20,7 @@ impl Count {
         }
     }
 
-    /// Returns the index after `n` that is in use.
+    /// Returns the index to use after `n`.
     #[inline]
     fn next(self, n: usize) -> usize {
         match self {
@@ -31,7 +31,7 @@ impl Count {
     }
 }
 
-/// Fields drop in order.
+/// The fields are dropped in this order, so an object is destroyed before its domain.
 pub(crate) struct Many {
     _regions: Vec<Mr>,
     /// Pairs of connected queue pairs.

@@ -1,6 +1,6 @@
 //! A minimal engine: it does everything that a correct engine must do for a WRITE and its poll, and nothing else. It
-//! has the same order, and as many locks of the same kind. The device is compared with it, so that a ratio shows the
-//! cost of the device's own code.
+//! does this in the same order as the device, with as many locks of the same kind. The device is compared with it, so
+//! that a ratio shows the cost of the device's own code.
 //!
 //! It performs the checks of the specification at both ends, keeps order, releases places in queues when their
 //! completions are polled, and reports failures. It has no other requests, peers, states, waits, events, windows,
@@ -62,7 +62,8 @@ struct QueuePair {
     domain: u32,
     send: SpinMutex<SendSide>,
     responder: SpinMutex<Responder>,
-    /// The number of requests whose own or a later completion was polled.
+    /// The number of requests that are known to be complete, because their completion or a later
+    /// one was polled.
     polled: AtomicU32,
     peer: *const QueuePair,
     queue: *const Queue,
@@ -244,7 +245,7 @@ impl Mock {
         let ring = SpinMutex::new(Ring { entries, head: 0, tail: 0, overflowed: false });
         let cq = ibv_cq { context, ..Default::default() };
         let queue = ptr::from_mut(Box::leak(Box::new(Queue { cq, ring })));
-        // Source and sink, each among other regions.
+        // The source and the sink are two of these words, among other regions.
         let memory = vec![1_u64; 64].leak();
         let regions: &[Region] = (0..64_u32)
             .zip(memory)

@@ -28,7 +28,7 @@ impl Prepared {
         Self::new(ibv_wr_opcode::IBV_WR_SEND, sge)
     }
 
-    /// Writes the bytes of `source` to those of `sink`.
+    /// Returns a write of the bytes of `source` to `sink`.
     pub(crate) fn write(source: ibv_sge, sink: ibv_sge) -> Self {
         let mut prepared = Self::new(ibv_wr_opcode::IBV_WR_RDMA_WRITE, source);
         prepared.aim(source, sink);

@@ -1,5 +1,5 @@
-//! Writes that are executed by another thread's call, or later. Their memory may have been unmapped meanwhile. So they
-//! are copied with more care than within their own post, unless the memory was noted as mapped.
+//! Writes that are not executed by their own post, but by another call or later. Their memory may have been unmapped
+//! meanwhile. So they are copied with more care than within their own post, unless the memory was noted as mapped.
 
 use criterion::Criterion;
 use rdma_soft::{Builder, Schedule};

@@ -54,8 +54,8 @@ trait Player {
     }
 }
 
-/// Plays in turn with a bare cache line, each side on a core of its own. Returns half of a round trip, in nanoseconds,
-/// for each.
+/// Plays in turn with a bare cache line, each side on a core of its own. Returns half of a round trip of each batch, in
+/// nanoseconds: that of the players, and that of the cache line.
 fn play(batches: u64, mut a: impl Player + Send, mut b: impl Player + Send) -> Vec<(f64, f64)> {
     let lines = [Line::default(), Line::default()];
     let mut bare_a = Liner::new(&lines[0], &lines[1]);

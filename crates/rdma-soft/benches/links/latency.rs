@@ -6,7 +6,8 @@ use test_support::rig::post::Wr;
 
 use super::{Ends, Work};
 
-/// Fewer than those of programs with several operations in flight, since each may wait for long.
+/// The number of round trips. It is smaller than that of programs with several operations in
+/// flight, because each trip may wait for long.
 const ROUND_TRIPS: u64 = 1_000;
 const ROUND_WAKES: u64 = 1_000;
 
@@ -73,7 +74,7 @@ impl Ends {
         self.meet();
     }
 
-    /// The first word receives, and the second one is sent.
+    /// The peer writes to the first word of the memory, and this end sends the second one.
     fn write_and_wait(&self, first: bool) {
         let (address, key) = self.remote;
         let sge = [self.memory.sge(8, 8)];

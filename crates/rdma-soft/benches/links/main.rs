@@ -6,9 +6,9 @@
 //! cargo bench -p rdma-soft --bench links -- trips     # or `waits`, `wakes`, or `writes`; and `soft0` or `udp`
 //! ```
 //!
-//! Two processes, this program twice, poll without a pause, except the second one in `wakes`, which sleeps. The figures
-//! have no meaning on a machine with fewer than two idle processors. Each row is measured in turn with the one that it
-//! is compared with, several times, and the median is printed.
+//! Two processes, this program twice, poll without a pause. Only in `wakes` and in the READs of `waits`, the second one
+//! sleeps. The figures have no meaning on a machine with fewer than two idle processors. Each row is measured in turn
+//! with the one that it is compared with, several times, and the median is printed.
 #![allow(clippy::disallowed_methods)] // The programs' side has a clock of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench panics if it fails.
 #![allow(clippy::cast_precision_loss)]
@@ -42,7 +42,8 @@ use latency::Waits;
 
 /// In the environment of the second process: the name of the first one's socket.
 const SOCKET: &str = "RDMA_SOFT_LINKS_SOCKET";
-/// Also there: the address where it listens, if they communicate by UDP.
+/// In the environment of the second process: the address at which it listens, if the processes
+/// communicate by UDP.
 const PLACE: &str = "RDMA_SOFT_LINKS_PLACE";
 /// The port of the sockets that UDP is compared with.
 const PORT: u16 = 18_591;
@@ -93,7 +94,8 @@ fn socket() -> OwnedFd {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// Sends two descriptors by which each process wakes the other: the first one's is first.
+/// Sends two descriptors by which the processes wake each other. The first descriptor wakes the
+/// first process, and the second one the second process.
 fn send_wakes(socket: &OwnedFd) -> [OwnedFd; 2] {
     let flags = [EventfdFlags::NONBLOCK, EventfdFlags::empty()];
     let wakes = flags.map(|flags| eventfd(0, flags).unwrap());
@@ -122,7 +124,7 @@ fn receive_wakes(socket: &OwnedFd) -> [OwnedFd; 2] {
 enum Work {
     /// Eight bytes there and back.
     RawTrips,
-    /// The packets of that on a network, without code that makes or reads them.
+    /// The packets of `Trips` on a network, without code that makes or reads them.
     PacketTrips,
     Trips,
     /// A round trip to a process that sleeps until it is woken up.
@@ -136,7 +138,7 @@ enum Work {
     End,
 }
 
-/// From this number on, a round is one of a waiting program.
+/// The numbers of [`Waits`] begin here. Smaller numbers are other work, or the length of writes.
 const WAITS: u64 = 1 << 32;
 
 impl Work {
@@ -206,7 +208,7 @@ impl Packets {
         self.state.try_send((&self.socket).into(), &transmit).unwrap();
     }
 
-    /// Receives both of them.
+    /// Receives a SEND and an acknowledgement.
     fn receive(&self) {
         let (mut packets, mut meta) = ([0; 64], [RecvMeta::default()]);
         let mut missing: usize = 2;
@@ -232,7 +234,7 @@ struct Ends {
     // Dropped before its domain.
     memory: Mr,
     side: Side,
-    /// Another connection, and its memory.
+    /// An unreliable connection, and its memory.
     unreliable: (Mr, Side),
     /// The address of the other process's memory, and its key.
     remote: (u64, u32),
@@ -314,7 +316,7 @@ impl Ends {
                 Work::Trips => self.trips(false),
                 Work::RawBytes => self.take_chunks(),
                 Work::RawWakes => self.raw_wakes(false),
-                // It takes no part in writes.
+                // This process sleeps meanwhile, and takes no part in the writes.
                 Work::Wakes => self.meet(),
                 Work::Writes(_) => self.poll_until_met(),
                 Work::Waits(waits) => self.wait_for(waits, false),
@@ -508,7 +510,7 @@ impl Ends {
         send(&self.socket, &[1], SendFlags::empty()).unwrap();
     }
 
-    /// Keeps writes of 1 MiB in flight.
+    /// Keeps writes of 1 MiB in total in flight, but at least two writes.
     fn write(&self, length: usize) {
         let (address, key) = self.remote;
         let (all, most) = (BYTES / length, (LARGEST / length).max(2));
