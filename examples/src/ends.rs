@@ -52,7 +52,7 @@ impl Ends {
     /// ends as threads. Returns their texts, the server's first.
     ///
     /// # Errors
-    /// Returns the error of an end. Its text also states if the other end has ended.
+    /// Returns the error of an end. Its text also states whether the other end has ended.
     pub fn run(
         &self,
         server: impl FnOnce(&Context, &mut OtherEnd) -> Outcome + Send,
@@ -168,7 +168,7 @@ impl OtherEnd {
         self.connect_all(vec![prepared])?.pop().ok_or_else(|| "no endpoint arrived".into())
     }
 
-    /// Connects several channels to equally many of the other end.
+    /// Connects several channels to the same number at the other end.
     ///
     /// # Errors
     /// Same errors as [`connect`](Self::connect). Also returns an error if the other end connects a

@@ -249,7 +249,8 @@ fn dead_links(site: &Path) -> Result<Vec<String>> {
     Ok(dead)
 }
 
-/// Returns the values that an attribute has in an HTML page, if it is written as mdBook does.
+/// Returns the values of an attribute in an HTML page. Finds it only in the form in which mdBook
+/// writes it.
 fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     let begin = format!(" {name}=\"");
     let values = html.split(&*begin).skip(1).collect::<Vec<_>>();

@@ -138,8 +138,8 @@ fn fetch(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Creates the packages. Cargo does not verify them, because it would use wrong sources for the
-/// lower crates: those that an earlier run has left in cargo's home folder, with the same versions.
+/// Creates the packages. Cargo does not verify them. Verification could use old sources of the
+/// lower crates, which an earlier run has left in cargo's home folder with the same versions.
 fn pack(places: &Places) -> Result<()> {
     let mut cargo = cargo(&places.checkout);
     // Without `--quiet`, cargo would print a warning for each test that is not packaged.

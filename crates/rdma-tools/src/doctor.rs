@@ -257,7 +257,7 @@ fn address_of(peer: &str) -> anyhow::Result<SocketAddr> {
     Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
-/// Returns the local address from which packets to this address are sent. Sends none.
+/// Returns the local address from which packets to this address are sent. Sends no packet.
 fn source_of(address: IpAddr) -> Option<IpAddr> {
     let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).ok()?;
@@ -265,7 +265,7 @@ fn source_of(address: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Writes the whole report to a new file.
+/// Writes the report to a new file. Without `--sysroot`, adds all attributes of the devices.
 fn write(path: &Path, report: &Report) -> anyhow::Result<()> {
     let mut whole = serde_json::to_value(report)?;
     if report.facts.machine.sysroot.is_none() {

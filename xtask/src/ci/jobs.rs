@@ -44,7 +44,8 @@ impl Tier {
 }
 
 impl Job {
-    /// Returns the name of the short form of this job, which the gate runs instead.
+    /// Returns the name of the short form of this job, which the gate runs instead, if there is
+    /// one.
     pub(crate) fn replaces(&self) -> Option<&'static str> {
         JOBS.iter().find(|job| job.tier == Tier::Short(self.name)).map(|job| job.name)
     }

@@ -14,7 +14,7 @@ pub(crate) const SINCE: u64 = 1_795_604_400;
 
 /// The maximum number of recent commits to check, as an option of git. Checking only the unmerged
 /// commits would be enough, because the others have passed before. But a clone does not always have
-/// the branch that shows which these are.
+/// the branch that shows which commits are unmerged.
 const LAST: &str = "-n100";
 
 /// The maximum length of a subject, in characters.

@@ -37,7 +37,7 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
     found
 }
 
-/// Returns the type that an item implements `Error` for, if it does.
+/// If the item implements `Error` for a type, returns the name of the type.
 fn error_implemented(item: &Item) -> Option<String> {
     let Item::Impl(block) = item else { return None };
     let (_, of, _) = block.trait_.as_ref()?;

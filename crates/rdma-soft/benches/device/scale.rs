@@ -1,5 +1,5 @@
-//! Writes of 8 B on a device with few objects and with many. Also calls that withdraw access, with few queue pairs and
-//! with many, and beside threads that have executed requests.
+//! Writes of 8 B on a device with few objects and with many, and calls that withdraw access. The calls run with few
+//! queue pairs and with many, and beside threads that have executed requests.
 
 use std::sync::Barrier;
 use std::thread;

@@ -199,7 +199,7 @@ impl Peer<'_> {
         self.gid_index.map_or(GidChoice::ByPeer, GidChoice::Index)
     }
 
-    /// Connects the prepared queue pairs to equally many of the peer. Exchanges the memory that
+    /// Connects the prepared queue pairs to the same number at the peer. Exchanges the memory that
     /// each end lends.
     fn meet<P: Prepared>(
         &mut self,

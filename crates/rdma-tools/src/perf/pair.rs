@@ -60,7 +60,7 @@ impl SecondEnd {
         let stream = TcpStream::connect(listener.local_addr()?)?;
         let (other, local) = (listener.accept()?.0, local.clone());
         let work = move || {
-            // The client is sent the error over the connection.
+            // `serve` sends its error to the client over the connection.
             let _ = serve(other, &local, |_| {});
         };
         let thread = thread::Builder::new().spawn(work)?;
