@@ -1,6 +1,7 @@
 //! Servers whose clients share no receive queue, because the device has none or the program has chosen so.
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use rdma_channel::{Channel, ConnectError, Error, Recovery, Server, prelude::*};
 use rdma_mem::Errno;
@@ -138,6 +139,8 @@ fn a_client_whose_receives_are_refused_is_rejected_and_others_continue() {
     assert!(matches!(error, ConnectError::Rejected(_)), "{error}");
     assert!(server.last_refused().unwrap().contains("receive"), "{:?}", server.last_refused());
     honest();
+    // The server replaces the buffer of the refused receive when it looks for events again.
+    assert!(server.next(Some(Duration::ZERO)).unwrap().is_none());
     assert_eq!(server.pool().usage().buffers, 4);
     let to = server.local_addr();
     let client = thread::spawn(move || crate::server::connect(NO_SRQ, to));
