@@ -297,7 +297,7 @@ pub fn until<T>(
             }
             if begin.elapsed() > other.wait {
                 return Err(
-                    "nothing arrives from the other end: check that it does its part".into()
+                    "nothing arrives from the other end: check that it has reached the same step".into()
                 );
             }
         }

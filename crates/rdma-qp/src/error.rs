@@ -334,11 +334,11 @@ pub(crate) fn create_hint(
     let DeviceAttributes { max_qp, max_qp_wr, max_sge, max_cq, max_cqe, .. } = device;
     Some(match errno {
         Errno::EINVAL => Cow::Owned(format!(
-            "asked for {asked}; the device allows {max_qp_wr} work requests, {max_sge} elements, \
+            "requested {asked}; the device allows {max_qp_wr} work requests, {max_sge} elements, \
              {max_cqe} completions"
         )),
         Errno::ENOMEM => Cow::Owned(format!(
-            "asked for {asked}; the device may have reached its limits ({max_qp} queue pairs, {max_cq} \
+            "requested {asked}; the device may have reached its limits ({max_qp} queue pairs, {max_cq} \
              completion queues), or RLIMIT_MEMLOCK (`ulimit -l`) is reached: queues lock memory too"
         )),
         _ => return None,
@@ -359,7 +359,7 @@ pub(crate) fn moderate_hint(
         Errno::EINVAL => {
             let device = context.query_device_extended().ok()?;
             format!(
-                "asked for {max_count} completions and {max_period_us} us; `{name}` allows {} and {} us",
+                "requested {max_count} completions and {max_period_us} us; `{name}` allows {} and {} us",
                 device.cq_moderation_max_count, device.cq_moderation_max_us
             )
         }
@@ -377,7 +377,7 @@ pub(crate) fn srq_hint(
     let DeviceAttributes { max_srq, max_srq_wr, max_srq_sge, .. } = device;
     Some(match errno {
         Errno::EINVAL => Cow::Owned(format!(
-            "asked for {max_wr} receives of {max_sge} elements; the device allows 1 to {max_srq_wr} \
+            "requested {max_wr} receives of {max_sge} elements; the device allows 1 to {max_srq_wr} \
              receives, {max_srq_sge} elements"
         )),
         Errno::ENOMEM => Cow::Owned(format!(

@@ -130,7 +130,7 @@ fn of_files(root: &Root, only: Option<&str>) -> anyhow::Result<Vec<Device>> {
     let mut names = root.names(device::CLASS);
     if let Some(only) = only {
         if !names.iter().any(|name| name == only) {
-            bail!("no device `{only}` in /{}; there are: {}", device::CLASS, names.join(", "));
+            bail!("no device `{only}` in /{}; available: {}", device::CLASS, names.join(", "));
         }
         names.retain(|name| name == only);
     }
@@ -146,7 +146,7 @@ fn of_this_machine(root: &Root, only: Option<&str>) -> anyhow::Result<(Vec<Devic
         .extend(of_kernel.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
     match only {
         Some(only) if names.iter().any(|name| name == only) => names.retain(|name| name == only),
-        Some(only) => bail!("no device `{only}`; there are: {}", names.join(", ")),
+        Some(only) => bail!("no device `{only}`; available: {}", names.join(", ")),
         // Software devices are examined only on a machine without other devices.
         None if !of_kernel.is_empty() => names.retain(|name| of_kernel.contains(name)),
         None => {}

@@ -95,7 +95,7 @@ pub enum OutOfBandError {
         more: &'static str,
     },
     /// The other process did not listen in time.
-    #[error("no process listens at {address}: start the other process with `--listen`")]
+    #[error("no process is listening on {address}: start the other process with `--listen`")]
     NobodyListens {
         /// The address to which this process tried to connect.
         address: String,

@@ -33,7 +33,7 @@ fn bad_arguments_and_a_missing_listener_are_reported() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     for (arguments, error) in [
         (&[][..], "usage: hello listen|connect HOST:PORT"),
-        (&["connect", &free], "no process listens at"),
+        (&["connect", &free], "no process is listening on"),
         (&["connect", "no address"], "HOST:PORT"),
     ] {
         let output = hello(arguments).output().unwrap();

@@ -117,7 +117,7 @@ impl Client {
     /// Connects to a server, and receives the location of its table.
     ///
     /// # Errors
-    /// Returns an error if no process listens at this address, or if it is not a server of this
+    /// Returns an error if no process is listening on this address, or if it is not a server of this
     /// store.
     pub async fn connect(
         driver: &Driver,

@@ -61,7 +61,7 @@ fn errors_name_their_cause() {
     for (options, said) in [
         (&["one"][..], "give SOURCE and DESTINATION"),
         (&["--listen", "127.0.0.1:0", "one", "two"], "give one file"),
-        (&["--connect", "127.0.0.1:9", "Cargo.toml"], "no process listens at 127.0.0.1:9"),
+        (&["--connect", "127.0.0.1:9", "Cargo.toml"], "no process is listening on 127.0.0.1:9"),
         (&["no such file", "/tmp/copy"], "no such file: No such file"),
     ] {
         let error = Process::example("async_copy_file", options).fail();

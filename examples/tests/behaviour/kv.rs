@@ -251,7 +251,7 @@ fn kill_the_server(device: &str) {
     let text = reads.fail();
     assert!(text.contains(&format!("the server at {address} is lost")), "{text}");
     let text = client(&["get", "key", "--device", device], &address).fail();
-    assert!(text.contains("no process listens at"), "{text}");
+    assert!(text.contains("no process is listening on"), "{text}");
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn wrong_input_is_an_error_message() {
         (&["get", ""], "at least 1 byte"),
         (&["put", "key", &value], "the value has 193 bytes, and a slot has room for 192"),
         (&["get", "key"], "the key `key` does not exist"),
-        (&["get", "key", "--device", "mlx5_77"], "there are: "),
+        (&["get", "key", "--device", "mlx5_77"], "available: "),
         (&["get", "key", "--device", "softib0"], "link layer"),
     ] {
         let text = client(options, &address).fail();

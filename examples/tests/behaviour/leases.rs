@@ -28,7 +28,7 @@ fn processes_read_the_board_of_another_process() {
         }
         assert_eq!(publishes.succeed(), "3 have read the board, and its 2 bytes are closed again");
         let late = Process::example("board", &connect).fail();
-        assert!(late.contains("no process listens at"), "{late}");
+        assert!(late.contains("no process is listening on"), "{late}");
     }
 }
 
@@ -58,7 +58,7 @@ fn errors_name_their_cause() {
     let nobody = ["--connect", "127.0.0.1:9"];
     for program in ["board", "lend"] {
         let said = Process::example(program, &nobody).fail();
-        assert!(said.contains("no process listens at 127.0.0.1:9"), "{said}");
+        assert!(said.contains("no process is listening on 127.0.0.1:9"), "{said}");
         let both = [&nobody[..], &["--listen", "127.0.0.1:0"]].concat();
         let said = Process::example(program, &both).fail();
         assert!(said.contains("cannot be used with"), "{said}");

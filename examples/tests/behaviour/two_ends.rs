@@ -237,5 +237,5 @@ fn an_end_without_a_peer_reports_what_to_do() {
     let text = failed(&["--connect", &free, "--wait", "1"]);
     assert!(text.contains("start the other process with `--listen`"), "{text}");
     let text = failed(&["--device", "no_such_device", "--listen"]);
-    assert!(text.contains("there are: soft0, softib0"), "{text}");
+    assert!(text.contains("available: soft0, softib0"), "{text}");
 }

@@ -56,7 +56,7 @@ impl Remote {
             }
             ensure!(
                 Instant::now() < end,
-                "no process listens at {address}; start `interop serve` there"
+                "no process is listening on {address}; start `interop serve` there"
             );
             // No event reports that a process has begun to listen, so try again.
             thread::sleep(Duration::from_millis(20));

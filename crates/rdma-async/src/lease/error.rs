@@ -110,7 +110,7 @@ pub enum LeaseDenial {
     },
     /// The peer never lends this much memory with this alignment.
     #[error(
-        "it lends at most {most} bytes: ask for less, or raise `per_peer` and `in_total` at the \
+        "it lends at most {most} bytes: request less, or raise `per_peer` and `in_total` at the \
          peer"
     )]
     TooLong {
@@ -118,19 +118,19 @@ pub enum LeaseDenial {
         most: u64,
     },
     /// The peer has reached its limit of lent memory, for this end or in total: request what is left, or try later.
-    #[error("it has {left} bytes left to lend: return some memory, or ask again later")]
+    #[error("it has {left} bytes left to lend: return some memory, or try again later")]
     Full {
         /// The number of bytes left, in whole pages.
         left: u64,
     },
     /// The peer has reached its limit of regions lent to this end.
-    #[error("it lends at most {most} regions at a time: return one, or ask again later")]
+    #[error("it lends at most {most} regions at a time: return one, or try again later")]
     TooMany {
         /// The maximum number of regions at a time.
         most: u64,
     },
     /// The peer does not lend memory for this long.
-    #[error("it lends for at most {longest:?}: ask for less, or raise `longest` at the peer")]
+    #[error("it lends for at most {longest:?}: request less, or raise `longest` at the peer")]
     Time {
         /// The longest time that the peer allows.
         longest: Duration,
@@ -143,7 +143,7 @@ pub enum LeaseDenial {
     },
     /// The peer has no memory left, or its device refuses to open the memory. The limit reached may be the machine's
     /// memory, `ulimit -l`, or a limit of the device.
-    #[error("it could not allocate or register the memory: ask again later, or for less")]
+    #[error("it could not allocate or register the memory: try again later, or request less")]
     Failed,
     /// The queue pair has ended at the peer, and this end will soon be notified. Connect again.
     #[error("the queue pair that the memory was for has ended at the peer: connect again")]

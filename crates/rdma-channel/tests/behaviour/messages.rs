@@ -26,7 +26,7 @@ fn a_timeout_names_the_operation_the_peer_and_the_limit() {
             error.to_string(),
             format!(
                 "the RDMA read with {peer} did not complete within 40ms: check that the peer is \
-                 running and does its part"
+                 running and has reached the same step"
             )
         );
         let closed = pair.here.send_from(&memory).unwrap_err().to_string();

@@ -40,7 +40,7 @@ pub enum ConnectError {
     #[error("the name has no address: give an IP address and a port, such as 192.0.2.1:7471")]
     NoAddress,
     /// No program listens at any of the addresses.
-    #[error("no process listens at {}: start the server first, and check its address and port", list(.tried))]
+    #[error("no process is listening on {}: start the server first, and check its address and port", list(.tried))]
     NobodyListens {
         /// The addresses that were tried, in order.
         tried: Vec<SocketAddr>,
@@ -81,7 +81,7 @@ pub enum ConnectError {
     #[error("the server cannot accept this client now: {}", reason(.0))]
     Busy(Box<str>),
     /// The time limit expired.
-    #[error("after {limit:?} there was still no {awaited}")]
+    #[error("timed out after {limit:?} waiting for the {awaited}")]
     Timeout {
         /// The limit.
         limit: Duration,

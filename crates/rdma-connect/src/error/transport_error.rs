@@ -58,7 +58,7 @@ pub enum TransportError {
     /// execute it.
     #[error(
         "the {operation}{} did not complete within {timeout:?}: check that the peer is running \
-         and does its part",
+         and has reached the same step",
         With(*.peer)
     )]
     Timeout {

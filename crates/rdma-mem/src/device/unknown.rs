@@ -30,7 +30,7 @@ rdma_types::debug_messages!(enum ListError {
 
 /// No device has the requested name.
 #[derive(Clone, thiserror::Error)]
-#[error("there is no RDMA device `{name}`{}", self.explain())]
+#[error("no RDMA device is named `{name}`{}", self.explain())]
 #[non_exhaustive]
 pub struct UnknownDevice {
     /// The requested name.
@@ -47,7 +47,7 @@ impl UnknownDevice {
     fn explain(&self) -> String {
         let mut text = match self.known.as_slice() {
             [] => "; no RDMA device was found".to_owned(),
-            known => format!("; there are: {}", known.join(", ")),
+            known => format!("; available: {}", known.join(", ")),
         };
         if self.name.starts_with("soft") && !self.known.iter().any(|name| name.starts_with("soft"))
         {
@@ -73,10 +73,10 @@ mod tests {
     #[test]
     fn the_message_lists_the_names_that_exist() {
         let text = unknown("mlx5_9", &["mlx5_0", "soft0"]).to_string();
-        assert_eq!(text, "there is no RDMA device `mlx5_9`; there are: mlx5_0, soft0");
+        assert_eq!(text, "no RDMA device is named `mlx5_9`; available: mlx5_0, soft0");
         assert_eq!(
             unknown("x", &[]).to_string(),
-            "there is no RDMA device `x`; no RDMA device was found"
+            "no RDMA device is named `x`; no RDMA device was found"
         );
     }
 

@@ -41,8 +41,8 @@ pub struct ConnectAttributes {
 pub enum HandshakeError {
     /// One port is InfiniBand, the other Ethernet.
     #[error(
-        "link layer: this port is {own}, the peer's is {peer}: use ports of the same kind: choose \
-         another device, or set the option `port`"
+        "the link layers differ: this port is {own}, but the peer's is {peer}; choose ports of the \
+         same kind (another device, or the option `port`)"
     )]
     LinkLayer {
         /// This end's port.
@@ -293,8 +293,8 @@ mod tests {
         let text = compute(&own, &end(0x12).with_lid(Lid::new(2))).unwrap_err().to_string();
         assert_eq!(
             text,
-            "link layer: this port is Ethernet, the peer's is InfiniBand: use ports of the same \
-             kind: choose another device, or set the option `port`"
+            "the link layers differ: this port is Ethernet, but the peer's is InfiniBand; choose \
+             ports of the same kind (another device, or the option `port`)"
         );
         let lid = compute(&end(0x11).with_lid(Lid::new(1)), &end(0x12));
         assert_eq!(lid, Err(HandshakeError::Lid { lid: Lid::NONE }));

@@ -426,7 +426,7 @@ fn sizes_from_a_provider_are_checked() {
     };
     let pd = table(&SMALLER, |verbs| verbs.create_srq = smaller_srq);
     let text = pd.create_srq().build().unwrap_err().to_string();
-    assert!(text.contains("asked for 16 receives"), "{text}");
+    assert!(text.contains("requested 16 receives"), "{text}");
     pd.close().unwrap(); // the queue was destroyed
     let pd = table(&LARGER, |verbs| verbs.create_qp = qp_with_receives);
     let (cq, srq) = (pd.context().create_cq(64).unwrap(), pd.create_srq().build().unwrap());

@@ -44,7 +44,7 @@ pub(super) enum StreamError {
     },
     #[error("no process connected to {address} within {wait:?}: start perftest's program there")]
     NoClient { address: SocketAddr, wait: Duration },
-    #[error("no process listens at {address} after {wait:?}: start perftest's program there")]
+    #[error("no process is listening on {address} after {wait:?}: start perftest's program there")]
     NoServer { address: String, wait: Duration },
     #[error("the peer {then} after {} of {expected} bytes (\"{}\"): read its own output",
         .got.len(), .got.escape_ascii())]

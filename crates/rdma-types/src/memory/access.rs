@@ -192,7 +192,7 @@ impl fmt::Display for AccessError {
         };
         write!(
             f,
-            "access flags: {right} without local write, but memory that peers may change must be \
+            "access flags: {right} requires local write, because memory that peers may change must be \
              writable by its own device too: add with_local_write()"
         )
     }
