@@ -20,7 +20,7 @@ pub fn responder(bytes: &[u8]) {
     proto::responder(bytes);
 }
 
-/// Passes a stream of answers to the requester of each service.
+/// Passes posts, answers and elapsed time to the requester of a connection (RC or UC).
 pub fn requester(bytes: &[u8]) {
     proto::requester(bytes);
 }

@@ -133,7 +133,7 @@ impl Driver {
     }
 
     /// Ends the driver, and waits for its task to end. By then, all operations have ended and returned their memory.
-    /// Connections stay closed.
+    /// Its connections are closed permanently.
     pub async fn shutdown(self) {
         let shared = Arc::clone(&self.0.0);
         if !shared.has_task {

@@ -74,7 +74,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Returns the options of a new channel. Set the [protection domain](WithoutPd::pd) first. The
+    /// Returns a builder for a new channel. Set the [protection domain](WithoutPd::pd) first. The
     /// [prelude](crate::prelude) has a shorter form: `pd.create_channel()`.
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()

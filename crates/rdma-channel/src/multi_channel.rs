@@ -87,7 +87,7 @@ impl fmt::Debug for MultiChannel {
 }
 
 impl MultiChannel {
-    /// Returns the options of new channels. Set the [protection domain](WithoutPd::pd) first. The
+    /// Returns a builder for new channels. Set the [protection domain](WithoutPd::pd) first. The
     /// [prelude](crate::prelude) has a shorter form: `pd.create_multi_channel()`.
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()

@@ -162,7 +162,7 @@ const WAKER: u64 = 1;
 const FIRST_STREAM: u64 = 2;
 
 impl Server {
-    /// The options of a new server. The [prelude](crate::prelude) has a shorter form: `pd.create_server()`.
+    /// Returns a builder for a new server. The [prelude](crate::prelude) has a shorter form: `pd.create_server()`.
     pub fn builder(pd: &ProtectionDomain) -> ServerBuilder<'_> {
         ServerBuilder::of_server(pd)
     }

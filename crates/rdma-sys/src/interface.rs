@@ -73,9 +73,9 @@ impl Entry<'_> {
         // SAFETY: SAFETY.md F15: the entry's name ends with a zero byte, and is freed together with
         // the list.
         let name = unsafe { CStr::from_ptr(self.0.ifa_name) };
-        // SAFETY: the pointer is NULL, or an address in this entry.
+        // SAFETY: SAFETY.md F15: the pointer is NULL, or an address in this entry.
         let address = unsafe { ip(self.0.ifa_addr) };
-        // SAFETY: the pointer is NULL, or an address in this entry.
+        // SAFETY: SAFETY.md F15: the pointer is NULL, or an address in this entry.
         let mask = unsafe { ip(self.0.ifa_netmask) };
         InterfaceAddress {
             interface: name.to_string_lossy().into_owned(),

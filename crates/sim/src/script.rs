@@ -224,8 +224,8 @@ impl Weather {
         self.loss + self.duplication + self.reordering + self.corruption
     }
 
-    /// Returns the maximum delay of a packet if two megabytes are queued before it. Its answer
-    /// takes at most as long again.
+    /// Returns the maximum delay of a packet if two MiB are queued ahead of it. Its answer takes
+    /// at most as long.
     pub(crate) fn longest(&self) -> Duration {
         let sending = (2u64 << 23).saturating_mul(1_000_000_000);
         let sending = sending.checked_div(self.bits_per_second).unwrap_or(0);

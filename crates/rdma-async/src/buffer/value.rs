@@ -81,7 +81,7 @@ pub trait ValueExt {
     ///
     /// # Errors
     /// [`ValueError::TooLong`] if there are too few bytes; [`ValueError::NotWritten`] if the format cannot represent
-    /// the value. Either error leaves the bytes undefined.
+    /// the value. After either error, the contents of the bytes are unspecified.
     fn put_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<usize, ValueError>;
 
     /// Reads the value that starts at the first byte, and ignores the bytes after it.

@@ -42,8 +42,8 @@ async fn serve(shared: &Shared, file: &AsyncFd<OwnedFd>, events: &Events) -> io:
         shared.note(&event);
     }
     loop {
-        // Events are received after the file is marked not readable, and queues are armed before the last poll, so no
-        // event or completion is missed.
+        // Events are received only after the readiness of `file` has been cleared. After arming a queue, `sweep` polls
+        // it again. So no event or completion is missed.
         shared.sweep(false).map_err(io::Error::other)?;
         tokio::select! {
             ready = file.readable() => ready?.clear_ready(),

@@ -221,7 +221,8 @@ impl LeaseDenial {
 /// it to a [`LeaseError`].
 #[non_exhaustive]
 pub struct LendError {
-    /// The memory, or `None` if it was freed with the runtime or could not be closed ([`LeaseError::NotRevoked`]).
+    /// The memory, or `None` if it was freed when the runtime ended, or could not be closed
+    /// ([`LeaseError::NotRevoked`]).
     pub region: Option<Region>,
     /// The error.
     pub error: LeaseError,

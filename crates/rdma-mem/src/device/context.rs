@@ -65,8 +65,8 @@ impl Context {
                 .with_hint(hint::open(errno, device.file_name().as_deref()))
         })?;
         let needs = Opened { device: device.clone(), events: EventLog::default() };
-        // SAFETY: SAFETY.md F2, F9: this table has just opened the context, and `needs` keeps its
-        // device alive. Objects created from the context hold a clone of it (F6).
+        // SAFETY: SAFETY.md F2, F9: the context has just been opened through this table, and
+        // `needs` keeps its device alive. Objects created from the context hold a clone of it (F6).
         let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device", needs) };
         Ok(Self(Arc::new(handle)))
     }

@@ -41,8 +41,8 @@ impl ProtectionDomain {
         // SAFETY: SAFETY.md F1, F2: the context is live and belongs to this table.
         let raw = check_null("ibv_alloc_pd", unsafe { (verbs.alloc_pd)(context.as_raw()) })?;
         let context = context.clone();
-        // SAFETY: SAFETY.md F2, F9: this table has just allocated the domain, and the handle keeps
-        // its context alive. Objects created from the domain hold a clone of it (F6).
+        // SAFETY: SAFETY.md F2, F9: the domain has just been allocated through this table, and the
+        // handle keeps its context alive. Objects created from the domain hold a clone of it (F6).
         let handle = unsafe { Handle::new(raw, verbs.dealloc_pd, "ibv_dealloc_pd", context) };
         Ok(Self(Arc::new(handle)))
     }

@@ -35,10 +35,10 @@ pub struct SliceRef<'r> {
 /// [`BorrowedRegion::get_mut`](crate::BorrowedRegion::get_mut).
 ///
 /// It consists of raw parts, without a reference to the bytes, so it can be moved while a device
-/// writes them. A request takes it by value. To use several requests at a time, split it first with
-/// [`split_at`](Self::split_at), [`into_array`](Self::into_array) or
-/// [`into_chunks`](Self::into_chunks). `chunks_mut` and indexing come from the byte slice, and
-/// return plain bytes without a key.
+/// writes them. A request takes it by value. To use it in several requests at a time, split it first
+/// with [`split_at`](Self::split_at), [`into_array`](Self::into_array) or
+/// [`into_chunks`](Self::into_chunks). `chunks_mut` and indexing come from `[u8]`, and return plain
+/// bytes without a key.
 ///
 /// # Examples
 /// ```

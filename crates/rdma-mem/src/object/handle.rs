@@ -36,7 +36,8 @@ type Destroy<T> = unsafe extern "C" fn(*mut T) -> c_int;
 
 // SAFETY: SAFETY.md F9: by the contract of `new`, any thread may use and destroy the object.
 unsafe impl<T, P: Send> Send for Handle<T, P> {}
-// SAFETY: SAFETY.md F9: `&Handle` returns only a pointer, and using the pointer is `unsafe`.
+// SAFETY: SAFETY.md F9: a `&Handle` gives access only to a pointer, and using the pointer is
+// `unsafe`.
 unsafe impl<T, P: Sync> Sync for Handle<T, P> {}
 
 impl<T, P> Handle<T, P> {

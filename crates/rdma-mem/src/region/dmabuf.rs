@@ -142,9 +142,9 @@ impl ProtectionDomain {
             let hint = hint::register_dmabuf(self.context(), errno, length);
             VerbError::new("ibv_reg_dmabuf_mr", errno).with_hint(hint)
         })?;
-        // SAFETY: SAFETY.md F2, F8, F9: this table has just registered the region in this domain,
-        // with this length and starting at `iova`, so no other code has it. This function's
-        // contract covers the memory.
+        // SAFETY: SAFETY.md F2, F8, F9: the region has just been registered through this table, in
+        // this domain, with this length and starting at `iova`, so no other code has it. This
+        // function's contract covers the memory.
         Ok(unsafe { DmabufRegion::of(raw, self, length, iova, Ownership::Owned) })
     }
 }

@@ -75,9 +75,9 @@ impl<M> Registration<M> {
                 return Err((memory, VerbError::new("ibv_reg_mr", errno).with_hint(hint).into()));
             }
         };
-        // SAFETY: SAFETY.md F2, F8, F9: this table has just registered the region in this domain
-        // with these arguments, so no other code has it. This function's contract covers the
-        // memory.
+        // SAFETY: SAFETY.md F2, F8, F9: the region has just been registered through this table, in
+        // this domain and with these arguments, so no other code has it. This function's contract
+        // covers the memory.
         Ok(unsafe { Self::from_raw(pd, raw, base, length, access, memory, Ownership::Owned) })
     }
 
@@ -96,8 +96,8 @@ impl<M> Registration<M> {
     ) -> Result<Self, (M, Error)> {
         // SAFETY: SAFETY.md F8: the caller upholds the same contract.
         let registration = unsafe { Self::new(pd, base, length, access, memory) }?;
-        // SAFETY: SAFETY.md F2, F29: this table has just registered the region, and no other code
-        // knows its keys. This function's contract covers the memory.
+        // SAFETY: SAFETY.md F2, F29: the region has just been registered through this table, and
+        // no other code knows its keys. This function's contract covers the memory.
         unsafe { pd.verbs().note_mapped(registration.as_raw()) };
         Ok(registration)
     }

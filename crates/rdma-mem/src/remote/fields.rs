@@ -77,8 +77,8 @@ macro_rules! remote_struct_field {
     };
 }
 
-/// Like [`remote_struct_field!`](crate::remote_struct_field), but returns a region of length 0 past
-/// the end.
+/// Like [`remote_struct_field!`](crate::remote_struct_field), but returns a `RemoteMemoryRegion` in
+/// all cases. Past the end, its length is 0.
 ///
 /// # Examples
 /// ```
@@ -127,8 +127,8 @@ macro_rules! remote_struct_array_field {
     };
 }
 
-/// Like [`remote_struct_array_field!`](crate::remote_struct_array_field), but returns a region of
-/// length 0 past the end.
+/// Like [`remote_struct_array_field!`](crate::remote_struct_array_field), but returns a
+/// `RemoteMemoryRegion` in all cases. Past the end, its length is 0.
 ///
 /// # Examples
 /// ```

@@ -85,13 +85,13 @@ impl CompletionQueue {
     /// Wraps a queue that was created elsewhere. Pass its channel if this value is to request events.
     ///
     /// The queue is polled through `ibv_poll_cq`, and has no timestamps. Its [`id`](Self::id) is the user context that
-    /// it was created with, which these crates only compare. Only events that are read through this crate are counted
-    /// and acknowledged by it.
+    /// it was created with, which these crates only compare. This crate counts and acknowledges only events that are
+    /// read through it.
     ///
     /// # Safety
     /// The caller upholds the contract of [`Ownership`]. The queue belongs to this context, and `ibv_poll_cq` can be
     /// called on it. `channel` is the channel that it was created with, or `None`. If a channel is passed, no other
-    /// value wraps the queue. The queue is resized only through one value and its clones, and not by C at the same
+    /// value wraps the queue. Only one value and its clones resize the queue, and C does not resize it at the same
     /// time. If the queue is owned, events that other code has read must be acknowledged, because destroying the queue
     /// waits for them.
     ///

@@ -147,7 +147,7 @@ counters! {
     stale_nak: packets of connections, "a_doubled_negative_acknowledgement_is_counted_as_stale";
     /// Acknowledgements with a reserved syndrome, and responses with data whose syndrome is not ACK.
     reserved_syndrome: packets of connections, "reserved_syndromes_are_dropped";
-    /// Responses that do not match their request, which then fails, and acknowledgements with a payload.
+    /// Acknowledgements with a payload, and responses that do not match their request. Such a request fails.
     bad_response: packets of connections, "a_response_that_does_not_match_is_counted";
     /// Packets of the right service with an opcode that the receiver does not accept.
     wrong_opcode: packets of connections, "packets_of_another_service_or_direction_are_dropped";

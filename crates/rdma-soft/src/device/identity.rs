@@ -25,7 +25,7 @@ pub(crate) struct Identity {
     own: Vec<(GidEntry, u32)>,
     /// The index of the loopback interface, if the device has an address there.
     loopback: Option<u32>,
-    /// The entries of `gids` without the addresses of the host.
+    /// The entries of `gids` that are not in `own`.
     shared: Vec<GidEntry>,
     /// The source of random numbers for the identity. It is not used for secrets.
     random: Random,

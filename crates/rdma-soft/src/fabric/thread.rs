@@ -95,7 +95,7 @@ mod tests {
         std::thread::spawn(run).join()
     }
 
-    /// The new thread has the default policy, unless the kernel does not let threads leave the idle policy.
+    /// The new thread has the default policy if the kernel lets threads leave the idle policy.
     #[test]
     fn a_thread_of_the_idle_policy_starts_one_that_leaves_it_if_it_may() {
         let (sender, receiver) = mpsc::channel();

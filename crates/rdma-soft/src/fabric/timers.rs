@@ -168,8 +168,8 @@ impl Fabric {
             self.timers.publish(&schedule);
             if let Some(owner) = due {
                 drop(schedule);
-                // Dropped while the lock is free, because this may be the last reference and its destructor takes the
-                // lock.
+                // `owner` is dropped while the lock is free, because it may be the last reference, and its destructor
+                // takes the lock.
                 if let Some(owner) = owner.upgrade() {
                     stalls::here();
                     owner.expire();

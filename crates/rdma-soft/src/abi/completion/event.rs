@@ -60,9 +60,9 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     finish(taken, |object| {
         // SAFETY: the queue still exists, because its event has not been acknowledged (SAFETY.md F11).
         let context = unsafe { (*object).cq_context };
-        // SAFETY: the caller passes a place for the queue (SAFETY.md F1).
+        // SAFETY: the caller passes a valid pointer for the queue (SAFETY.md F1).
         unsafe { cq.write(object) };
-        // SAFETY: the caller passes a place for the queue's context (SAFETY.md F1).
+        // SAFETY: the caller passes a valid pointer for the queue's context (SAFETY.md F1).
         unsafe { cq_context.write(context) };
     })
 }
@@ -117,7 +117,7 @@ pub(crate) unsafe extern "C" fn get_async_event(
         };
         ibv_async_event { element, event_type: ibv_event_type(event.kind.raw()) }
     });
-    // SAFETY: the caller passes a place for the event (SAFETY.md F1).
+    // SAFETY: the caller passes a valid pointer for the event (SAFETY.md F1).
     finish(taken, |event| unsafe { out.write(event) })
 }
 

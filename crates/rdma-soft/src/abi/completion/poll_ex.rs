@@ -143,7 +143,7 @@ read! {
 }
 
 unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
-    // SAFETY: the caller passes a place for the result (SAFETY.md F1).
+    // SAFETY: the caller passes a valid pointer for the result (SAFETY.md F1).
     unsafe { info.write(ibv_wc_tm_info { tag: JUNK.into(), priv_: JUNK }) };
 }
 

@@ -85,7 +85,7 @@ pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
         unsafe { entry.write(device) };
     }
     if !count.is_null() {
-        // SAFETY: the caller passes a place for the count, or NULL (SAFETY.md F1).
+        // SAFETY: the caller passes a valid pointer for the count, or NULL (SAFETY.md F1).
         unsafe { count.write(int(devices.len() as u64)) };
     }
     list

@@ -107,7 +107,7 @@ pub(crate) unsafe extern "C" fn query_gid(
     let device = unsafe { device_of(context) };
     match entry(device, port.into(), index.cast_unsigned()) {
         Ok(entry) => {
-            // SAFETY: the caller passes a place for the GID (SAFETY.md F1).
+            // SAFETY: the caller passes a valid pointer for the GID (SAFETY.md F1).
             unsafe { out.write(ibv_gid { raw: entry.gid.to_bytes() }) };
             0
         }
@@ -180,7 +180,7 @@ pub(crate) unsafe extern "C" fn query_pkey(
         Errno::EINVAL.set();
         return -1;
     }
-    // SAFETY: the caller passes a place for the key (SAFETY.md F1).
+    // SAFETY: the caller passes a valid pointer for the key (SAFETY.md F1).
     unsafe { out.write(PKEY.to_be()) };
     0
 }

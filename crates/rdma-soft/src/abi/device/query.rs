@@ -86,7 +86,7 @@ pub(crate) unsafe extern "C" fn query_device(
 ) -> c_int {
     // SAFETY: the caller passes a live context (SAFETY.md F1).
     let attr = device_attr(unsafe { device_of(context) });
-    // SAFETY: the caller passes a place for the attributes (SAFETY.md F1).
+    // SAFETY: the caller passes a valid pointer for the attributes (SAFETY.md F1).
     unsafe { out.write(attr) };
     0
 }

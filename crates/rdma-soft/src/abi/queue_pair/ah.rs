@@ -130,7 +130,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
             }
         }
     }
-    // SAFETY: the caller passes a place for the attributes (SAFETY.md F1).
+    // SAFETY: the caller passes a valid pointer for the attributes (SAFETY.md F1).
     unsafe { out.write(attr) };
     0
 }

@@ -212,9 +212,9 @@ pub(crate) unsafe extern "C" fn query_qp(
     unsafe { note_state(qp, found.qp_state) };
     // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     let created = unsafe { *queue_pair_init(qp) };
-    // SAFETY: the caller passes a place for the attributes (SAFETY.md F1).
+    // SAFETY: the caller passes a valid pointer for the attributes (SAFETY.md F1).
     unsafe { attr.write(found) };
-    // SAFETY: the caller passes a place for the initial attributes (SAFETY.md F1).
+    // SAFETY: the caller passes a valid pointer for the initial attributes (SAFETY.md F1).
     unsafe { init.write(created) };
     0
 }

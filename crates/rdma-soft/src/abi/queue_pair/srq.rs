@@ -94,7 +94,7 @@ pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
     let queue = unsafe { shared_queue_of(srq) };
     let found =
         ibv_srq_attr { max_wr: queue.max_wr, max_sge: queue.max_sge, srq_limit: queue.limit() };
-    // SAFETY: the caller passes a place for the attributes (SAFETY.md F1).
+    // SAFETY: the caller passes a valid pointer for the attributes (SAFETY.md F1).
     unsafe { attr.write(found) };
     0
 }
@@ -123,7 +123,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: the caller passes a live queue (SAFETY.md F1).
     let queue = unsafe { shared_queue_of(srq) };
-    // SAFETY: the caller passes a valid list, and a place for a refused request (SAFETY.md F1, F12).
+    // SAFETY: the caller passes a valid list, and a valid pointer for a refused request (SAFETY.md F1, F12).
     unsafe {
         post_list(wr, bad_wr, queue.max_sge, |wr_id, sges, turn| queue.post(wr_id, sges, turn))
     }

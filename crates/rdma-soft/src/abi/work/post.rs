@@ -77,7 +77,7 @@ pub(crate) unsafe extern "C" fn post_send(
             return 0;
         }
     }
-    // SAFETY: the caller passes a valid list, and a place for a refused request (SAFETY.md F1, F12).
+    // SAFETY: the caller passes a valid list, and a valid pointer for a refused request (SAFETY.md F1, F12).
     unsafe { post_any(queue_pair, wr, bad_wr) }
 }
 
@@ -110,7 +110,7 @@ unsafe fn post_any(
         })
     };
     if result.is_err() {
-        // SAFETY: the caller passes a place for the refused request (SAFETY.md F1).
+        // SAFETY: the caller passes a valid pointer for the refused request (SAFETY.md F1).
         unsafe { bad_wr.write(list.current) };
     }
     number(result)
@@ -123,7 +123,7 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
-    // SAFETY: the caller passes a valid list, and a place for a refused request (SAFETY.md F1, F12).
+    // SAFETY: the caller passes a valid list, and a valid pointer for a refused request (SAFETY.md F1, F12).
     unsafe {
         post_list(wr, bad_wr, queue_pair.capacity.receive_sge, |wr_id, sges, turn| {
             queue_pair.post_receive(wr_id, sges, turn)
@@ -153,7 +153,7 @@ pub(crate) unsafe fn post_list(
         let sges = unsafe { elements(request.sg_list, request.num_sge, most) };
         let result = sges.and_then(|sges| post(request.wr_id, sges, &mut turn));
         if result.is_err() {
-            // SAFETY: the caller passes a place for the refused request (SAFETY.md F1).
+            // SAFETY: the caller passes a valid pointer for the refused request (SAFETY.md F1).
             unsafe { bad_wr.write(current) };
             return number(result);
         }

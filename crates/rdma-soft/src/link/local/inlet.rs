@@ -256,7 +256,7 @@ impl Inlet {
     }
 
     /// Parses a message, given its first header and the bytes after it. Returns the first burst, and copies the others
-    /// into their own buffers. Returns `None` if no device sends such a message.
+    /// into their own buffers. Returns `None` if the message is malformed, that is, if no device would have sent it.
     fn take_apart(
         self: &Arc<Self>,
         head: &[u8; HEAD],

@@ -1,5 +1,5 @@
 //! Questions to a process whose acknowledgements are overdue. The process answers a question after it has executed
-//! everything that was sent before. The answer shows that the process runs and has nothing left to acknowledge. A
+//! everything that was sent before it. The answer shows that the process runs and has nothing left to acknowledge. A
 //! process that is stopped or not scheduled does not answer.
 
 use std::collections::BTreeMap;

@@ -320,7 +320,7 @@ fn a_message_of_more_than_half_of_the_ring_is_not_written() {
         assert_eq!(write(&sender, &vec![0; length as usize]), Err(Errno::MSGSIZE));
     }
     assert!(!receiver.has_come());
-    // If a message is too long for the receiver, its sender is at fault.
+    // A read into buffers that are too small for the message fails, and the message stays in the ring.
     assert!(write(&sender, &[0; 100]).is_ok());
     assert_eq!(read(&receiver, 94), Err(Errno::MSGSIZE));
     assert_eq!(read(&receiver, 95).unwrap().unwrap().0.len(), 100);
