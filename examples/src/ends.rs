@@ -297,7 +297,8 @@ pub fn until<T>(
             }
             if begin.elapsed() > other.wait {
                 return Err(
-                    "nothing arrives from the other end: check that it has reached the same step".into()
+                    "nothing arrives from the other end: check that it has reached the same step"
+                        .into(),
                 );
             }
         }
