@@ -11,7 +11,7 @@ use rdma_types::{Mtu, Psn, Qpn};
 
 use crate::address::Path;
 use crate::engine::adapter::Adapter;
-use crate::engine::adapter::notices::{Reason, Whose};
+use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::station::Station;
 use crate::engine::wire::letter::Letter;
 use crate::engine::wire::word::WordKey;
@@ -235,9 +235,9 @@ pub(crate) struct Route {
 
 impl Route {
     /// Returns the two ends of the connection that uses this route, for events about its packets.
-    pub(super) fn whose(&self, own: &Station, peer_qpn: u32) -> Whose {
+    pub(super) fn endpoints(&self, own: &Station, peer_qpn: u32) -> Endpoints {
         let peer_qpn = Some(peer_qpn);
-        Whose { qpn: own.qpn, peer_qpn, address: Some(self.path.remote) }
+        Endpoints { qpn: own.qpn, peer_qpn, address: Some(self.path.remote) }
     }
 }
 
@@ -270,8 +270,8 @@ pub(crate) fn transmit(
     let up = own.adapter.port_is_up();
     let tap = own.adapter.tap.as_ref().filter(|_| up);
     let lost = |reason, burst: &Burst| {
-        let whose = route.whose(own, burst.header.bth.destination.get());
-        own.adapter.drop_packets(reason, burst.segments, whose);
+        let endpoints = route.endpoints(own, burst.header.bth.destination.get());
+        own.adapter.drop_packets(reason, burst.segments, endpoints);
     };
     let outlet = &route.outlet;
     if outlet.is_nowhere() {
@@ -361,8 +361,8 @@ pub(crate) fn drop_burst(
     if at_end && opcode.operation().is_response() {
         return reason.count(&adapter.tally.rare, segments.into());
     }
-    let whose = Whose { qpn: destination.get(), peer_qpn, address: Some(path.local) };
-    adapter.drop_packets(reason, segments, whose);
+    let endpoints = Endpoints { qpn: destination.get(), peer_qpn, address: Some(path.local) };
+    adapter.drop_packets(reason, segments, endpoints);
 }
 
 pub(crate) mod letter;

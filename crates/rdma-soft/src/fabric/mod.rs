@@ -21,6 +21,8 @@ use timers::model::ServedBy;
 
 pub(crate) mod clock;
 pub(crate) mod deferred;
+#[cfg_attr(loom, allow(dead_code))] // models have no subscriber
+pub(crate) mod emitters;
 pub(crate) mod ids;
 #[cfg_attr(loom, allow(dead_code))] // models need no seeds
 pub(crate) mod random;
@@ -29,8 +31,6 @@ pub(crate) mod run_queue;
 #[cfg_attr(loom, allow(dead_code))] // no model is a simulation
 pub(crate) mod simulation;
 pub(crate) mod stalls;
-#[cfg_attr(loom, allow(dead_code))] // models have no subscriber
-pub(crate) mod tellers;
 #[cfg_attr(loom, allow(dead_code))] // models use their own threads
 pub(crate) mod thread;
 pub(crate) mod timers;

@@ -3,15 +3,15 @@
 //! [`Task`]s are queue pairs, inboxes and links that have packets to send or receive. Each task gets a turn, and then
 //! returns to the end of the queue with the rest of its work. [`Settle`] is work that must be complete when a verb
 //! returns. For example, the queue pairs of an overflowed completion queue go to error, event files become readable,
-//! and captures get their packets. Last, [tellers](crate::fabric::tellers) report dropped packets to the program.
+//! and captures get their packets. Last, [emitters](crate::fabric::emitters) report dropped packets to the program.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
+use crate::fabric::emitters::{self, EventSource};
 use crate::fabric::stalls;
-use crate::fabric::tellers::{self, Tells};
 use crate::fabric::timers::Timer;
 use crate::sync::{AtomicU32, AtomicUsize, Held, Mutex, MutexGuard, Ordering, locked_in_models};
 
@@ -92,7 +92,7 @@ struct Queued {
     tasks: VecDeque<Weak<dyn Task>>,
     /// The work that has not been settled. Each item occurs once.
     unsettled: Vec<Arc<dyn Settle>>,
-    tellers: Vec<&'static dyn Tells>,
+    sources: Vec<&'static dyn EventSource>,
     /// The number of objects that may leave work to settle. Space is reserved for all of them, so that leaving work
     /// does not allocate.
     settlers: usize,
@@ -115,7 +115,7 @@ pub(crate) struct RunQueue {
 
 impl RunQueue {
     const EMPTY: Queued =
-        Queued { tasks: VecDeque::new(), unsettled: Vec::new(), tellers: Vec::new(), settlers: 0 };
+        Queued { tasks: VecDeque::new(), unsettled: Vec::new(), sources: Vec::new(), settlers: 0 };
 
     #[cfg(not(loom))]
     pub(super) const fn new() -> Self {
@@ -133,7 +133,7 @@ impl RunQueue {
     }
 
     fn count(&self, queued: &Queued) {
-        let count = queued.tasks.len() + queued.unsettled.len() + queued.tellers.len();
+        let count = queued.tasks.len() + queued.unsettled.len() + queued.sources.len();
         self.count.store(count, Ordering::Release);
     }
 
@@ -171,9 +171,9 @@ impl RunQueue {
     }
 
     /// Queues a source whose events will be reported to the program. The source is not in the queue yet.
-    pub(crate) fn tell(&self, source: &'static dyn Tells) {
+    pub(crate) fn queue_source(&self, source: &'static dyn EventSource) {
         let mut queued = self.lock();
-        queued.tellers.push(source);
+        queued.sources.push(source);
         self.count(&queued);
     }
 
@@ -209,13 +209,13 @@ impl RunQueue {
         }
         self.settle_what_leaves_work();
         self.settle();
-        self.tell_all();
+        self.emit_events();
     }
 
     fn only_lane(&self) -> Option<Lane> {
         let queued = self.lock();
         let leaves_work = queued.unsettled.iter().any(|work| work.leaves_work());
-        if leaves_work || !queued.tellers.is_empty() {
+        if leaves_work || !queued.sources.is_empty() {
             return None;
         }
         match (queued.tasks.len(), queued.unsettled.len()) {
@@ -268,13 +268,13 @@ impl RunQueue {
         }
     }
 
-    fn tell_all(&self) {
+    fn emit_events(&self) {
         let mut queued = self.lock();
-        let sources = std::mem::take(&mut queued.tellers);
+        let sources = std::mem::take(&mut queued.sources);
         self.count(&queued);
         drop(queued);
         if !sources.is_empty() {
-            tellers::tell(&sources);
+            emitters::emit(&sources);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::abi::fork::Process;
-use crate::fabric::tellers::tell_aside;
+use crate::fabric::emitters::emit_one;
 use crate::fabric::thread::{STACK, spawn};
 use crate::sync::locked_to_wait;
 
@@ -113,7 +113,7 @@ pub(super) fn is_full() -> bool {
 pub(super) fn report() {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     if !REPORTED.swap(true, Ordering::Relaxed) {
-        tell_aside(|| {
+        emit_one(|| {
             tracing::warn!(
                 threads = THREADS,
                 waiting = WAITING,

@@ -26,8 +26,8 @@ use self::format::{Direction, Interface, put_interface, put_packet, put_section}
 use crate::address::Path;
 use crate::engine::wire::letter::{Datagram, Letter};
 use crate::fabric::Fabric;
+use crate::fabric::emitters::emit_one;
 use crate::fabric::run_queue::Settle;
-use crate::fabric::tellers::tell_aside;
 use crate::link::{Link, frame};
 #[cfg(not(all(test, loom)))]
 use crate::sync::assert_nothing_held;
@@ -267,7 +267,7 @@ impl Settle for Capture {
         #[cfg(not(all(test, loom)))]
         assert_nothing_held();
         if let Err(error) = self.flush() {
-            tell_aside(move || {
+            emit_one(move || {
                 tracing::warn!(%error, "the capture of a software device ends: its file cannot be written");
             });
         }

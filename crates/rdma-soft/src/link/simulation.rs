@@ -10,7 +10,7 @@ use rdma_proto::wire::Headers;
 
 use crate::address::Path;
 use crate::engine::adapter::Adapter;
-use crate::engine::adapter::notices::{Reason, Whose};
+use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::wire::Mailbox;
 use crate::engine::wire::letter::{Datagram, Letter};
 use crate::fabric::clock::Time;
@@ -169,8 +169,8 @@ impl Links {
         if damaged > 0 {
             // The receiver drops the damaged packets.
             let qpn = burst.header.bth.destination.get();
-            let whose = Whose { qpn, peer_qpn: None, address: Some(path.local) };
-            to.drop_packets(Reason::Damaged, damaged, whose);
+            let endpoints = Endpoints { qpn, peer_qpn: None, address: Some(path.local) };
+            to.drop_packets(Reason::Damaged, damaged, endpoints);
         }
         arriving
     }

@@ -11,18 +11,18 @@ use crate::address::Address;
 use crate::counters::Rares;
 use crate::engine::adapter::Adapter;
 use crate::fabric::clock::Time;
-use crate::fabric::tellers::{Tell, Tells};
+use crate::fabric::emitters::{Emit, EventSource};
 use crate::sync::locked;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 /// The minimum time between two events for the same reason.
-const APART: Duration = Duration::from_secs(60);
+const MIN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The severity of a reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Gravity {
+enum Severity {
     /// The traffic fails until a person changes something.
     Warns,
     /// This may be normal: the protocol retries, or the connection is ending.
@@ -30,7 +30,7 @@ enum Gravity {
 }
 
 macro_rules! reasons {
-    ($($reason:ident $counter:ident $gravity:ident $advice:literal)+) => {
+    ($($reason:ident $counter:ident $severity:ident $advice:literal)+) => {
         /// The reason why packets did not get through.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Reason {
@@ -50,8 +50,8 @@ macro_rules! reasons {
                 match self { $(Self::$reason => counters.$counter.add(packets),)+ }
             }
 
-            fn gravity(self) -> Gravity {
-                match self { $(Self::$reason => Gravity::$gravity,)+ }
+            fn severity(self) -> Severity {
+                match self { $(Self::$reason => Severity::$severity,)+ }
             }
 
             /// Returns the meaning of the reason, and what to check.
@@ -147,7 +147,7 @@ impl Reason {
 
 /// The two ends of a dropped packet, or of the last one if several packets were dropped.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Whose {
+pub(crate) struct Endpoints {
     /// The queue pair on this device, or the one that the packets were addressed to.
     pub(crate) qpn: u32,
     /// The queue pair at the other end, if known.
@@ -164,9 +164,9 @@ pub(crate) struct Notices(Mutex<[Notice; Reason::ALL.len()]>);
 struct Notice {
     /// The number of packets since the last event.
     packets: u64,
-    whose: Option<Whose>,
+    endpoints: Option<Endpoints>,
     /// The time at which the last event became due. `None` if no event did, or if the last one was cancelled.
-    called_for: Option<Time>,
+    last_due: Option<Time>,
     due: bool,
 }
 
@@ -176,43 +176,43 @@ struct DueEvent {
     device: &'static str,
     reason: Reason,
     packets: u64,
-    whose: Whose,
+    endpoints: Endpoints,
 }
 
 impl Notices {
     /// Adds packets to the pending event for a reason. Returns true if this makes the event due.
-    fn note(&self, reason: Reason, packets: u64, whose: Whose, now: Time) -> bool {
+    fn note(&self, reason: Reason, packets: u64, endpoints: Endpoints, now: Time) -> bool {
         let notice = &mut locked(&self.0)[reason as usize];
         notice.packets = notice.packets.saturating_add(packets);
-        notice.whose = Some(whose);
-        let heard = LevelFilter::current() != LevelFilter::OFF;
-        let in_time = notice.called_for.is_none_or(|last| now.since(last) >= APART);
-        if notice.due || !heard || !in_time {
+        notice.endpoints = Some(endpoints);
+        let has_subscriber = LevelFilter::current() != LevelFilter::OFF;
+        let interval_passed = notice.last_due.is_none_or(|last| now.since(last) >= MIN_INTERVAL);
+        if notice.due || !has_subscriber || !interval_passed {
             return false;
         }
-        (notice.called_for, notice.due) = (Some(now), true);
+        (notice.last_due, notice.due) = (Some(now), true);
         true
     }
 }
 
-impl Tells for Adapter {
-    fn take(&'static self) -> Option<Tell> {
-        let mut told = Vec::new();
+impl EventSource for Adapter {
+    fn take_due(&'static self) -> Option<Emit> {
+        let mut due = Vec::new();
         for (reason, notice) in Reason::ALL.into_iter().zip(locked(&self.notices.0).iter_mut()) {
-            if let Some(whose) = notice.whose
+            if let Some(endpoints) = notice.endpoints
                 && std::mem::take(&mut notice.due)
             {
                 let packets = std::mem::take(&mut notice.packets);
-                told.push(DueEvent { device: &self.name, reason, packets, whose });
+                due.push(DueEvent { device: &self.name, reason, packets, endpoints });
             }
         }
-        (!told.is_empty()).then(|| Box::new(move || told.iter().for_each(DueEvent::tell)) as Tell)
+        (!due.is_empty()).then(|| Box::new(move || due.iter().for_each(DueEvent::emit)) as Emit)
     }
 
     /// Cancels the due events; the next dropped packet makes them due again.
-    fn put_off(&self) {
+    fn postpone(&self) {
         for notice in locked(&self.notices.0).iter_mut().filter(|notice| notice.due) {
-            (notice.called_for, notice.due) = (None, false);
+            (notice.last_due, notice.due) = (None, false);
         }
     }
 }
@@ -221,35 +221,35 @@ impl Adapter {
     /// Counts packets that do not get through, and schedules an event. The caller may hold any lock except a
     /// [leaf](crate::engine).
     #[cold]
-    pub(crate) fn drop_packets(&'static self, reason: Reason, packets: u16, whose: Whose) {
+    pub(crate) fn drop_packets(&'static self, reason: Reason, packets: u16, endpoints: Endpoints) {
         reason.count(&self.tally.rare, packets.into());
-        self.notice(reason, packets.into(), whose);
+        self.notice(reason, packets.into(), endpoints);
     }
 
     /// Schedules an event about packets that do not get through and were counted already.
     #[cold]
-    pub(crate) fn notice(&'static self, reason: Reason, packets: u64, whose: Whose) {
-        if self.notices.note(reason, packets, whose, self.fabric.clock.now()) {
-            self.fabric.run_queue.tell(self);
+    pub(crate) fn notice(&'static self, reason: Reason, packets: u64, endpoints: Endpoints) {
+        if self.notices.note(reason, packets, endpoints, self.fabric.clock.now()) {
+            self.fabric.run_queue.queue_source(self);
         }
     }
 
     /// Adds the counts of one side of a connection, and schedules the events that follow from these counts.
     #[cold]
-    pub(crate) fn count_packets(&'static self, packets: &Packets, whose: Whose) {
+    pub(crate) fn count_packets(&'static self, packets: &Packets, endpoints: Endpoints) {
         self.tally.rare.add(packets);
         for (reason, packets) in Reason::of(packets) {
             if packets > 0 {
-                self.notice(reason, packets, whose);
+                self.notice(reason, packets, endpoints);
             }
         }
     }
 }
 
 impl DueEvent {
-    fn tell(&self) {
-        let Self { device, reason, packets, whose } = self;
-        let address = whose.address.map(|address| match address {
+    fn emit(&self) {
+        let Self { device, reason, packets, endpoints } = self;
+        let address = endpoints.address.map(|address| match address {
             Address::Lid(lid) => format!("LID {lid}"),
             Address::Gid(entry) => entry.gid.to_string(),
         });
@@ -261,16 +261,16 @@ impl DueEvent {
                     device,
                     reason = name,
                     packets,
-                    qpn = whose.qpn,
-                    peer_qpn = whose.peer_qpn.filter(|&qpn| qpn != 0),
+                    qpn = endpoints.qpn,
+                    peer_qpn = endpoints.peer_qpn.filter(|&qpn| qpn != 0),
                     address = address.as_deref(),
                     "packets did not get through: {advice}"
                 )
             };
         }
-        match reason.gravity() {
-            Gravity::Warns => event!(warn),
-            Gravity::Informs => event!(info),
+        match reason.severity() {
+            Severity::Warns => event!(warn),
+            Severity::Informs => event!(info),
         }
     }
 }

@@ -160,7 +160,7 @@ impl Wire {
             Protocol::Unreliable(protocol) => protocol.take_counters(),
         };
         if let Some(counted) = counted {
-            own.adapter.count_packets(&counted, self.route.whose(own, peer_qpn));
+            own.adapter.count_packets(&counted, self.route.endpoints(own, peer_qpn));
         }
     }
 

@@ -19,8 +19,8 @@ use crate::device::{Device, Host};
 use crate::engine::Refusal;
 use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::wire::Carrier;
+use crate::fabric::emitters::emit_one;
 use crate::fabric::random::Seed;
-use crate::fabric::tellers::tell_aside;
 use crate::sync::locked;
 
 /// Selects the processes of the host that share a device, so that their queue pairs reach each other. The processes
@@ -97,7 +97,7 @@ enum Alone {
 impl Alone {
     /// Reports the reason. The caller may hold locks.
     fn report(self, device: &'static str) {
-        tell_aside(move || match self {
+        emit_one(move || match self {
             Self::NamesOf(user) => tracing::warn!(
                 device,
                 user,

@@ -17,7 +17,7 @@ use super::shared::RingSender;
 use super::silence::Silence;
 use super::socket::{TELLS, hear_tell, tell};
 use crate::device::Device;
-use crate::engine::adapter::notices::{Reason, Whose};
+use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::wire::Carrier;
 use crate::engine::wire::letter::{BURST_BYTES, Letter};
 use crate::engine::wire::word::WordKey;
@@ -467,16 +467,16 @@ impl Task for Neighbor {
             self.entry.set_timer(next);
         }
         if passed.half {
-            let whose = Whose { qpn: 0, peer_qpn: None, address: None };
-            self.device.drop_packets(Reason::Silent, 1, whose);
+            let endpoints = Endpoints { qpn: 0, peer_qpn: None, address: None };
+            self.device.drop_packets(Reason::Silent, 1, endpoints);
         }
         users.iter().filter_map(Weak::upgrade).for_each(|user| user.entry().wake());
         for letter in &lost {
             let Letter { path, burst, datagram, .. } = letter;
             let qpn = datagram.map_or(0, |datagram| datagram.source.qpn);
             let peer_qpn = Some(burst.header.bth.destination.get());
-            let whose = Whose { qpn, peer_qpn, address: Some(path.remote) };
-            self.device.drop_packets(Reason::Stalled, burst.segments, whose);
+            let endpoints = Endpoints { qpn, peer_qpn, address: Some(path.remote) };
+            self.device.drop_packets(Reason::Stalled, burst.segments, endpoints);
         }
         if self.greeting.has_begun() && !self.greeting.is_over() {
             self.entry().queue();

@@ -14,7 +14,7 @@ use super::open::Open;
 use super::packet::{self, Flow};
 use crate::address::Address;
 use crate::device::Device;
-use crate::engine::adapter::notices::{Reason, Whose};
+use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::wire::Carrier;
 use crate::engine::wire::letter::{Datagram, Letter};
 use crate::fabric::random::SplitMix;
@@ -61,7 +61,7 @@ struct Writing {
     /// The destination of the packets.
     to: IpAddr,
     /// The sender of the first packet.
-    whose: Whose,
+    endpoints: Endpoints,
     says: Says,
     /// The socket's current hop limit.
     hops_of_socket: u8,
@@ -89,7 +89,7 @@ impl Writing {
         if first_of_call {
             let qpn = datagram.map_or(0, |datagram| datagram.source.qpn);
             let peer_qpn = Some(burst.header.bth.destination.get());
-            self.whose = Whose { qpn, peer_qpn, address: Some(path.remote) };
+            self.endpoints = Endpoints { qpn, peer_qpn, address: Some(path.remote) };
             (self.to, self.says, self.segment, self.sent) = (to, says, first, 0);
         }
         let way = Flow { from: own, from_port: UdpHeader::ROCE_V2_PORT, to };
@@ -150,7 +150,7 @@ impl Outgoing {
         loss: Option<Loss>,
     ) -> Arc<Self> {
         let loss = loss.map(|loss| (loss.probability, SplitMix::new(loss.seed)));
-        let whose = Whose { qpn: 0, peer_qpn: None, address: None };
+        let endpoints = Endpoints { qpn: 0, peer_qpn: None, address: None };
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             device,
             open,
@@ -161,7 +161,7 @@ impl Outgoing {
                 segment: 1,
                 sent: 0,
                 to: own,
-                whose,
+                endpoints,
                 says: Says::of(None),
                 hops_of_socket: 0,
                 loss,
@@ -233,7 +233,7 @@ impl Outgoing {
                 Err(_) => {
                     let packets = left[..call].len().div_ceil(writing.segment);
                     let packets = u16::try_from(packets).unwrap_or(u16::MAX);
-                    self.device.drop_packets(Reason::NotSent, packets, writing.whose);
+                    self.device.drop_packets(Reason::NotSent, packets, writing.endpoints);
                     writing.sent += call;
                 }
             }

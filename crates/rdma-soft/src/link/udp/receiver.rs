@@ -17,7 +17,7 @@ use super::{address, entry};
 use crate::address::{Address, Group, Path, Route};
 use crate::device::Device;
 use crate::device::arrivals::is_for_nobody;
-use crate::engine::adapter::notices::{Reason, Whose};
+use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::Mailbox as _;
 use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
@@ -285,8 +285,8 @@ impl PortReceiver {
             NoPacket::Malformed => self.device.tally.rare.malformed.count(),
             NoPacket::Damaged => {
                 let address = Some(Address::Gid(entry(left.way.from)));
-                let whose = Whose { qpn: 0, peer_qpn: None, address };
-                self.device.drop_packets(Reason::Damaged, 1, whose);
+                let endpoints = Endpoints { qpn: 0, peer_qpn: None, address };
+                self.device.drop_packets(Reason::Damaged, 1, endpoints);
             }
         }
     }

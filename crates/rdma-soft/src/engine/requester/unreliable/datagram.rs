@@ -7,7 +7,7 @@ use rdma_proto::{Burst, Datagrams, Destination, MessageEnd};
 use rdma_types::{Mtu, Qpn, WcStatus as Status};
 
 use crate::address::{AddressVector, Path};
-use crate::engine::adapter::notices::{Reason, Whose};
+use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::work_completion::Source;
 use crate::engine::operation::Opcode;
@@ -149,8 +149,8 @@ impl<P: Near> Requester<P> {
         }
         if let Some(reason) = lost {
             let peer_qpn = Some(message.request.destination_qpn);
-            let whose = Whose { qpn: own.qpn, peer_qpn, address: Some(path.remote) };
-            own.adapter.drop_packets(reason, 1, whose);
+            let endpoints = Endpoints { qpn: own.qpn, peer_qpn, address: Some(path.remote) };
+            own.adapter.drop_packets(reason, 1, endpoints);
         }
         self.local.clear();
         self.psn = self.psn.wrapping_add(1);

@@ -13,60 +13,61 @@ use tracing::subscriber::NoSubscriber;
 use crate::fabric::thread;
 
 /// Reports events to the subscriber of the calling thread.
-pub(crate) type Tell = Box<dyn FnOnce() + Send>;
+pub(crate) type Emit = Box<dyn FnOnce() + Send>;
 
 /// A source of events for the subscriber.
-pub(crate) trait Tells: Send + Sync + std::fmt::Debug {
+pub(crate) trait EventSource: Send + Sync + std::fmt::Debug {
     /// Removes and returns the events that are due, or `None` if there are none.
-    fn take(&'static self) -> Option<Tell>;
+    fn take_due(&'static self) -> Option<Emit>;
 
     /// Keeps the due events for later, because there is no subscriber now, or no thread that can report them.
-    fn put_off(&self);
+    fn postpone(&self);
 }
 
 /// The maximum number of threads that report at the same time, even if a subscriber is slow or virtual time is fast.
-const TELLERS: usize = 4;
-pub(crate) static TELLING: AtomicUsize = AtomicUsize::new(0);
+const EMITTERS: usize = 4;
+pub(crate) static EMITTING: AtomicUsize = AtomicUsize::new(0);
 
 /// Counts one reporting thread until it is dropped, which also happens if the subscriber panics.
-struct Teller;
+struct Emitter;
 
-impl Teller {
+impl Emitter {
     fn new() -> Option<Self> {
-        let one_more = |count| (count < TELLERS).then_some(count + 1);
-        TELLING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self)
+        let one_more = |count| (count < EMITTERS).then_some(count + 1);
+        EMITTING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self)
     }
 }
 
-impl Drop for Teller {
+impl Drop for Emitter {
     fn drop(&mut self) {
-        TELLING.fetch_sub(1, Ordering::Relaxed);
+        EMITTING.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Reports the events of these sources to the subscriber of the calling thread, on a separate thread. Without a
 /// subscriber, or while the maximum number of threads reports, the sources keep their events for later. If the system
 /// cannot start a thread, the events are lost.
-pub(crate) fn tell(who: &[&'static dyn Tells]) {
+pub(crate) fn emit(sources: &[&'static dyn EventSource]) {
     // Without a subscriber, there is nothing to report to.
     let subscriber = subscriber();
-    let Some((subscriber, teller)) = subscriber.and_then(|one| Some((one, Teller::new()?))) else {
-        return who.iter().for_each(|one| one.put_off());
+    let Some((subscriber, emitter)) = subscriber.and_then(|one| Some((one, Emitter::new()?)))
+    else {
+        return sources.iter().for_each(|source| source.postpone());
     };
-    let due: Vec<_> = who.iter().filter_map(|one| one.take()).collect();
+    let due: Vec<_> = sources.iter().filter_map(|source| source.take_due()).collect();
     if due.is_empty() {
         return;
     }
-    tell_to(subscriber, move || {
-        let _teller = teller;
-        due.into_iter().for_each(|tell| tell());
+    emit_to(subscriber, move || {
+        let _emitter = emitter;
+        due.into_iter().for_each(|emit| emit());
     });
 }
 
-/// Like [`tell`], but reports a single event on behalf of a thread that settles work.
-pub(crate) fn tell_aside(tell: impl FnOnce() + Send + 'static) {
+/// Like [`emit`], but reports a single event on behalf of a thread that settles work.
+pub(crate) fn emit_one(emit: impl FnOnce() + Send + 'static) {
     if let Some(subscriber) = subscriber() {
-        tell_to(subscriber, tell);
+        emit_to(subscriber, emit);
     }
 }
 
@@ -76,11 +77,11 @@ fn subscriber() -> Option<Dispatch> {
     (!subscriber.is::<NoSubscriber>()).then_some(subscriber)
 }
 
-fn tell_to(subscriber: Dispatch, tell: impl FnOnce() + Send + 'static) {
-    let tell = move || tracing::dispatcher::with_default(&subscriber, tell);
+fn emit_to(subscriber: Dispatch, emit: impl FnOnce() + Send + 'static) {
+    let emit = move || tracing::dispatcher::with_default(&subscriber, emit);
     // Models use their own threads.
     #[cfg(not(loom))]
-    let _ = thread::spawn("rdma-soft events", thread::STACK_OF_PROGRAM, tell);
+    let _ = thread::spawn("rdma-soft events", thread::STACK_OF_PROGRAM, emit);
     #[cfg(loom)]
-    drop(tell);
+    drop(emit);
 }
