@@ -115,7 +115,7 @@ pub(crate) trait Network: Send + Sync + std::fmt::Debug {
 
     /// Joins and leaves multicast groups, so that the packets of exactly the device's groups are received. `newest` is
     /// the group that was added last.
-    fn see_to_groups(&self, newest: Option<Gid>, has: &dyn Fn(Gid) -> bool) -> Result<(), Refusal>;
+    fn update_groups(&self, newest: Option<Gid>, has: &dyn Fn(Gid) -> bool) -> Result<(), Refusal>;
 }
 
 /// The transport of messages to the far end of a path.
@@ -350,10 +350,10 @@ impl Device {
 
     /// Receives packets from other hosts to exactly the groups that have members now. `newest` is the group that was
     /// added last.
-    pub(crate) fn see_to_groups(&self, newest: Option<Gid>) -> Result<(), Refusal> {
+    pub(crate) fn update_groups(&self, newest: Option<Gid>) -> Result<(), Refusal> {
         let has = |gid| self.groups.has(&Group { gid, lid: 0 });
         let mut networks = self.networks.get().into_iter().flatten();
-        networks.try_for_each(|network| network.see_to_groups(newest, &has))
+        networks.try_for_each(|network| network.update_groups(newest, &has))
     }
 
     /// Returns the outlet that carries packets for a group to other hosts, if the local address of the path leads to

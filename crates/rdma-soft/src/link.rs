@@ -21,7 +21,7 @@ pub(crate) mod pcap;
 mod ring;
 #[cfg_attr(loom, allow(dead_code))] // no model uses virtual time
 pub(crate) mod simulation;
-mod turned_away;
+mod task_queue;
 #[cfg(not(loom))]
 pub(crate) mod udp;
 

@@ -24,9 +24,9 @@ pub(crate) mod deferred;
 #[cfg_attr(loom, allow(dead_code))] // models have no subscriber
 pub(crate) mod emitters;
 pub(crate) mod ids;
+pub(crate) mod poll_backoff;
 #[cfg_attr(loom, allow(dead_code))] // models need no seeds
 pub(crate) mod random;
-pub(crate) mod rest;
 pub(crate) mod run_queue;
 #[cfg_attr(loom, allow(dead_code))] // no model is a simulation
 pub(crate) mod simulation;
@@ -35,7 +35,7 @@ pub(crate) mod stalls;
 pub(crate) mod thread;
 pub(crate) mod timers;
 
-/// A link that empty polls drive while the timers [make polls look](Timers::have_polls_look).
+/// A link that empty polls drive while the timers [make polls look](Timers::set_polls_look).
 pub(crate) trait Polled: Sync + std::fmt::Debug {
     /// Receives arrived packets and executes them. The caller holds no lock.
     fn poll(&'static self);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::abi::fork::Process;
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
-use crate::fabric::rest::Rest;
+use crate::fabric::poll_backoff::PollBackoff;
 #[cfg(test)]
 use crate::fabric::run_queue::Entry;
 use crate::fabric::run_queue::Task;
@@ -48,7 +48,7 @@ pub(crate) struct Timers {
     /// Whether each empty poll also checks a link.
     polls_look: std::sync::atomic::AtomicBool,
     /// Whether the thread currently leaves all timers to polls.
-    rests: std::sync::atomic::AtomicBool,
+    yields_to_polls: std::sync::atomic::AtomicBool,
     #[cfg(loom)]
     model: model::Model,
 }
@@ -66,7 +66,7 @@ struct Schedule {
     /// thread. [`Time::AT_ONCE`] while the thread needs no wake-up: it is running, or it leaves the timers to polls.
     looks_by: Time,
     #[cfg(loom)]
-    at_rest: model::Rest,
+    shared: model::Shared,
 }
 
 #[derive(Debug)]
@@ -161,7 +161,7 @@ impl Fabric {
     /// The main loop of the thread.
     fn serve_timers(&self) {
         let mut schedule = self.timers.lock();
-        let (mut idle_since, mut rest) = (None, Rest::default());
+        let (mut idle_since, mut backoff) = (None, PollBackoff::default());
         loop {
             let now = self.clock.now();
             let due = schedule.take_due(now);
@@ -194,16 +194,16 @@ impl Fabric {
                 }
             };
             let polls = || self.polled.get().map_or(0, |link| link.polls());
-            let away = rest.next(polls(), false);
-            let rests = !away.is_zero();
-            // A resting thread soon checks the timers by itself, so no timer needs to wake it.
-            let wait = if rests { away } else { wait };
-            schedule.looks_by = if rests { Time::AT_ONCE } else { now + wait };
-            self.timers.rests.store(rests, Ordering::Relaxed);
+            let delay = backoff.next(polls(), false);
+            let yields = !delay.is_zero();
+            // A thread that backs off soon checks the timers by itself, so no timer needs to wake it.
+            let wait = if yields { delay } else { wait };
+            schedule.looks_by = if yields { Time::AT_ONCE } else { now + wait };
+            self.timers.yields_to_polls.store(yields, Ordering::Relaxed);
             schedule = self.wait_for_change(schedule, wait);
             schedule.looks_by = Time::AT_ONCE;
-            if rests && !self.timers.rests.swap(false, Ordering::Relaxed) {
-                rest.end(polls());
+            if yields && !self.timers.yields_to_polls.swap(false, Ordering::Relaxed) {
+                backoff.end(polls());
             }
         }
     }
@@ -215,7 +215,7 @@ impl Fabric {
         if let Some(link) = self.polled.get() {
             link.poller_sleeps();
         }
-        if self.timers.rests.swap(false, Ordering::Relaxed) {
+        if self.timers.yields_to_polls.swap(false, Ordering::Relaxed) {
             // Ensures that the thread is already waiting.
             drop(self.timers.lock());
             self.timers.changed.notify_one();
@@ -255,7 +255,7 @@ impl Timers {
             changed: Condvar::new(),
             in_virtual_time,
             polls_look: std::sync::atomic::AtomicBool::new(false),
-            rests: std::sync::atomic::AtomicBool::new(false),
+            yields_to_polls: std::sync::atomic::AtomicBool::new(false),
         }
     }
 
@@ -292,7 +292,7 @@ impl Timers {
 
     /// Sets whether each empty poll checks a link even if no timer is set.
     #[cfg(not(loom))]
-    pub(crate) fn have_polls_look(&self, look: bool) {
+    pub(crate) fn set_polls_look(&self, look: bool) {
         let schedule = self.lock();
         self.polls_look.store(look, Ordering::Relaxed);
         self.publish(&schedule);
@@ -309,7 +309,7 @@ impl Schedule {
             served_by: None,
             looks_by: Time::AT_ONCE,
             #[cfg(loom)]
-            at_rest: model::Rest::new(),
+            shared: model::Shared::new(),
         }
     }
 

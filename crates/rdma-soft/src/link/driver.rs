@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, Result};
 
-use self::serve::{Calls, Processors};
+use self::serve::{Doorbell, Processors};
 use super::descriptor::{self, Descriptor};
 use crate::device::arrivals::{answer_all, execute_all};
 use crate::device::subnet::Subnet;
@@ -22,13 +22,13 @@ mod serve;
 pub(super) const MOST: usize = 4096;
 /// The maximum number of events that one `epoll_wait` call fetches.
 const EVENTS: usize = 32;
-/// The maximum time that [`Driver::let_go`] delays the exit of the process.
-const LEAVE: Duration = Duration::from_millis(100);
+/// The maximum time that [`Driver::drain_at_exit`] delays the exit of the process.
+const EXIT_DELAY: Duration = Duration::from_millis(100);
 /// The maximum number of rounds of [`catch_up`](Polled::catch_up).
 const MOST_ROUNDS: u32 = 64;
 /// One look in this many covers all sockets. The looks in between cover only the sockets where something arrived
 /// recently.
-const LOOKS_APART: u32 = 128;
+const FULL_LOOK_INTERVAL: u32 = 128;
 /// The maximum number of recently active sockets. Each peer process accounts for two: its messages arrive on one, and
 /// it reports on the other what it has executed.
 const NEAR: usize = 8;
@@ -38,10 +38,10 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     fn descriptor(&self) -> &Descriptor;
 
     /// Handles an event of the descriptor. The caller then runs the tasks that this call queues.
-    fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened;
+    fn handle_event(self: Arc<Self>, flags: epoll::EventFlags) -> SocketEvent;
 
     /// Returns false only if it is known, without a system call, that no message has arrived.
-    fn is_worth_a_look(&self) -> bool {
+    fn may_have_message(&self) -> bool {
         true
     }
 
@@ -52,21 +52,21 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
 
     /// Returns true if the peer uses the descriptor only to wake this process, and only when no thread is looking for
     /// the data.
-    fn tells(&self) -> bool {
+    fn is_doorbell(&self) -> bool {
         false
     }
 
     /// Returns true if something has arrived that the descriptor will not report.
-    fn has_come(&self) -> bool {
+    fn has_arrived(&self) -> bool {
         false
     }
 
     /// Makes the driver look at this socket from now on, whether or not the descriptor reports anything.
-    fn attend(&self) {}
+    fn start_polling(&self) {}
 
-    /// Ends [`attend`](Self::attend). The descriptor does not always report data that [arrived](Self::has_come) before
-    /// this call.
-    fn neglect(&self) {}
+    /// Ends [`start_polling`](Self::start_polling). The descriptor does not always report data that
+    /// [arrived](Self::has_arrived) before this call.
+    fn stop_polling(&self) {}
 
     /// Receives all messages that have arrived so far, and waits until they are executed. The caller holds no lock.
     fn read_all(self: Arc<Self>) {}
@@ -85,7 +85,7 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
 
 /// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Happened {
+pub(super) enum SocketEvent {
     /// Messages have arrived, so polls look at this socket first from now on.
     Messages,
     /// The other end has exited. This is handled after the messages of all other sockets.
@@ -114,8 +114,8 @@ pub(super) struct Driver {
     /// Whether the thread could not be started, so that only polls drive the link.
     without_thread: AtomicBool,
     /// Whether the thread currently leaves the work to the program's polls.
-    rests: AtomicBool,
-    calls: Calls,
+    yields_to_polls: AtomicBool,
+    doorbell: Doorbell,
     processors: Processors,
     /// The number of packets for unknown or destroyed receivers so far.
     useless: AtomicU32,
@@ -128,12 +128,12 @@ struct Driving {
     near: Vec<Weak<dyn Watched>>,
     /// The number of looks so far.
     looks: u32,
-    /// Whether these sockets are [attended](Watched::attend), because polls or the thread look at them.
-    attended: bool,
+    /// Whether these sockets are [polled](Watched::start_polling), because polls or the thread look at them.
+    polled: bool,
 }
 
 impl Driving {
-    fn look_at(&mut self, watched: &Arc<dyn Watched>) {
+    fn promote(&mut self, watched: &Arc<dyn Watched>) {
         let is_this =
             |near: &Weak<dyn Watched>| std::ptr::addr_eq(near.as_ptr(), Arc::as_ptr(watched));
         if let Some(at) = self.near.iter().position(is_this) {
@@ -142,14 +142,14 @@ impl Driving {
         self.near.retain(|near| near.strong_count() > 0);
         let farthest = if self.near.len() < NEAR { None } else { self.near.pop() };
         self.near.insert(0, Arc::downgrade(watched));
-        if !self.attended {
+        if !self.polled {
             return;
         }
-        watched.attend();
+        watched.start_polling();
         if let Some(farthest) = farthest.and_then(|farthest| farthest.upgrade()) {
-            farthest.neglect();
-            if farthest.has_come() {
-                farthest.happened(epoll::EventFlags::empty());
+            farthest.stop_polling();
+            if farthest.has_arrived() {
+                farthest.handle_event(epoll::EventFlags::empty());
             }
         }
     }
@@ -159,10 +159,10 @@ impl Driving {
     }
 
     /// Handles the sockets at which something has arrived. Returns true if messages arrived at any of them.
-    fn take_near(&self) -> bool {
+    fn handle_near(&self) -> bool {
         let mut found = false;
-        for near in self.near().filter(|near| near.has_come()) {
-            found |= near.happened(epoll::EventFlags::empty()) == Happened::Messages;
+        for near in self.near().filter(|near| near.has_arrived()) {
+            found |= near.handle_event(epoll::EventFlags::empty()) == SocketEvent::Messages;
         }
         found
     }
@@ -208,9 +208,9 @@ impl Sockets {
 }
 
 /// Runs when the process is about to exit.
-fn let_all_go() {
+fn drain_all_at_exit() {
     let drivers = locked(&DRIVERS).clone();
-    drivers.iter().for_each(|driver| driver.let_go());
+    drivers.iter().for_each(|driver| driver.drain_at_exit());
 }
 
 /// The drivers of all fabrics that have one.
@@ -229,7 +229,7 @@ impl Driver {
         let driver: &'static Self = Box::leak(Box::new(Self::new(subnet)?));
         drivers.push(driver);
         let _ = subnet.polled.set(driver);
-        descriptor::at_exit(let_all_go);
+        descriptor::at_exit(drain_all_at_exit);
         // Without a thread, polls drive the link.
         let spawned = spawn("rdma-soft link", STACK, || driver.serve());
         driver.without_thread.store(spawned.is_err(), Ordering::Relaxed);
@@ -249,23 +249,23 @@ impl Driver {
             driving: Mutex::new(Driving {
                 near: Vec::with_capacity(NEAR),
                 looks: 0,
-                attended: false,
+                polled: false,
             }),
             busy: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             polls_look: AtomicBool::new(false),
             without_thread: AtomicBool::new(false),
-            rests: AtomicBool::new(false),
-            calls: Calls::new()?,
+            yields_to_polls: AtomicBool::new(false),
+            doorbell: Doorbell::new()?,
             processors: Processors::new(),
             useless: AtomicU32::new(0),
         })
     }
 
     /// Runs when the process is about to exit. Waits until everything that other threads are processing is executed and
-    /// acknowledged, but for little more than [`LEAVE`]. Without the acknowledgements, the peer would conclude that its
-    /// requests failed because the process exited.
-    fn let_go(&self) {
+    /// acknowledged, but for little more than [`EXIT_DELAY`]. Without the acknowledgements, the peer would conclude
+    /// that its requests failed because the process exited.
+    fn drain_at_exit(&self) {
         let start = self.subnet.clock.now();
         loop {
             // Read before answers are sent, because the busy threads may still produce answers.
@@ -275,7 +275,7 @@ impl Driver {
             let ready = !busy
                 && self.busy.load(Ordering::Acquire) == 0
                 && !locked(&self.sockets).all().any(|watched| watched.has_letters());
-            if ready || self.subnet.clock.now().since(start) > LEAVE {
+            if ready || self.subnet.clock.now().since(start) > EXIT_DELAY {
                 return;
             }
             std::thread::yield_now();
@@ -300,10 +300,10 @@ impl Driver {
         // The count is incremented even if this fails, so that no other socket ever gets the same token.
         sockets.count = sockets.count.wrapping_add(1);
         epoll::add(self.events.get()?, descriptor, token.data(), epoll::EventFlags::IN)?;
-        if watched.tells()
-            && let Err(errno) = self.calls.add(watched.descriptor())
+        if watched.is_doorbell()
+            && let Err(errno) = self.doorbell.add(watched.descriptor())
         {
-            self.look_away(watched.descriptor());
+            self.disable_events(watched.descriptor());
             return Err(errno);
         }
         let added: Arc<dyn Watched> = Arc::<W>::clone(&watched);
@@ -311,14 +311,14 @@ impl Driver {
             Some(free) => sockets.by_index[free] = Some((token, added)),
             None => sockets.by_index.push(Some((token, added))),
         }
-        self.see_to_polls(&sockets);
+        self.update_polls_look(&sockets);
         Ok(watched)
     }
 
     /// Records that a socket is now in use.
     #[cold]
     pub(super) fn note_use(&self) {
-        self.see_to_polls(&locked(&self.sockets));
+        self.update_polls_look(&locked(&self.sockets));
     }
 
     /// Counts a packet for an unknown or destroyed receiver.
@@ -329,11 +329,11 @@ impl Driver {
 
     /// Makes polls look at the sockets if some are in use, or if there is no thread. Otherwise, only the thread looks
     /// at them.
-    fn see_to_polls(&self, sockets: &Sockets) {
+    fn update_polls_look(&self, sockets: &Sockets) {
         let look = self.without_thread.load(Ordering::Relaxed)
             || sockets.all().any(|watched| watched.is_used());
         if self.polls_look.swap(look, Ordering::Relaxed) != look {
-            self.subnet.timers.have_polls_look(look);
+            self.subnet.timers.set_polls_look(look);
         }
     }
 
@@ -343,12 +343,12 @@ impl Driver {
         let closed = {
             let mut sockets = locked(&self.sockets);
             let closed = sockets.entry(token).and_then(Option::take);
-            self.see_to_polls(&sockets);
+            self.update_polls_look(&sockets);
             closed
         };
         if let Some((_, closed)) = closed {
-            self.look_away(closed.descriptor());
-            self.calls.remove(closed.descriptor());
+            self.disable_events(closed.descriptor());
+            self.doorbell.remove(closed.descriptor());
         }
     }
 
@@ -363,14 +363,14 @@ impl Driver {
         }
     }
 
-    /// Disables all events of a socket, including its end, until [`look_again`](Self::look_again).
-    pub(super) fn look_away(&self, socket: &Descriptor) {
+    /// Disables all events of a socket, including its end, until [`enable_events`](Self::enable_events).
+    pub(super) fn disable_events(&self, socket: &Descriptor) {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
             let _ = epoll::delete(events, socket);
         }
     }
 
-    pub(super) fn look_again(&self, token: Token, socket: &Descriptor) {
+    pub(super) fn enable_events(&self, token: Token, socket: &Descriptor) {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
             let _ = epoll::add(events, socket, token.data(), epoll::EventFlags::IN);
         }
@@ -383,8 +383,8 @@ impl Driver {
             return false;
         }
         driving.looks = driving.looks.wrapping_add(1);
-        let enough = !driving.looks.is_multiple_of(LOOKS_APART);
-        if driving.near().any(|near| near.is_worth_a_look()) {
+        let enough = !driving.looks.is_multiple_of(FULL_LOOK_INTERVAL);
+        if driving.near().any(|near| near.may_have_message()) {
             self.busy.fetch_add(1, Ordering::AcqRel);
             // Takes one message from each socket, because small messages arrive one at a time.
             let found = driving.near().fold(false, |found, near| near.look() | found);
@@ -411,17 +411,17 @@ impl Driver {
         let mut found = [const { MaybeUninit::uninit() }; EVENTS];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((found, _)) = epoll::wait(events, &mut found, Some(&at_once)) else { return false };
-        let has_come = driving.take_near();
-        if found.is_empty() && !has_come {
+        let has_arrived = driving.handle_near();
+        if found.is_empty() && !has_arrived {
             return false;
         }
         let mut ended = Vec::new();
         for event in found {
             let Some(watched) = self.at(Token::of(event.data)) else { continue };
-            match Arc::clone(&watched).happened(event.flags) {
-                Happened::Messages => driving.look_at(&watched),
-                Happened::End => ended.push(watched),
-                Happened::Other => {}
+            match Arc::clone(&watched).handle_event(event.flags) {
+                SocketEvent::Messages => driving.promote(&watched),
+                SocketEvent::End => ended.push(watched),
+                SocketEvent::Other => {}
             }
         }
         drop(driving);
@@ -477,8 +477,8 @@ impl Polled for Driver {
     }
 
     fn poller_sleeps(&self) {
-        if self.rests.swap(false, Ordering::Relaxed) {
-            self.calls.ring();
+        if self.yields_to_polls.swap(false, Ordering::Relaxed) {
+            self.doorbell.ring();
         }
     }
 

@@ -14,13 +14,13 @@ use crate::sync::{AtomicU32, AtomicU64, Line, Ordering, fence};
 pub(crate) struct Executed {
     /// Counters that change when a word of their group is stored.
     moves: Line<[AtomicU32; GROUPS]>,
-    /// 1 if the requester looks without being notified, 0 if it sleeps, or [`TOLD`].
-    looks: Line<AtomicU32>,
+    /// 1 if the requester looks without being notified, 0 if it sleeps, or [`NOTIFIED`].
+    notifications: Line<AtomicU32>,
     words: Line<[AtomicU64; WORDS]>,
 }
 
-/// The value of `looks` after the requester is notified and until it looks again.
-const TOLD: u32 = 2;
+/// The value of `notifications` after the requester is notified and until it looks again.
+const NOTIFIED: u32 = 2;
 
 impl Executed {
     /// Responder: records that all packets before `expected` have been executed. `moves` must differ each time.
@@ -31,16 +31,17 @@ impl Executed {
     }
 
     /// Responder: returns true if the requester must be notified of the word just stored.
-    pub(crate) fn is_to_be_told(&self) -> bool {
+    pub(crate) fn must_notify(&self) -> bool {
         // Either this thread sees that the requester is not looking, or the requester sees the stored word before it
         // sleeps.
         fence(Ordering::SeqCst);
-        self.looks.load(Ordering::Acquire) == 0 && self.looks.swap(TOLD, Ordering::AcqRel) == 0
+        self.notifications.load(Ordering::Acquire) == 0
+            && self.notifications.swap(NOTIFIED, Ordering::AcqRel) == 0
     }
 
     /// Responder: records that the notification failed, so that it is attempted again with the next word.
-    pub(crate) fn has_not_told(&self) {
-        self.looks.store(0, Ordering::Release);
+    pub(crate) fn notification_failed(&self) {
+        self.notifications.store(0, Ordering::Release);
     }
 
     /// Requester: returns a number that changes whenever a word of the group is stored.
@@ -58,14 +59,14 @@ impl Executed {
     }
 
     /// Requester: announces that it looks at the words from now on without being notified.
-    pub(crate) fn look(&self) {
-        self.looks.store(1, Ordering::Relaxed);
+    pub(crate) fn suppress_notifications(&self) {
+        self.notifications.store(1, Ordering::Relaxed);
     }
 
     /// Requester: requests notifications from now on. A look after this call finds all words that were stored before
     /// the call.
-    pub(crate) fn sleep(&self) {
-        self.looks.store(0, Ordering::Release);
+    pub(crate) fn request_notifications(&self) {
+        self.notifications.store(0, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 }
@@ -75,7 +76,7 @@ impl Default for Executed {
     fn default() -> Self {
         Self {
             moves: Line(std::array::from_fn(|_| AtomicU32::new(0))),
-            looks: Line(AtomicU32::new(0)),
+            notifications: Line(AtomicU32::new(0)),
             words: Line(std::array::from_fn(|_| AtomicU64::new(0))),
         }
     }
@@ -130,17 +131,17 @@ mod loom_tests {
         loom::model(|| {
             let shared = Arc::new((Executed::default(), AtomicBool::new(false)));
             let key = WordKey::new(1, 0);
-            shared.0.look();
+            shared.0.suppress_notifications();
             let responder = thread::spawn({
                 let shared = Arc::clone(&shared);
                 move || {
                     shared.0.store(key, Psn::masked(5), 1);
-                    if shared.0.is_to_be_told() {
+                    if shared.0.must_notify() {
                         shared.1.store(true, Ordering::Release);
                     }
                 }
             });
-            shared.0.sleep();
+            shared.0.request_notifications();
             let seen = shared.0.moves(key.group()) == 1;
             if seen {
                 assert_eq!(shared.0.expected(key), Some(Psn::masked(5)));
@@ -161,7 +162,7 @@ mod loom_tests {
                 move || {
                     for moves in 1..=2 {
                         shared.0.store(key, Psn::masked(moves), moves);
-                        if shared.0.is_to_be_told() {
+                        if shared.0.must_notify() {
                             shared.1.fetch_add(1, Ordering::AcqRel);
                         }
                     }
@@ -169,7 +170,7 @@ mod loom_tests {
             });
             // The first notification may or may not have arrived.
             let heard = shared.1.load(Ordering::Acquire);
-            shared.0.sleep();
+            shared.0.request_notifications();
             let seen = shared.0.moves(0);
             responder.join().unwrap();
             assert!(seen == 2 || shared.1.load(Ordering::Acquire) > heard);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use rustix::io::{Errno, Result};
 use rustix::net::{SocketAddrUnix, bind, listen};
 
-use self::greeting::Greeting;
+use self::handshake::Handshake;
 use self::listener::{Admits, Listener};
 use self::neighbor::Neighbor;
 use self::shared::RingSender;
@@ -30,7 +30,7 @@ use crate::device::Device;
 use crate::engine::Refusal;
 
 mod claims;
-mod greeting;
+mod handshake;
 mod head;
 pub(crate) mod host;
 mod inlet;
@@ -110,7 +110,7 @@ fn connect_to(
             made = Some(sender);
             Ok(file)
         })?;
-        Ok((made.ok_or(Errno::NOMEM)?, Greeting::new(file)))
+        Ok((made.ok_or(Errno::NOMEM)?, Handshake::new(file)))
     };
     let ring = ring().map_err(Unreachable::System)?;
     let driver = Driver::of(device.subnet).map_err(Unreachable::System)?;

@@ -76,8 +76,8 @@ impl<D: Receives> Inbox<D> {
     }
 
     /// Queues a turn for each sender that found no space.
-    fn call_back(&self, turned_away: &[Weak<dyn Task>]) {
-        for sender in turned_away.iter().filter_map(Weak::upgrade) {
+    fn queue_turns(&self, senders: &[Weak<dyn Task>]) {
+        for sender in senders.iter().filter_map(Weak::upgrade) {
             sender.entry().queue();
         }
     }
@@ -143,17 +143,17 @@ impl<D: Receives> Mailbox for Inbox<D> {
     }
 
     fn give_back(&self, buffer: Box<[u8]>) {
-        let turned_away = {
+        let senders = {
             let arrived = &mut locked(&self.letters).arrived;
             arrived.take_back(buffer);
-            arrived.readmit_all()
+            arrived.take_all_senders()
         };
-        self.call_back(&turned_away);
+        self.queue_turns(&senders);
     }
 
     fn send(&'static self, from: &'static Adapter, letter: Letter) {
         let Some(links) = self.device.links() else { return self.arrive(letter) };
-        let turned_away = {
+        let senders = {
             // Locked until the packets are counted, because another thread may make them arrive as soon as they are on
             // their way.
             let arrived = &mut locked(&self.letters).arrived;
@@ -161,9 +161,9 @@ impl<D: Receives> Mailbox for Inbox<D> {
             arrived.lent += arriving;
             arrived.take_back(letter.into_buffer());
             // If no packet is on its way, no arrival will call these senders back.
-            if arriving == 0 { arrived.readmit_all() } else { Vec::new() }
+            if arriving == 0 { arrived.take_all_senders() } else { Vec::new() }
         };
-        self.call_back(&turned_away);
+        self.queue_turns(&senders);
     }
 
     fn arrive(&self, letter: Letter) {
@@ -181,7 +181,7 @@ impl Letters {
         if self.arrived.space() > 0 {
             return true;
         }
-        self.arrived.turn_away(sender);
+        self.arrived.add_waiting_sender(sender);
         false
     }
 }
@@ -217,11 +217,11 @@ impl<D: Receives> Task for Inbox<D> {
             // Done before another thread can execute the next packets.
             self.device.settle(&afterwards);
         }
-        let (more, turned_away) = {
+        let (more, senders) = {
             let arrived = &mut locked(&self.letters).arrived;
-            (!arrived.waiting.is_empty(), arrived.readmit_all())
+            (!arrived.waiting.is_empty(), arrived.take_all_senders())
         };
-        self.call_back(&turned_away);
+        self.queue_turns(&senders);
         more
     }
 }
@@ -386,7 +386,7 @@ mod tests {
                 self.to.arrive(Letter::from_outside(path, burst, None, buffer));
             }
             let own: Weak<dyn Task> = Weak::<Self>::clone(&self.own);
-            locked(&self.to.letters).arrived.turn_away(own);
+            locked(&self.to.letters).arrived.add_waiting_sender(own);
         }
     }
 

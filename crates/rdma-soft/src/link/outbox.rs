@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Weak;
 
-use super::turned_away::TurnedAway;
+use super::task_queue::TaskQueue;
 use crate::fabric::run_queue::Task;
 
 /// The size limits of an outbox.
@@ -25,13 +25,13 @@ pub(super) struct Outbox<T> {
     /// The number of buffers that senders are writing to, plus the number of simulated packets on their way.
     pub(super) lent: usize,
     spare: Vec<Box<[u8]>>,
-    turned_away: TurnedAway,
+    waiting_senders: TaskQueue,
 }
 
 impl<T> Outbox<T> {
     pub(super) fn new(sizes: Sizes) -> Self {
-        let (waiting, spare, turned_away) = (VecDeque::new(), Vec::new(), TurnedAway::default());
-        Self { sizes, waiting, lent: 0, spare, turned_away }
+        let (waiting, spare, waiting_senders) = (VecDeque::new(), Vec::new(), TaskQueue::default());
+        Self { sizes, waiting, lent: 0, spare, waiting_senders }
     }
 
     /// Returns how many more bursts fit.
@@ -40,21 +40,21 @@ impl<T> Outbox<T> {
     }
 
     /// Registers a sender that found no space.
-    pub(super) fn turn_away(&mut self, sender: Weak<dyn Task>) {
-        self.turned_away.add(sender);
+    pub(super) fn add_waiting_sender(&mut self, sender: Weak<dyn Task>) {
+        self.waiting_senders.add(sender);
     }
 
     /// Removes and returns all senders that found no space.
-    pub(super) fn readmit_all(&mut self) -> Vec<Weak<dyn Task>> {
-        self.turned_away.take(usize::MAX)
+    pub(super) fn take_all_senders(&mut self) -> Vec<Weak<dyn Task>> {
+        self.waiting_senders.take(usize::MAX)
     }
 
     /// Removes and returns as many waiting senders as there is space for now. Also returns whether another turn can
     /// follow: there was space, and other senders still wait.
     #[cfg(not(loom))]
-    pub(super) fn readmit(&mut self) -> (Vec<Weak<dyn Task>>, bool) {
-        let first = self.turned_away.take(self.space());
-        let more = !first.is_empty() && !self.turned_away.is_empty();
+    pub(super) fn take_senders(&mut self) -> (Vec<Weak<dyn Task>>, bool) {
+        let first = self.waiting_senders.take(self.space());
+        let more = !first.is_empty() && !self.waiting_senders.is_empty();
         (first, more)
     }
 

@@ -20,8 +20,8 @@ pub(crate) struct Words {
     tail: Word,
     /// The number of bytes read so far, modulo 2^32.
     head: Word,
-    /// 1 if the receiver looks at the ring without being notified, 0 if it needs notifications, or [`TOLD`].
-    looks: Word,
+    /// 1 if the receiver looks at the ring without being notified, 0 if it needs notifications, or [`NOTIFIED`].
+    notifications: Word,
     /// Whether the sender must be notified of space.
     waits: Word,
     /// The number of the sender's last question, which asks whether everything written before it is executed.
@@ -47,12 +47,13 @@ impl Words {
         // Either this thread sees that the receiver is not looking, or the receiver sees the new bytes before it
         // sleeps.
         fence(Ordering::SeqCst);
-        self.looks.0.load(Ordering::Acquire) == 0 && self.looks.0.swap(TOLD, Ordering::AcqRel) == 0
+        self.notifications.0.load(Ordering::Acquire) == 0
+            && self.notifications.0.swap(NOTIFIED, Ordering::AcqRel) == 0
     }
 
     /// Sender: records that the notification failed, so that it is attempted again with the next message.
-    pub(crate) fn has_not_told(&self) {
-        self.looks.0.store(0, Ordering::Release);
+    pub(crate) fn notification_failed(&self) {
+        self.notifications.0.store(0, Ordering::Release);
     }
 
     /// Sender: requests a notification of space. Returns how much space is already free.
@@ -74,7 +75,7 @@ impl Words {
     }
 
     /// Receiver: returns the number of the last question. Everything published before the question is
-    /// [visible](Self::there).
+    /// [visible](Self::unread).
     pub(crate) fn asked(&self) -> u32 {
         self.asked.0.load(Ordering::Acquire)
     }
@@ -90,9 +91,9 @@ impl Words {
     }
 
     /// Receiver: returns the number of unread bytes after `head`.
-    pub(crate) fn there(&self, head: u32) -> Result<u32, Broken> {
-        let there = self.tail.0.load(Ordering::Acquire).wrapping_sub(head);
-        if there <= CAPACITY { Ok(there) } else { Err(Broken) }
+    pub(crate) fn unread(&self, head: u32) -> Result<u32, Broken> {
+        let unread = self.tail.0.load(Ordering::Acquire).wrapping_sub(head);
+        if unread <= CAPACITY { Ok(unread) } else { Err(Broken) }
     }
 
     /// Receiver: releases everything before `head`; `left` is the number of unread bytes after it. Returns true if the
@@ -107,25 +108,25 @@ impl Words {
     }
 
     /// Receiver: records that the notification failed, so that the sender is notified when more space is free.
-    pub(crate) fn has_not_told_of_space(&self) {
+    pub(crate) fn space_notification_failed(&self) {
         self.waits.0.store(1, Ordering::Relaxed);
     }
 
     /// Receiver: announces that it looks at the ring from now on without being notified.
-    pub(crate) fn look(&self) {
-        self.looks.0.store(1, Ordering::Relaxed);
+    pub(crate) fn suppress_notifications(&self) {
+        self.notifications.0.store(1, Ordering::Relaxed);
     }
 
     /// Receiver: requests notifications of messages from now on. A look after this call finds all messages that were
-    /// [visible](Self::there) before the call.
-    pub(crate) fn sleep(&self) {
-        self.looks.0.store(0, Ordering::Release);
+    /// [visible](Self::unread) before the call.
+    pub(crate) fn request_notifications(&self) {
+        self.notifications.0.store(0, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 }
 
-/// The value of `looks` after the receiver is notified and until it requests the next notification.
-const TOLD: u32 = 2;
+/// The value of `notifications` after the receiver is notified and until it requests the next notification.
+const NOTIFIED: u32 = 2;
 
 #[cfg(all(test, loom))]
 mod loom_tests {
@@ -154,7 +155,7 @@ mod loom_tests {
     fn loom_a_message_is_seen_or_notified() {
         loom::model(|| {
             let shared = Arc::new((Words::default(), Bell::default()));
-            shared.0.look();
+            shared.0.suppress_notifications();
             let sender = thread::spawn({
                 let shared = Arc::clone(&shared);
                 move || {
@@ -163,8 +164,8 @@ mod loom_tests {
                     }
                 }
             });
-            shared.0.sleep();
-            let seen = shared.0.there(0) == Ok(1);
+            shared.0.request_notifications();
+            let seen = shared.0.unread(0) == Ok(1);
             sender.join().unwrap();
             assert!(seen || shared.1.has_rung());
         });
@@ -184,8 +185,8 @@ mod loom_tests {
                 }
             });
             let asked = shared.asked();
-            let there = shared.there(0) == Ok(1);
-            assert!(there || asked == 0);
+            let unread = shared.unread(0) == Ok(1);
+            assert!(unread || asked == 0);
             shared.answer(asked);
             assert!(!sender.join().unwrap() || asked == 1);
         });

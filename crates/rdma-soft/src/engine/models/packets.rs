@@ -97,7 +97,7 @@ fn loom_more_turns_than_a_thread_gives_are_called_for() {
         let worker = Worker::new(subnet, 2 * TURNS);
         worker.entry().queue();
         subnet.run_queue.run();
-        subnet.rest();
+        subnet.wait_until_idle();
         assert_eq!(worker.more.load(Ordering::Relaxed), 0);
         subnet.let_time_pass();
         subnet.thread_ends();

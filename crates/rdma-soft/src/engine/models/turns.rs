@@ -61,7 +61,7 @@ fn loom_work_left_by_a_turn_is_done_by_the_thread() {
         post(&model.a, 2, &[], None);
         model.b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
         model.b.post_receive(12, &[], &mut Turn::new()).unwrap();
-        subnet.rest();
+        subnet.wait_until_idle();
         assert_eq!(polled(&model.a.send_cq), [(1, DONE), (2, DONE)]);
         subnet.let_time_pass();
         subnet.thread_ends();
@@ -171,7 +171,7 @@ fn loom_a_sender_whose_deadline_passes_gives_up() {
         let (subnet, model) = subnet_and_model(ServedBy::PollsAndThread);
         model.a.send.lock().requester.rnr_retries = 1;
         post(&model.a, 1, &[], None);
-        subnet.rest();
+        subnet.wait_until_idle();
         assert!(polled(&model.a.send_cq).is_empty());
         subnet.let_time_pass();
         subnet.thread_ends();

@@ -33,11 +33,11 @@ pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<()
     let device = queue_pair.device;
     let is_new =
         device.groups.join(&device.limits, group, (queue_pair.id, Arc::downgrade(queue_pair)))?;
-    device.see_to_groups(Some(gid)).inspect_err(|_| {
+    device.update_groups(Some(gid)).inspect_err(|_| {
         if is_new {
             device.groups.leave(&group, queue_pair.id);
             // This call opens no group, and only opening one can fail.
-            let _ = device.see_to_groups(None);
+            let _ = device.update_groups(None);
         }
     })
 }
@@ -49,14 +49,14 @@ pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Re
     if !queue_pair.device.groups.leave(&group, queue_pair.id) {
         return Err(Refusal::Invalid);
     }
-    queue_pair.device.see_to_groups(None)
+    queue_pair.device.update_groups(None)
 }
 
 /// Ends all group memberships of a queue pair, because its context is being closed.
 pub(crate) fn leave_all(queue_pair: &QueuePair) {
     queue_pair.device.groups.leave_all(queue_pair.id);
     // This call opens no group, and only opening one can fail.
-    let _ = queue_pair.device.see_to_groups(None);
+    let _ = queue_pair.device.update_groups(None);
 }
 
 /// Returns `Busy` if the queue pair is a member of a group, because a member must not be destroyed (IBTA volume 1,

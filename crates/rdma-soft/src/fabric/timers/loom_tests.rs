@@ -32,7 +32,7 @@ fn loom_the_thread_is_notified_of_each_timer() {
         let other = spawn(&second, |timer| timer.set(Time::AT_ONCE));
         first.set(Time::AT_ONCE);
         other.join().unwrap();
-        fabric.rest();
+        fabric.wait_until_idle();
         assert!(!first.is_set() && !second.is_set() && !fabric.timers.is_set());
         fabric.let_time_pass();
         fabric.thread_ends();
@@ -47,7 +47,7 @@ fn loom_the_thread_is_notified_of_an_earlier_timer() {
         let [first, second] = [(); 2].map(|()| timer(fabric));
         first.set(fabric.clock.now() + Duration::from_secs(1));
         second.set(Time::AT_ONCE);
-        fabric.rest();
+        fabric.wait_until_idle();
         assert!(first.is_set() && !second.is_set() && fabric.timers.is_set());
         fabric.let_time_pass();
         fabric.thread_ends();
@@ -131,7 +131,7 @@ fn loom_polls_and_the_thread_leave_no_timer() {
         timer.set(Time::AT_ONCE);
         poll(fabric);
         timer.set(Time::AT_ONCE);
-        fabric.rest();
+        fabric.wait_until_idle();
         assert!(!timer.is_set() && !fabric.timers.is_set());
         fabric.let_time_pass();
         fabric.thread_ends();

@@ -20,19 +20,19 @@ pub(crate) enum ServedBy {
 pub(super) struct Model {
     served_by: ServedBy,
     /// Notified when the thread waits or has ended.
-    rests: Condvar,
+    idle: Condvar,
 }
 
 /// State that the thread and the model share, guarded by the schedule's lock.
 #[derive(Debug)]
-pub(super) struct Rest {
+pub(super) struct Shared {
     /// Whether the thread is waiting for a change.
     waits: bool,
     /// Whether time passes.
     passes: bool,
 }
 
-impl Rest {
+impl Shared {
     pub(super) const fn new() -> Self {
         Self { waits: false, passes: false }
     }
@@ -52,18 +52,18 @@ impl Timers {
             changed: Condvar::new(),
             in_virtual_time: false,
             polls_look: std::sync::atomic::AtomicBool::new(false),
-            rests: std::sync::atomic::AtomicBool::new(false),
-            model: Model { served_by, rests: Condvar::new() },
+            yields_to_polls: std::sync::atomic::AtomicBool::new(false),
+            model: Model { served_by, idle: Condvar::new() },
         }
     }
 
     /// Waits until the thread has ended, or has handled everything that is due.
-    fn lock_at_rest(&self, now: Time) -> MutexGuard<'_, Schedule> {
+    fn lock_when_idle(&self, now: Time) -> MutexGuard<'_, Schedule> {
         let mut schedule = self.lock();
         while schedule.served_by.is_some()
-            && (!schedule.at_rest.waits || schedule.earliest().is_some_and(|at| at <= now))
+            && (!schedule.shared.waits || schedule.earliest().is_some_and(|at| at <= now))
         {
-            schedule = self.model.rests.wait(schedule).unwrap_or_else(PoisonError::into_inner);
+            schedule = self.model.idle.wait(schedule).unwrap_or_else(PoisonError::into_inner);
         }
         schedule
     }
@@ -76,7 +76,7 @@ impl Fabric {
         }
         loom::thread::spawn(|| {
             self.serve_timers();
-            self.timers.model.rests.notify_all();
+            self.timers.model.idle.notify_all();
         });
         Ok(())
     }
@@ -86,26 +86,26 @@ impl Fabric {
         mut schedule: MutexGuard<'a, Schedule>,
         most: Duration,
     ) -> MutexGuard<'a, Schedule> {
-        if schedule.at_rest.passes {
+        if schedule.shared.passes {
             self.clock.go_on_to(self.clock.now() + most);
             return schedule;
         }
-        schedule.at_rest.waits = true;
-        self.timers.model.rests.notify_all();
+        schedule.shared.waits = true;
+        self.timers.model.idle.notify_all();
         let waited = self.timers.changed.wait(schedule);
         let mut schedule = waited.unwrap_or_else(PoisonError::into_inner);
-        schedule.at_rest.waits = false;
+        schedule.shared.waits = false;
         schedule
     }
 
     /// Waits until the thread has nothing to do.
-    pub(crate) fn rest(&self) {
-        drop(self.timers.lock_at_rest(self.clock.now()));
+    pub(crate) fn wait_until_idle(&self) {
+        drop(self.timers.lock_when_idle(self.clock.now()));
     }
 
     /// Lets time pass from now on: the thread handles the deadlines that pass, until it ends.
     pub(crate) fn let_time_pass(&self) {
-        self.timers.lock().at_rest.passes = true;
+        self.timers.lock().shared.passes = true;
         self.timers.changed.notify_all();
     }
 
@@ -113,7 +113,7 @@ impl Fabric {
     pub(crate) fn thread_ends(&self) {
         let mut schedule = self.timers.lock();
         while schedule.served_by.is_some() {
-            let waited = self.timers.model.rests.wait(schedule);
+            let waited = self.timers.model.idle.wait(schedule);
             schedule = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }

@@ -13,37 +13,37 @@ use rustix::io::{Errno, Result, pread, write};
 
 use super::{Driver, EVENTS, NEAR, Watched};
 use crate::fabric::Polled;
-use crate::fabric::rest::Rest;
+use crate::fabric::poll_backoff::PollBackoff;
 use crate::link::descriptor::Descriptor;
 use crate::sync::{Ordering, locked_for_calls};
 
 /// The time that the thread spins after the last message before it sleeps.
-const LOOK: Duration = Duration::from_micros(50);
+const SPIN_TIME: Duration = Duration::from_micros(50);
 /// The delay after a poll of the program before the thread handles messages itself.
 const POLLED: Duration = Duration::from_micros(5);
 /// The number of messages that the thread handles before it looks at all sockets.
-const TAKES: u32 = 64;
+const MESSAGES: u32 = 64;
 
 const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
-/// The events that end the thread's rest: a notification from a peer, or a program that is about to sleep.
+/// The events that end the thread's backoff: a notification from a peer, or a program that is about to sleep.
 #[derive(Debug)]
-pub(super) struct Calls {
+pub(super) struct Doorbell {
     events: Descriptor,
     bell: Descriptor,
 }
 
-impl Calls {
+impl Doorbell {
     pub(super) fn new() -> Result<Self> {
         let events = Descriptor::open(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = Descriptor::open(|| eventfd(0, flags))?;
-        let calls = Self { events, bell };
-        calls.add(&calls.bell)?;
-        Ok(calls)
+        let doorbell = Self { events, bell };
+        doorbell.add(&doorbell.bell)?;
+        Ok(doorbell)
     }
 
-    /// Lets a notification on this descriptor end a rest.
+    /// Lets a notification on this descriptor end a backoff.
     pub(super) fn add(&self, descriptor: &Descriptor) -> Result<()> {
         epoll::add(self.events.get()?, descriptor.get()?, epoll::EventData::new_u64(0), EDGE)
     }
@@ -54,14 +54,14 @@ impl Calls {
         }
     }
 
-    /// Ends the thread's rest.
+    /// Ends the thread's backoff.
     pub(super) fn ring(&self) {
         if let Ok(bell) = self.bell.get() {
             let _ = write(bell, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Waits for at most `most`. Returns true if an event ended the rest.
+    /// Waits for at most `most`. Returns true if an event ended the backoff.
     fn wait(&self, most: Duration) -> bool {
         let Ok(events) = self.events.get() else { return false };
         let mut found = [const { MaybeUninit::uninit() }; EVENTS];
@@ -103,7 +103,7 @@ fn running(load: &[u8]) -> Option<usize> {
 impl Driver {
     /// Handles what has arrived. If this included packets for unknown receivers, sleeps for as long as the handling
     /// took. Unsolicited traffic therefore uses at most half of a processor.
-    fn drive_and_rest(&'static self) -> bool {
+    fn drive_throttled(&'static self) -> bool {
         let (begin, before) = (self.subnet.clock.now(), self.useless.load(Ordering::Relaxed));
         let found = self.drive();
         if self.useless.load(Ordering::Relaxed) != before {
@@ -114,48 +114,48 @@ impl Driver {
 
     /// Sets whether polls or this thread look at the recently active sockets without being notified. Returns true if
     /// something has arrived there, possibly without a notification.
-    fn see_to_near(&self, attended: bool) -> bool {
+    fn set_near_polled(&self, polled: bool) -> bool {
         let mut driving = locked_for_calls(&self.driving);
-        driving.attended = attended;
-        driving.near().fold(false, |has_come, near| {
-            if attended {
-                near.attend();
+        driving.polled = polled;
+        driving.near().fold(false, |has_arrived, near| {
+            if polled {
+                near.start_polling();
             } else {
-                near.neglect();
+                near.stop_polling();
             }
-            near.has_come() | has_come
+            near.has_arrived() | has_arrived
         })
     }
 
     /// If a processor is spare, spins on the recently active sockets until nothing has arrived for a moment. Returns
-    /// early when the program begins to poll, unless a peer `called`. After a call, the program polls only
+    /// early when the program begins to poll, unless the doorbell was `rung`. After that, the program polls only
     /// occasionally, and the thread handles the messages between these polls. Returns true if more may arrive, because
-    /// the thread stops after [`TAKES`] messages.
-    fn look_out(&self, called: bool) -> bool {
+    /// the thread stops after [`MESSAGES`] messages.
+    fn spin_on_near(&self, rung: bool) -> bool {
         let mut near: [Option<Arc<dyn Watched>>; NEAR] = [const { None }; NEAR];
         let found = {
             let driving = locked_for_calls(&self.driving);
-            let those = driving.near().filter(|near| near.tells());
+            let those = driving.near().filter(|near| near.is_doorbell());
             near.iter_mut().zip(those).map(|(place, watched)| *place = Some(watched)).count()
         };
         if found == 0 || !self.processors.is_one_spare() {
             return false;
         }
-        self.see_to_near(true);
-        let has_come = || near.iter().flatten().any(|near| near.has_come());
+        self.set_near_polled(true);
+        let has_arrived = || near.iter().flatten().any(|near| near.has_arrived());
         let (mut last, mut polls, mut polled) = (self.subnet.clock.now(), self.polls(), None);
         let mut taken = 0;
-        while taken < TAKES {
+        while taken < MESSAGES {
             std::hint::spin_loop();
             let now = self.subnet.clock.now();
             if self.polls() != polls {
-                if !called {
+                if !rung {
                     return false;
                 }
                 (polls, polled) = (self.polls(), Some(now));
             }
-            if !has_come() {
-                if now.since(last) >= LOOK {
+            if !has_arrived() {
+                if now.since(last) >= SPIN_TIME {
                     return false;
                 }
             } else if polled.is_none_or(|polled| now.since(polled) >= POLLED) {
@@ -169,7 +169,7 @@ impl Driver {
 
     /// The main loop of the thread.
     pub(super) fn serve(&'static self) {
-        let mut rest = Rest::default();
+        let mut backoff = PollBackoff::default();
         loop {
             let mut event = [MaybeUninit::uninit()];
             let Ok(wake) = self.wake.get() else { return };
@@ -177,7 +177,7 @@ impl Driver {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => return,
             }
-            self.stay_awake(&mut rest);
+            self.stay_awake(&mut backoff);
             let (Ok(wake), Ok(events)) = (self.wake.get(), self.events.get()) else { return };
             if epoll::modify(wake, events, epoll::EventData::new_u64(0), super::WAKES).is_err() {
                 return;
@@ -186,28 +186,28 @@ impl Driver {
     }
 
     /// Handles messages until there is nothing left to do and peers will notify this process of new messages.
-    fn stay_awake(&'static self, rest: &mut Rest) {
-        let (mut called, mut more) = (false, false);
+    fn stay_awake(&'static self, backoff: &mut PollBackoff) {
+        let (mut rung, mut more) = (false, false);
         loop {
-            let found = self.drive_and_rest() | more;
-            more = found && self.look_out(called);
+            let found = self.drive_throttled() | more;
+            more = found && self.spin_on_near(rung);
             if more {
                 continue;
             }
-            let away = rest.next(self.polls(), self.busy.load(Ordering::Relaxed) != 0);
-            if away.is_zero() {
-                if found || self.see_to_near(false) {
+            let delay = backoff.next(self.polls(), self.busy.load(Ordering::Relaxed) != 0);
+            if delay.is_zero() {
+                if found || self.set_near_polled(false) {
                     continue;
                 }
                 return;
             }
-            // Discards earlier notifications, so that they do not end the rest.
-            self.calls.wait(Duration::ZERO);
-            self.see_to_near(true);
-            self.rests.store(true, Ordering::Relaxed);
-            called = self.calls.wait(away);
-            if !self.rests.swap(false, Ordering::Relaxed) || called {
-                rest.end(self.polls());
+            // Discards earlier notifications, so that they do not end the backoff.
+            self.doorbell.wait(Duration::ZERO);
+            self.set_near_polled(true);
+            self.yields_to_polls.store(true, Ordering::Relaxed);
+            rung = self.doorbell.wait(delay);
+            if !self.yields_to_polls.swap(false, Ordering::Relaxed) || rung {
+                backoff.end(self.polls());
             }
         }
     }

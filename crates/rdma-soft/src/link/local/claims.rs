@@ -73,23 +73,23 @@ impl Claims {
     }
 
     /// Returns true if a word has been stored but not read yet.
-    pub(super) fn have_news(&self, ring: &RingSender) -> bool {
+    pub(super) fn has_changed(&self, ring: &RingSender) -> bool {
         ring.executed().is_some_and(|executed| self.moved(executed).next().is_some())
     }
 
     /// Queues a turn for each connection whose word has changed. Returns true if any turn was queued.
-    pub(super) fn take_news(&self, ring: &RingSender) -> bool {
+    pub(super) fn queue_changed(&self, ring: &RingSender) -> bool {
         let Some(executed) = ring.executed() else { return false };
         let mut found = false;
         for (group, moves) in self.moved(executed) {
             // Stored before the group's words are read, because a word that is stored later changes the counter again.
             self.seen[group].store(moves, Ordering::Relaxed);
-            found |= self.call(group, executed);
+            found |= self.queue_changed_in(group, executed);
         }
         found
     }
 
-    fn call(&self, group: usize, executed: &Executed) -> bool {
+    fn queue_changed_in(&self, group: usize, executed: &Executed) -> bool {
         let mut found = false;
         let mut words = locked(&self.words);
         let of_group = words.by_index.chunks_mut(WORDS / GROUPS).nth(group).unwrap_or_default();

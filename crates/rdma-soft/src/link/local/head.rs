@@ -90,7 +90,7 @@ pub(super) fn word_of(head: &[u8; HEAD]) -> Option<WordKey> {
 }
 
 /// Returns the length of the payload that the header announces.
-pub(super) fn length_said(head: &[u8; HEAD]) -> usize {
+pub(super) fn payload_length(head: &[u8; HEAD]) -> usize {
     u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize
 }
 

@@ -81,12 +81,12 @@ pub(crate) struct LocalHost {
     /// The number of slots in a row that this process could not claim, because other processes own them.
     taken: AtomicU32,
     /// The reason why this process has no slot that other processes can find, if it has none.
-    alone: OnceLock<Alone>,
+    isolation: OnceLock<Isolation>,
 }
 
 /// The reason why no other process can reach this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Alone {
+enum Isolation {
     /// A process of another user has bound the names. This is the ID of that user.
     NamesOf(u32),
     /// This process cannot create a thread or a socket for a slot, or reachable processes own all the slots that it
@@ -94,7 +94,7 @@ enum Alone {
     System(Errno),
 }
 
-impl Alone {
+impl Isolation {
     /// Reports the reason. The caller may hold locks.
     fn report(self, device: &'static str) {
         emit_one(move || match self {
@@ -152,7 +152,7 @@ impl LocalHost {
             Seed::of_text(&format!("{} {namespace} {user} {device} {shape}{place}", boot.trim()));
         let admits = if peers == Peers::AnyUser { any_user } else { same_user };
         let (neighbors, taken) = (Mutex::default(), AtomicU32::new(0));
-        Ok((Self { names, admits, neighbors, taken, alone: OnceLock::new() }, seed))
+        Ok((Self { names, admits, neighbors, taken, isolation: OnceLock::new() }, seed))
     }
 }
 
@@ -166,19 +166,19 @@ fn same_user(user: u32) -> bool {
 
 impl LocalHost {
     /// Returns the reason why this process can get neither this slot nor another one.
-    fn why_alone(&self, slot: u16, errno: Errno) -> Alone {
+    fn why_isolated(&self, slot: u16, errno: Errno) -> Isolation {
         let user =
             (errno == Errno::ADDRINUSE).then(|| user_at(&self.names.address(slot).ok()?)).flatten();
         match user {
-            Some(user) if !(self.admits)(user) => Alone::NamesOf(user),
-            _ => Alone::System(errno),
+            Some(user) if !(self.admits)(user) => Isolation::NamesOf(user),
+            _ => Isolation::System(errno),
         }
     }
 }
 
 impl Host for LocalHost {
     fn claim(&self, device: &'static Device, slot: u16) -> bool {
-        if self.alone.get().is_some() {
+        if self.isolation.get().is_some() {
             return true;
         }
         let listens = self
@@ -195,10 +195,10 @@ impl Host for LocalHost {
                 false
             }
             Err(errno) => {
-                self.alone.get_or_init(|| {
-                    let alone = self.why_alone(slot, errno);
-                    alone.report(&device.name);
-                    alone
+                self.isolation.get_or_init(|| {
+                    let isolation = self.why_isolated(slot, errno);
+                    isolation.report(&device.name);
+                    isolation
                 });
                 true
             }
@@ -207,9 +207,9 @@ impl Host for LocalHost {
 
     fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Carrier>, Refusal> {
         // Refused, because answers could not reach this process.
-        match self.alone.get() {
-            Some(Alone::NamesOf(_)) => return Err(Refusal::NotAllowed),
-            Some(&Alone::System(errno)) => return Err(Refusal::without_files(errno)),
+        match self.isolation.get() {
+            Some(Isolation::NamesOf(_)) => return Err(Refusal::NotAllowed),
+            Some(&Isolation::System(errno)) => return Err(Refusal::without_files(errno)),
             None => {}
         }
         let slot = slot_of(number);

@@ -8,10 +8,10 @@ use rdma_types::Psn;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::head::{Decoded, HEAD, MOST, decode, is_void, length_said, word_of};
+use super::head::{Decoded, HEAD, MOST, decode, is_void, payload_length, word_of};
 use super::listener::Guest;
 use super::shared::RingReceiver;
-use super::socket::{TELLS, hear_tell, receive_ring, tell};
+use super::socket::{NOTIFICATIONS, notify, receive_notification, receive_ring};
 use crate::device::Device;
 use crate::device::arrivals::{answer_soon, is_for_nobody};
 use crate::engine::wire::Mailbox as _;
@@ -19,7 +19,7 @@ use crate::engine::wire::letter::{ExecutedWords, Letter};
 use crate::engine::wire::word::WordKey;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::Descriptor;
-use crate::link::driver::{Driver, Happened, Token, Watched};
+use crate::link::driver::{Driver, SocketEvent, Token, Watched};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
 /// The maximum number of messages that one turn reads.
@@ -44,9 +44,9 @@ pub(super) struct Inlet {
     ring: OnceLock<RingReceiver>,
     /// Whether receiving the ring is postponed. This happens if other processes hold up all threads that could close
     /// the ring's file. It also happens if this process forks, cannot open another file, or is low on memory.
-    put_off: AtomicBool,
+    backs_off: AtomicBool,
     /// Whether the connection has something to read.
-    told: AtomicBool,
+    readable: AtomicBool,
     /// Whether a message was read since the last notification.
     has_read: AtomicBool,
     /// Whether the connection has ended.
@@ -54,7 +54,7 @@ pub(super) struct Inlet {
     /// Whether receiving has ended. Another thread may still be processing a message.
     closed: AtomicBool,
     /// Whether the driver looks at the ring without being notified.
-    attended: AtomicBool,
+    polled: AtomicBool,
     /// Locked by the thread that reads, so that messages stay in order. The list is empty while it is not locked.
     reading: Mutex<Vec<Letter>>,
     /// Whether this inlet waits for space in the inbox instead of for messages.
@@ -97,12 +97,12 @@ impl Inlet {
             _guest: guest,
             token,
             ring: OnceLock::new(),
-            put_off: AtomicBool::new(false),
-            told: AtomicBool::new(false),
+            backs_off: AtomicBool::new(false),
+            readable: AtomicBool::new(false),
             has_read: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            attended: AtomicBool::new(false),
+            polled: AtomicBool::new(false),
             reading: Mutex::default(),
             waits: AtomicBool::new(false),
             asked: AtomicU32::new(0),
@@ -113,14 +113,14 @@ impl Inlet {
     }
 
     /// Enables or disables the driver's events for messages.
-    fn hear_of_messages(&self, messages: bool) {
+    fn set_message_events(&self, messages: bool) {
         let flags = if messages { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         self.driver.set_flags(self.token, &self.connection, flags);
     }
 
     /// Returns true if the ring has a message, and the inbox has space for it.
     fn has_message(&self) -> bool {
-        self.ring.get().is_some_and(RingReceiver::has_come)
+        self.ring.get().is_some_and(RingReceiver::has_arrived)
             && !self.waits.load(Ordering::Relaxed)
             && !self.closed.load(Ordering::Relaxed)
     }
@@ -132,7 +132,7 @@ impl Inlet {
 
     /// Reads a message into a buffer of the device's inbox, and passes the message to the inbox.
     fn read(self: &Arc<Self>, letters: &mut Vec<Letter>) -> RingRead {
-        let Some(ring) = self.ring.get().filter(|ring| ring.has_come()) else {
+        let Some(ring) = self.ring.get().filter(|ring| ring.has_arrived()) else {
             return RingRead::Nothing;
         };
         let inbox = self.device.inbox();
@@ -146,14 +146,14 @@ impl Inlet {
                 return RingRead::Nothing;
             }
             Ok(Some(message)) => {
-                if message.tell && !tell(&self.connection) {
-                    ring.has_not_told();
+                if message.notify && !notify(&self.connection) {
+                    ring.notification_failed();
                 }
                 message.length.checked_sub(HEAD)
             }
             Err(_) => None,
         };
-        let first = behind.and_then(|behind| self.take_apart(&head, &buffer[..behind], letters));
+        let first = behind.and_then(|behind| self.parse_message(&head, &buffer[..behind], letters));
         let Some(first) = first else {
             letters.drain(..).for_each(|letter| inbox.give_back(letter.into_buffer()));
             inbox.give_back(buffer);
@@ -186,22 +186,22 @@ impl Inlet {
 
     /// Receives from the connection: first the ring, then notifications, and finally the end of the connection. Any
     /// other data ends the connection. Returns true if a question has arrived.
-    fn hear(&self) -> bool {
-        let mut told = false;
-        for _ in 0..TELLS {
-            let heard = match self.ring.get() {
+    fn read_connection(&self) -> bool {
+        let mut notified = false;
+        for _ in 0..NOTIFICATIONS {
+            let received = match self.ring.get() {
                 None => receive_ring(&self.connection).map(|ring| self.ring.set(ring).is_ok()),
-                Some(_) => hear_tell(&self.connection),
+                Some(_) => receive_notification(&self.connection),
             };
-            match heard {
-                Ok(true) => told = true,
+            match received {
+                Ok(true) => notified = true,
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 Err(Errno::BUSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM) => {
-                    self.put_off();
+                    self.back_off();
                     return false;
                 }
                 Ok(false) | Err(_) => {
-                    if heard != Err(Errno::PIPE) {
+                    if received != Err(Errno::PIPE) {
                         self.device.tally.rare.malformed.count();
                     }
                     self.ended.store(true, Ordering::Relaxed);
@@ -214,10 +214,10 @@ impl Inlet {
         fence(Ordering::SeqCst);
         // Requests the next notification, because the peer sends one per request. The next look finds everything that
         // arrived before the request.
-        if !self.attended.load(Ordering::Acquire) {
-            ring.sleep();
+        if !self.polled.load(Ordering::Acquire) {
+            ring.request_notifications();
         }
-        if told && !ring.has_come() && !self.has_read.swap(false, Ordering::Relaxed) {
+        if notified && !ring.has_arrived() && !self.has_read.swap(false, Ordering::Relaxed) {
             self.driver.note_useless();
         }
         let asked = ring.asked();
@@ -230,7 +230,7 @@ impl Inlet {
     fn answer(self: &Arc<Self>) -> bool {
         let Some(ring) = self.ring.get() else { return false };
         let asked = self.asked.load(Ordering::Relaxed);
-        if asked == self.answered.load(Ordering::Relaxed) || ring.has_come() {
+        if asked == self.answered.load(Ordering::Relaxed) || ring.has_arrived() {
             return false;
         }
         if self.executed.swap(asked, Ordering::Relaxed) != asked {
@@ -241,7 +241,7 @@ impl Inlet {
             return true;
         }
         ring.answer(asked);
-        if tell(&self.connection) {
+        if notify(&self.connection) {
             self.answered.store(asked, Ordering::Relaxed);
         } else {
             self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
@@ -249,25 +249,25 @@ impl Inlet {
         false
     }
 
-    fn put_off(&self) {
-        self.put_off.store(true, Ordering::Relaxed);
-        self.driver.look_away(&self.connection);
+    fn back_off(&self) {
+        self.backs_off.store(true, Ordering::Relaxed);
+        self.driver.disable_events(&self.connection);
         self.entry.set_timer(self.device.fabric.clock.now() + RETRY);
     }
 
     /// Parses a message, given its first header and the bytes after it. Returns the first burst, and copies the others
     /// into their own buffers. Returns `None` if the message is malformed, that is, if no device would have sent it.
-    fn take_apart(
+    fn parse_message(
         self: &Arc<Self>,
         head: &[u8; HEAD],
         behind: &[u8],
         letters: &mut Vec<Letter>,
     ) -> Option<Decoded> {
-        let (payload, mut rest) = behind.split_at_checked(length_said(head))?;
+        let (payload, mut rest) = behind.split_at_checked(payload_length(head))?;
         let first = decode(self.device, head, payload.len())?;
         while !rest.is_empty() {
             let (head, behind) = rest.split_first_chunk()?;
-            let (payload, next) = behind.split_at_checked(length_said(head))?;
+            let (payload, next) = behind.split_at_checked(payload_length(head))?;
             let decoded = decode(self.device, head, payload.len())?;
             if letters.len() + 1 >= MOST {
                 return None;
@@ -282,12 +282,12 @@ impl Inlet {
     }
 
     /// Handles one message, if there is one. Returns true if there was a message or a question.
-    fn take_one(self: &Arc<Self>, letters: &mut Vec<Letter>) -> bool {
+    fn handle_one(self: &Arc<Self>, letters: &mut Vec<Letter>) -> bool {
         if self.closed.load(Ordering::Relaxed) {
             return false;
         }
         if self.waits.swap(false, Ordering::Relaxed) {
-            self.hear_of_messages(true);
+            self.set_message_events(true);
         }
         loop {
             match self.read(letters) {
@@ -297,9 +297,9 @@ impl Inlet {
                 }
                 RingRead::Nothing => {}
                 RingRead::NoRoom => {
-                    // The inbox calls back when it has space. Until then, no thread should look for messages.
+                    // The inbox queues a turn when it has space. Until then, no thread should look for messages.
                     self.waits.store(true, Ordering::Relaxed);
-                    self.hear_of_messages(false);
+                    self.set_message_events(false);
                     return false;
                 }
                 RingRead::Malformed => {
@@ -313,10 +313,10 @@ impl Inlet {
                 self.close();
                 return false;
             }
-            if !self.told.swap(false, Ordering::Acquire) {
+            if !self.readable.swap(false, Ordering::Acquire) {
                 return false;
             }
-            if self.hear() {
+            if self.read_connection() {
                 // A separate turn answers the question.
                 self.entry().queue();
                 return true;
@@ -334,7 +334,7 @@ impl ExecutedWords for Inlet {
 
     fn announce(&self) {
         if let Some(ring) = self.ring.get() {
-            ring.announce(|| tell(&self.connection));
+            ring.announce(|| notify(&self.connection));
         }
     }
 }
@@ -344,50 +344,50 @@ impl Watched for Inlet {
         &self.connection
     }
 
-    fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
+    fn handle_event(self: Arc<Self>, flags: epoll::EventFlags) -> SocketEvent {
         if !flags.is_empty() {
-            self.told.store(true, Ordering::Release);
+            self.readable.store(true, Ordering::Release);
         }
         self.entry().queue();
-        Happened::Messages
+        SocketEvent::Messages
     }
 
-    fn tells(&self) -> bool {
+    fn is_doorbell(&self) -> bool {
         true
     }
 
-    fn has_come(&self) -> bool {
+    fn has_arrived(&self) -> bool {
         self.has_message()
     }
 
-    fn is_worth_a_look(&self) -> bool {
-        self.has_message() || self.told.load(Ordering::Relaxed)
+    fn may_have_message(&self) -> bool {
+        self.has_message() || self.readable.load(Ordering::Relaxed)
     }
 
     /// Handles a single message, because small messages arrive one at a time.
     fn look(self: Arc<Self>) -> bool {
-        self.take_one(&mut locked_for_calls(&self.reading))
+        self.handle_one(&mut locked_for_calls(&self.reading))
     }
 
-    fn attend(&self) {
-        self.attended.store(true, Ordering::Release);
+    fn start_polling(&self) {
+        self.polled.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
         if let Some(ring) = self.ring.get() {
-            ring.look();
+            ring.suppress_notifications();
         }
     }
 
-    fn neglect(&self) {
-        self.attended.store(false, Ordering::Release);
+    fn stop_polling(&self) {
+        self.polled.store(false, Ordering::Release);
         fence(Ordering::SeqCst);
         if let Some(ring) = self.ring.get() {
-            ring.sleep();
+            ring.request_notifications();
         }
     }
 
     fn read_all(self: Arc<Self>) {
         // The ring itself may not have been received yet.
-        self.told.store(true, Ordering::Release);
+        self.readable.store(true, Ordering::Release);
         // The number of turns is bounded, because the process may send endlessly.
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
@@ -411,14 +411,14 @@ impl Task for Inlet {
     fn run(self: Arc<Self>) -> bool {
         let more = {
             let letters = &mut *locked_for_calls(&self.reading);
-            (0..TURN).all(|_| self.take_one(letters))
+            (0..TURN).all(|_| self.handle_one(letters))
         };
         more || self.answer()
     }
 
     fn expire(self: Arc<Self>) {
-        if self.put_off.swap(false, Ordering::Relaxed) {
-            self.driver.look_again(self.token, &self.connection);
+        if self.backs_off.swap(false, Ordering::Relaxed) {
+            self.driver.enable_events(self.token, &self.connection);
         }
         // Retries an answer that could not be sent, if there is one.
         self.entry().queue();

@@ -10,11 +10,11 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Resource, getrlimit};
 
 use super::inlet::Inlet;
-use super::socket::ask_for_ring;
+use super::socket::request_ring;
 use crate::device::Device;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::{Descriptor, ProcessId};
-use crate::link::driver::{Driver, Happened, MOST, Token, Watched};
+use crate::link::driver::{Driver, MOST, SocketEvent, Token, Watched};
 use crate::link::expendable;
 use crate::sync::{AtomicBool, Ordering, locked};
 
@@ -70,7 +70,7 @@ impl Listener {
                     self.device.tally.rare.held_up_connections.count();
                     expendable::report();
                 }
-                return self.put_off();
+                return self.back_off();
             }
             self.held_up.store(false, Ordering::Relaxed);
             let Ok(listening) = self.socket.get() else { return };
@@ -90,13 +90,13 @@ impl Listener {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 // For example, this process has reached its limit of open files.
-                Err(_) => return self.put_off(),
+                Err(_) => return self.back_off(),
             }
         }
     }
 
     /// Leaves the connections waiting for a while, and disables the events of the socket until then.
-    fn put_off(&self) {
+    fn back_off(&self) {
         self.driver.set_flags(self.token, &self.socket, epoll::EventFlags::empty());
         self.entry.set_timer(self.driver.subnet.clock.now() + RETRY);
     }
@@ -108,7 +108,7 @@ impl Listener {
             return false;
         }
         let Some(guest) = Guest::of(process) else { return false };
-        if ask_for_ring(&connection).is_err() {
+        if request_ring(&connection).is_err() {
             return false;
         }
         let new = |token| Inlet::new(self.driver, self.device, guest, connection, token);
@@ -121,9 +121,9 @@ impl Watched for Listener {
         &self.socket
     }
 
-    fn happened(self: Arc<Self>, _flags: epoll::EventFlags) -> Happened {
+    fn handle_event(self: Arc<Self>, _flags: epoll::EventFlags) -> SocketEvent {
         self.accept();
-        Happened::Other
+        SocketEvent::Other
     }
 
     fn is_used(&self) -> bool {

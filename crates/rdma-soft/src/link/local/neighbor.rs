@@ -10,12 +10,12 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::claims::Claims;
-use super::greeting::Greeting;
+use super::handshake::Handshake;
 use super::questions::covers;
 use super::queues::{Message, Queues};
 use super::shared::RingSender;
 use super::silence::Silence;
-use super::socket::{TELLS, hear_tell, tell};
+use super::socket::{NOTIFICATIONS, notify, receive_notification};
 use crate::device::Device;
 use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::wire::Carrier;
@@ -24,7 +24,7 @@ use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::Descriptor;
-use crate::link::driver::{Driver, Happened, Token, Watched};
+use crate::link::driver::{Driver, SocketEvent, Token, Watched};
 use crate::link::outbox::new_buffer;
 use crate::sync::{
     AtomicBool, Mutex, Ordering, fence, locked_for_calls, locked_in_models as locked,
@@ -50,7 +50,7 @@ pub(crate) struct Neighbor {
     device: &'static Device,
     connection: Descriptor,
     ring: RingSender,
-    greeting: Greeting,
+    handshake: Handshake,
     /// The token under which the driver knows this neighbor.
     pub(super) token: Token,
     queues: Mutex<Queues>,
@@ -59,7 +59,7 @@ pub(crate) struct Neighbor {
     /// Locked by the thread that writes, so that messages stay in order. The message is empty while it is not locked.
     writing: Mutex<Message>,
     /// Whether the driver looks at the words without being notified.
-    attended: AtomicBool,
+    polled: AtomicBool,
     /// Whether the process has exited or violated the protocol.
     gone: AtomicBool,
     pub(super) entry: Entry,
@@ -70,7 +70,7 @@ impl Neighbor {
         driver: &'static Driver,
         device: &'static Device,
         connection: Descriptor,
-        (ring, greeting): (RingSender, Greeting),
+        (ring, handshake): (RingSender, Handshake),
         token: Token,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
@@ -78,19 +78,19 @@ impl Neighbor {
             device,
             connection,
             ring,
-            greeting,
+            handshake,
             token,
             queues: Mutex::default(),
             claims: Claims::default(),
             writing: Mutex::default(),
-            attended: AtomicBool::new(false),
+            polled: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             entry: Entry::new(device.fabric, weak.clone()),
         })
     }
 
     /// Queues a turn for each of these senders.
-    fn call_back(&self, all: &[Weak<dyn Task>]) {
+    fn queue_turns(&self, all: &[Weak<dyn Task>]) {
         for sender in all.iter().filter_map(Weak::upgrade) {
             sender.entry().queue();
         }
@@ -98,9 +98,9 @@ impl Neighbor {
 
     /// Handles new space: queues a turn for as many waiting senders as fit. If more senders wait, also queues a turn of
     /// this neighbor, which calls this function again.
-    fn call_back_some(self: &Arc<Self>) {
-        let (first, more) = locked(&self.queues).connections.readmit();
-        self.call_back(&first);
+    fn queue_waiting_turns(self: &Arc<Self>) {
+        let (first, more) = locked(&self.queues).connections.take_senders();
+        self.queue_turns(&first);
         if more {
             self.entry().queue();
         }
@@ -111,19 +111,19 @@ impl Neighbor {
     pub(super) fn leave(&self) {
         // After this, only the queue pairs that are connected to the process keep the connection's descriptor open.
         self.driver.close(self.token);
-        let (users, turned_away) = {
+        let (users, senders) = {
             let queues = &mut *locked(&self.queues);
             self.gone.store(true, Ordering::Release);
             queues.clear();
-            (queues.users.take(usize::MAX), queues.connections.readmit_all())
+            (queues.users.take(usize::MAX), queues.connections.take_all_senders())
         };
-        self.call_back(&users);
-        self.call_back(&turned_away);
+        self.queue_turns(&users);
+        self.queue_turns(&senders);
     }
 
     /// Writes waiting messages. Returns true if there are more and the ring accepts more.
     fn write(&self, message: &mut Message) -> bool {
-        match self.greeting.answer(&self.connection) {
+        match self.handshake.answer(&self.connection) {
             Ok(true) => {}
             Ok(false) => self.entry.set_timer(self.device.fabric.clock.now() + RETRY),
             Err(_) => {
@@ -160,16 +160,16 @@ impl Neighbor {
     fn send_message(&self, message: &Message) -> rustix::io::Result<bool> {
         let parts = message.iter().flat_map(|(head, letter)| [&head[..], letter.payload()]);
         let written = self.ring.write(parts)?;
-        if written == Some(true) && !self.tell() {
-            self.ring.has_not_told();
+        if written == Some(true) && !self.notify() {
+            self.ring.notification_failed();
         }
         Ok(written.is_some())
     }
 
     /// Notifies the process, if it has the ring; otherwise, it finds all messages when it receives the ring. Returns
     /// false if there is no memory for the notification.
-    fn tell(&self) -> bool {
-        !self.greeting.is_over() || tell(&self.connection)
+    fn notify(&self) -> bool {
+        !self.handshake.is_complete() || notify(&self.connection)
     }
 
     fn put_back(&self, message: &mut Message) {
@@ -219,11 +219,11 @@ impl Neighbor {
 
     /// If a question is due and everything has been written, asks whether everything sent is executed. Called by the
     /// thread that writes.
-    fn put_question(&self) {
+    fn send_question(&self) {
         let Some(question) = locked(&self.queues).questions.next() else { return };
         let now = self.device.fabric.clock.now();
         self.ring.ask(question);
-        if self.tell() {
+        if self.notify() {
             self.begin_silence(now, false);
         } else {
             locked(&self.queues).questions.ask_again();
@@ -232,20 +232,20 @@ impl Neighbor {
     }
 
     /// Checks whether the process has answered a question, and queues the senders that wait for the answer.
-    pub(super) fn hear_answer(&self) {
+    pub(super) fn check_answer(&self) {
         let answered = self.ring.answered();
-        let called = {
+        let covered = {
             let queues = &mut *locked(&self.queues);
             if !queues.questions.are_open() {
                 return;
             }
-            let called = queues.questions.answer(answered);
+            let covered = queues.questions.answer(answered);
             if !queues.questions.are_open() {
                 queues.silence.end();
             }
-            called
+            covered
         };
-        called.iter().filter_map(Weak::upgrade).for_each(|sender| sender.entry().wake());
+        covered.iter().filter_map(Weak::upgrade).for_each(|sender| sender.entry().wake());
     }
 }
 
@@ -258,7 +258,7 @@ impl Carrier for Neighbor {
         let mut queues = locked(&self.queues);
         if self.has_ended() {
             drop(queues);
-            return self.call_back(&[user]);
+            return self.queue_turns(&[user]);
         }
         queues.users.add(user);
     }
@@ -270,7 +270,7 @@ impl Carrier for Neighbor {
     fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>> {
         let mut queues = locked(&self.queues);
         if !self.has_ended() && queues.connections.space() == 0 {
-            queues.connections.turn_away(sender);
+            queues.connections.add_waiting_sender(sender);
             return None;
         }
         let spare = queues.connections.lend();
@@ -292,7 +292,7 @@ impl Carrier for Neighbor {
 
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>) {
         locked(&self.queues).connections.take_back(buffer);
-        self.call_back_some();
+        self.queue_waiting_turns();
     }
 
     fn ask(self: Arc<Self>, sender: Weak<dyn Task>) -> u32 {
@@ -310,7 +310,7 @@ impl Carrier for Neighbor {
     }
 
     fn is_silent(&self) -> bool {
-        locked(&self.queues).silence.is_over()
+        locked(&self.queues).silence.is_expired()
     }
 
     fn carries_void(&self) -> bool {
@@ -351,71 +351,71 @@ impl Watched for Neighbor {
     }
 
     /// Handles a notification of space, of executed requests, or of an answer. Anything else ends the connection.
-    fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
+    fn handle_event(self: Arc<Self>, flags: epoll::EventFlags) -> SocketEvent {
         if flags.intersects(!epoll::EventFlags::IN) {
-            return Happened::End;
+            return SocketEvent::End;
         }
         // Whatever the notification was for, there may be space.
-        let heard = (0..TELLS).try_for_each(|_| match self.greeting.has_begun() {
-            true => hear_tell(&self.connection).map(drop),
-            false => self.greeting.hear(&self.connection),
+        let received = (0..NOTIFICATIONS).try_for_each(|_| match self.handshake.has_begun() {
+            true => receive_notification(&self.connection).map(drop),
+            false => self.handshake.receive_request(&self.connection),
         });
-        match heard {
+        match received {
             // The peer sends more notifications than are useful.
             Ok(()) => self.driver.note_useless(),
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(_) => return Happened::End,
+            Err(_) => return SocketEvent::End,
         }
-        self.hear_answer();
+        self.check_answer();
         self.entry().queue();
         // Requests the next notification, because the peer sends one per request. The next look finds everything that
         // was executed before the request.
-        if !self.attended.load(Ordering::Acquire)
+        if !self.polled.load(Ordering::Acquire)
             && let Some(executed) = self.ring.executed()
         {
-            executed.sleep();
+            executed.request_notifications();
         }
-        match self.claims.take_news(&self.ring) {
-            true => Happened::Messages,
-            false => Happened::Other,
+        match self.claims.queue_changed(&self.ring) {
+            true => SocketEvent::Messages,
+            false => SocketEvent::Other,
         }
     }
 
-    fn tells(&self) -> bool {
+    fn is_doorbell(&self) -> bool {
         true
     }
 
-    fn has_come(&self) -> bool {
-        self.claims.have_news(&self.ring)
+    fn has_arrived(&self) -> bool {
+        self.claims.has_changed(&self.ring)
     }
 
     /// Also returns true if the process has not read everything, because [`look`](Watched::look) may then have to
     /// notify it. The process reads nothing if its thread leaves the reading to a program that has just stopped
     /// polling.
-    fn is_worth_a_look(&self) -> bool {
-        self.has_come() || self.ring.is_unread()
+    fn may_have_message(&self) -> bool {
+        self.has_arrived() || self.ring.is_unread()
     }
 
     fn look(self: Arc<Self>) -> bool {
         if self.ring.waits_for_reader() {
-            self.tell();
+            self.notify();
         }
-        self.claims.take_news(&self.ring)
+        self.claims.queue_changed(&self.ring)
     }
 
-    fn attend(&self) {
-        self.attended.store(true, Ordering::Release);
+    fn start_polling(&self) {
+        self.polled.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
         if let Some(executed) = self.ring.executed() {
-            executed.look();
+            executed.suppress_notifications();
         }
     }
 
-    fn neglect(&self) {
-        self.attended.store(false, Ordering::Release);
+    fn stop_polling(&self) {
+        self.polled.store(false, Ordering::Release);
         fence(Ordering::SeqCst);
         if let Some(executed) = self.ring.executed() {
-            executed.sleep();
+            executed.request_notifications();
         }
     }
 
@@ -426,7 +426,7 @@ impl Watched for Neighbor {
     fn has_letters(&self) -> bool {
         !locked(&self.queues).is_empty()
             || self.writing.try_lock().is_err()
-            || !self.greeting.is_over()
+            || !self.handshake.is_complete()
     }
 
     fn is_used(&self) -> bool {
@@ -443,10 +443,10 @@ impl Task for Neighbor {
         let more = {
             let message = &mut *locked_for_calls(&self.writing);
             let more = self.write(message);
-            self.put_question();
+            self.send_question();
             more
         };
-        self.call_back_some();
+        self.queue_waiting_turns();
         more
     }
 
@@ -459,7 +459,7 @@ impl Task for Neighbor {
                 queues.silence.stalled = None;
             }
             let lost = if stalled { queues.take_datagrams() } else { VecDeque::new() };
-            let passed = queues.silence.pass(now, self.limit());
+            let passed = queues.silence.take_passed(now, self.limit());
             let users = if passed.all { queues.users.all() } else { Vec::new() };
             (lost, passed, users, self.next_deadline(&queues.silence))
         };
@@ -478,10 +478,10 @@ impl Task for Neighbor {
             let endpoints = Endpoints { qpn, peer_qpn, address: Some(path.remote) };
             self.device.drop_packets(Reason::Stalled, burst.segments, endpoints);
         }
-        if self.greeting.has_begun() && !self.greeting.is_over() {
+        if self.handshake.has_begun() && !self.handshake.is_complete() {
             self.entry().queue();
         }
-        self.call_back_some();
+        self.queue_waiting_turns();
         // Retries the notifications that failed.
         self.entry().queue();
     }

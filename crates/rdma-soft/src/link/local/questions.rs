@@ -39,7 +39,7 @@ impl Questions {
         self.written += bursts;
     }
 
-    /// Makes a question due as soon as everything in the outbox is written. The sender is called back when the question
+    /// Makes a question due as soon as everything in the outbox is written. The sender gets a turn when the question
     /// is answered. Returns the number of the question.
     pub(super) fn ask(&mut self, sender: Weak<dyn Task>) -> u32 {
         self.due = Some(self.put);
@@ -64,15 +64,15 @@ impl Questions {
     /// Removes and returns the senders that this answer satisfies.
     pub(super) fn answer(&mut self, answered: u32) -> Vec<Weak<dyn Task>> {
         self.answered = answered;
-        let mut called = Vec::new();
+        let mut covered_senders = Vec::new();
         self.waiting.retain(|_, (question, sender)| {
             let covered = covers(answered, *question);
             if covered {
-                called.push(sender.clone());
+                covered_senders.push(sender.clone());
             }
             !covered
         });
-        called
+        covered_senders
     }
 
     /// Returns true if a question was asked and has not been answered.
@@ -114,8 +114,8 @@ mod tests {
         // A second question has another number.
         assert_eq!(questions.ask(weak(1)), 2);
         assert_eq!(questions.answer(0).len(), 0);
-        let called = questions.answer(1);
-        assert!(called.len() == 1 && called[0].ptr_eq(&weak(0)));
+        let covered_senders = questions.answer(1);
+        assert!(covered_senders.len() == 1 && covered_senders[0].ptr_eq(&weak(0)));
         assert_eq!(questions.next(), Some(2));
         questions.ask_again();
         assert_eq!(questions.next(), Some(2));

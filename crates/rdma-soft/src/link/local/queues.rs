@@ -9,7 +9,7 @@ use super::silence::Silence;
 use crate::device::Device;
 use crate::engine::wire::letter::{BURST_BYTES, Letter};
 use crate::link::outbox::{Outbox, Sizes};
-use crate::link::turned_away::TurnedAway;
+use crate::link::task_queue::TaskQueue;
 
 /// Sizes for the bursts of connections. Datagrams use buffers of the same outbox.
 const CONNECTIONS: Sizes = Sizes { bursts: 64, spare: 16, buffer: BURST_BYTES };
@@ -30,7 +30,7 @@ pub(super) struct Queues {
     /// Whether the next message begins with a datagram, if one is waiting.
     datagrams_first: bool,
     /// The queue pairs that are connected to the process.
-    pub(super) users: TurnedAway,
+    pub(super) users: TaskQueue,
     pub(super) questions: Questions,
     pub(super) silence: Silence,
 }
@@ -47,7 +47,7 @@ impl Default for Queues {
             datagrams: VecDeque::new(),
             datagram_bytes: 0,
             datagrams_first: false,
-            users: TurnedAway::default(),
+            users: TaskQueue::default(),
             questions: Questions::default(),
             silence: Silence::default(),
         }

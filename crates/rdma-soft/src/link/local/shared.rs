@@ -112,7 +112,7 @@ impl Drop for Mapping {
 }
 
 /// Returns the number of ring bytes that a message occupies.
-fn taken(length: usize) -> Option<u32> {
+fn ring_bytes(length: usize) -> Option<u32> {
     u32::try_from(length).ok()?.checked_add(GAP)?.checked_next_multiple_of(ALIGN)
 }
 
@@ -148,7 +148,8 @@ impl RingSender {
         let words = self.memory.words()?;
         let tail = self.tail.load(Ordering::Relaxed);
         let length = parts.clone().map(<[u8]>::len).sum::<usize>();
-        let taken = taken(length).filter(|&taken| taken <= CAPACITY / 2).ok_or(Errno::MSGSIZE)?;
+        let taken =
+            ring_bytes(length).filter(|&taken| taken <= CAPACITY / 2).ok_or(Errno::MSGSIZE)?;
         if self.limit.load(Ordering::Relaxed).wrapping_sub(tail) < taken {
             let space = words.space(tail).map_err(|Broken| Errno::PROTO)?;
             self.limit.store(tail.wrapping_add(space), Ordering::Relaxed);
@@ -157,8 +158,8 @@ impl RingSender {
             }
         }
         let ring = self.memory.ring(tail);
-        let said = u32::try_from(length).map_err(|_| Errno::MSGSIZE)?.to_le_bytes();
-        let _ = Reach::Mapped.deliver_bytes(&said, &ring, 0);
+        let prefix = u32::try_from(length).map_err(|_| Errno::MSGSIZE)?.to_le_bytes();
+        let _ = Reach::Mapped.deliver_bytes(&prefix, &ring, 0);
         let mut at = GAP.into();
         for part in parts {
             let _ = Reach::Mapped.deliver_bytes(part, &ring, at);
@@ -170,9 +171,9 @@ impl RingSender {
     }
 
     /// Records that the receiver could not be notified.
-    pub(super) fn has_not_told(&self) {
+    pub(super) fn notification_failed(&self) {
         if let Ok(words) = self.memory.words() {
-            words.has_not_told();
+            words.notification_failed();
         }
     }
 
@@ -234,7 +235,7 @@ pub(super) struct Message {
     /// The length in bytes.
     pub(super) length: usize,
     /// Whether the sender must be notified of space.
-    pub(super) tell: bool,
+    pub(super) notify: bool,
 }
 
 impl RingReceiver {
@@ -251,9 +252,10 @@ impl RingReceiver {
     }
 
     /// Returns true if something has arrived, or the sender has violated the protocol.
-    pub(super) fn has_come(&self) -> bool {
-        let there = self.memory.words().map(|words| words.there(self.head.load(Ordering::Relaxed)));
-        there.is_ok_and(|there| there != Ok(0))
+    pub(super) fn has_arrived(&self) -> bool {
+        let unread =
+            self.memory.words().map(|words| words.unread(self.head.load(Ordering::Relaxed)));
+        unread.is_ok_and(|unread| unread != Ok(0))
     }
 
     /// Reads a message: the first bytes into `first`, and the rest into `behind`. Returns `None` if there is no
@@ -265,14 +267,14 @@ impl RingReceiver {
     pub(super) fn read(&self, first: &mut [u8], behind: &mut [u8]) -> Result<Option<Message>> {
         let words = self.memory.words()?;
         let head = self.head.load(Ordering::Relaxed);
-        let there = words.there(head).map_err(|Broken| Errno::PROTO)?;
-        if there == 0 {
+        let unread = words.unread(head).map_err(|Broken| Errno::PROTO)?;
+        if unread == 0 {
             return Ok(None);
         }
-        let (ring, mut said) = (self.memory.ring(head), [0; 4]);
-        let _ = Reach::Mapped.collect_bytes(&ring, 0, &mut said);
-        let length = u32::from_le_bytes(said) as usize;
-        let taken = taken(length).filter(|&taken| taken <= there).ok_or(Errno::PROTO)?;
+        let (ring, mut prefix) = (self.memory.ring(head), [0; 4]);
+        let _ = Reach::Mapped.collect_bytes(&ring, 0, &mut prefix);
+        let length = u32::from_le_bytes(prefix) as usize;
+        let taken = ring_bytes(length).filter(|&taken| taken <= unread).ok_or(Errno::PROTO)?;
         let rest = length.saturating_sub(first.len());
         let (first_length, behind) = (length.min(first.len()), behind.get_mut(..rest));
         let behind = behind.ok_or(Errno::MSGSIZE)?;
@@ -281,7 +283,7 @@ impl RingReceiver {
         let _ = Reach::Mapped.collect_bytes(&ring, at, behind);
         let head = head.wrapping_add(taken);
         self.head.store(head, Ordering::Relaxed);
-        Ok(Some(Message { length, tell: words.free(head, there - taken) }))
+        Ok(Some(Message { length, notify: words.free(head, unread - taken) }))
     }
 
     /// Records in the connection's word that all packets before `expected` have been executed.
@@ -292,20 +294,20 @@ impl RingReceiver {
         }
     }
 
-    /// If the sender must be notified of stored words, calls `tell`, which returns true if it succeeds.
-    pub(super) fn announce(&self, tell: impl FnOnce() -> bool) {
+    /// If the sender must be notified of stored words, calls `notify`, which returns true if it succeeds.
+    pub(super) fn announce(&self, notify: impl FnOnce() -> bool) {
         if let Ok(Front { executed, .. }) = self.memory.front()
-            && executed.is_to_be_told()
-            && !tell()
+            && executed.must_notify()
+            && !notify()
         {
-            executed.has_not_told();
+            executed.notification_failed();
         }
     }
 
     /// Records that the sender could not be notified of space.
-    pub(super) fn has_not_told(&self) {
+    pub(super) fn notification_failed(&self) {
         if let Ok(words) = self.memory.words() {
-            words.has_not_told_of_space();
+            words.space_notification_failed();
         }
     }
 
@@ -322,16 +324,16 @@ impl RingReceiver {
     }
 
     /// Announces that a thread looks at the ring from now on without being notified.
-    pub(super) fn look(&self) {
+    pub(super) fn suppress_notifications(&self) {
         if let Ok(words) = self.memory.words() {
-            words.look();
+            words.suppress_notifications();
         }
     }
 
     /// Asks the sender for notifications of messages.
-    pub(super) fn sleep(&self) {
+    pub(super) fn request_notifications(&self) {
         if let Ok(words) = self.memory.words() {
-            words.sleep();
+            words.request_notifications();
         }
     }
 }

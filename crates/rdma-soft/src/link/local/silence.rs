@@ -14,7 +14,7 @@ pub(super) struct Silence {
     /// Whether half of the limit has passed.
     noticed: bool,
     /// Whether the whole limit has passed.
-    over: bool,
+    expired: bool,
 }
 
 /// The parts of the limit that have passed since the last check.
@@ -36,23 +36,23 @@ impl Silence {
     }
 
     /// Returns true if the limit has passed.
-    pub(super) fn is_over(&self) -> bool {
-        self.over
+    pub(super) fn is_expired(&self) -> bool {
+        self.expired
     }
 
     /// Returns the parts of the limit that have passed, reporting each part once.
-    pub(super) fn pass(&mut self, now: Time, limit: Duration) -> Passed {
+    pub(super) fn take_passed(&mut self, now: Time, limit: Duration) -> Passed {
         let Some(since) = self.since else { return Passed::default() };
         let half = !self.noticed && since + limit / 2 <= now;
-        let all = !self.over && since + limit <= now;
+        let all = !self.expired && since + limit <= now;
         self.noticed |= half;
-        self.over |= all;
+        self.expired |= all;
         Passed { half, all }
     }
 
     /// Returns the time at which the next part passes.
     pub(super) fn next(&self, limit: Duration) -> Option<Time> {
-        let since = self.since.filter(|_| !self.over)?;
+        let since = self.since.filter(|_| !self.expired)?;
         Some(since + if self.noticed { limit } else { limit / 2 })
     }
 }

@@ -18,7 +18,7 @@ use crate::link::expendable::Claim;
 use crate::link::files;
 
 /// The maximum number of notifications that are received before other sockets get their turn.
-pub(super) const TELLS: u32 = 16;
+pub(super) const NOTIFICATIONS: u32 = 16;
 
 pub(super) fn socket() -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -33,16 +33,16 @@ pub(super) fn connection_to(address: &SocketAddrUnix) -> Result<Descriptor> {
 }
 
 /// Asks the other process for its ring. This is the first message on each connection.
-pub(super) fn ask_for_ring(connection: &Descriptor) -> Result<()> {
+pub(super) fn request_ring(connection: &Descriptor) -> Result<()> {
     connection.allow_files()?;
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     send(connection.get()?, &[VERSION], flags).map(drop)
 }
 
 /// Receives the other process's request for the ring.
-pub(super) fn hear_request(connection: &Descriptor) -> Result<()> {
+pub(super) fn receive_request(connection: &Descriptor) -> Result<()> {
     let mut bytes = [0; 2];
-    match hear(connection, &mut bytes)? {
+    match receive_message(connection, &mut bytes)? {
         0 => Err(Errno::PIPE),
         1 if bytes[0] == VERSION => Ok(()),
         _ => Err(Errno::PROTO),
@@ -112,21 +112,21 @@ impl OneFile {
 
 /// Notifies the other process, so that it looks at the ring. If there is no space for the notification, an earlier one
 /// is still unread. Returns true if the process was notified or has exited.
-pub(super) fn tell(connection: &Descriptor) -> bool {
+pub(super) fn notify(connection: &Descriptor) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let told = connection.get().and_then(|connection| send(connection, &[0], flags));
+    let sent = connection.get().and_then(|connection| send(connection, &[0], flags));
     // These errors mean that memory is low or the call was interrupted.
-    !matches!(told, Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR))
+    !matches!(sent, Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR))
 }
 
 /// Receives a notification. Returns true if it is valid, and fails with `PIPE` if the other process has exited.
-pub(super) fn hear_tell(connection: &Descriptor) -> Result<bool> {
-    let read = hear(connection, &mut [0; 2])?;
+pub(super) fn receive_notification(connection: &Descriptor) -> Result<bool> {
+    let read = receive_message(connection, &mut [0; 2])?;
     if read == 0 { Err(Errno::PIPE) } else { Ok(read == 1) }
 }
 
 /// Receives a message without files. A message with files stays in the queue, and the call fails.
-fn hear(connection: &Descriptor, bytes: &mut [u8; 2]) -> Result<usize> {
+fn receive_message(connection: &Descriptor, bytes: &mut [u8; 2]) -> Result<usize> {
     let socket = connection.get()?;
     if connection.holds_files() && files::peek(socket)?.has_files {
         return Err(Errno::PROTO);

@@ -35,7 +35,7 @@ use crate::engine::wire::word::WordKey;
 use crate::fabric::random::Seed;
 use crate::limits::Limits;
 use crate::link::Link;
-use crate::link::driver::{Happened, Token, Watched as _};
+use crate::link::driver::{SocketEvent, Token, Watched as _};
 use crate::link::files;
 use crate::link::ring::CAPACITY;
 use crate::schedule::Schedule;
@@ -88,11 +88,11 @@ fn neighbor(
     let (sender, receiver, file) = ring();
     let file = Descriptor::open(|| Ok(file)).unwrap();
     let new =
-        |token| Neighbor::new(driver, device, connection, (sender, Greeting::new(file)), token);
+        |token| Neighbor::new(driver, device, connection, (sender, Handshake::new(file)), token);
     let neighbor = driver.add(new).unwrap();
     // The other end receives the file, and drops it: the test already has a receiver for the ring.
     send(&far, &[VERSION], SendFlags::DONTWAIT).unwrap();
-    assert_eq!(Arc::clone(&neighbor).happened(epoll::EventFlags::IN), Happened::Other);
+    assert_eq!(Arc::clone(&neighbor).handle_event(epoll::EventFlags::IN), SocketEvent::Other);
     device.fabric.run_queue.run();
     expendable::start().unwrap();
     Foreign::prepare().unwrap();
@@ -253,7 +253,7 @@ fn read(receiver: &RingReceiver, most: usize) -> Result<Option<(Vec<u8>, bool)>>
     Ok(message.map(|message| {
         let all = [&first[..], &behind].concat();
         assert!(all[message.length.max(5)..].iter().all(|byte| *byte == 0xee));
-        (all[..message.length].to_vec(), message.tell)
+        (all[..message.length].to_vec(), message.notify)
     }))
 }
 
@@ -270,9 +270,9 @@ fn messages_of_any_length_are_read_as_written() {
             let (one, other) = bytes.split_at(length / 3);
             let written = sender.write([one, &[], other].into_iter());
             assert!(matches!(written, Ok(Some(_))), "{written:?}");
-            assert!(receiver.has_come());
+            assert!(receiver.has_arrived());
             assert_eq!(read(&receiver, length), Ok(Some((bytes, false))));
-            assert!(!receiver.has_come());
+            assert!(!receiver.has_arrived());
             all += length;
         }
     }
@@ -285,9 +285,9 @@ fn the_receiver_is_notified_once_until_it_looks() {
     let (sender, receiver, _) = ring();
     let told = || write(&sender, &[1]);
     assert_eq!((told(), told()), (Ok(Some(true)), Ok(Some(false))));
-    receiver.look();
+    receiver.suppress_notifications();
     assert_eq!((told(), told()), (Ok(Some(false)), Ok(Some(false))));
-    receiver.sleep();
+    receiver.request_notifications();
     assert_eq!((told(), told()), (Ok(Some(true)), Ok(Some(false))));
 }
 
@@ -319,7 +319,7 @@ fn a_message_of_more_than_half_of_the_ring_is_not_written() {
     for length in [CAPACITY / 2 - 15, CAPACITY / 2, CAPACITY, CAPACITY + 1] {
         assert_eq!(write(&sender, &vec![0; length as usize]), Err(Errno::MSGSIZE));
     }
-    assert!(!receiver.has_come());
+    assert!(!receiver.has_arrived());
     // A read into buffers that are too small for the message fails, and the message stays in the ring.
     assert!(write(&sender, &[0; 100]).is_ok());
     assert_eq!(read(&receiver, 94), Err(Errno::MSGSIZE));
@@ -366,7 +366,7 @@ fn a_receiver_rejects_lengths_that_do_not_fit() {
             set(&file, RING + u64::from(begin), length);
             set(&file, TAIL, tail.wrapping_add(begin));
             // Polling threads must read the ring, so that they find the error.
-            assert!(receiver.has_come());
+            assert!(receiver.has_arrived());
             assert_eq!(read(&receiver, ALL as usize), Err(Errno::PROTO), "{length}, {tail}");
         }
     }
@@ -419,7 +419,7 @@ fn the_memory_of_a_ring_cannot_become_smaller() {
 #[test]
 fn a_sender_notifies_a_receiver_that_does_not_read_once() {
     let (sender, receiver, _) = ring();
-    receiver.look();
+    receiver.suppress_notifications();
     for round in 0..2 {
         assert!(!sender.is_unread());
         assert_eq!(write(&sender, &[]), Ok(Some(false)), "it looks by itself");
@@ -450,12 +450,12 @@ fn a_sender_sees_executed_words_and_is_notified_once_until_it_looks() {
     assert_eq!((executed.expected(key), executed.expected(other)), (Some(Psn::masked(7)), None));
     assert_ne!(executed.moves(key.group()), moves);
     assert_eq!([announce(), announce()], [true, false]);
-    executed.sleep();
+    executed.request_notifications();
     assert_eq!([announce(), announce()], [true, false]);
-    executed.look();
+    executed.suppress_notifications();
     assert!(!announce());
     // If a notification fails, the next word needs one.
-    executed.sleep();
+    executed.request_notifications();
     receiver.announce(|| false);
     assert!(announce());
 }

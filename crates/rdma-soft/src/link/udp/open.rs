@@ -24,9 +24,9 @@ impl Open {
     }
 
     /// Enables or disables reports of an event.
-    pub(super) fn hear_of(&self, what: epoll::EventFlags, tell: bool) {
+    pub(super) fn set_event(&self, event: epoll::EventFlags, enabled: bool) {
         let mut flags = locked(&self.flags);
-        flags.set(what, tell);
+        flags.set(event, enabled);
         self.driver.set_flags(self.token, self.socket.descriptor(), *flags);
     }
 }

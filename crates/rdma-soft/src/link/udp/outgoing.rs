@@ -62,7 +62,7 @@ struct Writing {
     to: IpAddr,
     /// The sender of the first packet.
     endpoints: Endpoints,
-    says: Says,
+    fields: HeaderFields,
     /// The socket's current hop limit.
     hops_of_socket: u8,
     loss: Option<(f64, SplitMix)>,
@@ -73,7 +73,7 @@ impl Writing {
     fn add(&mut self, own: IpAddr, letter: &Letter, most: usize) -> bool {
         let Letter { path, burst, datagram, .. } = letter;
         let Address::Gid(remote) = path.remote else { return true };
-        let (to, says) = (address(remote.gid), Says::of(datagram.as_ref()));
+        let (to, fields) = (address(remote.gid), HeaderFields::of(datagram.as_ref()));
         let first = length_of(burst, 0);
         let first_of_call = self.packets.is_empty();
         if !first_of_call {
@@ -81,7 +81,7 @@ impl Writing {
             let all = self.packets.len() + first * usize::from(burst.segments);
             let whole = self.packets.len().is_multiple_of(self.segment);
             let as_long = first == self.segment || first < self.segment && burst.segments == 1;
-            let same = (to, says) == (self.to, self.says);
+            let same = (to, fields) == (self.to, self.fields);
             if !(same && whole && as_long && count <= most && all <= CALL) {
                 return false;
             }
@@ -90,7 +90,7 @@ impl Writing {
             let qpn = datagram.map_or(0, |datagram| datagram.source.qpn);
             let peer_qpn = Some(burst.header.bth.destination.get());
             self.endpoints = Endpoints { qpn, peer_qpn, address: Some(path.remote) };
-            (self.to, self.says, self.segment, self.sent) = (to, says, first, 0);
+            (self.to, self.fields, self.segment, self.sent) = (to, fields, first, 0);
         }
         let way = Flow { from: own, from_port: UdpHeader::ROCE_V2_PORT, to };
         for (headers, payload) in burst.packets(letter.payload()) {
@@ -122,12 +122,12 @@ fn length_of(burst: &Burst, index: u16) -> usize {
 
 /// The fields of a packet's IP header, except the addresses, that its sender can set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Says {
+struct HeaderFields {
     hops: u8,
     ecn: Option<EcnCodepoint>,
 }
 
-impl Says {
+impl HeaderFields {
     /// Returns the fields that a datagram's header sets. Packets of connections set none.
     fn of(datagram: Option<&Datagram>) -> Self {
         let header = datagram.and_then(|datagram| datagram.header);
@@ -162,7 +162,7 @@ impl Outgoing {
                 sent: 0,
                 to: own,
                 endpoints,
-                says: Says::of(None),
+                fields: HeaderFields::of(None),
                 hops_of_socket: 0,
                 loss,
             }),
@@ -177,8 +177,8 @@ impl Outgoing {
 
     /// Handles new space: queues a turn for as many waiting senders as fit. If more senders wait, also queues a turn of
     /// this task, which calls this function again.
-    fn call_back(self: &Arc<Self>) {
-        let (first, more) = locked(&self.outbox).readmit();
+    fn queue_turns(self: &Arc<Self>) {
+        let (first, more) = locked(&self.outbox).take_senders();
         for sender in first.iter().filter_map(Weak::upgrade) {
             sender.entry().queue();
         }
@@ -210,23 +210,23 @@ impl Outgoing {
             if writing.packets.is_empty() && !self.fill(writing) {
                 return !locked(&self.outbox).waiting.is_empty();
             }
-            if writing.says.hops != writing.hops_of_socket
-                && self.open.socket.set_hops(writing.says.hops).is_ok()
+            if writing.fields.hops != writing.hops_of_socket
+                && self.open.socket.set_hops(writing.fields.hops).is_ok()
             {
-                writing.hops_of_socket = writing.says.hops;
+                writing.hops_of_socket = writing.fields.hops;
             }
             let left = &writing.packets[writing.sent..];
             let alone = self.open.socket.most_segments() <= 1;
             let call = if alone { left.len().min(writing.segment) } else { left.len() };
             match self.open.socket.send(
                 writing.to,
-                writing.says.ecn,
+                writing.fields.ecn,
                 &left[..call],
                 writing.segment,
             ) {
                 Ok(()) => writing.sent += call,
                 Err(Errno::AGAIN) => {
-                    self.open.hear_of(epoll::EventFlags::OUT, true);
+                    self.open.set_event(epoll::EventFlags::OUT, true);
                     return false;
                 }
                 // The network is full, has no route, or rejects these packets. They are lost, as on any network.
@@ -259,7 +259,7 @@ impl Carrier for Outgoing {
     fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>> {
         let mut outbox = locked(&self.outbox);
         if outbox.space() == 0 {
-            outbox.turn_away(sender);
+            outbox.add_waiting_sender(sender);
             return None;
         }
         let spare = outbox.lend();
@@ -269,7 +269,7 @@ impl Carrier for Outgoing {
 
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>) {
         locked(&self.outbox).take_back(buffer);
-        self.call_back();
+        self.queue_turns();
     }
 
     fn ask(self: Arc<Self>, _sender: Weak<dyn Task>) -> u32 {
@@ -305,7 +305,7 @@ impl Task for Outgoing {
 
     fn run(self: Arc<Self>) -> bool {
         let more = self.write();
-        self.call_back();
+        self.queue_turns();
         more
     }
 }

@@ -32,7 +32,7 @@ pub(super) struct Port {
     outgoing: Arc<Outgoing>,
     /// Whether this address receives packets to groups. Only one IPv4 and one IPv6 address of each interface do, so
     /// that each datagram arrives once.
-    hears_groups: bool,
+    receives_groups: bool,
     groups: Mutex<BTreeMap<Gid, Arc<PortReceiver>>>,
 }
 
@@ -42,7 +42,7 @@ impl Port {
         device: &'static Device,
         own: LocalAddress,
         socket: Socket,
-        hears_groups: bool,
+        receives_groups: bool,
         loss: Option<Loss>,
     ) -> Result<Arc<Self>> {
         let mut made = None;
@@ -53,7 +53,7 @@ impl Port {
         })?;
         let outgoing = made.ok_or(Errno::NOMEM)?;
         let groups = Mutex::default();
-        Ok(Arc::new(Self { driver, device, own, receiver, outgoing, hears_groups, groups }))
+        Ok(Arc::new(Self { driver, device, own, receiver, outgoing, receives_groups, groups }))
     }
 
     /// Starts to receive packets to a group.
@@ -94,7 +94,7 @@ impl Network for Port {
         Arc::<Outgoing>::clone(&self.outgoing)
     }
 
-    fn see_to_groups(
+    fn update_groups(
         &self,
         newest: Option<Gid>,
         has: &dyn Fn(Gid) -> bool,
@@ -111,7 +111,7 @@ impl Network for Port {
         let Some(group) = newest.filter(of_version).filter(|group| has(*group)) else {
             return Ok(());
         };
-        if !self.hears_groups || groups.contains_key(&group) {
+        if !self.receives_groups || groups.contains_key(&group) {
             return Ok(());
         }
         if groups.len() >= GROUPS {

@@ -25,7 +25,7 @@ use crate::engine::wire::route_header;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::link::Link;
 use crate::link::descriptor::Descriptor;
-use crate::link::driver::{Happened, Watched};
+use crate::link::driver::{SocketEvent, Watched};
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 
 /// The maximum number of read calls per turn.
@@ -147,9 +147,9 @@ impl PortReceiver {
     }
 
     /// Makes one read call, and passes the received packets to the device's inbox, in buffers of the inbox.
-    fn take_one(self: &Arc<Self>, reading: &mut Reading) -> PortRead {
+    fn receive_one(self: &Arc<Self>, reading: &mut Reading) -> PortRead {
         if self.waits.swap(false, Ordering::Relaxed) {
-            self.open.hear_of(epoll::EventFlags::IN, true);
+            self.open.set_event(epoll::EventFlags::IN, true);
         }
         if reading.left.is_none() {
             match self.open.socket.receive(&mut reading.received) {
@@ -163,11 +163,11 @@ impl PortReceiver {
         }
         let mut found = PortRead::Useless;
         while let Some(left) = reading.left {
-            let taken = self.take_run(&left, &reading.received, &mut reading.reader);
+            let taken = self.receive_run(&left, &reading.received, &mut reading.reader);
             let Some((begin, useful)) = taken else {
-                // The inbox calls back when it has space. Until then, no thread should look for packets.
+                // The inbox queues a turn when it has space. Until then, no thread should look for packets.
                 self.waits.store(true, Ordering::Relaxed);
-                self.open.hear_of(epoll::EventFlags::IN, false);
+                self.open.set_event(epoll::EventFlags::IN, false);
                 return PortRead::NoRoom;
             };
             if useful {
@@ -199,7 +199,7 @@ impl PortReceiver {
 
     /// Receives the next packets that form one run. Returns the offset of the packets after them, and whether the run
     /// was for a receiver of this device. If there is no space, receives nothing and returns `None`.
-    fn take_run(
+    fn receive_run(
         self: &Arc<Self>,
         left: &Unread,
         bytes: &[u8],
@@ -297,24 +297,24 @@ impl Watched for PortReceiver {
         self.open.socket.descriptor()
     }
 
-    fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
+    fn handle_event(self: Arc<Self>, flags: epoll::EventFlags) -> SocketEvent {
         if let Some(outgoing) = &self.outgoing
             && flags.contains(epoll::EventFlags::OUT)
         {
-            self.open.hear_of(epoll::EventFlags::OUT, false);
+            self.open.set_event(epoll::EventFlags::OUT, false);
             outgoing.entry().queue();
         }
         if flags.intersects(!epoll::EventFlags::OUT) {
             self.entry().queue();
-            return Happened::Messages;
+            return SocketEvent::Messages;
         }
-        Happened::Other
+        SocketEvent::Other
     }
 
     fn look(self: Arc<Self>) -> bool {
         // The thread that holds the lock is already looking on behalf of this one.
         let Ok(mut reading) = self.reading.try_lock() else { return false };
-        self.take_one(&mut reading) == PortRead::Packets
+        self.receive_one(&mut reading) == PortRead::Packets
     }
 
     fn read_all(self: Arc<Self>) {
@@ -346,6 +346,6 @@ impl Task for PortReceiver {
     /// packets.
     fn run(self: Arc<Self>) -> bool {
         let reading = &mut *locked_for_calls(&self.reading);
-        (0..TURN).all(|_| self.take_one(reading) == PortRead::Packets)
+        (0..TURN).all(|_| self.receive_one(reading) == PortRead::Packets)
     }
 }

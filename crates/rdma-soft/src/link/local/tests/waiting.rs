@@ -214,7 +214,7 @@ fn a_process_is_silent_if_it_does_not_read_or_answer_for_a_minute() {
                 assert!(!scene.neighbor.has_answered(question));
                 scene.ring.answer(scene.ring.asked());
                 assert!(scene.neighbor.has_answered(question));
-                Arc::clone(&scene.neighbor).hear_answer();
+                Arc::clone(&scene.neighbor).check_answer();
             } else {
                 scene.read_all();
             }

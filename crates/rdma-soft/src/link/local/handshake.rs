@@ -2,40 +2,40 @@
 
 use rustix::io::{Errno, Result};
 
-use super::socket::{hear_request, send_ring};
+use super::socket::{receive_request, send_ring};
 use crate::link::descriptor::Descriptor;
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 
 #[derive(Debug)]
-pub(super) struct Greeting {
+pub(super) struct Handshake {
     /// Whether the other process has requested the ring.
-    asked: AtomicBool,
-    over: AtomicBool,
+    requested: AtomicBool,
+    complete: AtomicBool,
     /// The file of the ring, until it is sent.
     ring: Mutex<Option<Descriptor>>,
 }
 
-impl Greeting {
+impl Handshake {
     pub(super) fn new(ring: Descriptor) -> Self {
-        let (asked, over) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { asked, over, ring: Mutex::new(Some(ring)) }
+        let (requested, complete) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { requested, complete, ring: Mutex::new(Some(ring)) }
     }
 
     /// Returns true if the other process has requested the ring.
     pub(super) fn has_begun(&self) -> bool {
-        self.asked.load(Ordering::Acquire)
+        self.requested.load(Ordering::Acquire)
     }
 
     /// Returns true if the ring was sent, so that the other process can be notified. When the other process receives
     /// the ring, it finds everything that was written before.
-    pub(super) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+    pub(super) fn is_complete(&self) -> bool {
+        self.complete.load(Ordering::Acquire)
     }
 
     /// Receives the other process's request for the ring.
-    pub(super) fn hear(&self, connection: &Descriptor) -> Result<()> {
-        hear_request(connection)?;
-        self.asked.store(true, Ordering::Release);
+    pub(super) fn receive_request(&self, connection: &Descriptor) -> Result<()> {
+        receive_request(connection)?;
+        self.requested.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -45,7 +45,7 @@ impl Greeting {
     /// # Errors
     /// Fails if the other process has exited.
     pub(super) fn answer(&self, connection: &Descriptor) -> Result<bool> {
-        if self.is_over() || !self.has_begun() {
+        if self.is_complete() || !self.has_begun() {
             return Ok(true);
         }
         let mut ring = locked_for_calls(&self.ring);
@@ -53,7 +53,7 @@ impl Greeting {
         match send_ring(connection, file) {
             Ok(()) => {
                 *ring = None;
-                self.over.store(true, Ordering::Release);
+                self.complete.store(true, Ordering::Release);
                 Ok(true)
             }
             // This user has too many file descriptors in flight (sent, but not yet received), or the system is low on

@@ -14,30 +14,31 @@ const LONGEST: Duration = Duration::from_millis(1);
 
 /// The state of the backoff.
 #[derive(Debug, Default)]
-pub(crate) struct Rest {
+pub(crate) struct PollBackoff {
     /// The number of polls at the last check.
     polls: u32,
     /// The current backoff, or zero while the thread works.
-    away: Duration,
+    delay: Duration,
 }
 
-impl Rest {
+impl PollBackoff {
     /// Returns the next backoff. `polls` is the total number of polls so far.
     pub(crate) fn next(&mut self, polls: u32, long_polls: bool) -> Duration {
         let count = polls.wrapping_sub(std::mem::replace(&mut self.polls, polls));
-        let times = u32::try_from(self.away.as_micros() / SHORTEST.as_micros()).unwrap_or(1).max(1);
+        let times =
+            u32::try_from(self.delay.as_micros() / SHORTEST.as_micros()).unwrap_or(1).max(1);
         // Polls that handle long messages take longer, so fewer of them suffice.
         let enough = POLLS * times / if long_polls { 4 } else { 1 };
-        self.away = match count < enough {
+        self.delay = match count < enough {
             true => Duration::ZERO,
-            false => (2 * self.away).clamp(SHORTEST, LONGEST),
+            false => (2 * self.delay).clamp(SHORTEST, LONGEST),
         };
-        self.away
+        self.delay
     }
 
     /// Ends the backoff because the polling thread is about to sleep. `polls` is the total number of polls so far.
     pub(crate) fn end(&mut self, polls: u32) {
-        *self = Self { polls, away: Duration::ZERO };
+        *self = Self { polls, delay: Duration::ZERO };
     }
 }
 
@@ -47,22 +48,22 @@ mod tests {
 
     #[test]
     fn the_backoff_grows_while_a_program_polls_and_ends_when_it_does_not() {
-        let mut rest = Rest::default();
+        let mut backoff = PollBackoff::default();
         assert_eq!(
-            rest.next(POLLS - 1, false),
+            backoff.next(POLLS - 1, false),
             Duration::ZERO,
             "as few as a program that waits for events makes"
         );
-        let away = [1, 2, 3, 4, 5].map(|n| rest.next(1000 * n, false));
-        assert_eq!(away[..2], [SHORTEST, 2 * SHORTEST]);
-        assert_eq!(away[3..], [LONGEST; 2]);
+        let delay = [1, 2, 3, 4, 5].map(|n| backoff.next(1000 * n, false));
+        assert_eq!(delay[..2], [SHORTEST, 2 * SHORTEST]);
+        assert_eq!(delay[3..], [LONGEST; 2]);
         let mut polls = 5000 + POLLS;
-        assert_eq!(rest.next(polls, false), Duration::ZERO, "too few for that time");
+        assert_eq!(backoff.next(polls, false), Duration::ZERO, "too few for that time");
         polls += POLLS;
-        assert_eq!(rest.next(polls, false), SHORTEST);
+        assert_eq!(backoff.next(polls, false), SHORTEST);
         polls += POLLS / 4;
-        assert_eq!(rest.next(polls, true), 2 * SHORTEST, "each of them took long");
-        rest.end(polls + 100);
-        assert_eq!(rest.next(polls + 100, false), Duration::ZERO);
+        assert_eq!(backoff.next(polls, true), 2 * SHORTEST, "each of them took long");
+        backoff.end(polls + 100);
+        assert_eq!(backoff.next(polls + 100, false), Duration::ZERO);
     }
 }

@@ -7,29 +7,29 @@ use crate::fabric::run_queue::Task;
 
 /// A queue that holds each task at most once.
 #[derive(Debug, Default)]
-pub(crate) struct TurnedAway {
+pub(crate) struct TaskQueue {
     order: VecDeque<Weak<dyn Task>>,
     /// The addresses of the queued tasks. A task's address is not reused while the task is queued.
-    there: BTreeSet<usize>,
+    queued: BTreeSet<usize>,
 }
 
-impl TurnedAway {
+impl TaskQueue {
     #[cfg(not(loom))]
     pub(crate) fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
 
     pub(crate) fn add(&mut self, sender: Weak<dyn Task>) {
-        if !self.there.insert(place(&sender)) {
+        if !self.queued.insert(place(&sender)) {
             return;
         }
         if self.order.len() == self.order.capacity() {
             // Removes tasks that no longer exist.
-            let there = &mut self.there;
+            let queued = &mut self.queued;
             self.order.retain(|other| {
                 let lives = other.strong_count() > 0;
                 if !lives {
-                    there.remove(&place(other));
+                    queued.remove(&place(other));
                 }
                 lives
             });
@@ -47,7 +47,7 @@ impl TurnedAway {
     pub(crate) fn take(&mut self, most: usize) -> Vec<Weak<dyn Task>> {
         let first = self.order.drain(..most.min(self.order.len())).collect::<Vec<_>>();
         first.iter().for_each(|sender| {
-            self.there.remove(&place(sender));
+            self.queued.remove(&place(sender));
         });
         first
     }
