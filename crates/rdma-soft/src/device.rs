@@ -283,17 +283,17 @@ impl Device {
 
     /// Returns how messages are delivered on a path. If the local address leads to no network, a path to an unknown
     /// address uses packets only if this device sends everything as packets.
-    pub(crate) fn way(&self, path: &Path, number: u32) -> Delivery {
-        self.way_by(path, number, |host| host.connected(number))
+    pub(crate) fn delivery(&self, path: &Path, number: u32) -> Delivery {
+        self.delivery_by(path, number, |host| host.connected(number))
     }
 
-    /// Like [`way`](Self::way), but for a datagram: the first datagram to another process connects to that process. If
-    /// no process has the queue pair number, the datagram is lost silently.
-    pub(crate) fn way_of_datagrams(&'static self, path: &Path, number: u32) -> Delivery {
-        self.way_by(path, number, |host| host.connect(self, number).ok())
+    /// Like [`delivery`](Self::delivery), but for a datagram: the first datagram to another process connects to that
+    /// process. If no process has the queue pair number, the datagram is lost silently.
+    pub(crate) fn datagram_delivery(&'static self, path: &Path, number: u32) -> Delivery {
+        self.delivery_by(path, number, |host| host.connect(self, number).ok())
     }
 
-    fn way_by(
+    fn delivery_by(
         &self,
         path: &Path,
         number: u32,

@@ -163,7 +163,7 @@ impl Network {
     /// assert_eq!(network.now(), Duration::from_secs(3600));
     /// ```
     pub fn run_for(&self, time: Duration) {
-        self.subnet.pass_until(self.subnet.clock.now() + time);
+        self.subnet.advance_until(self.subnet.clock.now() + time);
     }
 
     /// Returns the number of packets sent so far.

@@ -63,7 +63,7 @@ impl Aftermath {
         }
         if let Some((responder, incarnation, event)) = self.responder.take() {
             // This call completes requests that the peer executed before it sent the failed one. They have succeeded.
-            Arc::clone(&responder).complete_what_is_executed();
+            Arc::clone(&responder).complete_executed();
             responder.enter_error(Some(incarnation), Some(event));
         }
     }

@@ -52,7 +52,7 @@ struct QueuedEvents<E> {
     /// The maximum number of different events that can be queued.
     room: usize,
     /// Whether the queue is in the run queue.
-    noted: bool,
+    is_queued: bool,
 }
 
 impl<E> QueuedEvents<E> {
@@ -80,7 +80,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
             missing: 0,
             writing: false,
             room: 0,
-            noted: false,
+            is_queued: false,
         };
         fabric.run_queue.reserve();
         Arc::new(Self { fabric, state: Lock::new(state), file, writing: Mutex::new(()) })
@@ -122,9 +122,9 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         let mut state = self.state.lock();
         if is_wanted(&state.events) {
             state.events.push_back(event);
-            if !state.noted {
-                state.noted = true;
-                self.fabric.run_queue.leave(Arc::<Self>::clone(self));
+            if !state.is_queued {
+                state.is_queued = true;
+                self.fabric.run_queue.add_unsettled(Arc::<Self>::clone(self));
             }
         }
     }
@@ -255,8 +255,8 @@ impl<E> EventQueue<E> {
     /// Removes the queue from the run queue, because there is no byte to write. If a thread is writing, leaves this to
     /// that thread.
     fn is_settled(&self, state: &mut QueuedEvents<E>) {
-        if !state.writing && std::mem::take(&mut state.noted) {
-            self.fabric.run_queue.forget(std::ptr::from_ref(self).cast());
+        if !state.writing && std::mem::take(&mut state.is_queued) {
+            self.fabric.run_queue.remove_settled(std::ptr::from_ref(self).cast());
         }
     }
 }

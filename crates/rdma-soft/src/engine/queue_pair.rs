@@ -131,7 +131,7 @@ impl QueuePair {
     /// its completions. All held or queued work is cancelled.
     pub(crate) fn destroy(self: Arc<Self>) {
         self.device.retire_queue_pair(self.qpn);
-        self.pass_inbox();
+        self.purge_inbox();
         self.answer_now();
         self.reset(&mut locked(&self.attributes));
         if let Some(deferred) = &self.device.deferred {
@@ -150,7 +150,7 @@ impl QueuePair {
 
     /// Makes the requester at the far end of a former connection forget this queue pair, so that the requester does not
     /// keep it alive. The caller holds no lock except that of the attributes.
-    fn leave(&self, connection: Option<(Path, u32)>) {
+    fn detach_requester(&self, connection: Option<(Path, u32)>) {
         let Some((path, number)) = connection else { return };
         let Some(requester) = self.device.at_far_end(&path, number) else { return };
         let peer = &mut requester.send.lock().requester.peer;
@@ -162,9 +162,9 @@ impl QueuePair {
     }
 
     /// Drops packets that have arrived for this queue pair, once no thread is executing any of them.
-    fn pass_inbox(&self) {
+    fn purge_inbox(&self) {
         if let Some(inbox) = self.device.inbox_if_any() {
-            inbox.pass(self.qpn);
+            inbox.purge(self.qpn);
         }
     }
 
@@ -196,9 +196,9 @@ impl QueuePair {
             responder.next_receive = receive.next;
         }
         self.receive_cq.purge(self.receive_seat);
-        self.reclaimed.give_back(Side::Receive, index(responder.next_receive));
+        self.reclaimed.release(Side::Receive, index(responder.next_receive));
         drop((receive, responder));
-        self.leave(connection);
+        self.detach_requester(connection);
     }
 
     /// Moves each part of the queue pair to error. The caller holds the attributes' lock.
@@ -212,7 +212,7 @@ impl QueuePair {
         if responder.state != QpState::ERR {
             // A responder that is already in error may have failed on its own. It still sends its pending answers and
             // the refusal, so it keeps them.
-            responder.owe_nothing();
+            responder.drop_unanswered();
         }
         responder.state = QpState::ERR;
         (responder.verified, responder.begun) = (0, 0);
@@ -286,11 +286,11 @@ impl QueuePair {
             && let Some(link) = self.device.fabric.polled.get()
         {
             link.catch_up();
-            Arc::clone(self).complete_what_is_executed();
+            Arc::clone(self).complete_executed();
         }
         self.answer_now();
         let to = self.modify_locked(new, mask);
-        self.hear_of_end();
+        self.watch_peer_process();
         // Runs even if the change was refused, because the call above may have found that the queue pair has failed.
         self.device.fabric.run_queue.run();
         let to = to?;
@@ -305,7 +305,7 @@ impl QueuePair {
 
     /// Requests a turn whenever the process at the far end of the connection has executed requests, and when that
     /// process ends.
-    fn hear_of_end(self: &Arc<Self>) {
+    fn watch_peer_process(self: &Arc<Self>) {
         let carrier = self.send.lock().wire.as_mut().and_then(|wire| wire.claim_word(self));
         if let Some(carrier) = carrier {
             carrier.add_user(self.driven());
@@ -338,13 +338,13 @@ impl QueuePair {
                 self.flush();
                 // From here on, the caller may reuse its memory, even memory that pending answers to earlier requests
                 // would have read.
-                self.responder.lock().owe_nothing();
+                self.responder.lock().drop_unanswered();
             }
             _ => {
                 attributes.settings.record(new, mask);
                 let before = self.apply(new, from, to, path, has);
                 if path.is_some() {
-                    self.leave(before);
+                    self.detach_requester(before);
                 }
             }
         }
@@ -422,7 +422,7 @@ impl QueuePair {
     /// Returns the route of messages to the far end of a connection.
     fn route(&self, path: Option<Path>, number: u32) -> Option<Route> {
         let path = path.filter(|_| self.service != Service::UnreliableDatagram)?;
-        match self.device.way(&path, number) {
+        match self.device.delivery(&path, number) {
             Delivery::Direct(_) => None,
             Delivery::Wire(outlet) => Some(Route { path, outlet }),
         }

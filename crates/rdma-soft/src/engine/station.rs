@@ -15,7 +15,7 @@ use crate::engine::queue_pair::capacity::Capacity;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, Waiter};
-use crate::fabric::deferred::Postponed;
+use crate::fabric::deferred::Deferrable;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::memory::grace_period::Visit;
 use crate::memory::keys::Keys;
@@ -23,7 +23,7 @@ use crate::memory::protection::ProtectionDomain;
 use crate::sync::{Line, Lock};
 
 /// A queue pair, as seen by code that has only its header.
-pub(crate) trait Owner: Task + Waiter + Postponed {
+pub(crate) trait Owner: Task + Waiter + Deferrable {
     /// Moves the queue pair to error and flushes both queues, oldest request first. Does nothing if an incarnation is
     /// given and the queue pair was reset since. Reports the event unless one was reported since the last reset. The
     /// caller holds no lock except the receive side of a device.
@@ -31,7 +31,7 @@ pub(crate) trait Owner: Task + Waiter + Postponed {
 
     /// Completes the requests that the peer is known to have executed: they have succeeded, whatever happens next. The
     /// caller holds no lock except the receive side of a device.
-    fn complete_what_is_executed(self: Arc<Self>);
+    fn complete_executed(self: Arc<Self>);
 }
 
 /// The header of a queue pair. Its plain fields do not change while the queue pair lives.

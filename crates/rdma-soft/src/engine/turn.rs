@@ -19,7 +19,7 @@ impl Turn {
         Self { requests: TURN_REQUESTS, bytes: TURN_BYTES }
     }
 
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn is_exhausted(&self) -> bool {
         self.requests == 0 || self.bytes == 0
     }
 }

@@ -46,7 +46,7 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     fn loses_datagrams(&self) -> bool;
 
     /// Returns true if everything sent arrives, unless the far end ends. Such a carrier can be [queried](Self::ask).
-    fn loses_nothing(&self) -> bool {
+    fn is_lossless(&self) -> bool {
         false
     }
 
@@ -160,13 +160,13 @@ impl Outlet {
     }
 
     /// Returns true if everything sent arrives at another process of this host, unless that process ends.
-    pub(crate) fn loses_nothing(&self) -> bool {
-        matches!(self, Self::Carrier(carrier) if carrier.loses_nothing())
+    pub(crate) fn is_lossless(&self) -> bool {
+        matches!(self, Self::Carrier(carrier) if carrier.is_lossless())
     }
 
     /// Returns true if packets go to other hosts.
     pub(crate) fn is_network(&self) -> bool {
-        matches!(self, Self::Carrier(carrier) if !carrier.loses_nothing())
+        matches!(self, Self::Carrier(carrier) if !carrier.is_lossless())
     }
 
     /// Returns true if datagrams are lost when there is no space for them.

@@ -23,7 +23,7 @@ impl Clock {
     }
 
     /// Advances a virtual clock to `time`, unless the clock is already past it.
-    pub(crate) fn go_on_to(&self, time: Time) {
+    pub(crate) fn advance_to(&self, time: Time) {
         if let Self::Virtual(now) = self {
             now.fetch_max(time.0, Ordering::Relaxed);
         }

@@ -13,7 +13,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_micros(300);
 pub(crate) const STEP: u32 = 4;
 
 /// A queue pair that can have deferred work.
-pub(crate) trait Postponed: Send + Sync + std::fmt::Debug {
+pub(crate) trait Deferrable: Send + Sync + std::fmt::Debug {
     /// Executes up to `requests` requests, and adds itself to the list again if there are more. The caller holds no
     /// lock.
     fn step(self: Arc<Self>, requests: u32);
@@ -27,7 +27,7 @@ pub(crate) struct Deferred {
 
 #[derive(Debug)]
 struct Pending {
-    pending: Vec<Arc<dyn Postponed>>,
+    pending: Vec<Arc<dyn Deferrable>>,
     rng: SplitMix,
 }
 
@@ -43,12 +43,12 @@ impl Deferred {
         reserved.map_err(|_| Refusal::NoRoom)
     }
 
-    pub(crate) fn add(&self, queue_pair: Arc<dyn Postponed>) {
+    pub(crate) fn add(&self, queue_pair: Arc<dyn Deferrable>) {
         locked(&self.state).pending.push(queue_pair);
     }
 
     /// Removes a queue pair that is being destroyed and has nothing left to execute.
-    pub(crate) fn remove(&self, queue_pair: &Arc<impl Postponed>) {
+    pub(crate) fn remove(&self, queue_pair: &Arc<impl Deferrable>) {
         let mut state = locked(&self.state);
         let queue_pair = Arc::as_ptr(queue_pair);
         state.pending.retain(|other| !std::ptr::addr_eq(Arc::as_ptr(other), queue_pair));

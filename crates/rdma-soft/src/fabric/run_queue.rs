@@ -64,7 +64,7 @@ impl Entry {
     }
 
     /// Marks the task as not queued, so that new work queues it again.
-    fn leave(&self) {
+    fn mark_dequeued(&self) {
         // Synchronizes with all threads that found the task queued, so that it sees the work they added.
         self.is_queued.swap(0, Ordering::AcqRel);
     }
@@ -77,8 +77,8 @@ impl Entry {
 
 /// Work that is complete when a [run](RunQueue::run) returns, if it was left before that run began.
 pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
-    /// Does the work, or waits for the thread that does it, and then [forgets](RunQueue::forget) it. The caller holds
-    /// no lock.
+    /// Does the work, or waits for the thread that does it, and then [removes](RunQueue::remove_settled) it. The caller
+    /// holds no lock.
     fn settle(&self);
 
     /// Returns true if the work can leave further work. Such work is done first.
@@ -137,7 +137,7 @@ impl RunQueue {
         self.count.store(count, Ordering::Release);
     }
 
-    /// Reserves space for another object that may [leave](Self::leave) work to settle.
+    /// Reserves space for another object that may [leave](Self::add_unsettled) work to settle.
     pub(crate) fn reserve(&self) {
         let queued = &mut *self.lock();
         queued.settlers += 1;
@@ -150,23 +150,23 @@ impl RunQueue {
     }
 
     /// Adds work to settle that is not in the queue yet. The caller may hold any lock.
-    pub(crate) fn leave(&self, work: Arc<dyn Settle>) {
+    pub(crate) fn add_unsettled(&self, work: Arc<dyn Settle>) {
         let mut queued = self.lock();
         queued.unsettled.push(work);
         self.count(&queued);
     }
 
     /// Removes work that has been settled.
-    pub(crate) fn forget(&self, work: *const ()) {
+    pub(crate) fn remove_settled(&self, work: *const ()) {
         let mut queued = self.lock();
         let found =
             queued.unsettled.iter().position(|other| Arc::as_ptr(other).cast::<()>() == work);
         if let Some(n) = found {
-            let forgotten = queued.unsettled.swap_remove(n);
+            let settled = queued.unsettled.swap_remove(n);
             self.count(&queued);
             drop(queued);
             // Dropped only now, because this may be the last reference and its destructor takes the lock.
-            drop(forgotten);
+            drop(settled);
         }
     }
 
@@ -234,7 +234,7 @@ impl RunQueue {
             drop(queued);
             let Some(task) = next.upgrade() else { continue };
             stalls::here();
-            task.entry().leave();
+            task.entry().mark_dequeued();
             stalls::here();
             if Arc::clone(&task).run() {
                 task.entry().queue();
@@ -297,7 +297,7 @@ pub(crate) mod tests {
         fn settle(&self) {
             self.events.push(1);
             self.task.entry.queue();
-            FABRIC.run_queue.forget(std::ptr::from_ref(self).cast());
+            FABRIC.run_queue.remove_settled(std::ptr::from_ref(self).cast());
         }
 
         fn leaves_work(&self) -> bool {
@@ -338,7 +338,7 @@ pub(crate) mod tests {
         let task = Turns::new(&FABRIC);
         FABRIC.run_queue.reserve();
         let overflow = Overflow { events: Arc::clone(&events), task: Arc::clone(&task) };
-        FABRIC.run_queue.leave(Arc::new(overflow));
+        FABRIC.run_queue.add_unsettled(Arc::new(overflow));
         FABRIC.run_queue.run();
         assert_eq!(task.count.load(Ordering::Relaxed), 1, "the task has had no turn");
         assert_eq!(Arc::strong_count(&events), 1, "its file is not readable yet");

@@ -22,7 +22,7 @@ pub(crate) trait Events: Send + Sync + std::fmt::Debug {
     fn next(&self) -> Option<Time>;
 
     /// Makes the next event happen. The caller holds no engine lock.
-    fn happen(&self);
+    fn run_next(&self);
 }
 
 /// Makes events happen in the order of their virtual times.
@@ -31,27 +31,27 @@ pub(crate) struct Simulation {
     /// Held by the thread that makes events happen. A thread that locks this holds no engine lock.
     stepping: Mutex<()>,
     /// The number of the thread that makes events happen.
-    by: AtomicU64,
+    stepper: AtomicU64,
     events: Arc<dyn Events>,
 }
 
 impl Simulation {
     pub(super) fn new(events: Arc<dyn Events>) -> Self {
-        Self { stepping: Mutex::new(()), by: AtomicU64::new(0), events }
+        Self { stepping: Mutex::new(()), stepper: AtomicU64::new(0), events }
     }
 }
 
 /// Marks a thread as the one that makes events happen, until this value is dropped.
-struct By<'a>(&'a AtomicU64);
+struct Stepper<'a>(&'a AtomicU64);
 
-impl<'a> By<'a> {
-    fn this_thread(by: &'a AtomicU64) -> Self {
-        by.store(this_thread(), Ordering::Relaxed);
-        Self(by)
+impl<'a> Stepper<'a> {
+    fn this_thread(stepper: &'a AtomicU64) -> Self {
+        stepper.store(this_thread(), Ordering::Relaxed);
+        Self(stepper)
     }
 }
 
-impl Drop for By<'_> {
+impl Drop for Stepper<'_> {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Relaxed);
     }
@@ -60,25 +60,25 @@ impl Drop for By<'_> {
 impl Fabric {
     /// Handles an empty poll: if time is virtual, advances it slightly and handles the events that are due by then.
     #[cold]
-    pub(crate) fn pass_moment(&self) {
-        self.pass(self.clock.now() + POLL, EVENTS);
+    pub(crate) fn advance_one_poll(&self) {
+        self.advance(self.clock.now() + POLL, EVENTS);
     }
 
     /// Handles the next event. Returns true if there was one. Does nothing if it is called from within an event.
     pub(crate) fn step(&self) -> bool {
-        self.with_steps(|simulation| self.next_happens(simulation, Time::END)).unwrap_or(false)
+        self.with_steps(|simulation| self.run_next_event(simulation, Time::END)).unwrap_or(false)
     }
 
     /// Advances the time to `end`. Events that are due by then happen.
-    pub(crate) fn pass_until(&self, end: Time) {
-        self.pass(end, u32::MAX);
+    pub(crate) fn advance_until(&self, end: Time) {
+        self.advance(end, u32::MAX);
     }
 
-    fn pass(&self, end: Time, events: u32) {
+    fn advance(&self, end: Time, events: u32) {
         self.with_steps(|simulation| {
             for _ in 0..events {
-                if !self.next_happens(simulation, end) {
-                    self.clock.go_on_to(end);
+                if !self.run_next_event(simulation, end) {
+                    self.clock.advance_to(end);
                     return;
                 }
             }
@@ -89,11 +89,11 @@ impl Fabric {
     /// receives an event may make calls that lead here.
     fn with_steps<R>(&self, steps: impl FnOnce(&Simulation) -> R) -> Option<R> {
         let simulation = self.simulation.as_ref()?;
-        if simulation.by.load(Ordering::Relaxed) == this_thread() {
+        if simulation.stepper.load(Ordering::Relaxed) == this_thread() {
             return None;
         }
         let _stepping = locked_to_wait(&simulation.stepping);
-        let _by = By::this_thread(&simulation.by);
+        let _stepper = Stepper::this_thread(&simulation.stepper);
         // First does the work that the program has left.
         self.run_queue.run();
         Some(steps(simulation))
@@ -101,17 +101,17 @@ impl Fabric {
 
     /// Makes the next event happen if it is due by `end`, with all its immediate consequences. Nothing happens at the
     /// end of time, where a timer that sets itself again would be due forever.
-    fn next_happens(&self, simulation: &Simulation, end: Time) -> bool {
+    fn run_next_event(&self, simulation: &Simulation, end: Time) -> bool {
         let (event, timer) = (simulation.events.next(), self.timers.next());
-        let happens = |next: &Time| *next <= end && *next < Time::END;
-        let Some(next) = event.into_iter().chain(timer).min().filter(happens) else {
+        let is_due = |next: &Time| *next <= end && *next < Time::END;
+        let Some(next) = event.into_iter().chain(timer).min().filter(is_due) else {
             return false;
         };
-        self.clock.go_on_to(next);
+        self.clock.advance_to(next);
         // Packets and changes of links are handled first, because only finitely many happen at the same time. Timers
         // could be set for the same time again and again, and delay packets forever.
         if event == Some(next) {
-            simulation.events.happen();
+            simulation.events.run_next();
         } else {
             self.expire_due_timers();
         }

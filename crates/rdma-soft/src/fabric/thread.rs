@@ -138,8 +138,8 @@ mod tests {
             takes(libc::SCHED_BATCH);
             assert!(policy() == libc::SCHED_BATCH || test_support::program::is_emulated());
             spawn("test", STACK, move || {
-                let said = ["SigBlk:", "Cpus_allowed:", "Name:"].map(status);
-                sender.send((said, policy())).unwrap();
+                let inherited = ["SigBlk:", "Cpus_allowed:", "Name:"].map(status);
+                sender.send((inherited, policy())).unwrap();
             })
             .unwrap();
             assert_eq!(status("SigBlk:"), before, "the caller's mask has changed");

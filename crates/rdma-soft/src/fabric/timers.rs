@@ -29,7 +29,7 @@ pub(crate) mod model;
 mod tests;
 
 /// The value of `earliest` if no timer is set but polls must look at a link.
-const NEVER_BUT_LOOK: u64 = u64::MAX - 1;
+const LINK_ONLY: u64 = u64::MAX - 1;
 
 const LINGER: Duration = Duration::from_secs(5);
 /// The maximum number of timers that one poll expires.
@@ -270,7 +270,7 @@ impl Timers {
         self.first() != u64::MAX
     }
 
-    /// Returns the time of the first timer in nanoseconds. If no timer is set, returns [`NEVER_BUT_LOOK`] or
+    /// Returns the time of the first timer in nanoseconds. If no timer is set, returns [`LINK_ONLY`] or
     /// `u64::MAX`. In virtual time, always returns 0.
     #[inline(always)]
     pub(crate) fn first(&self) -> u64 {
@@ -285,7 +285,7 @@ impl Timers {
         if self.in_virtual_time {
             return;
         }
-        let none = if self.polls_look.load(Ordering::Relaxed) { NEVER_BUT_LOOK } else { u64::MAX };
+        let none = if self.polls_look.load(Ordering::Relaxed) { LINK_ONLY } else { u64::MAX };
         let earliest = schedule.earliest().map_or(none, Time::nanoseconds);
         self.earliest.store(earliest, Ordering::Relaxed);
     }

@@ -195,9 +195,9 @@ impl Foreign {
             return Err(Errno::BUSY);
         }
         let path = open.path.clone().ok_or(Errno::BADF)?;
-        let (file, said) = receive()?;
+        let (file, message) = receive()?;
         open.foreign.extend(file.as_ref().map(AsRawFd::as_raw_fd));
-        Ok((Self { file, path }, said))
+        Ok((Self { file, path }, message))
     }
 
     pub(super) fn file(&self) -> Option<BorrowedFd<'_>> {

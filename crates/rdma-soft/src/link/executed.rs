@@ -169,11 +169,11 @@ mod loom_tests {
                 }
             });
             // The first notification may or may not have arrived.
-            let heard = shared.1.load(Ordering::Acquire);
+            let notified = shared.1.load(Ordering::Acquire);
             shared.0.request_notifications();
             let seen = shared.0.moves(0);
             responder.join().unwrap();
-            assert!(seen == 2 || shared.1.load(Ordering::Acquire) > heard);
+            assert!(seen == 2 || shared.1.load(Ordering::Acquire) > notified);
         });
     }
 }

@@ -75,7 +75,7 @@ pub(crate) fn write(
                 flow_label: 0,
                 hop_limit: HOPS,
             };
-            let header = header.unwrap_or_else(|| route_header::around(&way, length as u64));
+            let header = header.unwrap_or_else(|| route_header::of_packet(&way, length as u64));
             let is_ipv4 = ethertype(&from, &to) == TYPE_IPV4;
             out.extend_from_slice(&header[if is_ipv4 { IPV4_AT } else { 0 }..]);
             if from.kind == GidType::ROCE_V2 {

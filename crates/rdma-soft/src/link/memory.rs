@@ -121,7 +121,7 @@ impl<D: Receives> Inbox<D> {
 
     /// Waits until no thread is executing arrived packets, and drops the remaining ones for the queue pair with this
     /// number. The caller holds no lock.
-    pub(crate) fn pass(&self, number: u32) {
+    pub(crate) fn purge(&self, number: u32) {
         let _receive_side = locked(&self.receive_side);
         let is_for = |letter: &Letter| letter.burst.header.bth.destination.get() == number;
         locked(&self.letters).arrived.waiting.retain(|letter| !is_for(letter));

@@ -125,7 +125,7 @@ impl Probability {
         Self((probability.clamp(0.0, 1.0) * 4_294_967_296.0) as u64)
     }
 
-    fn happens(self, random: &mut SplitMix) -> bool {
+    fn occurs(self, random: &mut SplitMix) -> bool {
         // A probability of 0 draws no random number, so a fault that is off does not influence when the others occur.
         self.0 > 0 && u64::from(random.next_u32()) < self.0
     }
@@ -166,12 +166,12 @@ impl Direction {
         let left = self.busy_until.map_or(now, |busy| busy.max(now))
             + Duration::from_nanos(nanoseconds.unwrap_or(0));
         self.busy_until = Some(left);
-        if model.loss.happens(random) {
+        if model.loss.occurs(random) {
             return Fate::default();
         }
         let arrives = |direction: &mut Self, random: &mut SplitMix| {
             let arrives = left + model.latency.max(SHORTEST) + part(model.jitter, random);
-            if model.reordering.happens(random) {
+            if model.reordering.occurs(random) {
                 return arrives
                     + part(model.latency.max(SHORTEST).saturating_mul(HELD_BACK), random);
             }
@@ -180,8 +180,8 @@ impl Direction {
             arrives
         };
         let first = arrives(self, random);
-        let again = model.duplication.happens(random).then(|| arrives(self, random));
-        let flipped = if model.corruption.happens(random) { 1 + random.below(3) } else { 0 };
+        let again = model.duplication.occurs(random).then(|| arrives(self, random));
+        let flipped = if model.corruption.occurs(random) { 1 + random.below(3) } else { 0 };
         Fate { arrives: Some(first), again, flipped }
     }
 }

@@ -60,7 +60,7 @@ impl Tap {
         let capture = Capture::open(&with_process(path))?;
         let interface = capture.add_interface(name, link);
         if let Err(error) = capture.flush() {
-            capture.leave();
+            capture.remove_tap();
             return Err(error);
         }
         fabric.run_queue.reserve();
@@ -69,7 +69,7 @@ impl Tap {
 
     /// Ends the tap, because its device no longer sends or receives packets.
     pub(crate) fn end(&self) {
-        self.capture.leave();
+        self.capture.remove_tap();
     }
 
     /// Adds packets that the device sends. Callers may hold any locks except the fabric's.
@@ -116,9 +116,9 @@ impl Tap {
                 pending.blocks.truncate(begin);
             }
         }
-        if !pending.noted.iter().any(|noted| std::ptr::eq(*noted, self.fabric)) {
-            pending.noted.push(self.fabric);
-            self.fabric.run_queue.leave(Arc::clone(&self.capture) as Arc<dyn Settle>);
+        if !pending.queued_in.iter().any(|queued_in| std::ptr::eq(*queued_in, self.fabric)) {
+            pending.queued_in.push(self.fabric);
+            self.fabric.run_queue.add_unsettled(Arc::clone(&self.capture) as Arc<dyn Settle>);
         }
     }
 }
@@ -153,7 +153,7 @@ struct Pending {
     interfaces: u32,
     /// The fabrics whose run queues contain this capture, because their devices have added pending data. Each fabric
     /// settles separately.
-    noted: Vec<&'static Fabric>,
+    queued_in: Vec<&'static Fabric>,
 }
 
 #[derive(Debug)]
@@ -216,7 +216,7 @@ impl Capture {
     }
 
     /// Ends a tap. The last tap closes the file. A later capture to the same path overwrites it.
-    fn leave(&self) {
+    fn remove_tap(&self) {
         let mut captures = locked_to_wait(&CAPTURES);
         if self.taps.fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
@@ -254,8 +254,8 @@ impl Capture {
         let pending = &mut *locked(&self.pending);
         // If other threads have added blocks in the meantime, those threads will write them.
         if pending.blocks.is_empty() {
-            for fabric in pending.noted.drain(..) {
-                fabric.run_queue.forget(std::ptr::from_ref(self).cast());
+            for fabric in pending.queued_in.drain(..) {
+                fabric.run_queue.remove_settled(std::ptr::from_ref(self).cast());
             }
         }
         written
@@ -363,7 +363,7 @@ mod tests {
             capture.flush().unwrap_err();
             assert!(capture.stopped.load(Ordering::Relaxed));
             assert_eq!(std::fs::metadata(&path).unwrap().len(), length);
-            capture.leave();
+            capture.remove_tap();
         }
         std::fs::remove_file(&path).unwrap();
     }
@@ -407,13 +407,13 @@ mod tests {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let capture = Capture::of(full, (0, 0));
         put_section(&mut locked(&capture.pending).blocks);
-        let (say, heard) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let panics = Hears(move |_: Event| {
-            let _ = say.send(thread::current().id());
+            let _ = sender.send(thread::current().id());
             panic!("a subscriber of a test");
         });
         tracing::subscriber::with_default(panics, || capture.settle());
-        let by = heard.recv_timeout(Duration::from_secs(20)).unwrap();
+        let by = receiver.recv_timeout(Duration::from_secs(20)).unwrap();
         assert_ne!(by, thread::current().id());
     }
 

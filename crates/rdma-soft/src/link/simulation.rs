@@ -181,7 +181,7 @@ impl Events for Links {
         locked(&self.net).events.peek().map(|Reverse(event)| event.at)
     }
 
-    fn happen(&self) {
+    fn run_next(&self) {
         let mut net = locked(&self.net);
         match net.events.pop() {
             Some(Reverse(Event { what: What::Packet { to, letter }, .. })) => {

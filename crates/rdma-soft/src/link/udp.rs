@@ -83,12 +83,12 @@ impl Listening {
     pub(crate) fn begin(self, device: &'static Device, loss: Option<Loss>) {
         let Ok(driver) = Driver::of(device.subnet) else { return };
         let mut networks: Vec<Arc<dyn Network>> = Vec::new();
-        let mut hearing = Vec::new();
+        let mut receiving = Vec::new();
         for (address, socket) in self.sockets {
             let way = (address.interface, address.ip.is_ipv4());
-            let hears_groups = !hearing.contains(&way);
-            hearing.push(way);
-            match Port::open(driver, device, address, socket, hears_groups, loss) {
+            let receives_groups = !receiving.contains(&way);
+            receiving.push(way);
+            match Port::open(driver, device, address, socket, receives_groups, loss) {
                 Ok(port) => networks.push(port),
                 Err(errno) => {
                     tracing::error!(device = device.name, address = %address.ip, %errno, "no packets are received at an address");

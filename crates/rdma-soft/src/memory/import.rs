@@ -116,14 +116,14 @@ mod tests {
 
     #[test]
     fn the_reason_why_a_file_is_not_mapped_is_returned() {
-        for (errno, told) in [
+        for (errno, expected) in [
             (Errno::BADF, Refusal::NoFile),
             (Errno::PERM, Refusal::NotAllowed),
             (Errno::NOMEM, Refusal::NoRoom),
             (Errno::NODEV, Refusal::Unsupported),
             (Errno::OVERFLOW, Refusal::Invalid),
         ] {
-            assert_eq!(refusal(errno), told, "{errno}");
+            assert_eq!(refusal(errno), expected, "{errno}");
         }
     }
 }

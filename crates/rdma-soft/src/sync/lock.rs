@@ -77,14 +77,14 @@ mod spinning {
 
         /// Waits until the current holder has released the lock, and synchronizes with it.
         #[cfg_attr(loom, allow(dead_code))]
-        pub(crate) fn pass(&self) {
+        pub(crate) fn wait_for_holder(&self) {
             drop(self.lock());
         }
 
         /// Lets waiters take the lock before the caller takes it again. Otherwise, waiters that sleep could find the
         /// lock taken each time they check. The number of rounds is limited, since new waiters may keep arriving.
         #[cold]
-        pub(crate) fn let_others(&self) {
+        pub(crate) fn yield_to_waiters(&self) {
             let mut backoff = Backoff::default();
             for _ in 0..LONGEST {
                 if self.waiting.load(Ordering::Relaxed) == 0 {
@@ -95,8 +95,8 @@ mod spinning {
         }
     }
 
-    /// The maximum number of rounds of [`Lock::let_others`]. The last rounds sleep for as long as any waiter does; all
-    /// rounds together take a few milliseconds.
+    /// The maximum number of rounds of [`Lock::yield_to_waiters`]. The last rounds sleep for as long as any waiter
+    /// does; all rounds together take a few milliseconds.
     const LONGEST: u32 = if cfg!(loom) { 3 } else { 26 };
 }
 
@@ -185,12 +185,12 @@ mod model {
             Some(self.lock())
         }
 
-        pub(crate) fn pass(&self) {
+        pub(crate) fn wait_for_holder(&self) {
             drop(self.lock());
         }
 
         /// Does nothing: loom schedules threads fairly.
-        pub(crate) fn let_others(&self) {}
+        pub(crate) fn yield_to_waiters(&self) {}
     }
 }
 
@@ -235,7 +235,7 @@ pub(super) mod tests {
     fn passing_waits_for_the_holder() {
         let (lock, done) = (Lock::new(()), AtomicBool::new(false));
         let pass = || {
-            lock.pass();
+            lock.wait_for_holder();
             done.load(Ordering::Relaxed)
         };
         assert!(while_one_waits(pass, || lock.lock(), |_| done.store(true, Ordering::Relaxed)));
@@ -248,14 +248,14 @@ pub(super) mod tests {
         take: impl FnOnce() -> G,
         finish: impl FnOnce(&mut G),
     ) -> R {
-        let (say, hear) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         thread::scope(|scope| {
             let mut guard = take();
             let waiter = scope.spawn(move || {
-                say.send(rustix::thread::gettid()).unwrap();
+                sender.send(rustix::thread::gettid()).unwrap();
                 wait()
             });
-            let number = hear.recv().unwrap().as_raw_nonzero();
+            let number = receiver.recv().unwrap().as_raw_nonzero();
             let deadline = Instant::now() + Duration::from_secs(20);
             while !is_asleep(number) {
                 assert!(Instant::now() < deadline && !waiter.is_finished(), "it has not slept");

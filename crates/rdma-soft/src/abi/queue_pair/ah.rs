@@ -122,7 +122,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
         // SAFETY: the caller passes a readable header, which need not be aligned (SAFETY.md F1). Any bytes are a valid
         // value.
         let header = unsafe { grh.cast::<[u8; 40]>().read_unaligned() };
-        match way_back(device, &header) {
+        match reply_route(device, &header) {
             Ok(route) => (attr.is_global, attr.grh) = (1, route),
             Err(errno) => {
                 errno.set();
@@ -136,10 +136,10 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
 }
 
 /// Returns the route to the sender of a packet. In this device's headers, zeroes precede an IPv4 header.
-fn way_back(device: &Device, header: &[u8; 40]) -> Result<ibv_global_route, Errno> {
+fn reply_route(device: &Device, header: &[u8; 40]) -> Result<ibv_global_route, Errno> {
     let first = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
     if first >> 28 != 6 {
-        return way_back_ipv4(device, &header[IPV4_AT..]);
+        return reply_route_ipv4(device, &header[IPV4_AT..]);
     }
     let kind = match (header[6], device.link) {
         (route_header::NEXT_UDP, _) => GidType::ROCE_V2,
@@ -159,7 +159,7 @@ fn way_back(device: &Device, header: &[u8; 40]) -> Result<ibv_global_route, Errn
     })
 }
 
-fn way_back_ipv4(device: &Device, ip: &[u8]) -> Result<ibv_global_route, Errno> {
+fn reply_route_ipv4(device: &Device, ip: &[u8]) -> Result<ibv_global_route, Errno> {
     if ip[0] != 0x45 || route_header::checksum(ip) != 0 {
         return Err(Errno::EPROTONOSUPPORT);
     }

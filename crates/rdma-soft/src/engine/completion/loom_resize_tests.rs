@@ -83,18 +83,18 @@ fn loom_a_poll_during_resizes_finds_the_completions() {
 fn loom_a_poll_is_not_empty_after_a_push_and_a_resize() {
     loom::model(|| {
         let (queue, _counters, seat) = queue(1);
-        let said = Arc::new(AtomicU32::new(0));
+        let notified = Arc::new(AtomicU32::new(0));
         let poller = {
-            let (queue, said) = (Arc::clone(&queue), Arc::clone(&said));
+            let (queue, notified) = (Arc::clone(&queue), Arc::clone(&notified));
             thread::spawn(move || {
-                let heard = said.load(Ordering::Acquire) == 1;
+                let was_notified = notified.load(Ordering::Acquire) == 1;
                 let got = poll(&queue, 1);
-                assert!(!heard || got == [1], "{got:?}");
+                assert!(!was_notified || got == [1], "{got:?}");
             })
         };
         queue.resize(2, || ()).unwrap();
         push(&queue, seat, 1);
-        said.store(1, Ordering::Release);
+        notified.store(1, Ordering::Release);
         poller.join().unwrap();
     });
 }

@@ -63,17 +63,17 @@ fn loom_a_poll_is_not_empty_after_a_push() {
     loom::model(|| {
         let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), 1, None).unwrap());
         let (_counters, seat) = seat(&queue);
-        let said = Arc::new(AtomicU32::new(0));
+        let notified = Arc::new(AtomicU32::new(0));
         let poller = {
-            let (queue, said) = (Arc::clone(&queue), Arc::clone(&said));
+            let (queue, notified) = (Arc::clone(&queue), Arc::clone(&notified));
             thread::spawn(move || {
-                let heard = said.load(Ordering::Acquire) == 1;
+                let was_notified = notified.load(Ordering::Acquire) == 1;
                 let polled = poll(&queue, 1, &mut Vec::new());
-                assert!(!heard || polled == Ok(1), "{polled:?}");
+                assert!(!was_notified || polled == Ok(1), "{polled:?}");
             })
         };
         queue.push(seat, Completion::success(1, 1));
-        said.store(1, Ordering::Release);
+        notified.store(1, Ordering::Release);
         poller.join().unwrap();
     });
 }

@@ -48,7 +48,7 @@ pub(super) struct Producers {
     /// Whether a completion was lost since the queue last [settled](Settle).
     lost: bool,
     /// Whether the queue is in the run queue.
-    left: bool,
+    is_queued: bool,
 }
 
 /// The kind of completion that triggers the requested event.
@@ -245,7 +245,7 @@ impl CompletionQueue {
         };
         drop(producers);
         if self.fabric.simulation.is_some() {
-            self.let_time_pass();
+            self.step_simulation();
         } else if self.fabric.timers.is_set() {
             // The program is probably about to sleep.
             self.fabric.poller_sleeps();
@@ -255,7 +255,7 @@ impl CompletionQueue {
     /// Makes the next scheduled event happen: the program is probably about to sleep, and virtual time would not pass
     /// while it does. If there was an event, wakes the program.
     #[cold]
-    fn let_time_pass(&self) {
+    fn step_simulation(&self) {
         if self.fabric.step()
             && let Some(notifier) = &self.notifier
         {
@@ -297,8 +297,8 @@ impl CompletionQueue {
         // Set on each overflow, because the queue pair of this completion may have been attached or reset after the
         // first overflow.
         producers.lost = true;
-        if !std::mem::replace(&mut producers.left, true) {
-            self.fabric.run_queue.leave(Arc::<Self>::clone(self));
+        if !std::mem::replace(&mut producers.is_queued, true) {
+            self.fabric.run_queue.add_unsettled(Arc::<Self>::clone(self));
         }
     }
 
@@ -314,7 +314,7 @@ impl CompletionQueue {
         let head = self.pollers.head.load(Ordering::Acquire);
         if self.rings.current().entry(head).is_behind(head) && !self.is_overflowed() {
             // This poll must return completions that have arrived meanwhile.
-            if !self.see_to_timers() || self.rings.current().entry(head).is_behind(head) {
+            if !self.poll_timers() || self.rings.current().entry(head).is_behind(head) {
                 return Ok(0);
             }
         }
@@ -341,7 +341,7 @@ impl CompletionQueue {
             // Stored before the slot is released, because a thread that sees the release must find space here.
             self.pollers.head.store(head, Ordering::Release);
             if let Some(counters) = seats.of(seat) {
-                counters.give_back(completion.side, completion.upto);
+                counters.release(completion.side, completion.upto);
             }
             taken += 1;
         }
@@ -362,7 +362,7 @@ impl CompletionQueue {
     /// After an empty poll, runs the timers that are due, and receives arrived packets. Returns true if the queue may
     /// have completions now.
     #[inline(always)]
-    fn see_to_timers(&self) -> bool {
+    fn poll_timers(&self) -> bool {
         let looks = self.fabric.timers.is_set();
         if looks {
             self.look_at_clock();
@@ -371,15 +371,15 @@ impl CompletionQueue {
     }
 
     /// Polls the link to other processes, if there is one. Looks at the clock on the first empty poll, on every
-    /// [`LOOKS_APART`]th after it, and when another timer has become the first to expire. A look takes as long as a few
-    /// polls. In virtual time, lets a moment pass instead.
+    /// [`POLLS_PER_LOOK`]th after it, and when another timer has become the first to expire. A look takes as long as a
+    /// few polls. In virtual time, lets a moment pass instead.
     #[cold]
     fn look_at_clock(&self) {
         if !self.made_by.is_current() {
             return;
         }
         if self.fabric.simulation.is_some() {
-            return self.fabric.pass_moment();
+            return self.fabric.advance_one_poll();
         }
         if let Some(link) = self.fabric.polled.get() {
             link.poll();
@@ -389,7 +389,7 @@ impl CompletionQueue {
         let known = deadline_seen.load(Ordering::Relaxed) == timer;
         let before = if known { empty_polls.load(Ordering::Relaxed) } else { 0 };
         empty_polls.store(before.wrapping_add(1), Ordering::Relaxed);
-        if before.is_multiple_of(LOOKS_APART) {
+        if before.is_multiple_of(POLLS_PER_LOOK) {
             deadline_seen.store(timer, Ordering::Relaxed);
             self.fabric.expire_due_timers();
         }
@@ -436,8 +436,8 @@ impl CompletionQueue {
     fn has_lost(&self) -> bool {
         let mut producers = self.producers.lock();
         let lost = std::mem::take(&mut producers.lost);
-        if !lost && std::mem::take(&mut producers.left) {
-            self.fabric.run_queue.forget(std::ptr::from_ref(self).cast());
+        if !lost && std::mem::take(&mut producers.is_queued) {
+            self.fabric.run_queue.remove_settled(std::ptr::from_ref(self).cast());
         }
         lost
     }
@@ -463,4 +463,4 @@ impl CompletionQueue {
 }
 
 /// The number of empty polls per look at the clock. In models, every poll looks.
-const LOOKS_APART: u32 = if cfg!(loom) { 1 } else { 64 };
+const POLLS_PER_LOOK: u32 = if cfg!(loom) { 1 } else { 64 };

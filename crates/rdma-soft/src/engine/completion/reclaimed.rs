@@ -27,11 +27,11 @@ impl Reclaimed {
     /// Releases the slots of the requests before `upto`. Either the caller holds the pollers' lock in the completion
     /// queue of these requests, or that queue holds none of their completions.
     #[inline(always)]
-    pub(crate) fn give_back(&self, side: Side, upto: u32) {
+    pub(crate) fn release(&self, side: Side, upto: u32) {
         match (side, &self.shared) {
             (Side::Receive, Some(shared)) => {
                 let before = self.receive.swap(upto, Ordering::AcqRel);
-                shared.give_back(upto.wrapping_sub(before));
+                shared.release_slots(upto.wrapping_sub(before));
             }
             _ => self.of(side).store(upto, Ordering::Release),
         }

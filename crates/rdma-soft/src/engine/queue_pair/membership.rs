@@ -11,7 +11,7 @@ use crate::engine::queue_pair::service::Service;
 use crate::link::Link;
 
 /// Returns the group with this address, if the queue pair can join it.
-fn meant(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
+fn joinable_group(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
     let device = queue_pair.device;
     if device.limits.max_mcast_grp == 0 {
         return Err(Refusal::Unsupported);
@@ -29,7 +29,7 @@ fn meant(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
 /// Implements `ibv_attach_mcast`. A queue pair can be a member in any state, but receives datagrams only while it is
 /// ready to receive.
 pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<(), Refusal> {
-    let group = meant(queue_pair, gid, lid)?;
+    let group = joinable_group(queue_pair, gid, lid)?;
     let device = queue_pair.device;
     let is_new =
         device.groups.join(&device.limits, group, (queue_pair.id, Arc::downgrade(queue_pair)))?;
@@ -45,7 +45,7 @@ pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<()
 /// Implements `ibv_detach_mcast`. Packets in flight no longer reach the queue pair, but a datagram that another thread
 /// is about to copy may still arrive.
 pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Refusal> {
-    let group = meant(queue_pair, gid, lid)?;
+    let group = joinable_group(queue_pair, gid, lid)?;
     if !queue_pair.device.groups.leave(&group, queue_pair.id) {
         return Err(Refusal::Invalid);
     }

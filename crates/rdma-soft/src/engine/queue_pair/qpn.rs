@@ -59,7 +59,7 @@ impl Numbers {
     }
 
     /// Releases a number. Space for it was reserved when its slot was drawn.
-    pub(crate) fn give_back(&mut self, number: u32) {
+    pub(crate) fn release(&mut self, number: u32) {
         self.resting.push_back(number);
     }
 
@@ -123,7 +123,7 @@ mod tests {
         let kept: Vec<u32> = (0..100).map(|_| numbers.take(|_| true).unwrap()).collect();
         let mut one_at_a_time = || {
             let number = numbers.take(|_| true).unwrap();
-            numbers.give_back(number);
+            numbers.release(number);
             number
         };
         let first_slot: Vec<u32> = (0..SLOT - 100).map(|_| one_at_a_time()).collect();
@@ -166,7 +166,7 @@ mod tests {
         let mut rests = HashSet::new();
         for _ in 0..9 * SLOT {
             let oldest = live.pop_front().unwrap();
-            numbers.give_back(oldest);
+            numbers.release(oldest);
             rests.insert(oldest);
             let next = numbers.take(|_| true).unwrap();
             if rests.remove(&next) {
@@ -190,7 +190,7 @@ mod tests {
         let all = slots.iter().flat_map(|&slot| (0..SLOT).map(move |n| u32::from(slot) * SLOT + n));
         let never: Vec<u32> = all.filter(|number| !had.contains(number)).collect();
         assert_eq!((never, had.len()), (vec![0x00ff_ffff, 0, 1], 3 * SLOT as usize - 3));
-        numbers.give_back(77);
+        numbers.release(77);
         assert_eq!(numbers.take(|_| true), Ok(77), "a resting number, when there is no other");
     }
 }

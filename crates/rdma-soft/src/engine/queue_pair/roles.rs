@@ -18,7 +18,7 @@ use crate::engine::responder::side::Responder;
 use crate::engine::station::Owner;
 use crate::engine::turn::Turn;
 use crate::engine::wire::{Mailbox, Outlet};
-use crate::fabric::deferred::Postponed;
+use crate::fabric::deferred::Deferrable;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::sync::{Lock, locked};
 
@@ -105,9 +105,9 @@ impl Owner for QueuePair {
         self.flush();
     }
 
-    fn complete_what_is_executed(self: Arc<Self>) {
+    fn complete_executed(self: Arc<Self>) {
         let mut aftermath = Aftermath::default();
-        self.send.lock().look_what_is_executed(&self, &mut aftermath);
+        self.send.lock().complete_executed(&self, &mut aftermath);
         aftermath.flush(&self);
     }
 }
@@ -136,7 +136,7 @@ impl Near for QueuePair {
     }
 
     fn receiver(&self, path: &Path, number: u32) -> DatagramReceiver<Self> {
-        match self.device.way_of_datagrams(path, number) {
+        match self.device.datagram_delivery(path, number) {
             Delivery::Wire(outlet) => DatagramReceiver::Wire(outlet),
             Delivery::Direct(there) => {
                 let found = there.and_then(|there| there.queue_pair(number));
@@ -169,7 +169,7 @@ impl User for QueuePair {
     }
 }
 
-impl Postponed for QueuePair {
+impl Deferrable for QueuePair {
     fn step(self: Arc<Self>, requests: u32) {
         let Some(deferred) = &self.device.deferred else { return };
         let mut aftermath = Aftermath::default();
@@ -179,7 +179,7 @@ impl Postponed for QueuePair {
             if send.blocked == Blocked::No {
                 send.drive(&self, Work::Turn(requests), &mut aftermath);
             }
-            send.stay_pending(&self, deferred);
+            send.add_pending(&self, deferred);
         }
         aftermath.settle(&self);
     }
@@ -197,7 +197,7 @@ impl Waiter for QueuePair {
             }
         }
         // A requester in another process is notified in a turn of this queue pair.
-        if self.responder.lock().receive_is_there() {
+        if self.responder.lock().handle_posted_receive() {
             self.entry.queue();
         }
         aftermath.settle(&self);

@@ -50,7 +50,7 @@ impl QueuePairTable {
         if self.by_number.remove(&number).is_none() {
             return;
         }
-        self.numbers.give_back(number);
+        self.numbers.release(number);
         let live = self.by_number.len();
         if self.by_number.capacity() / 8 > live.max(16) {
             self.by_number.shrink_to(2 * live);

@@ -157,7 +157,7 @@ impl SharedReceiveQueue {
     /// because further ones would find no request.
     #[cold]
     fn serve(&self, turn: &mut Turn, mut anywhere: bool) {
-        while !turn.is_over() {
+        while !turn.is_exhausted() {
             // A woken waiter may already have given up. It then leaves the request to the next waiter.
             let waiter = self.requests.lock().take_waiter(anywhere);
             let Some((waiter, is_far)) = waiter else { return };
@@ -203,7 +203,7 @@ impl SharedReceiveQueue {
     }
 
     /// Releases the slots of `count` requests.
-    pub(crate) fn give_back(&self, count: u32) {
+    pub(crate) fn release_slots(&self, count: u32) {
         self.reclaimed.fetch_add(count, Ordering::AcqRel);
     }
 

@@ -13,12 +13,12 @@ impl<P: Near> SendSide<P> {
     /// Schedules a queued request, if the device has a deferred schedule.
     pub(crate) fn defer(&mut self, own: &P) {
         if let Some(deferred) = &own.adapter.deferred {
-            self.stay_pending(own, deferred);
+            self.add_pending(own, deferred);
             self.arm_if_deferred(own);
         }
     }
 
-    pub(crate) fn stay_pending(&mut self, own: &Station, deferred: &Deferred) {
+    pub(crate) fn add_pending(&mut self, own: &Station, deferred: &Deferred) {
         if !self.pending
             && self.may_run()
             && !self.queue.is_empty()

@@ -33,7 +33,7 @@ pub(crate) enum Work {
 
 /// The remaining budget of a drive.
 #[derive(Debug, Clone, Copy)]
-struct LeftOfTurn {
+struct DriveBudget {
     requests: u32,
     bytes: u64,
     half: bool,
@@ -50,7 +50,7 @@ impl Work {
     }
 }
 
-impl LeftOfTurn {
+impl DriveBudget {
     fn of(work: Work) -> Self {
         let (requests, bytes) = match work {
             Work::Requests(requests) | Work::Stretch(requests) => (requests, STRETCH_BYTES),
@@ -69,36 +69,36 @@ impl<P: Near> SendSide<P> {
     /// Executes requests from the head of the queue. A blocked head is retried first. Returns the number of requests
     /// that ended. Requests that go as packets are only released here, and end later.
     pub(crate) fn drive(&mut self, own: &P, work: Work, aftermath: &mut Aftermath) -> u32 {
-        self.drive_within(own, &mut LeftOfTurn::of(work), work.reach(own), aftermath)
+        self.drive_within(own, &mut DriveBudget::of(work), work.reach(own), aftermath)
     }
 
     fn drive_within(
         &mut self,
         own: &P,
-        left: &mut LeftOfTurn,
+        budget: &mut DriveBudget,
         reach: Reach,
         aftermath: &mut Aftermath,
     ) -> u32 {
         let mut ended = 0;
         if self.wire.is_some() {
-            self.release_packets(own, left.requests);
+            self.release_packets(own, budget.requests);
             return 0;
         }
-        while self.may_run() && left.requests > 0 && left.bytes > 0 {
+        while self.may_run() && budget.requests > 0 && budget.bytes > 0 {
             let upto = self.head_index().wrapping_add(1);
             let Some((request, payload)) = self.queue.front() else { break };
             let requester = &mut self.requester;
             let before = requester.progress;
-            let extent = left.extent();
+            let extent = budget.extent();
             let verdict = requester.attempt(own, &request, payload, extent, reach, aftermath);
             let result = match verdict {
                 Verdict::Done { bytes } => {
-                    left.bytes = left.bytes.saturating_sub(bytes.saturating_sub(before));
+                    budget.bytes = budget.bytes.saturating_sub(bytes.saturating_sub(before));
                     Ok(bytes)
                 }
                 Verdict::Failed(status) => Err(status),
                 Verdict::Paused => {
-                    left.bytes = 0;
+                    budget.bytes = 0;
                     self.blocked = Blocked::No;
                     break;
                 }
@@ -111,7 +111,7 @@ impl<P: Near> SendSide<P> {
             };
             self.end_head(own, &request, upto, result, aftermath);
             ended += 1;
-            left.requests -= 1;
+            budget.requests -= 1;
         }
         ended
     }
@@ -142,12 +142,12 @@ impl<P: Near> SendSide<P> {
                 return;
             }
         };
-        if turn.is_over() {
+        if turn.is_exhausted() {
             return own.entry.wake();
         }
-        let mut left = LeftOfTurn { requests, bytes: turn.bytes, half: false };
-        turn.requests -= self.drive_within(own, &mut left, own.adapter.later(), aftermath);
-        turn.bytes = left.bytes;
+        let mut budget = DriveBudget { requests, bytes: turn.bytes, half: false };
+        turn.requests -= self.drive_within(own, &mut budget, own.adapter.later(), aftermath);
+        turn.bytes = budget.bytes;
         self.leave_rest(own);
     }
 
@@ -197,7 +197,7 @@ pub(crate) fn release<P: Near>(own: &Arc<P>, most: u32) -> u32 {
         if !more {
             return ended;
         }
-        let_others(own, peer);
+        yield_locks(own, peer);
     }
 }
 
@@ -229,16 +229,16 @@ pub(crate) fn run_posted<P: Near>(own: &Arc<P>, upto: u32) {
         if !more {
             return;
         }
-        let_others(own, peer);
+        yield_locks(own, peer);
     }
 }
 
 /// Yields the locks to waiters between two long copies.
 #[cold]
-pub(super) fn let_others<P: Near>(own: &Arc<P>, peer: Option<Arc<P>>) {
-    own.send_side().let_others();
+pub(super) fn yield_locks<P: Near>(own: &Arc<P>, peer: Option<Arc<P>>) {
+    own.send_side().yield_to_waiters();
     if let Some(peer) = peer {
-        peer.responder().let_others();
+        peer.responder().yield_to_waiters();
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) fn execute(own: &impl Near, operation: &Operation) -> Result<(), WcSt
         _ => {
             let invalidated = own.pd.invalidate(operation.imm, own.id);
             if invalidated {
-                own.responder().pass();
+                own.responder().wait_for_holder();
             }
             invalidated
         }

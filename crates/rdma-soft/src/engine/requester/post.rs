@@ -10,7 +10,7 @@ use crate::engine::completion::work_completion::Side;
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::direct::Extent;
-use crate::engine::requester::drive::{Work, let_others, run_posted};
+use crate::engine::requester::drive::{Work, run_posted, yield_locks};
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
@@ -61,7 +61,7 @@ pub(crate) fn post_each<'a, P: Near>(
         }
         match ended {
             Some(result) => return result,
-            None => let_others(own, peer),
+            None => yield_locks(own, peer),
         }
     }
 }

@@ -65,7 +65,7 @@ impl Wire {
         let protocol = match own.service {
             Service::ReliableConnection => {
                 let mut protocol = Reliable::new(&settings(own, requester, connection, &route));
-                if route.outlet.loses_nothing() {
+                if route.outlet.is_lossless() {
                     protocol.forgo_probes();
                 }
                 Protocol::Reliable(protocol)
@@ -270,7 +270,7 @@ impl<P: Near> SendSide<P> {
         }
         let has_ended = self.wire.as_ref().is_some_and(|wire| wire.route.outlet.has_ended());
         // Requests that the peer executed before it ended count as executed.
-        self.look_what_is_executed(own, aftermath);
+        self.complete_executed(own, aftermath);
         if has_ended {
             self.peer_has_ended(own, aftermath);
         }
@@ -314,14 +314,14 @@ impl<P: Near> SendSide<P> {
     }
 
     /// Completes the requests that the peer has executed, according to the connection's word.
-    pub(crate) fn look_what_is_executed(&mut self, own: &P, aftermath: &mut Aftermath) {
+    pub(crate) fn complete_executed(&mut self, own: &P, aftermath: &mut Aftermath) {
         let Some(Wire { protocol: Protocol::Reliable(protocol), word: Some(word), .. }) =
             self.wire.as_deref()
         else {
             return;
         };
-        let news = word.expected().filter(|&expected| expected != protocol.oldest());
-        let Some(expected) = news else { return };
+        let advanced = word.expected().filter(|&expected| expected != protocol.oldest());
+        let Some(expected) = advanced else { return };
         let now = wire::time(own.adapter.fabric.clock.now());
         self.with_wire(own, aftermath, |protocol, _, queue| {
             if let Protocol::Reliable(protocol) = protocol {
@@ -367,7 +367,7 @@ impl<P: Near> SendSide<P> {
             }
         });
         // The word may cover requests after a READ, which had to wait for the response that has arrived now.
-        self.look_what_is_executed(own, aftermath);
+        self.complete_executed(own, aftermath);
         !self.queue.is_empty()
     }
 
@@ -377,12 +377,12 @@ impl<P: Near> SendSide<P> {
         let Some(wire) = &mut self.wire else { return };
         // The timer has expired, for whatever reason, and is not set any longer.
         wire.timer = None;
-        self.look_what_is_executed(own, aftermath);
+        self.complete_executed(own, aftermath);
         let Some(question) = self.wire.as_ref().map(|wire| wire.question) else { return };
         let asked = self.with_wire(own, aftermath, |protocol, way, queue| {
             let Protocol::Reliable(protocol) = protocol else { return question };
             match &way.route.outlet {
-                Outlet::Carrier(carrier) if carrier.loses_nothing() => expire_if_heard(
+                Outlet::Carrier(carrier) if carrier.is_lossless() => expire_on_lossless_link(
                     protocol,
                     carrier,
                     own.driven(),
@@ -425,7 +425,7 @@ impl<P: Near> SendSide<P> {
 /// peer's process may be stopped, or get no processor time. So a timeout counts only if that process has executed
 /// everything sent and still has not answered. This function asks the process about it, and returns the number of the
 /// last question. If the process was silent for too long, the oldest request fails.
-fn expire_if_heard<P: Near>(
+fn expire_on_lossless_link<P: Near>(
     protocol: &mut Reliable,
     carrier: &Arc<dyn Carrier>,
     own: Weak<dyn Task>,

@@ -35,7 +35,7 @@ pub(crate) struct Wire {
     pub(crate) route: Route,
     mtu: Mtu,
     /// Whether a packet from the peer has arrived.
-    heard: bool,
+    has_received: bool,
     /// Whether the last refusal must still be followed by a void refusal.
     ready: bool,
 }
@@ -70,7 +70,7 @@ impl Wire {
             })),
             _ => Protocol::Unreliable(UnreliableResponder::new(connection, side.psn)),
         };
-        Self { protocol, route, mtu: connection.mtu, heard: false, ready: false }
+        Self { protocol, route, mtu: connection.mtu, has_received: false, ready: false }
     }
 
     /// Applies a changed minimum RNR timer to a queue pair that is ready to receive.
@@ -98,7 +98,7 @@ impl Wire {
     /// If the letter has a word, this reports the executed requests to the peer's process in that word, before the
     /// program can see their completions. A duplicate is acknowledged with a packet, because the word may not have
     /// reported the request.
-    fn tell_executed(&mut self, own: &Station, expected_before: Psn, letter: &Letter) {
+    fn report_executed(&mut self, own: &Station, expected_before: Psn, letter: &Letter) {
         if let Protocol::Reliable(protocol) = &mut self.protocol
             && protocol.expected() != expected_before
             && letter.store(protocol.expected())
@@ -159,8 +159,8 @@ impl Responder {
             return Answers::Never;
         }
         let Some(mut wire) = self.wire.take() else { return Answers::Never };
-        if !wire.heard {
-            wire.heard = true;
+        if !wire.has_received {
+            wire.has_received = true;
             if self.state == QpState::RTR {
                 // The first message shows a passive side that the other side is ready.
                 own.reporter.report(AsyncEventKind::COMM_EST);
@@ -177,7 +177,7 @@ impl Responder {
             Protocol::Unreliable(protocol) => protocol.receive(burst, payload, &mut arrival),
         }
         self.holds = false;
-        wire.tell_executed(own, expected, letter);
+        wire.report_executed(own, expected, letter);
         wire.count(own, self.peer_qpn);
         let owes = wire.owes();
         self.wire = Some(wire);
@@ -202,7 +202,7 @@ impl Responder {
 
     /// Drops the answers that are owed to the peer, so that no memory is read for them any longer. If only an
     /// acknowledgement is owed, it is still sent.
-    pub(crate) fn owe_nothing(&mut self) {
+    pub(crate) fn drop_unanswered(&mut self) {
         if let Some(wire) = self.wire.take_if(|wire| wire.owes() != Owes::Acknowledgement) {
             self.psn = wire.psn();
         }
@@ -236,7 +236,7 @@ impl Responder {
 
     /// Handles a newly posted receive request. If a packet found no request earlier, this queue pair's next turn sends
     /// a void refusal to the waiting peer. Returns true if such a turn is needed.
-    pub(crate) fn receive_is_there(&mut self) -> bool {
+    pub(crate) fn handle_posted_receive(&mut self) -> bool {
         let Some(wire) = &mut self.wire else { return false };
         wire.ready = true;
         wire.ready = wire.void().is_some();
@@ -336,7 +336,7 @@ impl<'a> Arrival<'a> {
 
     /// Takes the receive request that a message needs.
     fn receive_for(&mut self, operation: &Operation) -> Result<(), Stop> {
-        if self.inbound(|inbound, _| inbound.begin(operation)) || self.look_again() {
+        if self.inbound(|inbound, _| inbound.begin(operation)) || self.retry_receive() {
             self.uses_receive = true;
             return Ok(());
         }
@@ -345,7 +345,7 @@ impl<'a> Arrival<'a> {
 
     /// Looks for a receive request again. If there is none, this queue pair is notified of the next one.
     #[cold]
-    fn look_again(&mut self) -> bool {
+    fn retry_receive(&mut self) -> bool {
         let waits = || Waits { waiter: self.own.waiter(), is_far: true };
         self.waits && self.side.take_receive_or_wait(self.own, waits())
     }

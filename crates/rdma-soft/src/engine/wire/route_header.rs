@@ -24,11 +24,11 @@ const DO_NOT_FRAGMENT: u16 = 0x4000;
 /// Returns the header of the packet for a datagram with `length` bytes of data.
 pub(crate) fn of(route: &Route, opcode: Opcode, length: u64) -> [u8; 40] {
     let immediate = if opcode == Opcode::SendWithImm { IMMEDIATE_BYTES } else { 0 };
-    around(route, FRAME_BYTES + immediate + length.next_multiple_of(4))
+    of_packet(route, FRAME_BYTES + immediate + length.next_multiple_of(4))
 }
 
 /// Returns the header for `packet` bytes, counted from the base header to the checksum.
-pub(crate) fn around(route: &Route, packet: u64) -> [u8; 40] {
+pub(crate) fn of_packet(route: &Route, packet: u64) -> [u8; 40] {
     match route.source.kind {
         GidType::ROCE_V2 => {
             let addresses = route.source.gid.to_ipv4().zip(route.destination.to_ipv4());

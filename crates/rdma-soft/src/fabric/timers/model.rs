@@ -87,7 +87,7 @@ impl Fabric {
         most: Duration,
     ) -> MutexGuard<'a, Schedule> {
         if schedule.shared.passes {
-            self.clock.go_on_to(self.clock.now() + most);
+            self.clock.advance_to(self.clock.now() + most);
             return schedule;
         }
         schedule.shared.waits = true;

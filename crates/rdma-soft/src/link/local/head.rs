@@ -98,9 +98,9 @@ pub(super) fn payload_length(head: &[u8; HEAD]) -> usize {
 pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Option<Decoded> {
     let number = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
     let (flags, segment, segments) = (head[1], number(4), number(6));
-    let said = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
+    let announced = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
     let known = flags & !(WITH_LAST | DATAGRAM | ROUTED | VOID) == 0;
-    if head[0] != VERSION || !known || said as usize != length || segments == 0 {
+    if head[0] != VERSION || !known || announced as usize != length || segments == 0 {
         return None;
     }
     let path = Path { local: address_at(device, head[2])?, remote: address_at(device, head[3])? };
@@ -137,7 +137,7 @@ pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Optio
         }
         Some(Last::of(&last))
     };
-    let burst = Burst { header, last, segment, segments, length: said };
+    let burst = Burst { header, last, segment, segments, length: announced };
     if !is_datagram {
         return Some((path, burst, None));
     }

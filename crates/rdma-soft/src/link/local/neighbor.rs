@@ -108,7 +108,7 @@ impl Neighbor {
 
     /// Handles the exit of the process. Nothing more is sent to the process. Each queue pair that is connected to the
     /// process notices the exit in its next turn.
-    pub(super) fn leave(&self) {
+    pub(super) fn disconnect(&self) {
         // After this, only the queue pairs that are connected to the process keep the connection's descriptor open.
         self.driver.close(self.token);
         let (users, senders) = {
@@ -127,7 +127,7 @@ impl Neighbor {
             Ok(true) => {}
             Ok(false) => self.entry.set_timer(self.device.fabric.clock.now() + RETRY),
             Err(_) => {
-                self.leave();
+                self.disconnect();
                 return false;
             }
         }
@@ -148,7 +148,7 @@ impl Neighbor {
                 }
                 Err(_) => {
                     message.clear();
-                    self.leave();
+                    self.disconnect();
                     return false;
                 }
             }
@@ -301,7 +301,7 @@ impl Carrier for Neighbor {
         question
     }
 
-    fn loses_nothing(&self) -> bool {
+    fn is_lossless(&self) -> bool {
         true
     }
 
@@ -420,7 +420,7 @@ impl Watched for Neighbor {
     }
 
     fn ended(self: Arc<Self>) {
-        self.leave();
+        self.disconnect();
     }
 
     fn has_letters(&self) -> bool {

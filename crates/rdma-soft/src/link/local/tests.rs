@@ -121,7 +121,7 @@ fn a_late_event_is_not_taken_for_one_of_the_next_socket() {
     assert_eq!(Token::of(second.token.data()), second.token);
     assert!(driver.at(first.token).is_none());
     driver.close(first.token);
-    first.leave();
+    first.disconnect();
     assert!(driver.at(second.token).is_some());
     assert!(first.has_ended() && !second.has_ended());
 }
@@ -190,7 +190,7 @@ fn an_ended_process_keeps_no_descriptor() {
     static WORLD: World = World::new();
     let (device, driver) = WORLD.get();
     let (neighbor, far, _ring) = neighbor(device, driver);
-    neighbor.leave();
+    neighbor.disconnect();
     drop(neighbor);
     let read = recv(&far, &mut [0], RecvFlags::DONTWAIT);
     assert_eq!(read.map(|(read, _)| read), Ok(0), "it is still open");
@@ -234,8 +234,8 @@ fn several_bursts_leave_in_one_message() {
     assert_eq!(read(), Ok(Some(2 * head::HEAD + (60 << 10))));
     assert_eq!(read(), Ok::<_, Errno>(None));
     // The receiver was notified of the first message, and has not looked since.
-    let told = || recv(&far, &mut [0; 2], RecvFlags::DONTWAIT).map(|(read, _)| read);
-    assert_eq!((told(), told()), (Ok(1), Err(Errno::AGAIN)));
+    let notified = || recv(&far, &mut [0; 2], RecvFlags::DONTWAIT).map(|(read, _)| read);
+    assert_eq!((notified(), notified()), (Ok(1), Err(Errno::AGAIN)));
 }
 
 /// The size of a message without bytes.
@@ -283,12 +283,12 @@ fn messages_of_any_length_are_read_as_written() {
 #[test]
 fn the_receiver_is_notified_once_until_it_looks() {
     let (sender, receiver, _) = ring();
-    let told = || write(&sender, &[1]);
-    assert_eq!((told(), told()), (Ok(Some(true)), Ok(Some(false))));
+    let notified = || write(&sender, &[1]);
+    assert_eq!((notified(), notified()), (Ok(Some(true)), Ok(Some(false))));
     receiver.suppress_notifications();
-    assert_eq!((told(), told()), (Ok(Some(false)), Ok(Some(false))));
+    assert_eq!((notified(), notified()), (Ok(Some(false)), Ok(Some(false))));
     receiver.request_notifications();
-    assert_eq!((told(), told()), (Ok(Some(true)), Ok(Some(false))));
+    assert_eq!((notified(), notified()), (Ok(Some(true)), Ok(Some(false))));
 }
 
 #[test]
@@ -424,8 +424,8 @@ fn a_sender_notifies_a_receiver_that_does_not_read_once() {
         assert!(!sender.is_unread());
         assert_eq!(write(&sender, &[]), Ok(Some(false)), "it looks by itself");
         assert!(sender.is_unread());
-        let told: Vec<u32> = (0..1000).filter(|_| sender.waits_for_reader()).collect();
-        assert_eq!((told.len(), told[0] > 8), (1, true), "{round}");
+        let notified: Vec<u32> = (0..1000).filter(|_| sender.waits_for_reader()).collect();
+        assert_eq!((notified.len(), notified[0] > 8), (1, true), "{round}");
         // Reading ends the wait.
         assert_eq!(read(&receiver, 0), Ok(Some((vec![], false))));
         assert!((0..1000).all(|_| !sender.waits_for_reader()));
@@ -438,12 +438,12 @@ fn a_sender_sees_executed_words_and_is_notified_once_until_it_looks() {
     let executed = sender.executed().unwrap();
     let [key, other] = [3, 4].map(|users| WordKey::new(5, users));
     let announce = || {
-        let mut told = false;
+        let mut notified = false;
         receiver.announce(|| {
-            told = true;
+            notified = true;
             true
         });
-        told
+        notified
     };
     let moves = executed.moves(key.group());
     receiver.store(key, Psn::masked(7));

@@ -273,7 +273,7 @@ impl PortReceiver {
             flow_label: 0,
             hop_limit: HOPS,
         };
-        let header = Some(route_header::around(&route, length as u64));
+        let header = Some(route_header::of_packet(&route, length as u64));
         let source = Source { qpn: source.get(), lid: 0, service_level: 0, path_bits: 0 };
         Some(Datagram { source, header, group: self.group })
     }

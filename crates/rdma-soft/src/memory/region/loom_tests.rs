@@ -68,15 +68,15 @@ fn loom_a_published_key_is_found() {
     loom::model(|| {
         let (table, old) = table();
         let table = Arc::new(table);
-        let told = Arc::new(AtomicU32::new(0));
+        let published = Arc::new(AtomicU32::new(0));
         let reader = {
-            let (table, told) = (Arc::clone(&table), Arc::clone(&told));
-            thread::spawn(move || match told.load(Ordering::Acquire) {
+            let (table, published) = (Arc::clone(&table), Arc::clone(&published));
+            thread::spawn(move || match published.load(Ordering::Acquire) {
                 0 => {}
                 key => assert_eq!(table.find(key), Some(whole(2))),
             })
         };
-        told.store(renew(&table, old), Ordering::Release);
+        published.store(renew(&table, old), Ordering::Release);
         reader.join().unwrap();
     });
 }

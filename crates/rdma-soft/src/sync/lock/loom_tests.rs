@@ -36,7 +36,7 @@ fn loom_a_waiter_gets_the_lock() {
     });
 }
 
-/// If no thread waits any longer when `let_others` returns, the thread that waited has had the lock.
+/// If no thread waits any longer when `yield_to_waiters` returns, the thread that waited has had the lock.
 #[test]
 fn loom_let_others_returns_after_the_waiter() {
     loom::model(|| {
@@ -45,7 +45,7 @@ fn loom_let_others_returns_after_the_waiter() {
         let other = spawn(&lock, |lock| *lock.lock() = 1);
         until_one_waits(&lock);
         drop(guard);
-        lock.let_others();
+        lock.yield_to_waiters();
         let nobody_waits = lock.waiting.load(Ordering::Relaxed) == 0;
         assert!(!nobody_waits || *lock.lock() == 1, "the waiter stopped waiting without the lock");
         other.join().unwrap();
@@ -62,7 +62,7 @@ fn loom_let_others_ends_though_others_wait() {
         let other = spawn(&lock, |lock| *lock.lock() = 1);
         until_one_waits(&lock);
         // The guard is still held, as if by a third thread.
-        lock.let_others();
+        lock.yield_to_waiters();
         assert_eq!(*guard, 0);
         drop(guard);
         other.join().unwrap();

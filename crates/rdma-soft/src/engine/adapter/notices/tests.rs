@@ -73,14 +73,14 @@ fn one_event_a_minute_reports_the_number_of_packets() {
         drop_some(one, Reason::UnknownQp, 1);
         assert_eq!(summary(&next(&events)), ["one", "unknown_qp", "11"]);
         drop_some(one, Reason::UnknownQp, 2);
-        SUBNET.clock.go_on_to(SUBNET.clock.now() + (MIN_INTERVAL - Duration::from_nanos(1)));
+        SUBNET.clock.advance_to(SUBNET.clock.now() + (MIN_INTERVAL - Duration::from_nanos(1)));
         drop_some(one, Reason::UnknownQp, 3);
         // Each reason, and each device, has its own minute.
         drop_some(one, Reason::WrongState, 1);
         assert_eq!(summary(&next(&events)), ["one", "wrong_state", "1"]);
         drop_some(other, Reason::UnknownQp, 1);
         assert_eq!(summary(&next(&events)), ["other", "unknown_qp", "1"]);
-        SUBNET.clock.go_on_to(SUBNET.clock.now() + (Duration::from_nanos(1)));
+        SUBNET.clock.advance_to(SUBNET.clock.now() + (Duration::from_nanos(1)));
         drop_some(one, Reason::UnknownQp, 4);
         // Earlier packets that no event reported are included.
         assert_eq!(summary(&next(&events)), ["one", "unknown_qp", "9"]);
@@ -162,7 +162,7 @@ fn a_subscriber_may_panic() {
     });
     let (sender, events) = mpsc::channel();
     tracing::subscriber::with_default(forward_to(sender), || {
-        SUBNET.clock.go_on_to(SUBNET.clock.now() + MIN_INTERVAL);
+        SUBNET.clock.advance_to(SUBNET.clock.now() + MIN_INTERVAL);
         DEVICE.drop_packets(Reason::PortDown, 5, ENDPOINTS);
         settle(&SUBNET);
     });

@@ -274,12 +274,12 @@ fn waiting_for_a_counter_does_not_block_the_device() {
         || device.tally.counters(),
         || pair.a.send.lock(),
         |_| {
-            let (say, hear) = mpsc::channel();
+            let (sender, receiver) = mpsc::channel();
             thread::spawn(move || {
                 queue_pair(device).destroy();
-                say.send(()).unwrap();
+                sender.send(()).unwrap();
             });
-            hear.recv_timeout(Duration::from_secs(10)).expect("the other one waits");
+            receiver.recv_timeout(Duration::from_secs(10)).expect("the other one waits");
         },
     );
     assert_eq!(counters.sent_pkts, 0);

@@ -201,7 +201,7 @@ mod tests {
                 member.post_receive(wr_id, &[sge], &mut Turn::new()).unwrap();
             }
         }
-        let heard = || {
+        let received = || {
             SUBNET.run_queue.run();
             members.each_ref().map(|member| {
                 let mut count = 0;
@@ -233,10 +233,10 @@ mod tests {
 
         let buffers: Vec<_> =
             std::iter::from_fn(|| full.buffer(Arc::<QueuePair>::downgrade(&members[1]))).collect();
-        assert_eq!((drive(), heard()), (0, [0, 0]));
+        assert_eq!((drive(), received()), (0, [0, 0]));
         buffers.into_iter().for_each(|buffer| full.give_back(buffer));
-        assert_eq!((drive(), heard()), (1, [1, 1]));
-        assert_eq!((drive(), heard()), (0, [0, 0]));
+        assert_eq!((drive(), received()), (1, [1, 1]));
+        assert_eq!((drive(), received()), (0, [0, 0]));
         members.into_iter().for_each(QueuePair::destroy);
     }
 }

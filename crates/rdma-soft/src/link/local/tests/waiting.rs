@@ -100,9 +100,9 @@ impl Scene {
         (datagrams, others)
     }
 
-    fn go_on(&self, duration: Duration) {
+    fn advance(&self, duration: Duration) {
         let subnet = self.device.fabric;
-        subnet.clock.go_on_to(subnet.clock.now() + duration);
+        subnet.clock.advance_to(subnet.clock.now() + duration);
         subnet.expire_due_timers();
     }
 
@@ -166,13 +166,13 @@ fn datagrams_are_lost_after_a_second_and_packets_of_connections_are_not() {
     assert!((0..500).all(|_| scene.send_datagram()));
     (0..10).for_each(|_| scene.send_on_connection());
     scene.device.fabric.run_queue.run();
-    scene.go_on(Duration::from_millis(999));
+    scene.advance(Duration::from_millis(999));
     assert_eq!(scene.stalled(), 0);
-    scene.go_on(Duration::from_millis(2));
+    scene.advance(Duration::from_millis(2));
     let lost = scene.stalled();
     assert!(lost > 200, "{lost}");
     // The packets of connections wait indefinitely.
-    scene.go_on(Duration::from_secs(3600));
+    scene.advance(Duration::from_secs(3600));
     let (datagrams, others) = scene.read_all();
     assert_eq!((datagrams as u64 + lost, others), (500, 10));
 }
@@ -200,14 +200,14 @@ fn a_process_is_silent_if_it_does_not_read_or_answer_for_a_minute() {
                 scene.device.fabric.run_queue.run();
                 None
             };
-            scene.go_on(Duration::from_secs(29));
+            scene.advance(Duration::from_secs(29));
             assert_eq!((counted(), is_silent()), (round - 1, false));
-            scene.go_on(Duration::from_secs(2));
+            scene.advance(Duration::from_secs(2));
             assert_eq!((counted(), is_silent()), (round, false));
-            scene.go_on(Duration::from_secs(28));
+            scene.advance(Duration::from_secs(28));
             assert!(!is_silent());
             if round == 2 {
-                scene.go_on(Duration::from_secs(2));
+                scene.advance(Duration::from_secs(2));
             }
             assert_eq!((counted(), is_silent()), (round, round == 2));
             if let Some(question) = question {
@@ -219,7 +219,7 @@ fn a_process_is_silent_if_it_does_not_read_or_answer_for_a_minute() {
                 scene.read_all();
             }
             assert!(!is_silent());
-            scene.go_on(Duration::from_secs(3600));
+            scene.advance(Duration::from_secs(3600));
             assert_eq!((counted(), is_silent()), (round, false));
         }
     }
@@ -256,8 +256,8 @@ fn a_process_is_not_silent_for_datagrams_alone() {
     while scene.send_datagram() {
         scene.device.fabric.run_queue.run();
     }
-    scene.go_on(Duration::from_secs(2));
+    scene.advance(Duration::from_secs(2));
     scene.device.fabric.run_queue.run();
-    scene.go_on(Duration::from_secs(3600));
+    scene.advance(Duration::from_secs(3600));
     assert_eq!((scene.device.tally.counters().silent, scene.neighbor.is_silent()), (0, false));
 }
