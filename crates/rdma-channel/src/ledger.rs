@@ -26,8 +26,8 @@
 //!
 //! # Invariants
 //! In debug builds, [`check`](Ledger::check) recounts these after each operation:
-//! - `unreleased - unasked` slots are occupied (in flight, done, reported);
-//! - `unasked` requests of the current scope have succeeded, and their handles were dropped;
+//! - `unreleased - unclaimed` slots are occupied (in flight, done, reported);
+//! - `unclaimed` requests of the current scope have succeeded, and their handles were dropped;
 //! - on an open connection, `unsignaled` requests are in flight and linked, from the last one backwards;
 //! - only occupied slots are dropped or forgotten; the WR ID of each slot contains the index of that slot;
 //! - the slots of each queue form a single ring;
@@ -80,7 +80,7 @@ pub(crate) struct Ledger {
     counts: counts::Counts,
     /// The number of unreleased requests that succeeded, but whose handles were dropped without reporting the result.
     /// Their slots are free.
-    unasked: Cell<u64>,
+    unclaimed: Cell<u64>,
     /// The WR ID of a blocking call that had to wait for a free slot, and the time at which the call must end. Applies
     /// only to the request with that WR ID.
     call_ends: Cell<(u64, Option<Instant>)>,
@@ -90,10 +90,10 @@ pub(crate) struct Ledger {
     pub(crate) unmatched: Cell<u64>,
     /// The number of event requests since the last event was received. If this is 0, no event is pending, except
     /// perhaps a late one.
-    events_asked: Cell<u64>,
+    events_requested: Cell<u64>,
     pub(crate) limits: Limits,
     /// The requests in flight whose waits have timed out: the WR ID of each, with its longest timeout.
-    given_up: RefCell<Vec<(u64, Duration)>>,
+    timed_out: RefCell<Vec<(u64, Duration)>>,
     emitted: events::Emitted,
     /// Whether the closure of the scope that is ending has failed.
     closure_failed: bool,
@@ -120,8 +120,8 @@ pub(crate) enum SlotWait {
     Call,
 }
 
-/// The shortest wait that counts. When a shorter one times out, the request is not recorded in `given_up`.
-const LOOK: Duration = Duration::from_millis(10);
+/// The shortest wait that counts. When a shorter one times out, the request is not recorded in `timed_out`.
+const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
 /// Completions polled per call.
 const MANY: usize = 16;
@@ -143,13 +143,13 @@ impl Ledger {
             polled: Box::default(),
             unreleased: Cell::new(0),
             counts: counts::Counts::default(),
-            unasked: Cell::new(0),
+            unclaimed: Cell::new(0),
             call_ends: Cell::new((0, None)),
             refusal: post::LastPostFailure::default(),
             unmatched: Cell::new(0),
-            events_asked: Cell::new(0),
+            events_requested: Cell::new(0),
             limits,
-            given_up: RefCell::default(),
+            timed_out: RefCell::default(),
             emitted: events::Emitted::default(),
             closure_failed: false,
             words: words::Words::default(),
@@ -193,7 +193,7 @@ impl Ledger {
     /// Records a request whose post failed although the device may have accepted it. Its slot stays in flight, as if
     /// the post had succeeded.
     #[cold]
-    pub(crate) fn perhaps_posted(
+    pub(crate) fn maybe_posted(
         &self,
         connection: &Connection,
         slot: &RequestSlot,
@@ -269,7 +269,7 @@ impl Ledger {
                 }
                 if self.pause(deadline, operation)? {
                     if let Some(slot) = slots.iter().find(|slot| slot.state().is_in_flight()) {
-                        self.note_given_up(slot, deadline.limit());
+                        self.note_timed_out(slot, deadline.limit());
                     }
                     let timeout = deadline.limit();
                     return Err(TransportError::Timeout {
@@ -320,7 +320,7 @@ impl Ledger {
 
     /// Returns the dead slot, as the initial value of a slot reference.
     #[inline(always)]
-    pub(crate) fn no_slot(&self) -> &RequestSlot {
+    pub(crate) fn dead_slot(&self) -> &RequestSlot {
         self.queues.dead()
     }
 
@@ -332,11 +332,11 @@ impl Ledger {
 
     /// Records that a wait for the request in a slot has timed out. `limit` is the timeout.
     #[cold]
-    pub(crate) fn note_given_up(&self, slot: &RequestSlot, limit: Duration) {
-        if limit < LOOK {
+    pub(crate) fn note_timed_out(&self, slot: &RequestSlot, limit: Duration) {
+        if limit < SHORTEST_WAIT {
             return;
         }
-        let mut all = self.given_up.borrow_mut();
+        let mut all = self.timed_out.borrow_mut();
         all.retain(|&(id, _)| self.in_flight(id).is_some());
         match all.iter_mut().find(|(id, _)| *id == slot.id()) {
             Some((_, longest)) => *longest = limit.max(*longest),
@@ -363,15 +363,15 @@ impl Ledger {
         }
         // Unless the request was flushed, its own completion already contains the cause.
         let connection = connection.filter(|_| error.class() == WorkErrorClass::Flushed);
-        let event = connection.and_then(Connection::ask_for_cause);
+        let event = connection.and_then(Connection::query_cause);
         TransportError::WorkError(FailedWork::new(operation, peer, error, event))
     }
 
     /// If connections were closed by a flushed request, queries the device for the cause.
     #[cold]
-    pub(crate) fn ask_for_causes(&self) {
+    pub(crate) fn query_causes(&self) {
         for connection in self.queues.iter().filter(|one| one.closed().is_some_and(is_flush)) {
-            connection.ask_for_cause();
+            connection.query_cause();
         }
     }
 
@@ -409,7 +409,7 @@ impl Ledger {
     fn finish(&self, slot: &RequestSlot) {
         if slot.state().is_dropped() {
             slot.free();
-            self.unasked.set(self.unasked.get() + 1);
+            self.unclaimed.set(self.unclaimed.get() + 1);
         } else {
             self.release(slot);
         }
@@ -438,7 +438,7 @@ impl Ledger {
 /// them instead, they would have to be in memory even on the usual path.
 #[cold]
 #[inline(never)]
-pub(crate) fn seldom<R>(run: impl FnOnce() -> R) -> R {
+pub(crate) fn run_cold<R>(run: impl FnOnce() -> R) -> R {
     run()
 }
 
@@ -447,7 +447,7 @@ pub(crate) fn seldom<R>(run: impl FnOnce() -> R) -> R {
 pub(crate) fn closed(connection: &Connection) -> TransportError {
     let Some(reason) = connection.closed() else { return TransportError::WouldBlock };
     if is_flush(reason) {
-        connection.ask_for_cause();
+        connection.query_cause();
     }
     closed_by(connection, reason)
 }

@@ -10,7 +10,7 @@ use rdma_qp::{
 };
 
 use crate::channel::Channel;
-use crate::channel::blocking::Left;
+use crate::channel::blocking::Unfinished;
 use crate::deadline::BatchDeadline;
 use crate::ledger::end::{AbortOnUnwind, Ended, without_unwinding};
 use crate::ledger::post::{BatchNotPosted, NotPosted, PostFailure};
@@ -62,7 +62,7 @@ impl Ledger {
         request: W,
     ) -> Result<WorkSuccess, TransportError> {
         let guard = AbortOnUnwind;
-        let left = {
+        let unfinished = {
             // SAFETY: SAFETY.md F22: 'data outlives this call, which returns only after the request has ended.
             let kept: Kept<'data> = unsafe { Kept::new() };
             let posted = match to(self) {
@@ -78,12 +78,12 @@ impl Ledger {
                         guard.disarm();
                         return Ok(success);
                     }
-                    Err(so_far) => Left::after(ticket, so_far),
+                    Err(so_far) => Unfinished::after(ticket, so_far),
                 },
-                Err(_) => Left::Refused,
+                Err(_) => Unfinished::Refused,
             }
         };
-        let result = self.end_call(left);
+        let result = self.end_call(unfinished);
         guard.disarm();
         if result.is_err() {
             self.emit_events();
@@ -135,9 +135,9 @@ impl Ledger {
         without_unwinding(|| {
             // SAFETY: SAFETY.md F22: 'data outlives this call, which returns only after the requests have ended.
             let (ids, refused) = post(Call { ledger: self, kept: unsafe { Kept::new() } });
-            let perhaps = refused.as_ref().and_then(|refusal| refusal.perhaps);
+            let maybe_posted = refused.as_ref().and_then(|refusal| refusal.maybe_posted);
             let ended = end(self, &ids, refused);
-            let left = ids.iter().chain(&perhaps).find_map(|id| self.in_flight(id.wr_id()));
+            let left = ids.iter().chain(&maybe_posted).find_map(|id| self.in_flight(id.wr_id()));
             if let Some(slot) = left {
                 let operation = slot.operation.get();
                 self.end_now(CloseReason::Timeout { operation });
@@ -157,8 +157,8 @@ impl Ledger {
         match post(&mut buf, unsafe { Kept::new() }) {
             Ok(ticket) => Ok(InFlight::new(ticket, buf)),
             Err(refused) => {
-                let PostFailure { error, perhaps } = refused.why();
-                Err(Refused { buf: if perhaps.is_some() { None } else { Some(buf) }, error })
+                let PostFailure { error, maybe_posted } = refused.why();
+                Err(Refused { buf: if maybe_posted.is_some() { None } else { Some(buf) }, error })
             }
         }
     }

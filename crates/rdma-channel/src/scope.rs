@@ -204,10 +204,10 @@ pub(crate) fn settle<T, E>(scope: Result<(T, Ended), E>) -> Result<T, ScopeError
 #[track_caller]
 pub(crate) fn settle_manual<T, E>(scope: Result<(T, Ended), E>) -> Result<T, E> {
     let (value, ended) = scope?;
-    let unasked = ended.unasked;
+    let unclaimed = ended.unclaimed;
     assert!(
-        unasked == 0,
-        "{unasked} operations of a manual scope were not polled to completion: poll each handle \
+        unclaimed == 0,
+        "{unclaimed} operations of a manual scope were not polled to completion: poll each handle \
          before the closure returns"
     );
     Ok(value)

@@ -135,7 +135,7 @@ pub struct Server {
     /// Whether a completion event was requested and has not arrived yet.
     is_armed: bool,
     /// The number of polls since the server last checked its files.
-    since_look: u32,
+    polls_since_check: u32,
     /// Events that the program has not received yet.
     events: VecDeque<ServerEvent>,
     /// The reason why clients cannot be accepted; `None` once the program has received this error.
@@ -148,7 +148,7 @@ pub struct Server {
 const MANY: usize = 16;
 
 /// The number of polls for completions after which a busy server checks its files.
-const LOOKS: u32 = 16;
+const POLLS_PER_CHECK: u32 = 16;
 
 /// The maximum size in bytes of a region that the pool registers, unless a message can be longer.
 const REGION: usize = 1 << 20;
@@ -209,7 +209,7 @@ impl Server {
             is_woken: false,
             polled: Box::default(),
             is_armed: false,
-            since_look: 0,
+            polls_since_check: 0,
             events: VecDeque::new(),
             failure: None,
             unmatched: 0,
@@ -295,14 +295,14 @@ impl Server {
                 return Ok(None);
             }
             self.post_receives()?;
-            if self.since_look >= LOOKS {
-                self.look(Duration::ZERO)?;
+            if self.polls_since_check >= POLLS_PER_CHECK {
+                self.wait_for_files(Duration::ZERO)?;
             }
-            self.since_look += 1;
+            self.polls_since_check += 1;
             self.join_clients()?;
             self.take_completions()?;
             self.end_leaving();
-            if self.has_news() {
+            if self.has_event() {
                 continue;
             }
             match deadline.next(wait, None) {
@@ -333,7 +333,7 @@ impl Server {
     }
 
     /// Returns true if there is something to report.
-    fn has_news(&self) -> bool {
+    fn has_event(&self) -> bool {
         !self.events.is_empty() || self.failure.is_some() || self.is_woken
     }
 

@@ -19,7 +19,7 @@ impl Ledger {
         let (mut place, mut successes) = (0, [WorkSuccess::of_send(WcOpcode::SEND); N]);
         self.block_all(|call| {
             let (ledger, mut deadline) = (call.ledger(), BatchDeadline::new(None));
-            let mut slots = [ledger.no_slot(); N];
+            let mut slots = [ledger.dead_slot(); N];
             match call.post_batch(ledger.only(), &mut requests, &mut slots, &mut deadline) {
                 Ok(()) => Ok(wait_all(ledger, &slots, &mut deadline, |success| {
                     successes[place] = success;

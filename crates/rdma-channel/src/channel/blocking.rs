@@ -11,7 +11,7 @@ use crate::ledger::queues::RequestSlot;
 use crate::ledger::ticket::{Ticket, Unsettled};
 
 /// The state of a blocking call whose post or first poll did not yield a success.
-pub(crate) enum Left {
+pub(crate) enum Unfinished {
     /// The request has completed with this result.
     Nothing(Result<WorkSuccess, TransportError>),
     /// The post was refused, or its outcome is unknown. The ledger holds the reason.
@@ -21,7 +21,7 @@ pub(crate) enum Left {
     InFlight { id: WorkId, operation: Operation, failure: TransportError },
 }
 
-impl Left {
+impl Unfinished {
     #[inline(never)]
     pub(crate) fn after(ticket: Ticket<'_>, so_far: Unsettled) -> Self {
         let request = ticket.request();
@@ -38,13 +38,16 @@ impl Left {
 impl Ledger {
     /// Ends the request if it is still in flight, so that the device no longer uses the caller's memory.
     #[inline(never)]
-    pub(crate) fn end_call(&mut self, left: Left) -> Result<WorkSuccess, TransportError> {
-        let (id, operation, failure) = match left {
-            Left::Nothing(result) => return result,
-            Left::Refused => {
-                let PostFailure { error, perhaps } = self.take_refusal();
-                if let Some(id) = perhaps {
-                    self.end_perhaps_posted(id);
+    pub(crate) fn end_call(
+        &mut self,
+        unfinished: Unfinished,
+    ) -> Result<WorkSuccess, TransportError> {
+        let (id, operation, failure) = match unfinished {
+            Unfinished::Nothing(result) => return result,
+            Unfinished::Refused => {
+                let PostFailure { error, maybe_posted } = self.take_refusal();
+                if let Some(id) = maybe_posted {
+                    self.end_maybe_posted(id);
                 } else if let TransportError::Timeout { .. } | TransportError::PeerGone { .. } =
                     error
                 {
@@ -52,7 +55,7 @@ impl Ledger {
                 }
                 return Err(error);
             }
-            Left::InFlight { id, operation, failure } => (id, operation, failure),
+            Unfinished::InFlight { id, operation, failure } => (id, operation, failure),
         };
         let reason = match failure {
             TransportError::Timeout { .. } => CloseReason::Timeout { operation },
@@ -72,7 +75,7 @@ impl Ledger {
     /// Ends a request whose post failed, in case the device has accepted it.
     #[cold]
     #[inline(never)]
-    fn end_perhaps_posted(&mut self, id: WorkId) {
+    fn end_maybe_posted(&mut self, id: WorkId) {
         if let Some(slot) = self.in_flight(id.wr_id()) {
             let operation = slot.operation.get();
             self.give_up(id, CloseReason::Doubtful { operation });

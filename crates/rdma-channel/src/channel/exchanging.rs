@@ -101,14 +101,14 @@ impl<'both> Call<'_, 'both> {
             move |error| ExchangeFailure::Ends(error, CloseReason::Doubtful { operation })
         };
         let received = self.post(only, receive).map_err(|refused| match refused.why() {
-            PostFailure { error, perhaps: None } => ExchangeFailure::NotPosted(error),
-            PostFailure { error, perhaps: Some(_) } => doubtful(Operation::Receive)(error),
+            PostFailure { error, maybe_posted: None } => ExchangeFailure::NotPosted(error),
+            PostFailure { error, maybe_posted: Some(_) } => doubtful(Operation::Receive)(error),
         })?;
         let sent = self.post(only, send).map_err(|refused| match refused.why() {
-            PostFailure { error, perhaps: None } => {
+            PostFailure { error, maybe_posted: None } => {
                 ExchangeFailure::Ends(error, CloseReason::Refused { operation: Operation::Send })
             }
-            PostFailure { error, perhaps: Some(_) } => doubtful(Operation::Send)(error),
+            PostFailure { error, maybe_posted: Some(_) } => doubtful(Operation::Send)(error),
         })?;
         ledger.succeed(sent, limits.of(Operation::Send)).map_err(|failure| {
             // If the answer does not fit into the receive, the send is flushed, but the cause is the failure of the
@@ -279,7 +279,7 @@ impl Channel {
         into: impl Into<SliceMut<'a>>,
     ) -> Result<usize, TransportError> {
         if self.ledger.has_copies()
-            && let Some(copy) = self.ledger.copy_of_call(data)?
+            && let Some(copy) = self.ledger.call_copy(data)?
         {
             return self.exchange_into(SendWorkRequest::from_list(&copy.list()), into.into());
         }
@@ -294,13 +294,13 @@ impl Channel {
     ) -> Result<usize, TransportError> {
         let mut list = ScatterList::from([into]);
         let answer = self.exchange(send, ReceiveWorkRequest::from_list(&mut list))?;
-        Ok(bytes_here(&answer))
+        Ok(received_bytes(&answer))
     }
 }
 
 /// Returns the number of bytes that a message has placed into its receive's memory. Returns 0 for an RDMA write with
 /// immediate data, whose bytes are placed elsewhere.
-pub(crate) fn bytes_here(message: &WorkSuccess) -> usize {
+pub(crate) fn received_bytes(message: &WorkSuccess) -> usize {
     let elsewhere = message.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
     message.scattered_bytes().filter(|_| !elsewhere).unwrap_or(0)
 }

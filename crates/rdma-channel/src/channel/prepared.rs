@@ -29,9 +29,9 @@ use crate::limits::Limits;
 /// # rdma_soft::install();
 /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
 /// let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
-/// let told = here.endpoint(); // sent to the peer
+/// let endpoint = here.endpoint(); // sent to the peer
 /// let here = here.handshake(there.endpoint())?;
-/// let there = there.handshake(told)?;
+/// let there = there.handshake(endpoint)?;
 /// assert!(here.closed().is_none() && there.closed().is_none());
 /// # Ok::<(), rdma_channel::TransportError>(())
 /// ```

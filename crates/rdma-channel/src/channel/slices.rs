@@ -7,7 +7,7 @@ use rdma_qp::{
 };
 
 use super::Channel;
-use super::exchanging::bytes_here;
+use super::exchanging::received_bytes;
 
 /// Operations with one element and no flags. For lists of elements, immediate data or flags, use the methods that take
 /// a work request: [`send`](Self::send), [`receive`](Self::receive), [`write`](Self::write), [`read`](Self::read),
@@ -64,7 +64,7 @@ impl Channel {
     ) -> Result<usize, TransportError> {
         let mut list = ScatterList::from([into.into()]);
         let message = self.receive(ReceiveWorkRequest::from_list(&mut list))?;
-        Ok(bytes_here(&message))
+        Ok(received_bytes(&message))
     }
 
     /// Writes registered bytes to the beginning of `remote`, which may be longer than the bytes.
@@ -129,7 +129,7 @@ impl Channel {
     #[inline]
     pub fn send_inline(&mut self, data: &[u8]) -> Result<(), TransportError> {
         if self.ledger.has_copies()
-            && let Some(copy) = self.ledger.copy_of_call(data)?
+            && let Some(copy) = self.ledger.call_copy(data)?
         {
             return self.send(SendWorkRequest::from_list(&copy.list())).map(drop);
         }
@@ -148,7 +148,7 @@ impl Channel {
         remote: impl Into<RemoteMemoryRegion>,
     ) -> Result<(), TransportError> {
         if self.ledger.has_copies()
-            && let Some(copy) = self.ledger.copy_of_call(data)?
+            && let Some(copy) = self.ledger.call_copy(data)?
         {
             let list = copy.list();
             return self.write(WriteWorkRequest::from_list(&list, remote.into())).map(drop);
@@ -187,7 +187,7 @@ impl Channel {
         remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> Result<u64, TransportError> {
-        let word = self.ledger.word_of_call()?;
+        let word = self.ledger.call_word()?;
         self.atomic(AtomicWorkRequest::fetch_and_add(&mut word.list(), remote, add))?;
         Ok(word.value())
     }
@@ -204,7 +204,7 @@ impl Channel {
         compare: u64,
         swap: u64,
     ) -> Result<u64, TransportError> {
-        let word = self.ledger.word_of_call()?;
+        let word = self.ledger.call_word()?;
         let mut list = word.list();
         self.atomic(AtomicWorkRequest::compare_and_swap(&mut list, remote, compare, swap))?;
         Ok(word.value())

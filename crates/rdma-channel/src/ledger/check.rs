@@ -31,8 +31,8 @@ impl Ledger {
             );
             occupied += u64::from(state.is_occupied());
         }
-        let (unreleased, unasked) = (self.unreleased.get(), self.unasked.get());
-        assert_eq!(unreleased.checked_sub(unasked), Some(occupied), "{unreleased} - {unasked}");
+        let (unreleased, unclaimed) = (self.unreleased.get(), self.unclaimed.get());
+        assert_eq!(unreleased.checked_sub(unclaimed), Some(occupied), "{unreleased} - {unclaimed}");
         self.queues.iter().for_each(|connection| self.check_connection(connection));
     }
 

@@ -13,7 +13,7 @@ use super::state::SlotState;
 
 /// The time to keep watching the stream after the peer has failed to answer. When a process exits, its device may
 /// disappear before its stream is closed.
-const LAST_LOOK: Duration = Duration::from_millis(100);
+const LAST_CHECK: Duration = Duration::from_millis(100);
 
 impl Ledger {
     /// Polls completions once. Returns how many belonged to requests in flight, so that spurious completions do not
@@ -29,8 +29,8 @@ impl Ledger {
     /// Records the completions of the last poll. Returns how many belonged to requests in flight.
     #[inline(always)]
     pub(super) fn note_completions(&self, polled: usize) -> usize {
-        let (mut unasked, mut unmatched) = (0, 0);
-        let mut likely = self.no_slot();
+        let (mut unclaimed, mut unmatched) = (0, 0);
+        let mut likely = self.dead_slot();
         for entry in &self.polled[..polled.min(self.polled.len())] {
             let id = entry.get().last().wr_id();
             // Most requests complete in order, so the next slot is tried first.
@@ -43,16 +43,16 @@ impl Ledger {
             let (state, success) = (slot.state(), entry.get().last().result().is_ok());
             if success && state.is(SlotState::IN_FLIGHT_DROPPED) {
                 slot.free();
-                unasked += 1;
+                unclaimed += 1;
                 continue;
             }
             // `complete` may check the invariants, so the counter must be up to date.
-            self.unasked.set(self.unasked.get() + mem::take(&mut unasked));
+            self.unclaimed.set(self.unclaimed.get() + mem::take(&mut unclaimed));
             if !self.complete(slot, state, success, entry) {
                 unmatched += 1;
             }
         }
-        self.unasked.set(self.unasked.get() + unasked);
+        self.unclaimed.set(self.unclaimed.get() + unclaimed);
         if unmatched > 0 {
             self.unmatched.set(self.unmatched.get() + unmatched as u64);
         }
@@ -145,7 +145,7 @@ impl Ledger {
             let (state, before) = (slot.state(), slot.link());
             if state.is(SlotState::IN_FLIGHT.unsignaled().dropped()) {
                 slot.free();
-                self.unasked.set(self.unasked.get() + 1);
+                self.unclaimed.set(self.unclaimed.get() + 1);
             } else if state.is_in_flight() && state.is_unsignaled() {
                 slot.set(state.to(SlotState::DONE));
                 if state.has_no_handle() {
@@ -165,7 +165,7 @@ impl Ledger {
         if error.code() != WorkErrorCode::RetryExceededError {
             return None;
         }
-        watch.look(LAST_LOOK);
+        watch.wait_for_end(LAST_CHECK);
         watch.gone()
     }
 

@@ -15,7 +15,7 @@ pub(super) struct Copies {
 
 /// The copied bytes of a blocking call. Only one call at a time uses the dead slot's buffer.
 #[derive(Debug)]
-pub(crate) struct CopyOfCall {
+pub(crate) struct CallCopy {
     region: Arc<SharedRegion>,
     length: usize,
 }
@@ -37,9 +37,9 @@ impl Copies {
     }
 
     /// Copies the bytes to the dead slot's buffer.
-    pub(super) fn put_for_call(&self, bytes: &[u8]) -> CopyOfCall {
+    pub(super) fn put_for_call(&self, bytes: &[u8]) -> CallCopy {
         self.put(0, bytes);
-        CopyOfCall { region: Arc::clone(&self.region), length: bytes.len() }
+        CallCopy { region: Arc::clone(&self.region), length: bytes.len() }
     }
 
     /// Copies the bytes to a slot's buffer.
@@ -51,7 +51,7 @@ impl Copies {
 }
 
 #[allow(clippy::expect_used)] // the bytes were written there
-impl CopyOfCall {
+impl CallCopy {
     /// Returns the gather list of the call.
     pub(crate) fn list(&self) -> GatherList<'_, 1> {
         GatherList::from([self.region.element(0..self.length).expect("the written length")])

@@ -24,7 +24,7 @@ pub(crate) struct Ended {
     #[allow(clippy::box_collection)] // so that the struct fits into two registers
     errors: Option<Box<Vec<OperationError>>>,
     /// The number of operations that no handle has reported.
-    pub(crate) unasked: u64,
+    pub(crate) unclaimed: u64,
 }
 
 impl Ended {
@@ -73,7 +73,7 @@ impl Ledger {
     #[cold]
     #[inline(never)]
     fn forget(&mut self) {
-        self.unreleased.set(self.unreleased.get() - self.unasked.replace(0));
+        self.unreleased.set(self.unreleased.get() - self.unclaimed.replace(0));
         for slot in self.queues.slots().iter().filter(|slot| slot.state().is_occupied()) {
             let state = slot.state();
             if state.is_reported() || state.is_done() && slot.result().is_ok() {
@@ -129,8 +129,8 @@ impl Ledger {
     /// returned only its successful completion. Returns `None` in all other cases.
     #[inline(always)]
     fn end_one(&self, polled: usize) -> Option<Ended> {
-        let unasked = self.unasked.get() + 1;
-        if polled != 1 || self.unreleased.get() != unasked {
+        let unclaimed = self.unclaimed.get() + 1;
+        if polled != 1 || self.unreleased.get() != unclaimed {
             return None;
         }
         let completion = self.polled[0].get().last();
@@ -140,8 +140,8 @@ impl Ledger {
         }
         slot.free();
         self.unreleased.set(0);
-        self.unasked.set(0);
-        Some(Ended { errors: None, unasked })
+        self.unclaimed.set(0);
+        Some(Ended { errors: None, unclaimed })
     }
 
     /// Ends all requests, after a poll that returned `polled` completions.
@@ -151,7 +151,7 @@ impl Ledger {
             return self.end_others();
         }
         self.unreleased.set(0);
-        Ended { errors: None, unasked: self.unasked.replace(0) }
+        Ended { errors: None, unclaimed: self.unclaimed.replace(0) }
     }
 
     #[cold]
@@ -163,16 +163,16 @@ impl Ledger {
                 && (state.is_dropped() || !state.has_no_handle())
         };
         let slots = self.queues.slots().iter();
-        let unasked = self.unasked.get() + slots.filter(unreported).count() as u64;
+        let unclaimed = self.unclaimed.get() + slots.filter(unreported).count() as u64;
         self.settle(Self::await_completions);
-        self.collect(unasked)
+        self.collect(unclaimed)
     }
 
     /// Polls until no completions of requests in flight are left. Returns true if all requests in flight have succeeded
     /// and have no handle.
     #[inline(always)]
     fn all_succeed(&self) -> bool {
-        while self.unreleased.get() != self.unasked.get() {
+        while self.unreleased.get() != self.unclaimed.get() {
             let matched = match self.cq.poll_into(&*self.polled) {
                 Ok(polled) => self.note_completions(polled),
                 Err(error) => {
@@ -291,26 +291,26 @@ impl Ledger {
     /// with requests whose waits have timed out are closed earlier.
     fn await_completions(&self) {
         let drain = self.limits.drain;
-        match self.longest_given_up().filter(|&early| early < drain) {
+        match self.longest_timed_out().filter(|&early| early < drain) {
             None => self.await_for(drain, |_| true),
             Some(early) => {
-                self.await_for(early, |connection| self.has_given_up(connection))
+                self.await_for(early, |connection| self.has_timed_out(connection))
                     && self.await_for(drain - early, |_| true)
             }
         };
     }
 
     /// If the closure has failed, returns the longest timeout of a wait for a request that is still in flight.
-    fn longest_given_up(&self) -> Option<Duration> {
-        let given_up = self.given_up.borrow();
-        let in_flight = given_up.iter().filter(|(id, _)| self.in_flight(*id).is_some());
+    fn longest_timed_out(&self) -> Option<Duration> {
+        let timed_out = self.timed_out.borrow();
+        let in_flight = timed_out.iter().filter(|(id, _)| self.in_flight(*id).is_some());
         in_flight.map(|&(_, limit)| limit).max().filter(|_| self.closure_failed)
     }
 
     /// Returns true if a wait for one of this connection's requests in flight has timed out.
-    fn has_given_up(&self, connection: &Connection) -> bool {
-        let given_up = self.given_up.borrow();
-        self.all_in_flight(connection).any(|slot| given_up.iter().any(|&(id, _)| id == slot.id()))
+    fn has_timed_out(&self, connection: &Connection) -> bool {
+        let timed_out = self.timed_out.borrow();
+        self.all_in_flight(connection).any(|slot| timed_out.iter().any(|&(id, _)| id == slot.id()))
     }
 
     /// Waits for at most `limit` until all requests on open connections have completed. Of the connections with
@@ -405,12 +405,12 @@ impl Ledger {
     }
 
     /// Takes all results out of the slots. Requests in flight on open connections are left in their slots.
-    pub(crate) fn collect(&self, unasked: u64) -> Ended {
+    pub(crate) fn collect(&self, unclaimed: u64) -> Ended {
         let (mut errors, mut occupied) = (Vec::new(), 0);
-        self.ask_for_causes();
+        self.query_causes();
         for slot in self.queues.slots().iter().filter(|slot| slot.state().is_occupied()) {
             let (state, id) = (slot.state(), WorkId::from_wr_id(slot.id()));
-            if self.goes_on(slot) {
+            if self.is_pending(slot) {
                 occupied += 1;
                 continue;
             }
@@ -430,9 +430,9 @@ impl Ledger {
             }
         }
         self.unreleased.set(occupied);
-        self.unasked.set(0);
+        self.unclaimed.set(0);
         self.checked();
-        Ended { errors: (!errors.is_empty()).then(|| Box::new(errors)), unasked }
+        Ended { errors: (!errors.is_empty()).then(|| Box::new(errors)), unclaimed }
     }
 
     /// Returns the error of an operation that failed. For a flushed operation, this is the cause of the flush. Returns
@@ -457,7 +457,7 @@ impl Ledger {
     }
 
     /// Returns true if the request is in flight on an open connection.
-    fn goes_on(&self, slot: &RequestSlot) -> bool {
+    fn is_pending(&self, slot: &RequestSlot) -> bool {
         let connection = self.queues.get(slot.connection as usize);
         slot.state().is_in_flight() && connection.is_some_and(|one| one.closed().is_none())
     }
@@ -466,7 +466,7 @@ impl Ledger {
 /// Aborts the process, because returning would give the caller memory that the device may still write to.
 #[cold]
 fn abort(error: &rdma_qp::Error) -> ! {
-    say(&format!(
+    write_to_stderr(&format!(
         "rdma-channel: aborting, since memory is borrowed by requests of a queue pair that could not be \
          destroyed: {error}\n"
     ));
@@ -475,7 +475,7 @@ fn abort(error: &rdma_qp::Error) -> ! {
 
 /// Writes a line to standard error, but only if that does not block. The pipe may have no reader, and another thread
 /// may hold the lock on `stderr`.
-fn say(line: &str) {
+fn write_to_stderr(line: &str) {
     let file = io::stderr();
     let mut files = [PollFd::new(&file, PollFlags::OUT)];
     if matches!(poll(&mut files, Some(&Timespec::default())), Ok(1..)) {

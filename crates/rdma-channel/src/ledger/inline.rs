@@ -3,7 +3,7 @@
 use rdma_connect::{Operation, TransportError};
 use rdma_mem::SharedElement;
 
-use super::copies::{Copies, CopyOfCall};
+use super::copies::{CallCopy, Copies};
 use super::queues::{Connection, index};
 use super::{Ledger, SlotWait};
 
@@ -39,7 +39,7 @@ impl Ledger {
     /// # Errors
     /// Returns an error if this process is a forked child.
     #[cold]
-    pub(crate) fn copy_of_call(&self, bytes: &[u8]) -> Result<Option<CopyOfCall>, TransportError> {
+    pub(crate) fn call_copy(&self, bytes: &[u8]) -> Result<Option<CallCopy>, TransportError> {
         let Some(copies) = self.copies_for(self.only(), bytes.len()) else {
             return Ok(None);
         };
@@ -48,7 +48,7 @@ impl Ledger {
     }
 
     /// Waits for a free slot of the send queue, and copies the bytes to the slot's buffer. The next post uses that
-    /// slot. Returns `None` if a copy is not needed or not possible, like [`copy_of_call`](Self::copy_of_call).
+    /// slot. Returns `None` if a copy is not needed or not possible, like [`call_copy`](Self::call_copy).
     ///
     /// # Errors
     /// Returns an error if no slot becomes free in time, or if this process is a forked child.

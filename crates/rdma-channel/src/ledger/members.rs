@@ -69,7 +69,7 @@ impl Ledger {
     fn empty_completion_queue(&self) {
         for _ in 0..self.cq.min_capacity() {
             // If the poll fails, it closes all connections.
-            if !self.takes_any().unwrap_or(false) {
+            if !self.poll_any().unwrap_or(false) {
                 return;
             }
         }

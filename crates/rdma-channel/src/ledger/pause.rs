@@ -82,32 +82,32 @@ impl Ledger {
     /// thread yields instead of sleeping.
     fn rest(&self, left: Option<Duration>, watch: Option<&Watch>) -> Result<(), TransportError> {
         let Some(events) = self.cq.channel() else {
-            watch.into_iter().for_each(Watch::look_now_and_then);
+            watch.into_iter().for_each(Watch::check_periodically);
             thread::yield_now();
             return Ok(());
         };
-        let asked = self.ask_for_event(events).is_ok();
-        let goes_on = self.takes_any()? || asked && self.sleep(events, left, watch);
-        if !goes_on {
-            watch.into_iter().for_each(Watch::look_now_and_then);
+        let asked = self.request_event(events).is_ok();
+        let waited = self.poll_any()? || asked && self.sleep(events, left, watch);
+        if !waited {
+            watch.into_iter().for_each(Watch::check_periodically);
             thread::yield_now();
         }
         Ok(())
     }
 
     /// Requests an event for the next completion. Pending events are received first, so that they do not accumulate.
-    fn ask_for_event(&self, events: &CompletionChannel) -> Result<(), rdma_qp::Error> {
-        if self.events_asked.get() > 0 {
+    fn request_event(&self, events: &CompletionChannel) -> Result<(), rdma_qp::Error> {
+        if self.events_requested.get() > 0 {
             while is_readable(events) && events.try_get_event()?.is_some() {}
         }
         self.cq.req_notify(false)?;
-        self.events_asked.set(self.events_asked.get() + 1);
+        self.events_requested.set(self.events_requested.get() + 1);
         Ok(())
     }
 
     /// Polls completions that arrived before the event was requested and therefore cause no event. Returns true if
     /// there were any, whether or not they matched a request.
-    pub(super) fn takes_any(&self) -> Result<bool, TransportError> {
+    pub(super) fn poll_any(&self) -> Result<bool, TransportError> {
         match self.cq.poll_into(&*self.polled) {
             Ok(polled) => {
                 self.note_completions(polled);
@@ -140,7 +140,7 @@ impl Ledger {
             Ok(_) if files[0].revents().contains(PollFlags::IN) => {
                 let taken = events.try_get_event();
                 if let Ok(Some(_)) = taken {
-                    self.events_asked.set(0);
+                    self.events_requested.set(0);
                 }
                 taken.is_ok()
             }
@@ -154,12 +154,12 @@ impl Ledger {
     pub(crate) fn arm(&self) -> Result<Armed, TransportError> {
         self.check_process()?;
         let Some(events) = self.cq.channel() else {
-            self.takes_any()?;
+            self.poll_any()?;
             return Ok(Armed::Ready);
         };
-        self.ask_for_event(events)?;
-        let any = self.takes_any()?;
-        Ok(if self.tell() || any { Armed::Ready } else { Armed::Sleep })
+        self.request_event(events)?;
+        let any = self.poll_any()?;
+        Ok(if self.take_unreported() || any { Armed::Ready } else { Armed::Sleep })
     }
 
     /// Returns the file that becomes readable after [`arm`](Self::arm); `None` if the channel spins.
@@ -175,13 +175,13 @@ impl Ledger {
 
     /// Marks the completed requests that neither a handle nor an earlier call has reported. Returns true if there are
     /// any. A poll for another handle may have found their completions, so no event will arrive for them.
-    fn tell(&self) -> bool {
-        if self.unreleased.get() == self.unasked.get() {
+    fn take_unreported(&self) -> bool {
+        if self.unreleased.get() == self.unclaimed.get() {
             return false;
         }
         let mut any = false;
-        for slot in self.queues.slots().iter().filter(|slot| slot.state().is_news()) {
-            slot.set(slot.state().told());
+        for slot in self.queues.slots().iter().filter(|slot| slot.state().is_unreported()) {
+            slot.set(slot.state().arm_reported());
             any = true;
         }
         any

@@ -9,7 +9,7 @@ use rdma_qp::PostError;
 use super::queues::{Connection, InBatch, Kept, Queue, RequestSlot};
 use super::state::SlotState;
 use super::ticket::Ticket;
-use super::{Ledger, SlotWait, closed, seldom};
+use super::{Ledger, SlotWait, closed, run_cold};
 use crate::deadline::BatchDeadline;
 use crate::request::Post;
 
@@ -24,7 +24,7 @@ pub(crate) struct PostFailure {
     pub(crate) error: TransportError,
     /// The ID of the request if the device may have accepted it. Its slot then stays in flight, as if the post had
     /// succeeded.
-    pub(crate) perhaps: Option<WorkId>,
+    pub(crate) maybe_posted: Option<WorkId>,
 }
 
 /// The reason for the last failed post, until it is read.
@@ -56,21 +56,25 @@ impl From<NotPosted<'_>> for TransportError {
 impl Ledger {
     /// Records why a request was not posted.
     #[cold]
-    pub(crate) fn refuse(&self, error: TransportError, perhaps: Option<WorkId>) -> NotPosted<'_> {
-        self.refusal.0.set(Some(PostFailure { error, perhaps }));
+    pub(crate) fn refuse(
+        &self,
+        error: TransportError,
+        maybe_posted: Option<WorkId>,
+    ) -> NotPosted<'_> {
+        self.refusal.0.set(Some(PostFailure { error, maybe_posted }));
         NotPosted(self)
     }
 
     /// Takes the reason for the last failed post.
     pub(crate) fn take_refusal(&self) -> PostFailure {
-        let nothing = || PostFailure { error: TransportError::WouldBlock, perhaps: None };
+        let nothing = || PostFailure { error: TransportError::WouldBlock, maybe_posted: None };
         self.refusal.0.take().unwrap_or_else(nothing)
     }
 }
 
 impl Ledger {
     /// Posts a request. Its slot is updated when the request completes. Even after an error, the device may have
-    /// accepted the request; `PostFailure::perhaps` shows that.
+    /// accepted the request; `PostFailure::maybe_posted` shows that.
     #[inline(always)]
     pub(crate) fn post<'l, 'data: 'kept, 'kept, W: Post<'data>>(
         &'l self,
@@ -83,20 +87,22 @@ impl Ledger {
         let plain = !operation.is_of_send_queue() || connection.unsignaled.get() == 0;
         let slot = if request.is_signaled()
             && plain
-            && let Some((slot, qp)) = connection.at_hand(queue)
+            && let Some((slot, qp)) = connection.next_slot(queue)
         {
             if let Err(error) = kept.post(qp, request, slot.id()) {
-                return Err(seldom(move || self.refused(connection, slot, operation, true, error)));
+                return Err(run_cold(move || {
+                    self.refused(connection, slot, operation, true, error)
+                }));
             }
             queue.advance(slot);
             self.posted(slot, operation, SlotState::IN_FLIGHT);
             slot
         } else if !request.is_signaled()
             && !connection.has_to_signal()
-            && let Some((slot, qp)) = connection.at_hand(queue)
+            && let Some((slot, qp)) = connection.next_slot(queue)
         {
             if let Err(error) = kept.post(qp, request, slot.id()) {
-                return Err(seldom(move || {
+                return Err(run_cold(move || {
                     self.refused(connection, slot, operation, false, error)
                 }));
             }
@@ -105,7 +111,7 @@ impl Ledger {
             self.posted(slot, operation, state);
             slot
         } else {
-            self.post_otherwise(connection, request, wait, kept)?
+            self.post_slow(connection, request, wait, kept)?
         };
         self.checked();
         Ok(Ticket::new(self, slot))
@@ -114,7 +120,7 @@ impl Ledger {
     /// Posts a request when the next slot is not free, or when a signaled request follows unsignaled ones. Also posts
     /// unsignaled requests that have to be signaled.
     #[inline(never)]
-    fn post_otherwise<'l, 'data: 'kept, 'kept, W: Post<'data>>(
+    fn post_slow<'l, 'data: 'kept, 'kept, W: Post<'data>>(
         &'l self,
         connection: &'l Connection,
         request: W,
@@ -122,8 +128,8 @@ impl Ledger {
         kept: Kept<'kept>,
     ) -> Result<&'l RequestSlot, NotPosted<'l>> {
         let (queue, operation) = (connection.queue(W::OPERATION), W::OPERATION);
-        let (slot, qp) = match connection.at_hand(queue) {
-            Some(at_hand) => at_hand,
+        let (slot, qp) = match connection.next_slot(queue) {
+            Some(next_slot) => next_slot,
             None => match self.wait_for_slot(connection, queue, operation, wait) {
                 Ok(taken) => taken,
                 Err(error) => return Err(self.refuse(error, None)),
@@ -131,7 +137,9 @@ impl Ledger {
         };
         let signaled = request.is_signaled() || connection.has_to_signal();
         if let Err(error) = kept.post(qp, request.signaled(signaled), slot.id()) {
-            return Err(seldom(move || self.refused(connection, slot, operation, signaled, error)));
+            return Err(run_cold(move || {
+                self.refused(connection, slot, operation, signaled, error)
+            }));
         }
         queue.advance(slot);
         let state = connection.link(slot, operation, signaled);
@@ -153,7 +161,7 @@ impl Ledger {
         if error.posted() == 0 {
             return self.refuse(refused.into(), None);
         }
-        self.perhaps_posted(connection, slot, operation, signaled);
+        self.maybe_posted(connection, slot, operation, signaled);
         self.refuse(refused.into(), Some(WorkId::from_wr_id(slot.id())))
     }
 }

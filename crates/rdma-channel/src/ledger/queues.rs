@@ -322,7 +322,7 @@ impl Connection {
 
     /// Queries the device for the cause of flushed requests, unless it is already known.
     #[cold]
-    pub(crate) fn ask_for_cause(&self) -> Option<AsyncEventKind> {
+    pub(crate) fn query_cause(&self) -> Option<AsyncEventKind> {
         if self.cause.get().is_none() {
             self.cause.set(self.qp().and_then(cause_of));
         }
@@ -335,17 +335,17 @@ impl Connection {
         if self.closed.get().is_none() {
             self.closed.set(Some(reason));
         }
-        self.take_no_more();
+        self.disable_cursors();
     }
 
-    fn take_no_more(&self) {
+    fn disable_cursors(&self) {
         self.send.cursor.set(self.dead);
         self.receive.cursor.set(self.dead);
     }
 
     /// Returns the slot for the next request of `queue` and the queue pair, if that slot is free.
     #[inline(always)]
-    pub(super) fn at_hand<'q>(
+    pub(super) fn next_slot<'q>(
         &'q self,
         queue: &'q Queue,
     ) -> Option<(&'q RequestSlot, &'q QueuePair)> {

@@ -33,7 +33,7 @@ impl SlotState {
     /// The request has no memory. It was posted only in order to be flushed after unsignaled requests.
     const MARKER: u16 = 0x200;
     /// `arm` has already reported that the request is done.
-    const TOLD: u16 = 0x400;
+    const ARM_REPORTED: u16 = 0x400;
 
     /// A request in flight whose handle was dropped, without other flags.
     pub(super) const IN_FLIGHT_DROPPED: Self = Self(Self::IN_FLIGHT.0 | Self::DROPPED);
@@ -92,13 +92,13 @@ impl SlotState {
         Self(self.0 | Self::MARKER | Self::FORGOTTEN)
     }
 
-    pub(super) const fn told(self) -> Self {
-        Self(self.0 | Self::TOLD)
+    pub(super) const fn arm_reported(self) -> Self {
+        Self(self.0 | Self::ARM_REPORTED)
     }
 
     /// Returns true if the request is done, and neither its handle nor `arm` has reported that.
-    pub(super) const fn is_news(self) -> bool {
-        self.is_done() && !self.has(Self::DROPPED | Self::FORGOTTEN | Self::TOLD)
+    pub(super) const fn is_unreported(self) -> bool {
+        self.is_done() && !self.has(Self::DROPPED | Self::FORGOTTEN | Self::ARM_REPORTED)
     }
 
     pub(super) const fn is_dropped(self) -> bool {
@@ -141,11 +141,13 @@ mod tests {
                 && !SlotState::IN_FLIGHT.marker().is_dropped()
         );
         assert!(!state.forgotten().is_dropped() && state.forgotten().has_no_handle());
-        assert!(SlotState::DONE.is_news() && done.to(SlotState::DONE).told().is_done());
+        assert!(
+            SlotState::DONE.is_unreported() && done.to(SlotState::DONE).arm_reported().is_done()
+        );
         for state in
-            [SlotState::DONE.told(), done, SlotState::DONE.forgotten(), SlotState::REPORTED]
+            [SlotState::DONE.arm_reported(), done, SlotState::DONE.forgotten(), SlotState::REPORTED]
         {
-            assert!(!state.is_news() && state.is_occupied());
+            assert!(!state.is_unreported() && state.is_occupied());
         }
         for phase in [SlotState::FREE, SlotState::DEAD, SlotState::RESERVED] {
             assert!(!phase.is_occupied() && !phase.is_in_flight() && !phase.is_reported());

@@ -108,32 +108,32 @@ impl PostedRequest<'_> {
     #[inline(always)]
     pub(crate) fn glance(self) -> Result<WorkSuccess, Unsettled> {
         let Self { ledger, slot } = self;
-        let has_come = if slot.state().is(SlotState::IN_FLIGHT) {
+        let has_completed = if slot.state().is(SlotState::IN_FLIGHT) {
             // Polls directly into the slot, because the completion usually belongs to this request.
             let entry = slice::from_ref(&slot.completion);
             if ledger.cq.poll_into(entry).map_err(Unsettled::Failed)? == 0 {
                 return Err(Unsettled::Nothing);
             }
-            slot.completion.get().last().wr_id() == slot.id() || self.take_others()
+            slot.completion.get().last().wr_id() == slot.id() || self.deliver_others()
         } else {
-            self.has_come()
+            self.has_completed()
         };
-        if has_come && let Ok(success) = slot.completion.get().last().result() {
+        if has_completed && let Ok(success) = slot.completion.get().last().result() {
             return Ok(success);
         }
-        Err(self.not_yet(has_come))
+        Err(self.no_success(has_completed))
     }
 
     /// Returns true if the request is done and its slot contains the completion.
     #[inline(never)]
-    fn has_come(self) -> bool {
+    fn has_completed(self) -> bool {
         self.slot.state().is(SlotState::DONE)
     }
 
     /// Delivers the completion in this slot, which belongs to another request, and polls again. If the next completion
     /// also belongs to another request, polls all that the buffer can hold. Returns true if this request has completed.
     #[inline(never)]
-    fn take_others(self) -> bool {
+    fn deliver_others(self) -> bool {
         let Self { ledger, slot } = self;
         ledger.deliver(&slot.completion);
         // If this poll fails, the next one reports the error.
@@ -151,8 +151,8 @@ impl PostedRequest<'_> {
     /// Handles a glance that found no success. If this request's failure was polled into the slot, delivers it.
     #[cold]
     #[inline(never)]
-    fn not_yet(self, has_come: bool) -> Unsettled {
-        if has_come && self.slot.state().is(SlotState::IN_FLIGHT) {
+    fn no_success(self, has_completed: bool) -> Unsettled {
+        if has_completed && self.slot.state().is(SlotState::IN_FLIGHT) {
             self.ledger.deliver(&self.slot.completion);
         }
         Unsettled::Unclear
@@ -177,7 +177,7 @@ impl PostedRequest<'_> {
             Unsettled::Unclear => {}
             Unsettled::Failed(error) => return Err(self.ledger.poll_failed(error)),
         }
-        Ok(match self.look()? {
+        Ok(match self.poll_once()? {
             Found::Own(result) => Some(result),
             Found::Other | Found::Nothing => None,
         })
@@ -202,7 +202,7 @@ impl PostedRequest<'_> {
         let result = self.wait_until(so_far, &mut deadline)?;
         result.ok_or_else(|| {
             let (timeout, peer) = (deadline.limit(), self.ledger.peer_of(self.slot));
-            self.ledger.note_given_up(self.slot, timeout);
+            self.ledger.note_timed_out(self.slot, timeout);
             TransportError::Timeout { operation, timeout, peer }
         })
     }
@@ -254,7 +254,7 @@ impl PostedRequest<'_> {
             Unsettled::Failed(error) => return Err(self.ledger.poll_failed(error)),
         }
         loop {
-            match self.look()? {
+            match self.poll_once()? {
                 Found::Own(result) => return Ok(Some(result)),
                 Found::Other => {}
                 Found::Nothing if self.ledger.pause(deadline, self.operation())? => {
@@ -265,7 +265,7 @@ impl PostedRequest<'_> {
         }
     }
 
-    fn look(self) -> Result<Found, TransportError> {
+    fn poll_once(self) -> Result<Found, TransportError> {
         let Self { ledger, slot } = self;
         if let Some(result) = slot.report() {
             return Ok(Found::Own(result));

@@ -20,18 +20,18 @@ pub(crate) struct Watch {
     is_of_rendezvous: bool,
     /// The process that created the watch. A forked child shares the stream and must not write to it.
     process: u32,
-    looked: Cell<Option<Instant>>,
+    last_check: Cell<Option<Instant>>,
     gone: Cell<Option<CloseReason>>,
     /// Whether polls now find the completions of everything that the peer sent before it left.
     is_settled: Cell<bool>,
     /// The farewell that this end will send.
-    last_word: Cell<Farewell>,
+    own_farewell: Cell<Farewell>,
     /// The farewell that the peer has sent, if any.
     farewell: Cell<Option<Farewell>>,
 }
 
 /// The minimum time between two checks of the stream by a channel that does not sleep.
-const LOOKS: Duration = Duration::from_millis(1);
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Watch {
     /// Keeps the stream of a rendezvous, and watches it if there is a limit.
@@ -53,10 +53,10 @@ impl Watch {
             limit,
             is_of_rendezvous,
             process: process::id(),
-            looked: Cell::default(),
+            last_check: Cell::default(),
             gone: Cell::default(),
             is_settled: Cell::default(),
-            last_word: Cell::new(Farewell::PLAIN),
+            own_farewell: Cell::new(Farewell::PLAIN),
             farewell: Cell::default(),
         }
     }
@@ -86,8 +86,8 @@ impl Watch {
     }
 
     /// Sets the farewell that is sent when the stream is closed.
-    pub(crate) fn end_with(&self, last_word: Farewell) {
-        self.last_word.set(last_word);
+    pub(crate) fn end_with(&self, own_farewell: Farewell) {
+        self.own_farewell.set(own_farewell);
     }
 
     pub(crate) fn stream(&self) -> BorrowedFd<'_> {
@@ -111,18 +111,18 @@ impl Watch {
         self.gone().is_some()
     }
 
-    /// Checks the stream without waiting, unless the last check was less than `LOOKS` ago.
-    pub(crate) fn look_now_and_then(&self) {
+    /// Checks the stream without waiting, unless the last check was less than `CHECK_INTERVAL` ago.
+    pub(crate) fn check_periodically(&self) {
         let now = Instant::now();
-        if self.looked.get().is_some_and(|last| now.duration_since(last) < LOOKS) {
+        if self.last_check.get().is_some_and(|last| now.duration_since(last) < CHECK_INTERVAL) {
             return;
         }
-        self.looked.set(Some(now));
-        self.look(Duration::ZERO);
+        self.last_check.set(Some(now));
+        self.wait_for_end(Duration::ZERO);
     }
 
     /// Waits for at most `limit` for the stream to end.
-    pub(crate) fn look(&self, limit: Duration) {
+    pub(crate) fn wait_for_end(&self, limit: Duration) {
         let mut files = [self.file()];
         let limit = Timespec::try_from(limit).ok();
         if let Ok(1..) = poll(&mut files, limit.as_ref()) {
@@ -134,7 +134,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if self.is_of_rendezvous && self.process == process::id() && self.gone().is_none() {
-            say_farewell(&self.stream, &self.last_word.get());
+            send_farewell(&self.stream, &self.own_farewell.get());
         }
     }
 }
@@ -163,7 +163,7 @@ pub(crate) fn end_of(
 
 /// Sends this end's farewell if that does not block, and ends the stream even if a forked child keeps a copy of its
 /// descriptor. If this fails because the peer is gone, nothing is lost.
-pub(crate) fn say_farewell(stream: &OwnedFd, farewell: &Farewell) {
+pub(crate) fn send_farewell(stream: &OwnedFd, farewell: &Farewell) {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     let _ = send(stream, &farewell.to_frame(), flags);
     let _ = shutdown(stream, Shutdown::Write);

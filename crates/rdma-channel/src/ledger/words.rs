@@ -15,7 +15,7 @@ pub(super) struct Words(OnceLock<Arc<SharedRegion>>);
 
 /// The word of a blocking call, which posts no other request. It is the dead slot's word, the first one.
 #[derive(Debug)]
-pub(crate) struct WordOfCall(Arc<SharedRegion>);
+pub(crate) struct CallWord(Arc<SharedRegion>);
 
 /// The size of each word in bytes.
 const WORD: usize = size_of::<u64>();
@@ -46,12 +46,12 @@ impl Ledger {
     ///
     /// # Errors
     /// Same errors as [`words`](Self::words).
-    pub(crate) fn word_of_call(&self) -> Result<WordOfCall, TransportError> {
-        self.words().map(Arc::clone).map(WordOfCall)
+    pub(crate) fn call_word(&self) -> Result<CallWord, TransportError> {
+        self.words().map(Arc::clone).map(CallWord)
     }
 }
 
-impl WordOfCall {
+impl CallWord {
     fn word(&self) -> Word<'_> {
         Word { words: &self.0, offset: 0 }
     }

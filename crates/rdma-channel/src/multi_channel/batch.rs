@@ -118,7 +118,7 @@ impl Ledger {
             let (ledger, mut deadline) = (call.ledger(), BatchDeadline::new(Some(timeout)));
             let mut ids = Vec::new();
             for Group { peer, requests, .. } in &mut groups {
-                let mut slots = vec![ledger.no_slot(); requests.len()];
+                let mut slots = vec![ledger.dead_slot(); requests.len()];
                 let posted = ledger
                     .connection(*peer)
                     .map_err(BatchNotPosted::from)
@@ -128,7 +128,7 @@ impl Ledger {
                 }
                 ids.extend(slots.iter().map(|slot| Ticket::new(ledger, slot).keep().0));
                 if let Err(BatchNotPosted { error, .. }) = posted {
-                    return (ids, Some(PostFailure { error, perhaps: None }));
+                    return (ids, Some(PostFailure { error, maybe_posted: None }));
                 }
             }
             (ids, None)

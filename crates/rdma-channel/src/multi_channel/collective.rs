@@ -72,7 +72,7 @@ impl Ledger {
             None => timeout,
         };
         let awaited = self.await_each(ids, limit).err();
-        self.settle_each(ids, refused.as_ref().and_then(|refusal| refusal.perhaps));
+        self.settle_each(ids, refused.as_ref().and_then(|refusal| refusal.maybe_posted));
         let outcomes = self.outcomes(ids, timeout);
         if self.has_unreleased() {
             // Collects the flushed requests of other calls on the connections that were closed.
@@ -100,8 +100,8 @@ impl Ledger {
 
     /// Ends the requests that are still in flight. If the device may have accepted the refused request, ends that one,
     /// too.
-    fn settle_each(&mut self, ids: &[WorkId], perhaps: Option<WorkId>) {
-        let mut late = ids.iter().chain(&perhaps).filter_map(|id| self.in_flight(id.wr_id()));
+    fn settle_each(&mut self, ids: &[WorkId], maybe_posted: Option<WorkId>) {
+        let mut late = ids.iter().chain(&maybe_posted).filter_map(|id| self.in_flight(id.wr_id()));
         if late.next().is_none() {
             return;
         }
@@ -111,7 +111,7 @@ impl Ledger {
                     ledger.close_connection_of(id, reason(slot.operation.get()));
                 }
             };
-            perhaps
+            maybe_posted
                 .iter()
                 .for_each(|&id| close(id, |operation| CloseReason::Doubtful { operation }));
             ids.iter().for_each(|&id| close(id, |operation| CloseReason::Timeout { operation }));
@@ -125,7 +125,7 @@ impl Ledger {
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let (mut successes, mut errors) = (Vec::with_capacity(ids.len()), Vec::new());
-        self.ask_for_causes();
+        self.query_causes();
         for &id in ids {
             let Some(slot) = self.queues.slot_of(id.wr_id()) else { continue };
             let operation = slot.operation.get();

@@ -26,18 +26,18 @@ impl MultiChannel {
     /// let mut peers = Vec::new();
     /// for _ in 0..2 {
     ///     let (here, there) = (center.prepare()?, pd.create_channel().build()?);
-    ///     let told = here.endpoint(); // sent to the peer
+    ///     let endpoint = here.endpoint(); // sent to the peer
     ///     center.add(here, there.endpoint())?;
-    ///     peers.push(there.handshake(told)?);
+    ///     peers.push(there.handshake(endpoint)?);
     /// }
     /// assert!(matches!(center.prepare(), Err(TransportError::TooManyPeers { most: 2, .. })));
     ///
     /// center.remove(0)?;
     /// assert_eq!(center.closed(0)?, Some(CloseReason::Absent));
     /// let (here, there) = (center.prepare()?, pd.create_channel().build()?);
-    /// let told = here.endpoint();
+    /// let endpoint = here.endpoint();
     /// assert_eq!(center.add(here, there.endpoint())?, 0); // the lowest free index
-    /// peers[0] = there.handshake(told)?;
+    /// peers[0] = there.handshake(endpoint)?;
     /// assert!(center.peers().eq([0, 1]));
     /// # Ok::<(), TransportError>(())
     /// ```

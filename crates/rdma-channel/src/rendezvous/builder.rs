@@ -82,8 +82,8 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     /// let server = std::thread::spawn(move || listener.accept());
     ///
     /// let builder = pd.create_channel().user_bytes(b"from the client");
-    /// let (_channel, told) = builder.connect(address)?;
-    /// assert_eq!(*told, *b"from the server");
+    /// let (_channel, greeting) = builder.connect(address)?;
+    /// assert_eq!(*greeting, *b"from the server");
     /// # server.join().unwrap()?;
     ///
     /// let refused = pd.create_channel().user_bytes(&[7; 1025]).connect(address);

@@ -12,7 +12,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
-use crate::ledger::watch::say_farewell;
+use crate::ledger::watch::send_farewell;
 
 pub(crate) use rustix::event::epoll::EventFlags;
 
@@ -99,9 +99,9 @@ impl Added {
     }
 
     /// Sends this end's farewell, unless this is a forked child.
-    pub(crate) fn say_farewell(&self) {
+    pub(crate) fn send_farewell(&self) {
         if process::id() == self.0.files.process {
-            say_farewell(&self.0.stream, &Farewell::PLAIN);
+            send_farewell(&self.0.stream, &Farewell::PLAIN);
         }
     }
 

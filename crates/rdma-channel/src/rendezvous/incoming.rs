@@ -34,8 +34,8 @@ use crate::ledger::watch::Watch;
 ///     let stranger = pd.create_channel().user_bytes(b"let me in").connect(address);
 ///     assert!(matches!(stranger, Err(ConnectError::Rejected(why)) if &*why == "no password"));
 ///     let builder = pd.create_channel().user_bytes(b"swordfish").max_inline_data(16);
-///     let (mut channel, told) = builder.connect(address)?;
-///     let board = RemoteMemoryRegion::from_bytes(told[..].try_into()?);
+///     let (mut channel, greeting) = builder.connect(address)?;
+///     let board = RemoteMemoryRegion::from_bytes(greeting[..].try_into()?);
 ///     channel.write_inline(b"here I am", board)?;
 ///     Ok(())
 /// });

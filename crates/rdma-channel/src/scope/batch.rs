@@ -59,7 +59,7 @@ impl<'scope> ScopedPeer<'scope> {
         &self,
         mut items: [I; N],
     ) -> Result<[ScopedPendingWork<'scope>; N], TransportError> {
-        let mut slots = [self.ledger().no_slot(); N];
+        let mut slots = [self.ledger().dead_slot(); N];
         self.post_into(&mut items, &mut slots)?;
         Ok(array::from_fn(|place| PendingWork::new(Ticket::new(self.ledger(), slots[place]))))
     }
@@ -68,7 +68,7 @@ impl<'scope> ScopedPeer<'scope> {
         &self,
         mut items: Vec<I>,
     ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError> {
-        let mut slots = vec![self.ledger().no_slot(); items.len()];
+        let mut slots = vec![self.ledger().dead_slot(); items.len()];
         self.post_into(&mut items, &mut slots)?;
         let tickets = slots.into_iter().map(|slot| Ticket::new(self.ledger(), slot));
         Ok(tickets.map(PendingWork::new).collect())

@@ -285,10 +285,10 @@ impl<'scope> ScopedPeer<'scope> {
     /// let mut record = pd.allocate_region(64)?;
     /// channel
     ///     .scope(|s| {
-    ///         let told = s.post_receive(ReceiveWorkRequest::only_immediate())?;
+    ///         let notice = s.post_receive(ReceiveWorkRequest::only_immediate())?;
     ///         let record = record.as_slice_mut();
     ///         let written = s.write_from_with(record, board.remote(), |w| w.with_immediate(7))?;
-    ///         assert_eq!(told.spin_poll()?.immediate_data(), Some(7));
+    ///         assert_eq!(notice.spin_poll()?.immediate_data(), Some(7));
     ///         let (record, _) = written.done(Duration::from_secs(1))?;
     ///         assert_eq!(record.len(), 64);
     ///         Ok::<_, TransportError>(())

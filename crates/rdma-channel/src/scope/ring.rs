@@ -13,7 +13,7 @@ use super::in_flight::InFlight;
 use super::outcome::{Late, Refused};
 use super::peer::ScopedPeer;
 use super::rent::sealed::Writable as _;
-use crate::channel::exchanging::bytes_here;
+use crate::channel::exchanging::received_bytes;
 use crate::ledger::{Ledger, SlotWait, closed};
 
 /// Buffers that are posted as receives, and returned in the order in which their messages arrive.
@@ -196,7 +196,7 @@ impl<'scope> RingMessage<'_, 'scope> {
     #[must_use = "the ring has one receive less until `give_back` returns the buffer"]
     #[allow(clippy::expect_used)] // only this method takes the buffer, and it consumes the message
     pub fn take(mut self) -> (SliceMut<'scope>, usize) {
-        let length = bytes_here(&self.success);
+        let length = received_bytes(&self.success);
         (self.buffer.take().expect("taken once"), length)
     }
 }
@@ -206,7 +206,7 @@ impl Deref for RingMessage<'_, '_> {
 
     fn deref(&self) -> &[u8] {
         let buffer = self.buffer.as_deref().unwrap_or_default();
-        &buffer[..bytes_here(&self.success).min(buffer.len())]
+        &buffer[..received_bytes(&self.success).min(buffer.len())]
     }
 }
 

@@ -203,7 +203,7 @@ impl Peers {
     pub(super) fn leave(&mut self, id: PeerId, reason: LeftReason, flush: Duration) {
         let Some(peer) = self.get(id).filter(|peer| peer.leaving.is_none()) else { return };
         if let (LeftReason::Disconnected, Some(stream)) = (&reason, &peer.stream) {
-            stream.say_farewell();
+            stream.send_farewell();
         }
         peer.leaving = Some((reason, Until::after(Instant::now(), flush)));
         peer.stream = None;
@@ -254,7 +254,7 @@ impl Peers {
     pub(super) fn take_all(&mut self) -> Vec<(PeerId, Peer)> {
         let id = |index, place: &PeerEntry| PeerId::new(index, place.generation);
         let peers = self.places.iter().filter_map(|place| place.peer.as_ref());
-        peers.filter_map(|peer| peer.stream.as_ref()).for_each(Added::say_farewell);
+        peers.filter_map(|peer| peer.stream.as_ref()).for_each(Added::send_farewell);
         let peers = (0..).zip(&mut self.places);
         peers.filter_map(|(index, place)| Some((id(index, place), place.peer.take()?))).collect()
     }

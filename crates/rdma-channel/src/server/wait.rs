@@ -15,7 +15,7 @@ impl Server {
     /// Sleeps until something happens, for at most `left`. A server that spins checks its files and yields instead.
     pub(super) fn rest(&mut self, left: Duration) -> Result<(), ServerError> {
         if self.clients.maker().cq.channel().is_none() {
-            self.look(Duration::ZERO)?;
+            self.wait_for_files(Duration::ZERO)?;
             thread::yield_now();
             return Ok(());
         }
@@ -23,7 +23,7 @@ impl Server {
             return Ok(());
         }
         let peers = self.peers.next_end(self.limits().send);
-        self.look(left.min(peers).min(self.clients.next_end(Instant::now())))
+        self.wait_for_files(left.min(peers).min(self.clients.next_end(Instant::now())))
     }
 
     /// Requests an event for the next completion, and polls all completions that have already arrived.
@@ -43,12 +43,12 @@ impl Server {
         self.arm()?;
         self.join_clients()?;
         self.end_leaving();
-        Ok(!self.has_news())
+        Ok(!self.has_event())
     }
 
     /// Waits until a file is ready, for at most `limit`, and handles the ready files.
-    pub(super) fn look(&mut self, limit: Duration) -> Result<(), ServerError> {
-        self.since_look = 0;
+    pub(super) fn wait_for_files(&mut self, limit: Duration) -> Result<(), ServerError> {
+        self.polls_since_check = 0;
         self.clients.update_taking()?;
         let mut ready = mem::take(&mut self.ready);
         let waited = self.files.wait(limit, &mut ready);

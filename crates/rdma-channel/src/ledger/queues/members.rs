@@ -12,7 +12,7 @@ impl Connection {
     }
 
     /// Moves the cursors back to the first slots, because there is a queue pair again.
-    fn take_again(&self) {
+    fn reset_cursors(&self) {
         debug_assert!(self.qp.is_some(), "requests without a queue pair");
         for queue in [&self.send, &self.receive] {
             queue.cursor.set(queue.first);
@@ -24,7 +24,7 @@ impl Queues {
     /// Takes out a queue pair, so that it can be destroyed.
     pub(in crate::ledger) fn take_qp(&mut self, peer: usize) -> Option<QueuePair> {
         let connection = self.get_mut(peer)?;
-        connection.take_no_more();
+        connection.disable_cursors();
         connection.qp.take()
     }
 
@@ -33,7 +33,7 @@ impl Queues {
         let Some(connection) = self.get_mut(peer) else { return };
         connection.qp = Some(qp);
         if connection.closed.get().is_none() {
-            connection.take_again();
+            connection.reset_cursors();
         }
     }
 
@@ -51,7 +51,7 @@ impl Queues {
         connection.last_unsignaled.set(connection.dead);
         connection.unsignaled.set(0);
         connection.closed.set(None);
-        connection.take_again();
+        connection.reset_cursors();
     }
 
     /// Frees the place for another peer. Its queue pair must have been taken out and its slots freed.
