@@ -125,7 +125,7 @@ impl Driver {
 
     /// Checks that the driver has not ended, so that it can connect by address.
     pub(crate) fn check(&self) -> Result<(), ConnectError> {
-        if !self.0.is_over() {
+        if !self.0.is_shut_down() {
             return Ok(());
         }
         let source = std::io::Error::other("the driver has ended: create another one");

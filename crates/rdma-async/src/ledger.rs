@@ -20,7 +20,7 @@ use rdma_connect::{CloseReason, Operation, PeerAddress, TransportError};
 use rdma_qp::{CompletionQueue, Error, PollError, PollSlot, QueuePair, WorkResult};
 
 use self::after::{After, Afters};
-use self::entry::{ConnectionEntry, Left, Rooms};
+use self::entry::{ConnectionEntry, Contents, Waiters};
 use self::slots::{Id, MOST, Side};
 use crate::buffer::held::Held;
 use crate::sync::{Mutex, MutexGuard};
@@ -145,7 +145,12 @@ impl Ledger {
 
     /// Creates an entry for a queue pair that completes here, whose room was [reserved](Self::reserve). Returns the
     /// entry's index, and a serial number that no other connection in this entry ever has.
-    pub(crate) fn enter(&self, qp: QueuePair, depth: [u32; 2], rooms: Arc<Rooms>) -> (usize, u64) {
+    pub(crate) fn enter(
+        &self,
+        qp: QueuePair,
+        depth: [u32; 2],
+        waiters: Arc<Waiters>,
+    ) -> (usize, u64) {
         // This calls the device, so the lock is not held.
         let port = qp.query().ok().map(|attributes| attributes.port);
         let mut table = self.lock();
@@ -156,7 +161,7 @@ impl Ledger {
         }
         table.entered += 1;
         let serial = table.entered;
-        table.entries[entry].enter((qp, port), serial, depth, rooms);
+        table.entries[entry].enter((qp, port), serial, depth, waiters);
         (entry, serial)
     }
 
@@ -166,7 +171,7 @@ impl Ledger {
         // This calls the device, so the lock is not held.
         let port = qp.query().ok().map(|attributes| attributes.port);
         let mut table = self.lock();
-        let can = !table.has_failed && table.at(entry).takes_another();
+        let can = !table.has_failed && table.at(entry).can_renew();
         if can {
             table.at(entry).renew((qp, port), epoch);
         } else {
@@ -177,7 +182,7 @@ impl Ledger {
     }
 
     /// If `is_so` returns true for the entry, stops posts on its connection and lets its send queue drain. Notifies its
-    /// [`Rooms`] now, and again when the send queue has drained.
+    /// [`Waiters`] now, and again when the send queue has drained.
     pub(crate) fn stop_if(
         &self,
         entry: usize,
@@ -276,7 +281,7 @@ impl Ledger {
             let is_of = |entry: &mut ConnectionEntry| {
                 let is_of = entry.is_of(port);
                 if is_of {
-                    entry.await_no_other();
+                    entry.forbid_renewal();
                 }
                 is_of
             };
@@ -296,7 +301,7 @@ impl Ledger {
     /// If the provider refuses to destroy the queue pair. The operations then end as they complete, or when a later
     /// call destroys the queue pair.
     pub(crate) fn close(&self, entry: usize, reason: CloseReason) -> Result<(), Error> {
-        self.lock().at(entry).await_no_other();
+        self.lock().at(entry).forbid_renewal();
         self.close_if(entry, reason, |_| true)
     }
 
@@ -343,9 +348,9 @@ impl Ledger {
             }
             Err((qp, error)) => {
                 table.at(entry).put_back(qp);
-                let rooms = Arc::clone(table.at(entry).rooms());
+                let waiters = Arc::clone(table.at(entry).waiters());
                 drop(table);
-                After::Close(rooms).run();
+                After::Close(waiters).run();
                 return Err(error);
             }
         };
@@ -388,7 +393,7 @@ impl Table {
 
     /// Frees the entry of a destroyed queue pair. Returns its contents, for the caller to drop after releasing the
     /// lock.
-    fn vacate(&mut self, entry: usize) -> Left {
+    fn vacate(&mut self, entry: usize) -> Contents {
         self.taken -= self.at(entry).depth();
         // Leaked futures (`mem::forget`) are still counted as waiting.
         self.queued -= self.at(entry).waiting().min(self.queued);
@@ -447,8 +452,8 @@ impl Table {
     }
 
     /// Stops waiting for a request. Returns the kind of operation if the device still holds the request.
-    pub(crate) fn forsake(&mut self, id: Id) -> Option<Operation> {
-        self.entries[id.entry()].forsake(id, &mut self.afters)
+    pub(crate) fn detach(&mut self, id: Id) -> Option<Operation> {
+        self.entries[id.entry()].detach(id, &mut self.afters)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::driver::shared::Handle;
 #[cfg(not(loom))]
 use crate::lease::borrower::Granted;
 use crate::ledger::Ledger;
-use crate::ledger::entry::{ConnectionEntry, Rooms, words};
+use crate::ledger::entry::{ConnectionEntry, Waiters, words};
 use crate::ledger::post::PostFailure;
 
 /// A connection in its ledger, whether or not it still has an owner.
@@ -81,7 +81,7 @@ impl Lease {
         match *self {}
     }
 
-    pub(crate) const fn note_forsaken(&self) {
+    pub(crate) const fn note_detached(&self) {
         match *self {}
     }
 }
@@ -91,7 +91,7 @@ pub(crate) struct Inner {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) entry: usize,
     serial: u64,
-    pub(crate) rooms: Arc<Rooms>,
+    pub(crate) waiters: Arc<Waiters>,
     pub(crate) pd: ProtectionDomain,
     /// The number of slots of the connection.
     pub(crate) depth: u32,
@@ -135,8 +135,8 @@ impl Lease {
 
     /// Records that a request that uses the memory continues after its future was dropped.
     #[cold]
-    pub(crate) fn note_forsaken(&self) {
-        self.granted.note_forsaken();
+    pub(crate) fn note_detached(&self) {
+        self.granted.note_detached();
     }
 }
 
@@ -147,14 +147,14 @@ impl Inner {
         depth: [u32; 2],
         driver: Arc<Handle>,
     ) -> Self {
-        let (pd, rooms) = (qp.pd().clone(), Arc::<Rooms>::default());
-        let (entry, serial) = ledger.enter(qp, depth, Arc::clone(&rooms));
+        let (pd, waiters) = (qp.pd().clone(), Arc::<Waiters>::default());
+        let (entry, serial) = ledger.enter(qp, depth, Arc::clone(&waiters));
         let depth = depth[0] + depth[1];
         let inner = Self {
             ledger,
             entry,
             serial,
-            rooms,
+            waiters,
             pd,
             depth,
             member: OnceLock::new(),
@@ -172,7 +172,7 @@ impl Inner {
             ledger: Arc::clone(&self.ledger),
             entry: self.entry,
             serial: self.serial,
-            rooms: Arc::clone(&self.rooms),
+            waiters: Arc::clone(&self.waiters),
             pd: self.pd.clone(),
             depth: self.depth,
             member: OnceLock::new(),
@@ -184,7 +184,7 @@ impl Inner {
     /// Closes all queue pairs in the ledger if the driver has ended, because it may have ended before this queue pair
     /// entered.
     pub(crate) fn check_driver(&self) {
-        if self.driver.is_over() {
+        if self.driver.is_shut_down() {
             self.ledger.close_all(CloseReason::Destroyed);
         }
     }
@@ -250,7 +250,7 @@ impl Inner {
     /// drained.
     #[cfg(not(loom))]
     pub(crate) async fn until<R>(&self, find: impl Fn(&mut ConnectionEntry) -> Option<R>) -> R {
-        crate::sync::until(self.rooms.ended(), || self.look(&find)).await
+        crate::sync::until(self.waiters.ended(), || self.look(&find)).await
     }
 }
 

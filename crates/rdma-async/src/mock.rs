@@ -35,7 +35,7 @@ struct NicState {
     is_asked: bool,
     events: usize,
     /// Whether the test has stopped waiting for events.
-    is_over: bool,
+    is_stopped: bool,
     newest_qp: u32,
     /// The bytes of requests that were sent or written.
     sent: Vec<Vec<u8>>,
@@ -150,15 +150,15 @@ impl Nic {
     /// Waits until the channel's file is readable. Returns false if the test has stopped waiting before that.
     pub(crate) fn wait_for_event(&self) -> bool {
         let mut state = self.state();
-        while state.events == 0 && !state.is_over {
+        while state.events == 0 && !state.is_stopped {
             state = self.wait(state);
         }
         state.events > 0
     }
 
     /// Stops waiting for events.
-    pub(crate) fn wait_no_more(&self) {
-        self.state().is_over = true;
+    pub(crate) fn stop_waiting(&self) {
+        self.state().is_stopped = true;
         self.changed.notify_all();
     }
 

@@ -60,7 +60,7 @@ impl Others {
     /// Waits until the device and the driver have finished.
     fn end(self, rig: &Rig) {
         self.nic.join().unwrap();
-        rig.nic.wait_no_more();
+        rig.nic.stop_waiting();
         self.driver.join().unwrap();
     }
 }

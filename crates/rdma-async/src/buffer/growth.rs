@@ -44,7 +44,8 @@ impl Growth {
                 !mem::replace(&mut state.is_growing, true)
             };
             let thread = begins.then(|| {
-                let growing = Growing { growth: self.clone(), pool: pool.clone(), is_over: false };
+                let growing =
+                    Growing { growth: self.clone(), pool: pool.clone(), is_complete: false };
                 runtime.spawn_blocking(|| growing.run())
             });
             if let Ok(allocated) = answered.await {
@@ -67,7 +68,7 @@ impl Growth {
 struct Growing {
     growth: Growth,
     pool: BufferPool,
-    is_over: bool,
+    is_complete: bool,
 }
 
 impl Growing {
@@ -83,7 +84,7 @@ impl Growing {
         let mut state = self.growth.state();
         if state.waiting.is_empty() {
             state.is_growing = false;
-            self.is_over = true;
+            self.is_complete = true;
             return None;
         }
         Some(mem::take(&mut state.waiting))
@@ -92,13 +93,13 @@ impl Growing {
 
 impl Drop for Growing {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.is_complete {
             let mut state = self.growth.state();
             state.is_growing = false;
-            let forsaken = mem::take(&mut state.waiting);
+            let waiting = mem::take(&mut state.waiting);
             // Dropping the senders wakes tasks, so the lock is released first.
             drop(state);
-            drop(forsaken);
+            drop(waiting);
         }
     }
 }
@@ -181,7 +182,7 @@ mod tests {
             for panics in [false, true] {
                 growth.state().is_growing = true;
                 let given_up =
-                    Growing { growth: growth.clone(), pool: pool.clone(), is_over: false };
+                    Growing { growth: growth.clone(), pool: pool.clone(), is_complete: false };
                 let mut waits = [100, 3000].map(|length| Box::pin(growth.wait(&pool, length, 1)));
                 for wait in &mut waits {
                     let mut cx = Context::from_waker(Waker::noop());

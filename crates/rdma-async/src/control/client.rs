@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tracing::field::{Empty, display};
 use tracing::{Instrument as _, Span};
 
-use super::meet::blocking;
+use super::negotiate::blocking;
 use super::options::ConnectionOptions;
 use super::shared::Shared;
 use super::stream::keep;

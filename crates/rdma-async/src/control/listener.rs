@@ -16,7 +16,7 @@ use tracing::{Instrument as _, Span};
 
 use super::incoming::Incoming;
 use super::maker::Maker;
-use super::meet::blocking;
+use super::negotiate::blocking;
 use super::options::ConnectionOptions;
 use super::socket::{ClientSocket, listen, open_files, poll_accept};
 use crate::connection::Connection;
@@ -79,7 +79,7 @@ pub(super) struct Served {
     maker: Maker,
     pub(super) options: ConnectionOptions,
     /// Notified when a client can be accepted, or the listener has failed.
-    news: Notify,
+    ready: Notify,
     /// Notified when the program takes a client or the failure. The task then accepts clients again.
     taken: Notify,
 }
@@ -139,7 +139,7 @@ impl Driver {
             state: Mutex::new(ListenerState { clients, has_ended: false }),
             maker,
             options,
-            news: Notify::new(),
+            ready: Notify::new(),
             taken: Notify::new(),
         });
         let guard = Guard(Arc::clone(&shared));
@@ -186,13 +186,13 @@ impl Listener {
     pub async fn incoming(&self) -> Result<Incoming, ConnectError> {
         loop {
             // The wait does not miss a notification that arrives between the check and the wait.
-            let news = self.shared.news.notified();
+            let ready = self.shared.ready.notified();
             if let Some(outcome) = self.take() {
                 // More may be left for other waiters.
-                self.shared.news.notify_one();
+                self.shared.ready.notify_one();
                 return outcome;
             }
-            news.await;
+            ready.await;
         }
     }
 
@@ -303,9 +303,9 @@ impl Served {
     }
 
     /// Wakes a program that waits in `accept`, if there is a client or an error for it.
-    fn notify_news(&self) {
+    fn notify_ready(&self) {
         if self.state().clients.has_news() {
-            self.news.notify_one();
+            self.ready.notify_one();
         }
     }
 
@@ -315,7 +315,7 @@ impl Served {
         state.has_ended = true;
         state.clients.close();
         drop(state);
-        self.news.notify_waiters();
+        self.ready.notify_waiters();
     }
 }
 
@@ -338,6 +338,6 @@ async fn serve(shared: &Arc<Served>, socket: &TcpListener) {
                 return;
             }
         }
-        shared.notify_news();
+        shared.notify_ready();
     }
 }

@@ -18,7 +18,7 @@ use super::frame::{Frame, write_head};
 use crate::lease::limits::LeaseLimits;
 use crate::lease::outbox::Outbox;
 use crate::lease::table::{Closing, Leases};
-use crate::ledger::after::apart;
+use crate::ledger::after::contain_panic;
 use crate::ledger::entry::ConnectionEntry;
 use crate::link::{Inner, Seat};
 use crate::sync::until;
@@ -99,7 +99,7 @@ pub(crate) struct Shared {
     /// Memory that this end lends and borrows.
     pub(crate) leases: Arc<Leases>,
     /// The stream, while its task owns it.
-    pub(super) to_look_at: Weak<TcpStream>,
+    pub(super) peekable: Weak<TcpStream>,
     /// The time that the peer's machine may be silent on the stream.
     pub(super) silence: Duration,
     /// The process that created this. In a forked child, the thread that holds the lock may not exist.
@@ -113,11 +113,11 @@ pub(super) struct StreamState {
     /// The newest epoch that has been offered.
     pub(super) newest: u32,
     /// Whether to request a sign of life from the other end.
-    owes_beat: bool,
+    beat_due: bool,
     /// Whether the other end has requested a sign of life.
-    owes_alive: bool,
+    alive_due: bool,
     /// The reason why the stream is closed, if it is.
-    over: Option<CloseReason>,
+    closed: Option<CloseReason>,
     /// The last farewell that this end sent.
     farewell: Option<Farewell>,
 }
@@ -128,7 +128,7 @@ pub(super) struct Lane {
     /// This end's connection, if there is one.
     pub(super) here: Option<Seat>,
     /// Whether a queue pair for this connection is being made.
-    pub(super) is_meeting: bool,
+    pub(super) is_negotiating: bool,
     /// The epoch and endpoint of the client's offer, or of the server's answer.
     pub(super) endpoint: Option<(u32, Box<QueuePairEndpoint>)>,
     /// The epoch of the queue pair that the client has connected.
@@ -153,11 +153,11 @@ impl Lane {
     }
 
     /// Returns why the queue pair of this epoch was ended by the other end or by the stream.
-    fn gone(&self, epoch: u32, over: Option<CloseReason>) -> CloseReason {
+    fn gone(&self, epoch: u32, closed: Option<CloseReason>) -> CloseReason {
         if self.farewell(epoch).is_some() || self.finished == Some(epoch) {
             return CloseReason::Disconnected;
         }
-        over.unwrap_or(CloseReason::PeerFailed)
+        closed.unwrap_or(CloseReason::PeerFailed)
     }
 }
 
@@ -165,7 +165,7 @@ impl StreamState {
     /// Forgets the connection with this number if this end has none and neither end is making one.
     pub(super) fn forget_unknown(&mut self, number: u32) {
         let is_unknown =
-            |lane: &Lane| lane.here.is_none() && !lane.is_meeting && lane.endpoint.is_none();
+            |lane: &Lane| lane.here.is_none() && !lane.is_negotiating && lane.endpoint.is_none();
         if self.lanes.get(&number).is_some_and(is_unknown) {
             self.lanes.remove(&number);
         }
@@ -184,7 +184,7 @@ impl Shared {
         let (changed, left) = (Notify::new(), Notify::new());
         let out = Arc::new(Outbox::new(write_head));
         let leases = Arc::new(Leases::new(Arc::clone(&out), limits, margin));
-        let (to_look_at, silence) = (Weak::new(), Duration::MAX);
+        let (peekable, silence) = (Weak::new(), Duration::MAX);
         Self {
             state,
             out,
@@ -197,7 +197,7 @@ impl Shared {
             limit,
             operation_timeout,
             leases,
-            to_look_at,
+            peekable,
             silence,
             process,
         }
@@ -213,12 +213,12 @@ impl Shared {
 
     /// Wakes all waiters, which recheck their conditions.
     fn notify_waiters(&self) {
-        apart(|| self.changed.notify_waiters());
+        contain_panic(|| self.changed.notify_waiters());
     }
 
     /// Adds a connection, or its next queue pair.
     pub(super) fn enter(&self, number: u32, connection: &Inner) {
-        connection.rooms.set_control(&self.out.to_send);
+        connection.waiters.set_control(&self.out.to_send);
         let seat = connection.seat();
         let epoch = connection.look(|entry| entry.epoch);
         if let Some(member) = connection.member() {
@@ -239,8 +239,8 @@ impl Shared {
         let mut state = self.state();
         let Some(lane) = state.lanes.get_mut(&number) else { return };
         // If a future that was reconnecting this connection was leaked (`mem::forget`), it will never reset
-        // `is_meeting`.
-        (lane.here, lane.is_meeting) = (None, false);
+        // `is_negotiating`.
+        (lane.here, lane.is_negotiating) = (None, false);
         let ended_sent = lane.ended_sent.max(lane.withdrawn) >= Some(epoch);
         state.forget_unknown(number);
         drop(state);
@@ -287,12 +287,12 @@ impl Shared {
     fn gone(&self, number: u32, epoch: u32) -> Option<CloseReason> {
         let state = self.state();
         let lane = state.lanes.get(&number)?;
-        let is_gone = state.over.is_some() || lane.withdrawn >= Some(epoch);
+        let is_gone = state.closed.is_some() || lane.withdrawn >= Some(epoch);
         if is_gone || lane.farewell(epoch).is_some() {
-            return Some(lane.gone(epoch, state.over));
+            return Some(lane.gone(epoch, state.closed));
         }
         drop(state);
-        let stream = self.to_look_at.upgrade()?;
+        let stream = self.peekable.upgrade()?;
         match recv(&*stream, &mut [0], RecvFlags::DONTWAIT | RecvFlags::PEEK) {
             Ok((0, _)) => Some(CloseReason::Died),
             // The bytes may be the other end's farewell.
@@ -313,7 +313,7 @@ impl Shared {
         let mut state = self.state();
         let state = &mut *state;
         for (owes, frame) in
-            [(&mut state.owes_beat, Frame::Beat), (&mut state.owes_alive, Frame::Alive)]
+            [(&mut state.beat_due, Frame::Beat), (&mut state.alive_due, Frame::Alive)]
         {
             if std::mem::take(owes) {
                 frame.write(0, 0, &mut due);
@@ -333,14 +333,14 @@ impl Shared {
     /// queue pair that is current when this is called is affected, even if it is replaced in the meantime.
     fn settle(&self, number: u32, connection: &Seat) {
         let Some(epoch) = connection.look(|entry| entry.epoch) else { return };
-        let (is_over, is_finished, gone) = {
+        let (is_closed, is_finished, gone) = {
             let state = self.state();
             let Some(lane) = state.lanes.get(&number) else { return };
             let newest = Some(epoch);
-            let is_over = state.over.is_some() || lane.withdrawn >= newest;
-            (is_over, lane.finished == newest, lane.gone(epoch, state.over))
+            let is_closed = state.closed.is_some() || lane.withdrawn >= newest;
+            (is_closed, lane.finished == newest, lane.gone(epoch, state.closed))
         };
-        if is_over {
+        if is_closed {
             connection.end_if(gone, |entry| {
                 entry.epoch == epoch && !entry.is_gone() && !entry.has_refused()
             });
@@ -428,7 +428,7 @@ impl Shared {
             }
             Frame::Offer(endpoint) if !self.is_client => {
                 state.newest = epoch;
-                let is_stranger = |lane: &Lane| lane.here.is_none() && !lane.is_meeting;
+                let is_stranger = |lane: &Lane| lane.here.is_none() && !lane.is_negotiating;
                 let strangers = state.lanes.values().filter(|lane| is_stranger(lane)).count();
                 if !state.lanes.contains_key(&number) && strangers >= MOST_STRANGERS {
                     return Err("it offers too many connections that this end has not requested");
@@ -436,12 +436,14 @@ impl Shared {
                 state.lanes.entry(number).or_default().endpoint = Some((epoch, endpoint));
             }
             Frame::Answer(endpoint) if self.is_client => {
-                if let Some(lane) = state.lanes.get_mut(&number).filter(|lane| lane.is_meeting) {
+                if let Some(lane) = state.lanes.get_mut(&number).filter(|lane| lane.is_negotiating)
+                {
                     lane.endpoint = Some((epoch, endpoint));
                 }
             }
             Frame::Ready if !self.is_client => {
-                if let Some(lane) = state.lanes.get_mut(&number).filter(|lane| lane.is_meeting) {
+                if let Some(lane) = state.lanes.get_mut(&number).filter(|lane| lane.is_negotiating)
+                {
                     lane.ready = Some(epoch);
                 }
             }
@@ -473,7 +475,7 @@ impl Shared {
                 }
             }
             Frame::Beat => {
-                state.owes_alive = true;
+                state.alive_due = true;
                 self.out.to_send.notify_one();
             }
             Frame::Alive | Frame::Lease(_) => {}
@@ -483,7 +485,7 @@ impl Shared {
 
     /// Ends all connections after the stream has closed.
     pub(super) fn end(&self, reason: CloseReason) {
-        self.state().over = Some(reason);
+        self.state().closed = Some(reason);
         for (number, connection) in self.connections() {
             let Some(epoch) = connection.look(|entry| entry.epoch) else { continue };
             let gone = self.state().lanes.get(&number).map(|lane| lane.gone(epoch, Some(reason)));
@@ -502,7 +504,7 @@ impl Shared {
         let find = || {
             let mut state = self.state();
             let found = state.lanes.get_mut(&number).and_then(&mut look).map(Ok);
-            found.or_else(|| state.over.map(|_| Err(())))
+            found.or_else(|| state.closed.map(|_| Err(())))
         };
         until(&self.changed, find).await.map_err(|()| {
             let (address, awaited) = (self.address, "it had agreed on a queue pair");
@@ -520,7 +522,7 @@ impl Shared {
 
     /// Requests a sign of life from the other end.
     pub(super) fn beat(&self) {
-        self.state().owes_beat = true;
+        self.state().beat_due = true;
         self.out.to_send.notify_one();
     }
 }

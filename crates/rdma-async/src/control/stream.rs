@@ -46,7 +46,7 @@ pub(super) fn keep(
         ConnectError::Io { tried, source }
     })?;
     let stream = Arc::new(stream);
-    (shared.to_look_at, shared.silence) = (Arc::downgrade(&stream), silence);
+    (shared.peekable, shared.silence) = (Arc::downgrade(&stream), silence);
     let shared = Arc::new(shared);
     let task = Arc::new(Task(Arc::clone(&shared)));
     inner.keep(Member { shared: Arc::clone(&shared), number: 0, qp, task });
@@ -119,7 +119,7 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
             limit = beat.unwrap_or_default().saturating_mul(SILENT_BEATS);
             ended
         }
-        ended = shared.leases.tend() => ended,
+        ended = shared.leases.close_ended_leases() => ended,
     };
     match ended {
         // The runtime is shutting down.

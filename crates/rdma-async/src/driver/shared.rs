@@ -24,7 +24,7 @@ pub(crate) struct Shared {
     /// Whether a task polls and ends the driver.
     pub(super) has_task: bool,
     /// Whether the driver has ended. After that, nothing polls.
-    pub(super) is_over: AtomicBool,
+    pub(super) is_shut_down: AtomicBool,
     /// Whether all queue pairs have been destroyed.
     pub(super) is_done: AtomicBool,
     /// Notified when the last handle is dropped or the driver has to end.
@@ -55,7 +55,7 @@ impl Shared {
             ledgers: Mutex::default(),
             channel: CompletionChannel::create(context)?,
             has_task,
-            is_over: AtomicBool::new(false),
+            is_shut_down: AtomicBool::new(false),
             is_done: AtomicBool::new(false),
             ends: Notify::new(),
             has_ended: Notify::new(),
@@ -131,7 +131,7 @@ impl Shared {
 
     /// Destroys all queue pairs, which ends all operations.
     pub(crate) fn end(&self) {
-        self.is_over.store(true, Ordering::Release);
+        self.is_shut_down.store(true, Ordering::Release);
         let ledgers = self.ledgers().clone();
         ledgers.iter().for_each(|ledger| ledger.close_all(CloseReason::Destroyed));
         self.is_done.store(true, Ordering::Release);
@@ -140,7 +140,7 @@ impl Shared {
 }
 
 impl Handle {
-    pub(crate) fn is_over(&self) -> bool {
-        self.0.is_over.load(Ordering::Acquire)
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.0.is_shut_down.load(Ordering::Acquire)
     }
 }

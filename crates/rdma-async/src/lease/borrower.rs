@@ -20,7 +20,7 @@ const MOST_ANNOUNCED: usize = 1024;
 
 /// A request that has not been answered yet.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct PendingAsk {
     pub(super) number: u32,
     pub(super) epoch: u32,
     pub(super) since: Instant,
@@ -31,9 +31,9 @@ pub(super) struct Asked {
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
-impl Asked {
+impl PendingAsk {
     /// Returns true if the peer granted less than was requested, or memory that is not valid.
-    pub(super) fn is_cheated_by(&self, access: AccessFlags, descriptor: &Descriptor) -> bool {
+    pub(super) fn is_violated_by(&self, access: AccessFlags, descriptor: &Descriptor) -> bool {
         let Ask { lease, length, alignment, access: asked, .. } = self.ask;
         let region = descriptor.region();
         let has_all = region.length() as u64 >= length
@@ -57,13 +57,13 @@ pub(crate) struct Granted {
     /// a request and the program has not received it yet.
     pub(super) awaits: bool,
     /// Whether the peer has closed the lease.
-    pub(super) is_over: Arc<AtomicBool>,
+    pub(super) is_closed: Arc<AtomicBool>,
     /// Whether the memory is handed over to the peer's program.
-    pub(super) gives: AtomicBool,
+    pub(super) hands_over: AtomicBool,
     /// Whether an operation on the memory has failed.
     pub(super) has_failed: AtomicBool,
     /// Whether a request whose future was dropped may still use the memory.
-    pub(super) is_forsaken: AtomicBool,
+    pub(super) is_detached: AtomicBool,
 }
 
 impl Granted {
@@ -88,10 +88,10 @@ impl Granted {
         if self.remaining() <= self.leases.margin {
             return Err(LeaseEnd::TimeOver);
         }
-        if self.is_over.load(Ordering::Acquire) {
+        if self.is_closed.load(Ordering::Acquire) {
             return Err(LeaseEnd::Revoked);
         }
-        if self.gives.load(Ordering::Acquire) {
+        if self.hands_over.load(Ordering::Acquire) {
             return Err(LeaseEnd::Returned);
         }
         Ok(())
@@ -99,7 +99,7 @@ impl Granted {
 
     /// Hands the memory over to the peer's program, once this end no longer uses it.
     pub(crate) fn hand_over(&self) {
-        self.gives.store(true, Ordering::Release);
+        self.hands_over.store(true, Ordering::Release);
     }
 
     /// Records that an operation on the memory failed. The lender learns of this when the memory is returned.
@@ -109,8 +109,8 @@ impl Granted {
 
     /// Records that a request continues after its future was dropped. The memory then returns to the peer only when its
     /// time is up.
-    pub(crate) fn note_forsaken(&self) {
-        self.is_forsaken.store(true, Ordering::Release);
+    pub(crate) fn note_detached(&self) {
+        self.is_detached.store(true, Ordering::Release);
     }
 }
 
@@ -118,13 +118,13 @@ impl Drop for Granted {
     fn drop(&mut self) {
         let Self { number, epoch, lease, .. } = *self;
         if self.leases.is_of_this_process() {
-            self.leases.forget_borrowed(lease, &self.is_over);
+            self.leases.forget_borrowed(lease, &self.is_closed);
             if self.awaits {
                 self.leases.await_again(number, epoch, lease);
                 return;
             }
-            if !*self.is_forsaken.get_mut() {
-                let how = match (*self.gives.get_mut(), *self.has_failed.get_mut()) {
+            if !*self.is_detached.get_mut() {
+                let how = match (*self.hands_over.get_mut(), *self.has_failed.get_mut()) {
                     (true, _) => Return::HandedOver,
                     (false, true) => Return::Failed,
                     (false, false) => Return::Dropped,
@@ -147,7 +147,7 @@ impl fmt::Debug for Granted {
 /// The borrowed memory and the outstanding requests of a control connection.
 #[derive(Debug, Default)]
 pub(super) struct Borrower {
-    asks: BTreeMap<u32, Asked>,
+    asks: BTreeMap<u32, PendingAsk>,
     newest: u32,
     /// For each connection, the epoch and number of each lease that waits for the program.
     announced: BTreeMap<u32, VecDeque<(u32, u32)>>,
@@ -166,11 +166,11 @@ impl Borrower {
         }
     }
 
-    pub(super) fn note_asked(&mut self, asked: Asked) {
+    pub(super) fn note_pending(&mut self, asked: PendingAsk) {
         self.asks.insert(asked.ask.ask, asked);
     }
 
-    pub(super) fn answered(&mut self, number: u32, ask: u32) -> Option<Asked> {
+    pub(super) fn answered(&mut self, number: u32, ask: u32) -> Option<PendingAsk> {
         self.asks.get(&ask).filter(|asked| asked.number == number)?;
         self.asks.remove(&ask)
     }
@@ -202,16 +202,16 @@ impl Borrower {
         Arc::clone(self.borrowed.entry(lease).or_default())
     }
 
-    pub(super) fn forget_borrowed(&mut self, lease: u32, is_over: &Arc<AtomicBool>) {
-        if self.borrowed.get(&lease).is_some_and(|known| Arc::ptr_eq(known, is_over)) {
+    pub(super) fn forget_borrowed(&mut self, lease: u32, is_closed: &Arc<AtomicBool>) {
+        if self.borrowed.get(&lease).is_some_and(|known| Arc::ptr_eq(known, is_closed)) {
             self.borrowed.remove(&lease);
         }
     }
 
     /// Records that the peer has closed a lease.
-    pub(super) fn note_over(&mut self, number: u32, lease: u32) {
-        if let Some(is_over) = self.borrowed.remove(&lease) {
-            is_over.store(true, Ordering::Release);
+    pub(super) fn note_closed(&mut self, number: u32, lease: u32) {
+        if let Some(is_closed) = self.borrowed.remove(&lease) {
+            is_closed.store(true, Ordering::Release);
         }
         if let Some(announced) = self.announced.get_mut(&number) {
             announced.retain(|&(_, known)| known != lease);
@@ -231,12 +231,12 @@ impl Borrower {
                 self.announced.remove(&number);
             }
         }
-        let is_of = |asked: &&mut Asked| asked.number == number && asked.epoch <= epoch;
+        let is_of = |asked: &&mut PendingAsk| asked.number == number && asked.epoch <= epoch;
         let ended = self.asks.values_mut().filter(is_of);
         ended.filter_map(|asked| asked.answer.take()).collect()
     }
 
-    pub(super) fn end_all(&mut self) -> BTreeMap<u32, Asked> {
+    pub(super) fn end_all(&mut self) -> BTreeMap<u32, PendingAsk> {
         self.announced.clear();
         std::mem::take(&mut self.asks)
     }

@@ -11,14 +11,14 @@ use tokio::time::timeout;
 use super::borrower::Granted;
 use super::error::{LeaseDenial, LeaseError, LendError};
 use super::frame::Ask;
-use super::lender::{Open, Opened, behind, close_refused};
+use super::lender::{Open, Opened, close_refused, deadline_after};
 use super::own::Lease;
 use super::remote::RemoteRegion;
 use super::table::Leases;
 use crate::connection::Connection;
 use crate::control::shared::Member;
 use crate::region::memory::Region;
-use crate::region::reserve::{ReserveError, at_once, local_too};
+use crate::region::reserve::{ReserveError, add_local_write, at_once};
 use crate::sync::LONGEST;
 
 impl Connection {
@@ -190,7 +190,7 @@ impl Connection {
             Err(error) => return Err(back(region, error)),
         };
         let (length, pd) = (region.len(), self.pd().clone());
-        let opened = at_once(length, move || region.open(Some(&pd), local_too(access)));
+        let opened = at_once(length, move || region.open(Some(&pd), add_local_write(access)));
         let (memory, own) = match opened.await {
             Ok(Ok(opened)) => opened,
             Ok(Err((region, error))) => {
@@ -275,7 +275,8 @@ impl Connection {
         assert!(is_within, "{range:?} is not within {} bytes", memory.len());
         let (entry, leases) = self.lends(access)?;
         let (length, pd, memory) = (range.len(), self.pd().clone(), memory.clone());
-        let opened = at_once(length, move || memory.open(&pd, range, local_too(access))).await;
+        let opened =
+            at_once(length, move || memory.open(&pd, range, add_local_write(access))).await;
         let part = opened.map_err(|_| LeaseError::RuntimeEnded)?;
         let part = part.map_err(|error| LeaseError::NotOpened(Box::new(error)))?;
         let (who, ended) = oneshot::channel();
@@ -360,8 +361,8 @@ impl Connection {
         let number = member.number;
         let next = || leases.lender().given.get_mut(&number)?.1.pop_front();
         // Handed-over memory that is still being closed has yet to arrive.
-        let is_giving = || leases.lender().is_giving(number);
-        Ok(self.until_there(leases, number, is_giving, next).await?.region)
+        let is_handing_over = || leases.lender().is_handing_over(number);
+        Ok(self.until_there(leases, number, is_handing_over, next).await?.region)
     }
 
     fn leases(&self) -> Result<(&Member, &Arc<Leases>), LeaseError> {
@@ -439,7 +440,7 @@ struct QueuePairEpoch {
 impl QueuePairEpoch {
     fn open(self, access: AccessFlags, time: Duration, opened: Opened) -> Open {
         let Self { number, epoch } = self;
-        Open { number, epoch, until: behind(time), access, opened }
+        Open { number, epoch, until: deadline_after(time), access, opened }
     }
 }
 

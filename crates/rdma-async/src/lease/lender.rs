@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::limits::Counted;
 use super::own::EndedLease;
-use crate::ledger::after::apart;
+use crate::ledger::after::contain_panic;
 use crate::region::descriptor::Descriptor;
 use crate::region::memory::Region;
 use crate::region::reserve::ReserveError;
@@ -21,7 +21,7 @@ pub(super) fn now() -> Instant {
 }
 
 /// Returns the instant that is this duration from now, or `None` if the duration is infinite.
-pub(super) fn behind(time: Duration) -> Option<Instant> {
+pub(super) fn deadline_after(time: Duration) -> Option<Instant> {
     (time <= LONGEST).then(|| now() + time)
 }
 
@@ -53,7 +53,7 @@ pub(super) enum Opened {
     /// A part of memory whose other parts may also be lent.
     Part(CommonRegion, Back<CommonMemory>),
     /// Borrowed by the peer. Freed unless the peer hands it over to this end's program.
-    Asked(SharedRegion, Counted),
+    Borrowed(SharedRegion, Counted),
 }
 
 /// Returns the memory to the program that lent it.
@@ -63,20 +63,20 @@ impl Open {
     /// The length of the memory, in bytes.
     pub(super) fn len(&self) -> usize {
         match &self.opened {
-            Opened::Lent(region, ..) | Opened::Asked(region, _) => region.len(),
+            Opened::Lent(region, ..) | Opened::Borrowed(region, _) => region.len(),
             Opened::Part(part, _) => part.len(),
         }
     }
 
     /// Returns true if this end's program lent the memory.
     pub(super) const fn is_lent(&self) -> bool {
-        !matches!(self.opened, Opened::Asked(..))
+        !matches!(self.opened, Opened::Borrowed(..))
     }
 
     pub(super) fn descriptor(&self) -> Descriptor {
         let left = |until: Instant| until.saturating_duration_since(now());
         let remote = match &self.opened {
-            Opened::Lent(region, ..) | Opened::Asked(region, _) => region.remote(),
+            Opened::Lent(region, ..) | Opened::Borrowed(region, _) => region.remote(),
             Opened::Part(part, _) => part.remote(),
         };
         Descriptor::new(remote, self.until.map_or(Duration::MAX, left))
@@ -96,7 +96,7 @@ pub(super) struct Given {
 pub(super) struct Why {
     pub(super) end: LeaseEnd,
     pub(super) lease: u32,
-    pub(super) gives: bool,
+    pub(super) hands_over: bool,
 }
 
 /// The memory that is lent on a control connection.
@@ -111,11 +111,11 @@ pub(super) struct Lender {
     pub(super) closing: BTreeMap<u64, (Open, Why)>,
     newest_closing: u64,
     /// For each connection, the number of handed-over regions that are still being closed.
-    giving: BTreeMap<u32, usize>,
+    handing_over: BTreeMap<u32, usize>,
     /// For each connection, its first epoch, and the memory that was handed over, in order.
     pub(super) given: BTreeMap<u32, (u32, VecDeque<Given>)>,
     newest: u32,
-    pub(super) is_over: bool,
+    pub(super) has_ended: bool,
 }
 
 impl Lender {
@@ -125,7 +125,7 @@ impl Lender {
     /// Returns the memory if its queue pair has ended.
     #[allow(clippy::result_large_err)] // it is the memory
     pub(super) fn insert(&mut self, open: Open) -> Result<u32, Open> {
-        if self.is_over || self.epoch_of(open.number) != Some(open.epoch) {
+        if self.has_ended || self.epoch_of(open.number) != Some(open.epoch) {
             return Err(open);
         }
         loop {
@@ -159,7 +159,7 @@ impl Lender {
     /// Ends a lease, if it exists.
     pub(super) fn end(&mut self, lease: u32, end: LeaseEnd) {
         let open = self.take(lease);
-        self.due.extend(open.map(|open| (open, Why { end, lease, gives: false })));
+        self.due.extend(open.map(|open| (open, Why { end, lease, hands_over: false })));
     }
 
     /// Returns true if a connection has lent memory on a queue pair of this epoch or an earlier one.
@@ -182,7 +182,7 @@ impl Lender {
     /// Returns the lease if all leases have ended, because that thread may never run and the lease would stay open.
     #[allow(clippy::result_large_err)] // it is the memory
     pub(super) fn leave_to_close(&mut self, due: (Open, Why)) -> Result<u64, (Open, Why)> {
-        if self.is_over {
+        if self.has_ended {
             return Err(due);
         }
         self.newest_closing += 1;
@@ -191,17 +191,17 @@ impl Lender {
     }
 
     /// Records that the closing of handed-over memory begins, or that it is complete.
-    pub(super) fn note_giving(&mut self, number: u32, begins: bool) {
-        let count = self.giving.entry(number).or_default();
+    pub(super) fn note_handing_over(&mut self, number: u32, begins: bool) {
+        let count = self.handing_over.entry(number).or_default();
         debug_assert!(begins || *count > 0, "a close that ends has begun");
         *count = if begins { *count + 1 } else { count.saturating_sub(1) };
         if *count == 0 {
-            self.giving.remove(&number);
+            self.handing_over.remove(&number);
         }
     }
 
-    pub(super) fn is_giving(&self, number: u32) -> bool {
-        self.giving.contains_key(&number)
+    pub(super) fn is_handing_over(&self, number: u32) -> bool {
+        self.handing_over.contains_key(&number)
     }
 
     /// Keeps memory that the peer has handed over until the program receives it.
@@ -226,7 +226,7 @@ impl Lender {
 
     /// Ends all leases, and returns them to be closed.
     pub(super) fn end_all(&mut self) -> VecDeque<(Open, Why)> {
-        self.is_over = true;
+        self.has_ended = true;
         // Includes the leases left to other threads to close, because those threads may start much later or never.
         self.due.extend(std::mem::take(&mut self.closing).into_values());
         for number in std::mem::take(&mut self.current).into_keys() {
@@ -256,21 +256,21 @@ pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
     // If the provider refuses, this tries again. Memory that is still registered after that is deregistered on drop, or
     // leaked.
     match open.opened {
-        Opened::Lent(region, pd, who) => {
+        Opened::Lent(region, pd, sender) => {
             let closed = region.close().or_else(|(region, _)| region.close());
             let closed = closed.map_err(|(_, error)| error);
-            give_back(who, closed.map(|memory| Region::of(&pd, memory)), why);
+            give_back(sender, closed.map(|memory| Region::of(&pd, memory)), why);
             None
         }
-        Opened::Part(part, who) => {
+        Opened::Part(part, sender) => {
             let closed = part.close().or_else(|(part, _)| part.close());
-            give_back(who, closed.map_err(|(_, error)| error), why);
+            give_back(sender, closed.map_err(|(_, error)| error), why);
             None
         }
-        Opened::Asked(region, counted) => {
+        Opened::Borrowed(region, counted) => {
             let pd = region.pd().clone();
             match region.close().or_else(|(region, _)| region.close()) {
-                Ok(memory) if why.gives => {
+                Ok(memory) if why.hands_over => {
                     Some(Given { region: Region::of(&pd, memory), _counted: counted })
                 }
                 Ok(_) => None,
@@ -286,17 +286,17 @@ pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
 
 /// Closes the memory of a lease that was not made because its queue pair ended in the meantime.
 pub(super) fn close_refused(open: Open) {
-    let given = close((open, Why { end: LeaseEnd::Disconnected, lease: 0, gives: false }));
+    let given = close((open, Why { end: LeaseEnd::Disconnected, lease: 0, hands_over: false }));
     debug_assert!(given.is_none(), "the peer does not know this lease");
 }
 
 /// Sends the memory, or the error from closing it, to the program that lent it. If the lease's future was dropped, the
 /// memory is freed.
-fn give_back<M>(who: Back<M>, closed: Result<M, Error>, why: Why) {
-    let (end, is_handed_over) = (why.end, why.gives);
+fn give_back<M>(sender: Back<M>, closed: Result<M, Error>, why: Why) {
+    let (end, is_handed_over) = (why.end, why.hands_over);
     let ended = closed.map(|region| EndedLease { region, end, is_handed_over });
     let ended = ended.map_err(|error| ReserveError::NotRevoked(Box::new(error)));
-    apart(|| drop(who.send(ended)));
+    contain_panic(|| drop(sender.send(ended)));
 }
 
 #[cfg(test)]

@@ -89,7 +89,7 @@ impl LeaseLimits {
 }
 
 /// Returns how many bytes of padding this alignment may need.
-fn beside(alignment: u64) -> usize {
+fn padding(alignment: u64) -> usize {
     usize::try_from(alignment).ok().filter(|&alignment| alignment > PAGE).unwrap_or(0)
 }
 
@@ -126,11 +126,11 @@ impl LeaseLimits {
         if !ask.alignment.is_power_of_two() || ask.alignment > LARGEST_ALIGNMENT {
             return Err(LeaseDenial::Alignment { most: LARGEST_ALIGNMENT });
         }
-        let most = self.per_peer.min(self.total.most).saturating_sub(beside(ask.alignment));
+        let most = self.per_peer.min(self.total.most).saturating_sub(padding(ask.alignment));
         let most = most / PAGE * PAGE;
         let length = usize::try_from(ask.length).ok().filter(|&length| length <= most);
         let bytes = length.and_then(|length| {
-            length.max(1).next_multiple_of(PAGE).checked_add(beside(ask.alignment))
+            length.max(1).next_multiple_of(PAGE).checked_add(padding(ask.alignment))
         });
         let bytes = bytes.ok_or(LeaseDenial::TooLong { most: most as u64 })?;
         let mut used = account.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -33,7 +33,7 @@ struct Inside {
     asks: usize,
     /// The number of requests whose answers are among the bytes.
     answered: usize,
-    is_over: bool,
+    has_ended: bool,
 }
 
 impl Outbox {
@@ -102,7 +102,7 @@ impl Outbox {
 
     fn put(&self, write: impl FnOnce(&mut Vec<u8>), note: impl FnOnce(&mut Inside, usize)) {
         self.with(|inside| {
-            if !inside.is_over {
+            if !inside.has_ended {
                 let before = inside.bytes.len();
                 write(&mut inside.bytes);
                 let bytes = inside.bytes.len() - before;
@@ -129,7 +129,7 @@ impl Outbox {
 
     /// Ends the queue. Later frames are discarded.
     pub(crate) fn end(&self) {
-        self.with(|inside| *inside = Inside { is_over: true, ..Inside::default() });
+        self.with(|inside| *inside = Inside { has_ended: true, ..Inside::default() });
     }
 }
 

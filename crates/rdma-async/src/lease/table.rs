@@ -11,15 +11,17 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout_at;
 
-use super::borrower::{Asked, Borrower, Granted};
+use super::borrower::{Borrower, Granted, PendingAsk};
 use super::error::LeaseDenial;
 use super::frame::{Ask, LeaseFrame, Return};
-use super::lender::{Current, Lender, Open, Opened, Why, behind, close, close_refused, now};
+use super::lender::{
+    Current, Lender, Open, Opened, Why, close, close_refused, deadline_after, now,
+};
 use super::limits::{Account, Counted, LeaseLimits};
 use super::outbox::Outbox;
-use crate::ledger::after::apart;
+use crate::ledger::after::contain_panic;
 use crate::region::descriptor::Descriptor;
-use crate::region::reserve::{AT_ONCE, local_too};
+use crate::region::reserve::{AT_ONCE, add_local_write};
 
 /// The maximum number of outstanding requests of this end. The other end accepts twice as many, and ends the connection
 /// if it receives more.
@@ -34,14 +36,14 @@ pub(crate) struct Closing {
 }
 
 /// Records, when dropped, that handed-over memory has been closed, even if the provider's call panicked.
-struct Giving<'a> {
+struct HandingOver<'a> {
     leases: &'a Leases,
     number: u32,
 }
 
-impl Drop for Giving<'_> {
+impl Drop for HandingOver<'_> {
     fn drop(&mut self) {
-        self.leases.lender().note_giving(self.number, false);
+        self.leases.lender().note_handing_over(self.number, false);
         self.leases.notify_waiters();
     }
 }
@@ -98,12 +100,12 @@ impl Leases {
 
     /// Wakes all waiters, which recheck their conditions.
     fn notify_waiters(&self) {
-        apart(|| self.changed.notify_waiters());
+        contain_panic(|| self.changed.notify_waiters());
     }
 
     /// Same as [`notify_waiters`](Self::notify_waiters), but also wakes tasks that wait for the end of a connection.
     pub(crate) fn notify_all(&self) {
-        apart(|| self.ended.notify_waiters());
+        contain_panic(|| self.ended.notify_waiters());
         self.notify_waiters();
     }
 
@@ -139,7 +141,7 @@ impl Leases {
         drop(lender);
         // The senders are dropped after the lock is released, because dropping them notifies the waiting tasks.
         let ended = self.borrower().end_of(number, epoch);
-        ended.into_iter().for_each(|answer| apart(|| drop(answer)));
+        ended.into_iter().for_each(|answer| contain_panic(|| drop(answer)));
         self.to_close.notify_one();
         self.notify_all();
     }
@@ -157,7 +159,7 @@ impl Leases {
         let due = self.lender().end_all();
         due.into_iter().for_each(|due| self.close(due));
         let ended = self.borrower().end_all();
-        ended.into_values().for_each(|asked| apart(|| drop(asked)));
+        ended.into_values().for_each(|asked| contain_panic(|| drop(asked)));
         self.notify_all();
     }
 
@@ -201,8 +203,8 @@ impl Leases {
     }
 
     fn close(&self, due: (Open, Why)) {
-        let (number, epoch, gives) = (due.0.number, due.0.epoch, due.1.gives);
-        let _giving = gives.then(|| Giving { leases: self, number });
+        let (number, epoch, hands_over) = (due.0.number, due.0.epoch, due.1.hands_over);
+        let _handing_over = hands_over.then(|| HandingOver { leases: self, number });
         if let Some(given) = close(due) {
             let kept = self.lender().keep_given(number, epoch, given);
             // If the connection is gone, this frees the memory.
@@ -211,7 +213,7 @@ impl Leases {
     }
 
     /// Closes leases when they end, until the future is dropped.
-    pub(crate) async fn tend(self: &Arc<Self>) -> ! {
+    pub(crate) async fn close_ended_leases(self: &Arc<Self>) -> ! {
         loop {
             let due = self.lender().next_due(now());
             match due {
@@ -275,14 +277,14 @@ impl Leases {
     ) -> Result<Option<Closing>, &'static str> {
         let mut closing = None;
         match frame {
-            LeaseFrame::Ask(ask) => self.hear_ask(number, epoch, ask)?,
+            LeaseFrame::Ask(ask) => self.handle_ask(number, epoch, ask)?,
             LeaseFrame::Back { lease, how } => {
-                let gives = how == Return::HandedOver;
+                let hands_over = how == Return::HandedOver;
                 let mut lender = self.lender();
                 let is_there = lender.lease(number, lease).is_some();
                 let ended = is_there.then(|| lender.take(lease)).flatten();
-                if gives && ended.is_some() {
-                    lender.note_giving(number, true);
+                if hands_over && ended.is_some() {
+                    lender.note_handing_over(number, true);
                 }
                 drop(lender);
                 // The memory is closed before the next frame is handled, which may request more memory or end the
@@ -291,7 +293,7 @@ impl Leases {
                     Return::Failed => LeaseEnd::BorrowerFailed,
                     Return::Dropped | Return::HandedOver => LeaseEnd::Returned,
                 };
-                let why = Why { end, lease, gives };
+                let why = Why { end, lease, hands_over };
                 closing = ended.and_then(|open| self.begin_close((open, why)));
             }
             LeaseFrame::Lend { lease } => {
@@ -306,22 +308,22 @@ impl Leases {
                     )?;
                 }
             }
-            LeaseFrame::Over { lease } => self.borrower().note_over(number, lease),
+            LeaseFrame::Over { lease } => self.borrower().note_closed(number, lease),
             LeaseFrame::Deny { ask, denial } => {
-                if let Some(mut asked) = self.asked(number, ask) {
+                if let Some(mut asked) = self.take_answered(number, ask) {
                     let answer = asked.answer.take();
-                    apart(|| drop(answer.map(|answer| answer.send(Err(denial)))));
-                    apart(|| drop(asked));
+                    contain_panic(|| drop(answer.map(|answer| answer.send(Err(denial)))));
+                    contain_panic(|| drop(asked));
                 }
             }
             LeaseFrame::Grant { ask, lease, access, descriptor } => {
-                let Some(asked) = self.asked(number, ask) else {
+                let Some(asked) = self.take_answered(number, ask) else {
                     // This end has no such request, so the memory returns to the peer.
                     let back = LeaseFrame::Back { lease, how: Return::Dropped };
                     self.out.reply(number, epoch, &back)?;
                     return Ok(None);
                 };
-                self.hear_grant(asked, lease, access, descriptor)?;
+                self.handle_grant(asked, lease, access, descriptor)?;
             }
         }
         self.notify_waiters();
@@ -340,7 +342,7 @@ impl Leases {
         let mut borrower = self.borrower();
         ask.ask = borrower.next();
         let since = Instant::now();
-        borrower.note_asked(Asked {
+        borrower.note_pending(PendingAsk {
             number,
             epoch,
             since,
@@ -355,20 +357,20 @@ impl Leases {
     }
 
     /// Removes and returns the answered request, or returns `None` if this connection has no such request.
-    fn asked(&self, number: u32, ask: u32) -> Option<Asked> {
+    fn take_answered(&self, number: u32, ask: u32) -> Option<PendingAsk> {
         self.borrower().answered(number, ask)
     }
 
-    fn hear_grant(
+    fn handle_grant(
         self: &Arc<Self>,
-        mut asked: Asked,
+        mut asked: PendingAsk,
         lease: u32,
         access: AccessFlags,
         descriptor: Descriptor,
     ) -> Result<(), &'static str> {
-        if asked.is_cheated_by(access, &descriptor) {
+        if asked.is_violated_by(access, &descriptor) {
             // This error ends the connection, which notifies the waiting task.
-            self.borrower().note_asked(asked);
+            self.borrower().note_pending(asked);
             return Err("it lends less than was requested, or invalid memory");
         }
         let granted = Granted {
@@ -379,23 +381,27 @@ impl Leases {
             access,
             descriptor: descriptor.asked_at(asked.since),
             awaits: asked.ask.lease != 0,
-            is_over: self.borrower().note_borrowed(lease),
-            gives: false.into(),
+            is_closed: self.borrower().note_borrowed(lease),
+            hands_over: false.into(),
             has_failed: false.into(),
-            is_forsaken: false.into(),
+            is_detached: false.into(),
         };
         // If the task no longer waits, the memory returns to the peer, or the lease waits for the program again.
         let answer = asked.answer.take();
-        apart(move || match answer {
+        contain_panic(move || match answer {
             Some(answer) => drop(answer.send(Ok(granted))),
             None => drop(granted),
         });
-        apart(|| drop(asked));
+        contain_panic(|| drop(asked));
         Ok(())
     }
 
-    pub(super) fn forget_borrowed(&self, lease: u32, is_over: &Arc<std::sync::atomic::AtomicBool>) {
-        self.borrower().forget_borrowed(lease, is_over);
+    pub(super) fn forget_borrowed(
+        &self,
+        lease: u32,
+        is_closed: &Arc<std::sync::atomic::AtomicBool>,
+    ) {
+        self.borrower().forget_borrowed(lease, is_closed);
     }
 
     /// Puts back a lease that was granted but not received, so that it waits for the program again.
@@ -411,11 +417,11 @@ impl Leases {
     fn forget_ended(&self, number: u32, epoch: u32) {
         if self.lender().epoch_of(number) != Some(epoch) {
             let ended = self.borrower().end_of(number, epoch);
-            ended.into_iter().for_each(|answer| apart(|| drop(answer)));
+            ended.into_iter().for_each(|answer| contain_panic(|| drop(answer)));
         }
     }
 
-    fn hear_ask(self: &Arc<Self>, number: u32, epoch: u32, ask: Ask) -> Result<(), &'static str> {
+    fn handle_ask(self: &Arc<Self>, number: u32, epoch: u32, ask: Ask) -> Result<(), &'static str> {
         self.out.note_ask()?;
         match self.admit(number, epoch, &ask) {
             Err(denial) => self.deny(number, epoch, ask.ask, denial),
@@ -473,8 +479,8 @@ impl Leases {
             drop(counted);
             return self.deny(number, epoch, ask.ask, LeaseDenial::Failed);
         };
-        let until = behind(ask.time);
-        let (access, opened) = (ask.access, Opened::Asked(memory, counted));
+        let until = deadline_after(ask.time);
+        let (access, opened) = (ask.access, Opened::Borrowed(memory, counted));
         let mut lender = self.lender();
         let inserted = lender.insert(Open { number, epoch, until, access, opened });
         match inserted {
@@ -500,7 +506,7 @@ fn allocate(ask: &Ask, pd: &ProtectionDomain) -> Option<SharedRegion> {
     let alignment = usize::try_from(ask.alignment).ok()?;
     let memory = RegionMemory::allocate_aligned(length, alignment);
     let opened = memory.and_then(|memory| {
-        pd.register_shared(memory, local_too(ask.access)).map_err(|(_, error)| error)
+        pd.register_shared(memory, add_local_write(ask.access)).map_err(|(_, error)| error)
     });
     let error = match opened {
         Ok(opened) => return Some(opened),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::BATCH;
-use super::entry::Rooms;
+use super::entry::Waiters;
 use super::slots::Side;
 use crate::buffer::held::Held;
 
@@ -13,9 +13,9 @@ use crate::buffer::held::Held;
 pub(crate) enum After {
     Wake(Waker),
     /// Wakes a waiter, because a slot is free.
-    Room(Arc<Rooms>, Side),
+    SlotFree(Arc<Waiters>, Side),
     /// Wakes all waiters, because the connection was closed or its send queue has drained.
-    Close(Arc<Rooms>),
+    Close(Arc<Waiters>),
     Drop(Held),
     DropWaker(Waker),
 }
@@ -24,17 +24,17 @@ impl After {
     pub(crate) fn run(self) {
         let run = || match self {
             Self::Wake(waker) => waker.wake(),
-            Self::Room(rooms, side) => rooms.of(side).notify_one(),
-            Self::Close(rooms) => rooms.close(),
+            Self::SlotFree(waiters, side) => waiters.of(side).notify_one(),
+            Self::Close(waiters) => waiters.close(),
             Self::Drop(held) => drop(held),
             Self::DropWaker(waker) => drop(waker),
         };
-        apart(run);
+        contain_panic(run);
     }
 }
 
 /// Runs a waker. A panic does not propagate to the caller; the panic hook has already reported it.
-pub(crate) fn apart(run: impl FnOnce()) {
+pub(crate) fn contain_panic(run: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(run)).is_err() {
         tracing::error!("a waker has panicked");
     }

@@ -14,7 +14,7 @@ use rdma_qp::{
 };
 
 use super::Ended;
-use super::after::{After, Afters, apart};
+use super::after::{After, Afters, contain_panic};
 use super::post::{self, PostFailure, RequestSpec};
 use super::slots::{Id, Phase, Side, Slots};
 use crate::buffer::held::Held;
@@ -25,7 +25,7 @@ use crate::sync::Notify;
 /// The tasks that wait for a free slot of a connection. They are woken one at a time, and pass on a wake-up that they
 /// do not need.
 #[derive(Debug, Default)]
-pub(crate) struct Rooms {
+pub(crate) struct Waiters {
     sends: Arc<Notify>,
     receives: Arc<Notify>,
     /// Notified when the connection is closed or its send queue has drained.
@@ -34,7 +34,7 @@ pub(crate) struct Rooms {
     control: OnceLock<Arc<Notify>>,
 }
 
-impl Rooms {
+impl Waiters {
     pub(crate) const fn of(&self, side: Side) -> &Arc<Notify> {
         match side {
             Side::Send => &self.sends,
@@ -44,9 +44,9 @@ impl Rooms {
 
     /// Wakes all waiters, because the connection is closed or its send queue has drained.
     pub(crate) fn close(&self) {
-        apart(|| self.sends.notify_waiters());
-        apart(|| self.receives.notify_waiters());
-        apart(|| self.ended.notify_waiters());
+        contain_panic(|| self.sends.notify_waiters());
+        contain_panic(|| self.receives.notify_waiters());
+        contain_panic(|| self.ended.notify_waiters());
         if let Some(control) = self.control.get() {
             control.notify_one();
         }
@@ -100,12 +100,12 @@ pub(crate) struct ConnectionEntry {
     /// Whether the provider has refused to destroy the queue pair.
     has_refused: bool,
     /// Whether a new queue pair is about to enter. Reset when the connection is closed.
-    awaits_another: bool,
+    expects_renewal: bool,
     /// Messages that arrived for dropped receives, in order.
     arrived: VecDeque<Arrived>,
     /// The number of operations that wait for a slot, per queue.
     waiting: [usize; 2],
-    rooms: Arc<Rooms>,
+    waiters: Arc<Waiters>,
     /// `completed` is only set in a snapshot.
     counters: ConnectionCounters,
     is_taken: bool,
@@ -116,7 +116,7 @@ pub(crate) struct ConnectionEntry {
 }
 
 /// The contents of a connection, released when this is dropped.
-pub(crate) type Left = (Slots, VecDeque<Arrived>, Option<SharedRegion>);
+pub(crate) type Contents = (Slots, VecDeque<Arrived>, Option<SharedRegion>);
 
 impl ConnectionEntry {
     pub(crate) const fn is_empty(&self) -> bool {
@@ -129,11 +129,11 @@ impl ConnectionEntry {
         qp: (QueuePair, Option<u8>),
         serial: u64,
         depth: [u32; 2],
-        rooms: Arc<Rooms>,
+        waiters: Arc<Waiters>,
     ) {
         debug_assert!(self.is_empty());
         self.slots = Slots::new(depth, self.slots.next_generation());
-        (self.rooms, self.closed) = (rooms, None);
+        (self.waiters, self.closed) = (waiters, None);
         (self.waiting, self.is_taken, self.is_abandoned) = ([0; 2], true, false);
         (self.serial, self.counters) = (serial, ConnectionCounters::default());
         self.renew(qp, 0);
@@ -146,22 +146,22 @@ impl ConnectionEntry {
         (self.ended_before, self.epoch) = (self.closed.take(), epoch);
         (self.qpn, self.peer, self.port) = (qp.qpn(), qp.peer().map(PeerAddress::from), port);
         (self.qp, self.draining) = (Some(qp), None);
-        (self.has_lost, self.has_refused, self.awaits_another) = (false, false, false);
+        (self.has_lost, self.has_refused, self.expects_renewal) = (false, false, false);
     }
 
     /// Records that a new queue pair is about to enter.
-    pub(crate) const fn await_another(&mut self) {
-        self.awaits_another = true;
+    pub(crate) const fn expect_renewal(&mut self) {
+        self.expects_renewal = true;
     }
 
     /// Records that the connection was closed, so that no new queue pair may enter.
-    pub(crate) const fn await_no_other(&mut self) {
-        self.awaits_another = false;
+    pub(crate) const fn forbid_renewal(&mut self) {
+        self.expects_renewal = false;
     }
 
     /// Returns true if a new queue pair can enter.
-    pub(crate) const fn takes_another(&self) -> bool {
-        self.is_gone() && self.awaits_another
+    pub(crate) const fn can_renew(&self) -> bool {
+        self.is_gone() && self.expects_renewal
     }
 
     /// Returns true if the provider has refused to destroy the queue pair, and no further attempt has been made.
@@ -180,7 +180,7 @@ impl ConnectionEntry {
     }
 
     /// Removes the connection after its queue pair has been destroyed. Returns its contents, for the caller to drop.
-    pub(crate) fn leave(&mut self) -> Left {
+    pub(crate) fn leave(&mut self) -> Contents {
         debug_assert!(self.qp.is_none() && !self.is_ending, "the device may use the memory");
         let next = Slots::new([0, 0], self.slots.next_generation());
         (self.is_taken, self.serial, self.waiting) = (false, 0, [0; 2]);
@@ -197,8 +197,8 @@ impl ConnectionEntry {
         port.is_none() || self.port.is_none() || self.port == port
     }
 
-    pub(crate) const fn rooms(&self) -> &Arc<Rooms> {
-        &self.rooms
+    pub(crate) const fn waiters(&self) -> &Arc<Waiters> {
+        &self.waiters
     }
 
     /// Returns the counters of the connection.
@@ -251,7 +251,7 @@ impl ConnectionEntry {
     pub(crate) fn stop(&mut self, reason: CloseReason) -> After {
         self.closed.get_or_insert(reason);
         self.draining.get_or_insert_with(|| self.slots.sending());
-        After::Close(Arc::clone(&self.rooms))
+        After::Close(Arc::clone(&self.waiters))
     }
 
     /// Returns true if the device holds a request of the send queue.
@@ -287,7 +287,7 @@ impl ConnectionEntry {
         self.is_ending = false;
         self.has_lost |= self.slots.sending() > 0;
         self.draining = None;
-        let (mut afters, mut reported) = (vec![After::Close(Arc::clone(&self.rooms))], 0);
+        let (mut afters, mut reported) = (vec![After::Close(Arc::clone(&self.waiters))], 0);
         for index in 0..self.slots.len() as usize {
             let slot = self.slots.at(index);
             match slot.phase {
@@ -298,7 +298,7 @@ impl ConnectionEntry {
                     reported += usize::from(slot.waker.is_some());
                     afters.extend(slot.waker.take().map(After::Wake));
                 }
-                Phase::Forsaken => {
+                Phase::Detached => {
                     self.counters.failed += 1;
                     reported += 1;
                     let mut held = Held::Nothing;
@@ -409,21 +409,21 @@ impl ConnectionEntry {
                     afters.push(After::Wake(waker));
                 }
             }
-            Phase::Forsaken => {
+            Phase::Detached => {
                 afters.note_reported(1);
                 self.keep(id, operation, Some(result), afters);
             }
             Phase::Free | Phase::Done => return false,
         }
         if result.is_err() || self.draining.is_some() {
-            self.note_over(id, operation, result, afters);
+            self.note_end(id, operation, result, afters);
         }
         true
     }
 
     /// Handles a request that has failed, or that was outstanding when the connection was stopped.
     #[cold]
-    fn note_over(&mut self, id: Id, operation: Operation, result: WorkResult, afters: &mut Afters) {
+    fn note_end(&mut self, id: Id, operation: Operation, result: WorkResult, afters: &mut Afters) {
         if let Err(error) = result {
             self.counters.failed += 1;
             self.note_failed(operation, error, afters);
@@ -441,7 +441,7 @@ impl ConnectionEntry {
         debug_assert!(sending > 0, "a counted request has completed");
         self.draining = Some(sending - 1);
         if sending == 1 {
-            afters.push(After::Close(Arc::clone(&self.rooms)));
+            afters.push(After::Close(Arc::clone(&self.waiters)));
         }
     }
 
@@ -458,7 +458,7 @@ impl ConnectionEntry {
                 tracing::error!(%error, "a queue pair could not be stopped after a failed send: it still receives");
             }
             // Without a wake-up, operations that wait for a slot would wait forever.
-            afters.push(After::Close(Arc::clone(&self.rooms)));
+            afters.push(After::Close(Arc::clone(&self.waiters)));
         }
     }
 
@@ -486,13 +486,13 @@ impl ConnectionEntry {
         let side = self.slots.side(id.slot());
         self.slots.free(id.slot(), memory);
         if self.waiting[side as usize] > 0 {
-            self.notify_room(side, afters);
+            self.notify_slot_free(side, afters);
         }
     }
 
     #[cold]
-    fn notify_room(&self, side: Side, afters: &mut Afters) {
-        afters.push(After::Room(Arc::clone(&self.rooms), side));
+    fn notify_slot_free(&self, side: Side, afters: &mut Afters) {
+        afters.push(After::SlotFree(Arc::clone(&self.waiters), side));
     }
 
     /// Same as [`Table::take`](super::Table::take).
@@ -556,14 +556,14 @@ impl ConnectionEntry {
         }
     }
 
-    /// Same as [`Table::forsake`](super::Table::forsake).
-    pub(crate) fn forsake(&mut self, id: Id, afters: &mut Afters) -> Option<Operation> {
+    /// Same as [`Table::detach`](super::Table::detach).
+    pub(crate) fn detach(&mut self, id: Id, afters: &mut Afters) -> Option<Operation> {
         let slot = self.slots.of(id)?;
         let (operation, result) = (slot.operation, slot.result);
         let goes_on = (slot.phase == Phase::InFlight).then_some(operation);
         match slot.phase {
             Phase::InFlight => {
-                slot.phase = Phase::Forsaken;
+                slot.phase = Phase::Detached;
                 match slot.waker.take() {
                     Some(waker) => afters.push(After::DropWaker(waker)),
                     None => afters.awaited += 1,
@@ -572,7 +572,7 @@ impl ConnectionEntry {
             Phase::Done => {
                 self.keep(id, operation, result, afters);
             }
-            Phase::Free | Phase::Forsaken => {}
+            Phase::Free | Phase::Detached => {}
         }
         goes_on
     }

@@ -60,7 +60,7 @@ pub(crate) enum Phase {
     /// The device holds the request.
     InFlight,
     /// The device holds the request, but its future was dropped.
-    Forsaken,
+    Detached,
     /// The request has ended: it completed, or its queue pair was destroyed.
     Done,
 }
@@ -139,19 +139,19 @@ impl Slots {
     #[allow(clippy::cast_possible_truncation)] // at most the number of slots
     pub(crate) fn sending(&self) -> u32 {
         let sends = self.slots.iter().take(self.sends as usize);
-        sends.filter(|slot| matches!(slot.phase, Phase::InFlight | Phase::Forsaken)).count() as u32
+        sends.filter(|slot| matches!(slot.phase, Phase::InFlight | Phase::Detached)).count() as u32
     }
 
     /// Returns the number of outstanding requests of both queues.
     pub(crate) fn outstanding(&self) -> u64 {
         let phases = self.slots.iter().map(|slot| slot.phase);
-        phases.filter(|phase| matches!(phase, Phase::InFlight | Phase::Forsaken)).count() as u64
+        phases.filter(|phase| matches!(phase, Phase::InFlight | Phase::Detached)).count() as u64
     }
 
     /// Returns true if a request of the send queue is outstanding.
     pub(crate) fn is_sending(&self) -> bool {
         let mut sends = self.slots.iter().take(self.sends as usize);
-        sends.any(|slot| matches!(slot.phase, Phase::InFlight | Phase::Forsaken))
+        sends.any(|slot| matches!(slot.phase, Phase::InFlight | Phase::Detached))
     }
 
     /// Returns a free slot of a queue, if there is one.

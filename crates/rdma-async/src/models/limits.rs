@@ -13,7 +13,7 @@ use crate::operation::failed::Failed;
 
 /// Returns true if the operation succeeded. If it timed out, the device still has its memory.
 #[track_caller]
-fn is_in_time(outcome: Outcome) -> bool {
+fn has_succeeded(outcome: Outcome) -> bool {
     match outcome {
         Ok(_) => true,
         Err(Failed { memory: None, error: TransportError::Timeout { .. } }) => false,
@@ -29,7 +29,7 @@ fn loom_a_request_completes_when_its_time_is_over() {
         let mut posted = post(&connection, rig);
         let others = Others::new(rig, 1);
         if poll_once(&mut posted, &Arc::default()).is_pending() {
-            is_in_time(block_on(posted.within(Duration::ZERO)));
+            has_succeeded(block_on(posted.within(Duration::ZERO)));
         }
         others.end(rig);
         assert_eq!(rig.pool.usage().buffers, 0, "the driver was not notified");
@@ -64,7 +64,7 @@ fn loom_a_connection_ends_when_the_time_of_its_request_is_over() {
                 error: TransportError::Closed { reason: CloseReason::Asked, .. },
             }) => {}
             outcome => {
-                is_in_time(outcome);
+                has_succeeded(outcome);
             }
         });
     });
@@ -85,7 +85,7 @@ fn loom_the_time_is_over_while_an_operation_waits_for_a_slot() {
                 send(&connection, rig).map(drop).unwrap();
             }
             outcome => {
-                is_in_time(outcome);
+                has_succeeded(outcome);
             }
         }
         task.join().unwrap();

@@ -129,7 +129,7 @@ impl<K: Kind> Drop for Posted<'_, K> {
     #[inline]
     fn drop(&mut self) {
         if let Some(link) = self.link.take() {
-            link.forsake(self.id);
+            link.detach(self.id);
         }
     }
 }

@@ -18,7 +18,7 @@ use super::kinds::Kind;
 use super::limit::Limit;
 use super::posted::Posted;
 use crate::buffer::held::Held;
-use crate::ledger::after::{After, apart};
+use crate::ledger::after::{After, contain_panic};
 use crate::ledger::entry::ConnectionEntry;
 use crate::ledger::post::{PostFailure, RequestSpec};
 use crate::ledger::slots::{Id, Side};
@@ -189,7 +189,7 @@ impl<'c> Work<'c> {
                 if !mem::replace(this.has_queued, true) {
                     link.queue_up(side);
                 }
-                this.waits.set(Some(Arc::clone(link.rooms.of(side)).notified_owned()));
+                this.waits.set(Some(Arc::clone(link.waiters.of(side)).notified_owned()));
                 if let Some(waits) = this.waits.as_mut().as_pin_mut() {
                     // From now on, the operation is in the queue of waiters. The next attempt to post finds any slot
                     // that was freed before.
@@ -217,7 +217,7 @@ impl<'c> Work<'c> {
             let side = this.request.side();
             link.ledger.lock().note_waiting(link.entry, side, false);
             // The operation was woken for a slot that it did not use, so it wakes the next waiter.
-            After::Room(Arc::clone(&link.rooms), side).run();
+            After::SlotFree(Arc::clone(&link.waiters), side).run();
         }
         leave_row(this.waits);
         error
@@ -228,7 +228,7 @@ impl<'c> Work<'c> {
 /// waker, which may panic.
 #[cold]
 fn leave_row(mut waits: Pin<&mut Option<OwnedNotified>>) {
-    apart(|| waits.set(None));
+    contain_panic(|| waits.set(None));
 }
 
 impl Inner {
@@ -431,18 +431,18 @@ impl Inner {
     }
 
     /// Stops waiting for a request.
-    pub(crate) fn forsake(&self, id: Id) {
+    pub(crate) fn detach(&self, id: Id) {
         if self.pd.context().check_process().is_err() {
             return; // it belongs to the parent
         }
-        self.forsake_under(self.ledger.lock(), id);
+        self.detach_under(self.ledger.lock(), id);
     }
 
     /// Stops waiting for a request. Returns the kind of operation if the request is still outstanding.
-    fn forsake_under(&self, mut table: MutexGuard<'_, Table>, id: Id) -> Option<Operation> {
-        let goes_on = table.forsake(id);
+    fn detach_under(&self, mut table: MutexGuard<'_, Table>, id: Id) -> Option<Operation> {
+        let goes_on = table.detach(id);
         if let Some(lease) = self.lease.as_ref().filter(|_| goes_on.is_some()) {
-            lease.note_forsaken();
+            lease.note_detached();
         }
         // The memory is released when the request completes, so a completion must cause an event.
         let armed = if table.has_awaited() { table.arm(self.ledger.cq()) } else { Ok(false) };
@@ -473,7 +473,7 @@ impl Inner {
     #[cold]
     fn give_up(&self, id: Option<Id>, request: &RequestSpec, has_queued: bool) {
         if let Some(id) = id {
-            self.forsake(id);
+            self.detach(id);
         } else if has_queued && self.pd.context().check_process().is_ok() {
             self.ledger.lock().note_waiting(self.entry, request.side(), false);
         }
@@ -497,7 +497,7 @@ impl Link<'_> {
         }
         // Under the same lock as `take`: a completion is either taken there, or arrives after the wait has ended.
         let peer = table.at(self.entry).peer;
-        let Some(operation) = self.forsake_under(table, id) else {
+        let Some(operation) = self.detach_under(table, id) else {
             unreachable!("a request that has not ended is outstanding")
         };
         Err(Failed::late(TransportError::Timeout { operation, timeout, peer }))

@@ -40,11 +40,11 @@ pub(super) async fn are_windows_bounded(link: &Inner) -> bool {
     if let Some(known) = windows.known.get() {
         return *known;
     }
-    Box::pin(find_out(windows, link)).await
+    Box::pin(probe_once(windows, link)).await
 }
 
 #[cold]
-async fn find_out(windows: &Windows, link: &Inner) -> bool {
+async fn probe_once(windows: &Windows, link: &Inner) -> bool {
     let mut answer = {
         let mut asked = windows.asked();
         // Starts another test if the task of an earlier test has ended with its runtime.
@@ -94,7 +94,7 @@ struct Rig {
 }
 
 async fn probe(driver: Driver, port: Option<u8>) -> Result<bool, TransportError> {
-    let Some(rig) = apart(move || Rig::new(&driver, port)).await else { return Ok(false) };
+    let Some(rig) = call_blocking(move || Rig::new(&driver, port)).await else { return Ok(false) };
     // The device has no windows.
     let Some(rig) = rig? else { return Ok(false) };
     let Rig { one, other, window, words: [within, across] } = rig;
@@ -111,7 +111,7 @@ async fn probe(driver: Driver, port: Option<u8>) -> Result<bool, TransportError>
         Err(TransportError::WorkError(work)) => work.error.class() == WorkErrorClass::Remote,
         _ => false,
     };
-    let kept = apart(move || {
+    let kept = call_blocking(move || {
         // Dropping the connections destroys the queue pairs. Afterwards only this thread uses the memory.
         drop((one, other));
         window.close().is_ok_and(|region| is_as_written(&region))
@@ -163,6 +163,6 @@ impl Rig {
 }
 
 /// Calls the provider on another thread, because the call may take long. Returns `None` if the runtime has shut down.
-async fn apart<R: Send + 'static>(call: impl FnOnce() -> R + Send + 'static) -> Option<R> {
+async fn call_blocking<R: Send + 'static>(call: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     spawn_blocking(call).await.ok()
 }

@@ -192,12 +192,13 @@ impl Region {
         f: impl AsyncFnOnce(Descriptor) -> T,
     ) -> Result<Reserved<T>, ReserveError> {
         let length = self.len();
-        let (open, pd) = match at_once(length, move || self.open(None, local_too(access))).await? {
-            Ok(open) => open,
-            Err((region, error)) => return Err(not_opened(region, error.into())),
-        };
+        let (open, pd) =
+            match at_once(length, move || self.open(None, add_local_write(access))).await? {
+                Ok(open) => open,
+                Err((region, error)) => return Err(not_opened(region, error.into())),
+            };
         let descriptor = Descriptor::new(open.remote(), time);
-        let (value, end) = until_over(f(descriptor), time, lost).await;
+        let (value, end) = run_until_end(f(descriptor), time, lost).await;
         // If the provider refuses, this tries again. Memory that is still registered after that is deregistered on
         // drop, or leaked.
         #[allow(clippy::result_large_err)] // it is the memory
@@ -214,13 +215,13 @@ impl Region {
 }
 
 /// Adds local write access if these rights require it.
-pub(crate) fn local_too(access: AccessFlags) -> AccessFlags {
+pub(crate) fn add_local_write(access: AccessFlags) -> AccessFlags {
     let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     if access.intersects(changes) { access.with_local_write() } else { access }
 }
 
 /// Waits until the function returns, the time is up, or `lost` is ready.
-pub(super) async fn until_over<T>(
+pub(super) async fn run_until_end<T>(
     function: impl Future<Output = T>,
     time: Duration,
     lost: impl Future<Output = ()>,

@@ -9,7 +9,7 @@ use super::descriptor::Descriptor;
 use super::kinds::{Bind, Invalidate};
 use super::memory::Region;
 use super::probe;
-use super::reserve::{ReserveError, Reserved, at_once, not_opened, until_over};
+use super::reserve::{ReserveError, Reserved, at_once, not_opened, run_until_end};
 use crate::buffer::held::sealed::Lease;
 use crate::buffer::window::Window;
 use crate::connection::Connection;
@@ -131,7 +131,7 @@ impl Region {
         let (window, pd) = self.bind(link, rights).await?;
         let Some((_, remote)) = window.remote() else { unreachable!("it is bound") };
         let (value, end) =
-            until_over(f(Descriptor::new(remote, time)), time, ended(link, epoch)).await;
+            run_until_end(f(Descriptor::new(remote, time)), time, ended(link, epoch)).await;
         let region = match invalidate(link, epoch, window).await {
             Ok(window) => Self::of_window(pd, window),
             // The window may still be bound: its queue pair failed or was replaced, or the invalidation would have had

@@ -34,7 +34,7 @@ fn the_device_and_awaiting_threads_take_turns_with_memory() {
         });
         tasks.into_iter().for_each(|task| task.join().unwrap());
         device.join().unwrap();
-        rig.nic.wait_no_more();
+        rig.nic.stop_waiting();
     });
     drop(connection);
     end(whole);

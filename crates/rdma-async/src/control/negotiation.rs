@@ -8,7 +8,7 @@ use super::shared::{Lane, MOST_STRANGERS, Shared};
 
 /// A queue pair that is being negotiated with the other end. Dropping this notifies the other end that the negotiation
 /// has failed.
-pub(super) struct Meeting<'s> {
+pub(super) struct Negotiation<'s> {
     shared: &'s Shared,
     number: u32,
     /// Whether the queue pair is for an existing connection.
@@ -22,13 +22,13 @@ pub(super) struct Meeting<'s> {
 }
 
 /// The reaction of the other end.
-pub(super) enum Met<T> {
+pub(super) enum Reaction<T> {
     Yes(T),
     /// The other end has given up, and may start again.
     Withdrawn,
 }
 
-impl<'s> Meeting<'s> {
+impl<'s> Negotiation<'s> {
     /// Starts a negotiation, for an existing connection or a new one.
     ///
     /// # Errors
@@ -43,8 +43,8 @@ impl<'s> Meeting<'s> {
             return Err(ConnectError::NoControl);
         }
         let mut state = shared.state();
-        let meeting = state.lanes.values().filter(|lane| lane.is_meeting).count();
-        if shared.is_client && meeting >= MOST_STRANGERS {
+        let negotiating = state.lanes.values().filter(|lane| lane.is_negotiating).count();
+        if shared.is_client && negotiating >= MOST_STRANGERS {
             let why = format!(
                 "this end is already creating {MOST_STRANGERS} queue pairs over the control \
                  connection: wait for some of them"
@@ -52,10 +52,10 @@ impl<'s> Meeting<'s> {
             return Err(ConnectError::Busy(why.into()));
         }
         let lane = state.lanes.entry(number).or_default();
-        if lane.is_meeting || lane.here.is_some() != is_here {
+        if lane.is_negotiating || lane.here.is_some() != is_here {
             return Err(ConnectError::NumberTaken { number });
         }
-        (lane.is_meeting, lane.ready) = (true, None);
+        (lane.is_negotiating, lane.ready) = (true, None);
         Ok(Self { shared, number, is_here, epoch: None, entered: None })
     }
 
@@ -80,12 +80,12 @@ impl<'s> Meeting<'s> {
     pub(super) async fn answered(
         &self,
         epoch: u32,
-    ) -> Result<Met<QueuePairEndpoint>, ConnectError> {
+    ) -> Result<Reaction<QueuePairEndpoint>, ConnectError> {
         let look = |lane: &mut Lane| {
             if let Some((_, endpoint)) = lane.endpoint.take_if(|(answered, _)| *answered == epoch) {
-                return Some(Met::Yes(*endpoint));
+                return Some(Reaction::Yes(*endpoint));
             }
-            (lane.withdrawn >= Some(epoch)).then_some(Met::Withdrawn)
+            (lane.withdrawn >= Some(epoch)).then_some(Reaction::Withdrawn)
         };
         self.shared.until(self.number, look).await
     }
@@ -106,13 +106,13 @@ impl<'s> Meeting<'s> {
     }
 
     /// Waits until the client is ready.
-    pub(super) async fn ready(&self, epoch: u32) -> Result<Met<()>, ConnectError> {
+    pub(super) async fn ready(&self, epoch: u32) -> Result<Reaction<()>, ConnectError> {
         let look = |lane: &mut Lane| {
             if lane.ready == Some(epoch) {
-                return Some(Met::Yes(()));
+                return Some(Reaction::Yes(()));
             }
             let is_newer = lane.endpoint.as_ref().is_some_and(|(offered, _)| *offered > epoch);
-            (lane.withdrawn >= Some(epoch) || is_newer).then_some(Met::Withdrawn)
+            (lane.withdrawn >= Some(epoch) || is_newer).then_some(Reaction::Withdrawn)
         };
         self.shared.until(self.number, look).await
     }
@@ -150,7 +150,7 @@ impl<'s> Meeting<'s> {
     }
 }
 
-impl Drop for Meeting<'_> {
+impl Drop for Negotiation<'_> {
     fn drop(&mut self) {
         if !self.shared.is_of_this_process() {
             return;
@@ -158,7 +158,7 @@ impl Drop for Meeting<'_> {
         self.take_back();
         let mut state = self.shared.state();
         if let Some(lane) = state.lanes.get_mut(&self.number) {
-            lane.is_meeting = false;
+            lane.is_negotiating = false;
             if self.shared.is_client {
                 lane.endpoint = None;
             }

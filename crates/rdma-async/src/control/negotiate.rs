@@ -11,7 +11,7 @@ use tracing::{Instrument as _, Span};
 
 use super::frame::Frame;
 use super::maker::Maker;
-use super::meeting::{Meeting, Met};
+use super::negotiation::{Negotiation, Reaction};
 use super::shared::{Member, Shared};
 use crate::connection::Connection;
 use crate::driver::Driver;
@@ -100,16 +100,16 @@ impl Connection {
     /// ```
     pub async fn reconnect(&self) -> Result<u32, ConnectError> {
         let span = tracing::debug_span!("reconnect", qpn = %self.qpn());
-        self.meet_again().instrument(span).await
+        self.renegotiate().instrument(span).await
     }
 
-    async fn meet_again(&self) -> Result<u32, ConnectError> {
+    async fn renegotiate(&self) -> Result<u32, ConnectError> {
         let inner = self.inner();
         let member = inner.member().ok_or(ConnectError::NoControl)?;
         let (shared, number) = (&*member.shared, member.number);
-        let mut meeting = Meeting::begin(shared, number, true)?;
+        let mut negotiation = Negotiation::begin(shared, number, true)?;
         // Set before the queue pair ends. A close from now on resets the flag, so that `renew` fails.
-        inner.look(ConnectionEntry::await_another);
+        inner.look(ConnectionEntry::expect_renewal);
         // Another thread may already be destroying the queue pair. If the provider refuses that thread's call, this
         // loop tries again.
         while !inner.look(|entry| entry.is_gone()) {
@@ -117,8 +117,9 @@ impl Connection {
             inner.until(|entry| (!entry.is_ending()).then_some(())).await;
         }
         let again = Again { ledger: Arc::clone(&inner.ledger), qp: member.qp.clone() };
-        let met = within(shared, "`reconnect`", meet(&mut meeting, shared, again, &member.qp));
-        let (epoch, qp) = met.await?;
+        let negotiated =
+            within(shared, "`reconnect`", negotiate(&mut negotiation, shared, again, &member.qp));
+        let (epoch, qp) = negotiated.await?;
         if !inner.ledger.renew(inner.entry, qp, epoch) {
             let why = "it was closed in the meantime, or its completion queue has failed";
             let (tried, source) = ("connecting again".to_owned(), io::Error::other(why));
@@ -126,7 +127,7 @@ impl Connection {
         }
         inner.check_driver();
         shared.enter(number, inner);
-        meeting.done(epoch);
+        negotiation.done(epoch);
         Ok(epoch)
     }
 
@@ -175,10 +176,10 @@ impl Connection {
         qp: QueuePairBuilder<'static>,
     ) -> Result<Self, ConnectError> {
         let span = tracing::debug_span!("connect_additional", qpn = %self.qpn(), number);
-        self.meet_additional(number, qp).instrument(span).await
+        self.negotiate_additional(number, qp).instrument(span).await
     }
 
-    async fn meet_additional(
+    async fn negotiate_additional(
         &self,
         number: u32,
         qp: QueuePairBuilder<'static>,
@@ -186,17 +187,17 @@ impl Connection {
         let inner = self.inner();
         let member = inner.member().ok_or(ConnectError::NoControl)?;
         let shared = &member.shared;
-        let mut meeting = Meeting::begin(shared, number, false)?;
+        let mut negotiation = Negotiation::begin(shared, number, false)?;
         let driver = Driver(Arc::clone(&inner.driver));
         let maker = Maker { driver, qp: qp.clone() };
         let call = format!("`connect_additional` with number {number}");
-        let met = within(shared, &call, meet(&mut meeting, shared, maker, &qp));
-        let (epoch, further) = met.await?;
+        let negotiated = within(shared, &call, negotiate(&mut negotiation, shared, maker, &qp));
+        let (epoch, further) = negotiated.await?;
         let (task, shared) = (Arc::clone(&member.task), Arc::clone(shared));
         further.inner().look(|entry| entry.epoch = epoch);
         further.inner().keep(Member { shared: Arc::clone(&shared), number, qp, task });
         shared.enter(number, further.inner());
-        meeting.done(epoch);
+        negotiation.done(epoch);
         Ok(further)
     }
 
@@ -292,7 +293,7 @@ impl Connection {
         drop(tokio::time::sleep(Duration::ZERO));
         let inner = self.inner();
         let epoch = inner.look(|entry| {
-            entry.await_no_other();
+            entry.forbid_renewal();
             entry.epoch
         });
         inner.ledger.stop_if(inner.entry, CloseReason::Asked, |entry| entry.epoch == epoch);
@@ -300,11 +301,12 @@ impl Connection {
             member.shared.leases.notify_all();
             member.send_farewell(epoch, farewell);
         }
-        let over = async {
+        let end = async {
             let has_lost = inner.until(|entry| {
-                let is_over = entry.is_drained() || entry.is_gone();
+                let has_ended = entry.is_drained() || entry.is_gone();
                 // Another task may have connected the next queue pair before this task noticed the end of this one.
-                (is_over || entry.epoch != epoch).then(|| entry.has_lost() || entry.epoch != epoch)
+                (has_ended || entry.epoch != epoch)
+                    .then(|| entry.has_lost() || entry.epoch != epoch)
             });
             let has_lost = has_lost.await;
             let member = inner.member().filter(|member| member.shared.talks && !has_lost);
@@ -313,9 +315,9 @@ impl Connection {
             }
             has_lost
         };
-        let in_time = timeout(limit, over).await;
+        let ended = timeout(limit, end).await;
         inner.ledger.close_if(inner.entry, CloseReason::Asked, |entry| entry.epoch == epoch)?;
-        match in_time {
+        match ended {
             Ok(false) => Ok(()),
             Ok(true) => {
                 let why =
@@ -346,10 +348,10 @@ impl Connection {
 async fn within<T>(
     shared: &Shared,
     call: &str,
-    meets: impl Future<Output = Result<T, ConnectError>>,
+    negotiation: impl Future<Output = Result<T, ConnectError>>,
 ) -> Result<T, ConnectError> {
     let limit = shared.limit;
-    timeout(limit, meets).await.unwrap_or_else(|_| {
+    timeout(limit, negotiation).await.unwrap_or_else(|_| {
         let awaited = format!(
             "queue pair from the peer at {}: check that its program calls {call}, too",
             shared.address
@@ -359,8 +361,8 @@ async fn within<T>(
 }
 
 /// Agrees with the other end on a queue pair. Returns the connected queue pair with its epoch.
-async fn meet<M>(
-    meeting: &mut Meeting<'_>,
+async fn negotiate<M>(
+    negotiation: &mut Negotiation<'_>,
     shared: &Shared,
     maker: M,
     qp: &QueuePairBuilder<'static>,
@@ -373,32 +375,32 @@ where
         let with = Arc::clone(&maker);
         if shared.is_client {
             let (prepared, endpoint) = blocking(move || made(with.prepare(stream))).await?;
-            let epoch = meeting.offer(endpoint);
-            if let Met::Yes(peer) = meeting.answered(epoch).await? {
+            let epoch = negotiation.offer(endpoint);
+            if let Reaction::Yes(peer) = negotiation.answered(epoch).await? {
                 let with = Arc::clone(&maker);
                 let end = blocking(move || Ok(with.connect(prepared, peer)?)).await?;
                 // Connecting takes time, and the other end may have given up in the meantime.
-                if !meeting.is_withdrawn(epoch) {
-                    meeting.enter(epoch, qp);
+                if !negotiation.is_withdrawn(epoch) {
+                    negotiation.enter(epoch, qp);
                     return Ok((epoch, end));
                 }
             }
         } else {
-            let (epoch, peer) = meeting.offered().await?;
+            let (epoch, peer) = negotiation.offered().await?;
             let connect = move || {
                 let (prepared, endpoint) = made(with.prepare(stream))?;
                 Ok((with.connect(prepared, peer)?, endpoint))
             };
             let (end, endpoint) = blocking(connect).await?;
             // The client may lend memory as soon as it receives the answer.
-            meeting.enter(epoch, qp);
-            meeting.send(epoch, &Frame::Answer(Box::new(endpoint)));
-            if let Met::Yes(()) = meeting.ready(epoch).await? {
+            negotiation.enter(epoch, qp);
+            negotiation.send(epoch, &Frame::Answer(Box::new(endpoint)));
+            if let Reaction::Yes(()) = negotiation.ready(epoch).await? {
                 return Ok((epoch, end));
             }
         }
         // The other end has given up on this attempt, and may start again.
-        meeting.forget();
+        negotiation.forget();
     }
 }
 
