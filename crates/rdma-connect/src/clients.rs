@@ -16,14 +16,14 @@ use crate::dial::StreamAddresses;
 use crate::error::connect_error::ConnectError;
 use crate::half_open::{Candidate, ClientStream, HalfOpen, Hello, NoEnd, Step};
 use crate::room::{
-    FIRST_BYTE, Occupant, in_order_to_go, in_order_to_yield, late, most_connected, most_half_open,
+    FIRST_BYTE, Occupant, eviction_order, late, most_connected, most_half_open, yield_order,
 };
 use crate::until::Until;
 
 /// The clients of a listener. They make progress when their streams are ready.
 ///
 /// A client is half-open until both queue pairs are connected. A silent client costs one file and delays no other
-/// client: if a newcomer needs its place, the listener drops the silent client (`in_order_to_go`). No call here waits
+/// client: if a newcomer needs its place, the listener drops the silent client (`eviction_order`). No call here waits
 /// for a client.
 ///
 /// A driver accepts streams while [`takes`](Self::takes) returns true, passes each to [`admit`](Self::admit), and calls
@@ -190,8 +190,8 @@ impl<S: ClientStream, E> Clients<S, E> {
     pub fn make_room(&mut self, newcomer: &Hello<S, E>, now: Instant) -> bool {
         let with_queue_pair = self.half_open.values().filter(|other| other.has_queue_pair());
         let occupants = with_queue_pair.map(HalfOpen::occupant).collect();
-        let order = in_order_to_yield(occupants, newcomer.client.network(), now);
-        self.first_to_go(&order).inspect(|&key| self.evict(key, now)).is_some()
+        let order = yield_order(occupants, newcomer.client.network(), now);
+        self.first_evictable(&order).inspect(|&key| self.evict(key, now)).is_some()
     }
 
     /// Sends a client the endpoint of its queue pair, or the reason why there is none.
@@ -237,7 +237,7 @@ impl<S: ClientStream, E> Clients<S, E> {
     }
 
     /// Returns the first of these clients that has no unread data.
-    fn first_to_go(&self, order: &[Occupant]) -> Option<u64> {
+    fn first_evictable(&self, order: &[Occupant]) -> Option<u64> {
         let waits = |occupant: &&Occupant| {
             self.half_open.get(&occupant.key).is_some_and(|client| !client.has_unread())
         };
@@ -269,7 +269,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         let occupants = self.half_open.values().map(HalfOpen::occupant).collect();
         let is_scarce = self.scarce.is_some_and(|until| !until.is_over(now));
         let room = most_half_open((self.open_files)());
-        self.first_to_go(&in_order_to_go(occupants, room, is_scarce, now))
+        self.first_evictable(&eviction_order(occupants, room, is_scarce, now))
     }
 
     /// Returns the key of the next client.
@@ -302,7 +302,7 @@ impl<S: ClientStream, E> Clients<S, E> {
                 // This need not be a failure: `accept` needs a free file even if no client is waiting. If one is
                 // waiting, the socket becomes readable again.
             }
-            Some(Errno::MFILE | Errno::NFILE) if self.make_file(now) => {}
+            Some(Errno::MFILE | Errno::NFILE) if self.free_file(now) => {}
             // The error concerns this socket or process, so the next call would fail in the same
             // way.
             Some(
@@ -327,9 +327,9 @@ impl<S: ClientStream, E> Clients<S, E> {
 
     /// Drops a client that has held its file long enough, to free the file for another client. Returns true if a client
     /// was dropped.
-    fn make_file(&mut self, now: Instant) -> bool {
+    fn free_file(&mut self, now: Instant) -> bool {
         let occupants = self.half_open.values().map(HalfOpen::occupant).collect();
-        let victim = self.first_to_go(&late(occupants, now));
+        let victim = self.first_evictable(&late(occupants, now));
         victim.inspect(|&key| self.evict(key, now)).is_some()
     }
 

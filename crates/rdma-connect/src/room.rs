@@ -75,7 +75,7 @@ impl Occupant {
 /// clients that have sent nothing come first, then the others; in each group, the longest wait comes first. If
 /// `is_scarce` is set, because late clients were dropped recently, clients that are not late but have sent nothing are
 /// also included. If, in addition, one network uses more than half of the room, all of its clients are included.
-pub(crate) fn in_order_to_go(
+pub(crate) fn eviction_order(
     mut clients: Vec<Occupant>,
     room: usize,
     is_scarce: bool,
@@ -95,7 +95,7 @@ pub(crate) fn in_order_to_go(
 /// Returns the clients whose queue pairs may go to a newcomer, in order. These are late clients, and clients of a
 /// network that has more queue pairs than the newcomer's network will have. Clients of the network with the most queue
 /// pairs come first, and among them the longest wait.
-pub(crate) fn in_order_to_yield(
+pub(crate) fn yield_order(
     mut clients: Vec<Occupant>,
     newcomer: Network,
     now: Instant,
@@ -167,7 +167,7 @@ mod tests {
             client(3, "192.0.2.1", now, 3_000, true),
             client(4, "192.0.2.1", now, 999, true),
         ];
-        assert_eq!(keys(&in_order_to_go(clients, 4, false, now)), [3, 2]);
+        assert_eq!(keys(&eviction_order(clients, 4, false, now)), [3, 2]);
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
             client(2, "192.0.2.1", now, 1_000, true),
             client(3, "192.0.2.1", now, 2_000, true),
         ];
-        assert_eq!(keys(&in_order_to_go(clients.clone(), 8, false, now)), [3, 2, 1]);
+        assert_eq!(keys(&eviction_order(clients.clone(), 8, false, now)), [3, 2, 1]);
         assert_eq!(keys(&late(clients, now)), [3, 2, 1]);
     }
 
@@ -191,9 +191,9 @@ mod tests {
             client(3, "192.0.2.1", now, 20, true),
             client(4, "192.0.2.2", now, 600, true),
         ];
-        assert!(in_order_to_go(clients.clone(), 4, false, now).is_empty());
-        assert_eq!(keys(&in_order_to_go(clients.clone(), 6, true, now)), [3, 2]);
-        assert_eq!(keys(&in_order_to_go(clients, 4, true, now)), [1, 3, 2]);
+        assert!(eviction_order(clients.clone(), 4, false, now).is_empty());
+        assert_eq!(keys(&eviction_order(clients.clone(), 6, true, now)), [3, 2]);
+        assert_eq!(keys(&eviction_order(clients, 4, true, now)), [1, 3, 2]);
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
             client(3, "192.0.2.1", now, 1_040, true),
             client(4, "192.0.2.2", now, 1_020, true),
         ];
-        assert_eq!(keys(&in_order_to_go(clients, 4, false, now)), [3, 2, 4, 1]);
+        assert_eq!(keys(&eviction_order(clients, 4, false, now)), [3, 2, 4, 1]);
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
             client(2, "192.0.2.1", now, 500, false),
             client(3, "192.0.2.2", now, 1_000, false),
         ];
-        let yields = |newcomer| keys(&in_order_to_yield(clients.clone(), network(newcomer), now));
+        let yields = |newcomer| keys(&yield_order(clients.clone(), network(newcomer), now));
         assert_eq!(yields("192.0.2.3"), [1, 2, 3]);
         // With the newcomer, both networks have the same number.
         assert_eq!(yields("192.0.2.2"), [3]);

@@ -216,7 +216,7 @@ impl UnreliableResponder {
             count(&mut self.counters.out_of_seq_request);
             return Ok(());
         }
-        let step = sequence::judge(&self.connection, self.message.as_ref(), headers, payload);
+        let step = sequence::check(&self.connection, self.message.as_ref(), headers, payload);
         let Ok(Step::Data { message: Message { start, at }, begins, end }) = step else {
             return Err(Stop::Nak(Nak::InvalidRequest));
         };

@@ -31,17 +31,17 @@ impl fmt::Debug for EventLog {
 pub(crate) struct Events {
     kept: VecDeque<AsyncEvent>,
     /// The number of events that precede the kept ones.
-    gone: u64,
+    dropped: u64,
     /// The highest position that a taker has reached: a new taker starts there, or at the first
     /// kept event if that is later.
-    given: u64,
+    read: u64,
     takers: Vec<Taker>,
 }
 
 #[derive(Debug)]
 struct Taker {
     /// The position of this taker's next event in the sequence of all events, counted from 0.
-    has: u64,
+    position: u64,
     /// An eventfd that identifies the taker. It is readable if and only if the taker has an unread
     /// event.
     wake: Arc<OwnedFd>,
@@ -56,8 +56,8 @@ impl EventLog {
 }
 
 impl Events {
-    fn came(&self) -> u64 {
-        self.gone + self.kept.len() as u64
+    fn total(&self) -> u64 {
+        self.dropped + self.kept.len() as u64
     }
 
     /// Adds a taker, which starts with the kept events that no other taker has read. Returns its
@@ -65,9 +65,9 @@ impl Events {
     pub(crate) fn join(&mut self) -> Result<Arc<OwnedFd>, VerbError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(eventfd(0, flags).map_err(failed("eventfd"))?);
-        let taker = Taker { has: self.given.max(self.gone), wake: Arc::clone(&wake) };
-        if taker.has < self.came() {
-            taker.raise();
+        let taker = Taker { position: self.read.max(self.dropped), wake: Arc::clone(&wake) };
+        if taker.position < self.total() {
+            taker.signal();
         }
         self.takers.push(taker);
         Ok(wake)
@@ -80,23 +80,23 @@ impl Events {
 
     /// Adds an event for all takers.
     pub(crate) fn push(&mut self, event: AsyncEvent) {
-        let came = self.came();
-        self.takers.iter().filter(|taker| taker.has == came).for_each(Taker::raise);
+        let total = self.total();
+        self.takers.iter().filter(|taker| taker.position == total).for_each(Taker::signal);
         self.kept.push_back(event);
         self.forget();
     }
 
     /// Returns the taker's next event, if any.
     pub(crate) fn next(&mut self, wake: &Arc<OwnedFd>) -> Option<AsyncEvent> {
-        let came = self.came();
+        let total = self.total();
         let taker = self.takers.iter_mut().find(|taker| Arc::ptr_eq(&taker.wake, wake))?;
-        let place = usize::try_from(taker.has - self.gone).ok()?;
+        let place = usize::try_from(taker.position - self.dropped).ok()?;
         let event = *self.kept.get(place)?;
-        taker.has += 1;
-        if taker.has == came {
-            taker.lower();
+        taker.position += 1;
+        if taker.position == total {
+            taker.clear();
         }
-        self.given = self.given.max(taker.has);
+        self.read = self.read.max(taker.position);
         self.forget();
         Some(event)
     }
@@ -110,10 +110,10 @@ impl Events {
     /// Drops the oldest events in excess of [`KEPT`], except events that some taker has not read
     /// yet.
     fn forget(&mut self) {
-        let all_have = self.takers.iter().map(|taker| taker.has).min().unwrap_or(u64::MAX);
-        while self.kept.len() > KEPT && self.gone < all_have {
+        let all_have = self.takers.iter().map(|taker| taker.position).min().unwrap_or(u64::MAX);
+        while self.kept.len() > KEPT && self.dropped < all_have {
             self.kept.pop_front();
-            self.gone += 1;
+            self.dropped += 1;
         }
     }
 }
@@ -121,11 +121,11 @@ impl Events {
 /// The eventfd's counter is only ever 0 or 1, and no other code reads or writes the file, so
 /// neither call can fail or block.
 impl Taker {
-    fn raise(&self) {
+    fn signal(&self) {
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
     }
 
-    fn lower(&self) {
+    fn clear(&self) {
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
     }
 }

@@ -20,7 +20,7 @@ use crate::time::Time;
 use crate::wire::{Aeth, Headers, NakCode, Operation, Service, Syndrome};
 use crate::work::{Work, Wqe};
 
-use retry::{Retry, Silence};
+use retry::{Retry, TimeoutAction};
 use rnr::NotReady;
 use window::InFlight;
 pub use window::{Fixed, Window};
@@ -54,7 +54,7 @@ pub struct Requester<W = Fixed> {
     /// The oldest request that has not completed.
     head: u32,
     /// The number of acknowledged packets of the request `head`.
-    taken: u32,
+    acknowledged: u32,
     /// The PSN of the oldest unacknowledged packet.
     oldest: Psn,
     /// The next request to send.
@@ -98,7 +98,7 @@ impl<W: Window> Requester<W> {
             connection: settings.connection,
             max_rd_atomic: settings.max_rd_atomic,
             head: 0,
-            taken: 0,
+            acknowledged: 0,
             oldest: settings.psn,
             next: 0,
             packet: 0,
@@ -208,21 +208,21 @@ impl<W: Window> Requester<W> {
         if self.stopped || self.not_ready.waits(now) {
             return;
         }
-        match self.retry.silence(now) {
-            Silence::Wait => {}
-            Silence::Probe if self.probed == Some(self.oldest) => self.probe_alone(now),
-            Silence::Probe => {
+        match self.retry.due_action(now) {
+            TimeoutAction::Wait => {}
+            TimeoutAction::Probe if self.probed == Some(self.oldest) => self.probe_alone(now),
+            TimeoutAction::Probe => {
                 count(&mut self.counters.roce_adp_retrans);
                 self.probe = Some(self.oldest);
             }
-            Silence::TimedOut => self.time_out(now, work),
+            TimeoutAction::TimedOut => self.time_out(now, work),
         }
     }
 
     /// Handles an expired transport timer.
     fn time_out<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         count(&mut self.counters.local_ack_timeout_err);
-        let again = self.retry.once_more();
+        let again = self.retry.count_retransmission();
         self.send_again(now, again, work);
     }
 
@@ -256,7 +256,7 @@ impl<W: Window> Requester<W> {
     /// did not.
     pub fn count_held<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if !self.stopped && self.is_held() {
-            self.retry.count_silence();
+            self.retry.count_timeout();
             self.time_out(now, work);
         }
     }
@@ -295,11 +295,11 @@ impl<W: Window> Requester<W> {
         }
         let before = self.oldest;
         if self.acknowledge(now, news, work) {
-            self.probe_was_taken(now);
+            self.probe_acknowledged(now);
         }
-        let taken = self.oldest.distance_from(before);
-        if taken > 0 {
-            self.window.acknowledged(now, taken, false);
+        let acknowledged = self.oldest.distance_from(before);
+        if acknowledged > 0 {
+            self.window.acknowledged(now, acknowledged, false);
         }
     }
 
@@ -349,9 +349,9 @@ impl<W: Window> Requester<W> {
             }
             _ => count(&mut self.counters.wrong_opcode),
         }
-        let taken = self.oldest.distance_from(before);
-        if taken > 0 {
-            self.window.acknowledged(now, taken, bth.becn || bth.fecn);
+        let acknowledged = self.oldest.distance_from(before);
+        if acknowledged > 0 {
+            self.window.acknowledged(now, acknowledged, bth.becn || bth.fecn);
         }
     }
 
@@ -396,7 +396,7 @@ impl<W: Window> Requester<W> {
             // credits are ignored.
             Syndrome::Ack(_) => {
                 if self.acknowledge(now, behind.wrapping_add(1), work) {
-                    self.probe_was_taken(now);
+                    self.probe_acknowledged(now);
                 } else {
                     self.implied_nak(now, work);
                 }
@@ -444,7 +444,7 @@ impl<W: Window> Requester<W> {
                 return false;
             }
             let in_all = self.connection.packets(end.length);
-            let step = left.min(in_all.saturating_sub(self.taken));
+            let step = left.min(in_all.saturating_sub(self.acknowledged));
             left = left.saturating_sub(step);
             self.in_flight.acknowledged(step);
             self.take(now, step, in_all, work);
@@ -456,18 +456,18 @@ impl<W: Window> Requester<W> {
     /// last packet.
     #[inline]
     fn take<Q: Work + ?Sized>(&mut self, now: Time, packets: u32, in_all: u32, work: &mut Q) {
-        self.taken = self.taken.wrapping_add(packets);
+        self.acknowledged = self.acknowledged.wrapping_add(packets);
         self.oldest = self.oldest.wrapping_add(packets);
         self.sent = self.sent.saturating_sub(packets);
         self.ever_sent = self.ever_sent.saturating_sub(packets);
-        if self.taken >= in_all {
+        if self.acknowledged >= in_all {
             let done = self.head;
-            self.taken = 0;
+            self.acknowledged = 0;
             self.head = self.head.wrapping_add(1);
             work.done(done);
         }
         if self.sent == 0 {
-            (self.next, self.packet) = (self.head, self.taken);
+            (self.next, self.packet) = (self.head, self.acknowledged);
         }
         self.not_ready.progress();
         self.retry.progress(now, packets, self.sent);
@@ -499,10 +499,10 @@ impl<W: Window> Requester<W> {
     /// Starts to retransmit if the last acknowledgement covers a probe, but nothing that was sent
     /// after the probed packet.
     #[inline]
-    fn probe_was_taken(&mut self, now: Time) {
+    fn probe_acknowledged(&mut self, now: Time) {
         // In the middle of a message, the original of the probed packet has rarely requested an
         // acknowledgement. The acknowledgement therefore answers the probe.
-        if self.taken > 0 && self.probed == Some(self.oldest) {
+        if self.acknowledged > 0 && self.probed == Some(self.oldest) {
             self.probe_alone(now);
         }
     }
@@ -530,7 +530,7 @@ impl<W: Window> Requester<W> {
 
     /// Goes back to the oldest packet (go-back-N).
     fn rewind(&mut self) {
-        (self.next, self.packet) = (self.head, self.taken);
+        (self.next, self.packet) = (self.head, self.acknowledged);
         self.sent = 0;
         self.in_flight = InFlight::default();
         (self.probe, self.probed) = (None, None);

@@ -72,7 +72,7 @@ impl<W: Window> Requester<W> {
                 self.fail(status, work);
             }
             Ok(()) => {
-                if self.taken.wrapping_add(1) == in_all {
+                if self.acknowledged.wrapping_add(1) == in_all {
                     self.in_flight.fetched();
                 }
                 self.take(now, 1, in_all, work);
@@ -90,7 +90,7 @@ impl<W: Window> Requester<W> {
         work: &mut Q,
     ) -> Result<(), WcStatus> {
         use Operation as Op;
-        let at = self.connection.offset(self.taken);
+        let at = self.connection.offset(self.acknowledged);
         let rest = length.saturating_sub(at);
         let mtu = self.connection.mtu.bytes();
         let last = rest <= mtu;

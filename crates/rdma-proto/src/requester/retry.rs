@@ -49,7 +49,7 @@ const EARLIEST_PROBE: u64 = 250_000;
 
 /// The action after a period without answers.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Silence {
+pub(super) enum TimeoutAction {
     Wait,
     Probe,
     TimedOut,
@@ -151,7 +151,7 @@ impl Retry {
     }
 
     /// Records a timeout. If a packet is found to be missing from now on, it is sent again.
-    pub(super) const fn count_silence(&mut self) {
+    pub(super) const fn count_timeout(&mut self) {
         self.repaired = false;
     }
 
@@ -159,14 +159,14 @@ impl Retry {
         self.timeout.is_some()
     }
 
-    /// Returns when to call [`silence`](Self::silence).
+    /// Returns when to call [`due_action`](Self::due_action).
     pub(super) fn deadline(&self) -> Option<Time> {
         let (since, timeout) = (self.since.filter(|_| !self.held)?, self.timeout?);
-        Some(since.plus(timeout.min(self.patience())))
+        Some(since.plus(timeout.min(self.probe_delay())))
     }
 
     /// Returns how long to wait without answers before the next probe.
-    fn patience(&self) -> u64 {
+    fn probe_delay(&self) -> u64 {
         if self.longest == 0 || self.without_probes {
             return u64::MAX;
         }
@@ -175,18 +175,20 @@ impl Retry {
     }
 
     /// Returns the action that is due now.
-    pub(super) fn silence(&mut self, now: Time) -> Silence {
+    pub(super) fn due_action(&mut self, now: Time) -> TimeoutAction {
         let since = self.since.filter(|_| !self.held);
-        let (Some(since), Some(timeout)) = (since, self.timeout) else { return Silence::Wait };
+        let (Some(since), Some(timeout)) = (since, self.timeout) else {
+            return TimeoutAction::Wait;
+        };
         let silent = now.since(since);
         if silent >= timeout {
-            self.count_silence();
-            Silence::TimedOut
-        } else if silent >= self.patience() {
+            self.count_timeout();
+            TimeoutAction::TimedOut
+        } else if silent >= self.probe_delay() {
             self.probes = self.probes.saturating_add(1);
-            Silence::Probe
+            TimeoutAction::Probe
         } else {
-            Silence::Wait
+            TimeoutAction::Wait
         }
     }
 
@@ -199,12 +201,12 @@ impl Retry {
         self.repaired = true;
         // A new round begins with the next packet that is sent.
         self.round = 0;
-        Some(self.once_more())
+        Some(self.count_retransmission())
     }
 
     /// Counts a full retransmission. Returns true if it is allowed. A limit of 7 means seven
     /// retries here, although it means no limit for RNR retries.
-    pub(super) const fn once_more(&mut self) -> bool {
+    pub(super) const fn count_retransmission(&mut self) -> bool {
         (self.since, self.probes, self.held) = (None, 0, false);
         let again = self.tries < self.limit;
         self.tries = self.tries.saturating_add(1);

@@ -68,7 +68,7 @@ impl<W: Window> Requester<W> {
         let one = InFlight::all_but_one(self.window.packets());
         let in_flight = core::mem::replace(&mut self.in_flight, one);
         let (next, packet, sent) = (self.next, self.packet, self.sent);
-        (self.next, self.packet, self.sent) = (self.head, self.taken, 0);
+        (self.next, self.packet, self.sent) = (self.head, self.acknowledged, 0);
         let burst = self.poll_transmit(now, work, room);
         self.probed = burst.is_some().then(|| self.oldest.wrapping_add(self.sent));
         (self.next, self.packet, self.sent) = (next, packet, sent);
@@ -131,13 +131,13 @@ impl<W: Window> Requester<W> {
         self.in_flight.fetches = self.in_flight.fetches.saturating_add(1);
         self.in_flight.sent(1, true, self.window.packets());
         self.advance(packets, true);
-        self.given_out(now, 1);
+        self.count_sent(now, 1);
         Some(burst)
     }
 
     /// Counts packets as sent and starts the timer.
     #[inline]
-    fn given_out(&mut self, now: Time, packets: u16) {
+    fn count_sent(&mut self, now: Time, packets: u16) {
         self.counters.sent(packets);
         self.retry.start(now);
     }
@@ -169,7 +169,7 @@ impl<W: Window> Requester<W> {
         }
         let asks = self.in_flight.sent(run.packets, run.ends, window);
         self.advance(run.packets, run.ends);
-        self.given_out(now, run.segments());
+        self.count_sent(now, run.segments());
         Some(outbound.burst(&run, asks))
     }
 

@@ -49,7 +49,7 @@ pub(super) const MOST_PSNS: u32 = 1 << 23;
 /// times this number, it is a quarter of the window. Only the last packet of a run can request one,
 /// so the distance between two requests can be longer. It is at most half the window or, in a
 /// window of at most this number, a quarter.
-const UNASKED: u32 = 64;
+const LONGEST_INTERVAL: u32 = 64;
 
 /// Counts the packets in flight.
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ pub(super) struct InFlight {
     /// READs and atomics among these packets.
     pub(super) fetches: u32,
     /// Packets sent since the last one that requested an acknowledgement.
-    unasked: u32,
+    since_request: u32,
 }
 
 impl InFlight {
@@ -72,13 +72,13 @@ impl InFlight {
     #[inline]
     pub(super) fn most(&self, window: u32) -> u32 {
         let free = window.max(1).saturating_sub(self.packets);
-        let unasked = if window > UNASKED { window >> 1 } else { Self::interval(window) };
-        free.min(unasked.saturating_sub(self.unasked).max(1))
+        let allowed = if window > LONGEST_INTERVAL { window >> 1 } else { Self::interval(window) };
+        free.min(allowed.saturating_sub(self.since_request).max(1))
     }
 
     #[inline]
     fn interval(window: u32) -> u32 {
-        (window >> 2).clamp(1, UNASKED)
+        (window >> 2).clamp(1, LONGEST_INTERVAL)
     }
 
     /// Counts sent packets. Returns true if the last one must request an acknowledgement, so that
@@ -86,10 +86,11 @@ impl InFlight {
     #[inline]
     pub(super) fn sent(&mut self, packets: u32, ends_message: bool, window: u32) -> bool {
         self.packets = self.packets.saturating_add(packets);
-        self.unasked = self.unasked.saturating_add(packets);
-        let asks = ends_message || self.unasked >= Self::interval(window) || self.packets >= window;
+        self.since_request = self.since_request.saturating_add(packets);
+        let asks =
+            ends_message || self.since_request >= Self::interval(window) || self.packets >= window;
         if asks {
-            self.unasked = 0;
+            self.since_request = 0;
         }
         asks
     }

@@ -89,7 +89,7 @@ impl Responder {
     fn acknowledgement(&mut self) -> Option<Burst> {
         let (psn, syndrome) = match core::mem::replace(&mut self.owed, Owed::Nothing) {
             Owed::Nothing => return None,
-            Owed::Ack => (self.taken, Syndrome::Ack(CreditCount::UNLIMITED)),
+            Owed::Ack => (self.accepted, Syndrome::Ack(CreditCount::UNLIMITED)),
             Owed::OutOfSequence => (self.expected, Syndrome::Nak(NakCode::PsnSequence)),
             Owed::NotReady => (self.expected, Syndrome::RnrNak(self.min_rnr_timer)),
             Owed::Refused(psn, nak) => (psn, Syndrome::Nak(nak.code())),

@@ -68,14 +68,14 @@ pub struct Responder {
     /// The PSN of the newest accepted SEND or WRITE packet, for acknowledgements. It is never the
     /// PSN of a READ or an atomic, because their responses acknowledge them. If an acknowledgement
     /// had the PSN of a READ, SoftRoCE would complete the READ.
-    taken: Psn,
+    accepted: Psn,
     /// The number of executed messages (MSN).
     msn: u32,
     /// The message that has arrived only in part.
     message: Option<Message>,
     /// Whether the peer was notified that the expected packet is missing or found no receive. The
     /// peer is notified once. Later packets are dropped until the expected one is accepted.
-    told: bool,
+    nak_sent: bool,
     /// Whether the expected packet arrived but found no receive.
     not_ready: bool,
     failed: bool,
@@ -93,10 +93,10 @@ impl Responder {
             min_rnr_timer: settings.min_rnr_timer,
             expected: settings.psn,
             history: 0,
-            taken: settings.psn.wrapping_sub(1),
+            accepted: settings.psn.wrapping_sub(1),
             msn: 0,
             message: None,
-            told: false,
+            nak_sent: false,
             not_ready: false,
             failed: false,
             resources: Resources::new(settings.max_dest_rd_atomic),
@@ -210,8 +210,8 @@ impl Responder {
     /// 9.7.5.2), but not after an RNR NAK (9.7.5.2.8).
     fn out_of_sequence(&mut self) {
         count(&mut self.counters.out_of_seq_request);
-        if !self.told {
-            self.told = true;
+        if !self.nak_sent {
+            self.nak_sent = true;
             self.owed = Owed::OutOfSequence;
         }
     }
@@ -219,7 +219,7 @@ impl Responder {
     /// Handles the expected packet.
     fn in_sequence<H: Host + ?Sized>(&mut self, headers: &Headers, payload: &[u8], host: &mut H) {
         let executed =
-            match sequence::judge(&self.connection, self.message.as_ref(), headers, payload) {
+            match sequence::check(&self.connection, self.message.as_ref(), headers, payload) {
                 Ok(Step::Data { message, begins, end }) => {
                     self.data(message, begins, end, payload, host)
                 }
@@ -231,7 +231,7 @@ impl Responder {
             Ok(Executed { packets, acknowledges }) => {
                 self.expected = self.expected.wrapping_add(packets);
                 self.history = self.history.wrapping_add(packets.into());
-                (self.told, self.not_ready) = (false, false);
+                (self.nak_sent, self.not_ready) = (false, false);
                 // A pending answer becomes an acknowledgement that also covers this packet. If this
                 // packet is a READ or an atomic, its response replaces that acknowledgement.
                 let asked = headers.bth.ack_request || self.owed != Owed::Nothing;
@@ -239,7 +239,7 @@ impl Responder {
             }
             Err(Stop::NotReady) => {
                 count(&mut self.counters.send_rnr_err);
-                (self.told, self.not_ready) = (true, true);
+                (self.nak_sent, self.not_ready) = (true, true);
                 self.owed = Owed::NotReady;
             }
             Err(Stop::Nak(nak)) => self.refuse(headers.bth.psn, nak, host),
@@ -285,7 +285,7 @@ impl Responder {
             let at = at.saturating_add(self.connection.mtu.bytes());
             self.message = Some(Message { start, at });
         }
-        self.taken = self.expected;
+        self.accepted = self.expected;
         Ok(Executed { packets: 1, acknowledges: false })
     }
 
@@ -336,7 +336,7 @@ impl Responder {
             return;
         };
         match self.resources.find(number) {
-            Some((at, packet)) if self.asked_for(at, packet, &start) => {
+            Some((at, packet)) if self.matches_request(at, packet, &start) => {
                 self.resources.answer_again(at, packet);
             }
             // The request is older than any that the peer may still repeat, or differs from the
@@ -347,7 +347,7 @@ impl Responder {
 
     /// Returns true if a duplicate equals the original request, or the tail of it that starts at
     /// this packet.
-    fn asked_for(&self, at: usize, packet: u32, now: &MessageStart) -> bool {
+    fn matches_request(&self, at: usize, packet: u32, now: &MessageStart) -> bool {
         let Some(then) = self.resources.get(at).map(|resource| resource.start) else {
             return false;
         };

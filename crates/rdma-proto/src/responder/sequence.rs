@@ -73,7 +73,7 @@ pub(crate) fn begins(operation: Operation) -> bool {
 /// lengths (C9-92 and C9-94). If a message has several packets, those before the last must be full,
 /// and the last one must not be empty. A WRITE must have the length that its RETH states.
 #[inline]
-pub(crate) fn judge(
+pub(crate) fn check(
     connection: &Connection,
     begun: Option<&Message>,
     headers: &Headers,

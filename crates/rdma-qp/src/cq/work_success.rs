@@ -130,14 +130,14 @@ impl WorkSuccess {
     }
 
     /// Returns the fields that are defined for this completion.
-    const fn said(&self) -> (WcOpcode, Option<usize>, Option<u32>, Option<Rkey>) {
+    const fn defined_fields(&self) -> (WcOpcode, Option<usize>, Option<u32>, Option<Rkey>) {
         (self.opcode, self.byte_len(), self.immediate_data(), self.invalidated_rkey())
     }
 }
 
 impl PartialEq for WorkSuccess {
     fn eq(&self, other: &Self) -> bool {
-        self.said() == other.said()
+        self.defined_fields() == other.defined_fields()
     }
 }
 

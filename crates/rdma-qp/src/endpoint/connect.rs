@@ -124,7 +124,7 @@ pub(crate) struct Own<'a> {
 impl ConnectAttributes {
     pub(crate) fn compute(own: &Own<'_>, peer: &QueuePairEndpoint) -> Result<Self, HandshakeError> {
         let end = own.endpoint;
-        let (peer_lid, route, gid_rule) = Self::way(own, peer)?;
+        let (peer_lid, route, gid_rule) = Self::path_to(own, peer)?;
         if let Some(fixed) = own.fixed_mtu.filter(|&fixed| fixed > peer.mtu) {
             return Err(HandshakeError::Mtu { own: fixed, peer: peer.mtu });
         }
@@ -142,7 +142,7 @@ impl ConnectAttributes {
     }
 
     /// Returns the route to the peer, or an error if the endpoints do not match. The MTU is not compared here.
-    pub(crate) fn way(
+    pub(crate) fn path_to(
         own: &Own<'_>,
         peer: &QueuePairEndpoint,
     ) -> Result<(Lid, Option<GlobalRoute>, Option<GidRule>), HandshakeError> {

@@ -65,7 +65,7 @@ impl QueuePair {
     pub fn address_vector(&self, peer: &QueuePairEndpoint) -> Result<AddressVector, Error> {
         let OwnEnd { endpoint, table, port, settings } = &self.datagrams()?.end;
         let own = Own { endpoint, table, fixed_mtu: None, recv_psn: None };
-        let (lid, route, _) = ConnectAttributes::way(&own, peer).map_err(Box::new)?;
+        let (lid, route, _) = ConnectAttributes::path_to(&own, peer).map_err(Box::new)?;
         Ok(settings.vector(*port, (lid, route)))
     }
 

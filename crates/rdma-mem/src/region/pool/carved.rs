@@ -144,7 +144,7 @@ impl PoolRegion {
         let units = units(length)?;
         let mut ranges = self.ranges();
         let allocation = ranges.free.allocate(units)?;
-        if self.too_early(allocation, alignment) == 0 {
+        if self.units_to_alignment(allocation, alignment) == 0 {
             return Some(ranges.taken(Range { allocation, start: allocation.offset, units }));
         }
         ranges.free.free(allocation);
@@ -154,14 +154,14 @@ impl PoolRegion {
         let units = units.checked_add(more).filter(|&units| units <= MOST)?;
         let allocation = ranges.free.allocate(units)?;
         // The result is at most `more`.
-        let early = u32::try_from(self.too_early(allocation, alignment)).ok()?;
+        let early = u32::try_from(self.units_to_alignment(allocation, alignment)).ok()?;
         let start = allocation.offset + early;
         Some(ranges.taken(Range { allocation, start, units }))
     }
 
     /// Returns the number of units from the start of the allocation to the next multiple of
     /// `alignment`.
-    fn too_early(&self, allocation: Allocation, alignment: usize) -> usize {
+    fn units_to_alignment(&self, allocation: Allocation, alignment: usize) -> usize {
         let address = self.registration.base().as_ptr().addr() + allocation.offset as usize * UNIT;
         address.wrapping_neg() % alignment / UNIT
     }
