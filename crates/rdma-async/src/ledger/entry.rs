@@ -226,8 +226,7 @@ impl ConnectionEntry {
         self.closed
     }
 
-    /// Stops accepting requests, and takes the queue pair out of the entry for the caller to destroy. Keeps an earlier
-    /// reason if there is one.
+    /// Stops accepting requests, and returns the queue pair for the caller to destroy. Keeps an earlier reason.
     pub(crate) fn take(&mut self, reason: CloseReason) -> Option<QueuePair> {
         self.closed.get_or_insert(reason);
         self.is_ending |= self.qp.is_some();
@@ -246,8 +245,7 @@ impl ConnectionEntry {
         self.is_abandoned
     }
 
-    /// Stops accepting requests. Keeps an earlier reason if there is one. The returned work wakes the operations that
-    /// wait for a slot, which then fail.
+    /// Stops accepting requests. Keeps an earlier reason. The returned work fails operations that wait for a slot.
     pub(crate) fn stop(&mut self, reason: CloseReason) -> After {
         self.closed.get_or_insert(reason);
         self.draining.get_or_insert_with(|| self.slots.sending());
@@ -543,8 +541,7 @@ impl ConnectionEntry {
         slot.and_then(|slot| slot.waker.as_ref()).is_some_and(|known| known.will_wake(waker))
     }
 
-    /// Sets the waker of a request in flight. Returns the previous waker, or this waker if the request is not in
-    /// flight.
+    /// Sets the waker of a request in flight. Returns the previous waker, or `waker` if the request has ended.
     pub(crate) fn await_end(&mut self, id: Id, waker: Waker, afters: &mut Afters) -> Option<Waker> {
         match self.slots.of(id) {
             Some(slot) if slot.phase == Phase::InFlight => {

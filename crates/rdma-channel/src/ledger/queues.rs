@@ -363,8 +363,7 @@ impl Connection {
     /// Returns the slot of the last request of the send queue if that request is unsignaled; otherwise the dead slot.
     #[inline(always)]
     pub(super) fn last_unsignaled(&self) -> &RequestSlot {
-        // SAFETY: SAFETY.md F23: the slot belongs to the same `Queues` as `self`, which are borrowed for as long as
-        // `self`.
+        // SAFETY: SAFETY.md F23: the slot belongs to the same `Queues` as `self`, and the borrow of `self` covers them.
         unsafe { self.last_unsignaled.get().0.as_ref() }
     }
 
@@ -593,8 +592,7 @@ impl<'data> InBatch<'data> for QueuedReceive<'_, 'data> {
 
 /// Posts a request without memory to a queue pair in the error state. It is flushed after all requests before it.
 pub(crate) fn post_marker(qp: &QueuePair, id: u64) -> Result<(), PostError> {
-    // SAFETY: SAFETY.md F22: the request has no elements, and is neither a bind nor a datagram, so `post` requires
-    // nothing.
+    // SAFETY: SAFETY.md F22: no elements, no bind and no datagram, so `post` requires nothing.
     unsafe { qp.post(SendWorkRequest::new(&[]), id) }
 }
 

@@ -171,8 +171,7 @@ fn on_an_unreliable_connection_a_failed_invalidation_stops_the_send_queue_alone(
     a.receive_cq.expect_success(1);
 }
 
-/// Returns a key for the next bind of a type 2 window: its initial key, with `add` added to the low
-/// byte.
+/// Returns a key for the next bind of a type 2 window: the low byte of its initial key plus `add`.
 fn key_plus(mw: &Mw, add: u8) -> u32 {
     mw.key_with(mw.key().to_le_bytes()[0].wrapping_add(add))
 }

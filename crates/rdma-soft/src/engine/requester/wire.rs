@@ -40,8 +40,7 @@ pub(crate) struct Wire {
     mtu: Mtu,
     /// The number that the protocol uses for the oldest request in the queue.
     head: u32,
-    /// One more than the number of the last request that the schedule has released, if the schedule holds requests
-    /// back.
+    /// One more than the number of the last released request, if the schedule holds requests back.
     released: Option<u32>,
     /// The time at which the queue pair's timer expires.
     timer: Option<Time>,
@@ -330,8 +329,7 @@ impl<P: Near> SendSide<P> {
         });
     }
 
-    /// Immediately fails the oldest request, if there is one, because the peer's process has ended. The later requests
-    /// are flushed.
+    /// Fails the oldest request, if any, because the peer's process has ended. The later requests are flushed.
     #[cold]
     fn peer_has_ended(&mut self, own: &P, aftermath: &mut Aftermath) {
         self.with_wire(own, aftermath, |protocol, _, queue| {
@@ -423,8 +421,8 @@ impl<P: Near> SendSide<P> {
 
 /// Handles a timeout on a link that loses nothing. On such a link, silence does not mean loss: unlike an adapter, the
 /// peer's process may be stopped, or get no processor time. So a timeout counts only if that process has executed
-/// everything sent and still has not answered. This function asks the process about it, and returns the number of the
-/// last question. If the process was silent for too long, the oldest request fails.
+/// everything sent and still has not answered. This function asks it, and returns the number of the last question. If the
+/// process was silent for too long, the oldest request fails.
 fn expire_on_lossless_link<P: Near>(
     protocol: &mut Reliable,
     carrier: &Arc<dyn Carrier>,
@@ -579,11 +577,10 @@ impl<P: Near> Work for Queue<'_, P> {
 
     fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
         // A request longer than the longest message was not sent.
-        let in_all =
-            self.at(n).and_then(|(_, room)| u32::try_from(room.length()).ok()).unwrap_or(0);
+        let length = self.at(n).and_then(|(_, room)| u32::try_from(room.length()).ok());
         let mut run = std::mem::take(&mut self.run);
         let delivered =
-            run.place(at, payload, Some(in_all), |bytes| self.deliver_bytes(n, at, bytes));
+            run.place(at, payload, length.or(Some(0)), |bytes| self.deliver_bytes(n, at, bytes));
         self.run = run;
         delivered
     }
