@@ -189,7 +189,7 @@ fn an_address_without_a_listener_is_an_error_after_the_wait() {
     let free = TcpListener::bind((ELSEWHERE, 0)).unwrap().local_addr().unwrap().to_string();
     let options = ["send-lat", "--wait", "0"];
     let error = Process::start(&options, &["--connect", &free]).fail();
-    assert!(error.contains(&free) && error.contains("no process listens"), "{error}");
+    assert!(error.contains(&free) && error.contains("no process is listening"), "{error}");
     let error = Process::start(&options, &["--connect", "127.0.0.1"]).fail();
     assert!(error.contains("HOST:PORT"), "{error}");
 }

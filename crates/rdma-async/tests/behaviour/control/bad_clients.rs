@@ -27,7 +27,7 @@ fn an_error_about_incompatible_ends_names_both_devices() {
         let error = other.driver.connect(address, other.options()).await.unwrap_err();
         let late = listener_refuses(&listener).await;
         for error in [error.to_string(), late] {
-            assert!(error.contains("the server's device is soft0; link layer"), "{error}");
+            assert!(error.contains("the server's device is soft0; the link layers"), "{error}");
             assert!(error.ends_with("; the client's device is softib0"), "{error}");
         }
     });
