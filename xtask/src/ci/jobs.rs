@@ -5,7 +5,7 @@ use super::needs::Need;
 use super::recipes::{
     AARCH64, AARCH64_FULL, AARCH64_NEEDS, ASAN, ASAN_FULL, COPY_FILE, FUZZ, FUZZ_ADDRESS,
     FUZZ_NEEDS, HOSTILE_NEIGHBOUR, INSTRUCTIONS, LINKED, LOADED, LOOM, LSAN, MIRI, NICS, PROFILES,
-    RXE, STALLS, STRESS, VALGRIND, VALGRIND_FULL, WITHOUT_RXE,
+    RXE, STALLS, STRESS, VALGRIND, WITHOUT_RXE,
 };
 use super::step::{Step, run, tests};
 
@@ -161,11 +161,14 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "features",
-        about: "published crates that do not compile alone, or with only one of their features (except `linked`)",
+        about: "published crates that the oldest supported compiler cannot compile alone, or with only one of their features (except `linked`)",
         tier: Tier::Both,
-        minutes: 0.6,
-        needs: &[],
-        steps: &[run("cargo xtask features")],
+        minutes: 1.5,
+        needs: &[Need::Works("cargo +{msrv} --version", "rustup toolchain install {msrv}")],
+        steps: &[run("{target}/debug/xtask features").with(&[
+            ("RUSTUP_TOOLCHAIN", "{msrv}"),
+            ("CARGO_TARGET_DIR", "{target}/features"),
+        ])],
     },
     Job {
         name: "package",
@@ -193,7 +196,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "aarch64",
-        about: "errors on another processor: all published crates are compiled; the memory copy, atomics and C layouts are tested in qemu",
+        about: "errors on another processor: all published crates are compiled; the device's units and C layouts are tested in qemu",
         tier: Tier::Short("aarch64-full"),
         minutes: 1.3,
         needs: AARCH64_NEEDS,
@@ -206,14 +209,6 @@ pub(crate) const JOBS: &[Job] = &[
         minutes: 25.0,
         needs: AARCH64_NEEDS,
         steps: AARCH64_FULL,
-    },
-    Job {
-        name: "msrv",
-        about: "published crates that do not compile with their oldest supported compiler",
-        tier: Tier::Both,
-        minutes: 0.3,
-        needs: &[Need::Works("cargo +{msrv} --version", "rustup toolchain install {msrv}")],
-        steps: &[run("cargo +{msrv} check {products} --target-dir {target}/msrv")],
     },
     Job {
         name: "bench-build",
@@ -278,19 +273,11 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "valgrind",
-        about: "invalid memory accesses in the unit tests of the device, with the memory copies of ordinary builds (memcheck)",
-        tier: Tier::Short("valgrind-full"),
-        minutes: 0.8,
-        needs: &[Need::Tool("valgrind", "apt-get install valgrind libc6-dbg")],
-        steps: VALGRIND,
-    },
-    Job {
-        name: "valgrind-full",
-        about: "the same in all tests of the device and the layers, and in the suite",
+        about: "invalid memory accesses, with the memory copies of ordinary builds, in all tests of the device and the layers, and in the suite (memcheck)",
         tier: Tier::Full,
         minutes: 60.0,
         needs: &[Need::Tool("valgrind", "apt-get install valgrind libc6-dbg")],
-        steps: VALGRIND_FULL,
+        steps: VALGRIND,
     },
     Job {
         name: "loom",
@@ -302,7 +289,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "fuzz",
-        about: "inputs that break a rule, in 30 seconds for each target, with a new seed each time (docs/testing.md, Fuzzing)",
+        about: "inputs that break a rule, in 15 seconds for each target, with a new seed each time (docs/testing.md, Fuzzing)",
         tier: Tier::Both,
         minutes: 3.4,
         needs: FUZZ_NEEDS,

@@ -336,27 +336,6 @@ pub(super) const LSAN: &[Step] = &[
 const MEMCHECK_SEES: Step =
     tests("cargo test --workspace --test behaviour visible_copies:: -- --ignored --test-threads=1");
 
-/// Runs the unit tests, in two halves because valgrind runs one thread at a time. Some tests are
-/// left out: under valgrind, the kernel does not copy inaccessible memory, and registers are lost
-/// when a faulting instruction is resumed.
-macro_rules! memcheck_lib {
-    ($half:literal) => {
-        concat!(
-            "cargo test --workspace --lib -- --test-threads=1 ",
-            $half,
-            " --skip copy::tests::gone:: --skip copy::tests::order::",
-        )
-    };
-}
-
-pub(super) const VALGRIND: &[Step] = &[
-    MEMCHECK_SEES,
-    tests_two_at_a_time(&[memcheck_lib!("engine::"), memcheck_lib!("--skip engine::")]).with(&[
-        ("RDMA_CI_ONLY", "rdma-soft"),
-        ("CARGO_TARGET_{HOST}_RUNNER", concat!("{target}/debug/xtask only ", memcheck!())),
-    ]),
-];
-
 /// Runs the suite on one device, which is enough. Forks are excluded for the reason given at
 /// [`VALGRIND_FULL`]. Cases in which memory is kept alive on purpose are excluded because it would
 /// count as a leak.
@@ -365,9 +344,10 @@ const MEMCHECK_SUITE: Step = tests(
 )
 .with(&[MEMCHECK, ("VALGRIND_OPTS", "--trace-children=yes"), WITHOUT_RXE]);
 
-/// Tests that fork are excluded: a forked child releases nothing on purpose, which valgrind would
-/// report as leaks.
-pub(super) const VALGRIND_FULL: &[Step] = &[
+/// Some tests are left out. A forked child releases nothing on purpose, which valgrind would report as
+/// leaks. Under valgrind, the kernel does not copy inaccessible memory, and registers are lost when a
+/// faulting instruction is resumed.
+pub(super) const VALGRIND: &[Step] = &[
     MEMCHECK_SEES,
     run("cargo build --profile test -p rdma-examples --examples"),
     tests(
