@@ -165,10 +165,8 @@ pub(crate) const JOBS: &[Job] = &[
         tier: Tier::Both,
         minutes: 1.5,
         needs: &[Need::Works("cargo +{msrv} --version", "rustup toolchain install {msrv}")],
-        steps: &[run("{target}/debug/xtask features").with(&[
-            ("RUSTUP_TOOLCHAIN", "{msrv}"),
-            ("CARGO_TARGET_DIR", "{target}/features"),
-        ])],
+        steps: &[run("{target}/debug/xtask features")
+            .with(&[("RUSTUP_TOOLCHAIN", "{msrv}"), ("CARGO_TARGET_DIR", "{target}/features")])],
     },
     Job {
         name: "package",

@@ -40,7 +40,8 @@ pub enum TransportError {
     /// A verb failed.
     #[error(transparent)]
     IbvError(Box<rdma_qp::Error>),
-    /// The request was not posted. The channel is unchanged.
+    /// The request was refused. If it was a list, the requests before the refused one may have been
+    /// [posted](rdma_qp::PostError::posted).
     #[error(transparent)]
     PostError(Box<RefusedWork>),
     /// Inline data is longer than the limit of an element, so no request was posted. The channel is unchanged.

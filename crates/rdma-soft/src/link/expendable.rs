@@ -1,6 +1,6 @@
 //! Threads that a peer may hold up. Releasing a file that another process sent may take as long as that process likes.
-//! For example, a socket may linger, or a file may be in a FUSE file system. Each call that may release such a file is therefore
-//! made on one of these threads, and nothing waits for the call.
+//! For example, a socket may linger, or a file may be in a FUSE file system. Each call that may release such a file is
+//! therefore made on one of these threads, and nothing waits for the call.
 
 use std::collections::VecDeque;
 use std::io;

@@ -212,12 +212,8 @@ impl Run {
     }
 
     fn operation(&self, line: &Line) -> String {
-        match line.work {
-            Work::Rdma => name(self.settings.operation),
-            Work::Tcp => "tcp".to_owned(),
-            Work::Memcpy => "memcpy".to_owned(),
-            Work::Perftest => "perftest".to_owned(),
-        }
+        let reference = line.work.reference().map(str::to_owned);
+        reference.unwrap_or_else(|| name(self.settings.operation))
     }
 
     fn row(&self, line: &Line, total: Total) -> Row {

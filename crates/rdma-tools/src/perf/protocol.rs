@@ -77,6 +77,26 @@ pub(crate) enum Work {
     Perftest,
 }
 
+impl Work {
+    /// The references.
+    const REFERENCES: [Self; 3] = [Self::Tcp, Self::Memcpy, Self::Perftest];
+
+    /// Returns the name of a reference in a report.
+    pub(crate) const fn reference(self) -> Option<&'static str> {
+        match self {
+            Self::Rdma => None,
+            Self::Tcp => Some("tcp"),
+            Self::Memcpy => Some("memcpy"),
+            Self::Perftest => Some("perftest"),
+        }
+    }
+
+    /// Returns true if a report's row with this operation measures a reference.
+    pub(crate) fn is_reference(operation: &str) -> bool {
+        Self::REFERENCES.iter().any(|work| work.reference() == Some(operation))
+    }
+}
+
 /// The connection between the two ends.
 #[derive(Debug)]
 pub(crate) struct Control {

@@ -71,7 +71,7 @@ pub(crate) struct Row {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Measure {
-    /// Half the round trip time.
+    /// Half the round trip time of writes and sends, the whole time of reads and atomics.
     Lat,
     /// Bytes per second, with many requests outstanding.
     Bw,

@@ -2,13 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::perf::protocol::Work;
 use crate::perf::report::{Latency, Measure, Report, Row};
 use crate::{reports, units};
-
-/// Returns true if a row measures a reference: TCP, a copy, or a program such as `ib_write_lat`.
-fn is_reference(operation: &str) -> bool {
-    ["tcp", "memcpy"].contains(&operation) || operation.starts_with("ib_")
-}
 
 /// The name of a percentile, and the function that reads its value.
 type Percentile = (&'static str, fn(&Latency) -> u64);
@@ -107,7 +103,7 @@ fn all(
     }
     let series = series.into_iter().map(|(label, mut rows)| {
         rows.sort_by_key(|row| row.bytes);
-        let reference = rows.iter().all(|row| is_reference(&row.operation));
+        let reference = rows.iter().all(|row| Work::is_reference(&row.operation));
         let (points, upper) = points(&rows);
         Series { label, reference, points, upper }
     });

@@ -119,7 +119,7 @@ fn lines_for_scale_are_dashed() {
         let svg = String::from_utf8(drawn(&[report(rows)], "picture.svg")).unwrap();
         svg.matches("<polyline ").count()
     };
-    for operation in ["tcp", "memcpy", "ib_write_bw"] {
+    for operation in ["tcp", "memcpy", "perftest"] {
         assert!(lines(operation) > lines("write") + 20, "{operation}");
     }
 }
