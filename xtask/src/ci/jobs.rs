@@ -155,7 +155,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "sim-planted",
         about: "planted faults that the simulator misses, each in a separate copy of the tree",
         tier: Tier::Full,
-        minutes: 60.0,
+        minutes: 10.0,
         needs: &[],
         steps: &[run("cargo xtask sim --planted")],
     },
