@@ -394,6 +394,21 @@ fn a_custom_window_is_respected_and_notified() {
     assert_eq!((window.acknowledged, window.congested, window.lost), (4, true, 1));
 }
 
+#[test]
+fn a_custom_window_is_notified_of_executed_packets() {
+    let (settings, _) = settings();
+    let mut pair = Pair::new();
+    let mut requester = Requester::with_window(&settings, Two::default());
+    pair.write(0, 2 * 256);
+    let (now, mut room) = (pair.now, vec![0; 4096]);
+    while requester.poll_transmit(now, &mut pair.queue, &mut room).is_some() {}
+    for _ in 0..2 {
+        requester.executed(now, settings.psn.wrapping_add(2), &mut pair.queue);
+        let window = requester.window();
+        assert_eq!((window.acknowledged, window.congested), (2, false));
+    }
+}
+
 /// At most half of all PSNs are in flight. A READ of 2 GiB uses all of them. IBTA chapter 9, packet sequence numbers.
 #[test]
 fn at_most_half_of_all_psns_are_in_flight() {
