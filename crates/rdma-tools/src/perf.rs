@@ -5,7 +5,7 @@ mod client;
 mod ends;
 mod pair;
 mod perftest;
-mod protocol;
+pub(crate) mod protocol;
 pub(crate) mod report;
 mod samples;
 mod scale;

@@ -337,7 +337,7 @@ const MEMCHECK_SEES: Step =
     tests("cargo test --workspace --test behaviour visible_copies:: -- --ignored --test-threads=1");
 
 /// Runs the suite on one device, which is enough. Forks are excluded for the reason given at
-/// [`VALGRIND_FULL`]. Cases in which memory is kept alive on purpose are excluded because it would
+/// [`VALGRIND`]. Cases in which memory is kept alive on purpose are excluded because it would
 /// count as a leak.
 const MEMCHECK_SUITE: Step = tests(
     "cargo test -p conformance --test conformance -- soft0:: --skip ::forks:: --skip _lives_on",
