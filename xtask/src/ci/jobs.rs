@@ -194,7 +194,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "aarch64",
-        about: "errors on another processor: all published crates are compiled; the device's units and C layouts are tested in qemu",
+        about: "errors on another processor: all published crates are compiled; the device's units, atomics and C layouts are tested in qemu",
         tier: Tier::Short("aarch64-full"),
         minutes: 1.3,
         needs: AARCH64_NEEDS,

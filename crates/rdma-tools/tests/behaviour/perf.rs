@@ -6,12 +6,10 @@ mod schema;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
-use test_support::program::command;
-
 /// Returns a command that runs `rdmatool perf` with these arguments, separated by spaces, by default on `soft0`.
 fn perf(arguments: &str) -> Command {
-    let mut program = command(env!("CARGO_BIN_EXE_rdmatool"));
-    program.arg("perf").args(arguments.split_whitespace()).env("RDMA_DEVICE", "soft0");
+    let mut program = crate::program(&["perf"]);
+    program.args(arguments.split_whitespace()).env("RDMA_DEVICE", "soft0");
     program
 }
 

@@ -29,8 +29,8 @@ struct Process {
 
 impl Process {
     fn start(arguments: &[&str], place: &[&str]) -> Self {
-        let mut program = test_support::program::command(env!("CARGO_BIN_EXE_rdmatool"));
-        program.arg("perftest").args(arguments).args(place);
+        let mut program = crate::program(&["perftest"]);
+        program.args(arguments).args(place);
         let mut child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         Self { child, output }

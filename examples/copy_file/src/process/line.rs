@@ -28,7 +28,7 @@ pub(crate) struct Line {
     stream: TcpStream,
     heard: Mutex<Heard>,
     news: Condvar,
-    /// Whether a failure was recorded in `heard`.
+    /// Whether `heard` contains a failure.
     over: AtomicBool,
     /// Whether this process has reported why it ends. The lock is held while a frame is sent.
     told: Mutex<bool>,

@@ -147,8 +147,8 @@ fn polled_completions_give_their_room_back(device: &Device) {
 fn a_queue_pair_that_is_destroyed_gives_its_room_back(device: &Device) {
     let (clients, mut server) = with_clients(device, 4, 2);
     let room = server.srq.fill(0);
-    // The completion of the first receive is polled. Those of the next two are not, but the
-    // destruction of the queue pair frees their slots.
+    // Only the completion of the first receive is polled. Destroying the queue pair frees the slots
+    // of the next two.
     deliver(&clients[0], &server);
     send(&clients[0]);
     send(&clients[0]);

@@ -182,7 +182,7 @@ fn a_silent_server_causes_a_timeout_that_names_the_missing_answer() {
         let mut said = std::iter::repeat_with(|| connect(address)).take(50);
         said.find(|said| said.contains(what)).expect(what)
     };
-    let said = until_said(socket.local_addr(), "the answer from the server");
+    let said = until_said(socket.local_addr(), "waiting for the answer from the server");
     assert!(said.contains("incoming"), "{said}");
 
     // The program does not decide.
@@ -198,7 +198,7 @@ fn a_silent_server_causes_a_timeout_that_names_the_missing_answer() {
             say.send(said.ok()).unwrap();
         }
     });
-    until_said(address, "the verdict from the server");
+    until_said(address, "waiting for the verdict from the server");
     let whole = |said| said == Some(WITH_ENDPOINT + PREFACE);
     assert!(heard.iter().any(whole));
 }

@@ -210,7 +210,7 @@ fn incoming_ends_with_its_limit_and_a_client_goes_on_with_the_next_call() {
         let begin = Instant::now();
         let error = listener.incoming(Some(limit)).unwrap_err();
         assert!(matches!(&error, ConnectError::Timeout { limit: said, .. } if *said == limit));
-        assert!(error.to_string().contains("the client"), "{error}");
+        assert!(error.to_string().contains("waiting for the client at"), "{error}");
         assert!((limit..LATER).contains(&begin.elapsed()));
     }
     // The client is accepted, however short the calls are.

@@ -337,13 +337,14 @@ fn a_client_without_an_answer_fails_with_a_hint_at_a_full_backlog() {
     };
     // This process may itself be too late.
     let mut said = std::iter::repeat_with(|| connect().to_string());
-    let in_the_backlog = said.find(|said| !said.contains("the TCP connection")).unwrap();
-    assert!(in_the_backlog.contains("the answer from the server"), "{in_the_backlog}");
+    let in_the_backlog =
+        said.find(|said| !said.contains("waiting for the TCP connection")).unwrap();
+    assert!(in_the_backlog.contains("waiting for the answer from the server"), "{in_the_backlog}");
     assert!(in_the_backlog.contains("backlog"), "{in_the_backlog}");
 
     // The client that has gone fills the backlog.
     rustix::net::listen(&socket, 0).unwrap();
     let outside = connect().to_string();
-    assert!(outside.contains("the TCP connection to"), "{outside}");
+    assert!(outside.contains("waiting for the TCP connection to"), "{outside}");
     assert!(outside.contains("firewall") && outside.contains("backlog is full"), "{outside}");
 }

@@ -1,5 +1,4 @@
-//! Sending to a peer with packets. A requester of `rdma_proto` sends the requests of the send queue. It receives the
-//! responses and the current time, and completes the requests.
+//! Sending with packets. A requester of `rdma_proto` sends the queued requests, and completes them by the responses.
 
 use std::ptr;
 use std::sync::{Arc, Weak};
@@ -421,8 +420,8 @@ impl<P: Near> SendSide<P> {
 
 /// Handles a timeout on a link that loses nothing. On such a link, silence does not mean loss: unlike an adapter, the
 /// peer's process may be stopped, or get no processor time. So a timeout counts only if that process has executed
-/// everything sent and still has not answered. This function asks it, and returns the number of the last question. If the
-/// process was silent for too long, the oldest request fails.
+/// everything sent and still has not answered. This function asks it, and returns the number of the last question. If
+/// the process was silent for too long, the oldest request fails.
 fn expire_on_lossless_link<P: Near>(
     protocol: &mut Reliable,
     carrier: &Arc<dyn Carrier>,
@@ -578,9 +577,10 @@ impl<P: Near> Work for Queue<'_, P> {
     fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
         // A request longer than the longest message was not sent.
         let length = self.at(n).and_then(|(_, room)| u32::try_from(room.length()).ok());
+        let length = length.unwrap_or(0);
         let mut run = std::mem::take(&mut self.run);
         let delivered =
-            run.place(at, payload, length.or(Some(0)), |bytes| self.deliver_bytes(n, at, bytes));
+            run.place(at, payload, Some(length), |bytes| self.deliver_bytes(n, at, bytes));
         self.run = run;
         delivered
     }
