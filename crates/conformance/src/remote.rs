@@ -75,7 +75,8 @@ pub(crate) fn serve() -> bool {
     let queue: VecDeque<_> = cases::all().filter(|case| wanted.contains(&case.name())).collect();
     let (queue, failed) = (Mutex::new(queue), Mutex::new(Vec::new()));
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    let threads = thread::available_parallelism().map_or(1, usize::from);
+    // A case mostly waits.
+    let threads = 2 * thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -88,7 +89,7 @@ pub(crate) fn serve() -> bool {
             });
         }
     });
-    // When two cases run at once, an emulated kernel can be too slow, so each failed case is
+    // When several cases run at once, an emulated kernel can be too slow, so each failed case is
     // repeated alone.
     for case in failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
         let outcome = match child::run(&device, case) {

@@ -145,7 +145,9 @@ impl Machine {
         words.extend(fixed.split(' ').map(OsString::from));
         // `no_timer_check` is needed because an emulated machine's timer interrupts may be too late
         // for the kernel's check if the host is busy.
-        let fixed = "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off";
+        // With `norandmaps`, programs are always at the same addresses, so an emulated processor
+        // translates them once. Otherwise it translates them again for each process.
+        let fixed = "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off norandmaps";
         let append = format!("{fixed} rxe={} ", folder.display());
         words.extend(["-append".into(), append.into()]);
         words.extend(["-kernel".into(), self.boot.join("vmlinuz").into()]);

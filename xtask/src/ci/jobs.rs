@@ -230,14 +230,6 @@ pub(crate) const JOBS: &[Job] = &[
         steps: INSTRUCTIONS,
     },
     Job {
-        name: "copy-file",
-        about: "failures of the program `copy_file` on both kinds of software device",
-        tier: Tier::Both,
-        minutes: 0.4,
-        needs: &[],
-        steps: COPY_FILE,
-    },
-    Job {
         name: "nics",
         about: "failures of channels, examples and rdmatool on devices that look like two NICs",
         tier: Tier::Both,
@@ -246,8 +238,16 @@ pub(crate) const JOBS: &[Job] = &[
         steps: NICS,
     },
     Job {
+        name: "copy-file",
+        about: "failures of the program `copy_file` on both kinds of software device",
+        tier: Tier::Both,
+        minutes: 0.4,
+        needs: &[],
+        steps: COPY_FILE,
+    },
+    Job {
         name: "asan",
-        about: "invalid memory accesses (also by the device's memory copies) and leaks, in the device's and the layers' tests, and the suite on one device",
+        about: "invalid memory accesses (also by the device's memory copies) and leaks, in the tests of the device and of the layers below futures, and the suite on one device",
         tier: Tier::Short("asan-full"),
         minutes: 4.0,
         needs: &[],

@@ -237,7 +237,9 @@ fn pointers(source: u64, sink: u64, length: u64) -> (*const u8, *mut u8, usize) 
 /// # Safety
 ///
 /// `source` must be valid for reads and `sink` for writes of `length` bytes.
-#[inline(always)]
+// AddressSanitizer's reports name this function, also in builds without debug information.
+#[cfg_attr(rdma_visible_copies, inline(never))]
+#[cfg_attr(not(rdma_visible_copies), inline(always))]
 unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
     if cfg!(rdma_visible_copies) {
         // SAFETY: by this function's contract; `copy` allows overlap. A plain copy is used here because
