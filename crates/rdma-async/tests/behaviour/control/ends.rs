@@ -137,15 +137,20 @@ fn a_port_that_goes_down_ends_its_connections() {
         let host = Host::new(&name);
         let (client, server) = host.pair().await;
         let mut events = [host.driver.events().unwrap(), host.driver.events().unwrap()];
-        let receive = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+        let mut receives = Vec::new();
+        for end in [&client, &server] {
+            receives.push(end.receive(host.pool.allocate(8).unwrap()).post().await.unwrap());
+        }
         device.set_port_up(false);
-        let ended = receive.await.unwrap_err().error;
         let is_port =
             |reason| matches!(reason, CloseReason::Port { port: 1 } | CloseReason::Disconnected);
-        assert!(
-            matches!(ended, TransportError::Closed { reason, .. } if is_port(reason)),
-            "{ended}"
-        );
+        for receive in receives {
+            let ended = receive.await.unwrap_err().error;
+            assert!(
+                matches!(ended, TransportError::Closed { reason, .. } if is_port(reason)),
+                "{ended}"
+            );
+        }
         for events in &mut events {
             assert_eq!(events.next().await.unwrap().kind, AsyncEventKind::PORT_ERR);
         }
