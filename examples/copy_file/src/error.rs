@@ -103,7 +103,7 @@ pub enum Error {
     Unreachable(String),
     /// The other process reported why it has given up.
     #[error("the other process has given up: {0}")]
-    Told(String),
+    Reported(String),
     /// The other process ended without reporting why.
     #[error("the other process ended before it confirmed the copy: read its output")]
     Ended,

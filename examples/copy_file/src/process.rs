@@ -46,7 +46,7 @@ pub fn send(
         let mut prepared = prepare_sender(&open_device(device)?, settings)?;
         prepared.meet_by(line.addresses()?);
         let endpoint = prepared.endpoint();
-        line.say(Kind::Offer, &Offer { settings, mode, endpoint }.to_bytes())?;
+        line.send(Kind::Offer, &Offer { settings, mode, endpoint }.to_bytes())?;
         let answer = line.wait(Kind::Answer, control.cancelled, control.patience)?;
         let answer = Answer::from_bytes(&answer)?;
         check(device, &endpoint, &answer.endpoint)?;
@@ -90,7 +90,7 @@ pub fn receive(
         let (endpoint, slots) = (prepared.endpoint(), prepared.remote());
         check(device, &endpoint, &peer)?;
         let mut receiver = prepared.connect(peer)?;
-        line.say(Kind::Answer, &Answer { slots, endpoint }.to_bytes())?;
+        line.send(Kind::Answer, &Answer { slots, endpoint }.to_bytes())?;
         let stop = Stop::between_processes(control.cancelled, control.patience, line);
         let (mut sink, began) = (Counted::new(&mut file, &|_| {}), Instant::now());
         receiver.run(&mut sink, control, &stop);
@@ -98,7 +98,7 @@ pub fn receive(
         let written = stop.into_result().and_then(|()| file.commit().map_err(Error::Write));
         written.map_err(|error| error.of_destination(destination))?;
         // The file is complete even if the other process has ended in the meantime.
-        let _ = line.say(Kind::Done, &[]);
+        let _ = line.send(Kind::Done, &[]);
         Ok(Summary {
             device: device.to_owned(),
             bytes,

@@ -64,7 +64,7 @@ impl<'a> Stop<'a> {
     /// a consequence.
     pub(crate) fn fail(&self, error: Error) {
         if let (Other::Process(line), false) = (&self.other, error.may_be_consequence()) {
-            line.tell(&error);
+            line.report(&error);
         }
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
         if first.as_ref().is_none_or(Error::is_consequence) {
@@ -78,7 +78,7 @@ impl<'a> Stop<'a> {
         if self.cancelled.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
         }
-        let other_ended = matches!(self.other, Other::Process(line) if line.is_over());
+        let other_ended = matches!(self.other, Other::Process(line) if line.has_ended());
         match other_ended || self.stopped.load(Ordering::Acquire) {
             true => Err(Error::OtherSide),
             false => Ok(()),
@@ -109,8 +109,8 @@ impl<'a> Stop<'a> {
                     Meeting::Begin => Kind::Begin,
                     Meeting::End => Kind::End,
                 };
-                line.say(kind, &[])?;
-                self.until(|| line.said(kind).map(drop))
+                line.send(kind, &[])?;
+                self.until(|| line.take(kind).map(drop))
             }
         }
     }

@@ -26,19 +26,19 @@ const CAUSE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Line {
     stream: TcpStream,
-    heard: Mutex<Heard>,
+    received: Mutex<Received>,
     news: Condvar,
-    /// Whether `heard` contains a failure.
-    over: AtomicBool,
+    /// Whether `received` contains a failure.
+    ended: AtomicBool,
     /// Whether this process has reported why it ends. The lock is held while a frame is sent.
-    told: Mutex<bool>,
+    reported: Mutex<bool>,
     /// Whether this process will send nothing more.
     closing: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Heard {
-    said: [Option<Vec<u8>>; Kind::COUNT],
+struct Received {
+    frames: [Option<Vec<u8>>; Kind::COUNT],
     failure: Option<Error>,
 }
 
@@ -58,10 +58,10 @@ impl Line {
         prepared.map_err(Error::Line)?;
         let line = Self {
             stream,
-            heard: Mutex::default(),
+            received: Mutex::default(),
             news: Condvar::new(),
-            over: AtomicBool::new(false),
-            told: Mutex::new(false),
+            ended: AtomicBool::new(false),
+            reported: Mutex::new(false),
             closing: AtomicBool::new(false),
         };
         thread::scope(|threads| {
@@ -69,7 +69,7 @@ impl Line {
             let _closing = Closing(&line);
             side(&line).map_err(|error| {
                 let error = line.cause(error);
-                line.tell(&error);
+                line.report(&error);
                 error
             })
         })
@@ -85,8 +85,8 @@ impl Line {
     }
 
     /// Returns true if the other process is known to have ended, or has reported why it ends.
-    pub(crate) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
     }
 
     /// Sends a frame.
@@ -94,17 +94,17 @@ impl Line {
     /// # Errors
     /// Returns [`Error::OtherSide`] if the other process has ended. The thread that reads will find
     /// out why.
-    pub(crate) fn say(&self, kind: Kind, bytes: &[u8]) -> Result<(), Error> {
-        let _one_at_a_time = unpoisoned(self.told.lock());
+    pub(crate) fn send(&self, kind: Kind, bytes: &[u8]) -> Result<(), Error> {
+        let _one_at_a_time = unpoisoned(self.reported.lock());
         (&self.stream).write_all(&kind.frame(bytes)).map_err(|_| Error::OtherSide)
     }
 
     /// Reports why this process ends. Does nothing if it has already reported that, or if the other
     /// process has ended or failed.
-    pub(crate) fn tell(&self, error: &Error) {
-        let mut told = unpoisoned(self.told.lock());
-        if !*told && !self.is_over() {
-            *told = true;
+    pub(crate) fn report(&self, error: &Error) {
+        let mut reported = unpoisoned(self.reported.lock());
+        if !*reported && !self.has_ended() {
+            *reported = true;
             // If this fails, the other process has ended.
             let _ = (&self.stream).write_all(&Kind::Failed.frame(error.to_string().as_bytes()));
         }
@@ -112,8 +112,8 @@ impl Line {
 
     /// Returns the bytes of the last frame of this kind, if one has arrived since the previous
     /// call.
-    pub(crate) fn said(&self, kind: Kind) -> Option<Vec<u8>> {
-        self.heard().said.get_mut(kind as usize).and_then(Option::take)
+    pub(crate) fn take(&self, kind: Kind) -> Option<Vec<u8>> {
+        self.received().frames.get_mut(kind as usize).and_then(Option::take)
     }
 
     /// Waits until a frame of this kind has arrived. Returns its bytes.
@@ -129,10 +129,10 @@ impl Line {
     ) -> Result<Vec<u8>, Error> {
         let begin = Instant::now();
         loop {
-            if let Some(bytes) = self.said(kind) {
+            if let Some(bytes) = self.take(kind) {
                 return Ok(bytes);
             }
-            if self.is_over() {
+            if self.has_ended() {
                 return Err(Error::OtherSide);
             }
             if cancelled.load(Ordering::Relaxed) {
@@ -141,10 +141,11 @@ impl Line {
             if begin.elapsed() > patience {
                 return Err(Error::Stalled { patience });
             }
-            let heard = self.heard();
-            if heard.said.get(kind as usize).is_some_and(Option::is_none) && heard.failure.is_none()
+            let received = self.received();
+            if received.frames.get(kind as usize).is_some_and(Option::is_none)
+                && received.failure.is_none()
             {
-                drop(self.news.wait_timeout(heard, BEAT / 5)); // signals do not wake this wait
+                drop(self.news.wait_timeout(received, BEAT / 5)); // signals do not wake this wait
             }
         }
     }
@@ -156,14 +157,14 @@ impl Line {
         if !error.may_be_consequence() {
             return error;
         }
-        let heard = self.heard();
-        let unknown = |heard: &mut Heard| heard.failure.is_none();
-        let (mut heard, _) = unpoisoned(self.news.wait_timeout_while(heard, CAUSE, unknown));
-        heard.failure.take().unwrap_or(error)
+        let received = self.received();
+        let unknown = |received: &mut Received| received.failure.is_none();
+        let (mut received, _) = unpoisoned(self.news.wait_timeout_while(received, CAUSE, unknown));
+        received.failure.take().unwrap_or(error)
     }
 
-    fn heard(&self) -> MutexGuard<'_, Heard> {
-        unpoisoned(self.heard.lock())
+    fn received(&self) -> MutexGuard<'_, Received> {
+        unpoisoned(self.received.lock())
     }
 
     /// Reads frames until the other process ends, and sends signs of life. Records the failure of
@@ -171,14 +172,14 @@ impl Line {
     fn listen(&self) {
         let failure = self.listen_to_the_end().err();
         if let Some(failure) = failure {
-            self.heard().failure = Some(failure);
-            self.over.store(true, Ordering::Release);
+            self.received().failure = Some(failure);
+            self.ended.store(true, Ordering::Release);
             self.news.notify_all();
         }
     }
 
     fn listen_to_the_end(&self) -> Result<(), Error> {
-        let (mut came, mut next_beat) = (Vec::new(), Instant::now());
+        let (mut unread, mut next_beat) = (Vec::new(), Instant::now());
         let (mut silent, mut closing) = (0, 0);
         loop {
             let mut buffer = [0; 1024];
@@ -186,7 +187,7 @@ impl Line {
                 Ok(0) => return Err(Error::Ended),
                 Ok(count) => {
                     silent = 0;
-                    came.extend(buffer.iter().take(count));
+                    unread.extend(buffer.iter().take(count));
                 }
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
@@ -194,11 +195,11 @@ impl Line {
                     _ => return Err(Error::Line(error)),
                 },
             }
-            while let Some((kind, bytes)) = Kind::take(&mut came)? {
+            while let Some((kind, bytes)) = Kind::take(&mut unread)? {
                 if kind == Kind::Failed {
-                    return Err(Error::Told(String::from_utf8_lossy(&bytes).into_owned()));
+                    return Err(Error::Reported(String::from_utf8_lossy(&bytes).into_owned()));
                 }
-                if let Some(place) = self.heard().said.get_mut(kind as usize) {
+                if let Some(place) = self.received().frames.get_mut(kind as usize) {
                     *place = Some(bytes);
                 }
                 self.news.notify_all();
@@ -217,7 +218,7 @@ impl Line {
                 return Err(Error::Silent { patience: PATIENCE * BEAT });
             } else {
                 // If this fails, the other process has ended, which the next read will report.
-                let _ = self.say(Kind::Alive, &[]);
+                let _ = self.send(Kind::Alive, &[]);
             }
         }
     }
