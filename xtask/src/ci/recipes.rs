@@ -190,7 +190,7 @@ pub(super) const INSTRUCTIONS: &[Step] = &[
 /// Runs the program `copy_file` as a user would. The build selects the same crates as `nics`, which
 /// has compiled them.
 pub(super) const COPY_FILE: &[Step] = &[
-    run("cargo build --profile test --workspace --bin copy_file"),
+    run("cargo build --profile test --workspace --examples --bin copy_file"),
     run("mkdir -p {target}/copy-file"),
     run("dd if=/dev/urandom of={target}/copy-file/src bs=10000019 count=1 iflag=fullblock"),
     run("{target}/debug/copy_file {target}/copy-file/src {target}/copy-file/soft0 \
