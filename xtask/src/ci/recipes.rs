@@ -222,8 +222,8 @@ pub(super) const RXE: &[Step] = &[
 /// Runs a fuzz target for this many seconds, with a seed that it prints. A sanitizer finds only errors
 /// of unsafe code; without one, the stable compiler is enough.
 macro_rules! fuzz {
-    ($name:literal) => {
-        fuzz!($name, "15", "fuzz --sanitizer none")
+    ($name:literal, $seconds:literal) => {
+        fuzz!($name, $seconds, "fuzz --sanitizer none")
     };
     ($name:literal, $seconds:literal, $how:literal) => {
         concat!(
@@ -245,21 +245,29 @@ pub(super) const FUZZ_NEEDS: &[Need] = &[
     Need::Tool("c++", "apt-get install g++"),
 ];
 
-pub(super) const FUZZ: &[Step] = &[
-    // These tests write the seeds for the fuzzers.
-    tests("cargo test --workspace --test fuzz"),
-    run("cargo fuzz build --fuzz-dir crates/fuzz --target-dir {target}/fuzz --sanitizer none"),
-    two_at_a_time(&[
-        fuzz!("packet"),
-        fuzz!("responder"),
-        fuzz!("requester"),
-        fuzz!("endpoint"),
-        fuzz!("work_request"),
-        fuzz!("local_link"),
-        fuzz!("udp_link"),
-        fuzz!("simulator"),
-    ]),
-];
+/// Writes the seeds for the fuzzers by tests, and runs each fuzz target for this many seconds.
+macro_rules! fuzz_all {
+    ($seconds:literal) => {
+        &[
+            tests("cargo test --workspace --test fuzz"),
+            run("cargo fuzz build --fuzz-dir crates/fuzz --target-dir {target}/fuzz --sanitizer none"),
+            two_at_a_time(&[
+                fuzz!("packet", $seconds),
+                fuzz!("responder", $seconds),
+                fuzz!("requester", $seconds),
+                fuzz!("endpoint", $seconds),
+                fuzz!("work_request", $seconds),
+                fuzz!("local_link", $seconds),
+                fuzz!("udp_link", $seconds),
+                fuzz!("simulator", $seconds),
+            ]),
+        ]
+    };
+}
+
+pub(super) const FUZZ: &[Step] = fuzz_all!("10");
+
+pub(super) const FUZZ_FULL: &[Step] = fuzz_all!("60");
 
 /// Runs the fuzz target that passes work requests to unsafe code.
 pub(super) const FUZZ_ADDRESS: &[Step] = &[
