@@ -43,6 +43,7 @@ const TOOLS: &[&str] = &[
     "conformance",
     "copy_file",
     "hello",
+    "rdma-dropin",
     "rdma-examples",
     "rdma-examples-common",
     "rdma-tools",

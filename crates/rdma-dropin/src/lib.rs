@@ -1,0 +1,32 @@
+//! `libibverbs.so.1` over the software device.
+//!
+//! `cargo xtask dropin` links this library into a file that unmodified programs load in place of the distribution's
+//! libibverbs. Every function forwards to the table of verbs of `rdma-soft`, or is one of the functions of libibverbs
+//! that the table does not have:
+//!
+//! - `device`, `memory`, `completion`, `queue_pair` and `text` forward. A function that the table lacks fails as in
+//!   libibverbs with a provider that lacks it.
+//! - `buffer` and `newer` have functions that libibverbs got after the headers of `rdma-sys`.
+//! - `gid`, `rate`, `marshal` and `sysfs` have helpers.
+//! - `driver` has the symbols that libraries of providers import, such as `libmlx5.so.1`. No device belongs to such a
+//!   library, so these functions do nothing.
+//!
+//! The file `libibverbs.map` has the symbol versions. A function with a type in `rdma_sys::functions` is compared with
+//! that type (`const _`), because C would not notice a difference.
+//!
+//! No panic unwinds into C: the library is compiled with `panic = "abort"`, and prints nothing before it aborts.
+
+mod buffer;
+mod completion;
+mod device;
+mod driver;
+mod gid;
+mod marshal;
+mod memory;
+mod newer;
+mod provider;
+mod queue_pair;
+mod rate;
+mod refusal;
+mod sysfs;
+mod text;

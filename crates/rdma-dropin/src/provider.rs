@@ -1,0 +1,56 @@
+//! The provider of all devices of this library.
+
+use std::env;
+use std::io::{self, Write};
+use std::panic;
+use std::sync::Once;
+
+use rdma_sys::{Errno, Verbs};
+
+/// The environment variable that chooses providers in programs of this workspace.
+const CHOICE_VARIABLE: &str = "RDMA_PROVIDERS";
+
+/// Returns the table of the software devices.
+pub(crate) fn verbs() -> &'static Verbs {
+    rdma_soft::verbs()
+}
+
+/// Installs the software devices.
+///
+/// # Errors
+/// Returns `EOPNOTSUPP` if the environment chooses a provider that this library does not have, and prints its name.
+pub(crate) fn install() -> Result<(), Errno> {
+    static QUIET: Once = Once::new();
+    // The hook belongs to this library's copy of the standard library, not to the program.
+    QUIET.call_once(|| panic::set_hook(Box::new(|_| {})));
+    let choice = env::var_os(CHOICE_VARIABLE).unwrap_or_default();
+    if let Some(other) = unknown(&choice.to_string_lossy(), verbs().name) {
+        // Standard error is the only way to report the reason to a C program. A write error is ignored.
+        let _ = writeln!(
+            io::stderr(),
+            "libibverbs: {CHOICE_VARIABLE} names {other:?}, but this libibverbs has only {:?}; unset the variable, or \
+             run the program with the system's libibverbs",
+            verbs().name
+        );
+        return Err(Errno::EOPNOTSUPP);
+    }
+    rdma_soft::install();
+    Ok(())
+}
+
+/// Returns the first name in the list `choice` that is not `known`.
+fn unknown<'a>(choice: &'a str, known: &str) -> Option<&'a str> {
+    choice.split(',').map(str::trim).find(|name| !name.is_empty() && *name != known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_known_provider_can_be_chosen() {
+        assert_eq!(unknown("", "soft"), None);
+        assert_eq!(unknown(" soft,", "soft"), None);
+        assert_eq!(unknown("soft, system", "soft"), Some("system"));
+    }
+}
