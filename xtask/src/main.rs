@@ -1,9 +1,10 @@
-//! The maintenance commands of this workspace: `cargo xtask ci`, `features`, `package`, `tidy`,
-//! `bindgen`, `book`, `rxe-setup` and related commands, `interop`, `sim`.
+//! The maintenance commands of this workspace: `cargo xtask ci`, `dropin`, `features`, `package`,
+//! `tidy`, `bindgen`, `book`, `rxe-setup` and related commands, `interop`, `sim`.
 
 mod bindgen;
 mod book;
 mod ci;
+mod dropin;
 mod features;
 mod interop;
 mod package;
@@ -47,6 +48,8 @@ enum Chore {
     },
     /// Build a searchable site of the pages that the README lists in target/book/html; needs mdBook
     Book,
+    /// Build a folder with libibverbs.so.1 over the software device in target/dropin/lib
+    Dropin(dropin::Args),
     /// Set up an RXE (SoftRoCE) device: the kernel's, or one in a virtual machine
     RxeSetup(rxe::SetupArgs),
     /// Run a command where the RXE device is
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         }
         Chore::Tidy(args) => tidy::run(&args),
         Chore::Bindgen { check } => bindgen::run(check).map(|()| true),
+        Chore::Dropin(args) => dropin::run(&args),
         Chore::Book => book::run().map(|()| true),
         Chore::RxeSetup(args) => rxe::setup(args),
         Chore::RxeRun(args) => return rxe::run(&args).unwrap_or_else(|error| failed(&error, 125)),

@@ -1,0 +1,110 @@
+//! `cargo xtask dropin`: builds a folder with `libibverbs.so.1` over the software device, for programs in C.
+
+mod nodes;
+mod symbols;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cargo_metadata::MetadataCommand;
+
+use self::nodes::Map;
+use self::symbols::{Exports, distribution};
+use crate::sim::cargo;
+use crate::tree;
+
+const CRATE: &str = "rdma-dropin";
+/// The profile of the root `Cargo.toml` for this library, and its folder in cargo's target folder.
+const PROFILE: &str = "dropin";
+const SONAME: &str = "libibverbs.so.1";
+const MAP: &str = "crates/rdma-dropin/libibverbs.map";
+/// The exports of rdma-core 44 of Debian 12, for machines without a libibverbs.
+const REFERENCE: &str = "crates/rdma-dropin/symbols/rdma-core-44.txt";
+/// The largest size of the library. Most of it is the device and the standard library.
+const MAX_BYTES: u64 = 3 << 20;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print the symbols of a library in the form of the checked-in list, and build nothing
+    #[arg(long, value_name = "LIBRARY")]
+    symbols: Option<PathBuf>,
+}
+
+/// Builds the library, and compares its symbols with the version script, with the checked-in list, and with the
+/// distribution's library if there is one. Returns `false` if symbols are missing.
+///
+/// # Errors
+/// Returns an error if the library cannot be built, or is too large.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    if let Some(library) = &args.symbols {
+        print!("{}", Exports::read(library)?);
+        return Ok(true);
+    }
+    let root = tree::root();
+    let archive = archive(&root)?;
+    let folder = archive.with_file_name("lib");
+    fs::create_dir_all(&folder)?;
+    let map = Map::read(&root.join(MAP))?;
+    let library = link(&archive, &root.join(MAP), &map, &folder)?;
+    let bytes = fs::metadata(&library)?.len();
+    println!("{} ({:.2} MB)", library.display(), bytes as f64 / 1e6);
+    ensure!(bytes <= MAX_BYTES, "the library may have {MAX_BYTES} bytes, but has {bytes}");
+
+    let exports = Exports::read(&library)?;
+    let mut wrong = exports.differences(&map);
+    let reference = fs::read_to_string(root.join(REFERENCE))?;
+    wrong.extend(exports.missing(&Exports::parse(&reference), REFERENCE));
+    match distribution() {
+        Some(theirs) => {
+            wrong.extend(exports.missing(&Exports::read(&theirs)?, &theirs.to_string_lossy()));
+            println!("symbols: compared with {REFERENCE} and {}", theirs.display());
+        }
+        None => println!("symbols: compared with {REFERENCE}; no libibverbs is installed"),
+    }
+    wrong.iter().for_each(|line| eprintln!("{line}"));
+    Ok(wrong.is_empty())
+}
+
+/// Compiles the static library and returns its path.
+fn archive(root: &Path) -> Result<PathBuf> {
+    let built = cargo(root).args(["build", "--package", CRATE, "--profile", PROFILE]).status()?;
+    ensure!(built.success(), "cargo build failed: {built}");
+    let metadata = MetadataCommand::new().current_dir(root).no_deps().exec()?;
+    let folder = metadata.target_directory.join(PROFILE);
+    Ok(folder.join(format!("lib{}.a", CRATE.replace('-', "_"))).into())
+}
+
+/// Links the library. This needs a C compiler, because rustc's own version script cannot be combined with one that has
+/// named versions.
+fn link(archive: &Path, script: &Path, map: &Map, folder: &Path) -> Result<PathBuf> {
+    let aliases = folder.with_file_name("aliases.s");
+    fs::write(&aliases, map.aliases()?)?;
+    // The file is replaced at once, because programs may have it open.
+    let (library, new) = (folder.join(SONAME), folder.join("new"));
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let mut command = Command::new(&compiler);
+    command.args(["-shared", "-o"]).arg(&new).arg(&aliases);
+    command.arg("-Wl,--whole-archive").arg(archive).arg("-Wl,--no-whole-archive");
+    command.arg(format!("-Wl,--version-script={}", script.display()));
+    command.arg(format!("-Wl,-soname,{SONAME}"));
+    // `nodelete`: `dlclose` would unload the library while its threads run.
+    command.args([
+        "-Wl,-z,nodelete",
+        "-Wl,-z,now",
+        "-Wl,-z,relro",
+        "-Wl,-z,defs",
+        "-Wl,-z,noexecstack",
+    ]);
+    command.args(["-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--build-id", "-Wl,--strip-all"]);
+    let linked = command.status();
+    let linked = linked.with_context(|| {
+        format!("{} does not start; Debian: apt-get install gcc libc6-dev", compiler.display())
+    })?;
+    if !linked.success() {
+        bail!("the C compiler could not link the library: {linked}");
+    }
+    fs::rename(&new, &library)?;
+    Ok(library)
+}
