@@ -1,0 +1,43 @@
+//! Programs in C, compiled for these tests.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::library::{folder, output, with_library};
+
+/// Compiles a program against the library and returns its output.
+fn run(source: &str, arguments: &[&Path]) -> Option<String> {
+    if test_support::program::is_emulated() {
+        println!("skipped: the library is not built for the emulated processor");
+        return None;
+    }
+    let (target, library) = (tempfile::tempdir().unwrap(), folder().join("libibverbs.so.1"));
+    let program = target.path().join("program");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
+    let mut compiler = test_support::program::c_compiler();
+    compiler.args(["-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(source).arg(library);
+    output(compiler);
+    let mut program = with_library(Command::new(program));
+    program.args(arguments);
+    Some(output(program))
+}
+
+#[test]
+fn a_thread_that_waits_for_an_event_can_be_cancelled() {
+    let Some(text) = run("cancel.c", &[]) else { return };
+    assert_eq!(text, "completion event: cancelled\nasynchronous event: cancelled\n");
+}
+
+#[test]
+fn the_library_stays_loaded_after_dlclose() {
+    let library = folder().join("libibverbs.so.1");
+    let Some(text) = run("reload.c", &[&library]) else { return };
+    assert_eq!(text, "2 devices, opened\n2 devices, opened\nthe first one is closed\n");
+}
+
+#[test]
+fn missing_verbs_answer_as_in_libibverbs() {
+    let Some(text) = run("missing.c", &[]) else { return };
+    let unsupported = "import_device import_pd set_ece query_ece alloc_dmah create_comp_cntr";
+    assert_eq!(text, format!("unsupported: {unsupported}\nin order: 0\n"));
+}

@@ -1,0 +1,10 @@
+//! Programs that know only libibverbs, run with the library that `cargo xtask dropin` builds. A test is skipped if its
+//! program is not installed.
+#![allow(clippy::unwrap_used)] // A failing helper fails its test.
+
+mod c_programs;
+mod devices;
+mod library;
+mod perftest;
+mod pingpong;
+mod two_processes;
