@@ -23,7 +23,7 @@ const MAP: &str = "crates/rdma-dropin/libibverbs.map";
 /// The exports of rdma-core 44 of Debian 12, for machines without a libibverbs.
 const REFERENCE: &str = "crates/rdma-dropin/symbols/rdma-core-44.txt";
 /// The largest size of the library. Most of it is the device and the standard library.
-const MAX_BYTES: u64 = 3 << 20;
+const MAX_BYTES: u64 = 3_000_000;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let map = Map::read(&root.join(MAP))?;
     let library = link(&archive, &root.join(MAP), &map, &folder)?;
     let bytes = fs::metadata(&library)?.len();
-    println!("{} ({:.2} MB)", library.display(), bytes as f64 / 1e6);
+    println!("{}", library.display());
     ensure!(bytes <= MAX_BYTES, "the library may have {MAX_BYTES} bytes, but has {bytes}");
 
     let exports = Exports::read(&library)?;
@@ -59,9 +59,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     match distribution() {
         Some(theirs) => {
             wrong.extend(exports.missing(&Exports::read(&theirs)?, &theirs.to_string_lossy()));
-            println!("symbols: compared with {REFERENCE} and {}", theirs.display());
+            println!("{bytes} bytes, symbols compared with those of {}", theirs.display());
         }
-        None => println!("symbols: compared with {REFERENCE}; no libibverbs is installed"),
+        None => println!("{bytes} bytes, symbols compared with {REFERENCE}"),
     }
     wrong.iter().for_each(|line| eprintln!("{line}"));
     Ok(wrong.is_empty())
@@ -79,10 +79,10 @@ fn archive(root: &Path) -> Result<PathBuf> {
 /// Links the library. This needs a C compiler, because rustc's own version script cannot be combined with one that has
 /// named versions.
 fn link(archive: &Path, script: &Path, map: &Map, folder: &Path) -> Result<PathBuf> {
-    let aliases = folder.with_file_name("aliases.s");
+    // Several commands may run at a time.
+    let aliases = folder.with_file_name(format!("aliases-{}.s", std::process::id()));
     fs::write(&aliases, map.aliases()?)?;
-    // The file is replaced at once, because programs may have it open.
-    let (library, new) = (folder.join(SONAME), folder.join("new"));
+    let (library, new) = (folder.join(SONAME), aliases.with_extension("so"));
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut command = Command::new(&compiler);
     command.args(["-shared", "-o"]).arg(&new).arg(&aliases);
@@ -99,12 +99,14 @@ fn link(archive: &Path, script: &Path, map: &Map, folder: &Path) -> Result<PathB
     ]);
     command.args(["-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--build-id", "-Wl,--strip-all"]);
     let linked = command.status();
+    fs::remove_file(&aliases)?;
     let linked = linked.with_context(|| {
         format!("{} does not start; Debian: apt-get install gcc libc6-dev", compiler.display())
     })?;
     if !linked.success() {
         bail!("the C compiler could not link the library: {linked}");
     }
+    // Programs may run with the old file.
     fs::rename(&new, &library)?;
     Ok(library)
 }

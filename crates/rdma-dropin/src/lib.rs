@@ -14,6 +14,9 @@
 //! The file `libibverbs.map` has the symbol versions. A function with a type in `rdma_sys::functions` is compared with
 //! that type (`const _`), because C would not notice a difference.
 //!
+//! `no_mangle` is unsafe because two functions of one name would clash. tidy allows C symbols only in this crate, which
+//! no program links with.
+//!
 //! No panic unwinds into C: the library is compiled with `panic = "abort"`, and prints nothing before it aborts.
 
 mod buffer;

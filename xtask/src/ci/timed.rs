@@ -13,6 +13,7 @@ const PROCESSES: &[&str] = &[
     "Process::",
     "Peer::start",
     "Near::",
+    "two_processes::run",
 ];
 
 /// Words that occur in tests which use the machine's clock.
