@@ -41,3 +41,15 @@ fn missing_verbs_answer_as_in_libibverbs() {
     let unsupported = "import_device import_pd set_ece query_ece alloc_dmah create_comp_cntr";
     assert_eq!(text, format!("unsupported: {unsupported}\nin order: 0\n"));
 }
+
+#[test]
+fn allocated_buffers_can_be_registered() {
+    let Some(text) = run("buffers.c", &[]) else { return };
+    let lines = [
+        "a part: 9900 bytes, 0",
+        "too long: Invalid argument",
+        "attributes: 50 bytes, 0",
+        "a DMA handle: Operation not supported",
+    ];
+    assert_eq!(text.lines().collect::<Vec<_>>(), lines);
+}
