@@ -3,7 +3,7 @@
 use std::env;
 use std::io::{self, Write};
 use std::panic;
-use std::sync::Once;
+use std::sync::OnceLock;
 
 use rdma_sys::{Errno, Verbs};
 
@@ -15,27 +15,35 @@ pub(crate) fn verbs() -> &'static Verbs {
     rdma_soft::verbs()
 }
 
-/// Installs the software devices.
+/// Installs the software devices, in the first call.
 ///
 /// # Errors
-/// Returns `EOPNOTSUPP` if the environment chooses a provider that this library does not have, and prints its name.
+/// Returns `EOPNOTSUPP` if the environment chooses a provider that this library does not have. The first call prints its
+/// name.
 pub(crate) fn install() -> Result<(), Errno> {
-    static QUIET: Once = Once::new();
-    // The hook belongs to this library's copy of the standard library, not to the program.
-    QUIET.call_once(|| panic::set_hook(Box::new(|_| {})));
-    let choice = env::var_os(CHOICE_VARIABLE).unwrap_or_default();
-    if let Some(other) = unknown(&choice.to_string_lossy(), verbs().name) {
-        // Standard error is the only way to report the reason to a C program. A write error is ignored.
-        let _ = writeln!(
-            io::stderr(),
-            "libibverbs: {CHOICE_VARIABLE} names {other:?}, but this libibverbs has only {:?}; unset the variable, or \
-             run the program with the system's libibverbs",
-            verbs().name
-        );
-        return Err(Errno::EOPNOTSUPP);
-    }
-    rdma_soft::install();
-    Ok(())
+    static INSTALLED: OnceLock<Result<(), Errno>> = OnceLock::new();
+    *INSTALLED.get_or_init(|| {
+        // The hook belongs to this library's copy of the standard library, not to the program.
+        panic::set_hook(Box::new(|_| {}));
+        let choice = env::var_os(CHOICE_VARIABLE).unwrap_or_default();
+        if let Some(other) = unknown(&choice.to_string_lossy(), verbs().name) {
+            report(other);
+            return Err(Errno::EOPNOTSUPP);
+        }
+        rdma_soft::install();
+        Ok(())
+    })
+}
+
+/// Prints the name of an unknown provider. Standard error is the only way to report it to a C program.
+fn report(other: &str) {
+    let known = verbs().name;
+    // A write error is ignored.
+    let _ = writeln!(
+        io::stderr(),
+        "libibverbs: {CHOICE_VARIABLE} names {other:?}, but this libibverbs has only {known:?}; unset the variable, \
+         or run the program with the system's libibverbs",
+    );
 }
 
 /// Returns the first name in the list `choice` that is not `known`.
