@@ -40,6 +40,17 @@ impl SoftDevice {
         INSTALLED.named(name).map(Self::of)
     }
 
+    /// Returns all installed devices, in the order of their installation.
+    ///
+    /// ```
+    /// rdma_soft::install();
+    /// let names: Vec<_> = rdma_soft::SoftDevice::all().map(|device| device.name()).collect();
+    /// assert_eq!(names, ["soft0", "softib0"]);
+    /// ```
+    pub fn all() -> impl Iterator<Item = Self> {
+        INSTALLED.all().into_iter().map(Self::of)
+    }
+
     /// Returns the name of the device, as in the device list.
     #[must_use]
     pub fn name(&self) -> &'static str {

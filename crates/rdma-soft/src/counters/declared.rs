@@ -121,6 +121,10 @@ counters! {
     rdma_sends: requests, "sends_and_receives_are_counted_when_they_are_done";
     /// Receive requests that completed with success.
     rdma_recvs: requests, "sends_and_receives_are_counted_when_they_are_done";
+    /// Bytes of the messages of `sent_pkts`, in both directions. An atomic has eight bytes.
+    sent_bytes: bytes, "each_end_counts_the_bytes_of_executed_requests";
+    /// Bytes of the messages of `rcvd_pkts`, in both directions.
+    rcvd_bytes: bytes, "each_end_counts_the_bytes_of_executed_requests";
     /// Expired acknowledgement timers.
     local_ack_timeout_err: packets of connections, "a_lost_acknowledgement_is_counted_as_a_timeout_and_a_duplicate";
     /// Probes: the oldest unacknowledged packet, retransmitted alone.

@@ -28,10 +28,12 @@ impl Counting for QueuePair {
             let send = self.send.lock();
             sum.sent_pkts += send.executed - self.counts.local.get();
             sum.rdma_sends += self.counts.sends.get();
+            sum.sent_bytes += send.bytes;
         }
         let responder = self.responder.lock();
         sum.rcvd_pkts += responder.executed;
         sum.rdma_recvs += responder.receives;
+        sum.rcvd_bytes += responder.bytes;
     }
 }
 

@@ -31,6 +31,7 @@ impl<P: Near> SendSide<P> {
     #[inline(always)]
     pub(super) fn succeed(&mut self, own: &Station, request: &Request, upto: u32, bytes: u64) {
         self.executed += 1;
+        self.bytes += bytes;
         let opcode = request.operation.opcode;
         if opcode.is_send() {
             own.counts.sends.count();

@@ -220,6 +220,8 @@ pub(crate) struct SendSide<P> {
     pub(crate) reclaimed: u32,
     /// The number of executed requests.
     pub(crate) executed: u64,
+    /// The sum of their lengths.
+    pub(crate) bytes: u64,
     /// Whether to send an event when all requests that have begun are done.
     pub(crate) notify_drained: bool,
     /// Whether the queue pair is in the list of a deferred schedule.
@@ -241,6 +243,7 @@ impl<P> SendSide<P> {
             posted: 0,
             reclaimed: 0,
             executed: 0,
+            bytes: 0,
             notify_drained: false,
             pending: false,
         })

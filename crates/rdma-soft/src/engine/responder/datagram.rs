@@ -90,6 +90,7 @@ impl Inbound<'_> {
             _ => source,
         };
         self.side.executed += 1;
+        self.side.bytes += length;
         self.side.complete(self.own, WcOpcode::RECV, in_all, operation, flags, source);
         Ok(Arrived::Whole)
     }

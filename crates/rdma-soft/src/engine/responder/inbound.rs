@@ -203,6 +203,7 @@ impl Inbound<'_> {
             self.side.complete(self.own, completion, length, operation, 0, Source::UNDEFINED);
         }
         self.side.executed += 1;
+        self.side.bytes += length;
     }
 
     /// Moves the responder to error because of a refused request. The caller answers with the refusal.

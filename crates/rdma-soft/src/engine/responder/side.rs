@@ -57,6 +57,8 @@ pub(crate) struct Responder {
     pub(super) unflushed: bool,
     /// The number of executed requests.
     pub(crate) executed: u64,
+    /// The sum of their lengths.
+    pub(crate) bytes: u64,
     /// The number of receive requests that executed requests have completed.
     pub(crate) receives: u64,
 }
@@ -86,6 +88,7 @@ impl Responder {
             held: Vec::new(),
             unflushed: false,
             executed: 0,
+            bytes: 0,
             receives: 0,
         })
     }

@@ -27,6 +27,8 @@ use crate::memory::grace_period::Visit;
 
 /// The MTU of the port, which limits the length of the datagrams that it accepts.
 const PORT_MTU: Mtu = Mtu::MTU4096;
+/// The length of an atomic request.
+const ATOMIC_BYTES: u64 = 8;
 
 /// The responder's state for packets.
 #[derive(Debug)]
@@ -392,6 +394,7 @@ impl Host for Arrival<'_> {
         checked.map_err(|refused| self.refuse(refused))?;
         if operation.opcode == Opcode::Read {
             self.side.executed += 1;
+            self.side.bytes += length;
         }
         Ok(())
     }
@@ -417,6 +420,7 @@ impl Host for Arrival<'_> {
         let before = self.inbound(|inbound, _| inbound.atomic(&operation));
         let before = before.map_err(|refused| self.refuse(refused))?;
         self.side.executed += 1;
+        self.side.bytes += ATOMIC_BYTES;
         Ok(before)
     }
 

@@ -9,7 +9,7 @@ use crate::device::rig::connect::{
 };
 use crate::device::rig::post::Wr;
 use crate::device::rig::window::{Grant, REMOTE, TYPE_2};
-use crate::device::rig::{ALL_ACCESS, LOCAL_WRITE, Size, on_each_device, soft};
+use crate::device::rig::{ALL_ACCESS, LOCAL_WRITE, Size, on_each_device, soft, until};
 
 /// The names in `rxe_hw_counters.c`.
 const NAMES: [&str; 15] = [
@@ -30,9 +30,10 @@ const NAMES: [&str; 15] = [
     "rdma_recvs",
 ];
 
-/// The counters that are not 0, except those of the ways of copying memory.
+/// The counters that are not 0, except those of bytes and of the ways of copying memory.
 pub(crate) fn counted(counters: Counters) -> Vec<(&'static str, u64)> {
-    counters.iter().filter(|&(name, value)| value != 0 && name != "guarded_copies").collect()
+    let others = ["sent_bytes", "rcvd_bytes", "guarded_copies"];
+    counters.iter().filter(|(name, value)| *value != 0 && !others.contains(name)).collect()
 }
 
 fn two_devices(name: &str) -> [SoftDevice; 2] {
@@ -72,6 +73,40 @@ fn a_request_counts_at_both_devices_even_after_the_queue_pairs_are_gone() {
     }
     assert_eq!(counted(devices[0].counters()), [("sent_pkts", 4)]);
     assert_eq!(counted(devices[1].counters()), [("rcvd_pkts", 4)]);
+}
+
+#[test]
+fn each_end_counts_the_bytes_of_executed_requests() {
+    for (name, packets) in [("count-bytes", false), ("count-wire-bytes", true)] {
+        let devices = ["a", "b"].map(|end| {
+            let device = Builder::new(format!("{name}-{end}"));
+            if packets { device.force_wire() } else { device }.install().unwrap()
+        });
+        let (a, b) = sides(&devices, &Knobs::default());
+        let (here, there) = (a.pd.register(8192, ALL_ACCESS), b.pd.register(8192, ALL_ACCESS));
+        b.qp.post_receive(1, &[there.sge(0, 100)]);
+        let requests = [
+            Wr::send(1, &[here.sge(0, 30)]),
+            Wr::write(1, &[here.sge(0, 5000)], &there, 0),
+            Wr::read(1, &[here.sge(0, 700)], &there, 0),
+            Wr::fetch_add(1, &[here.sge(0, 8)], &there, 0, 1),
+        ];
+        for request in requests {
+            a.qp.post(&request);
+            a.send_cq.expect_success(1);
+        }
+        let bytes = |device: &SoftDevice| {
+            let counters = device.counters();
+            (counters.sent_bytes, counters.rcvd_bytes)
+        };
+        assert_eq!(bytes(&devices[0]), (30 + 5000 + 700 + 8, 0), "{name}");
+        until("the responder has counted", || bytes(&devices[1]).1 == 30 + 5000 + 700 + 8);
+        // A request that fails does not count.
+        a.qp.post(&Wr::write(2, &[here.sge(0, 50)], &there, 8191));
+        a.send_cq.expect(2, Status::IBV_WC_REM_ACCESS_ERR);
+        drop((here, there, a, b));
+        assert_eq!(devices.map(|device| bytes(&device)), [(5738, 0), (0, 5738)], "{name}");
+    }
 }
 
 #[test]
