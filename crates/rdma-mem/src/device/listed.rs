@@ -107,8 +107,17 @@ impl Device {
         &self.name
     }
 
-    /// Returns the name of the device's file in `/dev/infiniband`, such as `uverbs0`.
-    pub(crate) fn file_name(&self) -> Option<String> {
+    /// Returns the name of the device's file in `/dev/infiniband`, such as `uverbs0`. A software
+    /// device has a name without a file.
+    ///
+    /// ```
+    /// # rdma_soft::install();
+    /// let soft = rdma_mem::open_device("soft0")?;
+    /// assert_eq!(soft.device().file_name().as_deref(), Some("uverbs8192"));
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn file_name(&self) -> Option<String> {
         // SAFETY: SAFETY.md F6: `self.list` keeps the device alive, and the device does not change.
         text_of(unsafe { (*self.raw.as_ptr()).dev_name })
     }
