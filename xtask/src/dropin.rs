@@ -1,4 +1,5 @@
-//! `cargo xtask dropin`: builds a folder with `libibverbs.so.1` over the software device, for programs in C.
+//! `cargo xtask dropin`: builds a folder with `libibverbs.so.1` over the software device, and with `rdma-soft-run`, which
+//! runs programs with it.
 
 mod nodes;
 mod symbols;
@@ -16,6 +17,7 @@ use crate::sim::cargo;
 use crate::tree;
 
 const CRATE: &str = "rdma-dropin";
+const PROGRAM: &str = "rdma-soft-run";
 /// The profile of the root `Cargo.toml` for this library, and its folder in cargo's target folder.
 const PROFILE: &str = "dropin";
 const SONAME: &str = "libibverbs.so.1";
@@ -48,6 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     fs::create_dir_all(&folder)?;
     let map = Map::read(&root.join(MAP))?;
     let library = link(&archive, &root.join(MAP), &map, &folder)?;
+    place_program(&archive)?;
     let bytes = fs::metadata(&library)?.len();
     println!("{}", library.display());
     ensure!(bytes <= MAX_BYTES, "the library may have {MAX_BYTES} bytes, but has {bytes}");
@@ -67,13 +70,24 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(wrong.is_empty())
 }
 
-/// Compiles the static library and returns its path.
+/// Compiles the static library and the program, and returns the path of the library.
 fn archive(root: &Path) -> Result<PathBuf> {
-    let built = cargo(root).args(["build", "--package", CRATE, "--profile", PROFILE]).status()?;
+    let packages = ["--package", CRATE, "--package", PROGRAM];
+    let built = cargo(root).arg("build").args(packages).args(["--profile", PROFILE]).status()?;
     ensure!(built.success(), "cargo build failed: {built}");
     let metadata = MetadataCommand::new().current_dir(root).no_deps().exec()?;
     let folder = metadata.target_directory.join(PROFILE);
     Ok(folder.join(format!("lib{}.a", CRATE.replace('-', "_"))).into())
+}
+
+/// Copies the program to the folder `bin` beside the folder of the library, where it finds the library.
+fn place_program(archive: &Path) -> Result<()> {
+    let folder = archive.with_file_name("bin");
+    fs::create_dir_all(&folder)?;
+    // Several commands may run at a time, and programs with the old file.
+    let new = folder.join(format!("{PROGRAM}-{}", std::process::id()));
+    fs::copy(archive.with_file_name(PROGRAM), &new)?;
+    fs::rename(&new, folder.join(PROGRAM)).context("the program cannot be replaced")
 }
 
 /// Links the library. This needs a C compiler, because rustc's own version script cannot be combined with one that has

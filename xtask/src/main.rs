@@ -48,7 +48,7 @@ enum Chore {
     },
     /// Build a searchable site of the pages that the README lists in target/book/html; needs mdBook
     Book,
-    /// Build a folder with libibverbs.so.1 over the software device in target/dropin/lib
+    /// Build target/dropin/lib/libibverbs.so.1 over the software device, and target/dropin/bin/rdma-soft-run
     Dropin(dropin::Args),
     /// Set up an RXE (SoftRoCE) device: the kernel's, or one in a virtual machine
     RxeSetup(rxe::SetupArgs),

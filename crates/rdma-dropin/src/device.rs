@@ -11,6 +11,7 @@ use rdma_sys::{
 
 use crate::provider::{install, verbs};
 use crate::refusal::{unsupported_minus_one, unsupported_null};
+use crate::stats;
 
 const _: functions::ibv_get_device_list = ibv_get_device_list;
 #[unsafe(no_mangle)]
@@ -75,7 +76,9 @@ const _: functions::ibv_close_device = ibv_close_device;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
-    unsafe { (verbs().close_device)(context) }
+    let returned = unsafe { (verbs().close_device)(context) };
+    stats::update();
+    returned
 }
 
 const _: functions::ibv_get_async_event = ibv_get_async_event;

@@ -10,6 +10,7 @@
 //! - `gid`, `rate`, `marshal` and `sysfs` have helpers.
 //! - `driver` has the symbols that libraries of providers import, such as `libmlx5.so.1`. No device belongs to such a
 //!   library, so these functions do nothing.
+//! - `stats` records the counters of the process, for `rdma-soft-run`.
 //!
 //! The file `libibverbs.map` has the symbol versions. A function with a type in `rdma_sys::functions` is compared with
 //! that type (`const _`), because C would not notice a difference.
@@ -31,5 +32,6 @@ mod provider;
 mod queue_pair;
 mod rate;
 mod refusal;
+mod stats;
 mod sysfs;
 mod text;

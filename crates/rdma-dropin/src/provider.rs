@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 
 use rdma_sys::{Errno, Verbs};
 
+use crate::stats;
+
 /// The environment variable that chooses providers in programs of this workspace.
 const CHOICE_VARIABLE: &str = "RDMA_PROVIDERS";
 
@@ -31,6 +33,7 @@ pub(crate) fn install() -> Result<(), Errno> {
             return Err(Errno::EOPNOTSUPP);
         }
         rdma_soft::install();
+        stats::begin();
         Ok(())
     })
 }

@@ -11,6 +11,7 @@ use rdma_sys::{
 };
 
 use crate::provider::verbs;
+use crate::stats;
 
 const _: functions::ibv_create_qp = ibv_create_qp;
 #[unsafe(no_mangle)]
@@ -93,7 +94,9 @@ const _: functions::ibv_destroy_qp = ibv_destroy_qp;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
-    unsafe { (verbs().destroy_qp)(qp) }
+    let returned = unsafe { (verbs().destroy_qp)(qp) };
+    stats::update();
+    returned
 }
 
 const _: functions::ibv_create_srq = ibv_create_srq;

@@ -46,6 +46,7 @@ const TOOLS: &[&str] = &[
     "rdma-dropin",
     "rdma-examples",
     "rdma-examples-common",
+    "rdma-soft-run",
     "rdma-tools",
     "sim",
     "softroce",

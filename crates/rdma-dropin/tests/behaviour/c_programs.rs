@@ -5,18 +5,25 @@ use std::process::Command;
 
 use crate::library::{folder, output, with_library};
 
+/// Compiles a program against the library, or with other options something else.
+pub(crate) fn compile(source: &str, program: &Path, options: &[&str]) {
+    let library = folder().join("libibverbs.so.1");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
+    let mut compiler = test_support::program::c_compiler();
+    compiler.args(["-Wall", "-Werror", "-pthread"]).args(options);
+    compiler.arg("-o").arg(program).arg(source).arg(library);
+    output(compiler);
+}
+
 /// Compiles a program against the library and returns its output.
 fn run(source: &str, arguments: &[&Path]) -> Option<String> {
     if test_support::program::is_emulated() {
         println!("skipped: the library is not built for the emulated processor");
         return None;
     }
-    let (target, library) = (tempfile::tempdir().unwrap(), folder().join("libibverbs.so.1"));
+    let target = tempfile::tempdir().unwrap();
     let program = target.path().join("program");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
-    let mut compiler = test_support::program::c_compiler();
-    compiler.args(["-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(source).arg(library);
-    output(compiler);
+    compile(source, &program, &[]);
     let mut program = with_library(Command::new(program));
     program.args(arguments);
     Some(output(program))

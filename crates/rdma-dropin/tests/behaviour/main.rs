@@ -7,4 +7,5 @@ mod devices;
 mod library;
 mod perftest;
 mod pingpong;
+mod run;
 mod two_processes;

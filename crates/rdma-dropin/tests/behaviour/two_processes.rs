@@ -18,7 +18,11 @@ const LISTENING: &str = "0A";
 /// Runs `program` twice, and returns the outputs of the server and of the client, which both succeed. Returns `None` if
 /// the program is not installed.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> Option<[String; 2]> {
-    let (server, client) = (command(program)?, command(program)?);
+    Some(exchange([command(program)?, command(program)?], arguments))
+}
+
+/// Runs the commands of a server and of a client with these arguments, and returns their outputs. Both succeed.
+pub(crate) fn exchange([server, client]: [Command; 2], arguments: &[&str]) -> [String; 2] {
     let port = unused_port();
     let at_port = ["-p", &port.to_string()];
     let start = |mut command: Command, peer: &[&str]| {
@@ -31,8 +35,8 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> Option<[String; 2]> {
     let server = end(server);
     let outputs = [&server, &client].map(text);
     let succeed = server.status.success() && client.status.success();
-    assert!(succeed, "{program} {arguments:?}: server {}\nclient {}", outputs[0], outputs[1]);
-    Some(outputs)
+    assert!(succeed, "{arguments:?}: server {}\nclient {}", outputs[0], outputs[1]);
+    outputs
 }
 
 /// Returns a port that was unused a moment ago.

@@ -71,8 +71,9 @@ fn rdma_core(machine: &Machine, is_needed: bool) -> Finding {
 }
 
 /// The environment variables that programs of this stack read.
-const VARIABLES: [&str; 16] = [
+const VARIABLES: [&str; 18] = [
     "RDMA_DEVICE",
+    "RDMA_DROPIN_STATS",
     "RDMA_GID_INDEX",
     "RDMA_GID_NETWORK",
     "RDMA_LIBIBVERBS",
@@ -80,6 +81,7 @@ const VARIABLES: [&str; 16] = [
     "RDMA_RELAXED_ORDERING",
     "RDMA_SERVICE_LEVEL",
     "RDMA_SOFT_COUNTERS",
+    "RDMA_SOFT_DEVICES",
     "RDMA_SOFT_DIRECTORY",
     "RDMA_SOFT_LIKE",
     "RDMA_SOFT_LISTEN",

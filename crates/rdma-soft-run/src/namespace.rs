@@ -1,0 +1,135 @@
+//! A mount namespace in which `/sys/class` and `/dev` have the files of the devices.
+#![allow(unsafe_code)]
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use rustix::fs::{Mode, OFlags, major, minor, open};
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive,
+    mount_change, unmount,
+};
+use rustix::process::{getegid, geteuid};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use crate::tree::{self, CLASSES, Device, NODES};
+
+/// The folder with the kernel's classes of devices. Only the classes of RDMA devices are replaced.
+const SYSFS: &str = "/sys/class";
+const DEVICES: &str = "/dev";
+/// The character device that stands in for those of the devices. It accepts no command.
+const NULL: &str = "/dev/null";
+
+/// Enters a mount namespace, and if necessary a user namespace with the same user and group. The inner result has the
+/// reason if the system allows neither.
+///
+/// # Errors
+/// Returns an error if the process has lost its user. It must not run the program then.
+pub(crate) fn enter() -> Result<Result<(), String>> {
+    let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+    if unshare(UnshareFlags::NEWNS).is_err() {
+        if let Err(error) = unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS) {
+            return Ok(Err(format!("the system refuses a user and mount namespace: {error}")));
+        }
+        let map = |file: &str, text: String| {
+            let path = Path::new("/proc/self").join(file);
+            fs::write(&path, text)
+                .with_context(|| format!("{} cannot be written; use --no-files", path.display()))
+        };
+        // Without this line, the kernel refuses the map of groups (man 7 user_namespaces).
+        map("setgroups", "deny".to_owned())?;
+        map("uid_map", format!("{user} {user} 1"))?;
+        map("gid_map", format!("{group} {group} 1"))?;
+    }
+    // No mount below may appear outside.
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    Ok(mount_change("/", private)
+        .map_err(|error| format!("the system refuses mounts in a namespace: {error}")))
+}
+
+fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
+    // SAFETY: the contract of this function is about `FILES`, which is in no call.
+    unsafe { unshare_unsafe(flags) }
+}
+
+/// Mounts the files of the devices. Returns the reason if this fails, and then leaves nothing mounted.
+pub(crate) fn show(devices: &[Device]) -> Result<(), String> {
+    let metadata = fs::metadata(NULL).map_err(|error| format!("{NULL}: {error}"))?;
+    let numbers = (major(metadata.rdev()), minor(metadata.rdev()));
+    cover(SYSFS, |sysfs, original| {
+        keep(original, sysfs, &CLASSES)?;
+        tree::write(devices, sysfs, numbers)
+    })?;
+    let shown = show_nodes(devices);
+    if shown.is_err() {
+        uncover(SYSFS);
+    }
+    shown
+}
+
+/// Mounts a file for each device. If the folder does not exist, it cannot be created in the system's `/dev`.
+fn show_nodes(devices: &[Device]) -> Result<(), String> {
+    if Path::new(NODES).is_dir() {
+        return cover(NODES, |nodes, _| create_nodes(devices, nodes));
+    }
+    cover(DEVICES, |dev, original| {
+        keep(original, dev, &[])?;
+        fs::create_dir(NODES)?;
+        create_nodes(devices, Path::new(NODES))
+    })
+}
+
+fn create_nodes(devices: &[Device], nodes: &Path) -> io::Result<()> {
+    for device in devices {
+        let path = nodes.join(&device.node);
+        File::create(&path)?;
+        mount_bind(NULL, &path)?;
+    }
+    Ok(())
+}
+
+/// Mounts an empty folder over `target` and fills it. `fill` also gets a path to the covered folder.
+fn cover(target: &str, fill: impl FnOnce(&Path, &Path) -> io::Result<()>) -> Result<(), String> {
+    let failed = |error: &dyn std::fmt::Display| format!("{target} cannot be replaced: {error}");
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let covered = open(target, flags, Mode::empty()).map_err(|error| failed(&error))?;
+    let original = PathBuf::from(format!("/proc/self/fd/{}", covered.as_raw_fd()));
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    mount("rdma-soft-run", target, "tmpfs", flags, c"mode=755").map_err(|error| failed(&error))?;
+    fill(Path::new(target), &original).map_err(|error| {
+        uncover(target);
+        failed(&error)
+    })
+}
+
+fn uncover(target: &str) {
+    // The mount is the last one at this place. If this fails, the folder stays as it is.
+    let _ = unmount(target, UnmountFlags::DETACH);
+}
+
+/// Makes the entries of a covered folder visible in the new one, except some.
+fn keep(original: &Path, new: &Path, except: &[&str]) -> io::Result<()> {
+    for entry in fs::read_dir(original)? {
+        let entry = entry?;
+        if except.iter().any(|name| entry.file_name() == *name) {
+            continue;
+        }
+        let (from, to) = (entry.path(), new.join(entry.file_name()));
+        let kind = entry.file_type()?;
+        if kind.is_symlink() {
+            symlink(fs::read_link(&from)?, &to)?;
+        } else if kind.is_dir() {
+            fs::create_dir(&to)?;
+            mount_bind_recursive(&from, &to)?;
+        } else {
+            File::create(&to)?;
+            mount_bind(&from, &to)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! `--stats`: runs the program as a child, and prints what its processes have counted.
+//!
+//! Each process that lists the devices writes a record into a folder (`stats` in `rdma-dropin`).
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+
+use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+
+/// The environment variable with the folder of the records.
+const FOLDER_VARIABLE: &str = "RDMA_DROPIN_STATS";
+
+/// Runs the command, prints the counts, and returns the exit status of the command, or 128 plus the number of the signal
+/// that killed it.
+pub(crate) fn run(mut command: Command) -> Result<u8> {
+    let folder = tempfile::Builder::new().prefix("rdma-soft-run-").tempdir();
+    let folder = folder.context("no folder for the counts can be created; check TMPDIR")?;
+    let handled = [SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+    let mut signals = SignalsInfo::<WithOrigin>::new(handled)?;
+    let mut child = command.env(FOLDER_VARIABLE, folder.path()).spawn()?;
+    let status = wait(&mut child, &mut signals)?;
+    eprintln!("rdma-soft-run: {}", Counts::read(folder.path())?);
+    Ok(code(status))
+}
+
+/// Waits for the child, and sends it the signals that other processes send to this process. Those of the terminal go to
+/// both anyway.
+fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> io::Result<ExitStatus> {
+    loop {
+        for origin in signals.wait() {
+            let by_process = origin.process.is_some();
+            if by_process && origin.signal != SIGCHLD {
+                let signal = Signal::from_named_raw(origin.signal);
+                if let Some((signal, pid)) = signal.zip(Pid::from_raw(child.id().cast_signed())) {
+                    kill_process(pid, signal)?;
+                }
+            }
+        }
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+    }
+}
+
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| Some(128 + status.signal()?));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+/// The counts of all processes.
+#[derive(Debug, Default)]
+struct Counts {
+    processes: u64,
+    requests: u64,
+    bytes: u64,
+    served: u64,
+    served_bytes: u64,
+    /// The processes whose record is not final.
+    unfinished: Vec<String>,
+}
+
+impl Counts {
+    fn read(folder: &Path) -> io::Result<Self> {
+        let mut counts = Self::default();
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let text = fs::read_to_string(entry.path())?;
+            counts.add(&entry.file_name().to_string_lossy(), &text);
+        }
+        counts.unfinished.sort();
+        Ok(counts)
+    }
+
+    /// Adds a record: its state, the number of its process, four counts, and the name of the program.
+    fn add(&mut self, file: &str, text: &str) {
+        self.processes += 1;
+        let words: Vec<_> = text.split_whitespace().collect();
+        let [state, process, counts @ .., command] = &*words else {
+            self.unfinished.push(file.to_owned());
+            return;
+        };
+        let sums = [&mut self.requests, &mut self.bytes, &mut self.served, &mut self.served_bytes];
+        for (sum, count) in sums.into_iter().zip(counts) {
+            *sum += count.parse().unwrap_or(0);
+        }
+        if *state != "ended" {
+            self.unfinished.push(format!("{process} ({command})"));
+        }
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.processes == 0 {
+            return f.write_str("no process has listed RDMA devices, so nothing went over RDMA");
+        }
+        let Self { processes, requests, bytes, served, served_bytes, unfinished } = self;
+        let least = if unfinished.is_empty() { "" } else { "at least " };
+        write!(
+            f,
+            "{least}{requests} requests with {bytes} bytes over RDMA, and {served} requests of peers with \
+             {served_bytes} bytes, in {processes} process(es)"
+        )?;
+        if !unfinished.is_empty() {
+            write!(
+                f,
+                "; the last counts are unknown of {}, which still run, were killed, called _exit, or replaced their \
+                 program",
+                unfinished.join(", ")
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unfinished_records_make_the_counts_a_minimum() {
+        let mut counts = Counts::default();
+        let nothing = "no process has listed RDMA devices, so nothing went over RDMA";
+        assert_eq!(counts.to_string(), nothing);
+        counts.add("7-0", "ended 7 1 20 300 4000 pingpong\n");
+        let one = "1 requests with 20 bytes over RDMA, and 300 requests of peers with 4000 bytes, in 1 process(es)";
+        assert_eq!(counts.to_string(), one);
+        counts.add("8-0", "running 8 1 1 1 1 python3\n");
+        counts.add("9-0", "");
+        let text = counts.to_string();
+        assert!(text.starts_with("at least 2 requests with 21 bytes"), "{text}");
+        assert!(text.contains("unknown of 8 (python3), 9-0, which"), "{text}");
+    }
+
+    #[test]
+    fn a_signal_becomes_a_status_above_128() {
+        assert_eq!(code(ExitStatus::from_raw(7 << 8)), 7);
+        assert_eq!(code(ExitStatus::from_raw(15)), 143);
+    }
+}
