@@ -1,0 +1,164 @@
+//! A send queue as the protocol sees it.
+
+use rdma_proto::{Kind, MessageEnd, MessageStart, Remote, Work};
+use rdma_types::{AccessFlags, Rkey, WcStatus as Status};
+
+use crate::engine::aftermath::Aftermath;
+use crate::engine::operation::Opcode;
+use crate::engine::requester::local;
+use crate::engine::requester::peer::Near;
+use crate::engine::requester::request::{Payload, Request};
+use crate::engine::requester::side::{SendSide, local_length};
+use crate::engine::wire::run::Run;
+use crate::memory::copy::Reach;
+use crate::memory::grace_period::Visit;
+use crate::memory::region::LOCAL_READ;
+
+/// A send queue as the protocol sees it, with its lock held.
+pub(super) struct Queue<'a, P> {
+    pub(super) own: &'a P,
+    pub(super) send: &'a mut SendSide<P>,
+    pub(super) head: u32,
+    pub(super) begun: u32,
+    pub(super) admitted: u32,
+    /// The number of the first request that this thread is posting, if any.
+    pub(super) posted: Option<u32>,
+    pub(super) aftermath: &'a mut Aftermath,
+    /// The packets that have arrived.
+    pub(super) run: Run<'a>,
+}
+
+impl<P: Near> Queue<'_, P> {
+    fn at(&self, n: u32) -> Option<(Request, Payload<'_>)> {
+        self.send.queue.at(n.wrapping_sub(self.head) as usize)
+    }
+
+    /// Finds errors on this side before anything is sent.
+    fn check(&self, request: &Request, payload: Payload<'_>) -> Result<u32, Status> {
+        let opcode = request.operation.opcode;
+        let length = local_length(opcode, payload.length())?;
+        if !payload.is_inline() {
+            let access = access(opcode);
+            let visit = Visit::begin();
+            let keys = self.own.keys(&visit);
+            for sge in payload.sges() {
+                keys.find(sge.lkey, sge.addr, sge.length.into(), access)
+                    .ok_or(Status::LOC_PROT_ERR)?;
+            }
+        }
+        Ok(length)
+    }
+
+    /// Writes the data of a READ response to its destination.
+    fn deliver_bytes(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
+        let SendSide { queue, requester, .. } = &mut *self.send;
+        let found = queue.at(n.wrapping_sub(self.head) as usize);
+        let (request, room) = found.ok_or(Status::LOC_QP_OP_ERR)?;
+        let visit = Visit::begin();
+        requester.locate_payload(self.own, &visit, request.operation.opcode, room)?;
+        let delivered =
+            self.own.adapter.later().deliver_bytes(payload, &requester.local, at.into());
+        requester.local.clear();
+        delivered.map_err(|_| Status::LOC_PROT_ERR)
+    }
+
+    /// Completes the oldest request.
+    fn end(&mut self, n: u32, succeeded: Result<(), Status>) {
+        debug_assert_eq!(n, self.head);
+        let upto = self.send.head_index().wrapping_add(1);
+        let Some((request, payload)) = self.send.queue.front() else { return };
+        let bytes = payload.length();
+        self.send.queue.pop();
+        self.head = n.wrapping_add(1);
+        let result = succeeded.map(|()| bytes);
+        self.send.finish(self.own, &request, upto, result, self.aftermath);
+    }
+}
+
+fn access(opcode: Opcode) -> u32 {
+    if opcode.fetches() { AccessFlags::LOCAL_WRITE.bits() } else { LOCAL_READ }
+}
+
+impl<P: Near> Work for Queue<'_, P> {
+    fn admitted(&self) -> u32 {
+        self.admitted
+    }
+
+    fn request(&self, n: u32) -> rdma_proto::Wqe {
+        let Some((request, payload)) = self.at(n) else {
+            return rdma_proto::Wqe::Invalid(Status::LOC_QP_OP_ERR);
+        };
+        let operation = &request.operation;
+        if operation.opcode.is_local() {
+            return rdma_proto::Wqe::Local;
+        }
+        let is_new = n.wrapping_sub(self.begun).cast_signed() >= 0;
+        let length = match is_new {
+            true => self.check(&request, payload),
+            false => local_length(operation.opcode, payload.length()),
+        };
+        let length = match length {
+            Ok(length) => length,
+            Err(status) => return rdma_proto::Wqe::Invalid(status),
+        };
+        let remote = Remote { va: operation.remote_address, rkey: Rkey::new(operation.rkey) };
+        let atomic = |kind| MessageStart::atomic(kind, remote, operation.operand, operation.swap);
+        let start = match operation.opcode {
+            Opcode::Write | Opcode::WriteWithImm => {
+                MessageStart::one_sided(Kind::Write, remote, length)
+            }
+            Opcode::Read => MessageStart::one_sided(Kind::Read, remote, length),
+            Opcode::CompareAndSwap => atomic(Kind::CompareSwap),
+            Opcode::FetchAndAdd => atomic(Kind::FetchAdd),
+            _ => MessageStart::send(),
+        };
+        let opcode = operation.opcode;
+        let with_imm = matches!(opcode, Opcode::SendWithImm | Opcode::WriteWithImm);
+        let invalidates = opcode == Opcode::SendWithInvalidate;
+        let end = MessageEnd {
+            length,
+            immediate: with_imm.then(|| u32::from_be(operation.imm)),
+            invalidate: invalidates.then(|| Rkey::new(operation.imm)),
+            solicited: operation.solicited,
+        };
+        rdma_proto::Wqe::Remote { start, end, fence: request.fence }
+    }
+
+    fn gather(&mut self, n: u32, at: u32, out: &mut [u8]) -> Result<(), Status> {
+        let SendSide { queue, requester, .. } = &mut *self.send;
+        let found = queue.at(n.wrapping_sub(self.head) as usize);
+        let (request, payload) = found.ok_or(Status::LOC_QP_OP_ERR)?;
+        let visit = Visit::begin();
+        requester.locate_payload(self.own, &visit, request.operation.opcode, payload)?;
+        let is_posted = self.posted.is_some_and(|posted| n.wrapping_sub(posted).cast_signed() >= 0);
+        // The memory of a request is mapped while the call that posts it runs.
+        let reach = if is_posted { Reach::Mapped } else { self.own.adapter.later() };
+        let collected = reach.collect_bytes(&requester.local, at.into(), out);
+        requester.local.clear();
+        collected.map_err(|_| Status::LOC_PROT_ERR)
+    }
+
+    fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
+        // A request longer than the longest message was not sent.
+        let length = self.at(n).and_then(|(_, room)| u32::try_from(room.length()).ok());
+        let length = length.unwrap_or(0);
+        let mut run = std::mem::take(&mut self.run);
+        let delivered =
+            run.place(at, payload, Some(length), |bytes| self.deliver_bytes(n, at, bytes));
+        self.run = run;
+        delivered
+    }
+
+    fn execute_local(&mut self, n: u32) -> Result<(), Status> {
+        let (request, _) = self.at(n).ok_or(Status::LOC_QP_OP_ERR)?;
+        local::execute(self.own, &request.operation)
+    }
+
+    fn done(&mut self, n: u32) {
+        self.end(n, Ok(()));
+    }
+
+    fn failed(&mut self, n: u32, status: Status) {
+        self.end(n, Err(status));
+    }
+}
