@@ -378,8 +378,7 @@ impl Builder {
     /// numbers. Also fails if the capture file cannot be written, or if the device cannot [listen](Self::listen) at a
     /// given place or be [shared](Self::peers) with other processes.
     pub fn install(self) -> Result<SoftDevice, InstallError> {
-        let typeable = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-        if !(1..64).contains(&self.name.len()) || !self.name.chars().all(typeable) {
+        if !is_name(&self.name) {
             return Err(InstallError::BadName(self.name));
         }
         #[cfg(not(loom))]
@@ -446,4 +445,10 @@ impl Builder {
         abi::register();
         Ok(SoftDevice::of(device))
     }
+}
+
+/// Returns true if a device may have this name: it fits into `struct ibv_device`, and can be typed on a command line.
+pub(crate) fn is_name(name: &str) -> bool {
+    let typeable = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    (1..64).contains(&name.len()) && name.chars().all(typeable)
 }

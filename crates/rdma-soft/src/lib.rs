@@ -50,6 +50,7 @@ mod builder;
 mod counters;
 mod device;
 mod engine;
+mod environment;
 mod fabric;
 mod limits;
 mod link;
@@ -66,6 +67,7 @@ pub use builder::Builder;
 pub use counters::Counters;
 pub use device::gid_place::GidPlace;
 pub use device::subnet::InstallError;
+pub use environment::install;
 pub use limits::Limits;
 pub use link::Link;
 #[cfg(not(loom))]
@@ -78,86 +80,6 @@ pub use schedule::Schedule;
 pub use soft_device::SoftDevice;
 
 pub use rdma_types::{Gid, GidType, Guid, Qpn};
-
-/// Installs a device. If the capture or an address is not available, installs a device that cannot be opened instead.
-/// If the device cannot be shared, installs it for this process alone.
-fn install_one(device: Builder) {
-    match device.clone().install() {
-        Err(error @ (InstallError::NoCapture { .. } | InstallError::CannotListen { .. })) => {
-            tracing::warn!(%error, "a software device cannot be opened");
-            install_one(device.unusable(error));
-        }
-        #[cfg(not(loom))]
-        Err(error @ InstallError::NotShared { .. }) => {
-            tracing::warn!(%error, "other processes cannot reach a software device");
-            install_one(device.peers(Peers::ThisProcess));
-        }
-        // If the name is taken, the device was installed by an earlier call of `install` or by a builder.
-        Ok(_) | Err(_) => {}
-    }
-}
-
-/// Applies the profile that the environment names.
-fn like(device: Builder) -> Builder {
-    let Some(name) = std::env::var_os("RDMA_SOFT_LIKE").filter(|name| !name.is_empty()) else {
-        return device;
-    };
-    let name = name.to_string_lossy();
-    match Profile::named(&name) {
-        Some(profile) => device.like(profile),
-        None => {
-            let error = InstallError::NoProfile { name: name.into_owned() };
-            tracing::warn!(%error, "a software device cannot be opened");
-            device.unusable(error)
-        }
-    }
-}
-
-/// Shares a device with the processes that the environment specifies.
-#[cfg(not(loom))]
-fn shared(device: Builder) -> Builder {
-    let device = device.peers(Peers::of_environment());
-    match std::env::var_os("RDMA_SOFT_DIRECTORY") {
-        Some(path) if !path.is_empty() => device.directory(path),
-        _ => device,
-    }
-}
-
-/// Makes a RoCE device listen at the addresses that the environment names.
-#[cfg(not(loom))]
-fn listening(link: Link, device: Builder) -> Builder {
-    match std::env::var_os("RDMA_SOFT_LISTEN").filter(|_| link == Link::Ethernet) {
-        Some(place) if !place.is_empty() => device.listen(place.to_string_lossy()),
-        _ => device,
-    }
-}
-
-/// Installs `soft0` and `softib0`. Calling this again, from any thread, changes nothing.
-///
-/// Programs that need other devices use [`Builder`], with or without this function. The following environment variables
-/// apply:
-///
-/// - `RDMA_SOFT_PEERS`: see [`Peers`].
-/// - `RDMA_SOFT_DIRECTORY`: see [`Builder::directory`].
-/// - `RDMA_SOFT_PEER_LIMIT`: see [`Builder::peer_limit`].
-/// - `RDMA_SOFT_RETRY_TIME`: see [`Builder::retry_time`].
-/// - `RDMA_SOFT_LISTEN`: the addresses at which `soft0` listens, see [`Builder::listen`].
-/// - `RDMA_SOFT_LIKE`: the name of a [`Profile`] for both devices, see [`Builder::like`]; their link layers do not
-///   change.
-/// - `RDMA_SOFT_PCAP`: a capture file, see [`Builder::pcap`].
-///
-/// If the capture file cannot be written, or no profile has the given name, neither device can be opened. If `soft0`
-/// cannot listen, `soft0` cannot be opened. A device that cannot be opened is still in the list: `ibv_open_device`
-/// prints the reason on standard error and fails with `EIO`. This function reports the reason earlier, in a `tracing`
-/// event.
-pub fn install() {
-    for (name, link) in [("soft0", Link::Ethernet), ("softib0", Link::InfiniBand)] {
-        let device = like(Builder::new(name)).link(link);
-        #[cfg(not(loom))]
-        let device = listening(link, shared(device));
-        install_one(device);
-    }
-}
 
 /// Runs the example in the README.
 #[cfg(doctest)]

@@ -251,10 +251,11 @@ impl Profile {
         self.0.name
     }
 
-    /// Returns the profile with this name.
+    /// Returns the profile with this name. Its hyphens may be omitted.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|profile| profile.name() == name)
+        let is_named = |known: &str| known == name || known.replace('-', "") == name;
+        Self::ALL.into_iter().find(|profile| is_named(profile.name()))
     }
 
     pub(crate) fn link(self) -> Link {

@@ -9,8 +9,8 @@ impl Builder {
     /// link layer, and lacks the same features, as far as these are public. Options that are set after this call
     /// override the profile.
     ///
-    /// For `soft0` and `softib0`, the environment variable `RDMA_SOFT_LIKE` contains the [name](Profile::name) of a
-    /// profile.
+    /// For the devices that [`install`](crate::install) makes, the environment variable `RDMA_SOFT_LIKE` contains the
+    /// [name](Profile::name) of a profile.
     ///
     /// ```
     /// use rdma_soft::{Builder, Profile};

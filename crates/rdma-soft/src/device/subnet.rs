@@ -50,7 +50,8 @@ pub enum InstallError {
     },
     /// The device cannot listen at the place set by [`Builder::listen`](crate::Builder::listen) or the environment.
     #[error(
-        "the device cannot listen at `{place}` (`RDMA_SOFT_LISTEN` or `Builder::listen`): {reason}"
+        "the device cannot listen at `{place}` (`RDMA_SOFT_LISTEN`, `RDMA_SOFT_DEVICES` or `Builder::listen`): \
+         {reason}"
     )]
     CannotListen {
         /// The address or the interface.
@@ -63,6 +64,14 @@ pub enum InstallError {
     NoProfile {
         /// The name.
         name: String,
+    },
+    /// The value of `RDMA_SOFT_DEVICES` is wrong.
+    #[error("`{variable}` has a mistake: {reason}")]
+    BadVariable {
+        /// The name of the variable.
+        variable: &'static str,
+        /// The wrong word, and the words that are allowed.
+        reason: String,
     },
     /// The capture file set by [`Builder::pcap`](crate::Builder::pcap) or the environment cannot be written.
     #[error(
@@ -79,11 +88,11 @@ pub enum InstallError {
 
 rdma_types::debug_messages!(enum InstallError {
     NameTaken(it), BadName(it), TooMany(it), NoRandomness, NotShared { reason },
-    CannotListen { place, reason }, NoProfile { name }, NoCapture { path, reason },
+    CannotListen { place, reason }, NoProfile { name }, BadVariable { variable, reason }, NoCapture { path, reason },
 });
 
 /// Returns the names of all profiles.
-fn profiles() -> String {
+pub(crate) fn profiles() -> String {
     Profile::ALL.map(Profile::name).join(", ")
 }
 

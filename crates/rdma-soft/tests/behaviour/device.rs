@@ -11,6 +11,7 @@ mod counters;
 mod datagrams;
 mod dmabuf;
 mod drained;
+mod environment;
 mod events;
 mod extended_polls;
 mod extended_posts;
