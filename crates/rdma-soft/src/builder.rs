@@ -10,6 +10,8 @@ use crate::device::Device;
 use crate::device::gid_place::GidPlace;
 use crate::device::model::Model;
 use crate::device::subnet::{INSTALLED, InstallError, Subnet};
+use crate::engine::adapter::faults::Injector;
+use crate::faults::Faults;
 use crate::limits::Limits;
 use crate::limits::patience::Patience;
 use crate::link::Link;
@@ -46,6 +48,7 @@ pub struct Builder {
     limits: Limits,
     model: Model,
     force_wire: bool,
+    faults: Option<Faults>,
     subnet: &'static Subnet,
     pcap: Capture,
     /// The reason why the device cannot be opened, if something that was requested is missing.
@@ -79,6 +82,7 @@ impl Builder {
             limits: Limits { patience: Patience::of_environment(), ..Limits::default() },
             model: Model::OWN,
             force_wire: false,
+            faults: None,
             subnet: Subnet::of_process(),
             pcap: Capture::OfEnvironment,
             unusable: None,
@@ -304,6 +308,22 @@ impl Builder {
         self
     }
 
+    /// Injects faults, so that a test shows how a program copes with them. The environment variable `RDMA_SOFT_FAULTS`
+    /// sets those of the devices that [`install`](crate::install) makes.
+    ///
+    /// ```
+    /// use rdma_soft::Builder;
+    ///
+    /// let faults = "seed=7; fail=0.1%:RNR_RETRY_EXC; port_flap=10s".parse()?;
+    /// let device = Builder::new("faulty1").faults(faults).install()?;
+    /// assert_eq!(device.counters().injected_faults, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn faults(mut self, faults: Faults) -> Self {
+        self.faults = Some(faults);
+        self
+    }
+
     /// Marks the device as one that cannot be opened, because something that was requested is missing. It does not
     /// listen and captures nothing.
     pub(crate) fn unusable(mut self, error: InstallError) -> Self {
@@ -413,7 +433,10 @@ impl Builder {
         let tap = tap.transpose()?;
         let mut device = Device::new(subnet, name, link, gids, limits, schedule, &seed);
         device.model = self.model;
-        device.force_wire = force_wire || tap.is_some() || subnet.simulation.is_some();
+        let needs_packets = self.faults.as_ref().is_some_and(Faults::need_packets);
+        device.force_wire =
+            force_wire || tap.is_some() || subnet.simulation.is_some() || needs_packets;
+        device.adapter.injector = self.faults.map(|faults| Injector::new(&device.name, faults));
         (device.adapter.tap, device.unusable) = (tap, self.unusable);
         #[cfg(not(loom))]
         if on_loopback

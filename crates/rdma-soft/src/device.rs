@@ -5,6 +5,7 @@ pub(crate) mod arrivals;
 pub(crate) mod gid_place;
 pub(crate) mod identity;
 pub(crate) mod model;
+mod recurring;
 #[cfg_attr(loom, allow(dead_code))] // no model lists devices for programs
 pub(crate) mod subnet;
 
@@ -17,6 +18,7 @@ use crate::address::{Address, AddressAttributes, GidEntry, Group, Path};
 use crate::device::gid_place::GidPlace;
 use crate::device::identity::Identity;
 use crate::device::model::Model;
+use crate::device::recurring::Recurring;
 use crate::device::subnet::{InstallError, Subnet};
 use crate::engine::Refusal;
 use crate::engine::adapter::Adapter;
@@ -27,6 +29,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::queue_pair::table::QueuePairTable;
 use crate::engine::requester::side::{Blocked, Peer};
+use crate::engine::wire::faults::{Delay, QueuePairFaults};
 use crate::engine::wire::{Carrier, Outlet};
 use crate::fabric::random::{Purpose, Seed};
 use crate::limits::{Limits, Quota};
@@ -63,6 +66,10 @@ pub(crate) struct Device {
     inbox: OnceLock<Arc<Inbox<Device>>>,
     /// The contexts that receive the events of the device's port.
     contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
+    /// The packets that a fault delays, once the device has a queue pair with faults.
+    delay: OnceLock<Arc<Delay>>,
+    /// The faults that recur, once the device was opened.
+    recurring: OnceLock<Vec<Arc<Recurring>>>,
     users: Mutex<Users>,
 }
 
@@ -158,6 +165,8 @@ impl Device {
             unusable: None,
             inbox: OnceLock::new(),
             contexts: Mutex::default(),
+            delay: OnceLock::new(),
+            recurring: OnceLock::new(),
             users: Mutex::default(),
         }
     }
@@ -174,12 +183,15 @@ impl Device {
     }
 
     /// Counts a new context. Fails if the device's network was dropped.
-    pub(crate) fn open(&self) -> Result<(), Refusal> {
-        let mut users = locked(&self.users);
-        if users.closed {
-            return Err(Refusal::Gone);
+    pub(crate) fn open(&'static self) -> Result<(), Refusal> {
+        {
+            let mut users = locked(&self.users);
+            if users.closed {
+                return Err(Refusal::Gone);
+            }
+            users.contexts += 1;
         }
-        users.contexts += 1;
+        self.recurring.get_or_init(|| Recurring::begin_all(self));
         Ok(())
     }
 
@@ -237,6 +249,12 @@ impl Device {
             deferred.reserve(queue_pairs.len() + 1)?;
         }
         queue_pairs.reserve(|slot| self.host.as_ref().is_none_or(|host| host.claim(self, slot)))
+    }
+
+    /// Returns the faults of a new queue pair's requests and packets, if the device has such faults.
+    pub(crate) fn faults_of_queue_pair(&'static self) -> Option<QueuePairFaults> {
+        let delay = || Arc::clone(self.delay.get_or_init(|| Delay::new(&self.adapter)));
+        QueuePairFaults::new(&self.adapter, delay)
     }
 
     pub(crate) fn publish_queue_pair(&self, number: u32, queue_pair: Weak<QueuePair>) {
@@ -439,6 +457,16 @@ impl Device {
         }
     }
 
+    /// Moves the entries of the GID table, and notifies every context.
+    fn move_gids(&self) {
+        let contexts = locked(&self.contexts);
+        self.identity.move_gids();
+        for context in contexts.iter().filter_map(Weak::upgrade) {
+            let element = Element::Port(1);
+            context.push(AsyncEvent { kind: AsyncEventKind::GID_CHANGE, element });
+        }
+    }
+
     pub(crate) fn shares_address_with(&self, other: &Self) -> bool {
         let identity = &other.identity;
         self.link == other.link
@@ -458,7 +486,7 @@ impl Device {
 
     /// Returns the path of an address vector if it leads to a port or to a group, as a datagram requires.
     pub(crate) fn path_of_datagrams(&self, vector: &AddressAttributes) -> Result<Path, Refusal> {
-        let source = self.identity.gids.get(usize::from(vector.source_index));
+        let source = self.identity.entry(usize::from(vector.source_index));
         let source = source.filter(|entry| !entry.gid.is_zero());
         if vector.port != 1 || vector.is_global != 0 && source.is_none() {
             return Err(Refusal::Invalid);

@@ -2,6 +2,7 @@
 
 use crate::builder::{Builder, is_name};
 use crate::device::subnet::{InstallError, profiles};
+use crate::faults::{Faults, FaultsError};
 use crate::link::Link;
 #[cfg(not(loom))]
 use crate::link::local::host::Peers;
@@ -9,6 +10,7 @@ use crate::profile::Profile;
 use crate::schedule::Schedule;
 
 const DEVICES: &str = "RDMA_SOFT_DEVICES";
+const FAULTS: &str = "RDMA_SOFT_FAULTS";
 
 /// Installs `soft0` and `softib0`, or the devices that `RDMA_SOFT_DEVICES` describes. Calling this again, from any
 /// thread, changes nothing.
@@ -31,10 +33,11 @@ const DEVICES: &str = "RDMA_SOFT_DEVICES";
 /// - `RDMA_SOFT_LISTEN`: the addresses at which `soft0` listens if it has no option `address`, see [`Builder::listen`].
 /// - `RDMA_SOFT_LIKE`: the name of a [`Profile`] for each device without an option `like`, see [`Builder::like`]. It
 ///   does not change the link layers.
+/// - `RDMA_SOFT_FAULTS`: the [`Faults`] of each device.
 /// - `RDMA_SOFT_PCAP`: a capture file, see [`Builder::pcap`].
 ///
-/// No device can be opened if the capture file cannot be written, or if the value of `RDMA_SOFT_DEVICES`
-/// or `RDMA_SOFT_LIKE` is wrong. If a device cannot listen, that device cannot be opened. A device that cannot be opened is
+/// No device can be opened if the capture file cannot be written, or if the value of `RDMA_SOFT_DEVICES`,
+/// `RDMA_SOFT_LIKE` or `RDMA_SOFT_FAULTS` is wrong. If a device cannot listen, that device cannot be opened. A device that cannot be opened is
 /// still in the list: `ibv_open_device` prints the reason on standard error and fails with `EIO`. This function reports
 /// the reason earlier, in a `tracing` event.
 pub fn install() {
@@ -44,7 +47,7 @@ pub fn install() {
         Err(error) => {
             tracing::warn!(%error, "the software devices cannot be opened");
             for device in names(&devices) {
-                install_one(device.builder(None).unusable(error.clone()));
+                install_one(device.builder(None, None).unusable(error.clone()));
             }
         }
     }
@@ -54,7 +57,8 @@ pub fn install() {
 fn builders(devices: &str) -> Result<Vec<Builder>, InstallError> {
     let devices = described(devices)?;
     let profile = profile(variable("RDMA_SOFT_LIKE"))?;
-    Ok(devices.into_iter().map(|device| device.builder(profile)).collect())
+    let faults = faults(variable(FAULTS))?;
+    Ok(devices.into_iter().map(|device| device.builder(profile, faults.as_ref())).collect())
 }
 
 /// Installs a device. If the capture or an address is not available, installs a device that cannot be opened instead.
@@ -84,6 +88,11 @@ fn variable(name: &str) -> Option<String> {
 fn profile(name: Option<String>) -> Result<Option<Profile>, InstallError> {
     let Some(name) = name else { return Ok(None) };
     Profile::named(&name).map(Some).ok_or(InstallError::NoProfile { name })
+}
+
+fn faults(text: Option<String>) -> Result<Option<Faults>, InstallError> {
+    let faults = text.map(|text| text.parse()).transpose();
+    faults.map_err(|error: FaultsError| wrong(FAULTS, error.to_string()))
 }
 
 fn wrong(variable: &'static str, reason: String) -> InstallError {
@@ -134,7 +143,7 @@ impl Described {
     }
 
     /// Returns a builder for the device. `profile` applies unless the device has its own.
-    fn builder(self, profile: Option<Profile>) -> Builder {
+    fn builder(self, profile: Option<Profile>, faults: Option<&Faults>) -> Builder {
         let own = self.like.map(Profile::link);
         let usual = if self.name == "softib0" { Link::InfiniBand } else { Link::Ethernet };
         let link = self.link.or(own).unwrap_or(usual);
@@ -145,6 +154,9 @@ impl Described {
         device = device.link(link).schedule(self.schedule);
         if self.packets {
             device = device.force_wire();
+        }
+        if let Some(faults) = faults {
+            device = device.faults(faults.clone());
         }
         #[cfg(not(loom))]
         {

@@ -52,6 +52,7 @@ mod device;
 mod engine;
 mod environment;
 mod fabric;
+mod faults;
 mod limits;
 mod link;
 mod memory;
@@ -68,6 +69,7 @@ pub use counters::Counters;
 pub use device::gid_place::GidPlace;
 pub use device::subnet::InstallError;
 pub use environment::install;
+pub use faults::{Faults, FaultsError};
 pub use limits::Limits;
 pub use link::Link;
 #[cfg(not(loom))]

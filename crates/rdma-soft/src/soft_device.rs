@@ -66,7 +66,7 @@ impl SoftDevice {
     /// Returns the GIDs of the device's port, in index order.
     #[must_use]
     pub fn gids(&self) -> Vec<Gid> {
-        self.device.identity.gids.iter().map(|entry| entry.gid).collect()
+        self.device.identity.table().map(|entry| entry.gid).collect()
     }
 
     /// Returns the current counters of the device. They are not all read at the same instant, so they can be

@@ -1,8 +1,8 @@
 //! A software device is created, held and queried by any thread.
 
 use rdma_soft::{
-    Builder, Counters, GidPlace, InstallError, Limits, Link, LinkModel, Network, OtherNetwork,
-    Peers, Profile, Schedule, SoftDevice, Verbs,
+    Builder, Counters, Faults, FaultsError, GidPlace, InstallError, Limits, Link, LinkModel,
+    Network, OtherNetwork, Peers, Profile, Schedule, SoftDevice, Verbs,
 };
 
 fn send_sync<T: Send + Sync + 'static>() {}
@@ -18,6 +18,7 @@ fn devices_are_send_and_sync() {
 #[test]
 fn values_are_send_and_sync() {
     send_sync::<Counters>();
+    send_sync::<Faults>();
     send_sync::<Peers>();
     send_sync::<GidPlace>();
     send_sync::<Limits>();
@@ -30,6 +31,7 @@ fn values_are_send_and_sync() {
 
 #[test]
 fn errors_are_errors_of_any_thread() {
+    error::<FaultsError>();
     error::<InstallError>();
     error::<OtherNetwork>();
 }

@@ -14,6 +14,6 @@
 //! ```
 
 pub use rdma_soft::{
-    Builder, Counters, GidPlace, InstallError, Limits, Link, LinkModel, Network, OtherNetwork,
-    Peers, Profile, Schedule, SoftDevice, install, verbs,
+    Builder, Counters, Faults, FaultsError, GidPlace, InstallError, Limits, Link, LinkModel,
+    Network, OtherNetwork, Peers, Profile, Schedule, SoftDevice, install, verbs,
 };

@@ -190,6 +190,9 @@ counters! {
     /// Times that connections from other processes waited, because files sent by others held up all threads that close
     /// files.
     held_up_connections: times, "files_of_another_user_hold_up_only_new_connections_on_an_earlier_kernel";
+    /// Faults that the device injected (`Builder::faults`): failed calls and requests, lost packets, times that the
+    /// port went down, and times that GIDs moved.
+    injected_faults: times, "faults_are_the_same_in_each_run_with_a_seed";
 }
 
 #[cfg(all(test, not(loom)))]

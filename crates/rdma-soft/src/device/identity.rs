@@ -3,6 +3,7 @@
 //! properties on which they agree.
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rdma_types::{Gid, GidType, Guid};
 
@@ -16,9 +17,11 @@ pub(crate) struct Identity {
     pub(crate) guid: Guid,
     /// 0 on Ethernet.
     pub(crate) lid: u16,
-    /// The GID table: an entry for each place, then the addresses of the host, then the loopback address. An empty
+    /// The entries of the GID table: one for each place, then the addresses of the host, then the loopback address. An empty
     /// entry has the zero GID.
     pub(crate) gids: Vec<GidEntry>,
+    /// The number of times that the entries have moved by one index.
+    moves: AtomicUsize,
     /// The places from which the first entries of `gids` were made.
     places: Vec<GidPlace>,
     /// Addresses of this host through which this process reaches other hosts, each with the index of its interface.
@@ -37,6 +40,7 @@ impl Identity {
             guid: Guid::from_u64(0),
             lid: 0,
             gids: Vec::new(),
+            moves: AtomicUsize::new(0),
             places,
             own: Vec::new(),
             loopback: None,
@@ -72,6 +76,23 @@ impl Identity {
         self.gids = first.iter().copied().chain(own).chain(last.iter().copied()).collect();
     }
 
+    /// Moves each entry of the GID table to the next index, and the last one to index 0.
+    pub(crate) fn move_gids(&self) {
+        self.moves.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the entries of the GID table in the current order of their indexes.
+    pub(crate) fn table(&self) -> impl Iterator<Item = &GidEntry> {
+        let moves = self.moves.load(Ordering::Relaxed) % self.gids.len().max(1);
+        let (first, last) = self.gids.split_at(self.gids.len() - moves);
+        last.iter().chain(first)
+    }
+
+    /// Returns the entry that now has this index in the GID table.
+    pub(crate) fn entry(&self, index: usize) -> Option<&GidEntry> {
+        self.table().nth(index)
+    }
+
     /// Adds addresses of the host to the table, each with the index of its interface.
     #[cfg(not(loom))]
     pub(crate) fn add(&mut self, own: Vec<(GidEntry, u32)>) {
@@ -100,7 +121,12 @@ impl Identity {
 
     /// Returns the index of the interface to which a GID table entry belongs, or 0.
     pub(crate) fn interface(&self, index: usize) -> u32 {
-        let behind = index.checked_sub(self.places.len());
+        let count = self.gids.len();
+        if index >= count {
+            return 0;
+        }
+        let moves = self.moves.load(Ordering::Relaxed) % count;
+        let behind = ((index + count - moves) % count).checked_sub(self.places.len());
         let own = behind.and_then(|index| self.own.get(index)).map(|(_, interface)| *interface);
         let last = behind == Some(self.own.len());
         own.or(self.loopback.filter(|_| last)).unwrap_or(0)

@@ -1,5 +1,6 @@
 //! The part of a device that its objects use.
 
+pub(crate) mod faults;
 pub(crate) mod notices;
 
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rdma_types::Mtu;
 
 use crate::counters::Tally;
+use crate::engine::adapter::faults::Injector;
 use crate::engine::adapter::notices::Notices;
 use crate::fabric::Fabric;
 use crate::fabric::deferred::Deferred;
@@ -35,6 +37,8 @@ pub(crate) struct Adapter {
     pub(crate) mtu: Mtu,
     /// Captures the packets that the device sends and receives. A device with a capture sends all messages as packets.
     pub(crate) tap: Option<Arc<Tap>>,
+    /// Injects the device's faults, if it has any.
+    pub(crate) injector: Option<Injector>,
     port_is_up: AtomicBool,
 }
 
@@ -63,6 +67,7 @@ impl Adapter {
             notices: Notices::default(),
             mtu: Mtu::MTU4096,
             tap: None,
+            injector: None,
             port_is_up: AtomicBool::new(true),
         }
     }

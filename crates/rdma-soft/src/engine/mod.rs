@@ -6,7 +6,8 @@
 //! connected queue pairs cannot deadlock.
 //!
 //! 1. The lock that a call of the program takes first: a [critical region](critical_region), the contexts of a port, or
-//!    the list of blocks. Blocks are the C structs by which programs know devices.
+//!    the list of blocks. Blocks are the C structs by which programs know devices. A thread that sends a device's
+//!    [delayed](wire::faults::Delay) packets takes the lock of these packets first.
 //! 2. The receive side of a device: its holder executes packets that have arrived (`link/memory.rs`).
 //! 3. A queue pair's attributes.
 //! 4. A queue pair's send side.
@@ -21,9 +22,9 @@
 //!     buffered output of a capture (`link/pcap.rs`). Then the work left to do without locks (`fabric/run_queue.rs`),
 //!     or the acknowledgements of an object.
 //! 12. Leaves, under which no other lock is taken. In the fabric: deadlines, and packets in flight in a simulated
-//!     network. In a device: the tally of its queue pairs, and its notices about packets. In a completion queue: its
-//!     users, and the list of all its rings. Then the gate of a critical region, the domains of a context, and the list
-//!     of threads of [grace periods](crate::memory::grace_period).
+//!     network. In a device: the tally of its queue pairs, its notices about packets, its injected faults, and its
+//!     delayed packets. In a completion queue: its users, and the list of all its rings. Then the gate of a critical
+//!     region, the domains of a context, and the list of threads of [grace periods](crate::memory::grace_period).
 //!
 //! One further lock is held while a system call writes to the file of an event queue or a capture. A thread takes this
 //! lock only while it holds none of the above. It comes before the event queue's state, or the capture's.

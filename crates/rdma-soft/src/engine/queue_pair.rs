@@ -83,6 +83,7 @@ impl QueuePair {
         let reclaimed = Arc::new(Reclaimed::new(shared));
         let receive_pd = shared.map_or(pd, |shared| &shared.pd);
         let id = device.fabric.ids.unique();
+        let faults = device.faults_of_queue_pair().map(Box::new);
         let queue_pair = Arc::new_cyclic(|weak: &Weak<Self>| {
             let station = Station {
                 id,
@@ -106,6 +107,7 @@ impl QueuePair {
                 receives,
                 shared: shared.map(Arc::clone),
                 receive_pd_number: receive_pd.number,
+                faults,
                 owner: weak.clone(),
             };
             Self {

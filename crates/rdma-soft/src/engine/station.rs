@@ -15,6 +15,7 @@ use crate::engine::queue_pair::capacity::Capacity;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, Waiter};
+use crate::engine::wire::faults::QueuePairFaults;
 use crate::fabric::deferred::Deferrable;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::memory::grace_period::Visit;
@@ -66,6 +67,8 @@ pub(crate) struct Station {
     pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
     /// The number of the domain that the elements of receive requests are checked against.
     pub(crate) receive_pd_number: u64,
+    /// The faults of the queue pair's requests and packets, if the device has such faults.
+    pub(crate) faults: Option<Box<QueuePairFaults>>,
     /// The queue pair itself.
     pub(crate) owner: Weak<dyn Owner>,
 }

@@ -266,7 +266,8 @@ pub(crate) fn transmit(
     let mut left = TURN;
     // No run of packets is longer than a turn, and none is cut off at the end of a turn, because each run costs a
     // message or a system call.
-    let room = |buffer: &[u8]| buffer.len().min(TURN as usize * mtu.bytes() as usize);
+    let most = own.faults.as_ref().map_or(TURN, |faults| faults.most_segments());
+    let room = |buffer: &[u8]| buffer.len().min(most as usize * mtu.bytes() as usize);
     let up = own.adapter.port_is_up();
     let tap = own.adapter.tap.as_ref().filter(|_| up);
     let lost = |reason, burst: &Burst| {
@@ -302,8 +303,8 @@ pub(crate) fn transmit(
             tap.sent(&route.path, &burst, None, &buffer);
         }
         if up {
-            let letter = Letter::new(route.path, burst, None, buffer);
-            outlet.send(own.adapter, letter.with_word(word));
+            let letter = Letter::new(route.path, burst, None, buffer).with_word(word);
+            send(own, outlet, letter);
         } else {
             lost(Reason::PortDown, &burst);
             outlet.give_back(buffer);
@@ -313,6 +314,15 @@ pub(crate) fn transmit(
         }
     }
     true
+}
+
+/// Sends a letter of this queue pair. Its payload is in a buffer of the outlet.
+#[inline]
+pub(super) fn send(own: &Station, outlet: &Outlet, letter: Letter) {
+    match &own.faults {
+        None => outlet.send(own.adapter, letter),
+        Some(faults) => faults.send(own.qpn, outlet, letter),
+    }
 }
 
 /// Notifies the requester that a refusal is void. If the link has no space, returns false, and there will be another
@@ -365,6 +375,7 @@ pub(crate) fn drop_burst(
     adapter.drop_packets(reason, segments, endpoints);
 }
 
+pub(crate) mod faults;
 pub(crate) mod letter;
 pub(crate) mod route_header;
 pub(super) mod run;

@@ -15,6 +15,7 @@ mod environment;
 mod events;
 mod extended_polls;
 mod extended_posts;
+mod faults;
 mod flush;
 mod groups;
 mod half_copied;

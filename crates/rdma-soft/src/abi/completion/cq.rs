@@ -19,6 +19,7 @@ use crate::engine::completion::{CompletionQueue, Notifier};
 use crate::engine::critical_region::CriticalRegion;
 use crate::engine::events::Acknowledgements;
 use crate::engine::events::report::{Element, Handle, Reporter};
+use crate::faults::Verb;
 
 /// The number of completion vectors of a context.
 pub(crate) const COMPLETION_VECTORS: c_int = 1;
@@ -50,6 +51,7 @@ pub(super) unsafe fn create(
     let ibv_cq_ex { context, channel, cqe, .. } = verbs;
     // SAFETY: by this function's contract.
     let device = unsafe { device_of(context) };
+    device.count_call(Verb::CreateCq)?;
     let capacity = check_capacity(device, cqe)?;
     if !(0..COMPLETION_VECTORS).contains(&comp_vector) {
         return Err(Refusal::Invalid);

@@ -16,13 +16,16 @@ use crate::abi::errno::{number, pointer};
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
 use crate::engine::events::report::Element;
+use crate::faults::Verb;
 
 pub(crate) unsafe extern "C" fn create_comp_channel(
     context: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
     // SAFETY: the caller passes a live context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
-    let made = EventQueue::new(device.fabric).map_err(Refusal::without_files);
+    let made = device
+        .count_call(Verb::CreateCompChannel)
+        .and_then(|()| EventQueue::new(device.fabric).map_err(Refusal::without_files));
     pointer(made.map(|events| {
         // SAFETY: the caller passes a live context (SAFETY.md F1).
         unsafe { hold_context(context) };

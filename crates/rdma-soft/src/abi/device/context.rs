@@ -26,6 +26,7 @@ use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::membership;
 use crate::engine::queue_pair::settings::Settings;
+use crate::faults::Verb;
 use crate::sync::locked;
 
 pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
@@ -41,6 +42,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     let files =
         EventQueue::new(block.device().fabric).and_then(|events| Ok((events, eventfd(0, flags)?)));
     let files = files.map_err(Refusal::without_files);
+    let files = block.device().count_call(Verb::OpenDevice).and(files);
     let opened = files.and_then(|files| block.device().open().map(|()| files));
     let opened = opened.map(|(events, command)| {
         block.device().add_context(&events);

@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn query_port_compat(
 
 /// Returns the GID table entry that the arguments of a call refer to.
 fn entry(device: &Device, port: u32, index: u32) -> Result<GidEntry, Errno> {
-    let entry = device.identity.gids.get(index as usize).copied();
+    let entry = device.identity.entry(index as usize).copied();
     entry.filter(|_| port == 1).ok_or(Errno::EINVAL)
 }
 
@@ -156,7 +156,7 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     // SAFETY: the caller passes a live context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
     // Empty entries are omitted.
-    let found = || (0..).zip(&device.identity.gids).filter(|(_, entry)| !entry.gid.is_zero());
+    let found = || (0..).zip(device.identity.table()).filter(|(_, entry)| !entry.gid.is_zero());
     let count = found().count();
     if count > max_entries {
         return refused(Errno::EINVAL);

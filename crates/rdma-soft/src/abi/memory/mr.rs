@@ -8,6 +8,7 @@ use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 use crate::abi::block::{MrBlock, pd_children, pd_device, pd_of, registration_of};
 use crate::abi::errno::{number, pointer};
 use crate::engine::Refusal;
+use crate::faults::Verb;
 use crate::memory::import::{self, Imported};
 use crate::memory::probe::Access;
 use crate::memory::protection::{ProtectionDomain, Registration};
@@ -46,7 +47,10 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     let address = addr.expose_provenance() as u64;
     // SAFETY: the caller passes a live protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
-    pointer(domain.register(address, length as u64, iova, access).map(|registration| {
+    // SAFETY: as above.
+    let counted = unsafe { pd_device(pd) }.count_call(Verb::RegMr);
+    let registered = counted.and_then(|()| domain.register(address, length as u64, iova, access));
+    pointer(registered.map(|registration| {
         // SAFETY: as above.
         unsafe { region(pd, addr, length, registration, None) }
     }))
@@ -98,10 +102,13 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     let domain = unsafe { pd_of(pd) };
     let access = access.cast_unsigned();
     // SAFETY: as above.
-    if !unsafe { pd_device(pd) }.limits.features.dmabuf {
+    let device = unsafe { pd_device(pd) };
+    if !device.limits.features.dmabuf {
         return pointer(Err(Refusal::Unsupported));
     }
-    pointer(import(domain, offset, length, iova, fd, access).map(|(registration, imported)| {
+    let counted = device.count_call(Verb::RegMr);
+    let registered = counted.and_then(|()| import(domain, offset, length, iova, fd, access));
+    pointer(registered.map(|(registration, imported)| {
         // libibverbs also stores the offset here, because a dma-buf has no address.
         let addr = ptr::without_provenance_mut(usize::try_from(offset).unwrap_or(0));
         // SAFETY: as above.

@@ -8,11 +8,12 @@ use rdma_sys::{
     ibv_send_flags,
 };
 
-use crate::abi::block::{MwBlock, pd_children, pd_of, queue_pair_of, window_of};
+use crate::abi::block::{MwBlock, pd_children, pd_device, pd_of, queue_pair_of, window_of};
 use crate::abi::errno::{number, pointer};
 use crate::engine::Refusal;
 use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
+use crate::faults::Verb;
 use crate::memory::window::{Bind, WindowKind};
 
 /// The flags that a bind request may have (man `ibv_bind_mw`).
@@ -26,7 +27,10 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: ibv_mw_type) ->
     };
     // SAFETY: the caller passes a live protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
-    pointer(kind.and_then(|kind| domain.allocate_window(kind)).map(|window| {
+    // SAFETY: as above.
+    let counted = unsafe { pd_device(pd) }.count_call(Verb::AllocMw);
+    let allocated = counted.and(kind).and_then(|kind| domain.allocate_window(kind));
+    pointer(allocated.map(|window| {
         // SAFETY: as above.
         unsafe { pd_children(pd) }.add();
         let verbs = ibv_mw {

@@ -8,13 +8,17 @@ use crate::abi::block::{
     Children, PdBlock, context_domains, device_of, hold_context, pd_children, release_context,
 };
 use crate::abi::errno::{number, pointer};
+use crate::faults::Verb;
 use crate::memory::protection::ProtectionDomain;
 use crate::sync::locked;
 
 pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: the caller passes a live context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
-    pointer(device.protection_domains.take(device.limits.max_pd).map(|()| {
+    let taken = device
+        .count_call(Verb::AllocPd)
+        .and_then(|()| device.protection_domains.take(device.limits.max_pd));
+    pointer(taken.map(|()| {
         let pd = ProtectionDomain::new(&device.memory);
         // SAFETY: as above.
         unsafe { hold_context(context) };

@@ -16,6 +16,7 @@ use crate::address::{AddressAttributes, AddressVector, Route};
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::wire::route_header::{self, IPV4_AT};
+use crate::faults::Verb;
 use crate::link::Link;
 
 /// The largest service level (IBTA volume 1, 7.6.5).
@@ -32,7 +33,9 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     let domain = unsafe { pd_of(pd) };
     // SAFETY: as above.
     let device = *unsafe { pd_device(pd) };
-    pointer(vector(device, domain.number, &address(&attr)).and_then(|vector| {
+    let counted = device.count_call(Verb::CreateAh);
+    let checked = counted.and_then(|()| vector(device, domain.number, &address(&attr)));
+    pointer(checked.and_then(|vector| {
         device.address_handles.take(device.limits.max_ah)?;
         // SAFETY: as above.
         unsafe { pd_children(pd) }.add();
@@ -55,8 +58,7 @@ fn vector(device: &Device, pd: u64, attr: &AddressAttributes) -> Result<AddressV
             // The entry exists, because `path` was computed from it.
             source: *device
                 .identity
-                .gids
-                .get(usize::from(attr.source_index))
+                .entry(usize::from(attr.source_index))
                 .ok_or(Refusal::Invalid)?,
             destination: attr.destination.into(),
             traffic_class: attr.traffic_class,
@@ -176,8 +178,7 @@ fn reply_route_ipv4(device: &Device, ip: &[u8]) -> Result<ibv_global_route, Errn
 fn index_of(device: &Device, gid: Gid, kind: GidType) -> Result<u8, Errno> {
     let place = device
         .identity
-        .gids
-        .iter()
+        .table()
         .position(|row| row.gid == gid && row.kind == kind && !gid.is_zero());
     place.and_then(|place| u8::try_from(place).ok()).ok_or(Errno::ENOENT)
 }

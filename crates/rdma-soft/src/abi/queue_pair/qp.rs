@@ -26,6 +26,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::membership;
 use crate::engine::queue_pair::service::Service;
+use crate::faults::Verb;
 use crate::limits::Limits;
 
 pub(crate) unsafe extern "C" fn create_qp(
@@ -75,6 +76,7 @@ unsafe fn make(
     let domain = unsafe { pd_of(pd) };
     // SAFETY: by this function's contract.
     let device = *unsafe { pd_device(pd) };
+    device.count_call(Verb::CreateQp)?;
     let service = service(&device.limits, init.qp_type).ok_or(Refusal::Unsupported)?;
     if init.send_cq.is_null() || init.recv_cq.is_null() {
         return Err(Refusal::Invalid);

@@ -17,6 +17,7 @@ use crate::engine::Refusal;
 use crate::engine::events::Acknowledgements;
 use crate::engine::events::report::{Element, Handle, Reporter};
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
+use crate::faults::Verb;
 use crate::limits::Limits;
 
 pub(crate) unsafe extern "C" fn create_srq(
@@ -31,7 +32,8 @@ pub(crate) unsafe extern "C" fn create_srq(
     // SAFETY: as above.
     let device = *unsafe { pd_device(pd) };
     let limits = &device.limits;
-    pointer(check(limits, &init.attr).and_then(|()| {
+    let counted = device.count_call(Verb::CreateSrq);
+    pointer(counted.and_then(|()| check(limits, &init.attr)).and_then(|()| {
         device.shared_receive_queues.take(limits.max_srq)?;
         // SAFETY: as above; nothing writes the C part of a protection domain after it was made.
         let context = unsafe { (*pd).context };

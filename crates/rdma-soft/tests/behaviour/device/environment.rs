@@ -82,6 +82,14 @@ fn the_environment_describes_devices() {
     assert_ne!(identity(&text, "soft1"), identity(&text, "soft0"));
 }
 
+#[test]
+fn the_environment_sets_faults_of_each_device() {
+    let text = ask(&[("RDMA_SOFT_FAULTS", "alloc_pd@2=ENOMEM")]);
+    for name in ["soft0", "softib0"] {
+        assert!(text.contains(&format!("{name} fails [false, true, false]\n")), "{text}");
+    }
+}
+
 /// Each device is listed, and opening it prints the mistake.
 #[test]
 fn a_mistake_in_the_environment_is_named_when_a_device_is_opened() {
@@ -98,6 +106,12 @@ fn a_mistake_in_the_environment_is_named_when_a_device_is_opened() {
             "so/ft",
             ["soft0", "softib0"],
             "`RDMA_SOFT_DEVICES` has a mistake: `so/ft` in `so/ft` is not a device name: use 1 to 63 ",
+        ),
+        (
+            "RDMA_SOFT_FAULTS",
+            "create_qc@3=ENOMEM",
+            ["soft0", "softib0"],
+            "`RDMA_SOFT_FAULTS` has a mistake: `create_qc` in `create_qc@3=ENOMEM`: the verbs are alloc_mw, ",
         ),
     ] {
         let text = ask(&[(variable, value)]);

@@ -18,9 +18,9 @@ use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::station::Station;
-use crate::engine::wire::Outlet;
 use crate::engine::wire::letter::{self, Letter};
 use crate::engine::wire::route_header;
+use crate::engine::wire::{self, Outlet};
 use crate::memory::copy::{Data, Fault};
 
 /// The maximum length of a datagram in bytes: the largest MTU that a port can have.
@@ -115,6 +115,11 @@ impl<P: Near> Requester<P> {
         message: &Message<'_>,
         datagram: letter::Datagram,
     ) -> Verdict {
+        let faults = own.faults.as_ref();
+        if let Some(status) = faults.and_then(|it| it.fail_datagram(own.qpn, message.request.wr_id))
+        {
+            return Verdict::Failed(status);
+        }
         let mut lost = match outlet {
             _ if !own.adapter.port_is_up() => Some(Reason::PortDown),
             outlet if outlet.is_nowhere() => Some(Reason::NoRoute),
@@ -134,7 +139,7 @@ impl<P: Near> Requester<P> {
                             tap.sent(&path, &burst, Some(&datagram), &buffer);
                         }
                         let letter = Letter::new(path, burst, Some(datagram), buffer);
-                        outlet.send(own.adapter, letter);
+                        wire::send(own, outlet, letter);
                     }
                     None if outlet.loses_datagrams() => lost = Some(Reason::Stalled),
                     None => return Verdict::NoRoom,
@@ -151,6 +156,9 @@ impl<P: Near> Requester<P> {
             let peer_qpn = Some(message.request.destination_qpn);
             let endpoints = Endpoints { qpn: own.qpn, peer_qpn, address: Some(path.remote) };
             own.adapter.drop_packets(reason, 1, endpoints);
+        }
+        if let Some(faults) = faults {
+            faults.count_datagram();
         }
         self.local.clear();
         self.psn = self.psn.wrapping_add(1);

@@ -3,6 +3,7 @@
 use rdma_proto::{Kind, MessageEnd, MessageStart, Remote, Work};
 use rdma_types::{AccessFlags, Rkey, WcStatus as Status};
 
+use crate::engine::adapter::faults::Injected;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::operation::Opcode;
 use crate::engine::requester::local;
@@ -31,6 +32,13 @@ pub(super) struct Queue<'a, P> {
 impl<P: Near> Queue<'_, P> {
     fn at(&self, n: u32) -> Option<(Request, Payload<'_>)> {
         self.send.queue.at(n.wrapping_sub(self.head) as usize)
+    }
+
+    /// Returns the status with which a fault makes this request fail.
+    fn injected(&self, n: u32) -> Option<Status> {
+        let faults = self.own.faults.as_ref()?;
+        let number = self.send.head_index().wrapping_add(n.wrapping_sub(self.head));
+        faults.failure(number.into())
     }
 
     /// Finds errors on this side before anything is sent.
@@ -89,10 +97,13 @@ impl<P: Near> Work for Queue<'_, P> {
             return rdma_proto::Wqe::Invalid(Status::LOC_QP_OP_ERR);
         };
         let operation = &request.operation;
+        let is_new = n.wrapping_sub(self.begun).cast_signed() >= 0;
+        if is_new && let Some(status) = self.injected(n) {
+            return rdma_proto::Wqe::Invalid(status);
+        }
         if operation.opcode.is_local() {
             return rdma_proto::Wqe::Local;
         }
-        let is_new = n.wrapping_sub(self.begun).cast_signed() >= 0;
         let length = match is_new {
             true => self.check(&request, payload),
             false => local_length(operation.opcode, payload.length()),
@@ -159,6 +170,11 @@ impl<P: Near> Work for Queue<'_, P> {
     }
 
     fn failed(&mut self, n: u32, status: Status) {
+        if self.injected(n) == Some(status)
+            && let Some((Request { wr_id, .. }, _)) = self.at(n)
+        {
+            self.own.adapter.report_fault(Injected::Request { qpn: self.own.qpn, wr_id, status });
+        }
         self.end(n, Err(status));
     }
 }

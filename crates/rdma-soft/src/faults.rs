@@ -1,0 +1,297 @@
+//! Faults that a device injects, for tests of programs.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use rdma_types::WcStatus;
+
+use crate::engine::Refusal;
+
+/// Faults that a device injects, so that a test shows how a program copes with them. [`Builder::faults`] sets them for
+/// a device, and the environment variable `RDMA_SOFT_FAULTS` for the devices that [`install`] makes.
+///
+/// The text form is a list of faults, separated by semicolons:
+///
+/// - `create_cq@3=ENOMEM`: the third call of a verb fails with this error number. The verb is `open_device`, or one
+///   that creates, allocates or registers an object. The device counts the calls of each verb.
+/// - `fail=0.1%:RNR_RETRY_EXC`: one of 1,000 requests fails with this status. It is not executed. As after any failure,
+///   its queue pair goes to error, and later requests are flushed.
+/// - `loss=1%`: one of 100 packets that the device sends is lost. Multicast packets are not.
+/// - `slow_peer=5ms`: each packet that the device sends arrives that much later. Multicast packets do not.
+/// - `port_flap=10s`: every ten seconds, the port goes down for a second, which is a tenth of that time. The device
+///   raises the events of the port.
+/// - `gid_move=30s`: every 30 seconds, each GID of the port moves to the next index, and the last one to index 0. The
+///   device raises `IBV_EVENT_GID_CHANGE`. Connections and address handles keep their addresses.
+/// - `seed=7`: selects the requests that fail and the packets that are lost. The default is 0.
+///
+/// The periods of `port_flap` and `gid_move` begin when the device is first opened.
+///
+/// The same seed selects the same requests of a queue pair, if the program creates its queue pairs in the same order.
+/// Which packets are lost also depends on the number of packets, and so on timing, except in a
+/// [simulated network](crate::Network). There, times are virtual.
+///
+/// A device whose requests fail, or whose packets are lost or late, sends everything as packets, as with
+/// [`Builder::force_wire`](crate::Builder::force_wire). The counter `injected_faults` counts all faults except delays.
+/// For each counted fault, a `tracing` event (target `rdma_soft::faults`) names the object.
+///
+/// ```
+/// use rdma_soft::{Builder, Faults};
+///
+/// let faults: Faults = "seed=7; create_cq@3=ENOMEM; fail=0.1%:RNR_RETRY_EXC; loss=1%".parse()?;
+/// Builder::new("faulty0").faults(faults).install()?;
+/// let error = "create_qc@3=ENOMEM".parse::<Faults>().unwrap_err().to_string();
+/// assert!(error.starts_with("`create_qc` in `create_qc@3=ENOMEM`: the verbs are alloc_mw, "));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// [`Builder::faults`]: crate::Builder::faults
+/// [`install`]: crate::install
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Faults {
+    pub(crate) seed: u64,
+    pub(crate) calls: Vec<FailedCall>,
+    pub(crate) requests: Vec<FailedRequests>,
+    /// The fraction of the packets that are lost.
+    pub(crate) loss: f64,
+    pub(crate) slow_peer: Duration,
+    pub(crate) port_flap: Option<Duration>,
+    pub(crate) gid_move: Option<Duration>,
+}
+
+/// A call that fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FailedCall {
+    pub(crate) verb: Verb,
+    /// The number of the call, from 1.
+    pub(crate) call: u64,
+    pub(crate) error: Refusal,
+}
+
+/// Requests that fail.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct FailedRequests {
+    /// The fraction of the requests.
+    pub(crate) fraction: f64,
+    pub(crate) status: WcStatus,
+}
+
+impl Faults {
+    /// Returns true if requests or packets are affected. A direct copy is neither lost nor late.
+    pub(crate) fn need_packets(&self) -> bool {
+        !self.requests.is_empty() || self.loss > 0.0 || !self.slow_peer.is_zero()
+    }
+}
+
+macro_rules! verbs {
+    ($($verb:ident $name:literal)+) => {
+        /// A verb whose calls can fail.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Verb {
+            $($verb,)+
+        }
+
+        impl Verb {
+            pub(crate) const ALL: [Self; [$($name),+].len()] = [$(Self::$verb),+];
+
+            pub(crate) fn name(self) -> &'static str {
+                match self { $(Self::$verb => $name,)+ }
+            }
+        }
+    };
+}
+
+verbs! {
+    AllocMw "alloc_mw"
+    AllocPd "alloc_pd"
+    CreateAh "create_ah"
+    CreateCompChannel "create_comp_channel"
+    CreateCq "create_cq"
+    CreateQp "create_qp"
+    CreateSrq "create_srq"
+    OpenDevice "open_device"
+    RegMr "reg_mr"
+}
+
+/// The error numbers with which calls can fail.
+const ERRORS: [(&str, Refusal); 9] = [
+    ("EACCES", Refusal::NotAllowed),
+    ("EBUSY", Refusal::Busy),
+    ("EFAULT", Refusal::Fault),
+    ("EINVAL", Refusal::Invalid),
+    ("EIO", Refusal::Unusable),
+    ("EMFILE", Refusal::TooManyFiles),
+    ("ENODEV", Refusal::Gone),
+    ("ENOMEM", Refusal::NoRoom),
+    ("EOPNOTSUPP", Refusal::Unsupported),
+];
+
+macro_rules! statuses {
+    ($($name:ident)+) => { [$((stringify!($name), WcStatus::$name)),+] };
+}
+
+/// The statuses with which requests can fail.
+const STATUSES: [(&str, WcStatus); 12] = statuses! {
+    FATAL_ERR GENERAL_ERR LOC_LEN_ERR LOC_PROT_ERR LOC_QP_OP_ERR REM_ABORT_ERR REM_ACCESS_ERR REM_INV_REQ_ERR
+    REM_OP_ERR RESP_TIMEOUT_ERR RETRY_EXC_ERR RNR_RETRY_EXC_ERR
+};
+
+/// The error for a text that describes no [`Faults`].
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{word}` in `{fault}`: {allowed}")]
+pub struct FaultsError {
+    /// The word that is wrong.
+    word: String,
+    /// The fault that contains the word.
+    fault: String,
+    /// The words that are allowed there.
+    allowed: String,
+}
+
+rdma_types::debug_messages!(struct FaultsError { word, fault, allowed });
+
+/// The word that is wrong, and the words that are allowed in its place.
+type Wrong<'a> = (&'a str, String);
+
+impl FromStr for Faults {
+    type Err = FaultsError;
+
+    fn from_str(text: &str) -> Result<Self, FaultsError> {
+        let mut faults = Self::default();
+        for fault in text.split(';').map(str::trim).filter(|fault| !fault.is_empty()) {
+            faults.add(fault).map_err(|(word, allowed)| FaultsError {
+                word: word.to_owned(),
+                fault: fault.to_owned(),
+                allowed,
+            })?;
+        }
+        Ok(faults)
+    }
+}
+
+impl Faults {
+    fn add<'a>(&mut self, fault: &'a str) -> Result<(), Wrong<'a>> {
+        let (name, value) = fault.split_once('=').unwrap_or((fault, ""));
+        let (name, value) = (name.trim(), value.trim());
+        if let Some((verb, call)) = name.split_once('@') {
+            self.calls.push(failed_call(verb, call, value)?);
+            return Ok(());
+        }
+        match name {
+            "seed" => {
+                self.seed = value.parse().map_err(|_| (value, "a seed is a number".to_owned()))?;
+            }
+            "fail" => self.requests.push(failed_requests(value)?),
+            "loss" => self.loss = fraction(value)?,
+            "slow_peer" => self.slow_peer = duration(value)?,
+            "port_flap" => self.port_flap = Some(duration(value)?),
+            "gid_move" => self.gid_move = Some(duration(value)?),
+            _ => {
+                let allowed = "the faults are <verb>@<call>=<errno>, fail=<percentage>:<status>, loss=<percentage>, \
+                     slow_peer=<time>, port_flap=<time>, gid_move=<time> and seed=<number>";
+                return Err((name, allowed.to_owned()));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn failed_call<'a>(verb: &'a str, call: &'a str, errno: &'a str) -> Result<FailedCall, Wrong<'a>> {
+    let found = Verb::ALL.into_iter().find(|known| known.name() == verb);
+    let verb = found
+        .ok_or_else(|| (verb, format!("the verbs are {}", Verb::ALL.map(Verb::name).join(", "))))?;
+    let number = call.parse().ok().filter(|&call| call > 0);
+    let call = number.ok_or_else(|| (call, "calls are numbered from 1".to_owned()))?;
+    let found = ERRORS.into_iter().find(|known| known.0 == errno);
+    let (_, error) = found.ok_or_else(|| {
+        (errno, format!("the error numbers are {}", ERRORS.map(|known| known.0).join(", ")))
+    })?;
+    Ok(FailedCall { verb, call, error })
+}
+
+/// Parses a percentage and the name of a status. The last part of the name, `_ERR`, may be omitted.
+fn failed_requests(value: &str) -> Result<FailedRequests, Wrong<'_>> {
+    let (percentage, name) = value.split_once(':').unwrap_or((value, ""));
+    let fraction = fraction(percentage.trim())?;
+    let name = name.trim();
+    let is_named = |known: &str| known == name || known.strip_suffix("_ERR") == Some(name);
+    let found = STATUSES.into_iter().find(|known| is_named(known.0));
+    let (_, status) = found.ok_or_else(|| {
+        (name, format!("the statuses are {}", STATUSES.map(|known| known.0).join(", ")))
+    })?;
+    Ok(FailedRequests { fraction, status })
+}
+
+/// Parses a percentage, such as `0.1%`.
+fn fraction(text: &str) -> Result<f64, Wrong<'_>> {
+    let percentage: Option<f64> = text.strip_suffix('%').and_then(|number| number.parse().ok());
+    let percentage = percentage.filter(|percentage| (0.0..=100.0).contains(percentage));
+    let fraction = percentage.map(|percentage| percentage / 100.0);
+    fraction.ok_or_else(|| (text, "use a percentage from 0% to 100%, such as 0.1%".to_owned()))
+}
+
+/// Parses a time, such as `5ms`. It is not zero.
+fn duration(text: &str) -> Result<Duration, Wrong<'_>> {
+    let (number, unit) = text.split_at(text.find(char::is_alphabetic).unwrap_or(text.len()));
+    let seconds = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "min" => 60.0,
+        _ => f64::NAN,
+    };
+    let number: Option<f64> = number.trim().parse().ok();
+    let time = number.and_then(|number| Duration::try_from_secs_f64(number * seconds).ok());
+    time.filter(|time| !time.is_zero())
+        .ok_or_else(|| (text, "use a time in us, ms, s or min, such as 5ms".to_owned()))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_fault_has_a_text() {
+        let text = " seed=7;port_flap=10s;gid_move=0.5min; create_cq@3=ENOMEM;fail=0.1%:RNR_RETRY_EXC;\
+            fail=50%:REM_OP_ERR;loss=1%;slow_peer=5ms;";
+        let call = FailedCall { verb: Verb::CreateCq, call: 3, error: Refusal::NoRoom };
+        let requests = [(0.001, WcStatus::RNR_RETRY_EXC_ERR), (0.5, WcStatus::REM_OP_ERR)];
+        let expected = Faults {
+            seed: 7,
+            calls: vec![call],
+            requests: requests.map(|(fraction, status)| FailedRequests { fraction, status }).into(),
+            loss: 0.01,
+            slow_peer: Duration::from_millis(5),
+            port_flap: Some(Duration::from_secs(10)),
+            gid_move: Some(Duration::from_secs(30)),
+        };
+        assert_eq!(text.parse(), Ok(expected));
+        assert_eq!("".parse(), Ok(Faults::default()));
+    }
+
+    #[test]
+    fn a_wrong_word_is_named_with_the_allowed_ones() {
+        let all = "the faults are <verb>@<call>=<errno>, fail=";
+        for (text, word, fault, allowed) in [
+            ("seed=1;noise=3%", "noise", "noise=3%", all),
+            ("loss", "", "loss", "use a percentage from 0% to 100%"),
+            ("loss=1", "1", "loss=1", "use a percentage"),
+            ("loss=101%", "101%", "loss=101%", "use a percentage"),
+            ("loss=NaN%", "NaN%", "loss=NaN%", "use a percentage"),
+            ("seed=x", "x", "seed=x", "a seed is a number"),
+            ("create_qc@1=ENOMEM", "create_qc", "create_qc@1=ENOMEM", "the verbs are alloc_mw, "),
+            ("reg_mr@0=ENOMEM", "0", "reg_mr@0=ENOMEM", "calls are numbered from 1"),
+            ("reg_mr@1=ENOMEN", "ENOMEN", "reg_mr@1=ENOMEN", "the error numbers are EACCES, "),
+            ("fail=1%", "", "fail=1%", "the statuses are FATAL_ERR, "),
+            ("fail=1%:SUCCESS", "SUCCESS", "fail=1%:SUCCESS", "the statuses are FATAL_ERR, "),
+            ("fail=x:REM_OP", "x", "fail=x:REM_OP", "use a percentage"),
+            ("slow_peer=5", "5", "slow_peer=5", "use a time in us, ms, s or min"),
+            ("port_flap=0s", "0s", "port_flap=0s", "use a time"),
+            ("port_flap=-1s", "-1s", "port_flap=-1s", "use a time"),
+        ] {
+            let error = text.parse::<Faults>().unwrap_err();
+            assert_eq!((&*error.word, &*error.fault), (word, fault));
+            let start = format!("`{word}` in `{fault}`: {allowed}");
+            assert!(error.to_string().starts_with(&start), "{error}");
+        }
+    }
+}
