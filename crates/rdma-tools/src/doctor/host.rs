@@ -71,7 +71,7 @@ fn rdma_core(machine: &Machine, is_needed: bool) -> Finding {
 }
 
 /// The environment variables that programs of this stack read.
-const VARIABLES: [&str; 18] = [
+const VARIABLES: [&str; 19] = [
     "RDMA_DEVICE",
     "RDMA_DROPIN_STATS",
     "RDMA_GID_INDEX",

@@ -97,7 +97,7 @@ fn counts_are_kept_when_a_queue_pair_is_destroyed() {
 #[test]
 fn signals_reach_the_program() {
     let Some(mut command) = soft_run() else { return };
-    let script = "sleep 1000 >&- 2>&- & trap 'kill $!; exit 9' TERM; echo ready; wait";
+    let script = "sleep 100 >&- 2>&- & trap 'kill $!; exit 9' TERM; echo ready; wait";
     let command = command.args(["--stats", "sh", "-c", script]).stdout(Stdio::piped());
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
