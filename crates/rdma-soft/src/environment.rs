@@ -37,9 +37,9 @@ const FAULTS: &str = "RDMA_SOFT_FAULTS";
 /// - `RDMA_SOFT_PCAP`: a capture file, see [`Builder::pcap`].
 ///
 /// No device can be opened if the capture file cannot be written, or if the value of `RDMA_SOFT_DEVICES`,
-/// `RDMA_SOFT_LIKE` or `RDMA_SOFT_FAULTS` is wrong. If a device cannot listen, that device cannot be opened. A device that cannot be opened is
-/// still in the list: `ibv_open_device` prints the reason on standard error and fails with `EIO`. This function reports
-/// the reason earlier, in a `tracing` event.
+/// `RDMA_SOFT_LIKE` or `RDMA_SOFT_FAULTS` is wrong. If a device cannot listen, that device cannot be opened. A device
+/// that cannot be opened is still in the list: `ibv_open_device` prints the reason on standard error and fails with
+/// `EIO`. This function reports the reason earlier, in a `tracing` event.
 pub fn install() {
     let devices = variable(DEVICES).unwrap_or_default();
     match builders(&devices) {
