@@ -4,8 +4,8 @@
 //! libibverbs. Every function forwards to the table of verbs of `rdma-soft`, or is one of the functions of libibverbs
 //! that the table does not have:
 //!
-//! - `device`, `memory`, `completion`, `queue_pair` and `text` forward. A function that the table lacks fails as in
-//!   libibverbs with a provider that lacks it.
+//! - `device`, `memory`, `completion`, `queue_pair` and `text` forward (`forward`). A function that the table lacks
+//!   fails as in libibverbs with a provider that lacks it.
 //! - `buffer` and `newer` have functions that libibverbs got after the headers of `rdma-sys`.
 //! - `gid`, `rate`, `marshal` and `sysfs` have helpers.
 //! - `driver` has the symbols that libraries of providers import, such as `libmlx5.so.1`. No device belongs to such a
@@ -24,6 +24,7 @@ mod buffer;
 mod completion;
 mod device;
 mod driver;
+mod forward;
 mod gid;
 mod marshal;
 mod memory;

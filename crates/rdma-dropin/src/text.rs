@@ -3,38 +3,15 @@
 
 use std::ffi::c_char;
 
-use rdma_sys::{
-    functions, ibv_event_type, ibv_node_type, ibv_port_state, ibv_wc_status, ibv_wr_opcode,
-};
+use rdma_sys::{ibv_event_type, ibv_node_type, ibv_port_state, ibv_wc_status, ibv_wr_opcode};
 
-use crate::provider::verbs;
+use crate::forward::forward;
 
-const _: functions::ibv_wc_status_str = ibv_wc_status_str;
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
-    // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
-    unsafe { (verbs().wc_status_str)(status) }
-}
-
-const _: functions::ibv_event_type_str = ibv_event_type_str;
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
-    // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
-    unsafe { (verbs().event_type_str)(event) }
-}
-
-const _: functions::ibv_node_type_str = ibv_node_type_str;
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_node_type_str(node_type: ibv_node_type) -> *const c_char {
-    // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
-    unsafe { (verbs().node_type_str)(node_type) }
-}
-
-const _: functions::ibv_port_state_str = ibv_port_state_str;
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_port_state_str(port_state: ibv_port_state) -> *const c_char {
-    // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
-    unsafe { (verbs().port_state_str)(port_state) }
+forward! {
+    ibv_wc_status_str(status: ibv_wc_status) -> *const c_char => wc_status_str;
+    ibv_event_type_str(event: ibv_event_type) -> *const c_char => event_type_str;
+    ibv_node_type_str(node_type: ibv_node_type) -> *const c_char => node_type_str;
+    ibv_port_state_str(port_state: ibv_port_state) -> *const c_char => port_state_str;
 }
 
 /// One of the private symbols of libibverbs.
