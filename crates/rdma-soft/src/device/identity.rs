@@ -81,10 +81,14 @@ impl Identity {
         self.moves.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns how far each entry has moved from its place in `gids`.
+    fn offset(&self) -> usize {
+        self.moves.load(Ordering::Relaxed) % self.gids.len().max(1)
+    }
+
     /// Returns the entries of the GID table in the current order of their indexes.
     pub(crate) fn table(&self) -> impl Iterator<Item = &GidEntry> {
-        let moves = self.moves.load(Ordering::Relaxed) % self.gids.len().max(1);
-        let (first, last) = self.gids.split_at(self.gids.len() - moves);
+        let (first, last) = self.gids.split_at(self.gids.len() - self.offset());
         last.iter().chain(first)
     }
 
@@ -122,11 +126,8 @@ impl Identity {
     /// Returns the index of the interface to which a GID table entry belongs, or 0.
     pub(crate) fn interface(&self, index: usize) -> u32 {
         let count = self.gids.len();
-        if index >= count {
-            return 0;
-        }
-        let moves = self.moves.load(Ordering::Relaxed) % count;
-        let behind = ((index + count - moves) % count).checked_sub(self.places.len());
+        let place = (index < count).then(|| (index + count - self.offset()) % count);
+        let behind = place.and_then(|place| place.checked_sub(self.places.len()));
         let own = behind.and_then(|index| self.own.get(index)).map(|(_, interface)| *interface);
         let last = behind == Some(self.own.len());
         own.or(self.loopback.filter(|_| last)).unwrap_or(0)
