@@ -123,8 +123,8 @@ extern "C" fn end() {
     }
 }
 
-/// The loader calls the functions in this section at exit. Those of the libraries and programs that use this library
-/// are called first.
+/// The loader calls the functions in this section at exit, after the functions of the libraries and programs that use
+/// this library.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;

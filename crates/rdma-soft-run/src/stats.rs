@@ -31,8 +31,8 @@ pub(crate) fn run(mut command: Command) -> Result<u8> {
     Ok(code(status))
 }
 
-/// Waits for the child, and sends it the signals that other processes send to this process. Those of the terminal go to
-/// both anyway.
+/// Waits for the child, and sends it the signals that other processes send to this process. The terminal sends its
+/// signals to both processes.
 fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> io::Result<ExitStatus> {
     loop {
         for origin in signals.wait() {
