@@ -40,6 +40,7 @@ const LAYERS: &[Layer] = &[
 /// Crates that are never published. They may use all crates, but the layers may use them only in
 /// tests.
 const TOOLS: &[&str] = &[
+    "benches",
     "conformance",
     "copy_file",
     "hello",

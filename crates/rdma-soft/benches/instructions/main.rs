@@ -20,13 +20,9 @@ use many::{Count, Many};
 use mock::Mock;
 use test_support::callgrind::{bench, profiles};
 
-#[path = "../device/calls.rs"]
 mod calls;
-#[path = "../device/many.rs"]
 mod many;
-#[path = "../device/mock.rs"]
 mod mock;
-#[path = "../device/prepared.rs"]
 mod prepared;
 
 const MOST: f64 = 1.2;

@@ -2,7 +2,7 @@
 //! meanwhile.
 //!
 //! ```sh
-//! cargo bench -p rdma-async --bench connections            # 1,000 in one process, and between two
+//! cargo bench -p benches --bench async_connections            # 1,000 in one process, and between two
 //! ```
 #![allow(clippy::panic)] // a failing bench reports it
 

@@ -2,7 +2,7 @@
 //! post it first, and some use TCP.
 //!
 //! ```sh
-//! cargo bench -p rdma-async --bench round_trips
+//! cargo bench -p benches --bench round_trips
 //! ```
 //! `RDMA_DEVICE` names a device other than soft0, and `RDMA_ROUNDS` a number of round trips other than 2,000. The
 //! median of nine runs is printed. A name as an argument (`blocking`) selects the lines that contain it.

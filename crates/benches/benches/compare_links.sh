@@ -22,7 +22,7 @@ pair() {
 command -v ucx_perftest fi_pingpong > /dev/null || { echo "apt install ucx-utils libfabric-bin" >&2; exit 1; }
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
-cargo bench -q -p rdma-soft --bench links
+cargo bench -q -p benches --bench links
 last=Final:
 echo "UCX over TCP: 8 bytes, then puts of 64 KiB and of 1 MiB, and messages of 64 KiB (us, MB/s)"
 pair ucx_perftest -t tag_lat -s 8 -n 50000

@@ -1,7 +1,7 @@
 //! The cost of lending memory for a limited time, and how punctually a lease ends.
 //!
 //! ```sh
-//! cargo bench -p rdma-async --bench leases
+//! cargo bench -p benches --bench leases
 //! ```
 //! `RDMA_DEVICE` names a device other than soft0. `RDMA_LEASES` and `RDMA_REGISTRATIONS` set the numbers of leases and
 //! of registrations.

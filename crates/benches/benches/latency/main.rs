@@ -2,12 +2,12 @@
 //! results.
 //!
 //! ```sh
-//! cargo bench -p rdma-channel --bench latency                               # soft0, with itself
-//! cargo bench -p rdma-channel --bench latency -- --device rxe0 write        # another device, one operation
-//! cargo bench -p rdma-channel --bench latency -- --device plain0            # a software device without atomics
-//! cargo bench -p rdma-channel --bench latency -- wake                       # waking sleepers, compared with poll(2)
-//! cargo bench -p rdma-channel --bench latency -- --device mlx5_0 --listen 10.0.0.1:4000
-//! cargo bench -p rdma-channel --bench latency -- --device mlx5_0 --connect 10.0.0.1:4000
+//! cargo bench -p benches --bench latency                               # soft0, with itself
+//! cargo bench -p benches --bench latency -- --device rxe0 write        # another device, one operation
+//! cargo bench -p benches --bench latency -- --device plain0            # a software device without atomics
+//! cargo bench -p benches --bench latency -- wake                       # waking sleepers, compared with poll(2)
+//! cargo bench -p benches --bench latency -- --device mlx5_0 --listen 10.0.0.1:4000
+//! cargo bench -p benches --bench latency -- --device mlx5_0 --connect 10.0.0.1:4000
 //! ```
 #![allow(clippy::panic)] // a failing bench panics
 

@@ -2,8 +2,8 @@
 //! `docs/performance.md` has the results.
 //!
 //! ```sh
-//! cargo bench -p rdma-soft --bench links
-//! cargo bench -p rdma-soft --bench links -- trips     # or `waits`, `wakes`, or `writes`; and `soft0` or `udp`
+//! cargo bench -p benches --bench links
+//! cargo bench -p benches --bench links -- trips     # or `waits`, `wakes`, or `writes`; and `soft0` or `udp`
 //! ```
 //!
 //! Two processes, this program twice, poll without a pause. Only in `wakes` and in the READs of `waits`, the second one

@@ -1,7 +1,7 @@
 //! Cost of idle clients of a server: memory and processor time.
 //!
 //! ```sh
-//! cargo bench -p rdma-channel --bench servers              # 100 clients, and 1,000
+//! cargo bench -p benches --bench servers              # 100 clients, and 1,000
 //! ```
 #![allow(clippy::panic)] // a failing bench panics
 

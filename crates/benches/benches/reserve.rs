@@ -1,7 +1,7 @@
 //! The time to open memory and to close it again, compared with the calls that do it.
 //!
 //! ```sh
-//! cargo bench -p rdma-async --bench reserve
+//! cargo bench -p benches --bench reserve
 //! ```
 //! `RDMA_DEVICE` names a device other than soft0.
 #![allow(unsafe_code)]

@@ -2,7 +2,7 @@
 //! `AsyncFd`.
 //!
 //! ```sh
-//! cargo bench -p rdma-async --bench latency
+//! cargo bench -p benches --bench async_latency
 //! ```
 //! `RDMA_DEVICE` names a device other than soft0.
 #![allow(unsafe_code)]

@@ -2,7 +2,7 @@
 //! `docs/performance.md` has the results.
 //!
 //! ```sh
-//! cargo bench -p rdma-soft --bench connections
+//! cargo bench -p benches --bench connections
 //! ```
 #![allow(clippy::disallowed_methods)] // The programs' side has a clock of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench panics if it fails.

@@ -1,7 +1,7 @@
 //! The speed of the device, through its C ABI. `docs/performance.md` has the results.
 //!
 //! ```sh
-//! cargo bench -p rdma-soft
+//! cargo bench -p benches --bench device
 //! ```
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::disallowed_methods)] // The programs' side has clocks and threads of its own.
@@ -13,12 +13,16 @@ use std::time::Duration;
 use criterion::Criterion;
 
 mod batches;
+#[path = "../../../rdma-soft/benches/instructions/calls.rs"]
 mod calls;
 mod copies;
 mod link;
+#[path = "../../../rdma-soft/benches/instructions/many.rs"]
 mod many;
+#[path = "../../../rdma-soft/benches/instructions/mock.rs"]
 mod mock;
 mod one_thread;
+#[path = "../../../rdma-soft/benches/instructions/prepared.rs"]
 mod prepared;
 mod scale;
 mod turns;
