@@ -33,10 +33,6 @@ pub(crate) struct Args {
     /// Fail if a job cannot run because the machine lacks something
     #[arg(long)]
     strict: bool,
-    /// Remove the build folder that a job alone uses when the job is done; all of them together
-    /// need a large disk
-    #[arg(long)]
-    remove_outputs: bool,
     /// List the jobs, each with its tier, its duration in minutes, and what it finds
     #[arg(long)]
     list: bool,
@@ -67,12 +63,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     for job in chosen {
         println!("\n=== {}: {}", job.name, job.about);
         let start = Instant::now();
-        let before = setting.outputs()?;
         let outcome = run_job(job, &setting, args.strict);
         let disk = setting.disk_use();
-        if args.remove_outputs {
-            setting.remove_outputs_but(&before)?;
-        }
         println!("=== {}: {}, {}", job.name, outcome.text(), seconds(start.elapsed()));
         rows.push(Row { job, outcome, time: start.elapsed(), disk });
     }

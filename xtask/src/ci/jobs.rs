@@ -4,8 +4,8 @@
 use super::needs::Need;
 use super::recipes::{
     AARCH64, AARCH64_FULL, AARCH64_NEEDS, ASAN, ASAN_FULL, COPY_FILE, FUZZ, FUZZ_ADDRESS,
-    FUZZ_FULL, FUZZ_NEEDS, HOSTILE_NEIGHBOUR, INSTRUCTIONS, LINKED, LOADED, LOOM, LSAN, MIRI, NICS,
-    PROFILES, RXE, STALLS, STRESS, VALGRIND, WITHOUT_RXE,
+    FUZZ_NEEDS, HOSTILE_NEIGHBOUR, INSTRUCTIONS, LINKED, LOADED, LOOM, MIRI, NICS, PROFILES, RXE,
+    STALLS, STRESS, VALGRIND, WITHOUT_RXE,
 };
 use super::step::{Step, run, tests};
 
@@ -63,13 +63,15 @@ const RUSTFMT: Need = Need::Works("cargo fmt --version", "rustup component add r
 pub(crate) const JOBS: &[Job] = &[
     Job {
         name: "fmt",
-        about: "files that rustfmt would change",
+        about: "files that rustfmt would change, and a lock file of the fuzz targets that is not up to date",
         tier: Tier::Both,
         minutes: 0.1,
         needs: &[RUSTFMT],
         steps: &[
             run("cargo fmt --all --check"),
             run("cargo fmt --manifest-path crates/fuzz/Cargo.toml --check"),
+            // No other job of the gate reads the lock file of the fuzz targets.
+            run("cargo tree --locked --depth 0 --manifest-path crates/fuzz/Cargo.toml"),
         ],
     },
     Job {
@@ -214,9 +216,7 @@ pub(crate) const JOBS: &[Job] = &[
         tier: Tier::Full,
         minutes: 4.0,
         needs: &[],
-        steps: &[run(
-            "cargo bench -p rdma-proto -p rdma-soft -p rdma-qp -p rdma-channel -p rdma-async --no-run",
-        )],
+        steps: &[run("cargo bench -p benches --no-run")],
     },
     Job {
         name: "instructions",
@@ -247,7 +247,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "asan",
-        about: "invalid memory accesses (also by the device's memory copies) and leaks, in the tests of the device and of the layers below futures, and the suite on one device",
+        about: "invalid memory accesses (also by the device's memory copies) and leaks, in the tests of the device and of channels, and the suite on one device",
         tier: Tier::Short("asan-full"),
         minutes: 4.2,
         needs: &[],
@@ -260,14 +260,6 @@ pub(crate) const JOBS: &[Job] = &[
         minutes: 25.0,
         needs: &[],
         steps: ASAN_FULL,
-    },
-    Job {
-        name: "lsan",
-        about: "leaks, with the memory copies of ordinary builds",
-        tier: Tier::Full,
-        minutes: 20.0,
-        needs: &[],
-        steps: LSAN,
     },
     Job {
         name: "valgrind",
@@ -287,19 +279,11 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "fuzz",
-        about: "inputs that break a rule, in 10 seconds for each target, with a new seed each time (docs/testing.md, Fuzzing)",
-        tier: Tier::Short("fuzz-full"),
-        minutes: 2.7,
-        needs: FUZZ_NEEDS,
-        steps: FUZZ,
-    },
-    Job {
-        name: "fuzz-full",
-        about: "the same in a minute for each target",
+        about: "inputs that break a rule, in a minute for each target, with a new seed each time (`test` runs the same checks on initial inputs and random bytes)",
         tier: Tier::Full,
         minutes: 6.5,
         needs: FUZZ_NEEDS,
-        steps: FUZZ_FULL,
+        steps: FUZZ,
     },
     Job {
         name: "fuzz-address",

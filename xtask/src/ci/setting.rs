@@ -13,9 +13,6 @@ use super::timed;
 use crate::tidy;
 use crate::tree::Tree;
 
-/// Folders in the target folder that several jobs use.
-const SHARED_OUTPUTS: &[&str] = &["debug", "release", "rxe", "tmp"];
-
 /// The environment in which jobs run, and the values for placeholders in their command lines.
 pub(crate) struct Setting {
     pub(crate) root: PathBuf,
@@ -65,32 +62,6 @@ impl Setting {
     pub(crate) fn disk_use(&self) -> u64 {
         size(Path::new(&self.target))
     }
-
-    /// Returns the folders that the target folder contains.
-    pub(crate) fn outputs(&self) -> Result<Vec<PathBuf>> {
-        let Ok(entries) = fs::read_dir(&self.target) else { return Ok(Vec::new()) };
-        let mut folders = Vec::new();
-        for entry in entries {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                folders.push(entry.path());
-            }
-        }
-        Ok(folders)
-    }
-
-    /// Removes the folders that a job has created in the target folder, except those that other
-    /// jobs use too. `before` lists the folders that existed before the job.
-    pub(crate) fn remove_outputs_but(&self, before: &[PathBuf]) -> Result<()> {
-        for folder in self.outputs()? {
-            let is_shared = SHARED_OUTPUTS.iter().any(|name| folder.ends_with(name));
-            if !is_shared && !before.contains(&folder) {
-                let failed = || format!("removing {}", folder.display());
-                fs::remove_dir_all(&folder).with_context(failed)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Returns the number of bytes that a folder takes on disk. A file with several names is counted
@@ -128,21 +99,6 @@ mod tests {
         fs::hard_link(path("deps/program"), path("program")).unwrap();
         let size = size(folder.path());
         assert!((1 << 20..2 << 20).contains(&size), "{size}");
-    }
-
-    #[test]
-    fn the_separate_outputs_of_a_job_are_removed() {
-        let target = tempfile::tempdir().unwrap();
-        let path = |name: &str| target.path().join(name);
-        let make = |name: &str| fs::create_dir_all(path(name).join("deps")).unwrap();
-        let setting = Setting { target: target.path().to_str().unwrap().to_owned(), ..setting() };
-        make("doc");
-        fs::write(path("log"), "").unwrap();
-        let before = setting.outputs().unwrap();
-        ["debug", "asan"].into_iter().for_each(make);
-        setting.remove_outputs_but(&before).unwrap();
-        let is_there = ["debug", "asan", "doc", "log"].map(|name| path(name).exists());
-        assert_eq!(is_there, [true, false, true, true]);
     }
 
     #[test]
