@@ -19,6 +19,17 @@ fn an_interface_name_denotes_its_addresses() {
     assert_eq!(address::named("127.9.8.7").unwrap(), [loopback("127.9.8.7")]);
 }
 
+/// The address is one for documentation, so this host does not have it.
+#[test]
+fn an_address_that_the_kernel_does_not_use_yet_is_bound() {
+    let ip = "2001:db8::1".parse().unwrap();
+    let own = LocalAddress { ip, scope: 0, interface: 1, mtu: 1500 };
+    match Socket::bind(&own) {
+        Err(Errno::AFNOSUPPORT) => println!("skipped: this kernel has no IPv6"),
+        bound => drop(bound.unwrap()),
+    }
+}
+
 #[test]
 fn the_mtu_of_packets_follows_that_of_their_interface() {
     let mtu =
