@@ -118,6 +118,7 @@ fn replace(arguments: &Arguments, program: &Program, library: &Library) -> Resul
             tree::FOLDER
         ),
     }
+    stats::forget_this_process().context("the counts of this process cannot be removed")?;
     let mut command = program.command();
     library.load_into(&mut command);
     Err(program.not_started(command.exec()).into())

@@ -139,7 +139,10 @@ fn check(path: &Path, scripts: usize) -> Result<(), Failure> {
     }
     let Some(theirs) = loader else { return refuse(Refusal::Static { path }) };
     // This program and the library are built for the same system.
-    match self::loader(&File::open("/proc/self/exe")?) {
+    let own = File::open("/proc/self/exe").map_err(|error| {
+        io::Error::new(error.kind(), format!("/proc/self/exe is unreadable ({error}); mount /proc"))
+    })?;
+    match self::loader(&own) {
         Ok(Some(own)) if own.file_name() != theirs.file_name() => {
             refuse(Refusal::OtherLoader { path, theirs, own })
         }

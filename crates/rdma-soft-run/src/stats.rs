@@ -2,12 +2,13 @@
 //!
 //! Each process that lists the devices writes a record into a folder (`stats` in `rdma-dropin`).
 
+use std::env;
 use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{self, Child, Command, ExitStatus};
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -29,6 +30,20 @@ pub(crate) fn run(mut command: Command) -> Result<u8> {
     let status = wait(&mut child, &mut signals)?;
     eprintln!("rdma-soft-run: {}", Counts::read(folder.path())?);
     Ok(code(status))
+}
+
+/// Removes the records of this process, which lists the devices before it becomes the program. There is a record if the
+/// system's libibverbs is our library, as in an image for containers.
+pub(crate) fn forget_this_process() -> io::Result<()> {
+    let Some(folder) = env::var_os(FOLDER_VARIABLE) else { return Ok(()) };
+    let own = format!("{}-", process::id());
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(&own) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Waits for the child, and sends it the signals that other processes send to this process. The terminal sends its

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use crate::c_programs::compile;
-use crate::library::{command, text};
+use crate::library::{command, folder, text};
 use crate::run::{soft_run, stderr};
 use crate::two_processes::exchange;
 
@@ -37,6 +37,16 @@ fn a_program_that_uses_no_device_is_reported() {
     let output = command.args(["--stats", "true"]).output().unwrap();
     let printed = stderr(&output);
     assert!(output.status.success(), "{}", text(&output));
+    assert!(printed.ends_with("no process has listed RDMA devices, so nothing went over RDMA\n"));
+}
+
+/// The system's libibverbs is our library in an image for containers. `rdma-soft-run` then lists its devices too.
+#[test]
+fn a_library_that_is_the_system_s_one_counts_only_the_program() {
+    let Some(mut command) = soft_run() else { return };
+    command.env("LD_LIBRARY_PATH", folder());
+    let output = command.args(["--stats", "true"]).output().unwrap();
+    let printed = stderr(&output);
     assert!(printed.ends_with("no process has listed RDMA devices, so nothing went over RDMA\n"));
 }
 
