@@ -4,8 +4,8 @@
 use super::needs::Need;
 use super::recipes::{
     AARCH64, AARCH64_FULL, AARCH64_NEEDS, ASAN, ASAN_FULL, COPY_FILE, FUZZ, FUZZ_ADDRESS,
-    FUZZ_NEEDS, HOSTILE_NEIGHBOUR, INSTRUCTIONS, LINKED, LOADED, LOOM, MIRI, NICS, PROFILES, RXE,
-    STALLS, STRESS, VALGRIND, WITHOUT_RXE,
+    FUZZ_NEEDS, HOSTILE_NEIGHBOUR, IMAGE, INSTRUCTIONS, LINKED, LOADED, LOOM, MIRI, NICS, PROFILES,
+    RXE, STALLS, STRESS, VALGRIND, WITHOUT_RXE,
 };
 use super::step::{Step, run, tests};
 
@@ -177,6 +177,17 @@ pub(crate) const JOBS: &[Job] = &[
         minutes: 3.0,
         needs: &[],
         steps: &[run("cargo xtask package")],
+    },
+    Job {
+        name: "image",
+        about: "an image for containers that is too large, has wrong digests, or does not show the software devices",
+        tier: Tier::Full,
+        minutes: 3.0,
+        needs: &[
+            Need::Tool("mmdebstrap", "apt-get install mmdebstrap"),
+            Need::Tool("gcc", "apt-get install gcc libc6-dev"),
+        ],
+        steps: IMAGE,
     },
     Job {
         name: "book",

@@ -198,6 +198,11 @@ pub(super) const COPY_FILE: &[Step] = &[
     run("cmp {target}/copy-file/src {target}/copy-file/softib0"),
 ];
 
+pub(super) const IMAGE: &[Step] = &[
+    run("crates/rdma-dropin/image/build.sh {target}/image.tar"),
+    run("crates/rdma-dropin/image/check.sh {target}/image.tar"),
+];
+
 pub(super) const RXE: &[Step] = &[
     run("cargo build --profile test -p rdma-examples --examples"),
     run("cargo xtask rxe-setup"),

@@ -2,6 +2,7 @@
 //! program is not installed.
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
+mod action;
 mod c_programs;
 mod devices;
 mod library;
