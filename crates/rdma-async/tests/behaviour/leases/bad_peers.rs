@@ -138,8 +138,7 @@ fn a_flood_ends_the_connection() {
         let limits = LeaseLimits::new(WRITE).regions_per_peer(10);
         for kind in [ASK, LEND] {
             let host = Host::new("soft0");
-            // On a busy machine TCP could end the connection before the flood does.
-            let options = options(&host).lease_limits(limits.clone()).peer_timeout(Duration::MAX);
+            let options = options(&host).lease_limits(limits.clone()).peer_timeout(HANG);
             let (mut peer, server) = peer::pair_with(&host, options).await;
             let one = match kind {
                 ASK => ask(1, 0, 4096),
@@ -156,7 +155,11 @@ fn a_flood_ends_the_connection() {
                 ended = server.receive_imm().into_future() => ended,
             };
             ended.unwrap_err();
-            assert_eq!(server.closed(), Some(CloseReason::PeerFailed), "{kind}");
+            // If both directions of the stream are full, TCP may also drop acknowledgements. It then ends the stream
+            // before the flood does.
+            let reason = server.closed().unwrap();
+            let is_known = matches!(reason, CloseReason::PeerFailed | CloseReason::Silent { .. });
+            assert!(is_known, "{kind}: {reason}");
         }
     });
 }
