@@ -15,8 +15,8 @@ pub(crate) fn compile(source: &str, program: &Path, options: &[&str]) {
     output(compiler);
 }
 
-/// Compiles a program against the library and returns its output.
-fn run(source: &str, arguments: &[&Path]) -> Option<String> {
+/// Compiles a program against the library, and returns its output. `prepare` changes its command.
+pub(crate) fn run(source: &str, prepare: impl FnOnce(&mut Command)) -> Option<String> {
     if test_support::program::is_emulated() {
         println!("skipped: the library is not built for the emulated processor");
         return None;
@@ -25,33 +25,33 @@ fn run(source: &str, arguments: &[&Path]) -> Option<String> {
     let program = target.path().join("program");
     compile(source, &program, &[]);
     let mut program = with_library(Command::new(program));
-    program.args(arguments);
+    prepare(&mut program);
     Some(output(program))
 }
 
 #[test]
 fn a_thread_that_waits_for_an_event_can_be_cancelled() {
-    let Some(text) = run("cancel.c", &[]) else { return };
+    let Some(text) = run("cancel.c", |_| {}) else { return };
     assert_eq!(text, "completion event: cancelled\nasynchronous event: cancelled\n");
 }
 
 #[test]
 fn the_library_stays_loaded_after_dlclose() {
     let library = folder().join("libibverbs.so.1");
-    let Some(text) = run("reload.c", &[&library]) else { return };
+    let Some(text) = run("reload.c", |program| _ = program.arg(library)) else { return };
     assert_eq!(text, "2 devices, opened\n2 devices, opened\nthe first one is closed\n");
 }
 
 #[test]
 fn missing_verbs_answer_as_in_libibverbs() {
-    let Some(text) = run("missing.c", &[]) else { return };
+    let Some(text) = run("missing.c", |_| {}) else { return };
     let unsupported = "import_device import_pd set_ece query_ece alloc_dmah create_comp_cntr";
     assert_eq!(text, format!("unsupported: {unsupported}\nin order: 0\n"));
 }
 
 #[test]
 fn allocated_buffers_can_be_registered() {
-    let Some(text) = run("buffers.c", &[]) else { return };
+    let Some(text) = run("buffers.c", |_| {}) else { return };
     let lines = [
         "a part: 9900 bytes, 0",
         "too long: Invalid argument",

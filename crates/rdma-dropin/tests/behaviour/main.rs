@@ -5,6 +5,7 @@
 mod action;
 mod c_programs;
 mod devices;
+mod faults;
 mod library;
 mod perftest;
 mod pingpong;
