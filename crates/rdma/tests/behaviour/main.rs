@@ -5,6 +5,7 @@ mod child;
 mod default_device;
 mod devices;
 mod errors;
+mod faults;
 mod features;
 mod names;
 mod uses;
