@@ -5,8 +5,9 @@ use std::process::{Output, Stdio};
 
 use crate::common::process::{self, Process, command};
 
-/// The programs with simulated networks, which open no device of the machine.
-const SIMULATIONS: [&str; 2] = ["failover", "replication"];
+/// The programs that install their own devices, so that no device can be chosen.
+const OWN_DEVICES: [&str; 5] =
+    ["error_completion", "failover", "gid_move", "port_flap", "replication"];
 
 /// All programs except `async_hello`, which is minimal and has no options.
 fn programs() -> Vec<String> {
@@ -30,7 +31,7 @@ fn help_shows_the_usage_and_the_devices() {
         assert!(status.success() && stderr.is_empty(), "{program}: {said}");
         assert!(said.contains(&program) && said.contains("Usage: "), "{program}: {said}");
         let option = said.contains("--device NAME") || said.contains("--device <NAME>");
-        assert_eq!(option, !SIMULATIONS.contains(&&*program), "{program}: {said}");
+        assert_eq!(option, !OWN_DEVICES.contains(&&*program), "{program}: {said}");
         let devices = said.lines().find_map(|line| line.strip_prefix("Devices: "));
         let has = |name| devices.is_some_and(|all| all.split(", ").any(|one| one == name));
         assert_eq!([has("soft0"), has("softib0")], [option; 2], "{program}: {said}");
@@ -47,7 +48,7 @@ fn an_unknown_option_is_an_error_with_exit_status_1() {
 
 #[test]
 fn an_unknown_device_is_an_error_that_names_the_existing_ones() {
-    for program in programs().iter().filter(|name| !SIMULATIONS.contains(&&***name)) {
+    for program in programs().iter().filter(|name| !OWN_DEVICES.contains(&&***name)) {
         let options = [needed(program), &["--device", "mlx5_77"]].concat();
         let said = Process::example(program, &options).fail();
         for name in ["`mlx5_77`", "soft0", "softib0"] {

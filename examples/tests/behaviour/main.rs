@@ -6,6 +6,7 @@ mod async_kv;
 mod command_line;
 mod common;
 mod examples;
+mod faults;
 mod kv;
 mod leases;
 mod programs;
