@@ -25,7 +25,7 @@ struct Arguments {
 const FAULTS: &str = "gid_move=500ms";
 const WRITE: AccessFlags = AccessFlags::new().with_local_write().with_remote_write();
 /// The maximum time between a move of the GIDs and its event.
-const SOON: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     program(run)

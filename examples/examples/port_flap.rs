@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rdma::aio::{Connection, Endpoint, ReconnectPolicy};
+use rdma::aio::{Connection, Endpoint, Listener, ReconnectPolicy};
 use rdma::prelude::*;
 use rdma::soft::Builder;
 use rdma_examples_common::{Failure, program};
@@ -27,9 +27,11 @@ const FAULTS: &str = "port_flap=1s";
 /// The time between two questions.
 const PAUSE: Duration = Duration::from_millis(5);
 /// The port may go down again during an attempt, so there are many.
-const POLICY: ReconnectPolicy = ReconnectPolicy::new()
-    .attempts(1000)
-    .pauses(Duration::from_millis(10), Duration::from_millis(100));
+const ATTEMPTS: u32 = 1000;
+/// The first and the longest time between two attempts.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
+const POLICY: ReconnectPolicy =
+    ReconnectPolicy::new().attempts(ATTEMPTS).pauses(PAUSES.0, PAUSES.1);
 
 fn main() -> ExitCode {
     program(|arguments| {
@@ -43,15 +45,29 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
     let server = Endpoint::new(&open_device("soft0")?)?;
     let listener = server.listen("127.0.0.1:0").await?;
     let client = Endpoint::new(&open_device("flapping0")?)?;
-    let (at_client, at_server) =
-        tokio::join!(client.connect(listener.local_addr()), listener.accept());
-    let (at_client, at_server) = (at_client?, at_server?);
+    let (at_client, at_server) = connect(&client, &listener).await?;
     let mut executed = 0;
     let report = tokio::select! {
         report = ask(&client, &at_client, arguments.flaps) => report?,
         Err(error) = answer(&server, &at_server, &mut executed) => return Err(error),
     };
     Ok(format!("{report}, and {executed} were executed"))
+}
+
+/// Connects both ends. Tries again if the port is down just then.
+async fn connect(
+    client: &Endpoint,
+    listener: &Listener,
+) -> Result<(Connection, Connection), Failure> {
+    let mut attempts = 0;
+    loop {
+        let at_client = client.connect(listener.local_addr());
+        match tokio::try_join!(at_client, listener.accept()) {
+            Err(_) if attempts < ATTEMPTS => attempts += 1,
+            ends => return Ok(ends?),
+        }
+        sleep(PAUSES.1).await;
+    }
 }
 
 /// Asks numbered questions until the port was down this many times and a last one is answered.
