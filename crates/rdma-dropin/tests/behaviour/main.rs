@@ -9,5 +9,6 @@ mod faults;
 mod library;
 mod perftest;
 mod pingpong;
+mod pods;
 mod run;
 mod two_processes;
