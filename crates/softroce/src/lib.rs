@@ -44,7 +44,7 @@ use rustix::fs::FlockOperation;
 
 use choice::{Way, Wish};
 use machine::Ended;
-pub use packages::GivenKernel;
+pub use packages::{GivenKernel, VERSIONS, unpack_packages};
 
 /// Options for the set-up.
 #[derive(Clone, Debug, Default)]

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::host::{has_rxe, on_path, os_release};
+use super::stage::{stage, sweep};
 use super::tools::{PROGRAMS, done, require, tool};
 
 /// The packages with the guest's programs: the library and its provider, `ibv_rc_pingpong`,
@@ -22,6 +23,9 @@ const GUEST: [&str; 5] =
 /// The packages with programs that decompress kernel modules. Some distributions compress their
 /// modules.
 const UNPACKERS: [&str; 2] = ["xz-utils", "zstd"];
+
+/// The file that lists the packages in the folder of [`unpack_packages`].
+pub const VERSIONS: &str = "versions";
 
 /// The free space that is needed for the packages, packed and unpacked, and for everything else.
 const NEEDED_MIB: u64 = 1024;
@@ -113,8 +117,54 @@ fn link_as_the_host_does(tree: &Path, host: &Path) -> Result<()> {
 }
 
 /// Downloads and unpacks every needed package that is not installed and, if `kernel` is set, the
-/// kernel's packages. This does not need root, because apt's lists are kept in `tree` too.
+/// kernel's packages.
 fn download(tree: &Path, kernel: bool) -> Result<()> {
+    let programs = PROGRAMS.map(|(_, package)| package);
+    with_apt(tree, |apt| {
+        let mut wanted = apt.missing(&[&programs[..], &GUEST, &UNPACKERS].concat())?;
+        if kernel {
+            wanted.extend(apt.kernel(kernel_package(&os_release("ID"), &os_release("ID_LIKE")))?);
+        }
+        Ok(wanted)
+    })?;
+    Ok(())
+}
+
+/// Downloads and unpacks these packages, and those on which they depend and which are not
+/// installed. Returns the folder in `home` that contains their files. Does nothing if the folder
+/// already contains them.
+///
+/// The folder's file [`VERSIONS`] lists the packages, one `NAME_VERSION_ARCHITECTURE.deb` per line.
+///
+/// # Errors
+/// Returns an error if this machine has no apt, or if the archives do not have the packages or
+/// cannot be reached.
+pub fn unpack_packages(home: &Path, packages: &[&str]) -> Result<PathBuf> {
+    fs::create_dir_all(home)?;
+    sweep(home)?;
+    let (distribution, version) = (os_release("ID"), os_release("VERSION_ID"));
+    let key = format!("1 {distribution} {version} {packages:?}\n");
+    stage(home, "packages", &key, |tree| {
+        link_as_the_host_does(tree, Path::new("/"))?;
+        let debs = with_apt(tree, |apt| Ok(with_installed(apt.missing(packages)?, packages)))?;
+        Ok(fs::write(tree.join(VERSIONS), debs.join("\n"))?)
+    })
+}
+
+/// Adds those of `packages` that are not among the `missing` ones. An installed package may lack
+/// files, for example in images without documentation.
+fn with_installed(mut missing: Vec<String>, packages: &[&str]) -> Vec<String> {
+    for package in packages {
+        if !missing.iter().any(|known| known.starts_with(&format!("{package}="))) {
+            missing.push((*package).to_owned());
+        }
+    }
+    missing
+}
+
+/// Unpacks into `tree` the packages that `choose` returns, and returns the names of their files.
+/// This does not need root, because apt's lists are kept in `tree` too.
+fn with_apt(tree: &Path, choose: impl FnOnce(&Apt) -> Result<Vec<String>>) -> Result<Vec<String>> {
     ensure_space(tree)?;
     let own = tempfile::Builder::new().prefix("partial-apt-").tempdir_in(tree)?;
     let apt = Apt { own: own.path() };
@@ -123,20 +173,19 @@ fn download(tree: &Path, kernel: bool) -> Result<()> {
         fs::create_dir_all(own.path().join(folder))?;
     }
     done(&mut apt.get("update")).context(ARCHIVES)?;
-    let programs = PROGRAMS.map(|(_, package)| package);
-    let mut wanted = apt.missing(&[&programs[..], &GUEST, &UNPACKERS].concat())?;
-    if kernel {
-        wanted.extend(apt.kernel(kernel_package(&os_release("ID"), &os_release("ID_LIKE")))?);
-    }
+    let wanted = choose(&apt)?;
     println!("packages: downloading {}", wanted.len());
-    let debs = own.path().join("debs");
-    fs::create_dir(&debs)?;
-    done(apt.get("download").args(&wanted).current_dir(&debs)).context(ARCHIVES)?;
+    let folder = own.path().join("debs");
+    fs::create_dir(&folder)?;
+    done(apt.get("download").args(&wanted).current_dir(&folder)).context(ARCHIVES)?;
     println!("packages: unpacking");
-    for deb in fs::read_dir(&debs)? {
-        unpack_one(&deb?.path(), tree)?;
+    let mut debs = Vec::new();
+    for deb in fs::read_dir(&folder)? {
+        let deb = deb?;
+        unpack_one(&deb.path(), tree)?;
+        debs.push(deb.file_name().to_string_lossy().into_owned());
     }
-    Ok(())
+    Ok(debs)
 }
 
 fn ensure_space(folder: &Path) -> Result<()> {
@@ -235,6 +284,14 @@ mod tests {
             Inst libc6 [2.36-8] (2.36-9 Debian:12.15/oldstable [amd64]) [x:amd64 ]\n\
             Conf cpio (2.13+dfsg-7.1 Debian:12.15/oldstable [amd64])\n";
         assert_eq!(to_install(text), ["cpio=2.13+dfsg-7.1", "libc6=2.36-9"]);
+    }
+
+    #[test]
+    fn installed_packages_are_unpacked_too() {
+        let missing = || vec!["perftest=4.5".to_owned(), "libibumad3=44".to_owned()];
+        assert_eq!(with_installed(missing(), &["perftest"]), missing());
+        let all = with_installed(missing(), &["perftest", "perf"]);
+        assert_eq!(all, ["perftest=4.5", "libibumad3=44", "perf"]);
     }
 
     #[test]

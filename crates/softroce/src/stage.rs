@@ -25,7 +25,7 @@ pub(super) fn stage(
     }
     println!("{name}: making {}", place.display());
     let partial = tempfile::Builder::new().prefix(PARTIAL).tempdir_in(home)?;
-    make(partial.path()).with_context(|| format!("making the {name} of the virtual machine"))?;
+    make(partial.path()).with_context(|| format!("making the {name}"))?;
     fs::write(partial.path().join(MANIFEST), key)?;
     remove(&place)?;
     fs::rename(partial.keep(), &place).with_context(|| format!("moving {}", place.display()))?;
@@ -87,7 +87,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         stage(home.path(), "s", "a", write("1")).unwrap();
         let failed = stage(home.path(), "s", "b", |_| bail!("no such thing")).unwrap_err();
-        assert!(format!("{failed:#}").contains("the s of the virtual machine: no such thing"));
+        assert!(format!("{failed:#}").contains("making the s: no such thing"));
         assert!(is_made(&home.path().join("s"), "a"));
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
     }
