@@ -34,6 +34,14 @@ pub(crate) struct Args {
     symbols: Option<PathBuf>,
 }
 
+/// The files of the drop-in.
+pub(crate) struct Built {
+    /// `libibverbs.so.1`.
+    pub(crate) library: PathBuf,
+    /// `rdma-soft-run`.
+    pub(crate) program: PathBuf,
+}
+
 /// Builds the library, and compares its symbols with the version script, with the checked-in list, and with the
 /// distribution's library if there is one. Returns `false` if symbols are missing.
 ///
@@ -45,12 +53,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         return Ok(true);
     }
     let root = tree::root();
-    let archive = archive(&root)?;
-    let folder = archive.with_file_name("lib");
-    fs::create_dir_all(&folder)?;
     let map = Map::read(&root.join(MAP))?;
-    let library = link(&archive, &root.join(MAP), &map, &folder)?;
-    place_program(&archive)?;
+    let Built { library, .. } = build(&root)?;
     let bytes = fs::metadata(&library)?.len();
     println!("{}", library.display());
     ensure!(bytes <= MAX_BYTES, "the library may have {MAX_BYTES} bytes, but has {bytes}");
@@ -70,6 +74,18 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(wrong.is_empty())
 }
 
+/// Builds the library and the program in cargo's target folder.
+///
+/// # Errors
+/// Returns an error if cargo or the C compiler fails.
+pub(crate) fn build(root: &Path) -> Result<Built> {
+    let archive = archive(root)?;
+    let folder = archive.with_file_name("lib");
+    fs::create_dir_all(&folder)?;
+    let library = link(&archive, &root.join(MAP), &Map::read(&root.join(MAP))?, &folder)?;
+    Ok(Built { library, program: place_program(&archive)? })
+}
+
 /// Compiles the static library and the program, and returns the path of the library.
 fn archive(root: &Path) -> Result<PathBuf> {
     let packages = ["--package", CRATE, "--package", PROGRAM];
@@ -81,13 +97,15 @@ fn archive(root: &Path) -> Result<PathBuf> {
 }
 
 /// Copies the program to the folder `bin` beside the folder of the library, where it finds the library.
-fn place_program(archive: &Path) -> Result<()> {
+fn place_program(archive: &Path) -> Result<PathBuf> {
     let folder = archive.with_file_name("bin");
     fs::create_dir_all(&folder)?;
     // Several commands may run at a time, and programs with the old file.
     let new = folder.join(format!("{PROGRAM}-{}", std::process::id()));
     fs::copy(archive.with_file_name(PROGRAM), &new)?;
-    fs::rename(&new, folder.join(PROGRAM)).context("the program cannot be replaced")
+    let program = folder.join(PROGRAM);
+    fs::rename(&new, &program).context("the program cannot be replaced")?;
+    Ok(program)
 }
 
 /// Links the library. This needs a C compiler, because rustc's own version script cannot be combined with one that has

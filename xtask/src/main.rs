@@ -1,11 +1,12 @@
 //! The maintenance commands of this workspace: `cargo xtask ci`, `dropin`, `features`, `package`,
-//! `tidy`, `bindgen`, `book`, `rxe-setup` and related commands, `interop`, `sim`.
+//! `tidy`, `bindgen`, `book`, `foreign`, `rxe-setup` and related commands, `interop`, `sim`.
 
 mod bindgen;
 mod book;
 mod ci;
 mod dropin;
 mod features;
+mod foreign;
 mod interop;
 mod package;
 mod rxe;
@@ -50,6 +51,9 @@ enum Chore {
     Book,
     /// Build target/dropin/lib/libibverbs.so.1 over the software device, and target/dropin/bin/rdma-soft-run
     Dropin(dropin::Args),
+    /// Run programs and test suites of other projects, from the distribution's packages, with
+    /// the software device
+    Foreign(foreign::Args),
     /// Set up an RXE (SoftRoCE) device: the kernel's, or one in a virtual machine
     RxeSetup(rxe::SetupArgs),
     /// Run a command where the RXE device is
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
         Chore::Tidy(args) => tidy::run(&args),
         Chore::Bindgen { check } => bindgen::run(check).map(|()| true),
         Chore::Dropin(args) => dropin::run(&args),
+        Chore::Foreign(args) => foreign::run(&args),
         Chore::Book => book::run().map(|()| true),
         Chore::RxeSetup(args) => rxe::setup(args),
         Chore::RxeRun(args) => return rxe::run(&args).unwrap_or_else(|error| failed(&error, 125)),

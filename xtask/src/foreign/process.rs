@@ -1,0 +1,226 @@
+//! A program that runs with the drop-in, and its output.
+
+use std::io::{self, PipeReader, Read as _};
+use std::net::TcpListener;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use std::{fmt, fs};
+
+use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// The limit in seconds after which a program is killed. It only ends programs that hang.
+pub(super) const LIMIT: &str = "100";
+
+/// The time between two looks at the list of listening sockets, which reports no changes.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Variables for a program.
+pub(super) type Environment = [(&'static str, String)];
+
+#[derive(Debug)]
+pub(super) struct Process {
+    /// `timeout`, which runs the program. Both are in a process group of their own.
+    child: Child,
+    line: String,
+    output: Arc<Output>,
+    reader: Option<JoinHandle<()>>,
+}
+
+/// The text that a process has written to its output and error streams.
+#[derive(Debug, Default)]
+struct Output {
+    /// The text, and whether all processes with the streams have ended.
+    text: Mutex<(String, bool)>,
+    changed: Condvar,
+}
+
+impl Output {
+    fn lock(&self) -> MutexGuard<'_, (String, bool)> {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Collects the text until the streams end.
+    fn collect(&self, mut from: PipeReader) {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            self.lock().0.push_str(&String::from_utf8_lossy(&bytes[..count]));
+            self.changed.notify_all();
+        }
+        self.lock().1 = true;
+        self.changed.notify_all();
+    }
+}
+
+/// A process that has ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    line: String,
+    status: ExitStatus,
+    pub(super) output: String,
+}
+
+impl Ended {
+    pub(super) fn succeeded(&self) -> bool {
+        self.status.success()
+    }
+
+    /// Returns true if the program exited with an error, and was not killed.
+    pub(super) fn exited_with_error(&self) -> bool {
+        // A signal that kills the program also kills `timeout`, so there is no exit status.
+        self.status.code().is_some_and(|code| code != 0)
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { line, status, output } = self;
+        let killed = match status.signal() {
+            Some(_) => format!(" (programs are killed after {LIMIT} s)"),
+            None => String::new(),
+        };
+        write!(f, "--- {line}\n{}\n--- {status}{killed}", output.trim_end())
+    }
+}
+
+impl Process {
+    /// Starts a program.
+    ///
+    /// # Errors
+    /// Returns an error if the program `timeout` of coreutils cannot be started.
+    pub(super) fn start(words: &[String], environment: &Environment) -> Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        let mut command = Command::new("timeout");
+        command.args(["--signal=KILL", LIMIT]).args(words);
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
+        let child = command.spawn().context("starting `timeout`, a program of coreutils")?;
+        // The command has the only writers in this process. The output ends when they are closed.
+        drop(command);
+        let output = Arc::<Output>::default();
+        let collector = Arc::clone(&output);
+        let reader = Some(thread::spawn(move || collector.collect(reader)));
+        Ok(Self { child, line: words.join(" "), output, reader })
+    }
+
+    /// Waits until a process listens on this TCP port. Returns `false` if this program has ended before.
+    pub(super) fn listens(&self, port: u16) -> bool {
+        let mut output = self.output.lock();
+        while !output.1 {
+            let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+            if tables.iter().any(|path| has_listener(&read(path), port)) {
+                return true;
+            }
+            let waited = self.output.changed.wait_timeout(output, LOOK_AGAIN);
+            output = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        false
+    }
+
+    /// Waits until the output contains this text. Returns `false` if the program has ended before.
+    pub(super) fn prints(&self, text: &str) -> bool {
+        let output = self.output.lock();
+        let missing = |output: &mut (String, bool)| !output.0.contains(text) && !output.1;
+        let output = self.output.changed.wait_while(output, missing);
+        output.unwrap_or_else(PoisonError::into_inner).0.contains(text)
+    }
+
+    /// Sends a signal to the program and to those that it has started.
+    ///
+    /// # Errors
+    /// Returns an error if they have all ended.
+    pub(super) fn signal(&self, signal: Signal) -> Result<()> {
+        let group = Pid::from_raw(self.child.id().cast_signed());
+        kill_process_group(group.context("a process has no number")?, signal)
+            .with_context(|| format!("{} has ended and gets no signal", self.line))
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// Returns an error if another thread has waited for the program.
+    pub(super) fn end(mut self) -> Result<Ended> {
+        if let Some(reader) = self.reader.take() {
+            reader.join().ok().context("the thread that reads the output panicked")?;
+        }
+        let status = self.child.wait()?;
+        let output = std::mem::take(&mut self.output.lock().0);
+        Ok(Ended { line: std::mem::take(&mut self.line), status, output })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.signal(Signal::KILL); // fails if the program ends now
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Returns a TCP port on which no process listens.
+///
+/// # Errors
+/// Returns an error if the host has no free port.
+pub(super) fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("0.0.0.0:0")?.local_addr()?.port())
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Returns true if a table of sockets, in the form of `/proc/net/tcp`, has a listener on this port.
+fn has_listener(table: &str, port: u16) -> bool {
+    let end = format!(":{port:04X}");
+    table.lines().any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let (local, state) = (words.next(), words.nth(1));
+        local.is_some_and(|local| local.ends_with(&end)) && state == Some("0A")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(script: &str) -> Process {
+        let words = ["sh", "-c", script].map(str::to_owned);
+        Process::start(&words, &[("WORD", "blue".to_owned())]).unwrap()
+    }
+
+    #[test]
+    fn the_output_of_both_streams_and_the_status_are_collected() {
+        let ended = start("echo $WORD; echo red >&2; exit 3").end().unwrap();
+        assert_eq!(ended.output, "blue\nred\n");
+        assert!(!ended.succeeded() && ended.exited_with_error());
+        assert!(ended.to_string().ends_with("red\n--- exit status: 3"), "{ended}");
+        assert!(start("true").end().unwrap().succeeded());
+        assert!(!start("kill -KILL $$").end().unwrap().exited_with_error());
+    }
+
+    #[test]
+    fn text_that_a_running_program_prints_is_seen() {
+        let process = start("echo ready; exec sleep 90");
+        assert!(process.prints("ready"));
+        assert!(!process.output.lock().1, "the program still runs");
+        process.signal(Signal::KILL).unwrap();
+        let ended = process.end().unwrap();
+        assert!(!ended.succeeded() && !ended.exited_with_error());
+        assert!(!start("echo ready").prints("steady"));
+    }
+
+    #[test]
+    fn a_listening_socket_is_found_and_a_missing_one_ends_the_wait() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(start("exec sleep 90").listens(port));
+        assert!(!start("true").listens(free_port().unwrap()));
+        let table =
+            "  0: 0100007F:1F90 00000000:0000 0A 0\n  1: 0100007F:1F91 0100007F:1F90 01 0\n";
+        assert!(has_listener(table, 8080) && !has_listener(table, 8081));
+    }
+}

@@ -1,0 +1,134 @@
+//! The tests of pyverbs, rdma-core's Python bindings.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::installation::Installation;
+use super::output::{self, Tests};
+use super::process::Process;
+use super::report::{Outcome, Row};
+
+/// The folder with the tests. Some files are compressed.
+const TESTS: &str = "usr/share/doc/rdma-core/tests";
+
+/// Each device, its GID index, and the number of tests of rdma-core 44 that must pass at least.
+const DEVICES: &[(&str, &str, usize)] = &[("soft0", "1", 86), ("softib0", "0", 85)];
+
+/// The known reasons of skipped tests: a part of the text, and the feature that the device or the machine lacks.
+const SKIPS: &[(&str, &str)] = &[
+    ("Can not run the test over non MLX5 device", "mlx5 only"),
+    ("Could not open mlx5 context", "mlx5 only"),
+    ("Can not run the test over non EFA device", "EFA only"),
+    ("PCI device must be passed by the user", "a NIC only"),
+    ("ODP is not supported", "on-demand paging"),
+    ("Device memory is not supported", "memory of the device"),
+    ("doesn't have net interface", "librdmacm"),
+    ("Allocating dmabuf is not supported by /dev/dri", "a GPU of the machine"),
+    ("There are no DRM devices", "a GPU of the machine"),
+    ("cuda-python", "a GPU of the machine"),
+    ("There are no huge pages", "huge pages of the machine"),
+    ("Create QP type 8 is not supported", "raw packets"),
+    ("Create Raw Packet QP", "raw packets"),
+    ("Must be run by root on Ethernet link layer", "raw packets"),
+    ("To Create RAW QP must be done by root", "raw packets"),
+    ("Create XRCD is not supported", "XRC"),
+    ("Parent Domain is not supported", "parent domains"),
+    ("Rereg MR is not supported", "reregistration"),
+    ("Extended CQ is not supported", "tag matching"),
+    ("Extended QP is not supported", "atomic write"),
+    ("Converting timestamp to nanoseconds", "mlx5 only"),
+    ("Importing a device is not supported", "import of objects"),
+    ("All gid indices populated", "an empty place in the GID table"),
+    ("Link layer of port=1 is InfiniBand", "RoCE only"),
+];
+
+/// Runs the tests on each device.
+///
+/// # Errors
+/// Returns an error if the tests cannot be copied.
+pub(super) fn run(installation: &Installation, row: &mut Row) -> Result<()> {
+    let runner = copied(&installation.file(TESTS), &installation.home.join("pyverbs"))?;
+    for (device, gid, least) in DEVICES {
+        let words = ["/usr/bin/python3", &*runner.to_string_lossy(), "--dev", device];
+        let words = [&words[..], &["--gid", gid, "--port", "1", "--verbose"]].concat();
+        let words: Vec<_> = words.into_iter().map(str::to_owned).collect();
+        let ran = || {
+            let ended = Process::start(&words, &installation.environment())?.end()?;
+            let tests = output::unittest(&ended.output);
+            let tests = tests.and_then(|tests| accepted(tests, *least));
+            tests.with_context(|| ended.to_string())
+        };
+        row.case(device, || {
+            ran().map_or_else(|error| Outcome::Failed(format!("{error:#}")), Outcome::Tests)
+        });
+    }
+    Ok(())
+}
+
+/// Returns the tests if none failed, enough passed, and the others were skipped for known reasons.
+fn accepted(tests: Tests, least: usize) -> Result<Tests> {
+    let Tests { passed, failed, skipped } = &tests;
+    ensure!(*failed == 0, "{failed} tests failed, and {passed} passed");
+    let known = |reason: &str| SKIPS.iter().any(|(part, _)| reason.contains(part));
+    let unknown: BTreeSet<_> = skipped.iter().filter(|reason| !known(reason)).collect();
+    ensure!(unknown.is_empty(), "tests were skipped for reasons that are not listed: {unknown:?}");
+    ensure!(*passed >= least, "only {passed} tests passed, instead of {least}");
+    Ok(tests)
+}
+
+/// Copies the tests into `to`, decompresses them, and returns the program that runs them.
+fn copied(from: &Path, to: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(to)?;
+    let entries = fs::read_dir(from);
+    for entry in entries.with_context(|| format!("{} has no tests", from.display()))? {
+        let entry = entry?;
+        let (path, name) = (entry.path(), entry.file_name());
+        match name.to_string_lossy().strip_suffix(".gz") {
+            None => fs::write(to.join(&name), fs::read(&path)?)?,
+            Some(plain) => {
+                let output =
+                    Command::new("gzip").args(["--decompress", "--stdout"]).arg(&path).output();
+                let output = output.context("starting gzip")?;
+                ensure!(output.status.success(), "gzip cannot decompress {}", path.display());
+                fs::write(to.join(plain), output.stdout)?;
+            }
+        }
+    }
+    Ok(to.join("run_tests.py"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tests(passed: usize, failed: usize, skipped: &[&str]) -> Tests {
+        let skipped = skipped.iter().map(|reason| (*reason).to_owned()).collect();
+        Tests { passed, failed, skipped }
+    }
+
+    #[test]
+    fn failures_unknown_skips_and_fewer_tests_are_refused() {
+        let known = "ODP is not supported - No ODP caps";
+        assert!(accepted(tests(86, 0, &[known]), 86).is_ok());
+        let refused = |tests, least| accepted(tests, least).unwrap_err().to_string();
+        assert!(refused(tests(86, 1, &[]), 86).starts_with("1 tests failed"));
+        assert!(refused(tests(85, 0, &[known]), 86).starts_with("only 85 tests"));
+        assert!(refused(tests(86, 0, &[known, "Bad weather"]), 86).ends_with("{\"Bad weather\"}"));
+    }
+
+    #[test]
+    fn compressed_tests_are_decompressed() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(from.path().join("run_tests.py"), "import base\n").unwrap();
+        fs::write(from.path().join("base.py"), "pass\n").unwrap();
+        let gzip = Command::new("gzip").arg(from.path().join("base.py")).status();
+        assert!(gzip.unwrap().success());
+        let runner = copied(from.path(), to.path()).unwrap();
+        assert_eq!(fs::read_to_string(runner).unwrap(), "import base\n");
+        assert_eq!(fs::read_to_string(to.path().join("base.py")).unwrap(), "pass\n");
+    }
+}
