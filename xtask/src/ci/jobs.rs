@@ -337,6 +337,18 @@ pub(crate) const JOBS: &[Job] = &[
         steps: RXE,
     },
     Job {
+        name: "foreign",
+        about: "failures of other projects' programs and tests (pyverbs, perftest, UCX) with the drop-in library",
+        tier: Tier::Full,
+        minutes: 3.0,
+        needs: &[
+            Need::Tool("apt-get", "it gets the packages with the programs"),
+            Need::Tool("cc", "apt-get install gcc libc6-dev"),
+            Need::Path("/usr/bin/python3", "apt-get install python3-minimal"),
+        ],
+        steps: &[run("cargo xtask foreign")],
+    },
+    Job {
         name: "advisories",
         about: "known vulnerabilities of dependencies (asks github.com)",
         tier: Tier::Full,
