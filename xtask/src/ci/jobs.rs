@@ -114,7 +114,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "test",
         about: "failures of any test, including those in the documentation",
         tier: Tier::Both,
-        minutes: 7.5,
+        minutes: 9.5,
         needs: &[],
         steps: &[tests("cargo test --workspace")],
     },

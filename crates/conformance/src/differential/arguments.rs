@@ -8,7 +8,7 @@ use super::program::Program;
 use crate::devices;
 
 /// The number of programs in a CI run, and the default.
-const COUNT: u64 = 200;
+const COUNT: u64 = 100;
 
 /// If a fresh seed is given, one in `FRESH_IN` programs has a seed from the sequence that starts
 /// there.
@@ -179,15 +179,15 @@ mod tests {
     fn the_fresh_seed_is_passed_on_and_printed() {
         let arguments = Arguments {
             seed: 3,
-            count: 200,
+            count: 100,
             fresh: Some(90_000),
             program: None,
             against: SOFTWARE.to_owned(),
             all: false,
             harness: libtest_mimic::Arguments::default(),
         };
-        assert_eq!(arguments.to_string(), "--seed 3 --count 200 --fresh 90000");
+        assert_eq!(arguments.to_string(), "--seed 3 --count 100 --fresh 90000");
         let own = arguments.own().join(" ");
-        assert_eq!(own, format!("--against {SOFTWARE} --seed 3 --count 200 --fresh 90000"));
+        assert_eq!(own, format!("--against {SOFTWARE} --seed 3 --count 100 --fresh 90000"));
     }
 }
