@@ -144,8 +144,7 @@ pub(super) const AARCH64_FULL: &[Step] = &[
         .with(EMULATED),
 ];
 
-/// Leaves crates unoptimised that release builds of tests and benches only link, which saves half a
-/// minute.
+/// Leaves crates unoptimised that release builds of tests and benches only link.
 macro_rules! linked_only {
     () => {
         "--config profile.release.package.proptest.opt-level=0 \
