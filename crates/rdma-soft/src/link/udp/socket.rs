@@ -67,8 +67,9 @@ impl Socket {
             // the kernel lacks this option, only RXE's packets are lost.
             let _ = set_flag(socket, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, true);
             // Otherwise an address cannot be bound in the seconds in which the kernel checks for duplicates of it
-            // (ipv6(7), RFC 4862), as in a container that has just started.
-            set_flag(socket, libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, true)?;
+            // (ipv6(7), RFC 4862), as in a container that has just started. If the kernel lacks this option, only such an
+            // address is refused.
+            let _ = set_flag(socket, libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, true);
         }
         // Without the privilege to exceed the kernel's usual maximum, that maximum applies.
         let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER)
