@@ -40,6 +40,8 @@ pub(crate) struct Built {
     pub(crate) library: PathBuf,
     /// `rdma-soft-run`.
     pub(crate) program: PathBuf,
+    /// The version script with which the library was linked.
+    map: Map,
 }
 
 /// Builds the library, and compares its symbols with the version script, with the checked-in list, and with the
@@ -53,8 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         return Ok(true);
     }
     let root = tree::root();
-    let map = Map::read(&root.join(MAP))?;
-    let Built { library, .. } = build(&root)?;
+    let Built { library, map, .. } = build(&root)?;
     let bytes = fs::metadata(&library)?.len();
     println!("{}", library.display());
     ensure!(bytes <= MAX_BYTES, "the library may have {MAX_BYTES} bytes, but has {bytes}");
@@ -82,8 +83,10 @@ pub(crate) fn build(root: &Path) -> Result<Built> {
     let archive = archive(root)?;
     let folder = archive.with_file_name("lib");
     fs::create_dir_all(&folder)?;
-    let library = link(&archive, &root.join(MAP), &Map::read(&root.join(MAP))?, &folder)?;
-    Ok(Built { library, program: place_program(&archive)? })
+    let script = root.join(MAP);
+    let map = Map::read(&script)?;
+    let library = link(&archive, &script, &map, &folder)?;
+    Ok(Built { library, program: place_program(&archive)?, map })
 }
 
 /// Compiles the static library and the program, and returns the path of the library.

@@ -3,8 +3,8 @@
 set -eu
 : "${GITHUB_ENV:?is not set; a runner of GitHub sets it}" "${GITHUB_PATH:?is not set; a runner of GitHub sets it}"
 cd "$(dirname "$0")/../../.."
-cargo xtask dropin > /dev/null
-built=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/dropin
+printed=$(cargo xtask dropin)
+built=$(dirname "$(dirname "$(printf '%s\n' "$printed" | head -n 1)")")
 echo "LD_LIBRARY_PATH=$built/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" >> "$GITHUB_ENV"
 echo "$built/bin" >> "$GITHUB_PATH"
 LD_LIBRARY_PATH="$built/lib" "$built/bin/rdma-soft-run" --no-files true

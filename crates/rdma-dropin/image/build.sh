@@ -6,8 +6,8 @@ set -eu
 image=$(realpath "$1")
 cd "$(dirname "$0")/../../.."
 command -v mmdebstrap > /dev/null || { echo "mmdebstrap is missing; Debian: apt-get install mmdebstrap" >&2; exit 1; }
-cargo xtask dropin
-built=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/dropin
+printed=$(cargo xtask dropin)
+built=$(dirname "$(dirname "$(printf '%s\n' "$printed" | head -n 1)")")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

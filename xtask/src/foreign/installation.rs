@@ -36,7 +36,7 @@ impl Installation {
     /// # Errors
     /// Returns an error if the library cannot be built, or the packages cannot be downloaded.
     pub(super) fn prepare() -> Result<Self> {
-        let dropin::Built { library, program } = dropin::build(&tree::root())?;
+        let dropin::Built { library, program, .. } = dropin::build(&tree::root())?;
         let library = library.parent().context("the library has no folder")?.to_path_buf();
         let home = rxe::target()?.join("foreign");
         fs::create_dir_all(&home)?;

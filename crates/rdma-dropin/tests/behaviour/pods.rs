@@ -1,7 +1,7 @@
 //! Programs in the namespaces of containers. The kernel or a container may refuse them, and the tests are then skipped.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use crate::library::{command, text, with_library};
 use crate::two_processes::exchange;
@@ -48,7 +48,7 @@ fn two_pods_exchange_messages_over_udp() {
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/pods.sh");
     let mut sh = inside(&["--net"], &Command::new("sh"));
-    let output: Output = sh.arg(script).arg(pingpong.get_program()).output().unwrap();
+    let output = sh.arg(script).arg(pingpong.get_program()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     // 200 messages of 4096 bytes in each direction.
     let ends = text(&output).matches("1638400 bytes in").count();
