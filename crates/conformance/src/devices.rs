@@ -25,22 +25,22 @@ enum Way {
 }
 
 /// The software devices: name, link, schedule, and how messages are transferred.
-const SOFTWARE: [(&str, Link, Schedule, Way); 9] = [
+const SOFTWARE: [(&str, Link, Schedule, Way); 7] = [
     ("soft0", Link::Ethernet, Schedule::Immediate, Way::Direct),
     ("soft0-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Direct),
     ("soft0-wire", Link::Ethernet, Schedule::Immediate, Way::Packets),
     ("soft0-local", Link::Ethernet, Schedule::Immediate, Way::Sockets),
     ("soft0-udp", Link::Ethernet, Schedule::Immediate, Way::Network),
     ("softib0", Link::InfiniBand, Schedule::Immediate, Way::Direct),
-    ("softib0-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, Way::Direct),
-    ("softib0-wire", Link::InfiniBand, Schedule::Immediate, Way::Packets),
     ("softib0-local", Link::InfiniBand, Schedule::Immediate, Way::Sockets),
 ];
 
-/// Additional devices, which run only if they are named: those that send packets with a deferred
-/// schedule, and a lossy network.
-const MORE: [(&str, Link, Schedule, Way); 3] = [
+/// Additional devices, which run only if they are named: a lossy network, InfiniBand with another
+/// schedule or in packets, and packets with a deferred schedule.
+const MORE: [(&str, Link, Schedule, Way); 5] = [
     ("soft0-lossy", Link::Ethernet, Schedule::Immediate, Way::LossyNetwork),
+    ("softib0-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, Way::Direct),
+    ("softib0-wire", Link::InfiniBand, Schedule::Immediate, Way::Packets),
     ("soft0-wire-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Packets),
     ("softib0-wire-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, Way::Packets),
 ];

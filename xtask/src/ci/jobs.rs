@@ -3,9 +3,9 @@
 
 use super::needs::Need;
 use super::recipes::{
-    AARCH64, AARCH64_FULL, AARCH64_NEEDS, ASAN, ASAN_FULL, COPY_FILE, FUZZ, FUZZ_ADDRESS,
-    FUZZ_NEEDS, HOSTILE_NEIGHBOUR, IMAGE, INSTRUCTIONS, LINKED, LOADED, LOOM, MIRI, NICS, PROFILES,
-    RXE, STALLS, STRESS, VALGRIND, WITHOUT_RXE,
+    AARCH64, AARCH64_FULL, AARCH64_NEEDS, ASAN, ASAN_FULL, COPY_FILE, FEATURES, FUZZ, FUZZ_ADDRESS,
+    FUZZ_NEEDS, HOSTILE_NEIGHBOUR, IMAGE, INSTRUCTIONS, LINKED, LOADED, LOOM, MIRI, MORE_DEVICES,
+    MSRV, MSRV_NEEDS, NICS, PROFILES, RXE, STALLS, STRESS, VALGRIND,
 };
 use super::step::{Step, run, tests};
 
@@ -127,15 +127,12 @@ pub(crate) const JOBS: &[Job] = &[
         steps: &[tests("cargo test --release -p sim")],
     },
     Job {
-        name: "wire-deferred",
-        about: "failures of the suite on devices that send packets later, in an order chosen by a seed",
+        name: "more-devices",
+        about: "failures of the suite on the software devices that `test` leaves out: on InfiniBand, and with packets that are sent later, in an order chosen by a seed",
         tier: Tier::Full,
-        minutes: 5.0,
+        minutes: 6.0,
         needs: &[],
-        steps: &[tests("cargo test -p conformance --test conformance -- wire-deferred::").with(&[
-            ("RDMA_TEST_DEVICES", "soft0-wire-deferred:all,softib0-wire-deferred:all"),
-            WITHOUT_RXE,
-        ])],
+        steps: MORE_DEVICES,
     },
     Job {
         name: "profiles",
@@ -162,13 +159,20 @@ pub(crate) const JOBS: &[Job] = &[
         steps: &[run("cargo xtask sim --planted")],
     },
     Job {
+        name: "msrv",
+        about: "published crates that the oldest supported compiler cannot compile",
+        tier: Tier::Short("features"),
+        minutes: 0.4,
+        needs: MSRV_NEEDS,
+        steps: MSRV,
+    },
+    Job {
         name: "features",
-        about: "published crates that the oldest supported compiler cannot compile alone, or with only one of their features (except `linked`)",
-        tier: Tier::Both,
+        about: "the same, each crate alone, and with only one of its features (except `linked`)",
+        tier: Tier::Full,
         minutes: 1.2,
-        needs: &[Need::Works("cargo +{msrv} --version", "rustup toolchain install {msrv}")],
-        steps: &[run("{target}/debug/xtask features")
-            .with(&[("RUSTUP_TOOLCHAIN", "{msrv}"), ("CARGO_TARGET_DIR", "{target}/features")])],
+        needs: MSRV_NEEDS,
+        steps: FEATURES,
     },
     Job {
         name: "package",
@@ -258,7 +262,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "asan",
-        about: "invalid memory accesses (also by the device's memory copies) and leaks, in the tests of the device and of channels, and the suite on one device",
+        about: "invalid memory accesses (also by the device's memory copies) and leaks, in the tests of the device, and in the suite on one device",
         tier: Tier::Short("asan-full"),
         minutes: 4.2,
         needs: &[],

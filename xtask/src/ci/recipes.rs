@@ -66,6 +66,27 @@ pub(super) const AARCH64: &[Step] = &[
     .with(EMULATED),
 ];
 
+pub(super) const MSRV_NEEDS: &[Need] =
+    &[Need::Works("cargo +{msrv} --version", "rustup toolchain install {msrv}")];
+
+const OLDEST: &[(&str, &str)] =
+    &[("RUSTUP_TOOLCHAIN", "{msrv}"), ("CARGO_TARGET_DIR", "{target}/features")];
+
+pub(super) const MSRV: &[Step] = &[run("cargo check {products}").with(OLDEST)];
+
+pub(super) const FEATURES: &[Step] = &[run("{target}/debug/xtask features").with(OLDEST)];
+
+pub(super) const MORE_DEVICES: &[Step] = &[tests(
+    "cargo test -p conformance --test conformance -- softib0-deferred:: softib0-wire:: wire-deferred::",
+)
+.with(&[
+    (
+        "RDMA_TEST_DEVICES",
+        "softib0-deferred:all,softib0-wire:all,soft0-wire-deferred:all,softib0-wire-deferred:all",
+    ),
+    WITHOUT_RXE,
+])];
+
 /// Runs the tests of a crate on devices that imitate this NIC.
 macro_rules! on_nic {
     ($crate_:literal, $profile:literal) => {
@@ -272,16 +293,15 @@ pub(super) const FUZZ_ADDRESS: &[Step] = &[
 const VISIBLE_COPIES: &[(&str, &str)] = &[UNSTABLE, ("RUSTFLAGS", "--cfg rdma_visible_copies")];
 
 /// Leaves out SoftRoCE, because the sanitizers and memcheck are meant for our own code.
-pub(super) const WITHOUT_RXE: (&str, &str) = ("RDMA_TEST_RXE", "off");
+const WITHOUT_RXE: (&str, &str) = ("RDMA_TEST_RXE", "off");
 
 /// Runs tests under AddressSanitizer. Each run selects the same crates: cargo unites their
 /// features, and would compile all of them again for a different selection. The tests of the other
-/// layers are left out: the channels and the suite, which has cases with futures, run their code.
+/// layers are left out: the suite, which has cases with channels and futures, runs their code.
 macro_rules! asan {
     ($which:literal) => {
         tests(concat!(
-            "cargo test --target {host} --target-dir {target}/asan -p rdma-soft -p rdma-channel \
-                -p conformance ",
+            "cargo test --target {host} --target-dir {target}/asan -p rdma-soft -p conformance ",
             $which,
         ))
         .with(ADDRESS)
@@ -302,8 +322,8 @@ const ASAN_SEES: Step = asan!("--test behaviour visible_copies::");
 pub(super) const ASAN: &[Step] = &[
     ASAN_SEES,
     asan!(
-        "--lib --test behaviour --test fuzz --test stress --test no_alloc --test no_allocation \
-            --test collective_allocations --test ended_networks --test soak -- --skip differential::"
+        "--lib --test behaviour --test fuzz --test stress --test no_alloc --test ended_networks \
+            --test soak -- --skip differential::"
     ),
     asan!("--test conformance -- soft0::"),
 ];
