@@ -95,6 +95,23 @@ pub(crate) fn asked(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
+/// Polls only the last request, and drops the other handles before.
+pub(crate) fn last_asked(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for first in (0..n).step_by(DEPTH) {
+        rig.channel.scope(|s| {
+            let mut last = None;
+            for id in first..first + DEPTH as u64 {
+                let list = GatherList::from([slice(&rig.source, id)]);
+                last = Some(s.post_write(WriteWorkRequest::from_list(&list, remote))?);
+                sum += id;
+            }
+            last.map_or(Ok(()), |work| work.spin_poll().map(drop))
+        })?;
+    }
+    Ok(sum)
+}
+
 /// Polls the last request first, which completes last.
 pub(crate) fn asked_in_reverse(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);

@@ -5,6 +5,7 @@
 use std::io;
 use std::mem::ManuallyDrop;
 use std::process;
+use std::slice;
 use std::time::Duration;
 
 use rdma_connect::{CloseReason, Operation, OperationError, TransportError, WorkId};
@@ -88,10 +89,11 @@ impl Ledger {
     /// request.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> Ended {
-        if !self.has_unreleased() {
-            return Ended::default();
+        match self.unreleased.get() {
+            0 => Ended::default(),
+            1 => without_unwinding(|| self.end_last()),
+            _ => without_unwinding(|| self.end_all()),
         }
-        without_unwinding(|| self.end_all())
     }
 
     /// Like [`end`](Self::end), for a scope whose closure has failed. If the closure's waits have timed out, the
@@ -105,51 +107,60 @@ impl Ledger {
         ended
     }
 
+    /// Ends the last request. Handles the usual case in few instructions: the handle was dropped, and the next
+    /// completion is the success of the request.
+    #[inline(always)]
+    fn end_last(&mut self) -> Ended {
+        if self.cq.context().check_process().is_err() {
+            return self.end_all();
+        }
+        let entry = &self.polled[0];
+        let polled = self.cq.poll_into(slice::from_ref(entry));
+        let completion = entry.get().last();
+        if let Ok(1) = polled
+            && let Some(slot) = self.queues.by_id(completion.wr_id())
+            && slot.state().is(SlotState::IN_FLIGHT_DROPPED)
+            && completion.result().is_ok()
+        {
+            slot.free();
+            self.unreleased.set(0);
+            return Ended { errors: None, unclaimed: 1 };
+        }
+        self.end_polled(polled)
+    }
+
     #[inline(never)]
     fn end_all(&mut self) -> Ended {
+        if self.unreleased.get() == self.unclaimed.get() {
+            return self.all_ended();
+        }
         // In a forked child, nothing completes.
         if self.cq.context().check_process().is_err() {
             return self.end_others();
         }
-        match self.cq.poll_into(&*self.polled) {
-            Ok(polled) => self.end_one(polled).unwrap_or_else(|| self.end_many(polled)),
-            Err(error) => self.end_failed(error),
-        }
+        let polled = self.cq.poll_into(&*self.polled);
+        self.end_polled(polled)
     }
 
-    /// Ends all requests after a failed poll.
-    #[cold]
+    /// Ends all requests, after a poll.
     #[inline(never)]
-    fn end_failed(&mut self, error: PollError) -> Ended {
-        self.poll_failed(error);
-        self.end_others()
-    }
-
-    /// Handles the usual case in few instructions: only one request is left, its handle was dropped, and the poll
-    /// returned only its successful completion. Returns `None` in all other cases.
-    #[inline(always)]
-    fn end_one(&self, polled: usize) -> Option<Ended> {
-        let unclaimed = self.unclaimed.get() + 1;
-        if polled != 1 || self.unreleased.get() != unclaimed {
-            return None;
-        }
-        let completion = self.polled[0].get().last();
-        let slot = self.queues.by_id(completion.wr_id())?;
-        if !slot.state().is(SlotState::IN_FLIGHT_DROPPED) || completion.result().is_err() {
-            return None;
-        }
-        slot.free();
-        self.unreleased.set(0);
-        self.unclaimed.set(0);
-        Some(Ended { errors: None, unclaimed })
-    }
-
-    /// Ends all requests, after a poll that returned `polled` completions.
-    #[inline(never)]
-    fn end_many(&mut self, polled: usize) -> Ended {
-        if self.note_completions(polled) == 0 || !self.all_succeed() {
+    fn end_polled(&mut self, polled: Result<usize, PollError>) -> Ended {
+        let matched = match polled {
+            Ok(polled) => self.note_completions(polled),
+            Err(error) => {
+                self.poll_failed(error);
+                0
+            }
+        };
+        if matched == 0 || !self.all_succeed() {
             return self.end_others();
         }
+        self.all_ended()
+    }
+
+    /// Returns the outcome of a scope whose requests have all succeeded. None of them has a handle or a slot.
+    #[inline(always)]
+    fn all_ended(&self) -> Ended {
         self.unreleased.set(0);
         Ended { errors: None, unclaimed: self.unclaimed.replace(0) }
     }
