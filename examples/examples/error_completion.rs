@@ -1,8 +1,8 @@
-//! A failed request has one completion, just like a successful one. A loop that takes the error for
-//! "not yet" never ends, because no other completion follows.
+//! A failed request has one completion, just like a successful one. A loop that mistakes the error
+//! for "not yet" never ends, because no other completion follows.
 //!
 //! This program writes records into a peer's memory. A fault of its software device `failing0` makes
-//! some of the requests fail, and the requests after a failed one are flushed. Each request ends
+//! some of the requests fail, and the requests after a failed one are flushed. Each request completes
 //! exactly once, so the loop ends, too. The program then writes the missing records over another
 //! connection. Both ends are in one process.
 

@@ -55,7 +55,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
 struct Own {
     pd: ProtectionDomain,
     events: AsyncEvents,
-    /// The chosen GID, and its index when the program last looked.
+    /// The chosen GID, and its index when the program last read the table.
     entry: GidEntry,
 }
 

@@ -26,7 +26,7 @@ struct Arguments {
 const FAULTS: &str = "port_flap=1s";
 /// The time between two questions.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The port may go down again during an attempt, so there are many.
+/// The maximum number of attempts. The port may go down again during each.
 const ATTEMPTS: u32 = 1000;
 /// The first and the longest time between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
@@ -54,7 +54,7 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(format!("{report}, and {executed} were executed"))
 }
 
-/// Connects both ends. Tries again if the port is down just then.
+/// Connects both ends. Tries again if the port is down at that moment.
 async fn connect(
     client: &Endpoint,
     listener: &Listener,
@@ -70,7 +70,7 @@ async fn connect(
     }
 }
 
-/// Asks numbered questions until the port was down this many times and a last one is answered.
+/// Asks numbered questions until the port has gone down this many times and one more is answered.
 async fn ask(endpoint: &Endpoint, server: &Connection, flaps: u32) -> Result<String, Failure> {
     let (mut answered, mut reconnects, mut report) = (0, 0, String::new());
     loop {

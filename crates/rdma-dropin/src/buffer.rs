@@ -1,5 +1,5 @@
 //! Registrations with a mask of attributes, and buffers that libibverbs allocates. Both are newer than the headers of
-//! `rdma-sys`, and made of older verbs here.
+//! `rdma-sys`, so this module implements them with older verbs.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -46,6 +46,8 @@ enum Memory {
     File { fd: c_int, offset: u64, iova: u64 },
 }
 
+/// Returns the memory that the attributes describe.
+///
 /// # Safety
 /// The fields that `comp_mask` names are initialised.
 unsafe fn memory(pd: *mut ibv_pd, attributes: *const MrInitAttr) -> Result<Memory, Errno> {

@@ -1,13 +1,13 @@
 //! `libibverbs.so.1` over the software device.
 //!
 //! `cargo xtask dropin` links this library into a file that unmodified programs load in place of the distribution's
-//! libibverbs. Every function forwards to the table of verbs of `rdma-soft`, or is one of the functions of libibverbs
-//! that the table does not have:
+//! libibverbs. Every function either forwards to the table of verbs of `rdma-soft`, or implements a function of
+//! libibverbs that the table lacks:
 //!
 //! - `device`, `memory`, `completion`, `queue_pair` and `text` forward (`forward`). A function that the table lacks
 //!   fails as in libibverbs with a provider that lacks it.
-//! - `buffer` and `newer` have functions that libibverbs got after the headers of `rdma-sys`.
-//! - `gid`, `rate`, `marshal` and `sysfs` have helpers.
+//! - `buffer` and `newer` have functions that are newer than the headers of `rdma-sys`.
+//! - `gid`, `rate` and `marshal` convert values, and `sysfs` reads files.
 //! - `driver` has the symbols that libraries of providers import, such as `libmlx5.so.1`. No device belongs to such a
 //!   library, so these functions do nothing.
 //! - `stats` records the counters of the process, for `rdma-soft-run`.
@@ -15,8 +15,8 @@
 //! The file `libibverbs.map` has the symbol versions. A function with a type in `rdma_sys::functions` is compared with
 //! that type (`const _`), because C would not notice a difference.
 //!
-//! `no_mangle` is unsafe because two functions of one name would clash. tidy allows C symbols only in this crate, which
-//! no program links with.
+//! `no_mangle` is unsafe because two functions of one name would clash. tidy allows C symbols only in this crate, on
+//! which no Rust program depends.
 //!
 //! No panic unwinds into C: the library is compiled with `panic = "abort"`, and prints nothing before it aborts.
 

@@ -1,5 +1,5 @@
-//! Conversions between the kernel's structs and those of libibverbs. librdmacm calls them with what it reads from
-//! `/dev/infiniband/rdma_cm`.
+//! Conversions between the kernel's structs and those of libibverbs. librdmacm calls them with the structs that it reads
+//! from `/dev/infiniband/rdma_cm`.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -134,8 +134,8 @@ unsafe extern "C" fn ibv_copy_ah_attr_from_kern(to: *mut ibv_ah_attr, from: *con
     unsafe { to.write(from.into()) };
 }
 
-/// Copies all attributes but the first and the last. `qp_state` keeps its value, and `rate_limit` is newer than the
-/// kernel's struct.
+/// Copies all attributes except `qp_state`, which keeps its value as in libibverbs, and `rate_limit`, which the kernel's
+/// struct lacks.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_copy_qp_attr_from_kern(
     to: *mut ibv_qp_attr,
@@ -243,7 +243,7 @@ impl From<KernelPath> for Path {
             pkey: kernel.pkey,
             sl: kernel.sl,
             mtu_selector: kernel.mtu_selector,
-            // The kernel's field is wider, but a code of the MTU has six bits (IBTA volume 1, 15.2.5.16).
+            // The kernel's field is wider, but an MTU code has six bits (IBTA volume 1, 15.2.5.16).
             mtu: u8::try_from(kernel.mtu).unwrap_or(u8::MAX),
             rate_selector: kernel.rate_selector,
             rate: kernel.rate,

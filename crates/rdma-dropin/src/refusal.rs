@@ -1,4 +1,4 @@
-//! The results of functions that no device supports, which are those of libibverbs for a provider without them.
+//! The results of functions that no device supports. libibverbs returns the same results if a provider lacks a function.
 
 use std::ffi::c_int;
 use std::ptr;

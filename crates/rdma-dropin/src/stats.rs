@@ -24,14 +24,14 @@ const FOLDER_VARIABLE: &str = "RDMA_DROPIN_STATS";
 const RUNNING: &str = "running";
 const ENDED: &str = "ended  ";
 
-/// The time after which an exit no longer waits for its record.
+/// The maximum time for which an exit waits until its record is written.
 const LIMIT: Duration = Duration::from_secs(1);
 
 static RECORD: OnceLock<Option<Record>> = OnceLock::new();
 
 #[derive(Debug)]
 struct Record {
-    /// The lock makes writers read the counters in the order of their writes.
+    /// The file. Each writer reads the counters under this lock, so that later writes have later counts.
     file: Mutex<File>,
     process: u32,
     command: String,
@@ -108,8 +108,8 @@ impl Record {
 
 /// Writes the record when the process exits.
 ///
-/// A signal handler may call `exit` while its thread holds a lock of a device. So this thread takes no lock, but waits
-/// for another one, and not forever.
+/// A signal handler may call `exit` while its thread holds a lock of a device. So this thread takes no lock. It starts
+/// another thread that does, and waits for it for at most [`LIMIT`].
 extern "C" fn end() {
     let Some(record) = own() else { return };
     let (sender, receiver) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! Readers of sysfs. librdmacm and the libraries of providers use them, and programs such as `ibv_devinfo`.
+//! Readers of sysfs. librdmacm, the libraries of providers, and programs such as `ibv_devinfo` use them.
 #![allow(unsafe_code)]
 
 use std::env;
@@ -72,7 +72,7 @@ fn read(path: &Path, size: usize) -> io::Result<CString> {
     } else if !text.is_empty() && text.len() == size {
         return Err(io::Error::from_raw_os_error(libc::EOVERFLOW));
     }
-    // A text in sysfs has no zero; the text ends there for C.
+    // A file of sysfs contains no zero byte. If there were one, it would end the text in C.
     let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
     text.truncate(end);
     CString::new(text).map_err(io::Error::other)

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 const SONAME: &str = "libibverbs.so.1";
-/// The characters at which the loader divides its lists of files and folders, or which it replaces.
+/// The characters that separate entries in the loader's lists of files and folders, or that the loader replaces.
 const SPECIAL: &[u8] = b" :;$";
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Library {
         );
         ensure!(
             path.file_name().is_some_and(|name| name == SONAME),
-            "the library {shown} has another name than {SONAME}, with which programs find it; rename it"
+            "the library {shown} must be named {SONAME}, because programs load it by this name; rename it"
         );
         let special = path.as_os_str().as_bytes().iter().find(|byte| SPECIAL.contains(byte));
         if let Some(&byte) = special {
@@ -94,7 +94,7 @@ mod tests {
     fn a_library_that_the_loader_would_not_find_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         for (path, problem) in [
-            ("libibverbs.so.2", "another name"),
+            ("libibverbs.so.2", "must be named"),
             ("a folder/libibverbs.so.1", "contains ' '"),
             ("a:b/libibverbs.so.1", "contains ':'"),
         ] {

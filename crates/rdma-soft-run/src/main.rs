@@ -1,10 +1,10 @@
 //! `rdma-soft-run`: runs a program with the software devices, through the `libibverbs.so.1` of `rdma-dropin`.
 //!
-//! It replaces itself by the program, after it has prepared the environment (`library`) and the files that middleware
-//! reads (`tree`, `namespace`).
+//! It prepares the environment (`library`) and the files that middleware reads (`tree`, `namespace`), and then replaces
+//! itself with the program.
 //!
-//! With `--devices` or `--stats`, it first starts itself again. The devices read their variable from the environment of
-//! the second process. The first one outlives the program and prints the counts.
+//! With `--devices`, it first executes itself again, because the devices read their variable from the environment. With
+//! `--stats`, it runs itself as a child, outlives the program, and prints the counts.
 
 mod library;
 mod namespace;
@@ -25,18 +25,18 @@ use clap::Parser;
 use crate::library::Library;
 use crate::program::Program;
 
-/// The exit status if the program was not started, as of `env` and `timeout`. clap exits with 2.
+/// The exit status if the program was not started, like that of `env` and `timeout`. clap exits with 2.
 const NOT_STARTED: u8 = 125;
 const DEVICES_VARIABLE: &str = "RDMA_SOFT_DEVICES";
 
-/// Runs a program on RDMA devices in software, together with the programs that it starts
+/// Runs a program, and the programs that it starts, on RDMA devices in software
 ///
 /// The exit status is that of the program. It is 127 if the program is not found, 126 if it cannot be run with the
 /// library, and 125 if another step fails.
 #[derive(Debug, Parser)]
 #[command(name = "rdma-soft-run", version)]
 struct Arguments {
-    /// Use these devices instead of soft0 and softib0 (the value of RDMA_SOFT_DEVICES)
+    /// Use these devices instead of soft0 and softib0 (sets RDMA_SOFT_DEVICES)
     #[arg(long)]
     devices: Option<OsString>,
 
@@ -74,13 +74,13 @@ fn run(arguments: &Arguments) -> Result<u8> {
     if arguments.stats {
         stats::run(again(arguments)?)
     } else if arguments.devices.is_some() {
-        Err(again(arguments)?.exec()).context("this program does not start again")
+        Err(again(arguments)?.exec()).context("rdma-soft-run cannot start itself again")
     } else {
         match replace(arguments, &program, &library)? {}
     }
 }
 
-/// Returns a command that runs this program with the same arguments, except those that its caller handles.
+/// Returns a command that runs `rdma-soft-run` with the same arguments, except `--stats` and `--devices`.
 fn again(arguments: &Arguments) -> Result<Command> {
     let own = env::current_exe().context("/proc/self/exe is unreadable; mount /proc")?;
     let mut command = Command::new(own);
@@ -97,6 +97,7 @@ fn again(arguments: &Arguments) -> Result<Command> {
     Ok(command)
 }
 
+/// Replaces this process with the program.
 fn replace(arguments: &Arguments, program: &Program, library: &Library) -> Result<Infallible> {
     // Before the devices are created, because a process with threads cannot enter a user namespace.
     let entered = match arguments.no_files {
@@ -106,7 +107,7 @@ fn replace(arguments: &Arguments, program: &Program, library: &Library) -> Resul
     let devices = tree::devices()?;
     let shown = entered.and_then(|()| namespace::show(&devices));
     let names: Vec<_> = devices.iter().map(tree::Device::to_string).collect();
-    eprintln!("rdma-soft-run: {} by {}", names.join(", "), library.path().display());
+    eprintln!("rdma-soft-run: {} from {}", names.join(", "), library.path().display());
     match shown {
         Ok(()) => eprintln!(
             "rdma-soft-run: {} and {} describe these devices, in the program's own mount namespace",
@@ -114,7 +115,7 @@ fn replace(arguments: &Arguments, program: &Program, library: &Library) -> Resul
             tree::NODES
         ),
         Err(why) => eprintln!(
-            "rdma-soft-run: {} does not describe them ({why}); middleware such as UCX and Mooncake may not use them",
+            "rdma-soft-run: {} does not describe them ({why}); middleware such as UCX and Mooncake may not find them",
             tree::FOLDER
         ),
     }

@@ -22,14 +22,14 @@ use crate::tree::{self, CLASSES, Device, NODES};
 /// The folder with the kernel's classes of devices. Only the classes of RDMA devices are replaced.
 const SYSFS: &str = "/sys/class";
 const DEVICES: &str = "/dev";
-/// The character device that stands in for those of the devices. It accepts no command.
+/// The character device that replaces those of the devices. It accepts no commands.
 const NULL: &str = "/dev/null";
 
 /// Enters a mount namespace, and if necessary a user namespace with the same user and group. The inner result has the
-/// reason if the system allows neither.
+/// reason if the system refuses this.
 ///
 /// # Errors
-/// Returns an error if the process has lost its user. It must not run the program then.
+/// Returns an error if the user namespace does not map the process's user. The process must not run the program then.
 pub(crate) fn enter() -> Result<Result<(), String>> {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     if unshare(UnshareFlags::NEWNS).is_err() {
@@ -53,7 +53,7 @@ pub(crate) fn enter() -> Result<Result<(), String>> {
 }
 
 fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
-    // SAFETY: the contract of this function is about `FILES`, which is in no call.
+    // SAFETY: the contract of this function is about `FILES`, which no caller passes.
     unsafe { unshare_unsafe(flags) }
 }
 
@@ -72,7 +72,8 @@ pub(crate) fn show(devices: &[Device]) -> Result<(), String> {
     shown
 }
 
-/// Mounts a file for each device. If the folder does not exist, it cannot be created in the system's `/dev`.
+/// Mounts a file for each device. If the folder does not exist, covers `/dev`, because the folder cannot be created in
+/// the system's `/dev`.
 fn show_nodes(devices: &[Device]) -> Result<(), String> {
     if Path::new(NODES).is_dir() {
         return cover(NODES, |nodes, _| create_nodes(devices, nodes));
@@ -108,11 +109,11 @@ fn cover(target: &str, fill: impl FnOnce(&Path, &Path) -> io::Result<()>) -> Res
 }
 
 fn uncover(target: &str) {
-    // The mount is the last one at this place. If this fails, the folder stays as it is.
+    // The mount is the topmost one at this path. If this fails, the folder stays covered.
     let _ = unmount(target, UnmountFlags::DETACH);
 }
 
-/// Makes the entries of a covered folder visible in the new one, except some.
+/// Makes the entries of a covered folder visible in the new one, except those that `except` names.
 fn keep(original: &Path, new: &Path, except: &[&str]) -> io::Result<()> {
     for entry in fs::read_dir(original)? {
         let entry = entry?;

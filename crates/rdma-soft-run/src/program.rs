@@ -16,10 +16,10 @@ use object::{Endianness, FileKind, ReadCache, ReadRef};
 use rustix::fs::{Access, access, getxattr};
 use rustix::process::{getegid, geteuid};
 
-/// The largest number of scripts that run each other, as in the kernel.
+/// The maximum number of interpreters that are scripts themselves, as in the kernel.
 const SCRIPTS: usize = 4;
 const SETUID: u32 = 0o4000;
-/// With the group's right to execute. Otherwise, the bit means a mandatory lock.
+/// The setgid bit, and the group's right to execute. Without this right, the bit means mandatory locking.
 const SETGID: u32 = 0o2010;
 
 /// A reason not to run a program with the library.
@@ -32,11 +32,11 @@ pub(crate) enum Refusal {
     #[error("{} is statically linked, so no library can be loaded into it; link it dynamically, or start only \
         its dynamically linked children with this program", path.display())]
     Static { path: PathBuf },
-    #[error("{} gets the rights of another user or a file, and the system loads no library of the environment \
-        into such programs; run a copy without them", path.display())]
+    #[error("{} gains rights when it starts (setuid, setgid or file capabilities), and the loader then ignores the \
+        library; run a copy without these rights", path.display())]
     Privileged { path: PathBuf },
     #[error("{} is for another processor or C library (loader {}, but the library needs {}); \
-        build the library for it", path.display(), theirs.display(), own.display())]
+        build the library for the program's system", path.display(), theirs.display(), own.display())]
     OtherLoader { path: PathBuf, theirs: PathBuf, own: PathBuf },
 }
 
@@ -111,7 +111,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Checks that a library of the environment is loaded into the program, or into the interpreter of a script.
+/// Checks that the library can be loaded into the program, or into the interpreter of a script.
 fn check(path: &Path, scripts: usize) -> Result<(), Failure> {
     let refuse = |refusal| Err(Failure::Refused(refusal));
     if !path.is_file() {
@@ -120,7 +120,7 @@ fn check(path: &Path, scripts: usize) -> Result<(), Failure> {
     access(path, Access::EXEC_OK).map_err(io::Error::from)?;
     let file = match File::open(path) {
         Ok(file) => file,
-        // It may be executable without being readable. The system then decides.
+        // The file is executable but not readable. The system then decides.
         Err(_) => return Ok(()),
     };
     if let Some(interpreter) = interpreter_of_script(&file)? {
@@ -131,14 +131,14 @@ fn check(path: &Path, scripts: usize) -> Result<(), Failure> {
             _ => check(&interpreter, scripts - 1),
         };
     }
-    // The system reports other formats.
+    // The system refuses other formats when the program is started.
     let Ok(loader) = loader(&file) else { return Ok(()) };
     let path = path.to_owned();
     if is_privileged(&file, &path)? {
         return refuse(Refusal::Privileged { path });
     }
     let Some(theirs) = loader else { return refuse(Refusal::Static { path }) };
-    // This program and the library are built for the same system.
+    // `rdma-soft-run` and the library are built for the same system.
     let own = File::open("/proc/self/exe").map_err(|error| {
         io::Error::new(error.kind(), format!("/proc/self/exe is unreadable ({error}); mount /proc"))
     })?;

@@ -32,7 +32,7 @@ pub(crate) fn run(mut command: Command) -> Result<u8> {
     Ok(code(status))
 }
 
-/// Removes the records of this process, which lists the devices before it becomes the program. There is a record if the
+/// Removes the records of this process, which lists the devices before it becomes the program. It has a record if the
 /// system's libibverbs is our library, as in an image for containers.
 pub(crate) fn forget_this_process() -> io::Result<()> {
     let Some(folder) = env::var_os(FOLDER_VARIABLE) else { return Ok(()) };
@@ -46,7 +46,7 @@ pub(crate) fn forget_this_process() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for the child, and sends it the signals that other processes send to this process. The terminal sends its
+/// Waits for the child, and forwards to it the signals that other processes send to this process. The terminal sends its
 /// signals to both processes.
 fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> io::Result<ExitStatus> {
     loop {
@@ -127,8 +127,8 @@ impl fmt::Display for Counts {
         if !unfinished.is_empty() {
             write!(
                 f,
-                "; the last counts are unknown of {}, which still run, were killed, called _exit, or replaced their \
-                 program",
+                "; the last counts are unknown for {}, which still run, were killed, called _exit, or executed \
+                 another program",
                 unfinished.join(", ")
             )?;
         }
@@ -152,7 +152,7 @@ mod tests {
         counts.add("9-0", "");
         let text = counts.to_string();
         assert!(text.starts_with("at least 2 requests with 21 bytes"), "{text}");
-        assert!(text.contains("unknown of 8 (python3), 9-0, which"), "{text}");
+        assert!(text.contains("unknown for 8 (python3), 9-0, which"), "{text}");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 pub(crate) const FOLDER: &str = "/sys/class/infiniband";
 /// The folder with a file for each device.
 pub(crate) const NODES: &str = "/dev/infiniband";
-/// The folders in `/sys/class` that have the devices.
+/// The folders in `/sys/class` that contain the devices.
 pub(crate) const CLASSES: [&str; 2] = ["infiniband", "infiniband_verbs"];
 
 /// A device, and its files in [`FOLDER`].
@@ -59,7 +59,7 @@ fn describe(name: &str) -> Result<Device> {
         let named = |(file, text)| (format!("ports/{number}/{file}"), text);
         files.extend(files_of_port.chain(pkeys).map(named));
     }
-    let node = node(&context).with_context(|| format!("{name} has no number"))?;
+    let node = node(&context).with_context(|| format!("{name} has no file name"))?;
     Ok(Device { name: name.to_owned(), node, link_layer, files })
 }
 
@@ -79,7 +79,7 @@ fn files_of_device(name: &str, device: &DeviceAttributes) -> Vec<(String, String
         ("node_desc", name.to_owned()),
         ("device/vendor", format!("{:#06x}", device.vendor_id)),
         ("device/device", format!("{:#06x}", device.vendor_part_id)),
-        // The device is near all processors.
+        // The device is close to all processors.
         ("device/numa_node", "-1".to_owned()),
         ("device/local_cpulist", processors.to_owned()),
         ("device/local_cpus", mask(processors)),
@@ -154,7 +154,8 @@ fn rate(port: &PortAttributes) -> String {
     format!("{}{tenth} Gb/sec ({} {name})", mbps / 1000, port.active_width)
 }
 
-/// An empty entry has no files of attributes, because the kernel fails to read them.
+/// Returns the files of the GID table. An empty entry has no files of attributes, because those of the kernel cannot be
+/// read.
 fn files_of_gids(port: &PortAttributes, gids: &[GidEntry]) -> Vec<(String, String)> {
     let mut files = Vec::new();
     for index in 0..port.gid_table_length {

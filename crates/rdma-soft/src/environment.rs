@@ -21,8 +21,8 @@ const FAULTS: &str = "RDMA_SOFT_FAULTS";
 /// - `RDMA_SOFT_DEVICES`: the devices, separated by semicolons. Each is a name, followed by options:
 ///   `soft0,like=connectx-7;soft1,port=ib`.
 ///   - `like=<profile>`: see [`Builder::like`].
-///   - `port=roce` or `port=ib`: see [`Builder::link`]. The default is the port of the profile, or else RoCE; `softib0`
-///     has an InfiniBand port.
+///   - `port=roce` or `port=ib`: see [`Builder::link`]. The default is the port of the option `like`. Without this
+///     option, it is RoCE, or InfiniBand for the name `softib0`.
 ///   - `address=<address or interface>`: see [`Builder::listen`]. May be repeated.
 ///   - `schedule=deferred:<seed>`: see [`Builder::schedule`].
 ///   - `packets`: see [`Builder::force_wire`].
@@ -130,7 +130,7 @@ impl Described {
             Some(("address", place)) if !place.is_empty() => self.addresses.push(place.to_owned()),
             Some(("schedule", schedule)) => {
                 let seed = schedule.strip_prefix("deferred:").and_then(|seed| seed.parse().ok());
-                let seed = seed.ok_or("the schedules are deferred:<seed>, with a number")?;
+                let seed = seed.ok_or("use deferred:<seed>, where the seed is a number")?;
                 self.schedule = Schedule::Deferred { seed };
             }
             _ => {
@@ -262,10 +262,7 @@ mod tests {
                 "`like=connectx-8` is not an option of `a`: the profiles are connectx-7, ",
             ),
             ("a;b,port=opa", "`port=opa` is not an option of `b`: the ports are roce and ib"),
-            (
-                "a,schedule=late",
-                "`schedule=late` is not an option of `a`: the schedules are deferred:",
-            ),
+            ("a,schedule=late", "`schedule=late` is not an option of `a`: use deferred:<seed>, "),
             ("a,address=", "`address=` is not an option of `a`: the options are like=<profile>, "),
             ("a,", "`` is not an option of `a`: the options are "),
             ("a,gid=3", "`gid=3` is not an option of `a`: the options are "),

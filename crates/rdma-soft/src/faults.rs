@@ -12,12 +12,12 @@ use crate::engine::Refusal;
 ///
 /// The text form is a list of faults, separated by semicolons:
 ///
-/// - `create_cq@3=ENOMEM`: the third call of a verb fails with this error number. The verb is `open_device`, or one
+/// - `create_cq@3=ENOMEM`: the third call of `create_cq` fails with this error number. The verb is `open_device`, or one
 ///   that creates, allocates or registers an object. The device counts the calls of each verb.
-/// - `fail=0.1%:RNR_RETRY_EXC`: one of 1,000 requests fails with this status. It is not executed. As after any failure,
-///   its queue pair goes to error, and later requests are flushed.
-/// - `loss=1%`: one of 100 packets that the device sends is lost. Multicast packets are not.
-/// - `slow_peer=5ms`: each packet that the device sends arrives that much later. Multicast packets do not.
+/// - `fail=0.1%:RNR_RETRY_EXC`: on average, one request in 1,000 fails with this status. It is not executed. As after
+///   any failure, its queue pair goes to error, and later requests are flushed.
+/// - `loss=1%`: on average, one in 100 packets that the device sends is lost, except multicast packets.
+/// - `slow_peer=5ms`: each packet that the device sends arrives that much later, except multicast packets.
 /// - `port_flap=10s`: every ten seconds, the port goes down for a second, which is a tenth of that time. The device
 ///   raises the events of the port.
 /// - `gid_move=30s`: every 30 seconds, each GID of the port moves to the next index, and the last one to index 0. The
@@ -27,10 +27,10 @@ use crate::engine::Refusal;
 /// The periods of `port_flap` and `gid_move` begin when the device is first opened.
 ///
 /// The same seed selects the same requests of a queue pair, if the program creates its queue pairs in the same order.
-/// Which packets are lost also depends on the number of packets, and so on timing, except in a
+/// The packets that are lost also depend on the number of packets, and so on timing, except in a
 /// [simulated network](crate::Network). There, times are virtual.
 ///
-/// A device whose requests fail, or whose packets are lost or late, sends everything as packets, as with
+/// A device with `fail`, `loss` or `slow_peer` sends everything as packets, as with
 /// [`Builder::force_wire`](crate::Builder::force_wire). The counter `injected_faults` counts all faults except delays.
 /// For each counted fault, a `tracing` event (target `rdma_soft::faults`) names the object.
 ///

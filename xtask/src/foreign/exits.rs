@@ -1,7 +1,7 @@
 //! Pairs of perftest's programs in which one process ends or stops while the other sends.
 //!
-//! A process that only waits for requests does not notice that its peer was killed, as on hardware. With `-b`, the server
-//! of `ib_send_bw` waits for the first one.
+//! As on hardware, a process that only waits for requests does not notice that its peer was killed. With `-b`, the server
+//! of `ib_send_bw` also only waits, until it has received the first request.
 
 use std::thread;
 use std::time::Duration;
@@ -19,7 +19,8 @@ use super::report::{Outcome, Row};
 const BOTH: &[Victim] = &[Victim::Server, Victim::Client];
 const ALL: &[End] = &[End::Killed, End::Exits, End::Stopped];
 
-/// Programs with options, the process that ends or stops, and how. A process exits only if it sends.
+/// Programs with options, the processes that end or stop, and the ways in which they do. Only a process that sends can
+/// exit after a failed request.
 const PROGRAMS: &[(&str, &str, &[Victim], &[End])] = &[
     ("ib_send_bw", "-s 1024", &[Victim::Server], &[End::Killed, End::Stopped]),
     ("ib_send_bw", "-b -s 1024", BOTH, &[End::Exits, End::Stopped]),
@@ -54,7 +55,7 @@ enum End {
 }
 
 impl End {
-    /// Returns the options that make the program run until its end, or for longer than it is stopped.
+    /// Returns the options with which the program runs until it is ended, or for longer than it is stopped.
     fn options(self) -> &'static str {
         match self {
             Self::Killed | Self::Exits => "-N -n 100000000",
@@ -63,7 +64,7 @@ impl End {
     }
 }
 
-/// Runs each program with each end of a process, and a pair of new processes after each.
+/// Runs each program, and ends or stops a process in each listed way. After each case, runs a pair of new processes.
 ///
 /// # Errors
 /// Returns an error if this process cannot start programs.

@@ -25,11 +25,11 @@ fn perftest(line: &str) -> Option<(u64, u64, f64)> {
     let (bytes, iterations) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let numbers = words.map(str::parse).collect::<Result<Vec<f64>, _>>().ok()?;
     let average = match numbers[..] {
-        // The least, the greatest, and the usual latency precede the average.
+        // The minimum, the maximum and the typical latency precede the average.
         [_, _, _, average, _, _, _] => average,
         // The peak precedes the average bandwidth, which the message rate follows.
         [_, average, _] => average,
-        // The average latency and the rate, of a run of a given duration.
+        // A run of a given duration has only the average latency and the rate.
         [average, _] => average,
         _ => return None,
     };
@@ -51,7 +51,7 @@ pub(super) fn ucx(output: &str) -> Result<u64> {
 /// Returns the requests that `rdma-soft-run --stats` has counted: those of the program and those of its peers.
 ///
 /// # Errors
-/// Returns an error if the output has no counts, or both are 0, so that the program did not use RDMA.
+/// Returns an error if the output has no counts, or if both are 0, because the program did not use RDMA.
 pub(super) fn counts(output: &str) -> Result<(u64, u64)> {
     let line = output.lines().filter_map(|line| line.split_once(COUNTED)).find_map(|(_, line)| {
         let line = line.strip_prefix("at least ").unwrap_or(line);
@@ -69,7 +69,7 @@ pub(super) fn counts(output: &str) -> Result<(u64, u64)> {
 pub(super) struct Tests {
     pub(super) passed: usize,
     pub(super) failed: usize,
-    /// The reasons of the skipped tests.
+    /// The reasons for which tests were skipped.
     pub(super) skipped: Vec<String>,
 }
 

@@ -7,7 +7,7 @@ use super::output;
 use super::process::{Ended, Environment, Process, free_port};
 use super::report::{Outcome, Row};
 
-/// A program with its options, which both processes have.
+/// A program, and the options of both processes.
 #[derive(Debug)]
 pub(super) struct Set {
     program: &'static str,
@@ -18,11 +18,11 @@ pub(super) struct Set {
 /// The runs to which a set belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tier {
-    /// Each run.
+    /// Every run.
     Quick,
-    /// Only `--full`.
+    /// Only runs with `--full`.
     Full,
-    /// None, for this reason.
+    /// No run, for this reason.
     Never(&'static str),
 }
 
@@ -73,7 +73,7 @@ pub(super) fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Runs the two processes, and waits for their ends: of the server, and of the client.
+/// Runs the two processes, and waits until both have ended. Returns the server and the client.
 ///
 /// # Errors
 /// Returns an error with the output of the server if it ends before a client can connect.

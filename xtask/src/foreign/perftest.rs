@@ -6,8 +6,8 @@ pub(super) const DEVICE: &str = "-d soft0 -x 1 -F";
 
 const GROUP: &str = "a multicast group has members in one process only";
 
-/// Datagrams have no flow control, and the programs wait for lost ones. So these sets send fewer datagrams than the
-/// receiver has receives (512), and less than 1 MiB.
+/// The option sets. Datagrams have no flow control, and the programs wait even for lost ones. So the sets with datagrams
+/// (`-c UD`) send fewer than the receiver has receive requests (512), and less than 1 MiB.
 pub(super) const SETS: &[Set] = &[
     Set::quick("ib_send_lat", "-c RC -n 500"),
     Set::quick("ib_send_lat", "-c RC -n 500 -e"),

@@ -9,7 +9,7 @@ const MEMORY: &str = "the device has no memory of its own";
 const XRC: &str = "the device has no XRC queue pairs";
 const RACE: &str = "the program requests an event after it has found the queue empty, and then requires a completion";
 
-const MORE: &str = "with several queue pairs, the program sends more than its peer waits for, and may see the peer's end";
+const MORE: &str = "with several queue pairs, the program sends more than its peer waits for, and fails if the peer has ended";
 
 pub(super) const SETS: &[Set] = &[
     Set::quick("ibv_rc_pingpong", ""),

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// The limit in seconds after which a program is killed. It only ends programs that hang.
 pub(super) const LIMIT: &str = "100";
 
-/// The time between two looks at the list of listening sockets, which reports no changes.
+/// The time between two reads of the list of listening sockets. The kernel does not report its changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Variables for a program.
@@ -33,7 +33,7 @@ pub(super) struct Process {
 /// The text that a process has written to its output and error streams.
 #[derive(Debug, Default)]
 struct Output {
-    /// The text, and whether all processes with the streams have ended.
+    /// The text, and whether all processes have closed the streams.
     text: Mutex<(String, bool)>,
     changed: Condvar,
 }
@@ -106,7 +106,7 @@ impl Process {
         Ok(Self { child, line: words.join(" "), output, reader })
     }
 
-    /// Waits until a process listens on this TCP port. Returns `false` if this program has ended before.
+    /// Waits until a process listens on this TCP port. Returns `false` if this program ends first.
     pub(super) fn listens(&self, port: u16) -> bool {
         let mut output = self.output.lock();
         while !output.1 {
@@ -120,7 +120,7 @@ impl Process {
         false
     }
 
-    /// Waits until the output contains this text. Returns `false` if the program has ended before.
+    /// Waits until the output contains this text. Returns `false` if the program ends first.
     pub(super) fn prints(&self, text: &str) -> bool {
         let output = self.output.lock();
         let missing = |output: &mut (String, bool)| !output.0.contains(text) && !output.1;
@@ -128,14 +128,14 @@ impl Process {
         output.unwrap_or_else(PoisonError::into_inner).0.contains(text)
     }
 
-    /// Sends a signal to the program and to those that it has started.
+    /// Sends a signal to the program and to the programs that it has started.
     ///
     /// # Errors
     /// Returns an error if they have all ended.
     pub(super) fn signal(&self, signal: Signal) -> Result<()> {
         let group = Pid::from_raw(self.child.id().cast_signed());
         kill_process_group(group.context("a process has no number")?, signal)
-            .with_context(|| format!("{} has ended and gets no signal", self.line))
+            .with_context(|| format!("{} has ended, and cannot receive a signal", self.line))
     }
 
     /// Waits for the end.

@@ -15,10 +15,10 @@ use super::report::{Outcome, Row};
 /// The folder with the tests. Some files are compressed.
 const TESTS: &str = "usr/share/doc/rdma-core/tests";
 
-/// Each device, its GID index, and the number of tests of rdma-core 44 that must pass at least.
+/// Each device, its GID index, and the minimum number of tests of rdma-core 44 that must pass.
 const DEVICES: &[(&str, &str, usize)] = &[("soft0", "1", 86), ("softib0", "0", 85)];
 
-/// The known reasons of skipped tests: a part of the text, and the feature that the device or the machine lacks.
+/// The known reasons for skipped tests: a part of the text, and the feature that the device or the machine lacks.
 const SKIPS: &[(&str, &str)] = &[
     ("Can not run the test over non MLX5 device", "mlx5 only"),
     ("Could not open mlx5 context", "mlx5 only"),

@@ -30,7 +30,7 @@ const TESTS: &[(&str, bool)] = &[
     ("stream_bw -s 65536", false),
 ];
 
-/// The iterations, and those before the measurement.
+/// The number of measured iterations, and of those before the measurement.
 const COUNTS: &str = "-n 300 -w 30";
 
 /// Runs the tests over each transport. Both processes must count requests over RDMA, because UCX uses other transports

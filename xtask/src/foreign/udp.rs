@@ -7,7 +7,7 @@ use super::output::result;
 use super::pair::{connect, outcome, words};
 use super::report::Row;
 
-/// The device's GID of the address on which it listens.
+/// The options that select the device, and its GID of the address on which it listens.
 const DEVICE: &str = "-d soft0 -x 4 -F";
 
 /// The addresses of the server and the client.
@@ -17,7 +17,7 @@ const ADDRESSES: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
 /// default of 2 seconds.
 const RETRY_S: &str = "60";
 
-/// Reliable connections, which repeat lost packets.
+/// Option sets with reliable connections, which retransmit lost packets.
 const RELIABLE: &[(&str, &str)] = &[
     ("ib_send_lat", "-c RC -n 500"),
     ("ib_send_bw", "-c RC -n 200"),
@@ -29,6 +29,7 @@ const RELIABLE: &[(&str, &str)] = &[
     ("ib_atomic_bw", "-n 500"),
 ];
 
+/// Option sets without retransmissions. Their programs wait for lost packets.
 const UNRELIABLE: &[(&str, &str)] = &[
     ("ib_send_lat", "-c UC -n 500"),
     ("ib_send_lat", "-c UD -n 500"),

@@ -99,7 +99,7 @@ fn the_devices_and_the_library_are_announced() {
     let output = command.arg("true").output().unwrap();
     let announced = stderr(&output);
     let library = folder().join("libibverbs.so.1").canonicalize().unwrap();
-    let devices = "rdma-soft-run: soft0 (Ethernet), softib0 (InfiniBand) by";
+    let devices = "rdma-soft-run: soft0 (Ethernet), softib0 (InfiniBand) from";
     let expected = format!("{devices} {}\n", library.display());
     assert!(announced.starts_with(&expected), "{announced}");
     assert!(announced.contains("/sys/class/infiniband"), "{announced}");
