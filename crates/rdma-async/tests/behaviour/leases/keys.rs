@@ -17,7 +17,7 @@ const TRIED: usize = 1000;
 /// Each key is new, no old key works, and no registration is left.
 #[test]
 fn no_key_of_many_works_again() {
-    run_in_one_thread(|| async {
+    crate::common::run_long_in_one_thread(|| async {
         // A memory checker makes each copy slow.
         let is_slow = is_emulated() || cfg!(rdma_visible_copies);
         let times = if is_slow { TIMES / 10 } else { TIMES };
