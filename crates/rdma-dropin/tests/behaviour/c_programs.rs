@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
+use wait_timeout::ChildExt;
+
 use crate::library::{folder, output, with_library};
+use crate::two_processes::LIMIT;
 
 /// Compiles a program against the library, or with other options something else.
 pub(crate) fn compile(source: &str, program: &Path, options: &[&str]) {
@@ -17,6 +20,14 @@ pub(crate) fn compile(source: &str, program: &Path, options: &[&str]) {
 
 /// Compiles a program against the library, and returns its output. `prepare` changes its command.
 pub(crate) fn run(source: &str, prepare: impl FnOnce(&mut Command)) -> Option<String> {
+    with_program(source, |mut program| {
+        prepare(&mut program);
+        output(program)
+    })
+}
+
+/// Compiles a program against the library, and passes its command to `run`.
+fn with_program<T>(source: &str, run: impl FnOnce(Command) -> T) -> Option<T> {
     if test_support::program::is_emulated() {
         println!("skipped: the library is not built for the emulated processor");
         return None;
@@ -24,9 +35,7 @@ pub(crate) fn run(source: &str, prepare: impl FnOnce(&mut Command)) -> Option<St
     let target = tempfile::tempdir().unwrap();
     let program = target.path().join("program");
     compile(source, &program, &[]);
-    let mut program = with_library(Command::new(program));
-    prepare(&mut program);
-    Some(output(program))
+    Some(run(with_library(Command::new(program))))
 }
 
 #[test]
@@ -59,4 +68,21 @@ fn allocated_buffers_can_be_registered() {
         "a DMA handle: Operation not supported",
     ];
     assert_eq!(text.lines().collect::<Vec<_>>(), lines);
+}
+
+/// The handler of a signal may exit while its thread holds locks of the device. The exit then waits for another thread,
+/// but not forever.
+#[test]
+fn a_signal_handler_can_exit_during_a_post() {
+    with_program("faults.c", |mut program| {
+        program.arg("exit");
+        for _ in 0..5 {
+            let mut child = program.spawn().unwrap();
+            let status = child.wait_timeout(LIMIT).unwrap();
+            if status.is_none() {
+                child.kill().unwrap();
+            }
+            assert_eq!(status.and_then(|status| status.code()), Some(7));
+        }
+    });
 }

@@ -11,7 +11,7 @@ use wait_timeout::ChildExt;
 use crate::library::{command, text};
 
 /// The time for a whole run, on a busy machine.
-const LIMIT: Duration = Duration::from_secs(100);
+pub(crate) const LIMIT: Duration = Duration::from_secs(100);
 /// The state of a listening socket in `/proc/net/tcp` (`TCP_LISTEN`).
 const LISTENING: &str = "0A";
 

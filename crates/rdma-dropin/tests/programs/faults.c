@@ -1,8 +1,10 @@
-/* Prints how it sees a fault of the first device. The argument states where to look. */
+/* Prints how it sees a fault of the first device, or exits while it posts. The argument states which. */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <time.h>
 
 #include "../../../test-support/quiet_device/verbs.h"
@@ -210,6 +212,29 @@ static void watch_gids(struct ibv_context *context)
 	printf("each GID has another index\n");
 }
 
+static void leave(int signal)
+{
+	exit(signal == SIGALRM ? 7 : 1);
+}
+
+/* Posts until a signal arrives, whose handler exits. */
+static void exit_while_posting(struct ibv_context *context)
+{
+	struct ibv_qp *qp = create_qp(context);
+	struct itimerval timer = { .it_value.tv_usec = 2000 };
+	connect(qp, qp);
+	signal(SIGALRM, leave);
+	setitimer(ITIMER_REAL, &timer, NULL);
+	for (;;) {
+		struct ibv_recv_wr receive = { .wr_id = 0 }, *bad_receive;
+		struct ibv_send_wr send = { .opcode = SEND_WITH_IMM }, *bad_send;
+		check(ibv_post_recv(qp, &receive, &bad_receive) == 0, "post_recv");
+		check(ibv_post_send(qp, &send, &bad_send) == 0, "post_send");
+		poll(qp->send_cq);
+		poll(qp->recv_cq);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	int count;
@@ -226,5 +251,7 @@ int main(int argc, char **argv)
 	}
 	if (strcmp(what, "gids") == 0)
 		watch_gids(context);
+	if (strcmp(what, "exit") == 0)
+		exit_while_posting(context);
 	return 0;
 }

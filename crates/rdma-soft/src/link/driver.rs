@@ -2,20 +2,24 @@
 //! poll, a thread drives them; it sleeps while the program polls and while nothing arrives.
 
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Condvar, Weak};
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, Result};
 
+use self::patience::Patience;
 use self::serve::{Doorbell, Processors};
 use super::descriptor::{self, Descriptor};
 use crate::device::arrivals::{answer_all, execute_all};
 use crate::device::subnet::Subnet;
 use crate::fabric::Polled;
 use crate::fabric::thread::{STACK, spawn};
-use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, locked_for_calls};
+use crate::sync::{
+    AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, locked_for_calls, locked_to_wait,
+};
 
+mod patience;
 mod serve;
 
 /// The maximum number of sockets of a fabric.
@@ -24,6 +28,9 @@ pub(super) const MOST: usize = 4096;
 const EVENTS: usize = 32;
 /// The maximum time that [`Driver::drain_at_exit`] delays the exit of the process.
 const EXIT_DELAY: Duration = Duration::from_millis(100);
+/// The maximum time for which the exit of the process waits for [`Driver::drain_at_exit`]. It is long, because a busy
+/// machine may not run the thread for a while.
+const EXIT_LIMIT: Duration = Duration::from_secs(2);
 /// The maximum number of rounds of [`catch_up`](Polled::catch_up).
 const MOST_ROUNDS: u32 = 64;
 /// One look in this many covers all sockets. The looks in between cover only the sockets where something arrived
@@ -93,6 +100,15 @@ pub(super) enum SocketEvent {
     Other,
 }
 
+/// The result of a look at the recently active sockets.
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    /// Whether there was a message.
+    found: bool,
+    /// Whether this poll need not look at the other sockets.
+    enough: bool,
+}
+
 /// The sockets that a fabric's devices share with other processes and hosts.
 #[derive(Debug)]
 pub(super) struct Driver {
@@ -119,6 +135,7 @@ pub(super) struct Driver {
     processors: Processors,
     /// The number of packets for unknown or destroyed receivers so far.
     useless: AtomicU32,
+    patience: Patience,
 }
 
 /// The sockets at which polls look first.
@@ -207,10 +224,22 @@ impl Sockets {
     }
 }
 
-/// Runs when the process is about to exit.
+/// Runs when the process is about to exit. The handler of a signal may exit while its thread holds locks. So another
+/// thread drains the sockets, and the exit waits for it only for a limited time.
 fn drain_all_at_exit() {
-    let drivers = locked(&DRIVERS).clone();
-    drivers.iter().for_each(|driver| driver.drain_at_exit());
+    static DRAINED: (std::sync::Mutex<bool>, Condvar) =
+        (std::sync::Mutex::new(false), Condvar::new());
+    let drain = || {
+        let drivers = locked(&DRIVERS).clone();
+        drivers.iter().for_each(|driver| driver.drain_at_exit());
+        *locked_to_wait(&DRAINED.0) = true;
+        DRAINED.1.notify_one();
+    };
+    if spawn("rdma-soft exit", STACK, drain).is_err() {
+        return drain();
+    }
+    let drained = locked_to_wait(&DRAINED.0);
+    drop(DRAINED.1.wait_timeout_while(drained, EXIT_LIMIT, |drained| !*drained));
 }
 
 /// The drivers of all fabrics that have one.
@@ -259,6 +288,7 @@ impl Driver {
             doorbell: Doorbell::new()?,
             processors: Processors::new(),
             useless: AtomicU32::new(0),
+            patience: Patience::default(),
         })
     }
 
@@ -376,25 +406,26 @@ impl Driver {
         }
     }
 
-    /// Looks at the recently active sockets. Returns true if this poll need not look any further.
-    fn look_near(&self) -> bool {
-        let Ok(mut driving) = self.driving.try_lock() else { return true };
+    /// Looks at the recently active sockets.
+    fn look_near(&self) -> Look {
+        let mut look = Look { found: false, enough: true };
+        let Ok(mut driving) = self.driving.try_lock() else { return look };
         if driving.near.is_empty() {
-            return false;
+            return Look { enough: false, ..look };
         }
         driving.looks = driving.looks.wrapping_add(1);
-        let enough = !driving.looks.is_multiple_of(FULL_LOOK_INTERVAL);
+        look.enough = !driving.looks.is_multiple_of(FULL_LOOK_INTERVAL);
         if driving.near().any(|near| near.may_have_message()) {
             self.busy.fetch_add(1, Ordering::AcqRel);
             // Takes one message from each socket, because small messages arrive one at a time.
-            let found = driving.near().fold(false, |found, near| near.look() | found);
+            look.found = driving.near().fold(false, |found, near| near.look() | found);
             drop(driving);
-            if found {
+            if look.found {
                 self.subnet.run_queue.run();
             }
             self.busy.fetch_sub(1, Ordering::AcqRel);
         }
-        enough
+        look
     }
 
     /// Fetches and handles events. Returns true if something has arrived.
@@ -484,8 +515,12 @@ impl Polled for Driver {
 
     fn poll(&'static self) {
         self.polls.fetch_add(1, Ordering::Relaxed);
-        if !self.look_near() {
-            self.drive();
+        let look = self.look_near();
+        let found = !look.enough && self.drive() || look.found;
+        if found {
+            self.patience.restart();
+        } else if self.patience.is_over(|| self.subnet.clock.now()) {
+            std::thread::yield_now();
         }
     }
 }
