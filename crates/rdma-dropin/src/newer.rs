@@ -1,5 +1,5 @@
-//! Functions that are newer than the headers of `rdma-sys`, and that no device supports: DMA handles, completion
-//! counters, files of device memory, and the speed of a port.
+//! Functions that are newer than the headers of `rdma-sys`. No device supports them: DMA handles, completion counters,
+//! files of device memory, and the speed of a port.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};

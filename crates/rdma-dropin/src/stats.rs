@@ -24,7 +24,7 @@ const FOLDER_VARIABLE: &str = "RDMA_DROPIN_STATS";
 const RUNNING: &str = "running";
 const ENDED: &str = "ended  ";
 
-/// The maximum time for which an exit waits until its record is written.
+/// The time limit of an exit that waits until its record is written.
 const LIMIT: Duration = Duration::from_secs(1);
 
 static RECORD: OnceLock<Option<Record>> = OnceLock::new();

@@ -69,7 +69,7 @@ pub(super) fn counts(output: &str) -> Result<(u64, u64)> {
 pub(super) struct Tests {
     pub(super) passed: usize,
     pub(super) failed: usize,
-    /// The reasons for which tests were skipped.
+    /// The reason of each skipped test.
     pub(super) skipped: Vec<String>,
 }
 

@@ -28,8 +28,8 @@ pub(super) const MOST: usize = 4096;
 const EVENTS: usize = 32;
 /// The maximum time that [`Driver::drain_at_exit`] delays the exit of the process.
 const EXIT_DELAY: Duration = Duration::from_millis(100);
-/// The maximum time for which the exit of the process waits for [`Driver::drain_at_exit`]. It is long, because a busy
-/// machine may not run the thread for a while.
+/// The time limit of an exit that waits for [`Driver::drain_at_exit`]. It is long, because a busy machine may not run
+/// the thread for a while.
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
 /// The maximum number of rounds of [`catch_up`](Polled::catch_up).
 const MOST_ROUNDS: u32 = 64;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::fabric::clock::Time;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// The time without a message after which a poller yields. It is much longer than a peer with a processor of its own
-/// takes to answer, and much shorter than the time for which the kernel lets a thread run.
+/// The time without a message after which a poller yields. A peer with a processor of its own answers much sooner. The
+/// kernel lets a thread run much longer.
 const PATIENCE: Duration = Duration::from_micros(50);
 /// One poll in this many reads the clock.
 const CLOCK_INTERVAL: u32 = 32;
