@@ -82,7 +82,7 @@ pub use inline::*;
 pub use interface::{InterfaceAddress, interface_addresses};
 #[cfg(feature = "linked")]
 pub use linked::linked;
-pub use load::system;
+pub use load::{system, system_at};
 pub use load_error::LoadError;
 pub use process::Process;
 pub use registry::{Provider, UnknownProvider, providers, register};

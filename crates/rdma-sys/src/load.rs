@@ -43,17 +43,32 @@ pub fn system() -> Result<&'static Verbs, LoadError> {
     static SYSTEM: OnceLock<Result<Verbs, LoadError>> = OnceLock::new();
     let loaded = SYSTEM.get_or_init(|| {
         let named = env::var_os(PATH_VARIABLE).filter(|path| !path.is_empty());
-        load(&named.unwrap_or_else(|| OsString::from(SONAME)))
+        let file = named.unwrap_or_else(|| OsString::from(SONAME));
+        // SAFETY: the file is the machine's libibverbs, or one named by the user of this program
+        // (SAFETY.md F2).
+        unsafe { system_at(&file) }
     });
     loaded.as_ref().map_err(Clone::clone)
 }
 
-fn load(file: &OsStr) -> Result<Verbs, LoadError> {
+/// Returns the verbs of the libibverbs in this file, which is never unloaded.
+///
+/// [`system`] chooses the file. This function is for a program in which the name `libibverbs.so.1`
+/// means another library.
+///
+/// # Safety
+/// The file is a libibverbs: each of its functions that has the name of a verb is that verb. The
+/// initialisers of the library and of the libraries that it needs may run in this program.
+///
+/// # Errors
+/// Same errors as [`system`].
+#[doc(alias = "dlopen")]
+pub unsafe fn system_at(file: &OsStr) -> Result<Verbs, LoadError> {
     if elf::program_is_static() {
         return Err(LoadError::StaticBinary);
     }
-    // SAFETY: the file is the machine's libibverbs, or one named by the user of this
-    // program. Its initialisers register drivers and touch no memory of ours (SAFETY.md F2).
+    // SAFETY: the file is a libibverbs by this function's contract. Its initialisers register
+    // drivers and touch no memory of ours (SAFETY.md F2).
     let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
     let library = opened.map_err(|error| LoadError::of_dlopen(file, &reason(&error)))?;
     // SAFETY: the same argument holds for the library's exported functions. The library is never

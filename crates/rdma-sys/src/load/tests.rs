@@ -14,6 +14,12 @@ use test_support::program::c_compiler;
 
 use super::*;
 
+fn load(file: &OsStr) -> Result<Verbs, LoadError> {
+    // SAFETY: the tests' files are not libraries, or have harmless initialisers. Their functions
+    // ignore their arguments (SAFETY.md F2).
+    unsafe { system_at(file) }
+}
+
 /// Compiles C into a shared library. Without a C compiler, prints a message and returns `None`.
 fn shared_library(folder: &Path, source: &str) -> Option<PathBuf> {
     let (code, library) = (folder.join("library.c"), folder.join("libexample.so"));
