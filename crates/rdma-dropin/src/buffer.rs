@@ -8,7 +8,7 @@ use std::ptr;
 
 use rdma_sys::{Errno, ibv_mr, ibv_pd};
 
-use crate::provider::verbs;
+use crate::provider::verbs_of;
 use crate::refusal::unsupported_null;
 
 /// `struct ibv_mr_init_attr`. A field is initialised if its bit in the mask is set.
@@ -103,15 +103,17 @@ unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attributes: *mut MrInitAttr)
     let length = unsafe { (*attributes).length };
     // SAFETY: the access is always initialised (SAFETY.md F1).
     let access = unsafe { (*attributes).access };
+    // SAFETY: the caller passes a live domain (SAFETY.md F1).
+    let verbs = unsafe { verbs_of(pd) };
     match memory {
         Memory::Mapped { addr, iova } => {
-            let Some(reg_mr_iova2) = verbs().reg_mr_iova2 else { return unsupported_null() };
+            let Some(reg_mr_iova2) = verbs.reg_mr_iova2 else { return unsupported_null() };
             let iova = iova.unwrap_or(addr.addr() as u64);
             // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
             unsafe { reg_mr_iova2(pd, addr, length, iova, access.cast_unsigned()) }
         }
         Memory::File { fd, offset, iova } => {
-            let Some(reg_dmabuf_mr) = verbs().reg_dmabuf_mr else { return unsupported_null() };
+            let Some(reg_dmabuf_mr) = verbs.reg_dmabuf_mr else { return unsupported_null() };
             // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
             unsafe { reg_dmabuf_mr(pd, offset, length, iova, fd, access) }
         }

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
-use std::ptr;
 
 use rdma_sys::{
     _compat_ibv_port_attr, functions, ibv_async_event, ibv_context, ibv_device, ibv_device_attr,
@@ -10,28 +9,25 @@ use rdma_sys::{
 };
 
 use crate::forward::forward;
-use crate::provider::{install, verbs};
+use crate::provider::{load_system, soft, verbs_of};
 use crate::refusal::{UNSUPPORTED, unsupported_minus_one, unsupported_null};
 use crate::stats;
 
-const _: functions::ibv_get_device_list = ibv_get_device_list;
+const _: functions::ibv_import_device = ibv_import_device;
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
-    if let Err(errno) = install() {
-        errno.set();
-        return ptr::null_mut();
+unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
+    match load_system().unwrap_or_else(soft).import_device {
+        // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
+        Some(verb) => unsafe { verb(cmd_fd) },
+        None => unsupported_null(),
     }
-    // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
-    unsafe { (verbs().get_device_list)(num_devices) }
 }
 
 forward! {
-    ibv_free_device_list(list: *mut *mut ibv_device) => free_device_list;
     ibv_get_device_name(device: *mut ibv_device) -> *const c_char => get_device_name;
     ibv_get_device_guid(device: *mut ibv_device) -> u64 => get_device_guid;
     ibv_get_device_index(device: *mut ibv_device) -> c_int => get_device_index, or -1;
     ibv_open_device(device: *mut ibv_device) -> *mut ibv_context => open_device;
-    ibv_import_device(cmd_fd: c_int) -> *mut ibv_context => import_device, or unsupported_null();
     ibv_get_async_event(
         context: *mut ibv_context,
         event: *mut ibv_async_event,
@@ -83,8 +79,10 @@ forward! {
 const _: functions::ibv_close_device = ibv_close_device;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
+    let verbs = unsafe { verbs_of(context) };
     // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
-    let returned = unsafe { (verbs().close_device)(context) };
+    let returned = unsafe { (verbs.close_device)(context) };
     stats::update();
     returned
 }

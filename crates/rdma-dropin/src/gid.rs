@@ -5,8 +5,9 @@ use std::ffi::{c_int, c_uint};
 
 use rdma_sys::{Errno, functions, ibv_ah_attr, ibv_context, ibv_gid, ibv_gid_entry, ibv_gid_type};
 
-use crate::provider::verbs;
+use crate::provider::verbs_of;
 use crate::refusal::unsupported_minus_one;
+use crate::system;
 
 /// `IBV_GID_TYPE_SYSFS_IB_ROCE_V1` and `IBV_GID_TYPE_SYSFS_ROCE_V2`, the values of `enum ibv_gid_type_sysfs`.
 const INFINIBAND_OR_V1: c_uint = 0;
@@ -14,6 +15,9 @@ const V2: c_uint = 1;
 /// The value for packets without a VLAN tag.
 const NO_VLAN: u16 = 0xffff;
 
+type QueryGidType = unsafe extern "C" fn(*mut ibv_context, u8, c_uint, *mut c_uint) -> c_int;
+
+const _: QueryGidType = ibv_query_gid_type;
 /// Returns -1 and sets `errno` if the place does not exist. An empty place has the type of InfiniBand.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_gid_type(
@@ -22,7 +26,14 @@ unsafe extern "C" fn ibv_query_gid_type(
     index: c_uint,
     kind: *mut c_uint,
 ) -> c_int {
-    let Some(query_gid_ex) = verbs().query_gid_ex else {
+    // SAFETY: the caller passes a live context (SAFETY.md F1), and this is the type of the function.
+    let theirs = unsafe { system::function::<_, QueryGidType>(context, "ibv_query_gid_type") };
+    if let Some(theirs) = theirs {
+        // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
+        return unsafe { theirs(context, port_num, index, kind) };
+    }
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
+    let Some(query_gid_ex) = (unsafe { verbs_of(context) }).query_gid_ex else {
         return unsupported_minus_one();
     };
     let mut entry = ibv_gid_entry::default();
@@ -53,12 +64,21 @@ unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     eth_mac: *mut u8,
     vid: *mut u16,
 ) -> c_int {
+    type Resolve = functions::ibv_resolve_eth_l2_from_gid;
+    // SAFETY: the caller passes a live context (SAFETY.md F1), and this is the type of the function.
+    let theirs = unsafe { system::function::<_, Resolve>(context, "ibv_resolve_eth_l2_from_gid") };
+    if let Some(theirs) = theirs {
+        // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
+        return unsafe { theirs(context, attr, eth_mac, vid) };
+    }
     // SAFETY: the caller passes valid attributes (SAFETY.md F1).
     let attr = unsafe { attr.read() };
     let mut own = ibv_gid { raw: [0; 16] };
     let index = c_int::from(attr.grh.sgid_index);
+    // SAFETY: the caller passes a live context (SAFETY.md F1).
+    let verbs = unsafe { verbs_of(context) };
     // SAFETY: the caller passes a live context (SAFETY.md F1), and the GID is writable.
-    let returned = unsafe { (verbs().query_gid)(context, attr.port_num, index, &raw mut own) };
+    let returned = unsafe { (verbs.query_gid)(context, attr.port_num, index, &raw mut own) };
     if returned != 0 {
         return returned;
     }

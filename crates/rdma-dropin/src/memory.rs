@@ -1,12 +1,12 @@
-//! Protection domains, memory regions, and forks. A fork does not affect registered memory, because a software device
-//! pins no pages.
+//! Protection domains, memory regions, and forks.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use rdma_sys::{ibv_context, ibv_dm, ibv_fork_status, ibv_mr, ibv_pd};
+use rdma_sys::{functions, ibv_context, ibv_dm, ibv_fork_status, ibv_mr, ibv_pd};
 
 use crate::forward::forward;
+use crate::provider::{load_system, soft, system};
 use crate::refusal::unsupported_null;
 
 forward! {
@@ -64,16 +64,27 @@ forward! {
         dm_handle: u32,
     ) -> *mut ibv_dm => import_dm, or unsupported_null();
     ibv_unimport_dm(dm: *mut ibv_dm) => unimport_dm, or ();
-    ibv_fork_init() -> c_int => fork_init;
-    ibv_is_fork_initialized() -> ibv_fork_status => is_fork_initialized, or ibv_fork_status::IBV_FORK_UNNEEDED;
 }
 
+const _: functions::ibv_fork_init = ibv_fork_init;
 #[unsafe(no_mangle)]
-extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
+unsafe extern "C" fn ibv_fork_init() -> c_int {
+    for provider in [Some(soft()), load_system()].into_iter().flatten() {
+        // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
+        let returned = unsafe { (provider.fork_init)() };
+        if returned != 0 {
+            return returned;
+        }
+    }
     0
 }
 
+const _: functions::ibv_is_fork_initialized = ibv_is_fork_initialized;
 #[unsafe(no_mangle)]
-extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
-    0
+unsafe extern "C" fn ibv_is_fork_initialized() -> ibv_fork_status {
+    match system().unwrap_or_else(soft).is_fork_initialized {
+        // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
+        Some(verb) => unsafe { verb() },
+        None => ibv_fork_status::IBV_FORK_UNNEEDED,
+    }
 }

@@ -11,7 +11,7 @@ use rdma_sys::{
 };
 
 use crate::forward::forward;
-use crate::provider::verbs;
+use crate::provider::verbs_of;
 use crate::refusal::UNSUPPORTED;
 use crate::stats;
 
@@ -68,8 +68,10 @@ forward! {
 const _: functions::ibv_destroy_qp = ibv_destroy_qp;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: the caller passes a live queue pair (SAFETY.md F1).
+    let verbs = unsafe { verbs_of(qp) };
     // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
-    let returned = unsafe { (verbs().destroy_qp)(qp) };
+    let returned = unsafe { (verbs.destroy_qp)(qp) };
     stats::update();
     returned
 }

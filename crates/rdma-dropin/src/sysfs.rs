@@ -78,14 +78,6 @@ fn read(path: &Path, size: usize) -> io::Result<CString> {
     CString::new(text).map_err(io::Error::other)
 }
 
-/// Fails, because no device has a `struct verbs_sysfs_dev`. Only providers' libraries call this function. Its further
-/// arguments are not read.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_read_ibdev_sysfs_file() -> c_int {
-    Errno::ENOENT.set();
-    -1
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

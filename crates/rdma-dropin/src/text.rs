@@ -3,15 +3,29 @@
 
 use std::ffi::c_char;
 
-use rdma_sys::{ibv_event_type, ibv_node_type, ibv_port_state, ibv_wc_status, ibv_wr_opcode};
+use rdma_sys::{
+    functions, ibv_event_type, ibv_node_type, ibv_port_state, ibv_wc_status, ibv_wr_opcode,
+};
 
-use crate::forward::forward;
+use crate::provider::soft;
 
-forward! {
-    ibv_wc_status_str(status: ibv_wc_status) -> *const c_char => wc_status_str;
-    ibv_event_type_str(event: ibv_event_type) -> *const c_char => event_type_str;
-    ibv_node_type_str(node_type: ibv_node_type) -> *const c_char => node_type_str;
-    ibv_port_state_str(port_state: ibv_port_state) -> *const c_char => port_state_str;
+/// Defines functions that return the texts of the software devices, which are those of libibverbs.
+macro_rules! texts {
+    ($($name:ident($value:ident: $type:ty) => $verb:ident;)+) => {$(
+        const _: functions::$name = $name;
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($value: $type) -> *const c_char {
+            // SAFETY: forwards the call with the caller's promises (SAFETY.md F1, F2).
+            unsafe { (soft().$verb)($value) }
+        }
+    )+};
+}
+
+texts! {
+    ibv_wc_status_str(status: ibv_wc_status) => wc_status_str;
+    ibv_event_type_str(event: ibv_event_type) => event_type_str;
+    ibv_node_type_str(node_type: ibv_node_type) => node_type_str;
+    ibv_port_state_str(port_state: ibv_port_state) => port_state_str;
 }
 
 /// One of the private symbols of libibverbs.

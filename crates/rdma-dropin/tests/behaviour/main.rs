@@ -10,5 +10,6 @@ mod library;
 mod perftest;
 mod pingpong;
 mod pods;
+mod providers;
 mod run;
 mod two_processes;
