@@ -237,6 +237,8 @@ pub(super) const RXE: &[Step] = &[
         "{target}/debug/xtask rxe-run --machine --timeout 300 -- \
             /bin/sh ../xtask/src/ci/rxe_as.sh soft0",
     )]),
+    run("cargo xtask dropin"),
+    run("cargo xtask rxe-run --machine --timeout 300 -- /bin/sh xtask/src/ci/providers.sh {target}/dropin/lib"),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
     run("cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0"),
 ];
