@@ -101,7 +101,6 @@ fn waits_of_a_scope_share_its_deadline() {
             let send = s.post_send(nothing())?;
             let first = send.wait(DRAIN).map(drop).map_err(limit_of);
             assert_eq!(first, Err(DRAIN), "its own limit is earlier");
-            assert!(begin.elapsed() < limit || begin.elapsed() > HANG / 2, "not by the deadline");
             send.wait(LONG).map(drop)
         });
         assert_eq!(limit_of(ended.map_err(ScopeError::flatten).unwrap_err()), limit);
