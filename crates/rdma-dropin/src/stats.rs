@@ -4,7 +4,6 @@
 //! Only a process that exits writes [`ENDED`], so a reader sees that the record of a killed process may be too low.
 #![allow(unsafe_code)]
 
-use std::env;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -40,7 +39,7 @@ struct Record {
 /// Begins the record of this process, if the environment names a folder.
 pub(crate) fn begin() {
     RECORD.get_or_init(|| {
-        let folder = env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty())?;
+        let folder = rdma_sys::path_variable(FOLDER_VARIABLE)?;
         let record = Record::create(Path::new(&folder));
         if let Err(error) = &record {
             let folder = folder.display();

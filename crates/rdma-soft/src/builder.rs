@@ -5,6 +5,8 @@ mod lacks;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rdma_sys::path_variable;
+
 use crate::abi;
 use crate::device::Device;
 use crate::device::gid_place::GidPlace;
@@ -17,13 +19,16 @@ use crate::limits::patience::Patience;
 use crate::link::Link;
 #[cfg(not(loom))]
 use crate::link::local::host::{LocalHost, Peers};
-use crate::link::pcap::{self, Tap};
+use crate::link::pcap::Tap;
 #[cfg(not(loom))]
 use crate::link::udp::{self, Listening, Loss};
 #[cfg(not(loom))]
 use crate::network::Network;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
+
+/// The environment variable that names a capture file for all devices.
+const PCAP: &str = "RDMA_SOFT_PCAP";
 
 /// Builds a software device with its own name, schedule and limits.
 ///
@@ -413,7 +418,7 @@ impl Builder {
         }
         let tap = match pcap {
             Capture::To(path) => Some(path),
-            Capture::OfEnvironment => pcap::of_environment(),
+            Capture::OfEnvironment => path_variable(PCAP).map(PathBuf::from),
             Capture::Nowhere => None,
         };
         #[cfg(not(loom))]

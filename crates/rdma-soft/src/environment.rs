@@ -176,9 +176,9 @@ impl Described {
 #[cfg(not(loom))]
 fn shared(device: Builder) -> Builder {
     let device = device.peers(Peers::of_environment());
-    match std::env::var_os("RDMA_SOFT_DIRECTORY") {
-        Some(path) if !path.is_empty() => device.directory(path),
-        _ => device,
+    match rdma_sys::path_variable("RDMA_SOFT_DIRECTORY") {
+        Some(path) => device.directory(path),
+        None => device,
     }
 }
 

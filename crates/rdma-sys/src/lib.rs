@@ -60,6 +60,7 @@ compile_error!("rdma-sys needs 64-bit Linux: the verbs are an interface of its k
 compile_error!("rdma-sys knows the layout of the C structs on x86-64 and aarch64 alone");
 
 mod elf;
+mod environment;
 mod errno;
 mod generated;
 mod inline;
@@ -74,6 +75,7 @@ mod registry;
 mod table;
 mod unimplemented;
 
+pub use environment::path_variable;
 pub use errno::Errno;
 /// The signatures of libibverbs' functions, as the headers declare them.
 pub use generated::functions;

@@ -3,14 +3,13 @@
 #![allow(unsafe_code)]
 
 use std::{
-    env,
     ffi::{OsStr, OsString},
     sync::OnceLock,
 };
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::{elf, load_error::LoadError, table::Verbs};
+use crate::{elf, environment::path_variable, load_error::LoadError, table::Verbs};
 
 /// The file name that libibverbs has had since its first release.
 pub(crate) const SONAME: &str = "libibverbs.so.1";
@@ -23,7 +22,7 @@ const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
 ///
 /// The first call searches for the library, which is never unloaded; later calls return the same
 /// table or the same error. `RDMA_LIBIBVERBS` sets the path of a library other than
-/// `libibverbs.so.1`. The library is loaded with `RTLD_NOW | RTLD_LOCAL`, so its names are not
+/// `libibverbs.so.1`; setuid programs ignore it. The library is loaded with `RTLD_NOW | RTLD_LOCAL`, so its names are not
 /// visible to other libraries. The provider is called `system`.
 ///
 /// A program can continue if this function fails, because a software device has its own [`Verbs`].
@@ -42,8 +41,7 @@ const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
 pub fn system() -> Result<&'static Verbs, LoadError> {
     static SYSTEM: OnceLock<Result<Verbs, LoadError>> = OnceLock::new();
     let loaded = SYSTEM.get_or_init(|| {
-        let named = env::var_os(PATH_VARIABLE).filter(|path| !path.is_empty());
-        let file = named.unwrap_or_else(|| OsString::from(SONAME));
+        let file = path_variable(PATH_VARIABLE).unwrap_or_else(|| OsString::from(SONAME));
         // SAFETY: the file is the machine's libibverbs, or one named by the user of this program
         // (SAFETY.md F2).
         unsafe { system_at(&file) }

@@ -3,6 +3,7 @@
 mod files;
 mod refusals;
 mod renamed;
+mod setuid;
 mod stats;
 
 use std::fs;

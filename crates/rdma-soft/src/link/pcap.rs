@@ -4,7 +4,6 @@
 //! writes all buffered packets before it returns, after it has released its locks (`fabric/run_queue.rs`). If a program
 //! is killed, its file therefore contains only whole packets.
 
-mod environment;
 mod format;
 
 use std::ffi::OsString;
@@ -21,7 +20,6 @@ use rdma_proto::Burst;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-pub(crate) use self::environment::of_environment;
 use self::format::{Direction, Interface, put_interface, put_packet, put_section};
 use crate::address::Path;
 use crate::engine::wire::letter::{Datagram, Letter};
