@@ -79,12 +79,16 @@ enum Capture {
 impl Builder {
     /// Creates a builder for a RoCE device that executes each request within its post.
     pub fn new(name: impl Into<String>) -> Self {
+        let patience = Patience::of_environment().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the time limits of the environment are ignored");
+            Patience::USUAL
+        });
         Self {
             name: name.into(),
             link: Link::default(),
             gids: None,
             schedule: Schedule::default(),
-            limits: Limits { patience: Patience::of_environment(), ..Limits::default() },
+            limits: Limits { patience, ..Limits::default() },
             model: Model::OWN,
             force_wire: false,
             faults: None,

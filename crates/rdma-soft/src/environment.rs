@@ -1,8 +1,12 @@
 //! The devices that the environment describes.
 
+#[cfg(not(loom))]
+use rdma_sys::path_variable;
+
 use crate::builder::{Builder, is_name};
 use crate::device::subnet::{InstallError, profiles};
 use crate::faults::{Faults, FaultsError};
+use crate::limits::patience::Patience;
 use crate::link::Link;
 #[cfg(not(loom))]
 use crate::link::local::host::Peers;
@@ -11,6 +15,8 @@ use crate::schedule::Schedule;
 
 const DEVICES: &str = "RDMA_SOFT_DEVICES";
 const FAULTS: &str = "RDMA_SOFT_FAULTS";
+#[cfg(not(loom))]
+const DIRECTORY: &str = "RDMA_SOFT_DIRECTORY";
 
 /// Installs `soft0` and `softib0`, or the devices that `RDMA_SOFT_DEVICES` describes. Calling this again, from any
 /// thread, changes nothing.
@@ -36,10 +42,10 @@ const FAULTS: &str = "RDMA_SOFT_FAULTS";
 /// - `RDMA_SOFT_FAULTS`: the [`Faults`] of each device.
 /// - `RDMA_SOFT_PCAP`: a capture file, see [`Builder::pcap`].
 ///
-/// No device can be opened if the capture file cannot be written, or if the value of `RDMA_SOFT_DEVICES`,
-/// `RDMA_SOFT_LIKE` or `RDMA_SOFT_FAULTS` is wrong. If a device cannot listen, that device cannot be opened. A device
-/// that cannot be opened is still in the list: `ibv_open_device` prints the reason on standard error and fails with
-/// `EIO`. This function reports the reason earlier, in a `tracing` event.
+/// An empty variable is ignored. If the value of a variable is wrong, or the capture file cannot be written, no device
+/// can be opened. If a device cannot listen, that device cannot be opened. A device that cannot be opened is still in
+/// the list: `ibv_open_device` prints the reason on standard error and fails with `EIO`. This function reports the
+/// reason earlier, in a `tracing` event.
 pub fn install() {
     let devices = variable(DEVICES).unwrap_or_default();
     match builders(&devices) {
@@ -58,16 +64,30 @@ fn builders(devices: &str) -> Result<Vec<Builder>, InstallError> {
     let devices = described(devices)?;
     let profile = profile(variable("RDMA_SOFT_LIKE"))?;
     let faults = faults(variable(FAULTS))?;
-    Ok(devices.into_iter().map(|device| device.builder(profile, faults.as_ref())).collect())
+    // `Builder::new` uses these limits, and ignores mistakes.
+    Patience::of_environment()?;
+    let builders = devices.into_iter().map(|device| device.builder(profile, faults.as_ref()));
+    #[cfg(not(loom))]
+    let builders = {
+        let peers = Peers::in_environment()?;
+        builders.map(move |device| shared(device, peers))
+    };
+    Ok(builders.collect())
 }
 
-/// Installs a device. If the capture or an address is not available, installs a device that cannot be opened instead.
-/// If the device cannot be shared, installs it for this process alone.
+/// Installs a device. If the capture, an address or the directory is not available, installs a device that cannot be
+/// opened instead. If the device cannot be shared for another reason, installs it for this process alone.
 fn install_one(device: Builder) {
     match device.clone().install() {
         Err(error @ (InstallError::NoCapture { .. } | InstallError::CannotListen { .. })) => {
             tracing::warn!(%error, "a software device cannot be opened");
             install_one(device.unusable(error));
+        }
+        #[cfg(not(loom))]
+        Err(InstallError::NotShared { reason }) if path_variable(DIRECTORY).is_some() => {
+            let error = wrong(DIRECTORY, reason);
+            tracing::warn!(%error, "a software device cannot be opened");
+            install_one(device.peers(Peers::ThisProcess).unusable(error));
         }
         #[cfg(not(loom))]
         Err(error @ InstallError::NotShared { .. }) => {
@@ -80,7 +100,7 @@ fn install_one(device: Builder) {
 }
 
 /// Returns the value of a variable, unless it is empty.
-fn variable(name: &str) -> Option<String> {
+pub(crate) fn variable(name: &str) -> Option<String> {
     let value = std::env::var_os(name)?.to_string_lossy().into_owned();
     (!value.is_empty()).then_some(value)
 }
@@ -95,7 +115,8 @@ fn faults(text: Option<String>) -> Result<Option<Faults>, InstallError> {
     faults.map_err(|error: FaultsError| wrong(FAULTS, error.to_string()))
 }
 
-fn wrong(variable: &'static str, reason: String) -> InstallError {
+/// Returns the error for a mistake in the value of a variable.
+pub(crate) fn wrong(variable: &'static str, reason: String) -> InstallError {
     InstallError::BadVariable { variable, reason }
 }
 
@@ -160,7 +181,6 @@ impl Described {
         }
         #[cfg(not(loom))]
         {
-            device = shared(device);
             let listens = link == Link::Ethernet && self.name == "soft0";
             let places = match variable("RDMA_SOFT_LISTEN").filter(|_| listens) {
                 Some(place) if self.addresses.is_empty() => vec![place],
@@ -172,11 +192,11 @@ impl Described {
     }
 }
 
-/// Shares a device with the processes that the environment specifies.
+/// Shares a device with `peers`, through the directory that the environment names.
 #[cfg(not(loom))]
-fn shared(device: Builder) -> Builder {
-    let device = device.peers(Peers::of_environment());
-    match rdma_sys::path_variable("RDMA_SOFT_DIRECTORY") {
+fn shared(device: Builder, peers: Peers) -> Builder {
+    let device = device.peers(peers);
+    match path_variable(DIRECTORY) {
         Some(path) => device.directory(path),
         None => device,
     }

@@ -65,7 +65,7 @@ pub enum InstallError {
         /// The name.
         name: String,
     },
-    /// The value of `RDMA_SOFT_DEVICES` or `RDMA_SOFT_FAULTS` is wrong.
+    /// The value of an environment variable is wrong.
     #[error("`{variable}` has a mistake: {reason}")]
     BadVariable {
         /// The name of the variable.

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use rdma_types::AckTimeout;
 
+use crate::device::subnet::InstallError;
+use crate::environment::{variable, wrong};
+
 /// The two time limits, which the environment or a builder can set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Patience {
@@ -19,31 +22,36 @@ impl Patience {
         Self { process: Duration::from_secs(60), host: Duration::from_secs(2) };
 
     /// Returns the limits that the environment sets, or their defaults.
-    pub(crate) fn of_environment() -> Self {
+    ///
+    /// # Errors
+    /// Fails if a variable has another value than a number of seconds.
+    pub(crate) fn of_environment() -> Result<Self, InstallError> {
         let usual = Self::USUAL;
-        Self {
-            process: variable("RDMA_SOFT_PEER_LIMIT").unwrap_or(usual.process),
-            host: variable("RDMA_SOFT_RETRY_TIME").unwrap_or(usual.host),
-        }
+        Ok(Self {
+            process: duration("RDMA_SOFT_PEER_LIMIT")?.unwrap_or(usual.process),
+            host: duration("RDMA_SOFT_RETRY_TIME")?.unwrap_or(usual.host),
+        })
     }
 }
 
-/// Returns the duration that an environment variable sets, in seconds. Warns of other values and ignores them.
-fn variable(name: &str) -> Option<Duration> {
-    let text = std::env::var_os(name)?;
-    let duration = seconds(&text.to_string_lossy());
-    if duration.is_none() {
-        tracing::warn!(
-            variable = name,
-            value = ?text,
-            "the variable is ignored: set it to a number of seconds, such as `60` or `0.5`"
-        );
-    }
-    duration
+/// The maximum number of seconds that a variable can set: a year.
+const MOST_SECONDS: f64 = 31_536_000.0;
+
+/// Returns the duration that an environment variable sets.
+fn duration(name: &'static str) -> Result<Option<Duration>, InstallError> {
+    let Some(text) = variable(name) else { return Ok(None) };
+    let duration = seconds(&text).ok_or_else(|| {
+        let allowed =
+            format!("`{text}` is not a number of seconds from 0 to {MOST_SECONDS}, such as 0.5");
+        wrong(name, allowed)
+    })?;
+    Ok(Some(duration))
 }
 
 fn seconds(text: &str) -> Option<Duration> {
-    Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()
+    let seconds = text.trim().parse().ok()?;
+    let is_allowed = (0.0..=MOST_SECONDS).contains(&seconds);
+    is_allowed.then(|| Duration::from_secs_f64(seconds))
 }
 
 /// Returns `timeout` if it is unlimited or at least `least`. Otherwise returns the shortest timeout that is at least
@@ -65,7 +73,7 @@ mod tests {
         assert_eq!(seconds("60"), Some(Duration::from_secs(60)));
         assert_eq!(seconds(" 0.25 "), Some(Duration::from_millis(250)));
         assert_eq!(seconds("0"), Some(Duration::ZERO));
-        for text in ["", "1s", "-1", "inf", "NaN", "1e30"] {
+        for text in ["", "1s", "-1", "inf", "NaN", "31536001"] {
             assert_eq!(seconds(text), None, "{text:?}");
         }
     }

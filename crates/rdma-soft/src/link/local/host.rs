@@ -1,7 +1,6 @@
 //! A shared device: the state on which all its processes agree.
 
 use std::collections::BTreeMap;
-use std::env::VarError;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -15,13 +14,17 @@ use super::listener::Admits;
 use super::names::Names;
 use super::neighbor::Neighbor;
 use super::{connect_to, listen_at, user_at};
+use crate::device::subnet::InstallError;
 use crate::device::{Device, Host};
 use crate::engine::Refusal;
 use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::wire::Carrier;
+use crate::environment::{variable, wrong};
 use crate::fabric::emitters::emit_one;
 use crate::fabric::random::Seed;
 use crate::sync::locked;
+
+const PEERS: &str = "RDMA_SOFT_PEERS";
 
 /// Selects the processes of the host that share a device, so that their queue pairs reach each other. The processes
 /// must be in one network namespace, as the containers of a pod are.
@@ -56,17 +59,19 @@ impl Peers {
     /// ```
     #[must_use]
     pub fn of_environment() -> Self {
-        match std::env::var("RDMA_SOFT_PEERS").as_deref() {
-            Ok("none") => Self::ThisProcess,
-            Ok("any") => Self::AnyUser,
-            Ok("user") | Err(VarError::NotPresent) => Self::SameUser,
-            other => {
-                tracing::warn!(
-                    RDMA_SOFT_PEERS = ?other,
-                    "other processes cannot reach the software devices: set the variable to `user`, `any` or `none`"
-                );
-                Self::ThisProcess
-            }
+        Self::in_environment().unwrap_or_else(|error| {
+            tracing::warn!(%error, "other processes cannot reach the software devices");
+            Self::ThisProcess
+        })
+    }
+
+    /// Returns the setting of `RDMA_SOFT_PEERS`, or an error for an unknown value.
+    pub(crate) fn in_environment() -> Result<Self, InstallError> {
+        match variable(PEERS).as_deref() {
+            None | Some("user") => Ok(Self::SameUser),
+            Some("any") => Ok(Self::AnyUser),
+            Some("none") => Ok(Self::ThisProcess),
+            Some(other) => Err(wrong(PEERS, format!("`{other}` is not one of user, any and none"))),
         }
     }
 }
@@ -142,7 +147,7 @@ impl LocalHost {
             }
             Some(_) if peers == Peers::AnyUser => {
                 return Err(io::Error::other(
-                    "a directory works only for processes of one user: choose `Peers::SameUser`",
+                    "a directory works only for processes of one user: choose `Peers::SameUser` (`RDMA_SOFT_PEERS=user`)",
                 ));
             }
             Some(path) => Names::in_directory(path, device)?,

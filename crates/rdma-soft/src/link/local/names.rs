@@ -37,7 +37,10 @@ impl Names {
     /// Fails if the path does not name a directory that only this user may enter, or is too long for a socket address.
     pub(super) fn in_directory(path: &Path, device: &str) -> Result<(Self, String)> {
         let found = stat(path).map_err(|errno| {
-            Error::other(format!("the directory {} cannot be used: {errno}", path.display()))
+            Error::other(format!(
+                "the directory {} cannot be used: {errno}; create one with `mkdir -m 700`",
+                path.display()
+            ))
         })?;
         let is_directory = rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir();
         if !is_directory || found.st_uid != geteuid().as_raw() || found.st_mode & 0o077 != 0 {

@@ -41,7 +41,16 @@ fn child() {
 fn ask(variables: &[(&str, &str)]) -> String {
     let mut command = this_program();
     command.args(["--exact", "device::environment::child", "--ignored", "--nocapture"]);
-    for other in ["RDMA_SOFT_DEVICES", "RDMA_SOFT_FAULTS", "RDMA_SOFT_LIKE", "RDMA_SOFT_LISTEN"] {
+    for other in [
+        "RDMA_SOFT_DEVICES",
+        "RDMA_SOFT_DIRECTORY",
+        "RDMA_SOFT_FAULTS",
+        "RDMA_SOFT_LIKE",
+        "RDMA_SOFT_LISTEN",
+        "RDMA_SOFT_PEERS",
+        "RDMA_SOFT_PEER_LIMIT",
+        "RDMA_SOFT_RETRY_TIME",
+    ] {
         command.env_remove(other);
     }
     let output = command.envs(variables.iter().copied()).output().unwrap();
@@ -113,6 +122,30 @@ fn a_mistake_in_the_environment_is_named_when_a_device_is_opened() {
             ["soft0", "softib0"],
             "`RDMA_SOFT_FAULTS` has a mistake: `create_qc` in `create_qc@3=ENOMEM`: the verbs are alloc_mw, ",
         ),
+        (
+            "RDMA_SOFT_PEERS",
+            "all",
+            ["soft0", "softib0"],
+            "`RDMA_SOFT_PEERS` has a mistake: `all` is not one of user, any and none",
+        ),
+        (
+            "RDMA_SOFT_PEER_LIMIT",
+            "1s",
+            ["soft0", "softib0"],
+            "`RDMA_SOFT_PEER_LIMIT` has a mistake: `1s` is not a number of seconds from 0 to 31536000, such as 0.5",
+        ),
+        (
+            "RDMA_SOFT_RETRY_TIME",
+            "-1",
+            ["soft0", "softib0"],
+            "`RDMA_SOFT_RETRY_TIME` has a mistake: `-1` is not a number of seconds from 0 to 31536000, such as 0.5",
+        ),
+        (
+            "RDMA_SOFT_DIRECTORY",
+            "/no/such",
+            ["soft0", "softib0"],
+            "`RDMA_SOFT_DIRECTORY` has a mistake: the directory /no/such cannot be used: No such file or directory",
+        ),
     ] {
         let text = ask(&[(variable, value)]);
         for name in names {
@@ -123,4 +156,26 @@ fn a_mistake_in_the_environment_is_named_when_a_device_is_opened() {
             assert!(text.contains(&format!("{name} fails with ")), "{text}");
         }
     }
+}
+
+#[test]
+fn empty_variables_have_no_effect() {
+    let variables = [
+        "RDMA_SOFT_DEVICES",
+        "RDMA_SOFT_DIRECTORY",
+        "RDMA_SOFT_FAULTS",
+        "RDMA_SOFT_LIKE",
+        "RDMA_SOFT_LISTEN",
+        "RDMA_SOFT_PEERS",
+        "RDMA_SOFT_PEER_LIMIT",
+        "RDMA_SOFT_RETRY_TIME",
+    ];
+    let [usual, empty] = [&[][..], &variables.map(|name| (name, ""))].map(ask);
+    let identities = |text: &str| {
+        let lines = text.lines().filter(|line| line.contains(" has the GUID "));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    // The devices are those that all processes share.
+    assert_eq!(identities(&usual).len(), 2, "{usual}");
+    assert_eq!(identities(&usual), identities(&empty), "{empty}");
 }
