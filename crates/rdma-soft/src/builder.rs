@@ -479,8 +479,12 @@ impl Builder {
     }
 }
 
-/// Returns true if a device may have this name: it fits into `struct ibv_device`, and can be typed on a command line.
+/// The allowed names, for error messages.
+pub(crate) const NAMES: &str = "use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`; the names `.` and `..` are reserved";
+
+/// Returns true if a device may have this name: it fits into `struct ibv_device`, can be typed on a command line, and
+/// can be the name of a folder in `/sys`.
 pub(crate) fn is_name(name: &str) -> bool {
     let typeable = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    (1..64).contains(&name.len()) && name.chars().all(typeable)
+    (1..64).contains(&name.len()) && name.chars().all(typeable) && name != "." && name != ".."
 }

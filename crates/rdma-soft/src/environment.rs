@@ -3,7 +3,7 @@
 #[cfg(not(loom))]
 use rdma_sys::path_variable;
 
-use crate::builder::{Builder, is_name};
+use crate::builder::{Builder, NAMES, is_name};
 use crate::device::subnet::{InstallError, profiles};
 use crate::faults::{Faults, FaultsError};
 use crate::limits::patience::Patience;
@@ -214,10 +214,7 @@ fn described(text: &str) -> Result<Vec<Described>, InstallError> {
         let mut words = part.split(',').map(str::trim);
         let name = words.next().unwrap_or_default();
         if !is_name(name) {
-            let reason = format!(
-                "`{name}` in `{part}` is not a device name: use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` \
-                 and `.`"
-            );
+            let reason = format!("`{name}` in `{part}` is not a device name: {NAMES}");
             return Err(wrong(DEVICES, reason));
         }
         if devices.iter().any(|device| device.name == name) {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use crate::address::{Address, GidEntry};
+use crate::builder::NAMES;
 use crate::device::Device;
 use crate::fabric::Fabric;
 #[cfg(loom)]
@@ -26,10 +27,8 @@ pub enum InstallError {
     /// network, until the process exits.
     #[error("a software device named `{0}` is already installed: choose another name")]
     NameTaken(String),
-    /// The name does not fit into `struct ibv_device`, or cannot be typed on a command line.
-    #[error(
-        "`{0}` is not a valid device name: use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`"
-    )]
+    /// The name does not fit into `struct ibv_device`, cannot be typed on a command line, or is `.` or `..`.
+    #[error("`{0}` is not a valid device name: {names}", names = NAMES)]
     BadName(String),
     /// The process, or the network, already has the maximum number of devices. A device is never removed.
     #[error("there are {0} software devices in this process already: use one of them")]

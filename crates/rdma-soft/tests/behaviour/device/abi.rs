@@ -45,7 +45,7 @@ fn device_list_has_names_guids_and_kinds() {
 #[test]
 fn invalid_names_are_refused() {
     let long = "x".repeat(64);
-    for name in ["", "with space", "umlaut-ä", "slash/", "nul\0", &long] {
+    for name in ["", ".", "..", "with space", "umlaut-ä", "slash/", "nul\0", &long] {
         let refused = Builder::new(name).install().unwrap_err();
         assert_eq!(refused, InstallError::BadName(name.to_owned()));
         assert!(refused.to_string().contains("1 to 63"), "{refused}");

@@ -123,6 +123,12 @@ fn a_mistake_in_the_environment_is_named_when_a_device_is_opened() {
             "`RDMA_SOFT_FAULTS` has a mistake: `create_qc` in `create_qc@3=ENOMEM`: the verbs are alloc_mw, ",
         ),
         (
+            devices,
+            "..",
+            ["soft0", "softib0"],
+            "`RDMA_SOFT_DEVICES` has a mistake: `..` in `..` is not a device name: use 1 to 63 ",
+        ),
+        (
             "RDMA_SOFT_PEERS",
             "all",
             ["soft0", "softib0"],
