@@ -27,7 +27,8 @@ const DIRECTORY: &str = "RDMA_SOFT_DIRECTORY";
 /// - `RDMA_SOFT_DEVICES`: the devices, separated by semicolons. Each is a name, followed by options:
 ///   `soft0,like=connectx-7;soft1,port=ib`.
 ///   - `like=<profile>`: see [`Builder::like`].
-///   - `port=roce` or `port=ib`: see [`Builder::link`]. The default is the port of the option `like`. Without this
+///   - `port=roce` or `port=ib`: see [`Builder::link`]. With the option `like`, the hardware must have such ports. The
+///     default is the port of the option `like`. Without this
 ///     option, it is RoCE, or InfiniBand for the name `softib0`.
 ///   - `address=<address or interface>`: see [`Builder::listen`]. May be repeated.
 ///   - `schedule=deferred:<seed>`: see [`Builder::schedule`].
@@ -222,10 +223,28 @@ fn described(text: &str) -> Result<Vec<Described>, InstallError> {
             return Err(wrong(DEVICES, reason));
         }
         let mut device = Described::named(name);
+        let mut given = Vec::new();
         for option in words {
+            let kind = option.split('=').next().unwrap_or(option);
+            if kind != "address" && given.contains(&kind) {
+                let reason =
+                    format!("`{kind}` occurs twice in the options of `{name}`: give it once");
+                return Err(wrong(DEVICES, reason));
+            }
+            given.push(kind);
             device.apply(option).map_err(|allowed| {
                 wrong(DEVICES, format!("`{option}` is not an option of `{name}`: {allowed}"))
             })?;
+        }
+        if let (Some(profile), Some(link)) = (device.like, device.link)
+            && !profile.allows(link)
+        {
+            let other = if link == Link::Ethernet { "ib" } else { "roce" };
+            let reason = format!(
+                "the port of `{name}` contradicts `like={}`: use port={other}, or omit it",
+                profile.name()
+            );
+            return Err(wrong(DEVICES, reason));
         }
         devices.push(device);
     }
@@ -260,6 +279,12 @@ mod tests {
             ..Described::named("a.b-c")
         };
         assert_eq!(described(text), Ok(vec![soft0, soft1, last]));
+        let both = Described {
+            like: Some(Profile::CONNECTX_7),
+            link: Some(Link::InfiniBand),
+            ..Described::named("both")
+        };
+        assert_eq!(described("both,port=ib,like=connectx-7"), Ok(vec![both]));
         for nothing in ["", " ; "] {
             assert_eq!(described(nothing), Ok(usual()));
         }
@@ -273,6 +298,17 @@ mod tests {
                 "`so/ft` in `so/ft,port=ib` is not a device name: use 1 to 63 ",
             ),
             (",port=ib", "`` in `,port=ib` is not a device name"),
+            ("..;a", "`..` in `..` is not a device name: use 1 to 63 "),
+            ("a,port=ib,port=roce", "`port` occurs twice in the options of `a`: give it once"),
+            ("a,packets,packets", "`packets` occurs twice in the options of `a`: give it once"),
+            (
+                "a,like=connect-ib,port=roce",
+                "the port of `a` contradicts `like=connect-ib`: use port=ib, or omit it",
+            ),
+            (
+                "a,port=ib,like=mana",
+                "the port of `a` contradicts `like=mana`: use port=roce, or omit it",
+            ),
             ("a;b;a", "`a` occurs twice: give each device its own name"),
             (
                 "a,like=connectx-8",

@@ -17,14 +17,16 @@ use crate::engine::Refusal;
 /// - `fail=0.1%:RNR_RETRY_EXC`: on average, one request in 1,000 fails with this status. It is not executed. As after
 ///   any failure, its queue pair goes to error, and later requests are flushed.
 /// - `loss=1%`: on average, one in 100 packets that the device sends is lost, except multicast packets.
-/// - `slow_peer=5ms`: each packet that the device sends arrives that much later, except multicast packets.
+/// - `slow_peer=5ms`: each packet that the device sends arrives that much later, except multicast packets. The time is
+///   at most a minute.
 /// - `port_flap=10s`: every ten seconds, the port goes down for a second, which is a tenth of that time. The device
 ///   raises the events of the port.
 /// - `gid_move=30s`: every 30 seconds, each GID of the port moves to the next index, and the last one to index 0. The
 ///   device raises `IBV_EVENT_GID_CHANGE`. Connections and address handles keep their addresses.
 /// - `seed=7`: selects the requests that fail and the packets that are lost. The default is 0.
 ///
-/// The periods of `port_flap` and `gid_move` begin when the device is first opened.
+/// The periods of `port_flap` and `gid_move` begin when the device is first opened. They last from 1 ms to 24 hours. Only
+/// `fail` (with other statuses) and failed calls (with other numbers) can be repeated.
 ///
 /// The same seed selects the same requests of a queue pair, if the program creates its queue pairs in the same order.
 /// The packets that are lost also depend on the number of packets, and so on timing, except in a
@@ -157,8 +159,9 @@ impl FromStr for Faults {
 
     fn from_str(text: &str) -> Result<Self, FaultsError> {
         let mut faults = Self::default();
+        let mut given = Vec::new();
         for fault in text.split(';').map(str::trim).filter(|fault| !fault.is_empty()) {
-            faults.add(fault).map_err(|(word, allowed)| FaultsError {
+            faults.add(fault, &mut given).map_err(|(word, allowed)| FaultsError {
                 word: word.to_owned(),
                 fault: fault.to_owned(),
                 allowed,
@@ -169,22 +172,28 @@ impl FromStr for Faults {
 }
 
 impl Faults {
-    fn add<'a>(&mut self, fault: &'a str) -> Result<(), Wrong<'a>> {
+    /// Adds a fault. `given` contains the names of the previous faults, except those that may be repeated.
+    fn add<'a>(&mut self, fault: &'a str, given: &mut Vec<&'a str>) -> Result<(), Wrong<'a>> {
         let (name, value) = fault.split_once('=').unwrap_or((fault, ""));
         let (name, value) = (name.trim(), value.trim());
         if let Some((verb, call)) = name.split_once('@') {
-            self.calls.push(failed_call(verb, call, value)?);
-            return Ok(());
+            return self.add_call(failed_call(verb, call, value)?).map_err(|error| (name, error));
         }
+        if name == "fail" {
+            return self.add_requests(value);
+        }
+        if given.contains(&name) {
+            return Err((name, TWICE.to_owned()));
+        }
+        given.push(name);
         match name {
             "seed" => {
                 self.seed = value.parse().map_err(|_| (value, "a seed is a number".to_owned()))?;
             }
-            "fail" => self.requests.push(failed_requests(value)?),
             "loss" => self.loss = fraction(value)?,
-            "slow_peer" => self.slow_peer = duration(value)?,
-            "port_flap" => self.port_flap = Some(duration(value)?),
-            "gid_move" => self.gid_move = Some(duration(value)?),
+            "slow_peer" => self.slow_peer = delay(value)?,
+            "port_flap" => self.port_flap = Some(period(value)?),
+            "gid_move" => self.gid_move = Some(period(value)?),
             _ => {
                 let allowed = "the faults are <verb>@<call>=<errno>, fail=<percentage>:<status>, loss=<percentage>, \
                      slow_peer=<time>, port_flap=<time>, gid_move=<time> and seed=<number>";
@@ -193,7 +202,33 @@ impl Faults {
         }
         Ok(())
     }
+
+    fn add_call(&mut self, failed: FailedCall) -> Result<(), String> {
+        if self.calls.iter().any(|it| (it.verb, it.call) == (failed.verb, failed.call)) {
+            return Err(TWICE.to_owned());
+        }
+        self.calls.push(failed);
+        Ok(())
+    }
+
+    fn add_requests<'a>(&mut self, value: &'a str) -> Result<(), Wrong<'a>> {
+        let failed = failed_requests(value)?;
+        let (percentage, status) = value.split_once(':').unwrap_or((value, ""));
+        if self.requests.iter().any(|it| it.status == failed.status) {
+            return Err((status.trim(), TWICE.to_owned()));
+        }
+        self.requests.push(failed);
+        let sum: f64 = self.requests.iter().map(|it| it.fraction).sum();
+        // The sum of rounded fractions may be slightly greater.
+        if sum > 1.000_001 {
+            let allowed = "all requests that fail are more than 100%: use smaller percentages";
+            return Err((percentage.trim(), allowed.to_owned()));
+        }
+        Ok(())
+    }
 }
+
+const TWICE: &str = "this occurs twice: give it once";
 
 fn failed_call<'a>(verb: &'a str, call: &'a str, errno: &'a str) -> Result<FailedCall, Wrong<'a>> {
     let found = Verb::ALL.into_iter().find(|known| known.name() == verb);
@@ -229,20 +264,32 @@ fn fraction(text: &str) -> Result<f64, Wrong<'_>> {
     fraction.ok_or_else(|| (text, "use a percentage from 0% to 100%, such as 0.1%".to_owned()))
 }
 
-/// Parses a time, such as `5ms`. It is not zero.
-fn duration(text: &str) -> Result<Duration, Wrong<'_>> {
+/// Parses the time of `slow_peer`.
+fn delay(text: &str) -> Result<Duration, Wrong<'_>> {
+    let allowed = Duration::from_micros(1)..=Duration::from_secs(60);
+    let hint = "use a time from 1us to 1min, in us, ms, s or min, such as 5ms";
+    duration(text).filter(|time| allowed.contains(time)).ok_or_else(|| (text, hint.to_owned()))
+}
+
+/// Parses the length of a period.
+fn period(text: &str) -> Result<Duration, Wrong<'_>> {
+    let allowed = Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
+    let hint = "use a time from 1ms to 1440min, in us, ms, s or min, such as 10s";
+    duration(text).filter(|time| allowed.contains(time)).ok_or_else(|| (text, hint.to_owned()))
+}
+
+/// Parses a time, such as `5ms`.
+fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = text.split_at(text.find(char::is_alphabetic).unwrap_or(text.len()));
     let seconds = match unit {
         "us" => 1e-6,
         "ms" => 1e-3,
         "s" => 1.0,
         "min" => 60.0,
-        _ => f64::NAN,
+        _ => return None,
     };
-    let number: Option<f64> = number.trim().parse().ok();
-    let time = number.and_then(|number| Duration::try_from_secs_f64(number * seconds).ok());
-    time.filter(|time| !time.is_zero())
-        .ok_or_else(|| (text, "use a time in us, ms, s or min, such as 5ms".to_owned()))
+    let number: f64 = number.trim().parse().ok()?;
+    Duration::try_from_secs_f64(number * seconds).ok()
 }
 
 #[cfg(all(test, not(loom)))]
@@ -266,6 +313,8 @@ mod tests {
         };
         assert_eq!(text.parse(), Ok(expected));
         assert_eq!("".parse(), Ok(Faults::default()));
+        let all = "fail=33.3%:REM_OP;fail=33.3%:REM_ACCESS;fail=33.4%:REM_ABORT";
+        assert!(all.parse::<Faults>().is_ok());
     }
 
     #[test]
@@ -284,9 +333,33 @@ mod tests {
             ("fail=1%", "", "fail=1%", "the statuses are FATAL_ERR, "),
             ("fail=1%:SUCCESS", "SUCCESS", "fail=1%:SUCCESS", "the statuses are FATAL_ERR, "),
             ("fail=x:REM_OP", "x", "fail=x:REM_OP", "use a percentage"),
-            ("slow_peer=5", "5", "slow_peer=5", "use a time in us, ms, s or min"),
+            ("slow_peer=5", "5", "slow_peer=5", "use a time from 1us to 1min, in us, "),
             ("port_flap=0s", "0s", "port_flap=0s", "use a time"),
             ("port_flap=-1s", "-1s", "port_flap=-1s", "use a time"),
+            ("port_flap=1us", "1us", "port_flap=1us", "use a time from 1ms to 1440min"),
+            (
+                "gid_move=25000min",
+                "25000min",
+                "gid_move=25000min",
+                "use a time from 1ms to 1440min",
+            ),
+            ("slow_peer=61s", "61s", "slow_peer=61s", "use a time from 1us to 1min"),
+            (
+                "slow_peer=99999999999min",
+                "99999999999min",
+                "slow_peer=99999999999min",
+                "use a time",
+            ),
+            ("seed=7;seed=8", "seed", "seed=8", "this occurs twice: give it once"),
+            ("loss=1%;loss=2%", "loss", "loss=2%", "this occurs twice"),
+            ("reg_mr@1=EIO; reg_mr@01=EIO", "reg_mr@01", "reg_mr@01=EIO", "this occurs twice"),
+            ("fail=1%:REM_OP;fail=2%:REM_OP_ERR", "REM_OP_ERR", "fail=2%:REM_OP_ERR", "this occ"),
+            (
+                "fail=60%:REM_OP;fail=60%:REM_ACCESS",
+                "60%",
+                "fail=60%:REM_ACCESS",
+                "all requests that fail are more than 100%",
+            ),
         ] {
             let error = text.parse::<Faults>().unwrap_err();
             assert_eq!((&*error.word, &*error.fault), (word, fault));

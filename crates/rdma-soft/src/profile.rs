@@ -262,6 +262,11 @@ impl Profile {
         self.0.link
     }
 
+    /// Returns true if the hardware can have such ports. The ports of a ConnectX-7 can be of either kind.
+    pub(crate) fn allows(self, link: Link) -> bool {
+        self == Self::CONNECTX_7 || self.link() == link
+    }
+
     /// Returns the limits of the profile, which [`Builder::like`](crate::Builder::like) sets. A program that changes
     /// only some of them can start from these.
     pub fn limits(self) -> Limits {
