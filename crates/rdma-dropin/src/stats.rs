@@ -89,16 +89,17 @@ impl Record {
 
     fn write(&self, state: &str) {
         let Ok(file) = self.file.lock() else { return };
-        let [mut requests, mut bytes, mut served, mut served_bytes] = [0; 4];
+        let [mut requests, mut bytes, mut served, mut served_bytes, mut faults] = [0; 5];
         for counters in SoftDevice::all().map(|device| device.counters()) {
             requests += counters.sent_pkts;
             bytes += counters.sent_bytes;
             served += counters.rcvd_pkts;
             served_bytes += counters.rcvd_bytes;
+            faults += counters.injected_faults;
         }
         let Self { process, command, .. } = self;
         let line = format!(
-            "{state} {process:10} {requests:20} {bytes:20} {served:20} {served_bytes:20} {command}\n"
+            "{state} {process:10} {requests:20} {bytes:20} {served:20} {served_bytes:20} {faults:20} {command}\n"
         );
         // If the disk is full, the record stays as it was.
         let _ = file.write_all_at(line.as_bytes(), 0);

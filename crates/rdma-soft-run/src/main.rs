@@ -3,8 +3,9 @@
 //! It prepares the environment (`library`) and the files that middleware reads (`tree`, `namespace`), and then replaces
 //! itself with the program.
 //!
-//! With `--devices`, it first executes itself again, because the devices read their variable from the environment. With
-//! `--stats`, it runs itself as a child, outlives the program, and prints the counts.
+//! With `--devices` or faults, it first executes itself again, because the devices read their variables from the
+//! environment. Its own devices have no faults, so that all faults are left for the program. With `--stats`, it runs
+//! itself as a child, outlives the program, and prints the counts.
 
 mod library;
 mod namespace;
@@ -14,20 +15,23 @@ mod tree;
 
 use std::convert::Infallible;
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context as _, Result};
-use clap::Parser;
+use anyhow::{Context as _, Result, anyhow};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+use rdma_soft::{Faults, FaultsError};
 
 use crate::library::Library;
 use crate::program::Program;
 
-/// The exit status if the program was not started, like that of `env` and `timeout`. clap exits with 2.
+/// The exit status if the program was not started, like that of `env` and `timeout`.
 const NOT_STARTED: u8 = 125;
 const DEVICES_VARIABLE: &str = "RDMA_SOFT_DEVICES";
+const FAULTS_VARIABLE: &str = "RDMA_SOFT_FAULTS";
 
 /// Runs a program, and the programs that it starts, on RDMA devices in software
 ///
@@ -40,7 +44,11 @@ struct Arguments {
     #[arg(long)]
     devices: Option<OsString>,
 
-    /// Print at the end how many requests and bytes went over RDMA
+    /// Inject these faults (sets RDMA_SOFT_FAULTS)
+    #[arg(long)]
+    faults: Option<OsString>,
+
+    /// Print at the end how many requests and bytes went over RDMA, and how many faults were injected
     #[arg(long)]
     stats: bool,
 
@@ -53,39 +61,68 @@ struct Arguments {
     library: Option<PathBuf>,
 
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
 fn main() -> ExitCode {
-    let error = match run(&Arguments::parse()) {
-        Ok(status) => return ExitCode::from(status),
-        Err(error) => error,
+    let parsed = Arguments::try_parse();
+    let error = match parsed.map(|arguments| run(&arguments)) {
+        Err(error) => return not_run(&error),
+        Ok(Ok(status)) => return ExitCode::from(status),
+        Ok(Err(error)) => error,
     };
     eprintln!("rdma-soft-run: {error:#}");
     let status = error.downcast_ref().map_or(NOT_STARTED, program::Refusal::status);
     ExitCode::from(status)
 }
 
+/// Prints the help, the version, or a mistake in the arguments. Lists the options if one is unknown.
+fn not_run(error: &clap::Error) -> ExitCode {
+    // A write error is ignored.
+    let _ = error.print();
+    if error.kind() == ErrorKind::UnknownArgument {
+        eprintln!("\n{}", Arguments::command().render_help());
+    }
+    if error.use_stderr() { ExitCode::from(NOT_STARTED) } else { ExitCode::SUCCESS }
+}
+
 /// Returns the program's exit status, or replaces this process.
 fn run(arguments: &Arguments) -> Result<u8> {
     let program = Program::find(&arguments.program)?;
     let library = Library::find(arguments.library.as_deref())?;
+    let faults = arguments.faults.clone().or_else(|| env::var_os(FAULTS_VARIABLE));
+    if let Some(faults) = &faults {
+        check(faults)?;
+    }
     if arguments.stats {
-        stats::run(again(arguments)?)
-    } else if arguments.devices.is_some() {
-        Err(again(arguments)?.exec()).context("rdma-soft-run cannot start itself again")
+        stats::run(again(arguments, faults)?)
+    } else if arguments.devices.is_some() || env::var_os(FAULTS_VARIABLE).is_some() {
+        Err(again(arguments, faults)?.exec()).context("rdma-soft-run cannot start itself again")
     } else {
         match replace(arguments, &program, &library)? {}
     }
 }
 
-/// Returns a command that runs `rdma-soft-run` with the same arguments, except `--stats` and `--devices`.
-fn again(arguments: &Arguments) -> Result<Command> {
+fn check(faults: &OsStr) -> Result<()> {
+    let parsed: Result<Faults, FaultsError> = faults.to_string_lossy().parse();
+    parsed.map_err(|error| anyhow!("`{FAULTS_VARIABLE}` has a mistake: {error}"))?;
+    Ok(())
+}
+
+/// Returns a command that runs `rdma-soft-run` with the same arguments, except `--stats` and `--devices`. The faults
+/// become an argument, so that the devices of the process do not have them.
+fn again(arguments: &Arguments, faults: Option<OsString>) -> Result<Command> {
     let own = env::current_exe().context("/proc/self/exe is unreadable; mount /proc")?;
     let mut command = Command::new(own);
     if let Some(devices) = &arguments.devices {
         command.env(DEVICES_VARIABLE, devices);
+    }
+    command.env_remove(FAULTS_VARIABLE);
+    if let Some(faults) = faults {
+        let mut option = OsString::from("--faults=");
+        option.push(faults);
+        command.arg(option);
     }
     if arguments.no_files {
         command.arg("--no-files");
@@ -121,6 +158,9 @@ fn replace(arguments: &Arguments, program: &Program, library: &Library) -> Resul
     }
     stats::forget_this_process().context("the counts of this process cannot be removed")?;
     let mut command = program.command();
+    if let Some(faults) = &arguments.faults {
+        command.env(FAULTS_VARIABLE, faults);
+    }
     library.load_into(&mut command);
     Err(program.not_started(command.exec()).into())
 }

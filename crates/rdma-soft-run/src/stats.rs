@@ -23,12 +23,29 @@ const FOLDER_VARIABLE: &str = "RDMA_DROPIN_STATS";
 /// that killed it.
 pub(crate) fn run(mut command: Command) -> Result<u8> {
     let folder = tempfile::Builder::new().prefix("rdma-soft-run-").tempdir();
-    let folder = folder.context("no folder for the counts can be created; check TMPDIR")?;
+    let folder = folder.with_context(|| {
+        format!(
+            "--stats cannot create a folder in {}; set TMPDIR to a folder in which this user may create files",
+            env::temp_dir().display()
+        )
+    })?;
     let handled = [SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
-    let mut signals = SignalsInfo::<WithOrigin>::new(handled)?;
-    let mut child = command.env(FOLDER_VARIABLE, folder.path()).spawn()?;
-    let status = wait(&mut child, &mut signals)?;
-    eprintln!("rdma-soft-run: {}", Counts::read(folder.path())?);
+    let signals = SignalsInfo::<WithOrigin>::new(handled);
+    let mut signals = signals.context(
+        "--stats cannot receive signals; raise the limit of open files (`ulimit -n`), or omit --stats",
+    )?;
+    let child = command.env(FOLDER_VARIABLE, folder.path()).spawn();
+    let mut child = child.context(
+        "--stats cannot start a child process; raise the limit of processes (`ulimit -u`), or omit --stats",
+    )?;
+    let status = wait(&mut child, &mut signals).context("the program cannot be waited for")?;
+    match Counts::read(folder.path()) {
+        Ok(counts) => eprintln!("rdma-soft-run: {counts}"),
+        Err(error) => {
+            let folder = folder.path().display();
+            eprintln!("rdma-soft-run: the counts in {folder} cannot be read: {error}");
+        }
+    }
     Ok(code(status))
 }
 
@@ -78,6 +95,7 @@ struct Counts {
     bytes: u64,
     served: u64,
     served_bytes: u64,
+    faults: u64,
     /// The processes whose record is not final.
     unfinished: Vec<String>,
 }
@@ -94,7 +112,7 @@ impl Counts {
         Ok(counts)
     }
 
-    /// Adds a record: its state, the number of its process, four counts, and the name of the program.
+    /// Adds a record: its state, the number of its process, five counts, and the name of the program.
     fn add(&mut self, file: &str, text: &str) {
         self.processes += 1;
         let words: Vec<_> = text.split_whitespace().collect();
@@ -102,7 +120,13 @@ impl Counts {
             self.unfinished.push(file.to_owned());
             return;
         };
-        let sums = [&mut self.requests, &mut self.bytes, &mut self.served, &mut self.served_bytes];
+        let sums = [
+            &mut self.requests,
+            &mut self.bytes,
+            &mut self.served,
+            &mut self.served_bytes,
+            &mut self.faults,
+        ];
         for (sum, count) in sums.into_iter().zip(counts) {
             *sum += count.parse().unwrap_or(0);
         }
@@ -117,13 +141,16 @@ impl fmt::Display for Counts {
         if self.processes == 0 {
             return f.write_str("no process has listed RDMA devices, so nothing went over RDMA");
         }
-        let Self { processes, requests, bytes, served, served_bytes, unfinished } = self;
+        let Self { processes, requests, bytes, served, served_bytes, faults, unfinished } = self;
         let least = if unfinished.is_empty() { "" } else { "at least " };
         write!(
             f,
             "{least}{requests} requests with {bytes} bytes over RDMA, and {served} requests of peers with \
              {served_bytes} bytes, in {processes} process(es)"
         )?;
+        if *faults > 0 {
+            write!(f, "; injected_faults is {faults}")?;
+        }
         if !unfinished.is_empty() {
             write!(
                 f,
@@ -145,13 +172,14 @@ mod tests {
         let mut counts = Counts::default();
         let nothing = "no process has listed RDMA devices, so nothing went over RDMA";
         assert_eq!(counts.to_string(), nothing);
-        counts.add("7-0", "ended 7 1 20 300 4000 pingpong\n");
+        counts.add("7-0", "ended 7 1 20 300 4000 0 pingpong\n");
         let one = "1 requests with 20 bytes over RDMA, and 300 requests of peers with 4000 bytes, in 1 process(es)";
         assert_eq!(counts.to_string(), one);
-        counts.add("8-0", "running 8 1 1 1 1 python3\n");
+        counts.add("8-0", "running 8 1 1 1 1 5 python3\n");
         counts.add("9-0", "");
         let text = counts.to_string();
         assert!(text.starts_with("at least 2 requests with 21 bytes"), "{text}");
+        assert!(text.contains("in 3 process(es); injected_faults is 5; the last"), "{text}");
         assert!(text.contains("unknown for 8 (python3), 9-0, which"), "{text}");
     }
 

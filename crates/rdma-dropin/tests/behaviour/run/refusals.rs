@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::library::{output, text};
-use crate::run::{OTHER_USER, soft_run, stderr};
+use crate::run::{Installed, OTHER_USER, soft_run, soft_run_in, stderr, without_rights};
 
 /// Asserts that a run fails with this status and reason.
 fn refused(command: &mut Command, status: i32, reason: &str) {
@@ -82,4 +82,49 @@ fn a_missing_library_is_named() {
     let path = "/no/such/libibverbs.so.1";
     let reason = "the library /no/such/libibverbs.so.1 cannot be read; build it with";
     refused(command.args(["--library", path, "true"]), 125, reason);
+}
+
+#[test]
+fn unknown_options_are_refused_with_the_known_ones() {
+    let Some(mut command) = soft_run() else { return };
+    let output = command.args(["--stat", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125), "{}", text(&output));
+    let printed = stderr(&output);
+    assert!(printed.contains("unexpected argument '--stat'"), "{printed}");
+    for option in ["--devices", "--faults", "--stats", "--no-files", "--library"] {
+        assert!(printed.contains(option), "{printed}");
+    }
+    // After `--`, a word with a hyphen is a program.
+    let reason = "--stat was not found in the folders of PATH";
+    refused(soft_run().unwrap().args(["--", "--stat"]), 127, reason);
+}
+
+#[test]
+fn wrong_faults_are_named_before_the_program_starts() {
+    let Some(mut command) = soft_run() else { return };
+    let reason = "`RDMA_SOFT_FAULTS` has a mistake: `noise` in `noise=3%`: the faults are ";
+    refused(command.env("RDMA_SOFT_FAULTS", "noise=3%").arg("true"), 125, reason);
+    let mut command = soft_run().unwrap();
+    refused(command.args(["--stats", "--faults", "noise=3%", "true"]), 125, reason);
+}
+
+#[test]
+fn a_missing_folder_for_the_counts_is_named() {
+    let Some(mut command) = soft_run() else { return };
+    let command = command.env("TMPDIR", "/no/such").args(["--stats", "true"]);
+    let reason = "--stats cannot create a folder in /no/such; set TMPDIR to a folder in which this user may create \
+        files: ";
+    refused(command, 125, reason);
+}
+
+#[test]
+fn a_limit_that_allows_no_child_is_named() {
+    let installed = Installed::new();
+    let Some(runner) = soft_run_in(installed.path()) else { return };
+    let mut command = Command::new("sh");
+    // The option has different letters in different shells.
+    command.args(["-c", "ulimit -u 0 2>&- || ulimit -p 0; exec \"$@\"", "sh"]);
+    without_rights(command.arg(runner.get_program()).args(["--stats", "true"]));
+    let reason = "--stats cannot start a child process; raise the limit of processes (`ulimit -u`), or omit --stats: ";
+    refused(&mut command, 125, reason);
 }

@@ -31,6 +31,23 @@ fn operations_and_bytes_of_both_ends_are_counted() {
     assert!(outputs.iter().all(|output| output.contains(&expected)), "{outputs:?}");
 }
 
+/// `rdma-soft-run` opens the devices too, but without the faults.
+#[test]
+fn the_program_gets_all_faults_and_they_are_counted() {
+    let Some(ibv_devinfo) = command("ibv_devinfo") else { return };
+    for option in [None, Some("--faults=open_device@1=EIO")] {
+        let Some(mut command) = soft_run() else { return };
+        if option.is_none() {
+            command.env("RDMA_SOFT_FAULTS", "open_device@1=EIO");
+        }
+        let command = command.args(option).arg("--stats").arg(ibv_devinfo.get_program());
+        let output = command.args(["-d", "soft0"]).output().unwrap();
+        let printed = stderr(&output);
+        assert!(printed.contains("Failed to open device"), "{printed}");
+        assert!(printed.ends_with("in 1 process(es); injected_faults is 1\n"), "{printed}");
+    }
+}
+
 #[test]
 fn a_program_that_uses_no_device_is_reported() {
     let Some(mut command) = soft_run() else { return };
