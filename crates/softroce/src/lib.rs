@@ -45,6 +45,7 @@ use rustix::fs::FlockOperation;
 use choice::{Way, Wish};
 use machine::Ended;
 pub use packages::{GivenKernel, VERSIONS, unpack_packages};
+pub use stage::stage;
 
 /// Options for the set-up.
 #[derive(Clone, Debug, Default)]

@@ -13,7 +13,10 @@ const PARTIAL: &str = "partial-";
 
 /// Returns the folder `name` in `home`. Calls `make` to build it, unless it was already built from
 /// the same `key`.
-pub(super) fn stage(
+///
+/// # Errors
+/// Returns an error if `make` fails, or if the folder cannot be created.
+pub fn stage(
     home: &Path,
     name: &str,
     key: &str,

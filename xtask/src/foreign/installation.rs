@@ -1,14 +1,14 @@
-//! The files that the suites need: the drop-in library, and the distribution's packages.
+//! The files that the suites need: the drop-in library, and packages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
+use super::packages::{self, Needs, PYTHON, Tree};
 use crate::{dropin, rxe, tree};
 
-/// Each package, and a file of it. If a file is not on this machine, the packages are unpacked into the target folder.
+/// The packages of the quick run.
 const PACKAGES: &[(&str, &str)] = &[
     ("ibverbs-utils", "usr/bin/ibv_rc_pingpong"),
     ("perftest", "usr/bin/ib_send_lat"),
@@ -17,21 +17,29 @@ const PACKAGES: &[(&str, &str)] = &[
     ("ucx-utils", "usr/bin/ucx_perftest"),
 ];
 
+/// The package with the program that installs packages of PyPI.
+const PIP: &[(&str, &str)] = &[("python3-pip", "usr/lib/python3/dist-packages/pip/__init__.py")];
+
+/// The folder of our programs for the suites.
+const PROGRAMS: &str = "xtask/src/foreign/programs";
+
 /// The folders of the drop-in and of the packages.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Installation {
-    /// The folder of this command in cargo's target folder.
+    /// The folder of this command, or of a suite, in cargo's target folder.
     pub(super) home: PathBuf,
-    /// The root of the packages' files: `/`, or a folder in `home`.
-    root: PathBuf,
-    /// The file names of the unpacked packages; empty if the packages are installed.
-    unpacked: Vec<String>,
+    /// The packages of the quick run, and then those of a suite.
+    trees: Vec<Tree>,
+    /// The folder of packages of PyPI.
+    wheels: Option<PathBuf>,
     library: PathBuf,
     runner: PathBuf,
+    /// Further variables for the programs.
+    variables: Vec<(&'static str, String)>,
 }
 
 impl Installation {
-    /// Builds the drop-in, and obtains the packages.
+    /// Builds the drop-in, and obtains the packages of the quick run.
     ///
     /// # Errors
     /// Returns an error if the library cannot be built, or the packages cannot be downloaded.
@@ -40,22 +48,39 @@ impl Installation {
         let library = library.parent().context("the library has no folder")?.to_path_buf();
         let home = rxe::target()?.join("foreign");
         fs::create_dir_all(&home)?;
-        let installed = PACKAGES.iter().all(|(_, file)| Path::new("/").join(file).exists());
-        let (root, unpacked) = match installed {
-            true => (PathBuf::from("/"), Vec::new()),
-            false => {
-                let names: Vec<_> = PACKAGES.iter().map(|(name, _)| *name).collect();
-                let root = softroce::unpack_packages(&home, &names)?;
-                let versions = fs::read_to_string(root.join(softroce::VERSIONS))?;
-                (root, versions.lines().map(str::to_owned).collect())
-            }
-        };
-        Ok(Self { home, root, unpacked, library, runner: program })
+        let trees = vec![Tree::of_packages(&home, PACKAGES)?];
+        Ok(Self { home, trees, wheels: None, library, runner: program, variables: Vec::new() })
+    }
+
+    /// Returns the installation of a suite, which has further packages and a folder of its own.
+    ///
+    /// # Errors
+    /// Returns an error if the packages cannot be downloaded.
+    pub(super) fn with(&self, suite: &str, needs: &Needs) -> Result<Self> {
+        let mut all = self.clone();
+        all.home = self.home.join(suite);
+        fs::create_dir_all(&all.home)?;
+        if !needs.packages.is_empty() {
+            all.trees.push(Tree::of_packages(&all.home, needs.packages)?);
+        }
+        if !needs.wheels.is_empty() {
+            let pip = Tree::of_packages(&self.home.join("pip"), PIP)?;
+            all.wheels = Some(packages::wheels(&all.home, needs.wheels, &pip)?);
+        }
+        Ok(all)
+    }
+
+    /// Returns an installation that sets a further variable for the programs.
+    pub(super) fn with_variable(&self, name: &'static str, value: &str) -> Self {
+        let mut all = self.clone();
+        all.variables.push((name, value.to_owned()));
+        all
     }
 
     /// Returns the path of a file of the packages.
     pub(super) fn file(&self, path: &str) -> PathBuf {
-        self.root.join(path)
+        let mut paths = self.trees.iter().rev().map(|tree| tree.root.join(path));
+        paths.find(|path| path.exists()).unwrap_or_else(|| Path::new("/").join(path))
     }
 
     /// Returns the version of a package.
@@ -63,42 +88,53 @@ impl Installation {
     /// # Errors
     /// Returns an error if the package is neither installed nor unpacked.
     pub(super) fn version(&self, package: &str) -> Result<String> {
-        let start = format!("{package}_");
-        if let Some(rest) = self.unpacked.iter().find_map(|name| name.strip_prefix(&start)) {
-            let version = rest.split('_').next().unwrap_or(rest);
-            return Ok(version.replace("%3a", ":"));
+        if let Some((_, version)) = package.split_once("==") {
+            return Ok(version.to_owned());
         }
-        let query = ["--show", "--showformat=${Version}", package];
-        let output =
-            Command::new("dpkg-query").args(query).output().context("starting dpkg-query")?;
-        ensure!(output.status.success(), "dpkg-query does not know the package {package}");
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        let unpacked = self.trees.iter().find_map(|tree| tree.version(package));
+        unpacked.map_or_else(|| packages::installed(package), Ok)
     }
 
     /// Returns the words that run a program of the packages.
     pub(super) fn program(&self, name: &str) -> Vec<String> {
-        vec![self.file("usr/bin").join(name).to_string_lossy().into_owned()]
+        vec![self.file(&format!("usr/bin/{name}")).to_string_lossy().into_owned()]
     }
 
-    /// Returns the words that run a program of the packages with the files of the devices, and count its requests.
-    pub(super) fn counted(&self, name: &str) -> Vec<String> {
+    /// Returns the words that run one of our Python programs.
+    pub(super) fn script(&self, name: &str) -> Vec<String> {
+        vec![PYTHON.to_owned(), source(name).to_string_lossy().into_owned()]
+    }
+
+    /// Returns the words that run a program with the files of the devices, and count its requests.
+    pub(super) fn counted(&self, program: &[String]) -> Vec<String> {
         let runner = self.runner.to_string_lossy().into_owned();
-        [vec![runner, "--stats".to_owned()], self.program(name)].concat()
+        [&[runner, "--stats".to_owned()], program].concat()
     }
 
-    /// Returns the environment in which the programs find the drop-in, and the libraries of unpacked packages.
+    /// Returns the environment in which the programs find the drop-in, the libraries of unpacked packages, and the
+    /// modules of Python.
     pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
-        let mut folders = vec![self.library.clone()];
-        let mut environment = Vec::new();
-        if !self.unpacked.is_empty() {
-            let libraries = fs::read_dir(self.file("usr/lib")).into_iter().flatten().flatten();
-            let libraries = libraries.map(|entry| entry.path());
-            folders.extend(libraries.filter(|path| path.to_string_lossy().ends_with("-linux-gnu")));
-            let python = self.file("usr/lib/python3/dist-packages");
-            environment.push(("PYTHONPATH", python.to_string_lossy().into_owned()));
+        let (mut libraries, mut modules) = (vec![self.library.clone()], Vec::new());
+        for tree in self.trees.iter().filter(|tree| tree.is_unpacked()) {
+            libraries.extend(tree.libraries());
+            modules.push(tree.modules());
         }
-        let folders: Vec<_> = folders.iter().map(|path| path.to_string_lossy()).collect();
-        environment.push(("LD_LIBRARY_PATH", folders.join(":")));
+        modules.extend(self.wheels.clone());
+        let mut environment = vec![("LD_LIBRARY_PATH", joined(&libraries))];
+        if !modules.is_empty() {
+            environment.push(("PYTHONPATH", joined(&modules)));
+        }
+        environment.extend(self.variables.iter().cloned());
         environment
     }
+}
+
+/// Returns the path of one of our programs.
+fn source(name: &str) -> PathBuf {
+    tree::root().join(PROGRAMS).join(name)
+}
+
+fn joined(folders: &[PathBuf]) -> String {
+    let folders: Vec<_> = folders.iter().map(|path| path.to_string_lossy()).collect();
+    folders.join(":")
 }

@@ -2,6 +2,8 @@
 
 use anyhow::{Context as _, Result, ensure};
 
+use super::process::Ended;
+
 /// The text before the counts that `rdma-soft-run --stats` prints.
 const COUNTED: &str = "rdma-soft-run: ";
 
@@ -62,6 +64,25 @@ pub(super) fn counts(output: &str) -> Result<(u64, u64)> {
     let counts = line.context("the output has no counts of requests over RDMA")?;
     ensure!(counts != (0, 0), "nothing went over RDMA");
     Ok(counts)
+}
+
+/// Returns the result that one of our programs has printed.
+///
+/// # Errors
+/// Returns an error if the program did not finish.
+pub(super) fn finished(output: &str) -> Result<&str> {
+    let line = output.lines().find_map(|line| line.strip_prefix("finished: "));
+    line.context("the output has no line `finished:`")
+}
+
+/// Returns the client's requests, if both processes have counted requests over RDMA.
+///
+/// # Errors
+/// Returns an error if a process did not use RDMA.
+pub(super) fn both_counts(server: &Ended, client: &Ended) -> Result<String> {
+    counts(&server.output).context("the server")?;
+    let (own, peers) = counts(&client.output).context("the client")?;
+    Ok(format!("{own} requests, {peers} of the peer"))
 }
 
 /// The results of Python's `unittest`, with `--verbose`.

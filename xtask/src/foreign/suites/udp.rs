@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 
-use super::installation::Installation;
-use super::output::result;
-use super::pair::{connect, outcome, words};
-use super::report::Row;
+use crate::foreign::installation::Installation;
+use crate::foreign::output::result;
+use crate::foreign::pair::{connect, outcome, words};
+use crate::foreign::report::Row;
 
 /// The options that select the device, and its GID of the address on which it listens.
 const DEVICE: &str = "-d soft0 -x 4 -F";

@@ -1,6 +1,6 @@
 //! The option sets of rdma-core's pingpong programs.
 
-use super::pair::Set;
+use crate::foreign::pair::Set;
 
 pub(super) const DEVICE: &str = "-d soft0 -g 1";
 

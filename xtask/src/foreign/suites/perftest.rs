@@ -1,6 +1,6 @@
 //! The option sets of perftest.
 
-use super::pair::Set;
+use crate::foreign::pair::Set;
 
 pub(super) const DEVICE: &str = "-d soft0 -x 1 -F";
 

@@ -9,12 +9,12 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 
-use super::installation::Installation;
-use super::output::result;
-use super::pair::{connect, outcome, start, words};
 use super::perftest::DEVICE;
-use super::process::Ended;
-use super::report::{Outcome, Row};
+use crate::foreign::installation::Installation;
+use crate::foreign::output::result;
+use crate::foreign::pair::{connect, outcome, start, words};
+use crate::foreign::process::Ended;
+use crate::foreign::report::{Outcome, Row};
 
 const BOTH: &[Victim] = &[Victim::Server, Victim::Client];
 const ALL: &[End] = &[End::Killed, End::Exits, End::Stopped];

@@ -7,10 +7,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::installation::Installation;
-use super::output::{self, Tests};
-use super::process::Process;
-use super::report::{Outcome, Row};
+use crate::foreign::installation::Installation;
+use crate::foreign::output::{self, Tests};
+use crate::foreign::process::Process;
+use crate::foreign::report::{Outcome, Row};
 
 /// The folder with the tests. Some files are compressed.
 const TESTS: &str = "usr/share/doc/rdma-core/tests";
@@ -51,7 +51,7 @@ const SKIPS: &[(&str, &str)] = &[
 /// # Errors
 /// Returns an error if the tests cannot be copied.
 pub(super) fn run(installation: &Installation, row: &mut Row) -> Result<()> {
-    let runner = copied(&installation.file(TESTS), &installation.home.join("pyverbs"))?;
+    let runner = copied(&installation.file(TESTS), &installation.home.join("tests"))?;
     for (device, gid, least) in DEVICES {
         let words = ["/usr/bin/python3", &*runner.to_string_lossy(), "--dev", device];
         let words = [&words[..], &["--gid", gid, "--port", "1", "--verbose"]].concat();

@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 
-use super::installation::Installation;
-use super::output::{counts, ucx};
-use super::pair::{connect, outcome, words};
-use super::process::Ended;
-use super::report::Row;
+use crate::foreign::installation::Installation;
+use crate::foreign::output::{both_counts, ucx};
+use crate::foreign::pair::{connect, outcome, words};
+use crate::foreign::process::Ended;
+use crate::foreign::report::Row;
 
 const TRANSPORTS: &[&str] = &["rc_v", "ud_v"];
 
@@ -44,8 +44,8 @@ pub(super) fn run(installation: &Installation, full: bool, row: &mut Row) -> Res
         environment.push(("UCX_TLS", (*transport).to_owned()));
         environment.push(("UCX_NET_DEVICES", "soft0:1".to_owned()));
         for (test, _) in TESTS.iter().filter(|(_, quick)| full || *quick) {
-            let words =
-                [installation.counted("ucx_perftest"), words("-t"), words(test), words(COUNTS)];
+            let program = installation.counted(&installation.program("ucx_perftest"));
+            let words = [program, words("-t"), words(test), words(COUNTS)];
             row.case(&format!("{transport} {test}"), || {
                 outcome(connect(&words.concat(), [&environment, &environment]), check)
             });
@@ -56,7 +56,5 @@ pub(super) fn run(installation: &Installation, full: bool, row: &mut Row) -> Res
 
 fn check(server: &Ended, client: &Ended) -> Result<String> {
     let iterations = ucx(&client.output)?;
-    counts(&server.output)?;
-    let (own, peers) = counts(&client.output)?;
-    Ok(format!("{iterations} iterations, {own} requests, {peers} of the peer"))
+    Ok(format!("{iterations} iterations, {}", both_counts(server, client)?))
 }

@@ -1,0 +1,82 @@
+//! The suites.
+
+mod exits;
+mod mooncake;
+mod nixl;
+mod perftest;
+mod pingpong;
+mod pyverbs;
+mod ucx;
+mod udp;
+
+use anyhow::Result;
+
+use super::installation::Installation;
+use super::packages::Needs;
+use super::pair;
+use super::report::Row;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Suite {
+    /// The tests of rdma-core's Python bindings, on both devices
+    Pyverbs,
+    /// The pingpong programs of rdma-core, in two processes
+    Pingpong,
+    /// The programs of perftest, in two processes
+    Perftest,
+    /// `ucx_perftest` over RC and UD, in two processes
+    Ucx,
+    /// Programs whose peer is killed, exits, or is stopped
+    Exits,
+    /// perftest between two addresses of this host, without losses and with a loss of 1 %
+    Udp,
+    /// Mooncake's transfer engine, in two processes
+    Mooncake,
+    /// NIXL with its UCX backend, in two processes
+    Nixl,
+}
+
+impl Suite {
+    pub(super) const QUICK: &[Self] =
+        &[Self::Pyverbs, Self::Pingpong, Self::Perftest, Self::Ucx, Self::Exits];
+
+    /// Returns the name in the report, and the package whose version is reported.
+    pub(super) fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Pyverbs => ("pyverbs", "python3-pyverbs"),
+            Self::Pingpong => ("pingpong", "ibverbs-utils"),
+            Self::Perftest => ("perftest", "perftest"),
+            Self::Ucx => ("ucx", "ucx-utils"),
+            Self::Exits => ("exits", "perftest"),
+            Self::Udp => ("udp", "perftest"),
+            Self::Mooncake => ("mooncake", mooncake::WHEEL),
+            Self::Nixl => ("nixl", nixl::WHEEL),
+        }
+    }
+
+    /// Returns what the suite needs in addition to the packages of the quick run.
+    pub(super) fn needs(self) -> Needs {
+        match self {
+            Self::Mooncake => mooncake::NEEDS,
+            Self::Nixl => nixl::NEEDS,
+            _ => Needs::NONE,
+        }
+    }
+
+    /// Runs the cases of the suite.
+    ///
+    /// # Errors
+    /// Returns an error if this process cannot start programs.
+    pub(super) fn run(self, installation: &Installation, full: bool, row: &mut Row) -> Result<()> {
+        match self {
+            Self::Pyverbs => pyverbs::run(installation, row),
+            Self::Pingpong => pair::run(installation, pingpong::DEVICE, pingpong::SETS, full, row),
+            Self::Perftest => pair::run(installation, perftest::DEVICE, perftest::SETS, full, row),
+            Self::Ucx => ucx::run(installation, full, row),
+            Self::Exits => exits::run(installation, row),
+            Self::Udp => udp::run(installation, row),
+            Self::Mooncake => mooncake::run(installation, row),
+            Self::Nixl => nixl::run(installation, row),
+        }
+    }
+}
