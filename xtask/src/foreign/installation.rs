@@ -1,9 +1,10 @@
 //! The files that the suites need: the drop-in library, and packages.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use super::packages::{self, Needs, PYTHON, Tree};
 use crate::{dropin, rxe, tree};
@@ -111,6 +112,30 @@ impl Installation {
         [&[runner, "--stats".to_owned()], program].concat()
     }
 
+    /// Compiles one of our programs with a library of the packages. `headers` and `libraries` are folders, relative to
+    /// a folder of libraries such as `/usr/lib/x86_64-linux-gnu`.
+    ///
+    /// # Errors
+    /// Returns an error if the compiler cannot be started, or does not accept the program.
+    pub(super) fn compile(
+        &self,
+        name: &str,
+        [headers, libraries, library]: [&str; 3],
+    ) -> Result<PathBuf> {
+        let program = self.home.join("program");
+        let (variable, usual) = if name.ends_with(".cc") { ("CXX", "c++") } else { ("CC", "cc") };
+        let mut compiler = Command::new(env::var_os(variable).unwrap_or_else(|| usual.into()));
+        compiler.args(["-O1", "-o"]).arg(&program).arg(source(name));
+        for folder in self.trees.iter().flat_map(Tree::libraries) {
+            compiler.arg("-I").arg(folder.join(headers)).arg("-L").arg(folder.join(libraries));
+            compiler.arg(format!("-Wl,-rpath-link,{}", folder.display()));
+        }
+        compiler.arg(format!("-l{library}"));
+        let status = compiler.status().with_context(|| format!("starting {usual}"))?;
+        ensure!(status.success(), "{usual} could not build {name}: {status}");
+        Ok(program)
+    }
+
     /// Returns the environment in which the programs find the drop-in, the libraries of unpacked packages, and the
     /// modules of Python.
     pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
@@ -130,7 +155,7 @@ impl Installation {
 }
 
 /// Returns the path of one of our programs.
-fn source(name: &str) -> PathBuf {
+pub(super) fn source(name: &str) -> PathBuf {
     tree::root().join(PROGRAMS).join(name)
 }
 

@@ -1,7 +1,9 @@
 //! The suites.
 
 mod exits;
+mod gloo;
 mod mooncake;
+mod mpi;
 mod nixl;
 mod perftest;
 mod pingpong;
@@ -34,6 +36,10 @@ pub(super) enum Suite {
     Mooncake,
     /// NIXL with its UCX backend, in two processes
     Nixl,
+    /// Open MPI over UCX, in two and three processes
+    Mpi,
+    /// Gloo's transport for ibverbs, in two and three processes
+    Gloo,
 }
 
 impl Suite {
@@ -51,6 +57,8 @@ impl Suite {
             Self::Udp => ("udp", "perftest"),
             Self::Mooncake => ("mooncake", mooncake::WHEEL),
             Self::Nixl => ("nixl", nixl::WHEEL),
+            Self::Mpi => ("mpi", "openmpi-bin"),
+            Self::Gloo => ("gloo", "libgloo0"),
         }
     }
 
@@ -59,6 +67,8 @@ impl Suite {
         match self {
             Self::Mooncake => mooncake::NEEDS,
             Self::Nixl => nixl::NEEDS,
+            Self::Mpi => mpi::NEEDS,
+            Self::Gloo => gloo::NEEDS,
             _ => Needs::NONE,
         }
     }
@@ -77,6 +87,8 @@ impl Suite {
             Self::Udp => udp::run(installation, row),
             Self::Mooncake => mooncake::run(installation, row),
             Self::Nixl => nixl::run(installation, row),
+            Self::Mpi => mpi::run(installation, row),
+            Self::Gloo => gloo::run(installation, row),
         }
     }
 }
