@@ -89,15 +89,16 @@ pub(super) fn both_counts(server: &Ended, client: &Ended) -> Result<String> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Tests {
     pub(super) passed: usize,
-    pub(super) failed: usize,
-    /// The reason of each skipped test.
+    /// The names of the failed tests.
+    pub(super) failed: Vec<String>,
+    /// The reasons of the skipped tests.
     pub(super) skipped: Vec<String>,
 }
 
 /// Parses the output of `unittest`.
 ///
 /// # Errors
-/// Returns an error if the summary is missing, or contradicts the lines of the skipped tests.
+/// Returns an error if the summary is missing, or contradicts the lines of the skipped and failed tests.
 pub(super) fn unittest(output: &str) -> Result<Tests> {
     let ran = output.lines().find_map(|line| line.strip_prefix("Ran ")?.split_once(" test"));
     let ran: usize = ran.context("the tests did not run to their end")?.0.parse()?;
@@ -110,16 +111,25 @@ pub(super) fn unittest(output: &str) -> Result<Tests> {
             .filter_map(|word| word.strip_prefix(name)?.strip_prefix("=")?.parse::<usize>().ok())
             .sum()
     };
-    let failed = ["failures", "errors", "successes"].map(count).iter().sum();
     let skipped: Vec<_> = output.lines().filter_map(reason).map(str::to_owned).collect();
-    let counted = count("skipped");
-    ensure!(
-        skipped.len() == counted,
-        "{counted} tests were skipped, but {} lines have a reason",
-        skipped.len()
-    );
-    let passed = ran.checked_sub(failed + counted).context("fewer tests ran than were counted")?;
-    Ok(Tests { passed, failed, skipped })
+    let failed: Vec<_> = output.lines().filter_map(failure).map(str::to_owned).collect();
+    let bad = ["failures", "errors", "successes"].map(count).iter().sum::<usize>();
+    for (counted, lines, what) in
+        [(count("skipped"), skipped.len(), "skipped"), (bad, failed.len(), "failed")]
+    {
+        ensure!(
+            counted == lines,
+            "{counted} tests are counted as {what}, and {lines} lines name one"
+        );
+    }
+    let passed = ran.checked_sub(failed.len() + skipped.len());
+    Ok(Tests { passed: passed.context("fewer tests ran than were counted")?, failed, skipped })
+}
+
+/// Returns the name of the test in the line before the details of its failure.
+fn failure(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("FAIL: ").or_else(|| line.strip_prefix("ERROR: "))?;
+    rest.split_whitespace().next()
 }
 
 /// Returns the reason in the line of a skipped test, which has Python's quotes.
@@ -198,14 +208,18 @@ test_c (tests.test_c.C.test_c) ... skipped \"Device x doesn't have y\"
 test_d (tests.test_d.D.test_d) ... FAIL
 test_e (tests.test_e.E.test_e) ... ERROR
 
+FAIL: test_d (tests.test_d.D.test_d)
+ERROR: test_e (tests.test_e.E.test_e)
+
 Ran 5 tests in 0.1s
 
 ";
         let failed =
             unittest(&format!("{output}FAILED (failures=1, errors=1, skipped=2)\n")).unwrap();
         let skipped = ["No ODP", "Device x doesn't have y"].map(str::to_owned).to_vec();
-        assert_eq!(failed, Tests { passed: 1, failed: 2, skipped: skipped.clone() });
-        assert_eq!(unittest(&format!("{output}OK (skipped=2)\n")).unwrap().passed, 3);
+        let names = ["test_d", "test_e"].map(str::to_owned).to_vec();
+        assert_eq!(failed, Tests { passed: 1, failed: names, skipped });
+        assert!(unittest(&format!("{output}OK (skipped=2)\n")).is_err(), "two tests failed");
         assert!(unittest(&format!("{output}OK\n")).is_err(), "two reasons, but none skipped");
         assert!(unittest("test_a (tests.test_a.A.test_a) ... Segmentation fault\n").is_err());
     }

@@ -1,5 +1,6 @@
 //! The suites.
 
+mod deferred;
 mod exits;
 mod gloo;
 mod mooncake;
@@ -32,6 +33,8 @@ pub(super) enum Suite {
     Exits,
     /// perftest between two addresses of this host, without losses and with a loss of 1 %
     Udp,
+    /// pyverbs and the quick pingpong and perftest sets on devices that execute requests later
+    Deferred,
     /// Mooncake's transfer engine, in two processes
     Mooncake,
     /// NIXL with its UCX backend, in two processes
@@ -55,6 +58,7 @@ impl Suite {
             Self::Ucx => ("ucx", "ucx-utils"),
             Self::Exits => ("exits", "perftest"),
             Self::Udp => ("udp", "perftest"),
+            Self::Deferred => ("deferred", "rdma-core"),
             Self::Mooncake => ("mooncake", mooncake::WHEEL),
             Self::Nixl => ("nixl", nixl::WHEEL),
             Self::Mpi => ("mpi", "openmpi-bin"),
@@ -79,12 +83,13 @@ impl Suite {
     /// Returns an error if this process cannot start programs.
     pub(super) fn run(self, installation: &Installation, full: bool, row: &mut Row) -> Result<()> {
         match self {
-            Self::Pyverbs => pyverbs::run(installation, row),
+            Self::Pyverbs => pyverbs::run(installation, &[], row),
             Self::Pingpong => pair::run(installation, pingpong::DEVICE, pingpong::SETS, full, row),
             Self::Perftest => pair::run(installation, perftest::DEVICE, perftest::SETS, full, row),
             Self::Ucx => ucx::run(installation, full, row),
             Self::Exits => exits::run(installation, row),
             Self::Udp => udp::run(installation, row),
+            Self::Deferred => deferred::run(installation, row),
             Self::Mooncake => mooncake::run(installation, row),
             Self::Nixl => nixl::run(installation, row),
             Self::Mpi => mpi::run(installation, row),
