@@ -32,7 +32,7 @@ static LIBRARY: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 /// # Errors
 /// Returns what to do if the library is not found, or cannot be used.
 pub(crate) fn load() -> Result<Verbs, String> {
-    let file = match env::var_os(PATH_VARIABLE).filter(|path| !path.is_empty()) {
+    let file = match rdma_sys::path_variable(PATH_VARIABLE) {
         Some(path) => path,
         None => find()?,
     };
