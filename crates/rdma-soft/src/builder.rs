@@ -5,9 +5,8 @@ mod lacks;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rdma_sys::path_variable;
-
 use crate::abi;
+use crate::abi::environment::path_variable;
 use crate::device::Device;
 use crate::device::gid_place::GidPlace;
 use crate::device::model::Model;
@@ -479,11 +478,8 @@ impl Builder {
     }
 }
 
-/// The allowed names, for error messages.
-pub(crate) const NAMES: &str = "use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`; the names `.` and `..` are reserved";
-
-/// Returns true if a device may have this name: it fits into `struct ibv_device`, can be typed on a command line, and
-/// can be the name of a folder in `/sys`.
+/// Returns true if a device may have this name. It must fit into `struct ibv_device`, and be usable on a command line
+/// and as the name of a folder.
 pub(crate) fn is_name(name: &str) -> bool {
     let typeable = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     (1..64).contains(&name.len()) && name.chars().all(typeable) && name != "." && name != ".."

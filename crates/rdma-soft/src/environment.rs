@@ -1,10 +1,12 @@
 //! The devices that the environment describes.
 
-#[cfg(not(loom))]
-use rdma_sys::path_variable;
+pub(crate) mod variable;
 
-use crate::builder::{Builder, NAMES, is_name};
-use crate::device::subnet::{InstallError, profiles};
+#[cfg(not(loom))]
+use crate::abi::environment::path_variable;
+use crate::builder::{Builder, is_name};
+use crate::device::subnet::{InstallError, NAMES, profiles};
+use crate::environment::variable::{Mistake, variable};
 use crate::faults::{Faults, FaultsError};
 use crate::limits::patience::Patience;
 use crate::link::Link;
@@ -100,12 +102,6 @@ fn install_one(device: Builder) {
     }
 }
 
-/// Returns the value of a variable, unless it is empty.
-pub(crate) fn variable(name: &str) -> Option<String> {
-    let value = std::env::var_os(name)?.to_string_lossy().into_owned();
-    (!value.is_empty()).then_some(value)
-}
-
 fn profile(name: Option<String>) -> Result<Option<Profile>, InstallError> {
     let Some(name) = name else { return Ok(None) };
     Profile::named(&name).map(Some).ok_or(InstallError::NoProfile { name })
@@ -116,8 +112,13 @@ fn faults(text: Option<String>) -> Result<Option<Faults>, InstallError> {
     faults.map_err(|error: FaultsError| wrong(FAULTS, error.to_string()))
 }
 
-/// Returns the error for a mistake in the value of a variable.
-pub(crate) fn wrong(variable: &'static str, reason: String) -> InstallError {
+impl From<Mistake> for InstallError {
+    fn from(Mistake { variable, reason }: Mistake) -> Self {
+        Self::BadVariable { variable, reason }
+    }
+}
+
+fn wrong(variable: &'static str, reason: String) -> InstallError {
     InstallError::BadVariable { variable, reason }
 }
 

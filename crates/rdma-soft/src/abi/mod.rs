@@ -18,6 +18,9 @@ mod block;
 mod completion;
 mod convert;
 mod device;
+pub(crate) mod environment {
+    pub(crate) use rdma_sys::path_variable;
+}
 mod errno;
 pub(crate) mod fork;
 #[cfg(not(loom))]

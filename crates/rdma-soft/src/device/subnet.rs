@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use crate::address::{Address, GidEntry};
-use crate::builder::NAMES;
 use crate::device::Device;
 use crate::fabric::Fabric;
 #[cfg(loom)]
@@ -18,6 +17,10 @@ use crate::sync::locked;
 
 /// The maximum number of devices: far more than programs need, but far fewer than there are LIDs.
 const MAX_DEVICES: usize = 4096;
+
+/// The allowed names of devices, for error messages.
+pub(crate) const NAMES: &str =
+    "use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.` (not `.` or `..`)";
 
 /// The reason why a device was not installed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use rdma_types::AckTimeout;
 
-use crate::device::subnet::InstallError;
-use crate::environment::{variable, wrong};
+use crate::environment::variable::{Mistake, variable};
 
 /// The two time limits, which the environment or a builder can set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +24,7 @@ impl Patience {
     ///
     /// # Errors
     /// Fails if a variable has another value than a number of seconds.
-    pub(crate) fn of_environment() -> Result<Self, InstallError> {
+    pub(crate) fn of_environment() -> Result<Self, Mistake> {
         let usual = Self::USUAL;
         Ok(Self {
             process: duration("RDMA_SOFT_PEER_LIMIT")?.unwrap_or(usual.process),
@@ -38,12 +37,12 @@ impl Patience {
 const MOST_SECONDS: f64 = 31_536_000.0;
 
 /// Returns the duration that an environment variable sets.
-fn duration(name: &'static str) -> Result<Option<Duration>, InstallError> {
+fn duration(name: &'static str) -> Result<Option<Duration>, Mistake> {
     let Some(text) = variable(name) else { return Ok(None) };
     let duration = seconds(&text).ok_or_else(|| {
-        let allowed =
+        let reason =
             format!("`{text}` is not a number of seconds from 0 to {MOST_SECONDS}, such as 0.5");
-        wrong(name, allowed)
+        Mistake { variable: name, reason }
     })?;
     Ok(Some(duration))
 }

@@ -14,12 +14,11 @@ use super::listener::Admits;
 use super::names::Names;
 use super::neighbor::Neighbor;
 use super::{connect_to, listen_at, user_at};
-use crate::device::subnet::InstallError;
 use crate::device::{Device, Host};
 use crate::engine::Refusal;
 use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::wire::Carrier;
-use crate::environment::{variable, wrong};
+use crate::environment::variable::{Mistake, variable};
 use crate::fabric::emitters::emit_one;
 use crate::fabric::random::Seed;
 use crate::sync::locked;
@@ -66,12 +65,15 @@ impl Peers {
     }
 
     /// Returns the setting of `RDMA_SOFT_PEERS`, or an error for an unknown value.
-    pub(crate) fn in_environment() -> Result<Self, InstallError> {
+    pub(crate) fn in_environment() -> Result<Self, Mistake> {
         match variable(PEERS).as_deref() {
             None | Some("user") => Ok(Self::SameUser),
             Some("any") => Ok(Self::AnyUser),
             Some("none") => Ok(Self::ThisProcess),
-            Some(other) => Err(wrong(PEERS, format!("`{other}` is not one of user, any and none"))),
+            Some(other) => {
+                let reason = format!("`{other}` is not one of user, any and none");
+                Err(Mistake { variable: PEERS, reason })
+            }
         }
     }
 }
