@@ -30,8 +30,7 @@ const DIRECTORY: &str = "RDMA_SOFT_DIRECTORY";
 ///   `soft0,like=connectx-7;soft1,port=ib`.
 ///   - `like=<profile>`: see [`Builder::like`].
 ///   - `port=roce` or `port=ib`: see [`Builder::link`]. With the option `like`, the hardware must have such ports. The
-///     default is the port of the option `like`. Without this
-///     option, it is RoCE, or InfiniBand for the name `softib0`.
+///     default is the port of the option `like`. Without this option, it is RoCE, or InfiniBand for the name `softib0`.
 ///   - `address=<address or interface>`: see [`Builder::listen`]. May be repeated.
 ///   - `schedule=deferred:<seed>`: see [`Builder::schedule`].
 ///   - `packets`: see [`Builder::force_wire`].

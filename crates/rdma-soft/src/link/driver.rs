@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, Result};
 
-use self::patience::Patience;
 use self::serve::{Doorbell, Processors};
+use self::yield_timer::YieldTimer;
 use super::descriptor::{self, Descriptor};
 use crate::device::arrivals::{answer_all, execute_all};
 use crate::device::subnet::Subnet;
@@ -19,8 +19,8 @@ use crate::sync::{
     AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, locked_for_calls, locked_to_wait,
 };
 
-mod patience;
 mod serve;
+mod yield_timer;
 
 /// The maximum number of sockets of a fabric.
 pub(super) const MOST: usize = 4096;
@@ -135,7 +135,7 @@ pub(super) struct Driver {
     processors: Processors,
     /// The number of packets for unknown or destroyed receivers so far.
     useless: AtomicU32,
-    patience: Patience,
+    yield_timer: YieldTimer,
 }
 
 /// The sockets at which polls look first.
@@ -288,7 +288,7 @@ impl Driver {
             doorbell: Doorbell::new()?,
             processors: Processors::new(),
             useless: AtomicU32::new(0),
-            patience: Patience::default(),
+            yield_timer: YieldTimer::default(),
         })
     }
 
@@ -518,8 +518,8 @@ impl Polled for Driver {
         let look = self.look_near();
         let found = !look.enough && self.drive() || look.found;
         if found {
-            self.patience.restart();
-        } else if self.patience.is_over(|| self.subnet.clock.now()) {
+            self.yield_timer.restart();
+        } else if self.yield_timer.is_over(|| self.subnet.clock.now()) {
             std::thread::yield_now();
         }
     }
