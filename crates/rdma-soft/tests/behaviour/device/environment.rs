@@ -37,20 +37,23 @@ fn child() {
     }
 }
 
+/// The variables that choose the devices and their properties.
+const VARIABLES: [&str; 8] = [
+    "RDMA_SOFT_DEVICES",
+    "RDMA_SOFT_DIRECTORY",
+    "RDMA_SOFT_FAULTS",
+    "RDMA_SOFT_LIKE",
+    "RDMA_SOFT_LISTEN",
+    "RDMA_SOFT_PEERS",
+    "RDMA_SOFT_PEER_LIMIT",
+    "RDMA_SOFT_RETRY_TIME",
+];
+
 /// Runs a process with these variables. Returns its output.
 fn ask(variables: &[(&str, &str)]) -> String {
     let mut command = this_program();
     command.args(["--exact", "device::environment::child", "--ignored", "--nocapture"]);
-    for other in [
-        "RDMA_SOFT_DEVICES",
-        "RDMA_SOFT_DIRECTORY",
-        "RDMA_SOFT_FAULTS",
-        "RDMA_SOFT_LIKE",
-        "RDMA_SOFT_LISTEN",
-        "RDMA_SOFT_PEERS",
-        "RDMA_SOFT_PEER_LIMIT",
-        "RDMA_SOFT_RETRY_TIME",
-    ] {
+    for other in VARIABLES {
         command.env_remove(other);
     }
     let output = command.envs(variables.iter().copied()).output().unwrap();
@@ -166,17 +169,7 @@ fn a_mistake_in_the_environment_is_named_when_a_device_is_opened() {
 
 #[test]
 fn empty_variables_have_no_effect() {
-    let variables = [
-        "RDMA_SOFT_DEVICES",
-        "RDMA_SOFT_DIRECTORY",
-        "RDMA_SOFT_FAULTS",
-        "RDMA_SOFT_LIKE",
-        "RDMA_SOFT_LISTEN",
-        "RDMA_SOFT_PEERS",
-        "RDMA_SOFT_PEER_LIMIT",
-        "RDMA_SOFT_RETRY_TIME",
-    ];
-    let [usual, empty] = [&[][..], &variables.map(|name| (name, ""))].map(ask);
+    let [usual, empty] = [&[][..], &VARIABLES.map(|name| (name, ""))].map(ask);
     let identities = |text: &str| {
         let lines = text.lines().filter(|line| line.contains(" has the GUID "));
         lines.map(str::to_owned).collect::<Vec<_>>()
