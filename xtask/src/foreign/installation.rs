@@ -78,6 +78,12 @@ impl Installation {
         all
     }
 
+    /// Returns an installation in which UCX has only this transport, on this device.
+    pub(super) fn with_ucx(&self, transport: &str, device: &str) -> Self {
+        let transport = self.with_variable("UCX_TLS", transport);
+        transport.with_variable("UCX_NET_DEVICES", &format!("{device}:1"))
+    }
+
     /// Returns the path of a file of the packages.
     pub(super) fn file(&self, path: &str) -> PathBuf {
         let mut paths = self.trees.iter().rev().map(|tree| tree.root.join(path));

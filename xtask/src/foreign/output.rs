@@ -85,6 +85,14 @@ pub(super) fn both_counts(server: &Ended, client: &Ended) -> Result<String> {
     Ok(format!("{own} requests, {peers} of the peer"))
 }
 
+/// Returns the result that one of our programs has printed as the client, and the client's requests.
+///
+/// # Errors
+/// Returns an error if the client did not finish, or if a process did not use RDMA.
+pub(super) fn both_finished(server: &Ended, client: &Ended) -> Result<String> {
+    Ok(format!("{}, {}", finished(&client.output)?, both_counts(server, client)?))
+}
+
 /// The results of Python's `unittest`, with `--verbose`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Tests {

@@ -59,7 +59,7 @@ pub(super) fn run(
     for Set { program, options, tier } in sets.iter().filter(|set| full || set.tier != Tier::Full) {
         let words = [installation.program(program), words(device), words(options)].concat();
         row.case(&format!("{program} {options}"), || match tier {
-            Tier::Never(reason) => Outcome::Skipped(reason),
+            Tier::Never(reason) => Ok(Outcome::Skipped(reason)),
             _ => outcome(connect(&words, [&environment, &environment]), |_, client| {
                 output::result(&client.output)
             }),
@@ -103,20 +103,18 @@ pub(super) fn start(
 }
 
 /// Returns the outcome of a pair: passed if both processes succeeded and `check` accepts their output.
+///
+/// # Errors
+/// Returns an error in the other cases, with the output of both processes if they have ended.
 pub(super) fn outcome(
     pair: Result<(Ended, Ended)>,
     check: impl FnOnce(&Ended, &Ended) -> Result<String>,
-) -> Outcome {
-    let (server, client) = match pair {
-        Ok(pair) => pair,
-        Err(error) => return Outcome::Failed(format!("{error:#}")),
-    };
+) -> Result<Outcome> {
+    let (server, client) = pair?;
     let checked = match server.succeeded() && client.succeeded() {
         true => check(&server, &client),
         false => Err(anyhow!("a process failed")),
     };
-    checked.map_or_else(
-        |error| Outcome::Failed(format!("{error:#}\nclient {client}\nserver {server}")),
-        Outcome::Passed,
-    )
+    let passed = checked.map(Outcome::Passed);
+    passed.map_err(|error| anyhow!("{error:#}\nclient {client}\nserver {server}"))
 }

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::time::Instant;
 
+use anyhow::Result;
+
 use super::output::Tests;
 
-/// The result of a case.
+/// The result of a case that did not fail.
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// The result that the program reported.
@@ -14,8 +16,6 @@ pub(super) enum Outcome {
     Tests(Tests),
     /// The reason why the case cannot run.
     Skipped(&'static str),
-    /// The error, with the output of the processes.
-    Failed(String),
 }
 
 /// The results of a suite.
@@ -33,19 +33,19 @@ impl Row {
         Self { suite, version, passed: 0, skipped: 0, failed: 0 }
     }
 
-    /// Runs a case, counts it, and prints its line.
-    pub(super) fn case(&mut self, name: &str, run: impl FnOnce() -> Outcome) {
+    /// Runs a case, counts it, and prints its line. The error of a failed case has the output of the processes.
+    pub(super) fn case(&mut self, name: &str, run: impl FnOnce() -> Result<Outcome>) {
         let begin = Instant::now();
         let outcome = run();
         let seconds = begin.elapsed().as_secs_f64();
         let (word, detail, passed, skipped, failed) = match outcome {
-            Outcome::Passed(detail) => ("ok", detail, 1, 0, 0),
-            Outcome::Tests(Tests { passed, skipped, .. }) => {
+            Ok(Outcome::Passed(detail)) => ("ok", detail, 1, 0, 0),
+            Ok(Outcome::Tests(Tests { passed, skipped, .. })) => {
                 let detail = format!("{passed} tests passed, {} skipped", skipped.len());
                 ("ok", detail, passed, skipped.len(), 0)
             }
-            Outcome::Skipped(reason) => ("skipped", reason.to_owned(), 0, 1, 0),
-            Outcome::Failed(why) => ("FAILED", why, 0, 0, 1),
+            Ok(Outcome::Skipped(reason)) => ("skipped", reason.to_owned(), 0, 1, 0),
+            Err(error) => ("FAILED", format!("{error:#}"), 0, 0, 1),
         };
         println!("{word:7} {seconds:6.2} s  {} {name}: {detail}", self.suite);
         self.passed += passed;
@@ -87,16 +87,17 @@ mod tests {
 
     #[test]
     fn a_failed_case_or_a_suite_without_passed_cases_fails_the_report() {
-        let report = |cases: Vec<Outcome>| {
+        let report = |cases: Vec<Result<Outcome>>| {
             let mut row = Row::new("suite", "1.0".to_owned());
             cases.into_iter().for_each(|outcome| row.case("case", || outcome));
             Report { rows: vec![row] }
         };
-        let passed = || Outcome::Passed(String::new());
-        assert!(report(vec![passed(), Outcome::Skipped("reason")]).passed());
-        assert!(!report(vec![passed(), Outcome::Failed("why".to_owned())]).passed());
-        assert!(!report(vec![Outcome::Skipped("reason")]).passed());
-        let text = report(vec![passed(), Outcome::Skipped("reason")]).to_string();
+        let passed = || Ok(Outcome::Passed(String::new()));
+        let skipped = || Ok(Outcome::Skipped("reason"));
+        assert!(report(vec![passed(), skipped()]).passed());
+        assert!(!report(vec![passed(), Err(anyhow::anyhow!("why"))]).passed());
+        assert!(!report(vec![skipped()]).passed());
+        let text = report(vec![passed(), skipped()]).to_string();
         assert!(text.ends_with("\n| suite | 1.0 | 1 | 1 | 0 |\n"), "{text}");
     }
 }

@@ -1,7 +1,7 @@
 //! Pairs of perftest's programs in which one process ends or stops while the other sends.
 //!
-//! As on hardware, a process that only waits for requests does not notice that its peer was killed. With `-b`, the server
-//! of `ib_send_bw` also only waits, until it has received the first request.
+//! A process that only waits for requests does not notice that its peer was killed. NICs do not report this either. With
+//! `-b`, the server of `ib_send_bw` only waits until it has received the first request.
 
 use std::thread;
 use std::time::Duration;
@@ -79,10 +79,8 @@ pub(super) fn run(installation: &Installation, row: &mut Row) -> Result<()> {
                     words(options),
                 ];
                 row.case(&format!("{program} {options}, {victim:?} {end:?}"), || {
-                    broken(installation, &words.concat(), victim, end).map_or_else(
-                        |error| Outcome::Failed(format!("{error:#}")),
-                        |()| afterwards(installation),
-                    )
+                    broken(installation, &words.concat(), victim, end)?;
+                    afterwards(installation)
                 });
             }
         }
@@ -133,7 +131,7 @@ fn as_expected(end: End, process: &Ended, peer: &Ended) -> bool {
 }
 
 /// Runs a pair of new processes.
-fn afterwards(installation: &Installation) -> Outcome {
+fn afterwards(installation: &Installation) -> Result<Outcome> {
     let words = [installation.program("ib_send_lat"), words(DEVICE), words("-n 100")].concat();
     let environment = installation.environment();
     outcome(connect(&words, [&environment, &environment]), |_, client| result(&client.output))

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::foreign::installation::Installation;
-use crate::foreign::output::{both_counts, finished};
+use crate::foreign::output::both_finished;
 use crate::foreign::packages::Needs;
 use crate::foreign::pair::{connect, outcome, words};
 use crate::foreign::report::Row;
@@ -30,11 +30,7 @@ pub(super) fn run(installation: &Installation, row: &mut Row) -> Result<()> {
     let environment = installation.environment();
     for device in DEVICES {
         let words = [&program[..], &words("--device"), &words(device)].concat();
-        row.case(device, || {
-            outcome(connect(&words, [&environment, &environment]), |server, client| {
-                Ok(format!("{}, {}", finished(&client.output)?, both_counts(server, client)?))
-            })
-        });
+        row.case(device, || outcome(connect(&words, [&environment, &environment]), both_finished));
     }
     Ok(())
 }

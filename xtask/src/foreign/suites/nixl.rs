@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::foreign::installation::Installation;
-use crate::foreign::output::{both_counts, finished};
+use crate::foreign::output::both_finished;
 use crate::foreign::packages::Needs;
 use crate::foreign::pair::{connect, outcome};
 use crate::foreign::report::Row;
@@ -28,13 +28,10 @@ const REACHABLE: (&str, &str) = ("UCX_IB_ROCE_REACHABILITY_MODE", "all");
 pub(super) fn run(installation: &Installation, row: &mut Row) -> Result<()> {
     let words = installation.counted(&installation.script("nixl_pair.py"));
     for (transport, device) in SETS {
-        let set = installation.with_variable("UCX_TLS", transport);
-        let set = set.with_variable("UCX_NET_DEVICES", &format!("{device}:1"));
+        let set = installation.with_ucx(transport, device);
         let environment = set.with_variable(REACHABLE.0, REACHABLE.1).environment();
         row.case(&format!("{transport} {device}"), || {
-            outcome(connect(&words, [&environment, &environment]), |server, client| {
-                Ok(format!("{}, {}", finished(&client.output)?, both_counts(server, client)?))
-            })
+            outcome(connect(&words, [&environment, &environment]), both_finished)
         });
     }
     Ok(())

@@ -40,9 +40,7 @@ const COUNTS: &str = "-n 300 -w 30";
 /// Returns an error if this process cannot start programs.
 pub(super) fn run(installation: &Installation, full: bool, row: &mut Row) -> Result<()> {
     for transport in TRANSPORTS {
-        let mut environment = installation.environment();
-        environment.push(("UCX_TLS", (*transport).to_owned()));
-        environment.push(("UCX_NET_DEVICES", "soft0:1".to_owned()));
+        let environment = installation.with_ucx(transport, "soft0").environment();
         for (test, _) in TESTS.iter().filter(|(_, quick)| full || *quick) {
             let program = installation.counted(&installation.program("ucx_perftest"));
             let words = [program, words("-t"), words(test), words(COUNTS)];
