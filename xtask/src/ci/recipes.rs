@@ -3,8 +3,13 @@
 use super::needs::Need;
 use super::step::{Step, run, tests, tests_two_at_a_time, two_at_a_time};
 
-/// Makes a stable compiler accept `-Z`, so that the sanitizers do not need a nightly one.
-const UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
+/// Makes cargo compile the crates of the workspace by a script in `rustc/`, which adds options. Flags
+/// in `RUSTFLAGS` would apply to all crates, and cargo would compile their dependencies again.
+macro_rules! compiled_by {
+    ($script:literal) => {
+        ("RUSTC_WORKSPACE_WRAPPER", concat!("{root}/xtask/src/ci/rustc/", $script))
+    };
+}
 
 /// Makes cargo run only the programs of the crate that `RDMA_CI_ONLY` names.
 const RUN_ONLY: (&str, &str) = ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask only");
@@ -76,16 +81,23 @@ pub(super) const MSRV: &[Step] = &[run("cargo check {products}").with(OLDEST)];
 
 pub(super) const FEATURES: &[Step] = &[run("{target}/debug/xtask features").with(OLDEST)];
 
-pub(super) const MORE_DEVICES: &[Step] = &[tests(
-    "cargo test -p conformance --test conformance -- softib0-deferred:: softib0-wire:: wire-deferred::",
-)
-.with(&[
-    (
-        "RDMA_TEST_DEVICES",
-        "softib0-deferred:all,softib0-wire:all,soft0-wire-deferred:all,softib0-wire-deferred:all",
-    ),
-    WITHOUT_RXE,
-])];
+/// The suite accepts one filter.
+pub(super) const MORE_DEVICES: &[Step] = &[
+    run("cargo test -p conformance --test conformance --no-run"),
+    tests_two_at_a_time(&[
+        "cargo test -p conformance --test conformance -- softib0-deferred::",
+        "cargo test -p conformance --test conformance -- softib0-wire::",
+        "cargo test -p conformance --test conformance -- wire-deferred::",
+    ])
+    .with(&[
+        (
+            "RDMA_TEST_DEVICES",
+            "softib0-deferred:all,softib0-wire:all,soft0-wire-deferred:all,softib0-wire-deferred:all",
+        ),
+        WITHOUT_RXE,
+        ("RUST_TEST_THREADS", "4"),
+    ]),
+];
 
 /// Runs the tests of a crate on devices that imitate this NIC.
 macro_rules! on_nic {
@@ -137,14 +149,13 @@ pub(super) const NICS: &[Step] = &[
     on_nics!("connectx-7", "intel-e810"),
 ];
 
-const STALLED: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg rdma_stalls"), WITHOUT_RXE];
+const STALLED: &[(&str, &str)] = &[compiled_by!("stalls.sh"), WITHOUT_RXE];
 
 pub(super) const STALLS: &[Step] = &[
-    tests("cargo test --target-dir {target}/stalls -p conformance --test conformance")
-        .with(STALLED),
-    tests("cargo test --target-dir {target}/stalls --lib --tests -p rdma-soft").with(STALLED),
+    tests("cargo test -p conformance --test conformance").with(STALLED),
+    tests("cargo test --lib --tests -p rdma-soft").with(STALLED),
     tests(
-        "cargo test --target-dir {target}/stalls --lib --test behaviour -p rdma-mem -p rdma-qp \
+        "cargo test --lib --test behaviour -p rdma-mem -p rdma-qp \
             -p rdma-channel -p rdma-connect -p rdma-async -p rdma",
     )
     .with(STALLED),
@@ -292,7 +303,9 @@ pub(super) const FUZZ_ADDRESS: &[Step] = &[
 ];
 
 /// Makes the device copy in such a way that AddressSanitizer sees the accesses.
-const VISIBLE_COPIES: &[(&str, &str)] = &[UNSTABLE, ("RUSTFLAGS", "--cfg rdma_visible_copies")];
+/// `RUSTC_BOOTSTRAP` makes a stable compiler accept `-Z`.
+const VISIBLE_COPIES: &[(&str, &str)] =
+    &[("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", "--cfg rdma_visible_copies")];
 
 /// Leaves out SoftRoCE, because the sanitizers and memcheck are meant for our own code.
 const WITHOUT_RXE: (&str, &str) = ("RDMA_TEST_RXE", "off");
@@ -302,16 +315,11 @@ const WITHOUT_RXE: (&str, &str) = ("RDMA_TEST_RXE", "off");
 /// layers are left out: the suite, which has cases with channels and futures, runs their code.
 macro_rules! asan {
     ($which:literal) => {
-        tests(concat!(
-            "cargo test --target {host} --target-dir {target}/asan -p rdma-soft -p conformance ",
-            $which,
-        ))
-        .with(ADDRESS)
+        tests(concat!("cargo test -p rdma-soft -p conformance ", $which,)).with(ADDRESS)
     };
 }
 
-const ADDRESS: &[(&str, &str)] =
-    &[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=address --cfg rdma_visible_copies"), WITHOUT_RXE];
+const ADDRESS: &[(&str, &str)] = &[compiled_by!("asan.sh"), WITHOUT_RXE];
 
 /// Checks first that the sanitizer sees the device's accesses at all. These tests expect it to
 /// abort the program.
@@ -333,10 +341,9 @@ pub(super) const ASAN: &[Step] = &[
 pub(super) const ASAN_FULL: &[Step] = &[
     ASAN_SEES,
     // Builds the programs of the examples, because a test starts them.
-    run("cargo build --profile test --target {host} --target-dir {target}/asan -p rdma-examples --examples")
-        .with(ADDRESS),
+    run("cargo build --profile test -p rdma-examples --examples").with(ADDRESS),
     tests(
-        "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
+        "cargo test --lib --bins --tests --examples \
             -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async -p rdma-examples \
             -p copy_file -p hello -p rdma-tools -p conformance",
     )
@@ -383,7 +390,7 @@ macro_rules! loom {
         concat!(
             "env RDMA_CI_ONLY=",
             $crate_,
-            " cargo test -p rdma-soft -p rdma-async --release --lib --target-dir {target}/loom ",
+            " cargo test -p rdma-soft -p rdma-async --release --lib ",
             linked_only!(),
             $how,
         )
@@ -404,7 +411,7 @@ pub(super) const LOOM: &[Step] = &[
 ];
 
 const UNDER_LOOM: &[(&str, &str)] = &[
-    ("RUSTFLAGS", "--cfg loom"),
+    compiled_by!("loom.sh"),
     ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
     ("RUST_TEST_THREADS", "1"),
     RUN_ONLY,

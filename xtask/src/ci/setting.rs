@@ -15,6 +15,7 @@ use crate::tree::Tree;
 
 /// The environment in which jobs run, and the values for placeholders in their command lines.
 pub(crate) struct Setting {
+    /// The root of the workspace, also for `{root}`.
     pub(crate) root: PathBuf,
     /// Cargo's target folder, for `{target}`.
     target: String,
@@ -50,7 +51,8 @@ impl Setting {
     }
 
     pub(crate) fn fill(&self, text: &str) -> String {
-        text.replace("{target}", &self.target)
+        text.replace("{root}", &self.root.display().to_string())
+            .replace("{target}", &self.target)
             .replace("{host}", &self.host)
             .replace("{HOST}", &self.host.to_uppercase().replace('-', "_"))
             .replace("{msrv}", &self.msrv)

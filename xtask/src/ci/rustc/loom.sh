@@ -1,0 +1,4 @@
+#!/bin/sh
+# Compiles a crate of the workspace for the models of loom. Cargo passes the path of rustc and its
+# arguments. Cargo compiles all other crates directly, so that jobs share them.
+exec "$@" --cfg loom
