@@ -497,6 +497,7 @@ fn a_batch_is_done_in_order(device: &Device) {
 }
 
 fn inline_data_is_free_when_it_is_posted(device: &Device) {
+    device.needs_inline(16);
     let pd = domain(device);
     let mut channel = looped(pd.create_channel().max_inline_data(16));
     let board = board(&pd, 24);

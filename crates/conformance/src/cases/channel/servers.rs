@@ -47,7 +47,7 @@ fn server(
 }
 
 fn connect(pd: &ProtectionDomain, to: SocketAddr) -> Channel {
-    let builder = pd.create_channel().max_inline_data(64).rendezvous_timeout(BOUND);
+    let builder = pd.create_channel().rendezvous_timeout(BOUND);
     builder.wait(Wait::Sleep).connect(to).unwrap().0
 }
 
@@ -159,7 +159,7 @@ fn messages_have_the_size_and_the_number_that_were_sent(device: &Device) {
 }
 
 fn answers_without_a_buffer_arrive(device: &Device) {
-    let mut server = server(device, |builder| builder.max_inline_data(16));
+    let mut server = server(device, |builder| builder);
     let (peer, mut client) = join(device, &mut server);
     let mut room = client.pd().allocate_region(16).unwrap();
     for round in 0..20_u8 {
@@ -172,6 +172,7 @@ fn answers_without_a_buffer_arrive(device: &Device) {
 }
 
 fn a_client_that_writes_says_so(device: &Device) {
+    device.needs_inline(8);
     let mut server = server(device, |builder| builder);
     let access = AccessFlags::new().with_local_write().with_remote_write();
     let board = server.pool().pd().allocate_shared_region(8, access).unwrap();

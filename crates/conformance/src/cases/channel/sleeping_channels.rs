@@ -51,7 +51,7 @@ fn met(
 
 fn messages_pass_however_their_ends_wait(device: &Device) {
     for wait in [Wait::Spin, Wait::SpinThenSleep, Wait::Sleep] {
-        let (mut here, mut there) = met(device, |builder| builder.wait(wait).max_inline_data(64));
+        let (mut here, mut there) = met(device, |builder| builder.wait(wait));
         let echo = thread::spawn(move || {
             let mut room = there.pd().allocate_region(64).unwrap();
             for round in 0..20 {
