@@ -184,12 +184,13 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "image",
-        about: "an image for containers that is too large, has wrong digests, or does not show the software devices",
+        about: "an image for containers that is too large, has wrong digests, or does not show the software devices; a Debian package whose programs do not find them",
         tier: Tier::Full,
         minutes: 3.0,
         needs: &[
             Need::Tool("mmdebstrap", "apt-get install mmdebstrap"),
             Need::Tool("gcc", "apt-get install gcc libc6-dev"),
+            Need::Tool("ibv_devinfo", "apt-get install ibverbs-utils"),
         ],
         steps: IMAGE,
     },
