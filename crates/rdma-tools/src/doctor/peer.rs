@@ -178,7 +178,7 @@ fn one(
     let sent = connected.and_then(|channel| prober.send(channel, mtu));
     wire.send(&Sent { is_done: sent.is_ok() })?;
     let outcome: Outcome = wire.receive()?;
-    let counters = prober.counters().since(&before);
+    let counters = prober.changes_since(&before);
     text += &format!(" (here {counters}; there {})", printable(&outcome.counters));
     let there = outcome.error.map(|error| format!("there: {}", printable(&error)));
     Ok((text, sent.err().map(|error| format!("here: {error:#}")).or(there)))
@@ -256,7 +256,7 @@ fn serve(stream: TcpStream, prober: &Prober) -> anyhow::Result<(usize, usize)> {
         };
         let received = prober.receive(channel, path_mtu(&endpoint, &peer)?, exchange)?;
         reached += usize::from(received.is_ok());
-        let counters = prober.counters().since(&before);
+        let counters = prober.changes_since(&before);
         wire.send(&Outcome { error: received.err(), counters })?;
     }
     Ok((reached, tried))

@@ -2,7 +2,8 @@
 //! packet.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use rdma::channel::{Channel, ChannelBuilder, CreateChannel as _, PreparedChannel, TransportError};
@@ -138,28 +139,60 @@ impl Prober {
     pub(crate) fn counters(&self) -> Counters {
         let folder =
             format!("{CLASS}/{}/ports/{}/hw_counters", self.context.device().name(), self.port);
-        let Ok(root) = Root::of_this_machine() else { return Counters(Vec::new()) };
-        let values = root.names(&folder).into_iter().filter_map(|name| {
-            let value = *root.value(&format!("{folder}/{name}")).value()?;
-            Some((name, value))
-        });
-        Counters(values.collect())
+        let values = Root::of_this_machine().map_or_else(
+            |_| Vec::new(),
+            |root| {
+                let values = root.names(&folder).into_iter().filter_map(|name| {
+                    let value = *root.value(&format!("{folder}/{name}")).value()?;
+                    Some((name, value))
+                });
+                values.collect()
+            },
+        );
+        Counters { values, read_at: Instant::now() }
+    }
+
+    /// Lists the counters that have changed since an earlier reading, such as `out_of_sequence +3`.
+    /// Waits until the kernel reads the device again.
+    pub(crate) fn changes_since(&self, before: &Counters) -> String {
+        thread::sleep(before.lifespan().saturating_sub(before.read_at.elapsed()));
+        self.counters().since(before)
     }
 }
 
+/// The file in `hw_counters` that states how many milliseconds the kernel keeps the values that it
+/// has read from the device (`lifespan_show` in `drivers/infiniband/core/sysfs.c`).
+const LIFESPAN: &str = "lifespan";
+
+/// An upper limit for the `lifespan`, which root can set to any value.
+const LONGEST_LIFESPAN: Duration = Duration::from_secs(1);
+
+/// The kernel counts the `lifespan` in ticks, which take at most this time.
+const TICK: Duration = Duration::from_millis(10);
+
 /// The names and values of the counters in `hw_counters`.
 #[derive(Debug)]
-pub(crate) struct Counters(Vec<(String, u64)>);
+pub(crate) struct Counters {
+    values: Vec<(String, u64)>,
+    read_at: Instant,
+}
 
 impl Counters {
-    /// Lists the counters that have changed since an earlier reading, such as `out_of_sequence +3`.
-    pub(crate) fn since(&self, before: &Self) -> String {
-        if self.0.is_empty() {
+    /// Returns the time after which another reading shows the current values.
+    fn lifespan(&self) -> Duration {
+        let stated = self.values.iter().find(|(name, _)| name == LIFESPAN);
+        stated.map_or(Duration::ZERO, |(_, value)| {
+            LONGEST_LIFESPAN.min(Duration::from_millis(*value)) + 2 * TICK
+        })
+    }
+
+    fn since(&self, before: &Self) -> String {
+        if self.values.is_empty() {
             return "no hw_counters".to_owned();
         }
-        let changes = self.0.iter().filter_map(|(name, value)| {
-            let (_, earlier) = before.0.iter().find(|(of, _)| of == name)?;
-            (value != earlier && name != "lifespan")
+        let changes = self.values.iter().filter_map(|(name, value)| {
+            let (_, earlier) = before.values.iter().find(|(of, _)| of == name)?;
+            (value != earlier && name != LIFESPAN)
                 .then(|| format!("{name} +{}", value.wrapping_sub(*earlier)))
         });
         let changes: Vec<_> = changes.take(64).collect();
@@ -176,15 +209,27 @@ pub(crate) fn path_mtu(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> any
 mod tests {
     use super::*;
 
+    fn counters(values: &[(&str, u64)]) -> Counters {
+        let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
+        Counters { values, read_at: Instant::now() }
+    }
+
     #[test]
     fn counters_that_changed_are_named_with_the_difference() {
-        let counters = |values: &[(&str, u64)]| {
-            Counters(values.iter().map(|&(name, value)| (name.to_owned(), value)).collect())
-        };
         let before = counters(&[("lifespan", 10), ("sent", 7), ("lost", 1)]);
         let after = counters(&[("lifespan", 12), ("sent", 9), ("lost", 1), ("new", 3)]);
         assert_eq!(after.since(&before), "sent +2");
         assert_eq!(before.since(&before), "no counter changed");
         assert_eq!(counters(&[]).since(&before), "no hw_counters");
+    }
+
+    /// The kernel would return the earlier values again if they were read sooner.
+    #[test]
+    fn another_reading_is_made_after_the_lifespan() {
+        let lifespan = |values| counters(values).lifespan();
+        assert_eq!(lifespan(&[]), Duration::ZERO);
+        assert_eq!(lifespan(&[("sent", 7)]), Duration::ZERO);
+        assert_eq!(lifespan(&[("lifespan", 12), ("sent", 7)]), Duration::from_millis(32));
+        assert_eq!(lifespan(&[("lifespan", u64::MAX)]), Duration::from_millis(1020));
     }
 }
