@@ -168,7 +168,7 @@ pub(super) const STALLS: &[Step] = &[
 pub(super) const AARCH64_FULL: &[Step] = &[
     AARCH64_CHECK,
     tests(
-        "cargo test --target aarch64-unknown-linux-gnu --lib --tests -p rdma-types -p rdma-sys \
+        "cargo test --no-fail-fast --target aarch64-unknown-linux-gnu --lib --tests -p rdma-types -p rdma-sys \
             -p rdma-proto -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p test-support \
             -- --skip no_case_compiles --skip fork",
     )
@@ -347,7 +347,7 @@ pub(super) const ASAN_FULL: &[Step] = &[
     // Builds the programs of the examples, because a test starts them.
     run("cargo build --profile test -p rdma-examples --examples").with(ADDRESS),
     tests(
-        "cargo test --lib --bins --tests --examples \
+        "cargo test --no-fail-fast --lib --bins --tests --examples \
             -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async -p rdma-examples \
             -p copy_file -p hello -p rdma-tools -p conformance \
             -- --skip no_case_compiles --skip is_not_forgotten",
@@ -375,7 +375,7 @@ pub(super) const VALGRIND: &[Step] = &[
     MEMCHECK_SEES,
     run("cargo build --profile test -p rdma-examples --examples"),
     tests(
-        "cargo test --lib --bins --tests --examples -p rdma-soft -p rdma-mem -p rdma-qp \
+        "cargo test --no-fail-fast --lib --bins --tests --examples -p rdma-soft -p rdma-mem -p rdma-qp \
             -p rdma-channel -p rdma-examples -p copy_file -p hello -- --test-threads=1 --skip no_case_compiles \
             --skip is_not_forgotten --skip forked_child --skip copy::tests::gone:: --skip copy::tests::order:: --skip unmapped:: --skip polls_end",
     )

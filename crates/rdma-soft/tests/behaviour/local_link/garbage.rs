@@ -102,7 +102,8 @@ fn a_message_of_too_many_packets_is_malformed() {
     let kinds = [(1, u16::MAX), (1, 17), (1, 2), (255, 16), (256, 17), (1024, 17)];
     for (number, (segment, segments)) in kinds.into_iter().enumerate() {
         let mut to = Connection::to(&name);
-        to.send_all(&run(segment, segments));
+        // A device that polls may close the connection before it is notified.
+        let _ = to.try_send(&run(segment, segments));
         to.wait_until_closed();
         near.message(3000, None);
         assert_eq!(near.peer.counter("malformed"), number as u64 + 1, "{segments} of {segment}");
