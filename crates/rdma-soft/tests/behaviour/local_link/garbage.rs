@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_sys::ibv_qp_type;
 use rustix::fs::{Mode, OFlags, SealFlags, open};
+use test_support::program::is_emulated;
 
 use crate::local_link::hostile::{Head, Random, WITH_LAST, name_of, slot_of};
 use crate::local_link::ring::{
@@ -187,8 +188,11 @@ fn an_invalid_first_message_ends_only_its_own_connection() {
         (lost(), vec![good]),
         (lost(), none.clone()),
         (vec![VERSION], none),
-        (vec![VERSION], vec![good; 3]),
     ];
+    // An emulator opens all three files, although the device has room for one, and never closes the others.
+    if !is_emulated() {
+        kinds.push((vec![VERSION], vec![good; 3]));
+    }
     kinds.extend(wrong.iter().map(|file| (vec![VERSION], vec![file.as_fd()])));
     // The connection that is sent as a file stays open throughout.
     near.peer.until_files(before + 1);
