@@ -7,6 +7,7 @@
 //! environment. Its own devices have no faults, so that all faults are left for the program. With `--stats`, it runs
 //! itself as a child, outlives the program, and prints the counts.
 
+mod child;
 mod library;
 mod namespace;
 mod program;

@@ -1,4 +1,4 @@
-//! `--stats`: runs the program as a child, and prints what its processes have counted.
+//! `--stats`: runs the program as a child (`child`), and prints what its processes have counted.
 //!
 //! Each process that lists the devices writes a record into a folder (`stats` in `rdma-dropin`).
 
@@ -6,15 +6,12 @@ use std::env;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{self, Child, Command, ExitStatus};
+use std::process::{self, Command};
 
 use anyhow::{Context as _, Result};
-use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
-use signal_hook::iterator::SignalsInfo;
-use signal_hook::iterator::exfiltrator::WithOrigin;
+
+use crate::child;
 
 /// The environment variable with the folder of the records.
 const FOLDER_VARIABLE: &str = "RDMA_DROPIN_STATS";
@@ -29,16 +26,8 @@ pub(crate) fn run(mut command: Command) -> Result<u8> {
             env::temp_dir().display()
         )
     })?;
-    let handled = [SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
-    let signals = SignalsInfo::<WithOrigin>::new(handled);
-    let mut signals = signals.context(
-        "--stats cannot receive signals; raise the limit of open files (`ulimit -n`), or omit --stats",
-    )?;
-    let child = command.env(FOLDER_VARIABLE, folder.path()).spawn();
-    let mut child = child.context(
-        "--stats cannot start a child process; raise the limit of processes (`ulimit -u`), or omit --stats",
-    )?;
-    let status = wait(&mut child, &mut signals).context("the program cannot be waited for")?;
+    command.env(FOLDER_VARIABLE, folder.path());
+    let status = child::run(&mut command, "--stats", "omit --stats")?;
     match Counts::read(folder.path()) {
         Ok(counts) => eprintln!("rdma-soft-run: {counts}"),
         Err(error) => {
@@ -46,7 +35,7 @@ pub(crate) fn run(mut command: Command) -> Result<u8> {
             eprintln!("rdma-soft-run: the counts in {folder} cannot be read: {error}");
         }
     }
-    Ok(code(status))
+    Ok(status)
 }
 
 /// Removes the records of this process, which lists the devices before it becomes the program. It has a record if the
@@ -61,30 +50,6 @@ pub(crate) fn forget_this_process() -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Waits for the child, and forwards to it the signals that other processes send to this process. The terminal sends its
-/// signals to both processes.
-fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> io::Result<ExitStatus> {
-    loop {
-        for origin in signals.wait() {
-            let by_process = origin.process.is_some();
-            if by_process && origin.signal != SIGCHLD {
-                let signal = Signal::from_named_raw(origin.signal);
-                if let Some((signal, pid)) = signal.zip(Pid::from_raw(child.id().cast_signed())) {
-                    kill_process(pid, signal)?;
-                }
-            }
-        }
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
-    }
-}
-
-fn code(status: ExitStatus) -> u8 {
-    let code = status.code().or_else(|| Some(128 + status.signal()?));
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }
 
 /// The counts of all processes.
@@ -181,11 +146,5 @@ mod tests {
         assert!(text.starts_with("at least 2 requests with 21 bytes"), "{text}");
         assert!(text.contains("in 3 process(es); injected_faults is 5; the last"), "{text}");
         assert!(text.contains("unknown for 8 (python3), 9-0, which"), "{text}");
-    }
-
-    #[test]
-    fn a_signal_becomes_a_status_above_128() {
-        assert_eq!(code(ExitStatus::from_raw(7 << 8)), 7);
-        assert_eq!(code(ExitStatus::from_raw(15)), 143);
     }
 }

@@ -1,11 +1,11 @@
 //! The counts that `--stats` prints.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use crate::c_programs::compile;
 use crate::library::{command, folder, text};
-use crate::run::{soft_run, stderr};
+use crate::run::{soft_run, stderr, stdout};
 use crate::two_processes::exchange;
 
 /// The number of messages that each end sends, and their length, the default of the program.
@@ -135,6 +135,17 @@ fn signals_reach_the_program() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(9), "{}", text(&output));
     assert!(stderr(&output).contains("nothing went over RDMA"), "{}", text(&output));
+}
+
+/// `nohup` and background jobs of shells ignore signals.
+#[test]
+fn the_program_ignores_the_signals_that_were_ignored_before() {
+    let Some(command) = soft_run() else { return };
+    let mut ignoring = Command::new("sh");
+    ignoring.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(command.get_program());
+    ignoring.args(["--stats", "sh", "-c", "kill -HUP $$; echo alive"]);
+    let output = ignoring.output().unwrap();
+    assert_eq!(stdout(&output), "alive\n", "{}", text(&output));
 }
 
 #[test]
