@@ -1,5 +1,5 @@
 //! `cargo xtask dropin`: builds a folder with `libibverbs.so.1` over the software device, and with `rdma-soft-run`, which
-//! runs programs with it.
+//! runs programs with it. `rdma-soft-run` also needs the library of `rdma-soft-files` in some containers.
 
 mod nodes;
 mod symbols;
@@ -18,6 +18,8 @@ use crate::tree;
 
 const CRATE: &str = "rdma-dropin";
 const PROGRAM: &str = "rdma-soft-run";
+const FILES_CRATE: &str = "rdma-soft-files";
+const FILES_LIBRARY: &str = "librdma_soft_files.so";
 /// The profile of the root `Cargo.toml` for this library, and its folder in cargo's target folder.
 const PROFILE: &str = "dropin";
 const SONAME: &str = "libibverbs.so.1";
@@ -86,12 +88,13 @@ pub(crate) fn build(root: &Path) -> Result<Built> {
     let script = root.join(MAP);
     let map = Map::read(&script)?;
     let library = link(&archive, &script, &map, &folder)?;
-    Ok(Built { library, program: place_program(&archive)?, map })
+    place(&archive, FILES_LIBRARY, "lib")?;
+    Ok(Built { library, program: place(&archive, PROGRAM, "bin")?, map })
 }
 
-/// Compiles the static library and the program, and returns the path of the library.
+/// Compiles the static library and the other files, and returns the path of the static library.
 fn archive(root: &Path) -> Result<PathBuf> {
-    let packages = ["--package", CRATE, "--package", PROGRAM];
+    let packages = ["--package", CRATE, "--package", PROGRAM, "--package", FILES_CRATE];
     let built = cargo(root).arg("build").args(packages).args(["--profile", PROFILE]).status()?;
     ensure!(built.success(), "cargo build failed: {built}");
     let metadata = MetadataCommand::new().current_dir(root).no_deps().exec()?;
@@ -99,16 +102,16 @@ fn archive(root: &Path) -> Result<PathBuf> {
     Ok(folder.join(format!("lib{}.a", CRATE.replace('-', "_"))).into())
 }
 
-/// Copies the program to the folder `bin` beside the folder of the library, where it finds the library.
-fn place_program(archive: &Path) -> Result<PathBuf> {
-    let folder = archive.with_file_name("bin");
+/// Copies a file to `folder`, which is beside the archive. The program finds the libraries in `lib` beside its own folder.
+fn place(archive: &Path, name: &str, folder: &str) -> Result<PathBuf> {
+    let folder = archive.with_file_name(folder);
     fs::create_dir_all(&folder)?;
     // Several commands may run at a time, and programs with the old file.
-    let new = folder.join(format!("{PROGRAM}-{}", std::process::id()));
-    fs::copy(archive.with_file_name(PROGRAM), &new)?;
-    let program = folder.join(PROGRAM);
-    fs::rename(&new, &program).context("the program cannot be replaced")?;
-    Ok(program)
+    let new = folder.join(format!("{name}-{}", std::process::id()));
+    fs::copy(archive.with_file_name(name), &new)?;
+    let placed = folder.join(name);
+    fs::rename(&new, &placed).with_context(|| format!("{name} cannot be replaced"))?;
+    Ok(placed)
 }
 
 /// Links the library. This needs a C compiler, because rustc's own version script cannot be combined with one that has

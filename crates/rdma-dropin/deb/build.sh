@@ -24,7 +24,7 @@ for licence in LICENSE-*; do
     cat "$licence"
 done > "$work/usr/share/doc/rdma-soft/copyright"
 
-glibc=$(objdump -T "$work/$home"/lib/libibverbs.so.1 "$work/$home"/bin/rdma-soft-run |
+glibc=$(objdump -T "$work/$home"/lib/lib*.so* "$work/$home"/bin/rdma-soft-run |
     sed -n 's/.*(\{0,1\}GLIBC_\([0-9.]*\).*/\1/p' | sort --version-sort --unique | tail -n 1)
 cat > "$work/DEBIAN/control" <<CONTROL
 Package: rdma-soft

@@ -9,6 +9,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 const SONAME: &str = "libibverbs.so.1";
+/// The library of `rdma-soft-files`, in the same folder.
+pub(crate) const FILES_NAME: &str = "librdma_soft_files.so";
 /// The characters that separate entries in the loader's lists of files and folders, or that the loader replaces.
 const SPECIAL: &[u8] = b" :;$";
 
@@ -59,14 +61,26 @@ impl Library {
         &self.0
     }
 
-    /// Makes the command, and its children, load the library.
+    /// Returns the path of the library that redirects the paths of the files.
+    ///
+    /// # Errors
+    /// Returns an error if the file does not exist.
+    pub(crate) fn files_library(&self) -> Result<PathBuf> {
+        let path = self.0.with_file_name(FILES_NAME);
+        ensure!(path.is_file(), "{} does not exist; copy it there", path.display());
+        Ok(path)
+    }
+
+    /// Makes the command, and its children, load the library, and another one if `further` names one.
     ///
     /// The folder is for programs that load a libibverbs by its name. The preloaded library also defines the symbols of
     /// programs that load a copy with another name, because the loader searches preloaded libraries first.
-    pub(crate) fn load_into(&self, command: &mut Command) {
+    pub(crate) fn load_into(&self, command: &mut Command, further: Option<&Path>) {
         let folder = self.0.parent().unwrap_or(Path::new("/"));
         command.env("LD_LIBRARY_PATH", prepend(folder, env::var_os("LD_LIBRARY_PATH")));
-        command.env("LD_PRELOAD", prepend(&self.0, env::var_os("LD_PRELOAD")));
+        let others = env::var_os("LD_PRELOAD");
+        let others = further.map_or(others.clone(), |further| Some(prepend(further, others)));
+        command.env("LD_PRELOAD", prepend(&self.0, others));
     }
 }
 

@@ -1,13 +1,16 @@
 //! `rdma-soft-run`: runs a program with the software devices, through the `libibverbs.so.1` of `rdma-dropin`.
 //!
-//! It prepares the environment (`library`) and the files that middleware reads (`tree`, `namespace`), and then replaces
-//! itself with the program.
+//! It prepares the environment (`library`) and the files that middleware reads (`files`, `tree`), and then replaces
+//! itself with the program. The program sees the files in a mount namespace (`namespace`). If the system refuses this,
+//! the program also loads the library of `rdma-soft-files`, which redirects their paths to a folder. `rdma-soft-run`
+//! then runs itself as a child (`child`), and removes the folder after the program has ended.
 //!
 //! With `--devices` or faults, it first executes itself again, because the devices read their variables from the
 //! environment. Its own devices have no faults, so that all faults are left for the program. With `--stats`, it runs
 //! itself as a child, outlives the program, and prints the counts.
 
 mod child;
+mod files;
 mod library;
 mod namespace;
 mod program;
@@ -17,6 +20,8 @@ mod tree;
 use std::convert::Infallible;
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -26,6 +31,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use rdma_soft::{Faults, FaultsError};
 
+use crate::files::Files;
 use crate::library::Library;
 use crate::program::Program;
 
@@ -57,6 +63,11 @@ struct Arguments {
     #[arg(long)]
     no_files: bool,
 
+    /// Use no mount namespace: a preloaded library redirects the paths of the devices in /sys and /dev. This is
+    /// the default if the system refuses a namespace
+    #[arg(long, conflicts_with = "no_files")]
+    no_namespace: bool,
+
     /// Load this libibverbs.so.1 instead of ../lib/libibverbs.so.1, relative to the folder of this program
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
@@ -64,6 +75,18 @@ struct Arguments {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
+
+    /// Only find out whether the system allows the namespace (`namespace::refusal`)
+    #[arg(long, hide = true)]
+    try_namespace: bool,
+
+    /// Write the files into this folder, and redirect their paths (`redirect`)
+    #[arg(long, hide = true)]
+    files_in: Option<PathBuf>,
+
+    /// The reason for `--files-in`
+    #[arg(long, hide = true, default_value_t)]
+    why: String,
 }
 
 fn main() -> ExitCode {
@@ -90,6 +113,9 @@ fn not_run(error: &clap::Error) -> ExitCode {
 
 /// Returns the program's exit status, or replaces this process.
 fn run(arguments: &Arguments) -> Result<u8> {
+    if arguments.try_namespace {
+        return Ok(namespace::attempt());
+    }
     let program = Program::find(&arguments.program)?;
     let library = Library::find(arguments.library.as_deref())?;
     let faults = arguments.faults.clone().or_else(|| env::var_os(FAULTS_VARIABLE));
@@ -97,12 +123,57 @@ fn run(arguments: &Arguments) -> Result<u8> {
         check(faults)?;
     }
     if arguments.stats {
-        stats::run(again(arguments, faults)?)
-    } else if arguments.devices.is_some() || env::var_os(FAULTS_VARIABLE).is_some() {
-        Err(again(arguments, faults)?.exec()).context("rdma-soft-run cannot start itself again")
-    } else {
-        match replace(arguments, &program, &library)? {}
+        return stats::run(again(arguments, faults, &[])?);
     }
+    if arguments.devices.is_some() || env::var_os(FAULTS_VARIABLE).is_some() {
+        let error = again(arguments, faults, &[])?.exec();
+        return Err(error).context("rdma-soft-run cannot start itself again");
+    }
+    match files(arguments, &library)? {
+        Err(why) => redirect(arguments, &why),
+        Ok(files) => match replace(arguments, &program, &library, &files)? {},
+    }
+}
+
+/// Decides how the program sees the files. Returns the reason if their paths must be redirected. This process then needs
+/// a child with `--files-in`.
+fn files(arguments: &Arguments, library: &Library) -> Result<Result<Files, String>> {
+    if arguments.no_files {
+        return Ok(Ok(Files::NotShown { why: "--no-files".to_owned() }));
+    }
+    if let Some(folder) = arguments.files_in.clone() {
+        let (library, why) = (library.files_library()?, arguments.why.clone());
+        return Ok(Ok(Files::Redirected { folder, library, why }));
+    }
+    if arguments.no_namespace {
+        library.files_library()?;
+        return Ok(Err("--no-namespace".to_owned()));
+    }
+    let Some(why) = namespace::refusal() else { return Ok(Ok(Files::Namespace)) };
+    Ok(match library.files_library() {
+        Ok(_) => Err(why),
+        Err(missing) => Ok(Files::NotShown { why: format!("{why}; {missing}") }),
+    })
+}
+
+/// Runs `rdma-soft-run` as a child, with a folder for the files that is removed at the end.
+fn redirect(arguments: &Arguments, why: &str) -> Result<u8> {
+    // Programs that change their user read the files too.
+    let public = Permissions::from_mode(0o755);
+    let folder = tempfile::Builder::new().prefix("rdma-soft-run-").permissions(public).tempdir();
+    let folder = folder.with_context(|| {
+        format!(
+            "no folder for the files of the devices can be created in {}; set TMPDIR to a folder in which this user \
+             may create files, or use --no-files",
+            env::temp_dir().display()
+        )
+    })?;
+    // The library compares paths with this one, so it must not contain symbolic links.
+    let path = folder.path().canonicalize()?;
+    let why = format!("--why={why}");
+    let further = ["--files-in".as_ref(), path.as_os_str(), why.as_ref()];
+    let mut command = again(arguments, arguments.faults.clone(), &further)?;
+    child::run(&mut command, "a run without a namespace", "use --no-files")
 }
 
 fn check(faults: &OsStr) -> Result<()> {
@@ -112,8 +183,8 @@ fn check(faults: &OsStr) -> Result<()> {
 }
 
 /// Returns a command that runs `rdma-soft-run` with the same arguments, except `--stats` and `--devices`. The faults
-/// become an argument, so that the devices of the process do not have them.
-fn again(arguments: &Arguments, faults: Option<OsString>) -> Result<Command> {
+/// become an argument, so that the devices of the process do not have them. `further` are hidden options.
+fn again(arguments: &Arguments, faults: Option<OsString>, further: &[&OsStr]) -> Result<Command> {
     let own = env::current_exe().context("/proc/self/exe is unreadable; mount /proc")?;
     let mut command = Command::new(own);
     if let Some(devices) = &arguments.devices {
@@ -125,43 +196,38 @@ fn again(arguments: &Arguments, faults: Option<OsString>) -> Result<Command> {
         option.push(faults);
         command.arg(option);
     }
-    if arguments.no_files {
-        command.arg("--no-files");
+    for (is_set, option) in
+        [(arguments.no_files, "--no-files"), (arguments.no_namespace, "--no-namespace")]
+    {
+        command.args(is_set.then_some(option));
     }
     if let Some(library) = &arguments.library {
         command.arg("--library").arg(library);
     }
-    command.arg("--").args(&arguments.program);
+    command.args(further).arg("--").args(&arguments.program);
     Ok(command)
 }
 
 /// Replaces this process with the program.
-fn replace(arguments: &Arguments, program: &Program, library: &Library) -> Result<Infallible> {
+fn replace(
+    arguments: &Arguments,
+    program: &Program,
+    library: &Library,
+    files: &Files,
+) -> Result<Infallible> {
     // Before the devices are created, because a process with threads cannot enter a user namespace.
-    let entered = match arguments.no_files {
-        true => Err("--no-files".to_owned()),
-        false => namespace::enter()?,
-    };
+    files.enter()?;
     let devices = tree::devices()?;
-    let shown = entered.and_then(|()| namespace::show(&devices));
+    let shown = files.show(&devices)?;
     let names: Vec<_> = devices.iter().map(tree::Device::to_string).collect();
     eprintln!("rdma-soft-run: {} from {}", names.join(", "), library.path().display());
-    match shown {
-        Ok(()) => eprintln!(
-            "rdma-soft-run: {} and {} describe these devices, in the program's own mount namespace",
-            tree::FOLDER,
-            tree::NODES
-        ),
-        Err(why) => eprintln!(
-            "rdma-soft-run: {} does not describe them ({why}); middleware such as UCX and Mooncake may not find them",
-            tree::FOLDER
-        ),
-    }
+    eprintln!("rdma-soft-run: {shown}");
     stats::forget_this_process().context("the counts of this process cannot be removed")?;
     let mut command = program.command();
     if let Some(faults) = &arguments.faults {
         command.env(FAULTS_VARIABLE, faults);
     }
-    library.load_into(&mut command);
+    library.load_into(&mut command, files.library());
+    files.redirect(&mut command);
     Err(program.not_started(command.exec()).into())
 }

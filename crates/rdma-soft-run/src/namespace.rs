@@ -1,14 +1,15 @@
 //! A mount namespace in which `/sys/class` and `/dev` have the files of the devices.
 #![allow(unsafe_code)]
 
+use std::env;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context as _, Result};
-use rustix::fs::{Mode, OFlags, major, minor, open};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive,
@@ -17,29 +18,54 @@ use rustix::mount::{
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-use crate::tree::{self, CLASSES, Device, NODES};
+use crate::tree::{self, CLASSES, Device, NODES, NULL, SYSFS};
 
-/// The folder with the kernel's classes of devices. Only the classes of RDMA devices are replaced.
-const SYSFS: &str = "/sys/class";
+/// The option with which `rdma-soft-run` calls [`attempt`], and does not run the program.
+const TRY_OPTION: &str = "--try-namespace";
 const DEVICES: &str = "/dev";
-/// The character device that replaces those of the devices. It accepts no commands.
-const NULL: &str = "/dev/null";
 
-/// Enters a mount namespace, and if necessary a user namespace with the same user and group. The inner result has the
-/// reason if the system refuses this.
+/// Returns the reason if the system refuses the namespace or the mounts. A child process tries them, because a process
+/// cannot leave a user namespace that turns out to be unusable.
+pub(crate) fn refusal() -> Option<String> {
+    let own = env::current_exe();
+    let tried = own.and_then(|own| Command::new(own).args([TRY_OPTION, "--", "none"]).output());
+    match tried {
+        Ok(output) if output.status.success() => None,
+        Ok(output) if output.stdout.is_empty() => {
+            Some(format!("the system refuses a namespace: {}", output.status))
+        }
+        Ok(output) => Some(String::from_utf8_lossy(&output.stdout).trim_end().to_owned()),
+        Err(error) => Some(format!("rdma-soft-run cannot start itself again: {error}")),
+    }
+}
+
+/// Does everything that [`enter`] and [`show`] do, in a process that then exits. Prints the reason if this fails, and
+/// returns the exit status.
+pub(crate) fn attempt() -> u8 {
+    match enter().and_then(|()| show(&[])) {
+        Ok(()) => 0,
+        Err(why) => {
+            println!("{why}");
+            1
+        }
+    }
+}
+
+/// Enters a mount namespace, and if necessary a user namespace with the same user and group.
 ///
 /// # Errors
-/// Returns an error if the user namespace does not map the process's user. The process must not run the program then.
-pub(crate) fn enter() -> Result<Result<(), String>> {
+/// Returns the reason if the system refuses this. The process must not run the program then, because its user may be
+/// unknown in the user namespace.
+pub(crate) fn enter() -> Result<(), String> {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+    let refused = |error| format!("the system refuses a user and mount namespace: {error}");
     if unshare(UnshareFlags::NEWNS).is_err() {
-        if let Err(error) = unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS) {
-            return Ok(Err(format!("the system refuses a user and mount namespace: {error}")));
-        }
+        unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)
+            .map_err(|error| refused(error.to_string()))?;
         let map = |file: &str, text: String| {
             let path = Path::new("/proc/self").join(file);
             fs::write(&path, text)
-                .with_context(|| format!("{} cannot be written; use --no-files", path.display()))
+                .map_err(|error| refused(format!("{} cannot be written: {error}", path.display())))
         };
         // Without this line, the kernel refuses the map of groups (man 7 user_namespaces).
         map("setgroups", "deny".to_owned())?;
@@ -48,8 +74,8 @@ pub(crate) fn enter() -> Result<Result<(), String>> {
     }
     // No mount below may appear outside.
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    Ok(mount_change("/", private)
-        .map_err(|error| format!("the system refuses mounts in a namespace: {error}")))
+    mount_change("/", private)
+        .map_err(|error| format!("the system refuses mounts in a namespace: {error}"))
 }
 
 fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
@@ -59,11 +85,9 @@ fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
 
 /// Mounts the files of the devices. Returns the reason if this fails, and then leaves nothing mounted.
 pub(crate) fn show(devices: &[Device]) -> Result<(), String> {
-    let metadata = fs::metadata(NULL).map_err(|error| format!("{NULL}: {error}"))?;
-    let numbers = (major(metadata.rdev()), minor(metadata.rdev()));
     cover(SYSFS, |sysfs, original| {
         keep(original, sysfs, &CLASSES)?;
-        tree::write(devices, sysfs, numbers)
+        tree::write(devices, sysfs)
     })?;
     let shown = show_nodes(devices);
     if shown.is_err() {

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use rdma_mem::{Context, DeviceAttributes, GidEntry, PortAttributes};
 use rdma_soft::{GidType, SoftDevice};
+use rustix::fs::{major, minor};
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
@@ -16,7 +17,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 pub(crate) const FOLDER: &str = "/sys/class/infiniband";
 /// The folder with a file for each device.
 pub(crate) const NODES: &str = "/dev/infiniband";
-/// The folders in `/sys/class` that contain the devices.
+/// The folder with the kernel's classes of devices. Only the classes of RDMA devices are replaced.
+pub(crate) const SYSFS: &str = "/sys/class";
+/// The character device that replaces those of the devices. It accepts no commands.
+pub(crate) const NULL: &str = "/dev/null";
+/// The folders in [`SYSFS`] that contain the devices.
 pub(crate) const CLASSES: [&str; 2] = ["infiniband", "infiniband_verbs"];
 
 /// A device, and its files in [`FOLDER`].
@@ -180,10 +185,20 @@ fn interface(index: u32) -> Option<String> {
     index_to_name(socket, index).ok()
 }
 
+/// Writes all files into the folder `files`, with their paths relative to `/`. A symbolic link replaces a file in
+/// [`NODES`].
+pub(crate) fn write_all(devices: &[Device], files: &Path) -> io::Result<()> {
+    let within = |path: &str| files.join(path.trim_start_matches('/'));
+    write(devices, &within(SYSFS))?;
+    fs::create_dir_all(within(NODES))?;
+    devices.iter().try_for_each(|device| symlink(NULL, within(NODES).join(&device.node)))
+}
+
 /// Writes the files of all devices into folders of `classes`.
-pub(crate) fn write(devices: &[Device], classes: &Path, numbers: (u32, u32)) -> io::Result<()> {
+pub(crate) fn write(devices: &[Device], classes: &Path) -> io::Result<()> {
+    let number = fs::metadata(NULL)?.rdev();
+    let (major, minor) = (major(number), minor(number));
     let [devices_class, verbs_class] = CLASSES.map(|class| classes.join(class));
-    let (major, minor) = numbers;
     write_file(&verbs_class.join("abi_version"), "6")?;
     for device in devices {
         let folder = devices_class.join(&device.name);
@@ -212,7 +227,7 @@ mod tests {
     #[test]
     fn the_files_of_a_device_have_the_kernels_format() {
         let folder = tempfile::tempdir().unwrap();
-        write(&devices().unwrap(), folder.path(), (1, 3)).unwrap();
+        write(&devices().unwrap(), folder.path()).unwrap();
         let read = |path: &str| fs::read_to_string(folder.path().join(path)).unwrap_or_default();
         for (path, text) in [
             ("infiniband/soft0/node_type", "1: CA\n"),

@@ -47,6 +47,7 @@ const TOOLS: &[&str] = &[
     "rdma-dropin",
     "rdma-examples",
     "rdma-examples-common",
+    "rdma-soft-files",
     "rdma-soft-run",
     "rdma-tools",
     "sim",

@@ -1,6 +1,7 @@
 //! `rdma-soft-run`, which runs programs with the library.
 
 mod files;
+mod redirected;
 mod refusals;
 mod renamed;
 mod setuid;
@@ -48,9 +49,11 @@ impl Installed {
             fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
         };
         public(target.path());
-        for (name, file) in [("bin", PROGRAM), ("lib", "libibverbs.so.1")] {
+        let files =
+            [("bin", PROGRAM), ("lib", "libibverbs.so.1"), ("lib", "librdma_soft_files.so")];
+        for (name, file) in files {
             let place = target.path().join(name);
-            fs::create_dir(&place).unwrap();
+            fs::create_dir_all(&place).unwrap();
             public(&place);
             fs::copy(folder().with_file_name(name).join(file), place.join(file)).unwrap();
             public(&place.join(file));
@@ -74,8 +77,7 @@ fn without_rights(command: &mut Command) -> &mut Command {
     if is_root { command.uid(OTHER_USER).gid(OTHER_USER) } else { command }
 }
 
-/// Runs the command, and returns its output if it shows the devices in `/sys`. Otherwise, the system refuses namespaces,
-/// as many containers do.
+/// Runs the command, and returns its output unless the system refuses namespaces, as many containers do.
 fn with_files(command: &mut Command) -> Option<Output> {
     let output = command.output().unwrap();
     if text(&output).contains("the system refuses") {
@@ -137,7 +139,9 @@ fn the_variables_keep_their_other_entries() {
 
 #[test]
 fn the_exit_status_is_that_of_the_program() {
-    for options in [&[][..], &["--stats"], &["--devices", "soft0"], &["--no-files"]] {
+    for options in
+        [&[][..], &["--stats"], &["--devices", "soft0"], &["--no-files"], &["--no-namespace"]]
+    {
         let Some(mut command) = soft_run() else { return };
         let output = command.args(options).args(["sh", "-c", "exit 7"]).output().unwrap();
         assert_eq!(output.status.code(), Some(7), "{options:?}: {}", text(&output));

@@ -71,8 +71,9 @@ fn rdma_core(machine: &Machine, is_needed: bool) -> Finding {
 }
 
 /// The environment variables that programs of this stack read.
-const VARIABLES: [&str; 19] = [
+const VARIABLES: [&str; 20] = [
     "RDMA_DEVICE",
+    "RDMA_DROPIN_FILES",
     "RDMA_DROPIN_STATS",
     "RDMA_GID_INDEX",
     "RDMA_GID_NETWORK",

@@ -91,7 +91,8 @@ fn unknown_options_are_refused_with_the_known_ones() {
     assert_eq!(output.status.code(), Some(125), "{}", text(&output));
     let printed = stderr(&output);
     assert!(printed.contains("unexpected argument '--stat'"), "{printed}");
-    for option in ["--devices", "--faults", "--stats", "--no-files", "--library"] {
+    for option in ["--devices", "--faults", "--stats", "--no-files", "--no-namespace", "--library"]
+    {
         assert!(printed.contains(option), "{printed}");
     }
     // After `--`, a word with a hyphen is a program.

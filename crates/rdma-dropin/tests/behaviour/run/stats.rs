@@ -140,12 +140,14 @@ fn signals_reach_the_program() {
 /// `nohup` and background jobs of shells ignore signals.
 #[test]
 fn the_program_ignores_the_signals_that_were_ignored_before() {
-    let Some(command) = soft_run() else { return };
-    let mut ignoring = Command::new("sh");
-    ignoring.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(command.get_program());
-    ignoring.args(["--stats", "sh", "-c", "kill -HUP $$; echo alive"]);
-    let output = ignoring.output().unwrap();
-    assert_eq!(stdout(&output), "alive\n", "{}", text(&output));
+    for option in ["--stats", "--no-namespace"] {
+        let Some(command) = soft_run() else { return };
+        let mut ignoring = Command::new("sh");
+        ignoring.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(command.get_program());
+        ignoring.args([option, "sh", "-c", "kill -HUP $$; echo alive"]);
+        let output = ignoring.output().unwrap();
+        assert_eq!(stdout(&output), "alive\n", "{option}: {}", text(&output));
+    }
 }
 
 #[test]
