@@ -109,11 +109,9 @@ impl Peer {
         Self::start_with(place, &[])
     }
 
-    /// Starts it on a simulated kernel before Linux 6.16, as far as sockets are concerned. For this purpose, an emulator
-    /// is such a kernel.
+    /// Starts it on a simulated kernel before Linux 6.16, as far as sockets are concerned. An emulator is one already.
     pub(crate) fn start_on_earlier_kernel() -> Self {
-        let filter: &[_] = if is_emulated() { &[] } else { &[(EARLIER, "1")] };
-        Self::start_with("soft0", filter)
+        Self::start_with("soft0", if is_emulated() { &[] } else { &[(EARLIER, "1")] })
     }
 
     /// Starts it with a device shared by the processes of a directory.
