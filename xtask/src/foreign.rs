@@ -23,6 +23,9 @@ pub(crate) struct Args {
     /// Run all option sets, and by default all suites
     #[arg(long)]
     full: bool,
+    /// Obtain the packages of the first five suites, and run no suite
+    #[arg(long, conflicts_with_all = ["suites", "full"])]
+    obtain: bool,
 }
 
 /// Runs the suites, and prints a line for each case and a table at the end. Returns `false` if a case failed.
@@ -30,6 +33,9 @@ pub(crate) struct Args {
 /// # Errors
 /// Returns an error if the library cannot be built, or the packages cannot be obtained.
 pub(crate) fn run(args: &Args) -> Result<bool> {
+    if args.obtain {
+        return installation::obtain().map(|_| true);
+    }
     let suites = match (&args.suites[..], args.full) {
         ([], false) => Suite::QUICK,
         ([], true) => Suite::value_variants(),
@@ -39,6 +45,12 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let mut report = Report::default();
     for suite in suites {
         let (name, package) = suite.names();
+        if suite.needs_files() && !installation.shows_files()? {
+            println!(
+                "skipped {name}: this machine refuses the namespaces that show the files of the devices"
+            );
+            continue;
+        }
         let installation = installation.with(name, &suite.needs())?;
         let mut row = Row::new(name, installation.version(package)?);
         suite.run(&installation, args.full, &mut row)?;

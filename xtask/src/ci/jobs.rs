@@ -344,12 +344,17 @@ pub(crate) const JOBS: &[Job] = &[
     Job {
         name: "foreign",
         about: "failures of other projects' programs and tests (pyverbs, perftest, UCX) with the drop-in library",
-        tier: Tier::Full,
-        minutes: 3.0,
+        tier: Tier::Both,
+        minutes: 1.6,
         needs: &[
             Need::Tool("apt-get", "it gets the packages with the programs"),
             Need::Tool("cc", "apt-get install gcc libc6-dev"),
             Need::Path("/usr/bin/python3", "apt-get install python3-minimal"),
+            // The last need, because it downloads the packages.
+            Need::Works(
+                "cargo xtask foreign --obtain",
+                "it downloads the packages with the programs; check the network and apt's sources",
+            ),
         ],
         steps: &[run("cargo xtask foreign")],
     },

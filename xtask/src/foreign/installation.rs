@@ -7,6 +7,7 @@ use std::{env, fs};
 use anyhow::{Context as _, Result, ensure};
 
 use super::packages::{self, Needs, PYTHON, Tree};
+use super::process::Process;
 use crate::{dropin, rxe, tree};
 
 /// The packages of the quick run.
@@ -24,6 +25,9 @@ const PIP: &[(&str, &str)] = &[("python3-pip", "usr/lib/python3/dist-packages/pi
 /// The folder of our programs for the suites.
 const PROGRAMS: &str = "xtask/src/foreign/programs";
 
+/// The text that `rdma-soft-run` prints if it cannot show the files of the devices.
+const REFUSED: &str = "does not describe them";
+
 /// The folders of the drop-in and of the packages.
 #[derive(Clone, Debug)]
 pub(super) struct Installation {
@@ -33,7 +37,8 @@ pub(super) struct Installation {
     trees: Vec<Tree>,
     /// The folder of packages of PyPI.
     wheels: Option<PathBuf>,
-    library: PathBuf,
+    /// `libibverbs.so.1`.
+    pub(super) library: PathBuf,
     runner: PathBuf,
     /// Further variables for the programs.
     variables: Vec<(&'static str, String)>,
@@ -46,10 +51,8 @@ impl Installation {
     /// Returns an error if the library cannot be built, or the packages cannot be downloaded.
     pub(super) fn prepare() -> Result<Self> {
         let dropin::Built { library, program, .. } = dropin::build(&tree::root())?;
-        let library = library.parent().context("the library has no folder")?.to_path_buf();
-        let home = rxe::target()?.join("foreign");
-        fs::create_dir_all(&home)?;
-        let trees = vec![Tree::of_packages(&home, PACKAGES)?];
+        let (home, tree) = obtain()?;
+        let trees = vec![tree];
         Ok(Self { home, trees, wheels: None, library, runner: program, variables: Vec::new() })
     }
 
@@ -118,6 +121,16 @@ impl Installation {
         [&[runner, "--stats".to_owned()], program].concat()
     }
 
+    /// Returns true if programs can be run with the files of the devices.
+    ///
+    /// # Errors
+    /// Returns an error if this process cannot start programs.
+    pub(super) fn shows_files(&self) -> Result<bool> {
+        let program = self.counted(&["true".to_owned()]);
+        let ended = Process::start(&program, &self.environment())?.end()?;
+        Ok(ended.succeeded() && !ended.output.contains(REFUSED))
+    }
+
     /// Compiles one of our programs with a library of the packages. `headers` and `libraries` are folders, relative to
     /// a folder of libraries such as `/usr/lib/x86_64-linux-gnu`.
     ///
@@ -145,8 +158,9 @@ impl Installation {
     /// Returns the environment in which the programs find the drop-in, the libraries of unpacked packages, and the
     /// modules of Python.
     pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
-        let (mut libraries, mut modules) = (vec![self.library.clone()], Vec::new());
-        for tree in self.trees.iter().filter(|tree| tree.is_unpacked()) {
+        let (mut libraries, mut modules) = (Vec::new(), Vec::new());
+        libraries.extend(self.library.parent().map(Path::to_path_buf));
+        for tree in self.unpacked() {
             libraries.extend(tree.libraries());
             modules.push(tree.modules());
         }
@@ -158,6 +172,21 @@ impl Installation {
         environment.extend(self.variables.iter().cloned());
         environment
     }
+
+    fn unpacked(&self) -> impl Iterator<Item = &Tree> {
+        self.trees.iter().filter(|tree| tree.is_unpacked())
+    }
+}
+
+/// Returns the folder of this command, and the packages of the quick run.
+///
+/// # Errors
+/// Returns an error if the packages cannot be downloaded.
+pub(super) fn obtain() -> Result<(PathBuf, Tree)> {
+    let home = rxe::target()?.join("foreign");
+    fs::create_dir_all(&home)?;
+    let tree = Tree::of_packages(&home, PACKAGES)?;
+    Ok((home, tree))
 }
 
 /// Returns the path of one of our programs.

@@ -1,6 +1,6 @@
 //! Programs that run as a server and a client, with sets of options.
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::installation::Installation;
 use super::output;
@@ -55,12 +55,18 @@ pub(super) fn run(
     full: bool,
     row: &mut Row,
 ) -> Result<()> {
-    let environment = installation.environment();
+    let mut environment = installation.environment();
+    // perftest also links with libraries of two vendors, whose symbols would otherwise be looked up at their first use.
+    environment.push(("LD_BIND_NOW", "1".to_owned()));
     for Set { program, options, tier } in sets.iter().filter(|set| full || set.tier != Tier::Full) {
         let words = [installation.program(program), words(device), words(options)].concat();
-        row.case(&format!("{program} {options}"), || match tier {
+        row.case(&format!("{program} {device} {options}"), || match tier {
             Tier::Never(reason) => Ok(Outcome::Skipped(reason)),
-            _ => outcome(connect(&words, [&environment, &environment]), |_, client| {
+            _ => outcome(connect(&words, [&environment, &environment]), |server, client| {
+                // A server of perftest may print no result.
+                if program.starts_with("ibv_") {
+                    output::result(&server.output).context("the server")?;
+                }
                 output::result(&client.output)
             }),
         });

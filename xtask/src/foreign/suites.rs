@@ -16,7 +16,6 @@ use anyhow::Result;
 
 use super::installation::Installation;
 use super::packages::Needs;
-use super::pair;
 use super::report::Row;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -77,6 +76,11 @@ impl Suite {
         }
     }
 
+    /// Returns true if the programs find the devices only by files in `/sys` and `/dev`.
+    pub(super) fn needs_files(self) -> bool {
+        matches!(self, Self::Ucx | Self::Mooncake | Self::Nixl | Self::Mpi)
+    }
+
     /// Runs the cases of the suite.
     ///
     /// # Errors
@@ -84,8 +88,8 @@ impl Suite {
     pub(super) fn run(self, installation: &Installation, full: bool, row: &mut Row) -> Result<()> {
         match self {
             Self::Pyverbs => pyverbs::run(installation, &[], row),
-            Self::Pingpong => pair::run(installation, pingpong::DEVICE, pingpong::SETS, full, row),
-            Self::Perftest => pair::run(installation, perftest::DEVICE, perftest::SETS, full, row),
+            Self::Pingpong => pingpong::run(installation, full, row),
+            Self::Perftest => perftest::run(installation, full, row),
             Self::Ucx => ucx::run(installation, full, row),
             Self::Exits => exits::run(installation, row),
             Self::Udp => udp::run(installation, row),

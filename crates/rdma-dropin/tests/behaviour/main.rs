@@ -7,8 +7,6 @@ mod c_programs;
 mod devices;
 mod faults;
 mod library;
-mod perftest;
-mod pingpong;
 mod pods;
 mod providers;
 mod run;

@@ -8,18 +8,13 @@ use std::time::{Duration, Instant};
 
 use wait_timeout::ChildExt;
 
-use crate::library::{command, text};
+use crate::c_programs;
+use crate::library::text;
 
 /// The time for a whole run, on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(100);
 /// The state of a listening socket in `/proc/net/tcp` (`TCP_LISTEN`).
 const LISTENING: &str = "0A";
-
-/// Runs `program` twice, and returns the outputs of the server and of the client, which both succeed. Returns `None` if
-/// the program is not installed.
-pub(crate) fn run(program: &str, arguments: &[&str]) -> Option<[String; 2]> {
-    Some(exchange([command(program)?, command(program)?], arguments))
-}
 
 /// Runs the commands of a server and of a client with these arguments, and returns their outputs. Both succeed.
 pub(crate) fn exchange([server, client]: [Command; 2], arguments: &[&str]) -> [String; 2] {
@@ -70,4 +65,15 @@ fn end(mut child: Child) -> Output {
         child.kill().unwrap();
     }
     child.wait_with_output().unwrap()
+}
+
+/// Needs no program of a package.
+#[test]
+fn connections_of_two_processes_carry_messages() {
+    for service in ["rc", "uc"] {
+        let Some(text) = c_programs::run("processes.c", |program| _ = program.arg(service)) else {
+            return;
+        };
+        assert_eq!(text, "arrived: 64\narrived: 64\n", "{service}");
+    }
 }

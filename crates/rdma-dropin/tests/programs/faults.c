@@ -1,58 +1,12 @@
 /* Prints how it sees a fault of the first device, or exits while it posts. The argument states which. */
-#include <errno.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/time.h>
 #include <time.h>
 
-#include "../../../test-support/quiet_device/verbs.h"
+#include "connection.h"
 
-enum { INIT = 1, RTR = 2, RTS = 3 };
-enum { RC = 2, MTU_1024 = 3, SEND_WITH_IMM = 3 };
-/* The bits of the attributes that a transition needs. */
-enum { TO_INIT = 1 | 8 | 16 | 32, TO_RTR = 1 | 128 | 256 | 4096 | 1 << 15 | 1 << 17 | 1 << 20 };
-enum { TO_RTS = 1 | 512 | 1024 | 2048 | 1 << 13 | 1 << 16 };
 enum { EVENT_PORT_ACTIVE = 9, EVENT_PORT_ERR = 10, EVENT_GID_CHANGE = 18 };
-enum { PORT = 1, MESSAGES = 64, GIDS = 16 };
-
-union gid {
-	uint8_t raw[16];
-	uint64_t aligned[2];
-};
-
-struct capabilities {
-	uint32_t send_wr, recv_wr, send_sge, recv_sge, inline_data;
-};
-
-struct init_attributes {
-	void *qp_context;
-	struct ibv_cq *send_cq, *recv_cq;
-	void *srq;
-	struct capabilities cap;
-	int qp_type, sq_sig_all;
-};
-
-struct address {
-	union gid dgid;
-	uint32_t flow_label;
-	uint8_t sgid_index, hop_limit, traffic_class;
-	uint16_t dlid;
-	uint8_t sl, src_path_bits, static_rate, is_global, port_num;
-};
-
-struct attributes {
-	int state, current_state, path_mtu, path_mig_state;
-	uint32_t qkey, rq_psn, sq_psn, dest_qp_num;
-	unsigned int access_flags;
-	struct capabilities cap;
-	struct address address, alternate;
-	uint16_t pkey_index, alternate_pkey_index;
-	uint8_t sqd_notify, draining, max_rd_atomic, max_dest_rd_atomic;
-	uint8_t min_rnr_timer, port_num, timeout, retry_cnt, rnr_retry, alternate_port_num, alternate_timeout;
-	uint32_t rate_limit;
-};
+enum { GIDS = 16 };
 
 struct gid_entry {
 	union gid gid;
@@ -67,25 +21,10 @@ struct event {
 	int type;
 };
 
-void **ibv_get_device_list(int *count);
-struct ibv_context *ibv_open_device(void *device);
-struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
-struct ibv_cq *ibv_create_cq(struct ibv_context *context, int size, void *own, void *channel, int vector);
-struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct init_attributes *attributes);
-int ibv_modify_qp(struct ibv_qp *qp, struct attributes *attributes, int mask);
-int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union gid *gid);
 ssize_t _ibv_query_gid_table(struct ibv_context *context, struct gid_entry *table, size_t room, uint32_t flags,
 			     size_t entry_size);
 int ibv_get_async_event(struct ibv_context *context, struct event *event);
 void ibv_ack_async_event(struct event *event);
-
-static void check(int works, const char *name)
-{
-	if (works)
-		return;
-	printf("%s: %s\n", name, strerror(errno));
-	exit(1);
-}
 
 static void create_queues(struct ibv_context *context)
 {
@@ -94,43 +33,6 @@ static void create_queues(struct ibv_context *context)
 		void *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
 		printf("call %d: %s\n", call, cq ? "created" : strerror(errno));
 	}
-}
-
-static struct ibv_qp *create_qp(struct ibv_context *context)
-{
-	struct init_attributes attributes = { .cap = { MESSAGES, MESSAGES, 1, 1, 0 }, .qp_type = RC, .sq_sig_all = 1 };
-	attributes.send_cq = ibv_create_cq(context, MESSAGES, NULL, NULL, 0);
-	attributes.recv_cq = ibv_create_cq(context, MESSAGES, NULL, NULL, 0);
-	struct ibv_qp *qp = ibv_create_qp(ibv_alloc_pd(context), &attributes);
-	check(qp != NULL, "create_qp");
-	return qp;
-}
-
-static void connect(struct ibv_qp *qp, const struct ibv_qp *peer)
-{
-	struct attributes attributes = { .state = INIT, .port_num = PORT };
-	check(ibv_modify_qp(qp, &attributes, TO_INIT) == 0, "INIT");
-	attributes.state = RTR;
-	attributes.path_mtu = MTU_1024;
-	attributes.dest_qp_num = peer->qp_num;
-	attributes.min_rnr_timer = 12;
-	attributes.address = (struct address){ .sgid_index = 1, .hop_limit = 64, .is_global = 1, .port_num = PORT };
-	ibv_query_gid(qp->context, PORT, 1, &attributes.address.dgid);
-	check(ibv_modify_qp(qp, &attributes, TO_RTR) == 0, "RTR");
-	attributes.state = RTS;
-	attributes.timeout = 14;
-	attributes.retry_cnt = attributes.rnr_retry = 7;
-	check(ibv_modify_qp(qp, &attributes, TO_RTS) == 0, "RTS");
-}
-
-static struct ibv_wc poll(struct ibv_cq *cq)
-{
-	struct ibv_wc completion;
-	int count;
-	while ((count = ibv_poll_cq(cq, 1, &completion)) == 0)
-		;
-	check(count == 1, "poll");
-	return completion;
 }
 
 static double now(void)
@@ -143,11 +45,11 @@ static double now(void)
 /* Sends numbers. Prints each range of requests with the same status, and how many numbers have arrived. */
 static void exchange(struct ibv_context *context)
 {
-	struct ibv_qp *a = create_qp(context), *b = create_qp(context);
+	struct ibv_qp *a = create_qp(context, RC), *b = create_qp(context, RC);
 	int statuses[MESSAGES], first = 0, arrived = 0;
 	double begin, end;
-	connect(a, b);
-	connect(b, a);
+	connect_to(a, b->qp_num);
+	connect_to(b, a->qp_num);
 	for (int n = 0; n < MESSAGES; n++) {
 		struct ibv_recv_wr wr = { .wr_id = n }, *bad;
 		check(ibv_post_recv(b, &wr, &bad) == 0, "post_recv");
@@ -220,9 +122,9 @@ static void leave(int signal)
 /* Posts until a signal arrives, whose handler exits. */
 static void exit_while_posting(struct ibv_context *context)
 {
-	struct ibv_qp *qp = create_qp(context);
+	struct ibv_qp *qp = create_qp(context, RC);
 	struct itimerval timer = { .it_value.tv_usec = 2000 };
-	connect(qp, qp);
+	connect_to(qp, qp->qp_num);
 	signal(SIGALRM, leave);
 	setitimer(ITIMER_REAL, &timer, NULL);
 	for (;;) {

@@ -1,8 +1,16 @@
 //! The option sets of perftest.
 
-use crate::foreign::pair::Set;
+use anyhow::Result;
+
+use crate::foreign::installation::Installation;
+use crate::foreign::pair::{self, Set};
+use crate::foreign::report::Row;
 
 pub(super) const DEVICE: &str = "-d soft0 -x 1 -F";
+
+/// The device with an InfiniBand port, which needs no GID.
+const INFINIBAND: (&str, &[Set]) =
+    ("-d softib0 -F", &[Set::quick("ib_send_lat", "-n 100"), Set::full("ib_write_bw", "-n 100")]);
 
 const GROUP: &str = "a multicast group has members in one process only";
 
@@ -126,3 +134,14 @@ pub(super) const SETS: &[Set] = &[
     Set::full("ib_atomic_bw", "-n 800 -l 8"),
     Set::full("ib_atomic_bw", "-n 800 -o 1"),
 ];
+
+/// Runs the option sets on both devices.
+///
+/// # Errors
+/// Returns an error if this process cannot start programs.
+pub(super) fn run(installation: &Installation, full: bool, row: &mut Row) -> Result<()> {
+    for (device, sets) in [(DEVICE, SETS), INFINIBAND] {
+        pair::run(installation, device, sets, full, row)?;
+    }
+    Ok(())
+}

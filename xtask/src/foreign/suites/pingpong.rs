@@ -1,8 +1,23 @@
 //! The option sets of rdma-core's pingpong programs.
 
-use crate::foreign::pair::Set;
+use anyhow::Result;
+
+use crate::foreign::installation::Installation;
+use crate::foreign::pair::{self, Set};
+use crate::foreign::report::Row;
 
 pub(super) const DEVICE: &str = "-d soft0 -g 1";
+
+/// The device with an InfiniBand port, which needs no GID.
+const INFINIBAND: (&str, &[Set]) = (
+    "-d softib0",
+    &[
+        Set::quick("ibv_rc_pingpong", "-c"),
+        Set::quick("ibv_uc_pingpong", ""),
+        Set::quick("ibv_ud_pingpong", ""),
+        Set::full("ibv_srq_pingpong", "-q 1"),
+    ],
+);
 
 const ODP: &str = "the device has no on-demand paging";
 const MEMORY: &str = "the device has no memory of its own";
@@ -62,3 +77,14 @@ pub(super) const SETS: &[Set] = &[
     Set::never("ibv_srq_pingpong", "-o", ODP),
     Set::never("ibv_xsrq_pingpong", "", XRC),
 ];
+
+/// Runs the option sets on both devices.
+///
+/// # Errors
+/// Returns an error if this process cannot start programs.
+pub(super) fn run(installation: &Installation, full: bool, row: &mut Row) -> Result<()> {
+    for (device, sets) in [(DEVICE, SETS), INFINIBAND] {
+        pair::run(installation, device, sets, full, row)?;
+    }
+    Ok(())
+}
