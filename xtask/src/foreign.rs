@@ -2,10 +2,12 @@
 //! those of the distribution's packages and of the public registries.
 
 mod installation;
+mod libtest;
 mod output;
 mod packages;
 mod pair;
 mod process;
+mod published;
 mod report;
 mod suites;
 

@@ -173,6 +173,28 @@ impl Installation {
         environment
     }
 
+    /// Returns the environment in which build scripts find the programs and libraries of unpacked packages.
+    pub(super) fn build_environment(&self) -> Vec<(&'static str, String)> {
+        let (mut programs, mut libraries, mut environment) = (Vec::new(), Vec::new(), Vec::new());
+        for tree in self.unpacked() {
+            programs.push(tree.root.join("usr/bin"));
+            libraries.extend(tree.libraries());
+            let Some((libclang, headers)) = tree.libclang() else { continue };
+            environment.push(("LIBCLANG_PATH", libclang.to_string_lossy().into_owned()));
+            let headers = format!("-resource-dir={}", headers.display());
+            environment.push(("BINDGEN_EXTRA_CLANG_ARGS", headers));
+        }
+        let mut add = |name, mut folders: Vec<PathBuf>| {
+            let usual = env::var_os(name).unwrap_or_default();
+            folders.extend(env::split_paths(&usual));
+            folders.retain(|folder| !folder.as_os_str().is_empty());
+            environment.push((name, joined(&folders)));
+        };
+        add("PATH", programs);
+        add("LD_LIBRARY_PATH", libraries);
+        environment
+    }
+
     fn unpacked(&self) -> impl Iterator<Item = &Tree> {
         self.trees.iter().filter(|tree| tree.is_unpacked())
     }

@@ -64,6 +64,16 @@ impl Tree {
         self.root.join("usr/lib/python3/dist-packages")
     }
 
+    /// Returns the folder with libclang, and the one with its version of the compiler's headers.
+    pub(super) fn libclang(&self) -> Option<(PathBuf, PathBuf)> {
+        let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut folders = entries(&self.root.join("usr/lib")).map(|entry| entry.path().join("lib"));
+        let library = folders.find(|folder| folder.join("libclang.so").exists())?;
+        let mut headers = entries(&library.join("clang")).map(|entry| entry.path());
+        let headers = headers.find(|folder| folder.join("include/stddef.h").exists())?;
+        Some((library, headers))
+    }
+
     /// Returns the folders with libraries: `usr/lib`, and the folder in it with the architecture in its name.
     pub(super) fn libraries(&self) -> Vec<PathBuf> {
         let folder = self.root.join("usr/lib");

@@ -1,5 +1,6 @@
 //! The suites.
 
+mod crates;
 mod deferred;
 mod exits;
 mod gloo;
@@ -42,6 +43,12 @@ pub(super) enum Suite {
     Mpi,
     /// Gloo's transport for ibverbs, in two and three processes
     Gloo,
+    /// The test and the example of the crate `ibverbs`
+    Ibverbs,
+    /// The tests and examples of the crate `sideway`
+    Sideway,
+    /// The tests and examples of the crate `ibverbs-rs`, in up to three processes
+    IbverbsRs,
 }
 
 impl Suite {
@@ -62,6 +69,9 @@ impl Suite {
             Self::Nixl => ("nixl", nixl::WHEEL),
             Self::Mpi => ("mpi", "openmpi-bin"),
             Self::Gloo => ("gloo", "libgloo0"),
+            Self::Ibverbs => ("ibverbs", crates::IBVERBS.package),
+            Self::Sideway => ("sideway", crates::SIDEWAY.package),
+            Self::IbverbsRs => ("ibverbs-rs", crates::IBVERBS_RS.package),
         }
     }
 
@@ -72,6 +82,7 @@ impl Suite {
             Self::Nixl => nixl::NEEDS,
             Self::Mpi => mpi::NEEDS,
             Self::Gloo => gloo::NEEDS,
+            Self::Ibverbs | Self::Sideway | Self::IbverbsRs => crates::NEEDS,
             _ => Needs::NONE,
         }
     }
@@ -98,6 +109,9 @@ impl Suite {
             Self::Nixl => nixl::run(installation, row),
             Self::Mpi => mpi::run(installation, row),
             Self::Gloo => gloo::run(installation, row),
+            Self::Ibverbs => crates::run(installation, &crates::IBVERBS, row),
+            Self::Sideway => crates::run(installation, &crates::SIDEWAY, row),
+            Self::IbverbsRs => crates::run(installation, &crates::IBVERBS_RS, row),
         }
     }
 }
