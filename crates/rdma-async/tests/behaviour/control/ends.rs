@@ -62,6 +62,21 @@ fn a_failed_connection_ends_the_peer() {
     });
 }
 
+/// The next frame after the end is the answer to a beat, although the program keeps the failed connection.
+#[test]
+fn the_end_of_a_connection_is_sent_once() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (mut peer, server) = peer::pair(&host).await;
+        let nowhere = host.pd.allocate_shared_region(8, rdma_mem::AccessFlags::new()).unwrap();
+        server.write(host.buffer(b"x"), nowhere.remote()).await.unwrap_err();
+        assert_eq!(peer.hear().await.0, 4);
+        peer.say(&peer::head(6, 0, 0)).await;
+        assert_eq!(peer.hear().await.0, 7);
+        drop(server);
+    });
+}
+
 #[test]
 fn a_watching_channel_notices_a_dropped_connection() {
     run(|| async {
