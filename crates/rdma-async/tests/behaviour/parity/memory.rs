@@ -4,7 +4,8 @@ use rdma_async::prelude::*;
 use rdma_async::{ConnectionOptions, Region, TransportError};
 use rdma_mem::{BufferPool, HugePageSize, RegionMemory};
 use rdma_qp::prelude::*;
-use rdma_qp::{PostErrorKind, QueuePairBuilder};
+use rdma_qp::{Error, PostErrorKind, QueuePairBuilder};
+use rdma_soft::{Builder, Limits};
 
 use crate::parity::{DEVICES, LONG, Pair, READ, WRITE, ends, run};
 
@@ -139,5 +140,26 @@ fn sizes_beyond_the_device_are_refused_when_connecting() {
         let receive = other.receive(pair.buffer(&[0; 8])).post().await.unwrap();
         one.send(pair.buffer(b"goes on")).await.unwrap();
         assert_eq!(receive.await.unwrap().memory[..7], *b"goes on");
+    });
+}
+
+/// The limit of the device is higher, but a WR ID has 16 bits for the requests of both queues.
+#[test]
+fn a_queue_has_at_most_32768_requests() {
+    run(|| async {
+        const MOST: u32 = 1 << 15;
+        let name = "soft-large-queues";
+        let _ = Builder::new(name).limits(Limits::default().max_qp_wr(2 * MOST)).install();
+        let Pair { driver, pd, .. } = Pair::new(name);
+        let knobs: [(&str, Knob, Knob); 2] = [
+            ("max_send_wr", |qp| qp.max_send_wr(MOST), |qp| qp.max_send_wr(MOST + 1)),
+            ("max_recv_wr", |qp| qp.max_recv_wr(MOST), |qp| qp.max_recv_wr(MOST + 1)),
+        ];
+        for (knob, largest, too_large) in knobs {
+            driver.prepare(largest(pd.create_qp())).unwrap();
+            let refused = driver.prepare(too_large(pd.create_qp())).unwrap_err();
+            let Error::TooLarge { knob: of, most: MOST, .. } = refused else { panic!("{refused}") };
+            assert_eq!(of, knob);
+        }
     });
 }
