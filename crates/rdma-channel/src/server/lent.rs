@@ -239,3 +239,34 @@ fn with<'wr, 'data>(
         None => request,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rdma_mem::BufferPool;
+    use rdma_qp::CompletionQueue;
+
+    use super::*;
+
+    /// Otherwise, the memory of the slots would grow while a program repeats a refused send.
+    #[test]
+    #[cfg_attr(miri, ignore = "the software device copies in assembly")]
+    fn a_refused_send_frees_its_slot() {
+        rdma_soft::install();
+        let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+        let cq = CompletionQueue::create(pd.context(), 256).unwrap();
+        let prepared = QueuePair::builder(&pd).send_cq(&cq).recv_cq(&cq).build().unwrap();
+        let endpoint = prepared.endpoint();
+        let qp = prepared.handshake(endpoint).unwrap();
+        let (mut lent, to) = (Lent::new(None), (PeerId::new(0, 0), &qp));
+        let byte = || InlineElement::new_checked(b"x").unwrap();
+        let mut posted = 0;
+        while lent.post_inline(to, byte()).is_ok() {
+            posted += 1;
+        }
+        let pool = BufferPool::new(&pd);
+        lent.post_copy(to, pool.allocate(8).unwrap()).unwrap_err();
+        let (refused, _) = lent.post_send(to, pool.allocate(8).unwrap(), 8, None).unwrap_err();
+        assert!(refused.is_some());
+        assert_eq!(lent.slots.iter().filter(|slot| slot.loan.is_some()).count(), posted);
+    }
+}

@@ -1,6 +1,7 @@
 //! The memory of a server.
 
 use rdma_channel::ServerEvent;
+use rdma_soft::{Builder, Limits};
 
 use crate::server::{DEVICES, KINDS, join, left, message, next, server_with};
 
@@ -16,6 +17,23 @@ fn receives_take_the_same_memory_for_any_number_of_clients() {
         drop(channels);
         (0..clients).for_each(|_| drop(left(&mut server)));
         assert_eq!(pool.usage(), alone);
+    }
+}
+
+/// The other receives are posted once there is memory for them.
+#[test]
+fn a_server_works_with_fewer_receives_if_memory_is_short() {
+    rdma_soft::install();
+    for (device, queues) in [("softsmall0", 1), ("softsmall1", 0)] {
+        let limits = Limits::default().memlock(1 << 22).max_srq(queues);
+        let _ = Builder::new(device).limits(limits).install();
+        let mut server =
+            server_with(device, |builder| builder.max_recv_wr(8).message_size(1 << 20));
+        let receives = server.pool().usage().buffers;
+        assert!((1..8).contains(&receives), "{device}: {receives}");
+        let (peer, mut client) = join("soft0", &mut server);
+        client.send_inline(b"good").unwrap();
+        assert_eq!(message(&mut server).0, peer);
     }
 }
 
