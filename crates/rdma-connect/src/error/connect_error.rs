@@ -252,3 +252,24 @@ fn hint(error: &io::Error) -> &'static str {
         _ => "",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_socket_states_what_to_do() {
+        for (errno, remedy) in [
+            (Errno::MFILE, "close unneeded files"),
+            (Errno::ADDRINUSE, "listen at another port"),
+            (Errno::ADDRNOTAVAIL, "check that it is an address of this machine"),
+            (Errno::ACCESS, "ports below 1024 need a privilege"),
+            (Errno::PERM, "a firewall may forbid others"),
+            (Errno::HOSTUNREACH, "check the address and the network"),
+        ] {
+            let source = io::Error::from(errno);
+            let error = ConnectError::Io { tried: "listening on port 7".into(), source };
+            assert!(error.to_string().contains(remedy), "{error}");
+        }
+    }
+}
