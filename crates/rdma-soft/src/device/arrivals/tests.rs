@@ -61,6 +61,24 @@ fn datagram(to: u32) -> Burst {
     datagrams.send(&to, &end).unwrap()
 }
 
+/// They are dropped before the number of the queue pair is unknown, so the device does not report them.
+#[test]
+fn packets_that_wait_for_a_destroyed_queue_pair_are_dropped() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let device = device(&DEVICE);
+    let (own, other) = [(); 2].map(|()| queue_pair(device, Service::UnreliableDatagram)).into();
+    let said = Datagram { source: Source::UNDEFINED, header: None, group: None };
+    for receiver in [&own, &other] {
+        let buffer = device.inbox().buffer(Arc::<QueuePair>::downgrade(receiver)).unwrap();
+        device.inbox().arrive(Letter::new(PATH, datagram(receiver.qpn), Some(said), buffer));
+    }
+    own.destroy();
+    device.fabric.run_queue.run();
+    let counters = device.tally.counters();
+    assert_eq!((counters.unknown_qp, counters.wrong_state), (0, 1));
+    other.destroy();
+}
+
 /// The sender fills each buffer with as many packets as fit. The turn nevertheless ends after 16 packets.
 #[test]
 fn a_turn_sends_sixteen_packets() {

@@ -1,14 +1,26 @@
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::net::IpAddr;
+use std::sync::{OnceLock, Weak};
 
 use rdma_proto::Burst;
 use rdma_proto::wire::{Bth, Headers, IpHeader, Opcode, Operation, Reth, Service, UdpHeader};
 use rdma_types::{Psn, Qpn};
+use rustix::event::epoll::EventData;
 
 use super::coalesced::CoalescedBurst;
+use super::open::Open;
+use super::outgoing::Outgoing;
 use super::packet::{Flow, NoPacket, Reader, write};
 use super::*;
+use crate::address::{Address, Path};
+use crate::engine::wire::Carrier as _;
+use crate::engine::wire::letter::Letter;
+use crate::fabric::random::Seed;
+use crate::limits::Limits;
+use crate::link::Link;
+use crate::link::driver::Token;
+use crate::schedule::Schedule;
 
 #[test]
 fn an_interface_name_denotes_its_addresses() {
@@ -39,6 +51,32 @@ fn the_mtu_of_packets_follows_that_of_their_interface() {
         [1104, 1103, 336, 335].map(mtu),
         [Some(Mtu::MTU1024), Some(Mtu::MTU512), Some(Mtu::MTU256), None]
     );
+}
+
+/// A process that exits waits until its letters are written.
+#[test]
+fn a_letter_waits_until_it_is_written() {
+    static SUBNET: Subnet = Subnet::new();
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    SUBNET.serve_by_polls_alone();
+    let (limits, schedule, link) = (Limits::default(), Schedule::Immediate, Link::Ethernet);
+    let make =
+        || Device::new(&SUBNET, "d".into(), link, Vec::new(), limits, schedule, &Seed::new(1));
+    let device = DEVICE.get_or_init(make);
+    let own = address::named("127.4.7.91").unwrap().remove(0);
+    let token = Token::of(EventData::new_u64(0));
+    let open = Open::new(Driver::of(&SUBNET).unwrap(), Socket::bind(&own).unwrap(), token);
+    let outgoing = Outgoing::new(device, own.ip, Arc::new(open), None);
+    let [local, remote] = [[127, 4, 7, 91], [127, 4, 7, 92]].map(|ip| {
+        let gid = Gid::from_ipv4(ip.into());
+        Address::Gid(GidEntry { gid, kind: GidType::ROCE_V2 })
+    });
+    let burst = Burst::single(headers(Operation::SendOnly, 0), 0);
+    let buffer = outgoing.buffer(Weak::<Outgoing>::new()).unwrap();
+    Arc::clone(&outgoing).send(Letter::new(Path { local, remote }, burst, None, buffer));
+    assert!(outgoing.has_letters());
+    SUBNET.run_queue.run();
+    assert!(!outgoing.has_letters());
 }
 
 /// Returns the packets of a capture: source, destination, and the payload of the UDP datagram.

@@ -111,6 +111,8 @@ fn a_failed_request_is_not_executed_and_later_ones_are_flushed() {
             first
         };
         let failures: Vec<_> = (0..4).map(fail).collect();
+        let differ = failures.iter().any(|&first| first != failures[0]);
+        assert!(differ, "each queue pair has its own faults: {failures:?}");
         assert_eq!(device.counters().injected_faults, 4);
         assert_eq!(device.counters().retry_rnr_exceeded_err, 4);
         failures

@@ -7,7 +7,7 @@ use rdma_sys::*;
 
 use crate::device::rig::connect::Side;
 use crate::device::rig::device::gid_queries_of_size;
-use crate::device::rig::{Context, LOCAL_WRITE, Size, errno, verbs};
+use crate::device::rig::{Context, LOCAL_WRITE, Size, errno, soft, verbs};
 
 #[test]
 fn the_extended_attributes_have_the_classic_ones_and_no_missing_features() {
@@ -24,6 +24,13 @@ fn the_extended_attributes_have_the_classic_ones_and_no_missing_features() {
         assert_eq!((all.tm_caps.max_num_tags, all.max_dm_size, all.raw_packet_caps), (0, 0, 0));
         assert_eq!(all.max_wq_type_rq, 0);
     }
+}
+
+#[test]
+fn the_debug_output_of_a_device_names_it() {
+    rdma_soft::install();
+    let device = soft("softib0");
+    assert_eq!(format!("{device:?}"), r#"SoftDevice { name: "softib0", .. }"#);
 }
 
 #[test]
