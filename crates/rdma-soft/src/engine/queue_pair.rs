@@ -268,7 +268,9 @@ impl QueuePair {
             }
         };
         match waiter.and_then(|waiter| waiter.upgrade()) {
-            Some(requester) => requester.receiver_is_ready(turn),
+            Some(requester) => {
+                requester.receiver_is_ready(turn);
+            }
             None => self.device.fabric.run_queue.run(),
         }
         Ok(())

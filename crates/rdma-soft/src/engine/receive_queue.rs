@@ -25,8 +25,9 @@ mod tests;
 /// A requester that found no receive request, and waits for one.
 pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
     /// Notifies the requester that a receive request was posted. It resumes before this returns, within the turn, and
-    /// does any remaining work soon afterwards. The caller holds no lock.
-    fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn);
+    /// does any remaining work soon afterwards. Returns true if a requester in another process may take the request
+    /// later. The caller holds no lock.
+    fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn) -> bool;
 
     /// Notifies the requester that the receiver is gone, perhaps only for a time. The requester checks for the receiver
     /// soon afterwards. The caller may hold the queue's lock.

@@ -81,6 +81,11 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
         let _ = word;
     }
 
+    /// Shows the far end whether the connection's requests are retried without limit while the receiver is not ready.
+    fn set_patient(&self, word: WordKey, is_patient: bool) {
+        let _ = (word, is_patient);
+    }
+
     /// Returns the number of the packet that is expected next according to the word, or `None` if the word holds
     /// nothing.
     fn expected(&self, word: WordKey) -> Option<Psn> {
@@ -123,6 +128,12 @@ impl Word {
     pub(crate) fn claim(carrier: &Arc<dyn Carrier>, user: Weak<dyn Task>) -> Option<Self> {
         let key = carrier.claim_word(user)?;
         Some(Self { carrier: Arc::clone(carrier), key })
+    }
+
+    /// Shows the peer whether the requests are retried without limit while the receiver is not ready. The peer may then
+    /// keep a packet that found no receive request, and execute it when one is posted.
+    pub(crate) fn set_patient(&self, is_patient: bool) {
+        self.carrier.set_patient(self.key, is_patient);
     }
 
     /// Returns the number of the packet that the peer expects next, if that is known yet.

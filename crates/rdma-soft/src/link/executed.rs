@@ -1,7 +1,9 @@
 //! Words in shared memory that show a process how far another one has executed its requests. Each connection has one
 //! word, which contains the PSN of the next expected packet. The responder stores the word before its program can see
-//! that a packet arrived. The word is therefore valid even if the responder's process exits right afterwards. Either
-//! process may write anything to this memory.
+//! that a packet arrived. The word is therefore valid even if the responder's process exits right afterwards.
+//!
+//! With each word, the requester shows whether it retries without limit while the receiver is not ready. Either process
+//! may write anything to this memory.
 
 use rdma_types::Psn;
 
@@ -17,6 +19,8 @@ pub(crate) struct Executed {
     /// 1 if the requester looks without being notified, 0 if it sleeps, or [`NOTIFIED`].
     notifications: Line<AtomicU32>,
     words: Line<[AtomicU64; WORDS]>,
+    /// For each word, the key of its user if that retries without limit, and otherwise 0.
+    patient: Line<[AtomicU32; WORDS]>,
 }
 
 /// The value of `notifications` after the requester is notified and until it looks again.
@@ -58,6 +62,17 @@ impl Executed {
         (word >> 32 == u64::from(key.raw())).then_some(psn)
     }
 
+    /// Requester: records whether this user of the word retries without limit while the receiver is not ready.
+    pub(crate) fn set_patient(&self, key: WordKey, is_patient: bool) {
+        let user = if is_patient { key.raw() } else { 0 };
+        self.patient[key.index()].store(user, Ordering::Release);
+    }
+
+    /// Responder: returns true if this user of the word retries without limit while the receiver is not ready.
+    pub(crate) fn is_patient(&self, key: WordKey) -> bool {
+        self.patient[key.index()].load(Ordering::Acquire) == key.raw()
+    }
+
     /// Requester: announces that it looks at the words from now on without being notified.
     pub(crate) fn suppress_notifications(&self) {
         self.notifications.store(1, Ordering::Relaxed);
@@ -78,6 +93,7 @@ impl Default for Executed {
             moves: Line(std::array::from_fn(|_| AtomicU32::new(0))),
             notifications: Line(AtomicU32::new(0)),
             words: Line(std::array::from_fn(|_| AtomicU64::new(0))),
+            patient: Line(std::array::from_fn(|_| AtomicU32::new(0))),
         }
     }
 }
@@ -97,6 +113,22 @@ mod tests {
             assert_eq!(executed.expected(first), Some(Psn::masked(9)));
             assert_eq!((executed.expected(second), executed.moves(first.group())), (None, 3));
             executed.moves[first.group()].store(0, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn only_the_present_user_of_a_word_is_patient() {
+        let executed = Executed::default();
+        for index in [0, WORDS - 1] {
+            let [first, second] = [7, 8].map(|users| WordKey::new(index, users));
+            let seen = || [first, second].map(|key| executed.is_patient(key));
+            assert_eq!(seen(), [false, false]);
+            executed.set_patient(first, true);
+            assert_eq!(seen(), [true, false]);
+            executed.set_patient(second, true);
+            assert_eq!(seen(), [false, true]);
+            executed.set_patient(second, false);
+            assert_eq!(seen(), [false, false]);
         }
     }
 

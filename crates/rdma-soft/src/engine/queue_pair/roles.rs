@@ -15,6 +15,7 @@ use crate::engine::requester::drive::Work;
 use crate::engine::requester::peer::{DatagramReceiver, Near};
 use crate::engine::requester::side::{Blocked, SendSide};
 use crate::engine::responder::side::Responder;
+use crate::engine::responder::wire::Continuation;
 use crate::engine::station::Owner;
 use crate::engine::turn::Turn;
 use crate::engine::wire::{Mailbox, Outlet};
@@ -189,7 +190,7 @@ impl Deferrable for QueuePair {
 
 impl Waiter for QueuePair {
     #[cold]
-    fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn) {
+    fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn) -> bool {
         let mut aftermath = Aftermath::default();
         {
             let mut send = self.send.lock();
@@ -198,11 +199,18 @@ impl Waiter for QueuePair {
                 send.take_part(&self, turn, &mut aftermath);
             }
         }
-        // A requester in another process is notified in a turn of this queue pair.
-        if self.responder.lock().handle_posted_receive() {
-            self.entry.queue();
+        let continuation = self.responder.lock().handle_posted_receive();
+        let is_far = !matches!(continuation, Continuation::Nothing);
+        match continuation {
+            Continuation::Nothing => {}
+            Continuation::Refusal => self.entry.queue(),
+            Continuation::Packet(letter) => {
+                let inbox = self.device.inbox();
+                inbox.arrive(letter.in_buffer(inbox.buffer_at_once()));
+            }
         }
         aftermath.settle(&self);
+        is_far
     }
 
     fn receiver_has_gone(&self) {

@@ -63,9 +63,9 @@ impl Requests {
         self.head != self.next && !self.waiters.is_empty()
     }
 
-    /// Removes and returns the waiter that has waited longest, and whether it is in another process. Waiters in other
-    /// processes count only if `anywhere` is set. Returns `None` if there is no such waiter or no request to take.
-    fn take_waiter(&mut self, anywhere: bool) -> Option<(Arc<dyn receive_queue::Waiter>, bool)> {
+    /// Removes and returns the waiter that has waited longest. Waiters in other processes count only if `anywhere` is
+    /// set. Returns `None` if there is no such waiter or no request to take.
+    fn take_waiter(&mut self, anywhere: bool) -> Option<Arc<dyn receive_queue::Waiter>> {
         if !self.has_work() {
             return None;
         }
@@ -74,10 +74,8 @@ impl Requests {
             let place = waiters.iter().position(|waiter| anywhere || !waiter.waits.is_far)?;
             waiters.remove(place)
         };
-        std::iter::from_fn(|| next(&mut self.waiters)).find_map(|Waiter { waits, .. }| {
-            let waiter = waits.waiter.upgrade()?;
-            Some((waiter, waits.is_far))
-        })
+        std::iter::from_fn(|| next(&mut self.waiters))
+            .find_map(|waiter| waiter.waits.waiter.upgrade())
     }
 
     /// Registers a requester as waiting for a request. If a requester already waits for the same receiver, the new one
@@ -153,16 +151,15 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Wakes the waiters, one after another. Only one waiter in another process is woken, for the request just posted,
-    /// because further ones would find no request.
+    /// Wakes the waiters, one after another. Only one waiter in another process may take the request just posted. Further
+    /// ones are not woken, because they would find no request.
     #[cold]
     fn serve(&self, turn: &mut Turn, mut anywhere: bool) {
         while !turn.is_exhausted() {
             // A woken waiter may already have given up. It then leaves the request to the next waiter.
             let waiter = self.requests.lock().take_waiter(anywhere);
-            let Some((waiter, is_far)) = waiter else { return };
-            anywhere &= !is_far;
-            waiter.receiver_is_ready(turn);
+            let Some(waiter) = waiter else { return };
+            anywhere &= !waiter.receiver_is_ready(turn);
         }
         if self.requests.lock().has_work() {
             self.entry.wake();

@@ -114,11 +114,12 @@ struct Sender {
 }
 
 impl Waiter for Sender {
-    fn receiver_is_ready(self: Arc<Self>, _turn: &mut Turn) {
+    fn receiver_is_ready(self: Arc<Self>, _turn: &mut Turn) -> bool {
         self.informed.lock().unwrap().push(self.number);
         if !self.is_far {
             assert!(self.queue.take(&mut 0, &mut Vec::new(), None).is_some());
         }
+        self.is_far
     }
 
     fn receiver_has_gone(&self) {}

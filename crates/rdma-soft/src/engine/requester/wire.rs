@@ -30,6 +30,8 @@ pub(crate) struct Wire {
     route: Route,
     /// Shows which requests the peer has executed, if the peer is in another process on this host.
     word: Option<Word>,
+    /// Whether requests are retried without limit while the receiver is not ready.
+    is_patient: bool,
     mtu: Mtu,
     /// The number that the protocol uses for the oldest request in the queue.
     head: u32,
@@ -67,7 +69,19 @@ impl Wire {
         let released = (!own.immediate).then_some(0);
         let first_letter = own.arrived();
         let (word, mtu, head, timer, question) = (None, connection.mtu, 0, None, 0);
-        Self { protocol, route, word, mtu, head, released, timer, question, first_letter }
+        let is_patient = rnr_retries(requester).retries().is_none();
+        Self {
+            protocol,
+            route,
+            word,
+            is_patient,
+            mtu,
+            head,
+            released,
+            timer,
+            question,
+            first_letter,
+        }
     }
 
     /// Sends packets by another route from now on. Keeps the word if the same connection between processes carries the
@@ -91,8 +105,16 @@ impl Wire {
         let wants_word = own.adapter.tap.is_none() && self.word.is_none();
         if wants_word && matches!(self.protocol, Protocol::Reliable(_)) {
             self.word = Word::claim(carrier, own.driven());
+            self.show_patience();
         }
         Some(Arc::clone(carrier))
+    }
+
+    /// Shows the peer whether it may keep a packet that found no receive request.
+    fn show_patience(&self) {
+        if let Some(word) = &self.word {
+            word.set_patient(self.is_patient);
+        }
     }
 
     /// Applies changed attributes of a queue pair that is ready to send.
@@ -103,6 +125,8 @@ impl Wire {
             Protocol::Reliable(protocol) => {
                 let settings = settings(own, requester, connection, &self.route);
                 protocol.set_limits(wire::time(now), &settings);
+                self.is_patient = settings.rnr_retries.retries().is_none();
+                self.show_patience();
             }
             // A failed request may have stopped the protocol. It starts again.
             Protocol::Unreliable(protocol) if protocol.stopped() => {
@@ -115,6 +139,8 @@ impl Wire {
 
     /// Stops the protocol, because the queue pair is in error.
     pub(crate) fn stop(&mut self) {
+        self.is_patient = false;
+        self.show_patience();
         match &mut self.protocol {
             Protocol::Reliable(protocol) => protocol.stop(),
             Protocol::Unreliable(protocol) => protocol.stop(),
@@ -185,10 +211,15 @@ fn settings<P>(
         psn: requester.psn,
         timeout: patience::at_least(timeout, least / (u32::from(requester.retries) + 1)),
         retries: MaxAckRetries::from_code(requester.retries).unwrap_or_default(),
-        rnr_retries: MaxRnrRetries::from_code(requester.rnr_retries).unwrap_or_default(),
+        rnr_retries: rnr_retries(requester),
         // If no READs or atomics are allowed, none can be posted, but those posted earlier are still sent.
         max_rd_atomic: requester.max_rd_atomic.max(1),
     }
+}
+
+fn rnr_retries<P>(requester: &Requester<P>) -> MaxRnrRetries {
+    // The code was checked when the attribute was set.
+    MaxRnrRetries::from_code(requester.rnr_retries).unwrap_or_default()
 }
 
 impl<P: Near> SendSide<P> {

@@ -19,7 +19,7 @@ use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::{self, Inbound, Refused};
 use crate::engine::responder::side::Responder;
 use crate::engine::station::Station;
-use crate::engine::wire::letter::{self, Letter};
+use crate::engine::wire::letter::{self, Kept, Letter};
 use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Carrier, Route};
 use crate::memory::copy::Data;
@@ -40,6 +40,19 @@ pub(crate) struct Wire {
     has_received: bool,
     /// Whether the last refusal must still be followed by a void refusal.
     ready: bool,
+    /// The packet that found no receive request, if its sender waits without limit.
+    kept: Option<Kept>,
+}
+
+/// The continuation of a request that found no receive request, after one was posted.
+#[derive(Debug)]
+pub(crate) enum Continuation {
+    /// No request of another process waits.
+    Nothing,
+    /// The queue pair's next turn sends a void refusal to the peer, which then sends its packets again.
+    Refusal,
+    /// This packet arrives again.
+    Packet(Box<Letter>),
 }
 
 /// The time at which a responder sends its answers.
@@ -72,7 +85,7 @@ impl Wire {
             })),
             _ => Protocol::Unreliable(UnreliableResponder::new(connection, side.psn)),
         };
-        Self { protocol, route, mtu: connection.mtu, has_received: false, ready: false }
+        Self { protocol, route, mtu: connection.mtu, has_received: false, ready: false, kept: None }
     }
 
     /// Applies a changed minimum RNR timer to a queue pair that is ready to receive.
@@ -116,6 +129,16 @@ impl Wire {
             Protocol::Reliable(protocol) => protocol.owes(),
             Protocol::Unreliable(_) => Owes::Nothing,
         }
+    }
+
+    /// Returns a copy of a single packet that has just found no receive request, if its sender waits without limit.
+    fn keep(&self, own: &Station, letter: &Letter) -> Option<Kept> {
+        let Protocol::Reliable(protocol) = &self.protocol else { return None };
+        let is_refused =
+            protocol.refusal().is_some() && protocol.expected() == letter.burst.header.bth.psn;
+        // A capture must contain the packet that the sender sends again.
+        let may_keep = letter.burst.segments == 1 && own.adapter.tap.is_none();
+        if is_refused && may_keep { letter.keep() } else { None }
     }
 
     fn is_reliable(&self) -> bool {
@@ -178,7 +201,9 @@ impl Responder {
             Protocol::Reliable(protocol) => protocol.receive(burst, payload, &mut arrival),
             Protocol::Unreliable(protocol) => protocol.receive(burst, payload, &mut arrival),
         }
+        let keeps = arrival.waits;
         self.holds = false;
+        wire.kept = if keeps { wire.keep(own, letter) } else { None };
         wire.report_executed(own, expected, letter);
         wire.count(own, self.peer_qpn);
         let owes = wire.owes();
@@ -236,13 +261,16 @@ impl Responder {
         more
     }
 
-    /// Handles a newly posted receive request. If a packet found no request earlier, this queue pair's next turn sends
-    /// a void refusal to the waiting peer. Returns true if such a turn is needed.
-    pub(crate) fn handle_posted_receive(&mut self) -> bool {
-        let Some(wire) = &mut self.wire else { return false };
+    /// Handles a newly posted receive request. Returns how a request that found none earlier continues.
+    pub(crate) fn handle_posted_receive(&mut self) -> Continuation {
+        let Some(wire) = &mut self.wire else { return Continuation::Nothing };
+        if let Some(kept) = wire.kept.take() {
+            // A sender that no longer waits was reset, or has failed.
+            return kept.into_letter().map_or(Continuation::Nothing, Continuation::Packet);
+        }
         wire.ready = true;
         wire.ready = wire.void().is_some();
-        wire.ready
+        if wire.ready { Continuation::Refusal } else { Continuation::Nothing }
     }
 
     /// Receives a datagram. Returns the reason if it was dropped, except for a wrong opcode, which is counted here.

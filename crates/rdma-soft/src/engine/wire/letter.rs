@@ -1,6 +1,6 @@
 //! Packets in transit, in the form that every link carries.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rdma_proto::Burst;
 use rdma_types::Psn;
@@ -34,10 +34,30 @@ pub(crate) struct Letter {
     pub(crate) words: Option<Arc<dyn ExecutedWords>>,
 }
 
+/// A copy of a letter from another process. It does not keep the memory of that process mapped.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    letter: Box<Letter>,
+    words: Weak<dyn ExecutedWords>,
+}
+
+impl Kept {
+    /// Returns the letter, if its sender still retries without limit.
+    pub(crate) fn into_letter(mut self) -> Option<Box<Letter>> {
+        let (words, word) = (self.words.upgrade()?, self.letter.word?);
+        let is_patient = words.is_patient(word);
+        self.letter.words = Some(words);
+        is_patient.then_some(self.letter)
+    }
+}
+
 /// The memory in which another process checks how many of its requests are executed.
 pub(crate) trait ExecutedWords: Send + Sync + std::fmt::Debug {
     /// Records that all packets before `expected` have been executed, for the connection with this word.
     fn store(&self, key: WordKey, expected: Psn);
+
+    /// Returns true if the requester with this word retries without limit while the receiver is not ready.
+    fn is_patient(&self, key: WordKey) -> bool;
 
     /// Makes the process check its words, if it does not poll them itself. The caller holds no lock except the receive
     /// side of a device.
@@ -101,6 +121,13 @@ impl Letter {
         true
     }
 
+    /// Returns a copy, if the sender is in another process and retries without limit while the receiver is not ready.
+    pub(crate) fn keep(&self) -> Option<Kept> {
+        let (words, word) = (self.words.as_ref()?, self.word?);
+        let letter = || Box::new(Self { payload: self.payload().into(), words: None, ..*self });
+        words.is_patient(word).then(|| Kept { letter: letter(), words: Arc::downgrade(words) })
+    }
+
     pub(crate) fn into_buffer(self) -> Box<[u8]> {
         self.payload
     }
@@ -111,6 +138,13 @@ impl Letter {
         let payload = self.payload().into();
         let Self { payload: buffer, .. } = self;
         (Self { payload, ..self }, buffer)
+    }
+
+    /// Moves the payload to `buffer`.
+    pub(crate) fn in_buffer(self, mut buffer: Box<[u8]>) -> Self {
+        let payload = self.payload();
+        buffer[..payload.len()].copy_from_slice(payload);
+        Self { payload: buffer, ..self }
     }
 
     pub(crate) fn is_for_many(&self) -> bool {

@@ -332,6 +332,10 @@ impl ExecutedWords for Inlet {
         }
     }
 
+    fn is_patient(&self, key: WordKey) -> bool {
+        self.ring.get().is_some_and(|ring| ring.is_patient(key))
+    }
+
     fn announce(&self) {
         if let Some(ring) = self.ring.get() {
             ring.announce(|| notify(&self.connection));

@@ -337,7 +337,14 @@ impl Carrier for Neighbor {
     }
 
     fn release_word(&self, word: WordKey) {
+        self.set_patient(word, false);
         self.claims.release(word);
+    }
+
+    fn set_patient(&self, word: WordKey, is_patient: bool) {
+        if let Some(executed) = self.ring.executed() {
+            executed.set_patient(word, is_patient);
+        }
     }
 
     fn expected(&self, word: WordKey) -> Option<Psn> {

@@ -4,8 +4,8 @@
 //! | bytes | what |
 //! |---|---|
 //! | 0 to 767 | [`Words`], each in 128 bytes |
-//! | 768 to 9215 | [`Executed`]: how far the receiver has executed the packets of each connection |
-//! | 12288 and on | the ring, of [`CAPACITY`] bytes |
+//! | 768 to 13311 | [`Executed`]: how far the receiver has executed the packets of each connection |
+//! | 16384 and on | the ring, of [`CAPACITY`] bytes |
 //!
 //! A message and the [`GAP`] bytes before it occupy a multiple of [`ALIGN`] bytes. The first four bytes of the gap
 //! contain the message's length (little endian). Either process may write the memory at any time. Therefore, no
@@ -31,7 +31,7 @@ use crate::link::ring::{Broken, CAPACITY, Words};
 use crate::memory::copy::{Reach, Segment};
 
 /// The offset of the ring.
-const BEGIN: usize = 12_288;
+const BEGIN: usize = 16_384;
 const SIZE: usize = BEGIN + CAPACITY as usize;
 /// The alignment of messages.
 const ALIGN: u32 = 64;
@@ -292,6 +292,11 @@ impl RingReceiver {
             let moves = self.moves[key.group()].fetch_add(1, Ordering::Relaxed).wrapping_add(1);
             executed.store(key, expected, moves);
         }
+    }
+
+    /// Returns true if the sender retries this connection's requests without limit while the receiver is not ready.
+    pub(super) fn is_patient(&self, key: WordKey) -> bool {
+        self.memory.front().is_ok_and(|front| front.executed.is_patient(key))
     }
 
     /// If the sender must be notified of stored words, calls `notify`, which returns true if it succeeds.

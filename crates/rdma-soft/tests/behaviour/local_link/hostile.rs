@@ -69,11 +69,17 @@ impl Head {
         bytes
     }
 
+    /// Returns an empty SEND with that PSN.
+    pub(crate) fn send(&self, psn: u32) -> Vec<u8> {
+        let mut bytes = self.bytes(0);
+        bytes[FIRST + 8..FIRST + 12].copy_from_slice(&psn.to_be_bytes());
+        bytes
+    }
+
     /// Returns a void RNR NAK for the packet with that PSN.
     pub(crate) fn void(&self, psn: u32) -> Vec<u8> {
-        let mut bytes = Self { flags: VOID, ..*self }.bytes(0);
+        let mut bytes = Self { flags: VOID, ..*self }.send(psn);
         bytes[FIRST] = 0x11;
-        bytes[FIRST + 8..FIRST + 12].copy_from_slice(&psn.to_be_bytes());
         bytes[SYNDROME] = 0x20;
         bytes
     }

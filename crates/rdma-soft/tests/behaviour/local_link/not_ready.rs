@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_sys::{ibv_qp_type, ibv_wc_status as Status};
+use rdma_sys::{ibv_qp_type, ibv_wc_opcode as Done, ibv_wc_status as Status};
 use test_support::rig::connect::Knobs;
 
 use crate::local_link::hostile::{Head, SYNDROME, VOID, name_of, slot_of};
@@ -45,6 +45,56 @@ fn a_wait_that_ends_early_counts_as_an_rnr_retry() {
     near.side.qp.post(&near.send(8));
     near.side.send_cq.expect(1, Status::IBV_WC_RNR_RETRY_EXC_ERR);
     assert_eq!(near.peer.counter("send_rnr_err"), 2);
+    near.peer.end();
+}
+
+/// A key of the first word of a connection between processes.
+const KEY: u32 = 1024;
+
+/// Sends an empty message without a queue pair, so that nothing sends it again. Waits until it has found no receive
+/// request. `patient` is the key that retries without limit.
+fn send_once(near: &mut Near, patient: u32) -> Connection {
+    let mut to = Connection::to(&name_of(slot_of(near.far.qpn)));
+    to.ring.say_patient(patient);
+    let head = Head { indices: [near.far.gid_index; 2], ..Head::new(near.far.qpn) };
+    let mut bytes = head.send(PATIENT.psn);
+    bytes[12..16].copy_from_slice(&KEY.to_le_bytes());
+    to.send_all(&bytes);
+    near.peer.until_counter("send_rnr_err", 1);
+    to
+}
+
+/// The packet of a sender that retries without limit is executed when a receive is posted, without another packet.
+#[test]
+fn the_packet_of_a_patient_sender_is_kept_until_a_receive_is_posted() {
+    let mut near = near([&PATIENT; 2]);
+    let _to = send_once(&mut near, KEY);
+    assert_eq!(near.peer.counter("rdma_recvs"), 0);
+    near.peer.receive();
+    assert_eq!(near.peer.completion(), (Done::IBV_WC_RECV.0, 0, 0));
+    near.peer.end();
+}
+
+/// The sender may have given up before the receive is posted, or another connection may use its word.
+#[test]
+fn the_packet_of_a_sender_that_may_have_given_up_is_not_executed() {
+    for (before, after) in [(0, KEY), (KEY + 1024, KEY), (KEY, 0), (KEY, KEY + 1024)] {
+        let mut near = near([&PATIENT; 2]);
+        let to = send_once(&mut near, before);
+        to.ring.say_patient(after);
+        near.message(8, None);
+        near.peer.end();
+    }
+}
+
+/// The receiver does not get a message that failed at its sender.
+#[test]
+fn a_message_that_failed_is_not_executed_later() {
+    let mut near = near([&Knobs { rnr_retries: 0, ..PATIENT }, &PATIENT]);
+    near.side.qp.post(&near.send(8));
+    near.side.send_cq.expect(1, Status::IBV_WC_RNR_RETRY_EXC_ERR);
+    near.peer.receive();
+    assert_eq!(near.peer.counter("rdma_recvs"), 0);
     near.peer.end();
 }
 

@@ -18,11 +18,11 @@ use rustix::net::{
 use test_support::rig::until;
 
 /// The version of the messages, and of the names of sockets.
-pub(crate) const VERSION: u8 = 4;
+pub(crate) const VERSION: u8 = 5;
 
 /// The capacity of the ring, in bytes.
 pub(crate) const CAPACITY: u32 = 256 << 10;
-const BEGIN: u64 = 12_288;
+const BEGIN: u64 = 16_384;
 /// The length of the file, in bytes.
 pub(crate) const SIZE: u64 = BEGIN + CAPACITY as u64;
 /// The alignment of messages.
@@ -43,6 +43,8 @@ pub(crate) enum Word {
 
 /// The offset of the receiver's report of how far it has executed each connection.
 const EXECUTED: u64 = 768;
+/// The offset of the keys of connections that retry without limit.
+const PATIENT: u64 = EXECUTED + 128 + 128 + 8 * 1024;
 
 /// The seals of the file of a ring.
 pub(crate) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -87,9 +89,9 @@ impl Ring {
         assert_eq!(pread(&self.0, &mut *second, BEGIN), Ok(second.len()));
     }
 
-    /// Fills the whole report of how far each connection is executed with that byte.
+    /// Fills the whole report of how far each connection is executed, and the keys after it, with that byte.
     pub(crate) fn fill_executed(&self, byte: u8) {
-        const LENGTH: usize = 128 + 128 + 8 * 1024;
+        const LENGTH: usize = 128 + 128 + (8 + 4) * 1024;
         assert_eq!(pwrite(&self.0, &[byte; LENGTH], EXECUTED), Ok(LENGTH));
     }
 
@@ -98,6 +100,11 @@ impl Ring {
         let word = u64::from(key) << 32 | u64::from(expected);
         assert_eq!(pwrite(&self.0, &word.to_le_bytes(), EXECUTED + 256), Ok(8));
         assert_eq!(pwrite(&self.0, &expected.to_le_bytes(), EXECUTED), Ok(4));
+    }
+
+    /// Records that the first connection retries without limit, with this key, or not, with the key 0.
+    pub(crate) fn say_patient(&self, key: u32) {
+        assert_eq!(pwrite(&self.0, &key.to_le_bytes(), PATIENT), Ok(4));
     }
 
     /// Releases the memory of the whole file, which then reads as zeros.
