@@ -197,7 +197,8 @@ macro_rules! instructions {
         concat!(
             "env RDMA_CI_ONLY=",
             $crate_,
-            " cargo bench -p rdma-proto -p rdma-qp -p rdma-channel -p rdma-async -p rdma-soft ",
+            " cargo bench -p rdma-proto -p rdma-qp -p rdma-channel -p rdma-async -p rdma-soft \
+                -p rdma-dropin ",
             linked_only!(),
             "--bench instructions ",
             $how,
@@ -213,6 +214,7 @@ pub(super) const INSTRUCTIONS: &[Step] = &[
         instructions!("rdma-async"),
         instructions!("rdma-soft"),
         instructions!("rdma-proto"),
+        instructions!("rdma-dropin"),
     ])
     .with(&[RUN_ONLY]),
 ];

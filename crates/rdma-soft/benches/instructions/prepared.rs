@@ -1,4 +1,5 @@
 //! Requests that are built once and posted many times, so that a loop measures only the device.
+#![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
 #![allow(dead_code)] // Some benches use only a part.
 
 use std::{hint, ptr, thread};
