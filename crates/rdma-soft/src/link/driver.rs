@@ -86,7 +86,7 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// Returns true if packets arrive or leave on this socket, so that polls must look at it.
+    /// Returns true if packets arrive or leave on this socket from the start, so that polls must look at it.
     fn is_used(&self) -> bool;
 }
 
@@ -208,19 +208,58 @@ impl Token {
 /// All sockets.
 #[derive(Debug, Default)]
 struct Sockets {
-    by_index: Vec<Option<(Token, Arc<dyn Watched>)>>,
+    by_index: Vec<Option<Socket>>,
+    /// The indices without a socket.
+    free: Vec<u32>,
     /// The number of sockets added so far, including removed ones.
     count: u32,
+    /// The number of sockets in use.
+    used: u32,
+}
+
+#[derive(Debug)]
+struct Socket {
+    token: Token,
+    watched: Arc<dyn Watched>,
+    is_used: bool,
 }
 
 impl Sockets {
-    fn entry(&mut self, token: Token) -> Option<&mut Option<(Token, Arc<dyn Watched>)>> {
-        let entry = self.by_index.get_mut(token.index as usize)?;
-        entry.as_ref().is_some_and(|(found, _)| *found == token).then_some(entry)
+    fn get(&mut self, token: Token) -> Option<&mut Socket> {
+        let socket = self.by_index.get_mut(token.index as usize)?.as_mut();
+        socket.filter(|socket| socket.token == token)
+    }
+
+    /// Returns the token of the next socket, or `None` if there are too many.
+    fn next_token(&self) -> Option<Token> {
+        let end = self.by_index.len();
+        let index = match self.free.last() {
+            Some(&free) => free,
+            None => u32::try_from(end).ok().filter(|_| end < MOST)?,
+        };
+        Some(Token { index, number: self.count })
+    }
+
+    fn put(&mut self, token: Token, watched: Arc<dyn Watched>) {
+        let is_used = watched.is_used();
+        self.used += u32::from(is_used);
+        let socket = Some(Socket { token, watched, is_used });
+        match self.free.pop() {
+            Some(_) => self.by_index[token.index as usize] = socket,
+            None => self.by_index.push(socket),
+        }
+    }
+
+    fn take(&mut self, token: Token) -> Option<Arc<dyn Watched>> {
+        self.get(token)?;
+        let Socket { watched, is_used, .. } = self.by_index[token.index as usize].take()?;
+        self.used -= u32::from(is_used);
+        self.free.push(token.index);
+        Some(watched)
     }
 
     fn all(&self) -> impl Iterator<Item = &Arc<dyn Watched>> {
-        self.by_index.iter().flatten().map(|(_, watched)| watched)
+        self.by_index.iter().flatten().map(|socket| &socket.watched)
     }
 }
 
@@ -318,13 +357,7 @@ impl Driver {
         make: impl FnOnce(Token) -> Arc<W>,
     ) -> Result<Arc<W>> {
         let mut sockets = locked(&self.sockets);
-        let free = sockets.by_index.iter().position(Option::is_none);
-        let index = free.unwrap_or(sockets.by_index.len());
-        if index >= MOST {
-            return Err(Errno::MFILE);
-        }
-        let token =
-            Token { index: u32::try_from(index).unwrap_or(u32::MAX), number: sockets.count };
+        let token = sockets.next_token().ok_or(Errno::MFILE)?;
         let watched = make(token);
         let descriptor = watched.descriptor().get()?;
         // The count is incremented even if this fails, so that no other socket ever gets the same token.
@@ -336,19 +369,21 @@ impl Driver {
             self.disable_events(watched.descriptor());
             return Err(errno);
         }
-        let added: Arc<dyn Watched> = Arc::<W>::clone(&watched);
-        match free {
-            Some(free) => sockets.by_index[free] = Some((token, added)),
-            None => sockets.by_index.push(Some((token, added))),
-        }
+        sockets.put(token, Arc::<W>::clone(&watched) as Arc<dyn Watched>);
         self.update_polls_look(&sockets);
         Ok(watched)
     }
 
     /// Records that a socket is now in use.
     #[cold]
-    pub(super) fn note_use(&self) {
-        self.update_polls_look(&locked(&self.sockets));
+    pub(super) fn note_use(&self, token: Token) {
+        let sockets = &mut *locked(&self.sockets);
+        if let Some(socket) = sockets.get(token)
+            && !std::mem::replace(&mut socket.is_used, true)
+        {
+            sockets.used += 1;
+        }
+        self.update_polls_look(sockets);
     }
 
     /// Counts a packet for an unknown or destroyed receiver.
@@ -360,8 +395,7 @@ impl Driver {
     /// Makes polls look at the sockets if some are in use, or if there is no thread. Otherwise, only the thread looks
     /// at them.
     fn update_polls_look(&self, sockets: &Sockets) {
-        let look = self.without_thread.load(Ordering::Relaxed)
-            || sockets.all().any(|watched| watched.is_used());
+        let look = self.without_thread.load(Ordering::Relaxed) || sockets.used > 0;
         if self.polls_look.swap(look, Ordering::Relaxed) != look {
             self.subnet.timers.set_polls_look(look);
         }
@@ -372,18 +406,18 @@ impl Driver {
     pub(super) fn close(&self, token: Token) {
         let closed = {
             let mut sockets = locked(&self.sockets);
-            let closed = sockets.entry(token).and_then(Option::take);
+            let closed = sockets.take(token);
             self.update_polls_look(&sockets);
             closed
         };
-        if let Some((_, closed)) = closed {
+        if let Some(closed) = closed {
             self.disable_events(closed.descriptor());
             self.doorbell.remove(closed.descriptor());
         }
     }
 
     pub(super) fn at(&self, token: Token) -> Option<Arc<dyn Watched>> {
-        locked(&self.sockets).entry(token)?.as_ref().map(|(_, watched)| Arc::clone(watched))
+        locked(&self.sockets).get(token).map(|socket| Arc::clone(&socket.watched))
     }
 
     /// Sets which events are reported for a socket.
@@ -469,7 +503,7 @@ impl Driver {
         let next = |place: usize| {
             let sockets = locked(&self.sockets);
             let entry = sockets.by_index.get(place)?;
-            Some(entry.as_ref().map(|(_, watched)| Arc::clone(watched)))
+            Some(entry.as_ref().map(|socket| Arc::clone(&socket.watched)))
         };
         (0..).map_while(next).flatten().for_each(Watched::read_all);
         // Another thread may have read a socket's last message and closed the socket, but not executed the message yet.

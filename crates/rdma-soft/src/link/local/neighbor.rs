@@ -146,6 +146,12 @@ impl Neighbor {
                         return false;
                     }
                 }
+                // Linux reports a lack of memory for the ring in one of these ways.
+                Err(Errno::NOMEM | Errno::FAULT) => {
+                    self.put_back(message);
+                    self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
+                    return false;
+                }
                 Err(_) => {
                     message.clear();
                     self.disconnect();

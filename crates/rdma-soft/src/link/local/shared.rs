@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rdma_types::Psn;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
-    memfd_create,
+    ftruncate, memfd_create,
 };
 use rustix::io::{Errno, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -33,6 +33,8 @@ use crate::memory::copy::{Reach, Segment};
 /// The offset of the ring.
 const BEGIN: usize = 16_384;
 const SIZE: usize = BEGIN + CAPACITY as usize;
+/// The number of the ring's bytes that have pages from the start.
+const FIRST_PAGES: u32 = 16 << 10;
 /// The alignment of messages.
 const ALIGN: u32 = 64;
 /// If the receiver claims to be looking but reads nothing, the sender notifies it after checking this many times,
@@ -89,6 +91,15 @@ impl Mapping {
         self.front().map(|front| &front.words)
     }
 
+    /// Allocates the pages of the ring's bytes `from..to`.
+    fn allocate(&self, from: u32, to: u32) -> Result<()> {
+        let length = to.saturating_sub(from) as usize;
+        // SAFETY: the bytes are within the mapping, because no caller goes beyond `CAPACITY`.
+        let first = unsafe { self.place.add(BEGIN + from as usize) };
+        // SAFETY: the pages belong to this value. The call changes none of their bytes (madvise(2), SAFETY.md F15).
+        unsafe { madvise(first.as_ptr().cast(), length, Advice::LinuxPopulateWrite) }
+    }
+
     /// Returns the whole ring, starting at `at`, in two pieces.
     fn ring(&self, at: u32) -> [Segment; 2] {
         let at = u64::from(at % CAPACITY);
@@ -121,6 +132,9 @@ fn ring_bytes(length: usize) -> Option<u32> {
 pub(super) struct RingSender {
     memory: Mapping,
     tail: AtomicU32,
+    /// The number of the ring's bytes that have pages. The others get theirs before the sender writes there for the first
+    /// time, so that a lack of memory is an error and no fault.
+    allocated: AtomicU32,
     /// The last known position up to which the sender may write. The receiver's word is read only when this limit is
     /// not enough, so the word usually stays in the receiver's cache.
     limit: AtomicU32,
@@ -132,15 +146,36 @@ impl RingSender {
     /// Creates a ring. Returns it with the file that must be sent to the other process.
     pub(super) fn new() -> Result<(Self, OwnedFd)> {
         let file = memfd_create("rdma-soft", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        // Allocates all pages now, so that a lack of memory fails here and not at a later write.
-        fallocate(&file, FallocateFlags::empty(), 0, SIZE as u64)?;
+        ftruncate(&file, SIZE as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let memory = Mapping::of(file.as_fd())?;
-        let (tail, limit) = (AtomicU32::new(0), AtomicU32::new(CAPACITY));
-        Ok((Self { memory, tail, limit, stays: Default::default() }, file))
+        let allocate = |bytes| fallocate(&file, FallocateFlags::empty(), 0, bytes);
+        allocate(BEGIN as u64)?;
+        let allocated = match memory.allocate(0, FIRST_PAGES) {
+            // Linux before 5.14 can only allocate all pages at once.
+            Err(Errno::INVAL) => allocate(SIZE as u64).map(|()| CAPACITY)?,
+            result => result.map(|()| FIRST_PAGES)?,
+        };
+        let [tail, allocated, limit] = [0, allocated, CAPACITY].map(AtomicU32::new);
+        Ok((Self { memory, tail, allocated, limit, stays: Default::default() }, file))
+    }
+
+    /// Allocates the pages of the ring's first `end` bytes.
+    #[cold]
+    fn allocate(&self, end: u32) -> Result<()> {
+        let allocated = self.allocated.load(Ordering::Relaxed);
+        if end > allocated {
+            let goal = end.next_power_of_two();
+            self.memory.allocate(allocated, goal)?;
+            self.allocated.store(goal, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Writes a message, given in parts. Returns whether the receiver must be notified, or `None` if there is no space.
+    ///
+    /// # Errors
+    /// Fails with `ENOMEM` or `EFAULT` if there is no memory for the ring.
     pub(super) fn write<'a>(
         &self,
         parts: impl Iterator<Item = &'a [u8]> + Clone,
@@ -156,6 +191,10 @@ impl RingSender {
             if space < taken {
                 return Ok(None);
             }
+        }
+        if self.allocated.load(Ordering::Relaxed) < CAPACITY {
+            // The position has not yet reached the end of the ring for the first time.
+            self.allocate((tail + taken).min(CAPACITY))?;
         }
         let ring = self.memory.ring(tail);
         let prefix = u32::try_from(length).map_err(|_| Errno::MSGSIZE)?.to_le_bytes();

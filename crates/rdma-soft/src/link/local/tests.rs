@@ -13,7 +13,7 @@ use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
 use rdma_proto::{Burst, Last};
 use rdma_types::Psn;
 use rustix::event::epoll;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::pwrite;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
@@ -413,6 +413,30 @@ fn the_memory_of_a_ring_cannot_become_smaller() {
     for length in [0, size - 1, size + 1] {
         assert_eq!(make(length, both), Err(Errno::INVAL));
     }
+}
+
+/// Pages of the ring are allocated only when the sender's position gets there.
+#[test]
+fn a_ring_that_is_little_used_needs_little_memory() {
+    let (sender, receiver, file) = ring();
+    let memory = || u64::try_from(fstat(&file).unwrap().st_blocks).unwrap() * 512;
+    let all = RING + u64::from(CAPACITY);
+    if memory() == all {
+        return println!("skipped: Linux before 5.14 allocates all pages at once");
+    }
+    assert_eq!(memory(), RING + (16 << 10));
+    let message = vec![7; 4096 - 16];
+    let mut last = memory();
+    for number in 1..=2 * CAPACITY / 4096 {
+        assert_eq!(write(&sender, &message), Ok(Some(number == 1)));
+        assert_eq!(read(&receiver, message.len() - 5).unwrap().unwrap().0, message);
+        let now = memory();
+        let written = RING + u64::from(number * 4096);
+        assert!(now >= last && now >= written.min(all) && now <= all);
+        assert!(now <= (RING + 2 * u64::from(number * 4096)).max(RING + (16 << 10)));
+        last = now;
+    }
+    assert_eq!(last, all);
 }
 
 /// The receiver claims to look at the ring, but does not.

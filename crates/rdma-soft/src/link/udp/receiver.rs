@@ -142,7 +142,7 @@ impl PortReceiver {
     /// Makes polls look at this socket from now on.
     pub(super) fn use_it(&self) {
         if !self.used.load(Ordering::Relaxed) && !self.used.swap(true, Ordering::Relaxed) {
-            self.open.driver.note_use();
+            self.open.driver.note_use(self.open.token);
         }
     }
 
