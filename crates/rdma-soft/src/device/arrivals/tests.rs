@@ -184,13 +184,15 @@ struct Waiting {
     flushed: std::sync::Mutex<Vec<(u32, u32)>>,
     /// The PSN that the peer expects next.
     expected: AtomicU32,
+    /// The number of void refusals sent.
+    void: AtomicU32,
 }
 
 impl Waiting {
     fn of(own: &Arc<QueuePair>) -> Arc<Self> {
-        let (sent, expected) = (AtomicU32::new(0), AtomicU32::new(0));
+        let [sent, expected, void] = [(); 3].map(|()| AtomicU32::new(0));
         let flushed = std::sync::Mutex::default();
-        Arc::new(Self { own: Arc::downgrade(own), sent, flushed, expected })
+        Arc::new(Self { own: Arc::downgrade(own), sent, flushed, expected, void })
     }
 }
 
@@ -224,11 +226,12 @@ impl Carrier for Waiting {
     }
 
     fn carries_void(&self) -> bool {
-        false
+        true
     }
 
-    fn send(self: Arc<Self>, _: Letter) {
-        self.sent.fetch_add(1, Ordering::Relaxed);
+    fn send(self: Arc<Self>, letter: Letter) {
+        let count = if letter.is_void { &self.void } else { &self.sent };
+        count.fetch_add(1, Ordering::Relaxed);
     }
 
     fn flush(self: Arc<Self>) {
@@ -336,6 +339,58 @@ fn a_destroyed_queue_pair_acknowledges_the_messages_its_program_has_seen() {
     let before = device.tally.counters().unknown_qp;
     own.destroy();
     assert_eq!(device.tally.counters().unknown_qp, before + 1);
+}
+
+/// The words of a peer that retries without limit while this end is not ready.
+#[derive(Debug)]
+struct Patient;
+
+impl ExecutedWords for Patient {
+    fn store(&self, _: WordKey, _: Psn) {}
+
+    fn is_patient(&self, _: WordKey) -> bool {
+        true
+    }
+
+    fn announce(&self) {}
+}
+
+/// A packet found no receive request, and arrives again once one is posted. The next packet is dropped if it arrives in
+/// between. The peer may never learn of that, because it may see the first packet executed before it reads the refusal.
+/// So nothing is executed, and the peer sends both again.
+#[test]
+fn a_kept_packet_is_executed_unless_a_later_one_was_dropped() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let device = device(&DEVICE);
+    let words: Arc<dyn ExecutedWords> = Arc::new(Patient);
+    for follows in [false, true] {
+        let own = queue_pair(device, Service::ReliableConnection);
+        let carrier = Waiting::of(&own);
+        make_ready(&own, Outlet::Carrier(Arc::<Waiting>::clone(&carrier)));
+        let send = |psn| {
+            let opcode = Opcode::new(WireService::Rc, Operation::SendOnly).unwrap();
+            let bth = Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(psn));
+            let burst = Burst::single(Headers::new(bth), 0);
+            let letter = Letter::new(PATH, burst, None, device.inbox().buffer_at_once());
+            let mut letter = letter.with_word(WordKey::of(1));
+            letter.words = Some(Arc::clone(&words));
+            device.inbox().arrive(letter);
+        };
+        let executed = || own.receive_cq.poll(4, |_, _, _| {}).unwrap();
+        let void = || carrier.void.load(Ordering::Relaxed);
+        (0..3).for_each(send);
+        device.fabric.run_queue.run();
+        assert_eq!((executed(), void()), (2, 0));
+        if follows {
+            send(3);
+        }
+        own.post_receive(2, &[], &mut Turn::new()).unwrap();
+        assert_eq!((executed(), void()), if follows { (0, 1) } else { (1, 0) });
+        (2..4).for_each(send);
+        own.post_receive(3, &[], &mut Turn::new()).unwrap();
+        assert_eq!(executed(), if follows { 2 } else { 1 });
+        own.destroy();
+    }
 }
 
 /// A datagram that is longer than the MTU of the port is dropped (IBTA C9-205).

@@ -42,6 +42,8 @@ pub(crate) struct Wire {
     ready: bool,
     /// The packet that found no receive request, if its sender waits without limit.
     kept: Option<Kept>,
+    /// Whether the packet that was kept is about to arrive again, and no other packet has arrived since.
+    expects_kept: bool,
 }
 
 /// The continuation of a request that found no receive request, after one was posted.
@@ -85,7 +87,15 @@ impl Wire {
             })),
             _ => Protocol::Unreliable(UnreliableResponder::new(connection, side.psn)),
         };
-        Self { protocol, route, mtu: connection.mtu, has_received: false, ready: false, kept: None }
+        Self {
+            protocol,
+            route,
+            mtu: connection.mtu,
+            has_received: false,
+            ready: false,
+            kept: None,
+            expects_kept: false,
+        }
     }
 
     /// Applies a changed minimum RNR timer to a queue pair that is ready to receive.
@@ -183,6 +193,13 @@ impl Responder {
             wire::drop_packets(own.adapter, letter, reason, Some(self.peer_qpn));
             return Answers::Never;
         }
+        let Some(wire) = &mut self.wire else { return Answers::Never };
+        if !std::mem::take(&mut wire.expects_kept) && letter.was_kept {
+            // A later packet has arrived in between, and was dropped. The peer sends both again after a void refusal.
+            wire.ready = true;
+            wire.ready = wire.void().is_some();
+            return if wire.ready { Answers::Now } else { Answers::Never };
+        }
         let Some(mut wire) = self.wire.take() else { return Answers::Never };
         if !wire.has_received {
             wire.has_received = true;
@@ -266,7 +283,9 @@ impl Responder {
         let Some(wire) = &mut self.wire else { return Continuation::Nothing };
         if let Some(kept) = wire.kept.take() {
             // A sender that no longer waits was reset, or has failed.
-            return kept.into_letter().map_or(Continuation::Nothing, Continuation::Packet);
+            let letter = kept.into_letter();
+            wire.expects_kept = letter.is_some();
+            return letter.map_or(Continuation::Nothing, Continuation::Packet);
         }
         wire.ready = true;
         wire.ready = wire.void().is_some();

@@ -23,6 +23,8 @@ pub(crate) struct Letter {
     /// Whether this is a void refusal: an earlier refusal no longer applies, because a receive request was posted
     /// since.
     pub(crate) is_void: bool,
+    /// Whether this letter arrived earlier, and was [kept](Self::keep).
+    pub(crate) was_kept: bool,
     payload: Box<[u8]>,
     /// The number of letters that arrived at the inbox before this one.
     pub(crate) number: u64,
@@ -82,8 +84,20 @@ impl Letter {
         payload: Box<[u8]>,
     ) -> Self {
         debug_assert!(burst.length as usize <= payload.len());
-        let (number, from_outside, is_void, word, words) = (0, false, false, None, None);
-        Self { path, burst, datagram, is_void, payload, number, from_outside, word, words }
+        let [from_outside, is_void, was_kept] = [false; 3];
+        let (number, word, words) = (0, None, None);
+        Self {
+            path,
+            burst,
+            datagram,
+            is_void,
+            was_kept,
+            payload,
+            number,
+            from_outside,
+            word,
+            words,
+        }
     }
 
     /// Creates a void refusal: an RNR NAK that no longer applies, because a receive request for its packet was posted
@@ -124,7 +138,8 @@ impl Letter {
     /// Returns a copy, if the sender is in another process and retries without limit while the receiver is not ready.
     pub(crate) fn keep(&self) -> Option<Kept> {
         let (words, word) = (self.words.as_ref()?, self.word?);
-        let letter = || Box::new(Self { payload: self.payload().into(), words: None, ..*self });
+        let payload = || self.payload().into();
+        let letter = || Box::new(Self { was_kept: true, payload: payload(), words: None, ..*self });
         words.is_patient(word).then(|| Kept { letter: letter(), words: Arc::downgrade(words) })
     }
 
