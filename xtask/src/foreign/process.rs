@@ -1,5 +1,6 @@
 //! A program that runs with the drop-in, and its output.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, PipeReader, Read as _};
 use std::net::TcpListener;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -161,12 +162,16 @@ impl Drop for Process {
     }
 }
 
-/// Returns a TCP port on which no process listens.
+/// Returns a TCP port on which no process listens. It is below the range from which the kernel
+/// chooses ports for other programs.
 ///
 /// # Errors
 /// Returns an error if the host has no free port.
 pub(super) fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("0.0.0.0:0")?.local_addr()?.port())
+    let random = RandomState::new().build_hasher().finish() % 20_000;
+    let first = 10_000 + u16::try_from(random)?;
+    let is_free = |port: &u16| TcpListener::bind(("0.0.0.0", *port)).is_ok();
+    (first..32_768).find(is_free).context("no TCP port is free")
 }
 
 fn read(path: &str) -> String {

@@ -1,6 +1,7 @@
 //! A server and a client on one host, which find each other at a TCP port.
 
 use std::fs;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
@@ -34,10 +35,13 @@ pub(crate) fn exchange([server, client]: [Command; 2], arguments: &[&str]) -> [S
     outputs
 }
 
-/// Returns a port that was unused a moment ago.
+/// Returns a port that was unused a moment ago. It is below the range from which the kernel chooses ports for other
+/// programs.
 fn unused_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
+    let random = RandomState::new().build_hasher().finish();
+    let first = 10_000 + (random % 20_000) as u16;
+    let is_unused = |port: &u16| TcpListener::bind(("0.0.0.0", *port)).is_ok();
+    (first..32_768).find(is_unused).unwrap()
 }
 
 /// Waits until a socket listens at the port. Connecting would take the place of the client.
