@@ -2,12 +2,13 @@
 //! poll, a thread drives them; it sleeps while the program polls and while nothing arrives.
 
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Condvar, Weak};
+use std::sync::{Arc, Condvar};
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, Result};
 
+use self::near::Driving;
 use self::serve::{Doorbell, Processors};
 use self::yield_timer::YieldTimer;
 use super::descriptor::{self, Descriptor};
@@ -19,6 +20,7 @@ use crate::sync::{
     AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, locked_for_calls, locked_to_wait,
 };
 
+mod near;
 mod serve;
 mod yield_timer;
 
@@ -33,12 +35,6 @@ const EXIT_DELAY: Duration = Duration::from_millis(100);
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
 /// The maximum number of rounds of [`catch_up`](Polled::catch_up).
 const MOST_ROUNDS: u32 = 64;
-/// One look in this many covers all sockets. The looks in between cover only the sockets where something arrived
-/// recently.
-const FULL_LOOK_INTERVAL: u32 = 128;
-/// The maximum number of recently active sockets. Each peer process accounts for two: its messages arrive on one, and
-/// it reports on the other what it has executed.
-const NEAR: usize = 8;
 
 /// A socket of a link.
 pub(super) trait Watched: Send + Sync + std::fmt::Debug {
@@ -136,53 +132,6 @@ pub(super) struct Driver {
     /// The number of packets for unknown or destroyed receivers so far.
     useless: AtomicU32,
     yield_timer: YieldTimer,
-}
-
-/// The sockets at which polls look first.
-#[derive(Debug)]
-struct Driving {
-    /// The sockets where something arrived recently, latest first.
-    near: Vec<Weak<dyn Watched>>,
-    /// The number of looks so far.
-    looks: u32,
-    /// Whether these sockets are [polled](Watched::start_polling), because polls or the thread look at them.
-    polled: bool,
-}
-
-impl Driving {
-    fn promote(&mut self, watched: &Arc<dyn Watched>) {
-        let is_this =
-            |near: &Weak<dyn Watched>| std::ptr::addr_eq(near.as_ptr(), Arc::as_ptr(watched));
-        if let Some(at) = self.near.iter().position(is_this) {
-            return self.near[..=at].rotate_right(1);
-        }
-        self.near.retain(|near| near.strong_count() > 0);
-        let farthest = if self.near.len() < NEAR { None } else { self.near.pop() };
-        self.near.insert(0, Arc::downgrade(watched));
-        if !self.polled {
-            return;
-        }
-        watched.start_polling();
-        if let Some(farthest) = farthest.and_then(|farthest| farthest.upgrade()) {
-            farthest.stop_polling();
-            if farthest.has_arrived() {
-                farthest.handle_event(epoll::EventFlags::empty());
-            }
-        }
-    }
-
-    fn near(&self) -> impl Iterator<Item = Arc<dyn Watched>> {
-        self.near.iter().filter_map(Weak::upgrade)
-    }
-
-    /// Handles the sockets at which something has arrived. Returns true if messages arrived at any of them.
-    fn handle_near(&self) -> bool {
-        let mut found = false;
-        for near in self.near().filter(|near| near.has_arrived()) {
-            found |= near.handle_event(epoll::EventFlags::empty()) == SocketEvent::Messages;
-        }
-        found
-    }
 }
 
 /// The key of a socket in the driver and in its epoll instance: an index, which is reused, and a number, which is not.
@@ -314,11 +263,7 @@ impl Driver {
             events,
             wake,
             sockets: std::sync::Mutex::default(),
-            driving: Mutex::new(Driving {
-                near: Vec::with_capacity(NEAR),
-                looks: 0,
-                polled: false,
-            }),
+            driving: Mutex::new(Driving::new()),
             busy: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             polls_look: AtomicBool::new(false),
@@ -444,19 +389,21 @@ impl Driver {
     fn look_near(&self) -> Look {
         let mut look = Look { found: false, enough: true };
         let Ok(mut driving) = self.driving.try_lock() else { return look };
-        if driving.near.is_empty() {
+        if driving.is_empty() {
             return Look { enough: false, ..look };
         }
-        driving.looks = driving.looks.wrapping_add(1);
-        look.enough = !driving.looks.is_multiple_of(FULL_LOOK_INTERVAL);
-        if driving.near().any(|near| near.may_have_message()) {
+        look.enough = driving.count_look();
+        let mut is_busy = false;
+        // Takes one message from each socket, because small messages arrive one at a time.
+        look.found = driving.look(|| {
+            is_busy = true;
             self.busy.fetch_add(1, Ordering::AcqRel);
-            // Takes one message from each socket, because small messages arrive one at a time.
-            look.found = driving.near().fold(false, |found, near| near.look() | found);
-            drop(driving);
-            if look.found {
-                self.subnet.run_queue.run();
-            }
+        });
+        drop(driving);
+        if look.found {
+            self.subnet.run_queue.run();
+        }
+        if is_busy {
             self.busy.fetch_sub(1, Ordering::AcqRel);
         }
         look
@@ -476,7 +423,7 @@ impl Driver {
         let mut found = [const { MaybeUninit::uninit() }; EVENTS];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((found, _)) = epoll::wait(events, &mut found, Some(&at_once)) else { return false };
-        let has_arrived = driving.handle_near();
+        let has_arrived = driving.handle_near() | driving.remove_quiet();
         if found.is_empty() && !has_arrived {
             return false;
         }

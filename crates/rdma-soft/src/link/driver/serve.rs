@@ -11,7 +11,8 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, Result, pread, write};
 
-use super::{Driver, EVENTS, NEAR, Watched};
+use super::near::NEAR;
+use super::{Driver, EVENTS, Watched};
 use crate::fabric::Polled;
 use crate::fabric::poll_backoff::PollBackoff;
 use crate::link::descriptor::Descriptor;

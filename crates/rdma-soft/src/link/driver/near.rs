@@ -1,0 +1,271 @@
+//! The sockets at which polls look first.
+
+use std::sync::{Arc, Weak};
+
+use rustix::event::epoll;
+
+use super::{SocketEvent, Watched};
+
+/// The maximum number of recently active sockets. Each peer process accounts for two: its messages arrive on one, and
+/// it reports on the other what it has executed.
+pub(super) const NEAR: usize = 128;
+/// The maximum number of sockets among them at which each look makes a system call.
+const CALLS: usize = 8;
+/// The number of sockets that remain, even if nothing has arrived there for a long time.
+const FEW: usize = 8;
+/// One look in this many covers all sockets. The looks in between cover only the sockets where something arrived
+/// recently.
+const FULL_LOOK_INTERVAL: u32 = 128;
+/// The number of looks after which a socket where nothing has arrived is no longer recently active.
+const QUIET: u32 = 256 * FULL_LOOK_INTERVAL;
+
+/// The recently active sockets. Locked by the thread that fetches events.
+#[derive(Debug)]
+pub(super) struct Driving {
+    near: Vec<Near>,
+    /// The number of looks so far.
+    looks: u32,
+    /// Whether these sockets are [polled](Watched::start_polling), because polls or the thread look at them.
+    pub(super) polled: bool,
+}
+
+#[derive(Debug)]
+struct Near {
+    watched: Weak<dyn Watched>,
+    /// Whether looking at the socket takes a system call.
+    calls: bool,
+    /// The number of the look that found the last message.
+    last: u32,
+}
+
+impl Driving {
+    pub(super) fn new() -> Self {
+        Self { near: Vec::with_capacity(NEAR), looks: 0, polled: false }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.near.is_empty()
+    }
+
+    pub(super) fn near(&self) -> impl Iterator<Item = Arc<dyn Watched>> {
+        self.near.iter().filter_map(|near| near.watched.upgrade())
+    }
+
+    /// Makes a socket, at which something has arrived, a recently active one.
+    pub(super) fn promote(&mut self, watched: &Arc<dyn Watched>) {
+        let looks = self.looks;
+        let is_this =
+            |near: &&mut Near| std::ptr::addr_eq(near.watched.as_ptr(), Arc::as_ptr(watched));
+        if let Some(near) = self.near.iter_mut().find(is_this) {
+            near.last = looks;
+            return;
+        }
+        self.near.retain(|near| near.watched.strong_count() > 0);
+        let calls = !watched.is_doorbell();
+        let is_full = self.near.len() >= NEAR;
+        if is_full || calls && self.near.iter().filter(|near| near.calls).count() >= CALLS {
+            self.remove_quietest(|near| is_full || near.calls);
+        }
+        self.near.push(Near { watched: Arc::downgrade(watched), calls, last: looks });
+        if self.polled {
+            watched.start_polling();
+        }
+    }
+
+    /// Removes the socket at which nothing has arrived for the longest time, among those that `may_go`. Returns true if
+    /// something has arrived there after all, which is handled.
+    fn remove_quietest(&mut self, may_go: impl Fn(&Near) -> bool) -> bool {
+        let looks = self.looks;
+        let candidates = self.near.iter().enumerate().filter(|(_, near)| may_go(near));
+        let quietest = candidates.max_by_key(|(_, near)| looks.wrapping_sub(near.last));
+        let Some((place, _)) = quietest else { return false };
+        let removed = self.near.swap_remove(place).watched.upgrade();
+        let Some(removed) = removed.filter(|_| self.polled) else { return false };
+        removed.stop_polling();
+        let has_arrived = removed.has_arrived();
+        if has_arrived {
+            removed.handle_event(epoll::EventFlags::empty());
+        }
+        has_arrived
+    }
+
+    /// Removes a socket at which nothing has arrived for a long time, if there is one and enough others remain. Returns
+    /// true if something has arrived there after all, which is handled.
+    pub(super) fn remove_quiet(&mut self) -> bool {
+        let looks = self.looks;
+        let is_quiet = |near: &Near| looks.wrapping_sub(near.last) > QUIET;
+        self.near.len() > FEW && self.remove_quietest(is_quiet)
+    }
+
+    /// Counts a look. Returns false if it must cover all sockets.
+    pub(super) fn count_look(&mut self) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        !self.looks.is_multiple_of(FULL_LOOK_INTERVAL)
+    }
+
+    /// Takes one message from each socket that has one. Calls `begin` before the first. Returns true if there was any.
+    pub(super) fn look(&mut self, begin: impl FnOnce()) -> bool {
+        let (looks, mut begin, mut found) = (self.looks, Some(begin), false);
+        for near in &mut self.near {
+            let Some(watched) = near.watched.upgrade() else { continue };
+            if !watched.may_have_message() {
+                continue;
+            }
+            if let Some(begin) = begin.take() {
+                begin();
+            }
+            if watched.look() {
+                (near.last, found) = (looks, true);
+            }
+        }
+        found
+    }
+
+    /// Handles the sockets at which something has arrived. Returns true if messages arrived at any of them.
+    pub(super) fn handle_near(&self) -> bool {
+        let mut found = false;
+        for near in self.near().filter(|near| near.has_arrived()) {
+            found |= near.handle_event(epoll::EventFlags::empty()) == SocketEvent::Messages;
+        }
+        found
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)] // A failing helper fails its test.
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::link::descriptor::Descriptor;
+    use crate::sync::{AtomicBool, Ordering};
+
+    /// A socket with at most one message.
+    #[derive(Debug)]
+    struct Socket {
+        descriptor: Descriptor,
+        calls: bool,
+        polled: AtomicBool,
+        message: AtomicBool,
+    }
+
+    impl Socket {
+        fn new(calls: bool) -> Arc<Self> {
+            let descriptor = Descriptor::open(|| eventfd(0, EventfdFlags::CLOEXEC)).unwrap();
+            let [polled, message] = [(); 2].map(|()| AtomicBool::new(false));
+            Arc::new(Self { descriptor, calls, polled, message })
+        }
+
+        fn is_polled(&self) -> bool {
+            self.polled.load(Ordering::Relaxed)
+        }
+    }
+
+    impl Watched for Socket {
+        fn descriptor(&self) -> &Descriptor {
+            &self.descriptor
+        }
+
+        fn handle_event(self: Arc<Self>, _: epoll::EventFlags) -> SocketEvent {
+            self.message.store(false, Ordering::Relaxed);
+            SocketEvent::Messages
+        }
+
+        fn may_have_message(&self) -> bool {
+            self.has_arrived()
+        }
+
+        fn look(self: Arc<Self>) -> bool {
+            self.message.swap(false, Ordering::Relaxed)
+        }
+
+        fn is_doorbell(&self) -> bool {
+            !self.calls
+        }
+
+        fn has_arrived(&self) -> bool {
+            self.message.load(Ordering::Relaxed)
+        }
+
+        fn start_polling(&self) {
+            self.polled.store(true, Ordering::Relaxed);
+        }
+
+        fn stop_polling(&self) {
+            self.polled.store(false, Ordering::Relaxed);
+        }
+
+        fn is_used(&self) -> bool {
+            true
+        }
+    }
+
+    /// Adds a socket that was active at this look.
+    fn add(driving: &mut Driving, calls: bool, look: u32) -> Arc<Socket> {
+        let socket = Socket::new(calls);
+        driving.looks = look;
+        driving.promote(&(Arc::<Socket>::clone(&socket) as Arc<dyn Watched>));
+        socket
+    }
+
+    fn driving() -> Driving {
+        Driving { polled: true, ..Driving::new() }
+    }
+
+    /// One look finds a message of each of 64 peers.
+    #[test]
+    fn the_sockets_of_many_peers_are_polled() {
+        let mut driving = driving();
+        let sockets: Vec<_> = (1..).take(NEAR).map(|look| add(&mut driving, false, look)).collect();
+        assert!(sockets.iter().all(|socket| socket.is_polled()));
+        sockets.iter().for_each(|socket| socket.message.store(true, Ordering::Relaxed));
+        let mut begun = 0;
+        assert!(driving.look(|| begun += 1));
+        assert!(!sockets.iter().any(|socket| socket.has_arrived()));
+        assert!(!driving.look(|| begun += 1));
+        assert_eq!(begun, 1);
+    }
+
+    /// A message that has arrived at the socket that gives way is handled.
+    #[test]
+    fn the_quietest_socket_gives_way() {
+        let mut driving = driving();
+        let sockets: Vec<_> = (1..).take(NEAR).map(|look| add(&mut driving, false, look)).collect();
+        // The first one has a message now, so the second one has been quiet for longest.
+        sockets[0].message.store(true, Ordering::Relaxed);
+        assert!(driving.look(|| {}));
+        sockets[1].message.store(true, Ordering::Relaxed);
+        let another = add(&mut driving, false, 1000);
+        let polled = |place: usize| sockets[place].is_polled();
+        assert_eq!(
+            (polled(0), polled(1), polled(2), another.is_polled()),
+            (true, false, true, true)
+        );
+        assert!(!sockets[1].has_arrived());
+        assert_eq!(driving.near().count(), NEAR);
+    }
+
+    #[test]
+    fn few_sockets_cost_a_system_call() {
+        let mut driving = driving();
+        let other = add(&mut driving, false, 1);
+        let sockets: Vec<_> =
+            (2..).take(CALLS + 1).map(|look| add(&mut driving, true, look)).collect();
+        assert!(other.is_polled() && !sockets[0].is_polled());
+        assert!(sockets[1..].iter().all(|socket| socket.is_polled()));
+    }
+
+    #[test]
+    fn sockets_that_stay_quiet_are_no_longer_polled() {
+        let mut driving = driving();
+        let sockets: Vec<_> =
+            (1..).take(2 * FEW).map(|look| add(&mut driving, false, look)).collect();
+        driving.looks = QUIET;
+        assert!(!driving.remove_quiet());
+        assert!(sockets.iter().all(|socket| socket.is_polled()));
+        driving.looks = u32::try_from(2 * FEW).unwrap() + QUIET + 1;
+        (0..2 * FEW).for_each(|_| assert!(!driving.remove_quiet()));
+        assert!(!sockets[..FEW].iter().any(|socket| socket.is_polled()));
+        assert!(sockets[FEW..].iter().all(|socket| socket.is_polled()));
+    }
+}
