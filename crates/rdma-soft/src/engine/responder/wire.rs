@@ -194,8 +194,11 @@ impl Responder {
             return Answers::Never;
         }
         let Some(wire) = &mut self.wire else { return Answers::Never };
-        if !std::mem::take(&mut wire.expects_kept) && letter.was_kept {
-            // A later packet has arrived in between, and was dropped. The peer sends both again after a void refusal.
+        let expects_kept = std::mem::take(&mut wire.expects_kept);
+        if letter.was_kept && !(expects_kept && letter.is_patient()) {
+            // A later packet has arrived in between, and was dropped. The peer sends both again after a void refusal. Or
+            // the peer has given up since the receive was posted. Another connection may then use its word, so nothing
+            // may be stored there.
             wire.ready = true;
             wire.ready = wire.void().is_some();
             return if wire.ready { Answers::Now } else { Answers::Never };

@@ -135,6 +135,11 @@ impl Letter {
         true
     }
 
+    /// Returns true if the sender is in another process and retries without limit while the receiver is not ready.
+    pub(crate) fn is_patient(&self) -> bool {
+        self.words.as_ref().zip(self.word).is_some_and(|(words, word)| words.is_patient(word))
+    }
+
     /// Returns a copy, if the sender is in another process and retries without limit while the receiver is not ready.
     pub(crate) fn keep(&self) -> Option<Kept> {
         let (words, word) = (self.words.as_ref()?, self.word?);
