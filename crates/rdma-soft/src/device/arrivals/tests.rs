@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{OnceLock, Weak};
 
 use rdma_proto::wire::{Aeth, CreditCount, Headers, Opcode, Operation, Syndrome};
@@ -20,6 +20,7 @@ use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::settings::Settings;
 use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
+use crate::engine::responder::wire::Continuation;
 use crate::engine::turn::Turn;
 use crate::engine::wire::letter::Datagram;
 use crate::engine::wire::word::WordKey;
@@ -341,18 +342,34 @@ fn a_destroyed_queue_pair_acknowledges_the_messages_its_program_has_seen() {
     assert_eq!(device.tally.counters().unknown_qp, before + 1);
 }
 
-/// The words of a peer that retries without limit while this end is not ready.
-#[derive(Debug)]
-struct Patient;
+/// The words of a peer that retries without limit while this end is not ready, until it gives up.
+#[derive(Debug, Default)]
+struct Patient {
+    has_given_up: AtomicBool,
+    stored: AtomicU32,
+}
 
 impl ExecutedWords for Patient {
-    fn store(&self, _: WordKey, _: Psn) {}
+    fn store(&self, _: WordKey, _: Psn) {
+        self.stored.fetch_add(1, Ordering::Relaxed);
+    }
 
     fn is_patient(&self, _: WordKey) -> bool {
-        true
+        !self.has_given_up.load(Ordering::Relaxed)
     }
 
     fn announce(&self) {}
+}
+
+/// Puts an empty SEND from a peer with these words into the inbox.
+fn send(words: &Arc<Patient>, own: &QueuePair, psn: u32) {
+    let opcode = Opcode::new(WireService::Rc, Operation::SendOnly).unwrap();
+    let bth = Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(psn));
+    let (burst, inbox) = (Burst::single(Headers::new(bth), 0), own.device.inbox());
+    let letter = Letter::new(PATH, burst, None, inbox.buffer_at_once());
+    let mut letter = letter.with_word(WordKey::of(1));
+    letter.words = Some(Arc::<Patient>::clone(words));
+    inbox.arrive(letter);
 }
 
 /// A packet found no receive request, and arrives again once one is posted. The next packet is dropped if it arrives in
@@ -362,20 +379,12 @@ impl ExecutedWords for Patient {
 fn a_kept_packet_is_executed_unless_a_later_one_was_dropped() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = device(&DEVICE);
-    let words: Arc<dyn ExecutedWords> = Arc::new(Patient);
+    let words = Arc::<Patient>::default();
     for follows in [false, true] {
         let own = queue_pair(device, Service::ReliableConnection);
         let carrier = Waiting::of(&own);
         make_ready(&own, Outlet::Carrier(Arc::<Waiting>::clone(&carrier)));
-        let send = |psn| {
-            let opcode = Opcode::new(WireService::Rc, Operation::SendOnly).unwrap();
-            let bth = Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(psn));
-            let burst = Burst::single(Headers::new(bth), 0);
-            let letter = Letter::new(PATH, burst, None, device.inbox().buffer_at_once());
-            let mut letter = letter.with_word(WordKey::of(1));
-            letter.words = Some(Arc::clone(&words));
-            device.inbox().arrive(letter);
-        };
+        let send = |psn| send(&words, &own, psn);
         let executed = || own.receive_cq.poll(4, |_, _, _| {}).unwrap();
         let void = || carrier.void.load(Ordering::Relaxed);
         (0..3).for_each(send);
@@ -391,6 +400,29 @@ fn a_kept_packet_is_executed_unless_a_later_one_was_dropped() {
         assert_eq!(executed(), if follows { 2 } else { 1 });
         own.destroy();
     }
+}
+
+/// A thread posts a receive request and fetches the kept packet. Before the packet is executed, the peer gives up, and
+/// may give its word to another connection.
+#[test]
+fn a_kept_packet_of_a_peer_that_has_given_up_is_not_executed() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let device = device(&DEVICE);
+    let words = Arc::<Patient>::default();
+    let own = queue_pair(device, Service::ReliableConnection);
+    make_ready(&own, Outlet::Carrier(Waiting::of(&own)));
+    (0..3).for_each(|psn| send(&words, &own, psn));
+    device.fabric.run_queue.run();
+    let executed = || own.receive_cq.poll(4, |_, _, _| {}).unwrap();
+    assert_eq!((executed(), words.stored.load(Ordering::Relaxed)), (2, 2));
+    let continuation = own.responder.lock().handle_posted_receive();
+    let Continuation::Packet(letter) = continuation else { panic!("{continuation:?}") };
+    own.post_receive(2, &[], &mut Turn::new()).unwrap();
+    words.has_given_up.store(true, Ordering::Relaxed);
+    receive(device, &letter, &mut Afterwards::default());
+    device.fabric.run_queue.run();
+    assert_eq!((executed(), words.stored.load(Ordering::Relaxed)), (0, 2));
+    own.destroy();
 }
 
 /// A datagram that is longer than the MTU of the port is dropped (IBTA C9-205).

@@ -46,10 +46,8 @@ pub(crate) struct Kept {
 impl Kept {
     /// Returns the letter, if its sender still retries without limit.
     pub(crate) fn into_letter(mut self) -> Option<Box<Letter>> {
-        let (words, word) = (self.words.upgrade()?, self.letter.word?);
-        let is_patient = words.is_patient(word);
-        self.letter.words = Some(words);
-        is_patient.then_some(self.letter)
+        self.letter.words = Some(self.words.upgrade()?);
+        self.letter.is_patient().then_some(self.letter)
     }
 }
 
@@ -142,10 +140,10 @@ impl Letter {
 
     /// Returns a copy, if the sender is in another process and retries without limit while the receiver is not ready.
     pub(crate) fn keep(&self) -> Option<Kept> {
-        let (words, word) = (self.words.as_ref()?, self.word?);
+        let words = Arc::downgrade(self.words.as_ref()?);
         let payload = || self.payload().into();
         let letter = || Box::new(Self { was_kept: true, payload: payload(), words: None, ..*self });
-        words.is_patient(word).then(|| Kept { letter: letter(), words: Arc::downgrade(words) })
+        self.is_patient().then(|| Kept { letter: letter(), words })
     }
 
     pub(crate) fn into_buffer(self) -> Box<[u8]> {
