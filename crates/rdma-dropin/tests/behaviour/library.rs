@@ -11,6 +11,11 @@ pub(crate) fn folder() -> &'static Path {
     FOLDER.get_or_init(|| {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["run", "--quiet", "--package", "xtask", "--", "dropin"]);
+        // This program may run in a runner, which would also get xtask.
+        let is_runner =
+            |name: &String| name.starts_with("CARGO_TARGET_") && name.ends_with("_RUNNER");
+        let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        names.filter(is_runner).for_each(|name| _ = cargo.env_remove(name));
         let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
         let stdout = String::from_utf8_lossy(&output.stdout);
