@@ -150,12 +150,12 @@ fn at_most(knob: &'static str, value: u32, most: u32) -> Result<u32, Error> {
 pub(crate) struct RendezvousOptions {
     pub(crate) user_bytes: Box<[u8]>,
     pub(crate) timeout: Duration,
-    /// If set, the channel keeps the stream and watches it with this limit.
+    /// If set, a channel keeps the stream and watches it with this limit. Servers have a limit of their own.
     pub(crate) watch: Option<Duration>,
 }
 
 /// The default time that a peer's machine may be silent.
-pub(crate) const SILENCE: Duration = Duration::from_secs(10);
+const SILENCE: Duration = Duration::from_secs(10);
 
 impl Default for RendezvousOptions {
     fn default() -> Self {
@@ -172,11 +172,13 @@ pub(crate) struct ServerKnobs {
     pub(crate) shares: Option<bool>,
     /// The number of receives for each client if the clients do not share a receive queue.
     pub(crate) per_peer: Option<u32>,
+    /// The time that a client's machine may be silent.
+    pub(crate) watch: Duration,
 }
 
 impl Default for ServerKnobs {
     fn default() -> Self {
-        Self { max_peers: 64, message_size: 4096, shares: None, per_peer: None }
+        Self { max_peers: 64, message_size: 4096, shares: None, per_peer: None, watch: SILENCE }
     }
 }
 

@@ -54,13 +54,12 @@ impl Ledger {
                 if let Some((watch, awaited)) = watched
                     && let Some(reason) = watch.gone()
                 {
-                    if watch.is_settled() {
+                    if watch.settle() {
                         return Err(self.peer_gone(awaited, reason));
                     }
                     // The device may have acknowledged a message whose completion it has not added yet. A query waits
                     // for the device, and the caller polls again. If the query fails, the caller polls all the same.
                     let _ = self.only().qp().map(QueuePair::query);
-                    watch.settle();
                     return Ok(false);
                 }
                 self.rest(left, watched.map(|(watch, _)| watch))?;

@@ -70,14 +70,10 @@ impl Watch {
         self.gone.get()
     }
 
-    /// Returns true if [`settle`](Self::settle) was called.
-    pub(crate) const fn is_settled(&self) -> bool {
-        self.is_settled.get()
-    }
-
-    /// Records that polls now find the completions of everything that the peer sent before it left.
-    pub(crate) fn settle(&self) {
-        self.is_settled.set(true);
+    /// Records that polls now find the completions of everything that the peer sent before it left. Returns true if
+    /// this was recorded earlier.
+    pub(crate) fn settle(&self) -> bool {
+        self.is_settled.replace(true)
     }
 
     /// Returns the peer's farewell, if the peer has sent one.

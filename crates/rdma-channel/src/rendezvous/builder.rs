@@ -11,7 +11,7 @@ use super::client;
 use super::listener::ChannelListener;
 use crate::channel::Channel;
 use crate::channel::builder::ChannelBuilder;
-use crate::channel::options::Options;
+use crate::channel::options::{Options, RendezvousOptions};
 
 /// Marks a [`RendezvousBuilder`], which creates a channel or a listener. It does not create a
 /// [`PreparedChannel`](crate::PreparedChannel), because the options of the rendezvous would have no effect on one.
@@ -126,9 +126,8 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     /// | [`Verbs`](ConnectError::Verbs) | an error of [`build`](Self::build) or [`handshake`](crate::PreparedChannel::handshake) |
     #[doc(alias("rdma_cm", "rdma_connect"))]
     pub fn connect(self, addr: impl ToSocketAddrs) -> Result<(Channel, Box<[u8]>), ConnectError> {
-        ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
-        let options = Options { watch: None, ..self.options };
-        client::connect(&options, &self.rendezvous, resolve(addr)?)
+        let (options, rendezvous) = self.into_options()?;
+        client::connect(&options, &rendezvous, resolve(addr)?)
     }
 
     /// Listens for clients at the first usable address, and turns each into a channel with these options. For port 0,
@@ -144,8 +143,13 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     /// See [`ChannelListener`] and [`Incoming`](crate::Incoming).
     #[doc(alias("rdma_cm", "rdma_listen"))]
     pub fn listen(self, addr: impl ToSocketAddrs) -> Result<ChannelListener, ConnectError> {
+        let (options, rendezvous) = self.into_options()?;
+        ChannelListener::bind(options, rendezvous, &resolve(addr)?)
+    }
+
+    /// Returns the options for channels that watch the stream of their rendezvous.
+    fn into_options(self) -> Result<(Options, RendezvousOptions), ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
-        let options = Options { watch: None, ..self.options };
-        ChannelListener::bind(options, self.rendezvous, &resolve(addr)?)
+        Ok((Options { watch: None, ..self.options }, self.rendezvous))
     }
 }

@@ -10,7 +10,6 @@ use rdma_qp::Error;
 use super::Server;
 use super::queues::ServerQueues;
 use crate::channel::builder::ChannelBuilder;
-use crate::channel::options::SILENCE;
 use crate::limits::Limits;
 use crate::rendezvous::address::resolve;
 
@@ -122,7 +121,7 @@ impl<'a> ServerBuilder<'a> {
     /// of a channel. If the client's process ends, the client leaves at once, whatever this limit is. Default: 10
     /// seconds.
     pub fn watch(mut self, limit: Duration) -> Self {
-        self.rendezvous.watch = Some(limit);
+        self.server.watch = limit;
         self
     }
 
@@ -160,7 +159,7 @@ impl<'a> ServerBuilder<'a> {
             limits: options.limits,
             user_bytes: rendezvous.user_bytes,
             rendezvous_timeout: rendezvous.timeout,
-            watch: rendezvous.watch.unwrap_or(SILENCE),
+            watch: server.watch,
         };
         Server::of(ServerQueues::new(options, server)?, kept, &addresses)
     }
