@@ -90,8 +90,9 @@ fn all(
     let mut series: Vec<(String, Vec<&Row>)> = Vec::new();
     for (index, report) in reports.iter().enumerate() {
         let rows: Vec<_> = report.rows.iter().filter(|row| row.measure == measure).collect();
+        let distinctions = Distinctions::new(&rows, &report.rows);
         for row in rows.iter().filter(|row| row.bytes > 0 && chosen(row)) {
-            let mut label = label(row, &rows, &report.rows);
+            let mut label = distinctions.label(row);
             if reports.len() > 1 {
                 label += &format!(" ({})", name(reports, index));
             }
@@ -121,24 +122,55 @@ pub(super) fn name(reports: &[Report], index: usize) -> String {
     }
 }
 
-/// Returns the label of a row: its operation, and the properties that distinguish it from other
-/// rows of the same operation. The mode is included if it differs in any row of the report, because
-/// a line has the same label in every chart. Other properties are compared only among rows of the
-/// same measure.
-fn label(row: &Row, measure: &[&Row], all: &[Row]) -> String {
-    let mut label = row.operation.clone();
-    if all.iter().any(|other| other.operation == row.operation && !mode(other).eq(mode(row))) {
-        label += &mode(row).fold(String::new(), |text, part| text + ", " + part);
+/// The operations of a report whose rows differ in one of these properties. Rows with the same operation have labels that
+/// include this property.
+struct Distinctions<'a> {
+    mode: BTreeSet<&'a str>,
+    queue_pairs: BTreeSet<&'a str>,
+    depth: BTreeSet<&'a str>,
+}
+
+impl<'a> Distinctions<'a> {
+    /// The modes of all rows count, because a line has the same label in every chart. Other properties are compared only
+    /// among rows of the same measure.
+    fn new(measure: &[&'a Row], all: &'a [Row]) -> Self {
+        let measure = || measure.iter().copied();
+        Self {
+            mode: differing(all.iter(), |one, other| !mode(one).eq(mode(other))),
+            queue_pairs: differing(measure(), |one, other| one.queue_pairs != other.queue_pairs),
+            depth: differing(measure(), |one, other| one.depth != other.depth),
+        }
     }
-    let others = || measure.iter().filter(|other| other.operation == row.operation);
-    if others().any(|other| other.queue_pairs != row.queue_pairs) {
-        label +=
-            &format!(", {} QP{}", row.queue_pairs, if row.queue_pairs == 1 { "" } else { "s" });
+
+    /// Returns the label of a row: its operation, and the properties that distinguish it from other rows of the same
+    /// operation.
+    fn label(&self, row: &Row) -> String {
+        let operation = row.operation.as_str();
+        let mut label = operation.to_owned();
+        if self.mode.contains(operation) {
+            label += &mode(row).fold(String::new(), |text, part| text + ", " + part);
+        }
+        if self.queue_pairs.contains(operation) {
+            label +=
+                &format!(", {} QP{}", row.queue_pairs, if row.queue_pairs == 1 { "" } else { "s" });
+        }
+        if self.depth.contains(operation) {
+            label += &format!(", depth {}", row.depth);
+        }
+        label
     }
-    if others().any(|other| other.depth != row.depth) {
-        label += &format!(", depth {}", row.depth);
-    }
-    label
+}
+
+/// Returns the operations in which a row differs from the first one.
+fn differing<'a>(
+    rows: impl Iterator<Item = &'a Row>,
+    differ: impl Fn(&Row, &Row) -> bool,
+) -> BTreeSet<&'a str> {
+    let mut first = BTreeMap::new();
+    let rows = rows.map(|row| (row.operation.as_str(), row));
+    rows.filter(|(operation, row)| differ(first.entry(*operation).or_insert(*row), row))
+        .map(|(operation, _)| operation)
+        .collect()
 }
 
 /// Returns the parts of a row's mode except `inline`, which only the shorter messages of a line
