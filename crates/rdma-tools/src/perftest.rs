@@ -9,24 +9,23 @@
 mod figures;
 mod keys;
 mod requests;
-mod stream;
 mod talk;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Error, Result, bail, ensure};
+use anyhow::{Context as _, Error, Result, bail, ensure};
 use rdma::device::{LinkLayer, Mtu};
 use rdma::prelude::*;
 use rdma::qp::{CompletionQueue, MaxRnrRetries, PreparedQueuePair, QueuePairType};
 use rdma_examples_common::end::End;
 use rdma_examples_common::mtu;
+use rdma_examples_common::out_of_band::Peer;
 use rdma_examples_common::reach::check_reach;
 
 use self::figures::Figures;
 use self::keys::{Keys, QKEY};
 use self::requests::{Memory, Requests};
-use self::stream::{Peer, Stream};
 use self::talk::{Report, Talk};
 use crate::output::print;
 use crate::units::bytes_of;
@@ -40,7 +39,7 @@ use crate::units::bytes_of;
 ///   rdmatool perftest send-lat --device rxe0 --connect 192.0.2.7:18515     where ib_send_lat waits
 ///   rdmatool perftest send-lat --device rxe0 --listen 0.0.0.0:18515        for ib_send_lat 192.0.2.6
 #[derive(Debug, clap::Args)]
-#[command(verbatim_doc_comment)]
+#[command(verbatim_doc_comment, mut_group("Peer", |peer| peer.required(true)))]
 pub(crate) struct Arguments {
     /// The perftest program at the other end
     program: Program,
@@ -89,8 +88,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     // Whatever can be checked without a peer is checked before a peer waits for this process.
     arguments.check()?;
     let _context = open_device(&arguments.device)?;
-    let stream = Stream::meet(&arguments.peer, Duration::from_secs(arguments.wait))?;
-    let talk = Talk::new(stream);
+    let wait = Duration::from_secs(arguments.wait);
+    let other = arguments.peer.meet(wait).context("cannot connect to perftest's program")?;
+    let talk = Talk::new(other.context("give `--listen` or `--connect`")?, wait);
     let line = match arguments.program.verb() {
         Verb::Send => send(arguments, talk)?,
         verb => reach(arguments, talk, verb)?,

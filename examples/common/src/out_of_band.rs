@@ -218,6 +218,11 @@ impl OutOfBand {
         }
     }
 
+    /// Sets the deadline for receiving to this time from now.
+    pub fn limit(&mut self, wait: Duration) {
+        self.deadline = after(wait);
+    }
+
     /// Returns true if this process listened, and the other one connected to it.
     #[must_use]
     pub const fn listens(&self) -> bool {

@@ -3,12 +3,14 @@
 //! In each step, the client sends first, and then the server answers. perftest reads each message
 //! with one call, so this end also sends each message with one call.
 
+use std::time::Duration;
+
+use anyhow::{Result, bail};
 use rdma::device::Mtu;
+use rdma_examples_common::out_of_band::{OutOfBand, OutOfBandError};
 
 use super::NotPerftest;
 use super::keys::Keys;
-use super::stream::{Stream, StreamError};
-use anyhow::{Result, bail};
 
 /// The version of perftest that this end claims to have.
 const OWN_VERSION: &[u8] = b"6.06";
@@ -70,12 +72,14 @@ pub(super) struct Report {
 /// The conversation with a perftest program.
 #[derive(Debug)]
 pub(super) struct Talk {
-    stream: Stream,
+    stream: OutOfBand,
+    /// The time limit for each message from the peer, and for the peer to close the connection.
+    wait: Duration,
 }
 
 impl Talk {
-    pub(super) const fn new(stream: Stream) -> Self {
-        Self { stream }
+    pub(super) const fn new(stream: OutOfBand, wait: Duration) -> Self {
+        Self { stream, wait }
     }
 
     /// Returns true if this end is the server, and the peer is the client.
@@ -83,15 +87,20 @@ impl Talk {
         self.stream.listens()
     }
 
-    fn swap<const N: usize>(&mut self, own: &[u8; N]) -> Result<[u8; N], StreamError> {
+    fn swap<const N: usize>(&mut self, own: &[u8; N]) -> Result<[u8; N], OutOfBandError> {
         if self.is_server() {
-            let other = self.stream.receive()?;
+            let other = self.receive()?;
             self.stream.send(own)?;
             Ok(other)
         } else {
             self.stream.send(own)?;
-            self.stream.receive()
+            self.receive()
         }
+    }
+
+    fn receive<const N: usize>(&mut self) -> Result<[u8; N], OutOfBandError> {
+        self.stream.limit(self.wait);
+        self.stream.receive()
     }
 
     /// Exchanges versions, and agrees on the cycle and on the smaller of the two MTUs.
@@ -166,7 +175,7 @@ impl Talk {
     pub(super) fn close(mut self, own: &Keys, before: &Keys) -> Result<()> {
         self.again(own, before)?;
         self.stream.send(DONE)?;
-        let end: [u8; DONE.len()] = self.stream.receive()?;
+        let end: [u8; DONE.len()] = self.receive()?;
         if end != *DONE {
             return Err(NotPerftest::new("the end of an exchange", &end).into());
         }
@@ -179,7 +188,7 @@ impl Talk {
     /// # Errors
     /// Returns an error if the peer sends more bytes, or does not close the connection.
     pub(super) fn finish(self) -> Result<()> {
-        Ok(self.stream.finish()?)
+        Ok(self.stream.finish(self.wait)?)
     }
 }
 
@@ -227,7 +236,6 @@ fn mtu_of(bytes: [u8; 2]) -> Result<Mtu, NotPerftest> {
 #[cfg(test)]
 mod tests {
     use std::thread;
-    use std::time::Duration;
 
     use rdma::device::{Gid, Lid};
     use rdma::qp::{Psn, Qpn};
@@ -288,10 +296,10 @@ mod tests {
 
     #[test]
     fn two_ends_complete_the_exchange() {
-        let [here, there] = Stream::pair(WAIT);
+        let [here, there] = OutOfBand::pair(WAIT).unwrap();
         let report = |size| Report { size, iterations: 9, peak: 1.5, average: 1.25, rate: 1e-3 };
         let end = move |way, own: Keys, size| {
-            let mut talk = Talk::new(way);
+            let mut talk = Talk::new(way, WAIT);
             let began = talk.begin(Mtu::MTU2048).unwrap();
             let other = talk.keys(&own).unwrap();
             talk.again(&own, &other).unwrap();
@@ -307,13 +315,13 @@ mod tests {
 
     #[test]
     fn changed_keys_are_refused() {
-        let [here, there] = Stream::pair(WAIT);
+        let [here, there] = OutOfBand::pair(WAIT).unwrap();
         let server = thread::spawn(move || {
-            let mut talk = Talk::new(here);
+            let mut talk = Talk::new(here, WAIT);
             let other = talk.keys(&keys(1)).unwrap();
             talk.again(&keys(1), &other).unwrap_err().to_string()
         });
-        let mut talk = Talk::new(there);
+        let mut talk = Talk::new(there, WAIT);
         talk.keys(&keys(5)).unwrap();
         talk.keys(&keys(6)).unwrap();
         let error = server.join().unwrap();
@@ -324,9 +332,10 @@ mod tests {
     fn garbage_and_silence_are_errors_in_time() {
         let garbage = [&b"GET / HTTP/1.1\r\nHost: a\r\n"[..], &[0xff; 400], b"6.06\0\0\0", b""];
         for bytes in garbage {
-            let [here, mut there] = Stream::pair(Duration::from_millis(100));
+            let wait = Duration::from_millis(100);
+            let [here, mut there] = OutOfBand::pair(wait).unwrap();
             there.send(bytes).unwrap();
-            let mut talk = Talk::new(here);
+            let mut talk = Talk::new(here, wait);
             let begun = talk.begin(Mtu::MTU1024).unwrap_err().to_string();
             assert!(begun.contains("perftest") || begun.contains("stalled"), "{begun}");
         }
