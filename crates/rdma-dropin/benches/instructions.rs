@@ -1,7 +1,8 @@
 //! The number of instructions for a write of 8 B, from its post to its polled completion.
 //!
-//! The program uses `libibverbs.so.1`, and then the device's own table of verbs. This is a check. It fails if the library costs more than [`MOST`] additional instructions. The bench runs itself
-//! under callgrind with n and with 2n writes; the difference is the cost of n writes. It fails without valgrind.
+//! The program uses `libibverbs.so.1`, and then the device's own table of verbs. This is a check. It fails if the
+//! library costs more than [`MOST`] additional instructions. The bench runs itself under callgrind with n and with 2n
+//! writes; the difference is the cost of n writes. It fails without valgrind.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench panics if it fails.
 
 #[path = "../tests/behaviour/library.rs"]
@@ -19,7 +20,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use many::{Count, Many};
-use test_support::callgrind::{bench, profiles};
+use test_support::callgrind::{bench, per_operation};
 use test_support::rig;
 
 /// A shared library finds a variable of the thread by a function call of 11 instructions, once a write.
@@ -62,19 +63,14 @@ fn writes_counted(many: &mut Many, writes: u64) {
 /// Prints the table. Returns true if the library is within its limit.
 fn compare() -> Result<bool, String> {
     let folder = library::folder().to_str().ok_or("the library's path is not UTF-8")?;
-    let table = instructions_per_write(&[(SCENARIO, TABLE)])?;
-    let library = instructions_per_write(&[(SCENARIO, LIBRARY), ("LD_LIBRARY_PATH", folder)])?;
+    let cost = |environment: &[(&str, &str)]| {
+        per_operation(environment, Path::new(env!("CARGO_TARGET_TMPDIR")), WRITES)
+    };
+    let table = cost(&[(SCENARIO, TABLE)])?;
+    let library = cost(&[(SCENARIO, LIBRARY), ("LD_LIBRARY_PATH", folder)])?;
     let is_within = library - table <= MOST;
     let remark = if is_within { "" } else { "  TOO MUCH" };
     println!("the device's table  {table:>8.1} instructions");
     println!("libibverbs.so.1     {library:>8.1} instructions{remark}");
     Ok(is_within)
-}
-
-fn instructions_per_write(environment: &[(&str, &str)]) -> Result<f64, String> {
-    let profiles = profiles(environment, Path::new(env!("CARGO_TARGET_TMPDIR")))?;
-    let [once, twice] = &profiles[..] else { return Err("not two runs".to_owned()) };
-    #[expect(clippy::cast_precision_loss, reason = "a count of instructions is far below 2^53")]
-    let writes = WRITES as f64;
-    Ok((twice.total() - once.total()) as f64 / writes)
 }

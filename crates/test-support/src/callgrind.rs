@@ -85,6 +85,22 @@ pub fn profiles(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profi
     found
 }
 
+/// Runs this program again, like [`profiles`]. It calls the counted function twice: with this
+/// number of operations, and with twice as many. Returns the number of instructions per operation.
+///
+/// # Errors
+/// As for [`profiles`], or if there are not two calls.
+#[expect(clippy::cast_precision_loss, reason = "counts of instructions are far below 2^53")]
+pub fn per_operation(
+    environment: &[(&str, &str)],
+    folder: &Path,
+    operations: u64,
+) -> Result<f64, String> {
+    let profiles = profiles(environment, folder)?;
+    let [once, twice] = &profiles[..] else { return Err("not two runs".to_owned()) };
+    Ok((twice.total() - once.total()) as f64 / operations as f64)
+}
+
 fn run(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, String> {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")

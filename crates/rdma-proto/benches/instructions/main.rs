@@ -18,7 +18,7 @@ use rdma_proto::{
     Wqe,
 };
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, Psn, Qpn, WcStatus};
-use test_support::callgrind::{bench, profiles};
+use test_support::callgrind::{bench, per_operation};
 
 /// The most instructions that the state machines alone may need for the two packets of one SEND.
 const MOST: f64 = 800.0;
@@ -184,9 +184,7 @@ fn compare() -> Result<bool, String> {
     println!("a SEND of 8 B and its ACK        instructions  ns");
     for (name, bytes, most) in SCENARIOS {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let counted = profiles(&[(SCENARIO, name)], folder)?;
-        let [once, twice] = counted.as_slice() else { return Err("two counts".to_owned()) };
-        let each = twice.total().saturating_sub(once.total()) as f64 / f64::from(MESSAGES);
+        let each = per_operation(&[(SCENARIO, name)], folder, MESSAGES.into())?;
         println!("{name:32} {each:12.0}  {:.0}", nanoseconds(bytes));
         if let Some(most) = most.filter(|&most| each > most) {
             println!("  {most} are allowed");

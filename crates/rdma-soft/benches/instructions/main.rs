@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use calls::{CALLS, Call, Calls};
 use many::{Count, Many};
 use mock::Mock;
-use test_support::callgrind::{bench, profiles};
+use test_support::callgrind::{bench, per_operation};
 
 mod calls;
 mod many;
@@ -156,7 +156,6 @@ fn compare() -> Result<bool, String> {
 }
 
 fn instructions_per_operation(scenario: &str, operations: u64) -> Result<f64, String> {
-    let profiles = profiles(&[(SCENARIO, scenario)], Path::new(env!("CARGO_TARGET_TMPDIR")))?;
-    let [once, twice] = &profiles[..] else { return Err("not two runs".to_owned()) };
-    Ok((twice.total() - once.total()) as f64 / operations as f64)
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    per_operation(&[(SCENARIO, scenario)], folder, operations)
 }
