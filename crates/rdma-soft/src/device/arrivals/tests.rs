@@ -374,7 +374,7 @@ fn send(words: &Arc<Patient>, own: &QueuePair, psn: u32) {
 
 /// A packet found no receive request, and arrives again once one is posted. The next packet is dropped if it arrives in
 /// between. The peer may never learn of that, because it may see the first packet executed before it reads the refusal.
-/// So nothing is executed, and the peer sends both again.
+/// The kept packet is then not executed, and the peer sends both again.
 #[test]
 fn a_kept_packet_is_executed_unless_a_later_one_was_dropped() {
     static DEVICE: OnceLock<Device> = OnceLock::new();

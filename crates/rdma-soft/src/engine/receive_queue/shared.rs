@@ -151,8 +151,8 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Wakes the waiters, one after another. Only one waiter in another process may take the request just posted. Further
-    /// ones are not woken, because they would find no request.
+    /// Wakes the waiters, one after another. Only one waiter in another process may take the request just posted.
+    /// Further ones are not woken, because they would find no request.
     #[cold]
     fn serve(&self, turn: &mut Turn, mut anywhere: bool) {
         while !turn.is_exhausted() {

@@ -163,6 +163,14 @@ impl Wire {
         }
     }
 
+    /// Makes the next turn send a void refusal, if a packet was refused because it found no receive request. Returns true
+    /// if there is such a packet.
+    fn plan_void(&mut self) -> bool {
+        self.ready = true;
+        self.ready = self.void().is_some();
+        self.ready
+    }
+
     /// Adds the protocol's counts to the device's counters.
     fn count(&mut self, own: &Station, peer_qpn: u32) {
         let counted = match &mut self.protocol {
@@ -196,12 +204,10 @@ impl Responder {
         let Some(wire) = &mut self.wire else { return Answers::Never };
         let expects_kept = std::mem::take(&mut wire.expects_kept);
         if letter.was_kept && !(expects_kept && letter.is_patient()) {
-            // A later packet has arrived in between, and was dropped. The peer sends both again after a void refusal. Or
-            // the peer has given up since the receive was posted. Another connection may then use its word, so nothing
-            // may be stored there.
-            wire.ready = true;
-            wire.ready = wire.void().is_some();
-            return if wire.ready { Answers::Now } else { Answers::Never };
+            // A later packet has arrived in between, and was dropped. The peer sends both again after a void refusal.
+            // Or the peer has given up since the receive was posted. Another connection may then use its word, so
+            // nothing may be stored there.
+            return if wire.plan_void() { Answers::Now } else { Answers::Never };
         }
         let Some(mut wire) = self.wire.take() else { return Answers::Never };
         if !wire.has_received {
@@ -285,14 +291,12 @@ impl Responder {
     pub(crate) fn handle_posted_receive(&mut self) -> Continuation {
         let Some(wire) = &mut self.wire else { return Continuation::Nothing };
         if let Some(kept) = wire.kept.take() {
-            // A sender that no longer waits was reset, or has failed.
+            // A sender that no longer waits without limit was reset or changed, or has failed.
             let letter = kept.into_letter();
             wire.expects_kept = letter.is_some();
             return letter.map_or(Continuation::Nothing, Continuation::Packet);
         }
-        wire.ready = true;
-        wire.ready = wire.void().is_some();
-        if wire.ready { Continuation::Refusal } else { Continuation::Nothing }
+        if wire.plan_void() { Continuation::Refusal } else { Continuation::Nothing }
     }
 
     /// Receives a datagram. Returns the reason if it was dropped, except for a wrong opcode, which is counted here.

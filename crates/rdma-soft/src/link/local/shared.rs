@@ -132,8 +132,8 @@ fn ring_bytes(length: usize) -> Option<u32> {
 pub(super) struct RingSender {
     memory: Mapping,
     tail: AtomicU32,
-    /// The number of the ring's bytes that have pages. The others get theirs before the sender writes there for the first
-    /// time, so that a lack of memory is an error and no fault.
+    /// The number of the ring's bytes that have pages. The others get theirs before the sender writes there for the
+    /// first time, so that a lack of memory is an error and no fault.
     allocated: AtomicU32,
     /// The last known position up to which the sender may write. The receiver's word is read only when this limit is
     /// not enough, so the word usually stays in the receiver's cache.
