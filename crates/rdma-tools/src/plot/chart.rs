@@ -122,8 +122,8 @@ pub(super) fn name(reports: &[Report], index: usize) -> String {
     }
 }
 
-/// The operations of a report whose rows differ in one of these properties. Rows with the same operation have labels that
-/// include this property.
+/// The operations of a report whose rows differ in one of these properties. Rows with the same
+/// operation have labels that include this property.
 struct Distinctions<'a> {
     mode: BTreeSet<&'a str>,
     queue_pairs: BTreeSet<&'a str>,
@@ -131,8 +131,8 @@ struct Distinctions<'a> {
 }
 
 impl<'a> Distinctions<'a> {
-    /// The modes of all rows count, because a line has the same label in every chart. Other properties are compared only
-    /// among rows of the same measure.
+    /// The modes of all rows count, because a line has the same label in every chart. Other
+    /// properties are compared only among rows of the same measure.
     fn new(measure: &[&'a Row], all: &'a [Row]) -> Self {
         let measure = || measure.iter().copied();
         Self {
@@ -142,8 +142,8 @@ impl<'a> Distinctions<'a> {
         }
     }
 
-    /// Returns the label of a row: its operation, and the properties that distinguish it from other rows of the same
-    /// operation.
+    /// Returns the label of a row: its operation, and the properties that distinguish it from other
+    /// rows of the same operation.
     fn label(&self, row: &Row) -> String {
         let operation = row.operation.as_str();
         let mut label = operation.to_owned();
