@@ -17,7 +17,9 @@ use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 
 use rdma_connect::{CloseReason, Operation, PeerAddress, TransportError};
-use rdma_qp::{CompletionQueue, Error, PollError, PollSlot, QueuePair, WorkResult};
+use rdma_qp::{
+    CompletionQueue, Error, PollError, PollSlot, PolledCompletions, QueuePair, WorkResult,
+};
 
 use self::after::{After, Afters};
 use self::entry::{ConnectionEntry, Contents, Waiters};
@@ -419,20 +421,46 @@ impl Table {
         let Self { entries, polled, afters, unmatched, .. } = self;
         let completions = cq.poll(polled)?;
         let count = completions.len();
-        for completion in completions {
-            let id = Id(completion.wr_id());
-            let entry = entries.get_mut(id.entry());
-            if !entry.is_some_and(|entry| entry.deliver(id, completion, afters)) {
-                *unmatched += 1;
+        deliver_all(entries, completions, afters, unmatched);
+        Ok(count)
+    }
+
+    /// Polls one batch like [`poll`](Self::poll), and [takes](Self::take) the outcome of this request if it has ended.
+    #[inline(always)]
+    pub(crate) fn poll_for(
+        &mut self,
+        cq: &CompletionQueue,
+        own: Id,
+        memory: &mut Held,
+    ) -> (Option<Ended>, Result<usize, PollError>) {
+        let Self { entries, polled, afters, unmatched, .. } = self;
+        let mut completions = match cq.poll(polled) {
+            Ok(completions) => completions,
+            Err(error) => return (self.take(own, memory), Err(error)),
+        };
+        let (count, mut ended) = (completions.len(), None);
+        // A request that has ended is usually the first of its batch. Its result is not stored in its slot.
+        if let Some(first) = completions.clone().next()
+            && Id(first.wr_id()) == own
+        {
+            ended = entries[own.entry()].take_ended(own, Some(first), memory, afters);
+            if ended.is_some() {
+                completions.next();
             }
         }
-        Ok(count)
+        if !completions.is_empty() {
+            deliver_all(entries, completions, afters, unmatched);
+        }
+        if ended.is_none() {
+            ended = self.take(own, memory);
+        }
+        (ended, Ok(count))
     }
 
     /// Takes the outcome of a request that has ended. Frees its slot, and moves its memory to `memory`.
     #[inline]
     pub(crate) fn take(&mut self, id: Id, memory: &mut Held) -> Option<Ended> {
-        self.entries[id.entry()].take_ended(id, memory, &mut self.afters)
+        self.entries[id.entry()].take_ended(id, None, memory, &mut self.afters)
     }
 
     /// Returns true if a completion has to wake a task or release memory.
@@ -454,6 +482,22 @@ impl Table {
     /// Stops waiting for a request. Returns the kind of operation if the device still holds the request.
     pub(crate) fn detach(&mut self, id: Id) -> Option<Operation> {
         self.entries[id.entry()].detach(id, &mut self.afters)
+    }
+}
+
+/// Delivers each completion to its request, and counts those that match none.
+fn deliver_all(
+    entries: &mut [ConnectionEntry],
+    completions: PolledCompletions<'_>,
+    afters: &mut Afters,
+    unmatched: &mut u64,
+) {
+    for completion in completions {
+        let id = Id(completion.wr_id());
+        let entry = entries.get_mut(id.entry());
+        if !entry.is_some_and(|entry| entry.deliver(id, completion, afters)) {
+            *unmatched += 1;
+        }
     }
 }
 

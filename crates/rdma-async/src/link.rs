@@ -15,8 +15,8 @@ use crate::driver::shared::Handle;
 #[cfg(not(loom))]
 use crate::lease::borrower::Granted;
 use crate::ledger::Ledger;
-use crate::ledger::entry::{ConnectionEntry, Waiters, words};
-use crate::ledger::post::PostFailure;
+use crate::ledger::entry::{ConnectionEntry, Waiters};
+use crate::ledger::post::{PostFailure, words};
 
 /// A connection in its ledger, whether or not it still has an owner.
 #[derive(Clone, Debug)]

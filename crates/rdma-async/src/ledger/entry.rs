@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use rdma_connect::{CloseReason, ConnectionCounters, Operation, PeerAddress, TransportError};
-use rdma_mem::{AccessFlags, SharedRegion};
+use rdma_mem::SharedRegion;
 use rdma_qp::{
     Qpn, QueuePair, QueuePairType, WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode,
     WorkResult, WorkSuccess,
@@ -336,7 +336,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// Posts a request, after moving its memory into its slot.
+    /// Posts a request, after moving its memory into its slot. Also returns [`is_in_doubt`](Self::is_in_doubt).
     ///
     /// # Errors
     /// [`TransportError::Closed`] if the connection accepts no requests, [`TransportError::WouldBlock`] if the queue
@@ -348,7 +348,7 @@ impl ConnectionEntry {
         entry: usize,
         request: &RequestSpec,
         memory: &mut Held,
-    ) -> Result<Id, PostFailure> {
+    ) -> Result<(Id, bool), PostFailure> {
         let (operation, side) = (request.operation(), request.side());
         let free = self.slots.first_free(side).filter(|_| self.closed.is_none());
         let (Some(index), Some(qp)) = (free, &self.qp) else {
@@ -359,21 +359,22 @@ impl ConnectionEntry {
         // after the request has completed or the queue pair has been destroyed. Until then, no one else has the memory
         // or, if it is shared, no one writes it. The word of an atomic operation belongs to its slot. A bound window
         // keeps its region, and gives out no reference to its bytes, until it is unbound.
-        match unsafe { post::post(qp, request, held, self.words.as_ref(), id) } {
-            Ok(()) => {}
+        let is_in_doubt = match unsafe { post::post(qp, request, held, self.words.as_ref(), id) } {
+            Ok(()) => false,
             // The provider refused without reporting whether it had posted the request. The slot keeps the memory until
             // the caller destroys the queue pair.
             Err(error) if error.posted() > 0 => {
                 self.closed.get_or_insert(CloseReason::Doubtful { operation });
+                true
             }
             Err(error) => {
                 self.slots.free(id.slot(), memory);
                 let error = post::refused(operation, self.peer, error);
                 return Err(PostFailure::Failed(error.into()));
             }
-        }
+        };
         self.counters.posted += 1;
-        Ok(id)
+        Ok((id, is_in_doubt))
     }
 
     /// Returns why a queue accepts no request now.
@@ -479,7 +480,7 @@ impl ConnectionEntry {
     }
 
     /// Frees the slot of a request that has ended. Moves its memory to `memory`, which must be empty.
-    #[inline]
+    #[inline(always)]
     fn free(&mut self, id: Id, memory: &mut Held, afters: &mut Afters) {
         let side = self.slots.side(id.slot());
         self.slots.free(id.slot(), memory);
@@ -493,22 +494,32 @@ impl ConnectionEntry {
         afters.push(After::SlotFree(Arc::clone(&self.waiters), side));
     }
 
-    /// Same as [`Table::take`](super::Table::take).
-    #[inline]
+    /// Same as [`Table::take`](super::Table::take). With a completion, first [delivers](Self::deliver) it to the request,
+    /// and returns `None` if the request is not in flight or has a waker.
+    #[inline(always)]
     pub(crate) fn take_ended(
         &mut self,
         id: Id,
+        completion: Option<WorkCompletion>,
         memory: &mut Held,
         afters: &mut Afters,
     ) -> Option<Ended> {
-        let slot = self.slots.of(id).filter(|slot| slot.phase == Phase::Done)?;
-        let (operation, result) = (slot.operation, slot.result);
-        self.free(id, memory, afters);
-        let word = match operation {
-            Operation::Atomic => self.words.as_ref().map_or(0, |words| post::word(words, id)),
-            _ => 0,
+        let slot = self.slots.of(id)?;
+        let now = completion.map(|completion| completion.result());
+        let result = match slot.phase {
+            Phase::InFlight if now.is_some() && slot.waker.is_none() => now,
+            Phase::Done if now.is_none() => slot.result,
+            _ => return None,
         };
-        Some(Ended { operation, result, word })
+        let operation = slot.operation;
+        self.free(id, memory, afters);
+        if let Some(now) = now
+            && (now.is_err() || self.draining.is_some())
+        {
+            self.note_end(id, operation, now, afters);
+        }
+        let words = self.words.as_ref().filter(|_| operation == Operation::Atomic);
+        Some(Ended { operation, result, word: words.map_or(0, |words| post::word(words, id)) })
     }
 
     /// Records that the peer has closed the connection, which explains a failed request.
@@ -585,16 +596,4 @@ impl Drop for ConnectionEntry {
             tracing::error!(%error, "a queue pair could not be destroyed: its memory is never released");
         }
     }
-}
-
-/// Registers words for this many slots.
-///
-/// # Errors
-/// If the words cannot be registered.
-pub(crate) fn words(
-    pd: &rdma_mem::ProtectionDomain,
-    slots: u32,
-) -> Result<SharedRegion, TransportError> {
-    let access = AccessFlags::new().with_local_write();
-    Ok(pd.allocate_shared_region(slots as usize * post::WORD, access)?)
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 
 use rdma_connect::{FailedWork, Operation, PeerAddress, RefusedWork, TransportError};
 use rdma_mem::{
-    AccessFlags, GatherList, RemoteMemoryRegion, Rkey, ScatterList, SharedRegion, SliceRef,
+    AccessFlags, GatherList, ProtectionDomain, RemoteMemoryRegion, Rkey, ScatterList, SharedRegion,
+    SliceRef,
 };
 use rdma_qp::{
     AtomicWorkRequest, LocalInvalidate, PostError, QueuePair, ReadWorkRequest, ReceiveWorkRequest,
@@ -209,6 +210,15 @@ fn element(words: &SharedRegion, id: Id) -> rdma_mem::SharedElement<'_> {
 #[allow(clippy::expect_used)] // there are as many words as slots
 pub(crate) fn word(words: &SharedRegion, id: Id) -> u64 {
     words.atomic_u64(id.slot() * WORD).expect("a word for each slot").load(Ordering::Acquire)
+}
+
+/// Registers words for this many slots.
+///
+/// # Errors
+/// If the words cannot be registered.
+pub(crate) fn words(pd: &ProtectionDomain, slots: u32) -> Result<SharedRegion, TransportError> {
+    let access = AccessFlags::new().with_local_write();
+    Ok(pd.allocate_shared_region(slots as usize * WORD, access)?)
 }
 
 #[cold]

@@ -179,7 +179,7 @@ impl Slots {
     }
 
     /// Frees a slot. Moves its memory to `memory`, which must be empty.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn free(&mut self, index: usize, memory: &mut Held) {
         let side = self.side(index) as usize;
         let slot = &mut self.slots[index];

@@ -1,6 +1,7 @@
 //! An operation of any kind from its description to its outcome: the wait for a free slot, the post, and the wait for
 //! the completion.
 
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -33,8 +34,9 @@ pin_project! {
         link: Option<Link<'c>>,
         // `None` until the operation is posted.
         id: Option<Id>,
-        // The memory of the operation, until it is posted.
-        held: Held,
+        // The memory of the operation, until it is posted. Empty if `link` is `None`, so that a finished operation
+        // need not check it again.
+        held: ManuallyDrop<Held>,
         request: RequestSpec,
         // Whether the operation is counted as waiting for a slot.
         has_queued: bool,
@@ -46,11 +48,10 @@ pin_project! {
         #[inline]
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
-            if let Some(link) = this.link.take() {
+            if let Some(link) = this.link {
                 link.give_up(*this.id, this.request, *this.has_queued);
-                if this.waits.is_some() {
-                    leave_row(this.waits);
-                }
+                leave_row(this.waits);
+                drop(mem::take(&mut **this.held));
             }
         }
     }
@@ -59,6 +60,7 @@ pin_project! {
 impl<'c> Work<'c> {
     #[inline]
     pub(crate) const fn new(link: Link<'c>, held: Held, request: RequestSpec) -> Self {
+        let held = ManuallyDrop::new(held);
         Self { link: Some(link), id: None, held, request, has_queued: false, waits: None }
     }
 
@@ -84,7 +86,7 @@ impl<'c> Work<'c> {
         Poll::Ready(match (posted, *this.id) {
             (Ok(_), Some(id)) => Ok(Posted::new(link, id)),
             (Ok(_), None) => unreachable!("it was posted"),
-            (Err(error), _) => Err(Failed::new::<K>(mem::take(held), *error)),
+            (Err(error), _) => Err(Failed::new::<K>(mem::take(&mut **held), *error)),
         })
     }
 
@@ -102,7 +104,7 @@ impl<'c> Work<'c> {
                 Poll::Ready(Err(error)) => {
                     let this = self.project();
                     *this.link = None;
-                    return Poll::Ready(Err(Failed::new::<K>(mem::take(this.held), *error)));
+                    return Poll::Ready(Err(Failed::new::<K>(mem::take(&mut **this.held), *error)));
                 }
                 Poll::Pending => return self.poll_late::<K>(limit, cx),
             }
@@ -118,7 +120,7 @@ impl<'c> Work<'c> {
                 Poll::Pending => return self.poll_late::<K>(limit, cx),
             },
         };
-        let outcome = ended.outcome::<K>(mem::take(this.held), link);
+        let outcome = ended.outcome::<K>(mem::take(&mut **this.held), link);
         *this.link = None;
         Poll::Ready(outcome)
     }
@@ -142,11 +144,11 @@ impl<'c> Work<'c> {
         leave_row(this.waits);
         let (operation, peer) = (this.request.operation(), link.look(|entry| entry.peer));
         let error = TransportError::Timeout { operation, timeout, peer };
-        Poll::Ready(Err(Failed::new::<K>(mem::take(this.held), error)))
+        Poll::Ready(Err(Failed::new::<K>(mem::take(&mut **this.held), error)))
     }
 
     /// Posts the request. Returns its outcome if it has already ended and `looks` is set.
-    #[inline]
+    #[inline(always)]
     fn post(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -238,7 +240,7 @@ impl Inner {
     ///
     /// # Errors
     /// If the request was not posted. Its memory stays in `held`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post(
         &self,
         request: &RequestSpec,
@@ -298,21 +300,18 @@ impl Inner {
         posted: &mut Option<Id>,
         looks: bool,
     ) -> Result<Option<Ended>, PostFailure> {
-        let id = table.at(self.entry).post(self.entry, request, held)?;
+        let (id, is_in_doubt) = table.at(self.entry).post(self.entry, request, held)?;
         *posted = Some(id);
         if mem::take(has_queued) {
             table.note_waiting(self.entry, request.side(), false);
         }
-        if table.at(self.entry).is_in_doubt() {
+        if is_in_doubt {
             drop(table);
             self.end_doubt();
             return Ok(None);
         }
-        let mut ended = None;
         // If the completion queue fails, the wait for the outcome returns the error.
-        if looks && table.poll(self.ledger.cq()).is_ok() {
-            ended = table.take(id, held);
-        }
+        let ended = if looks { table.poll_for(self.ledger.cq(), id, held).0 } else { None };
         self.ledger.unlock(table);
         Ok(ended)
     }
@@ -350,25 +349,39 @@ impl Inner {
         let mut ended = table.take(id, held);
         let mut polled = Ok(0);
         if ended.is_none() {
-            polled = table.poll(self.ledger.cq());
-            ended = table.take(id, held);
+            (ended, polled) = table.poll_for(self.ledger.cq(), id, held);
         }
         self.ledger.unlock(table);
         if ended.is_none() { polled.map(|_| None) } else { Ok(ended) }
     }
 
     /// Ready when the request has ended, with its memory in `held`. Otherwise, the task is woken when the request ends.
+    #[inline(always)]
     pub(crate) fn poll_end(&self, id: Id, held: &mut Held, cx: &mut Context<'_>) -> Poll<Ended> {
+        let mut table = self.ledger.lock();
+        let (mut ended, mut polled) = (table.take(id, held), Ok(0));
+        if ended.is_none() {
+            (ended, polled) = table.poll_for(self.ledger.cq(), id, held);
+        }
+        if let Some(ended) = ended {
+            self.ledger.unlock(table);
+            return Poll::Ready(ended);
+        }
+        self.wait_for_end(table, polled, id, held, cx)
+    }
+
+    /// Registers the waker of a request that a first poll has not ended.
+    fn wait_for_end<'t>(
+        &'t self,
+        mut table: MutexGuard<'t, Table>,
+        mut polled: Result<usize, PollError>,
+        id: Id,
+        held: &mut Held,
+        cx: &mut Context<'_>,
+    ) -> Poll<Ended> {
         // Cloned without the lock, because cloning a waker runs foreign code.
-        let (mut waker, mut has_armed) = (None, false);
+        let (mut waker, mut has_armed, mut ended) = (None, false, None);
         loop {
-            let mut table = self.ledger.lock();
-            let mut ended = table.take(id, held);
-            let mut polled = Ok(0);
-            if ended.is_none() {
-                polled = table.poll(self.ledger.cq());
-                ended = table.take(id, held);
-            }
             // Checked under the same lock as the outcome, so a thread that polls later wakes this task.
             let mut is_awaited =
                 ended.is_some() || table.at(self.entry).is_awaited_by(id, cx.waker());
@@ -383,17 +396,14 @@ impl Inner {
             let armed = if is_pending { table.arm(self.ledger.cq()) } else { Ok(false) };
             self.ledger.unlock(table);
             drop(before);
-            match armed {
-                Ok(true) => {
-                    has_armed = true;
-                    continue;
-                }
-                Ok(false) => {}
+            let is_newly = match armed {
+                Ok(is_newly) => is_newly,
                 Err(error) => {
                     self.ledger.fail_to_arm(&error);
                     return self.look_after_failure(id, held, cx);
                 }
-            }
+            };
+            has_armed |= is_newly;
             match (ended, polled) {
                 (Some(ended), _) => {
                     if has_armed {
@@ -403,7 +413,7 @@ impl Inner {
                     }
                     return Poll::Ready(ended);
                 }
-                (None, Ok(BATCH)) => {}
+                (None, Ok(count)) if is_newly || count == BATCH => {}
                 (None, Ok(_)) if is_awaited => return Poll::Pending,
                 (None, Ok(_)) => waker = Some(cx.waker().clone()),
                 (None, Err(_)) => {
@@ -411,6 +421,8 @@ impl Inner {
                     return self.look_after_failure(id, held, cx);
                 }
             }
+            table = self.ledger.lock();
+            (ended, polled) = table.poll_for(self.ledger.cq(), id, held);
         }
     }
 
