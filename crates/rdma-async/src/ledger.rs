@@ -56,6 +56,8 @@ pub(crate) struct Table {
     queued: usize,
     /// Whether the completion queue is armed and its event has not been received yet.
     is_armed: bool,
+    /// The maximum number of events that the driver has yet to receive if the queue is not armed again.
+    armings: usize,
     /// The number of completions that match no request.
     unmatched: u64,
     /// Whether the completion queue has failed, so that no queue pair may enter.
@@ -90,6 +92,7 @@ impl Ledger {
             afters: Afters { due: Vec::with_capacity(after::MOST), awaited: 0 },
             queued: 0,
             is_armed: false,
+            armings: 0,
             unmatched: 0,
             has_failed: false,
         };
@@ -221,6 +224,17 @@ impl Ledger {
     /// If the completion queue has failed, which ends all its connections.
     pub(crate) fn progress(&self) -> Result<usize, PollError> {
         self.drain().inspect_err(|_| self.fail())
+    }
+
+    /// Returns the maximum number of events that can be received now, before the queue is armed again. The caller
+    /// receives that many events. If there are fewer, it calls [`put_back_arming`](Self::put_back_arming).
+    pub(crate) fn take_armings(&self) -> usize {
+        std::mem::take(&mut self.lock().armings)
+    }
+
+    /// Records that no event was left, but that the queue may be armed, so that it can send one more.
+    pub(crate) fn put_back_arming(&self) {
+        self.lock().armings += 1;
     }
 
     /// Polls all completions. Called after the events of the completion queue have been received. Arms the queue again
@@ -410,6 +424,7 @@ impl Table {
         if self.is_armed {
             return Ok(false);
         }
+        self.armings += 1;
         cq.req_notify(false)?;
         self.is_armed = true;
         Ok(true)

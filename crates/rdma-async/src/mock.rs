@@ -34,6 +34,10 @@ struct NicState {
     /// Whether the next completion causes an event.
     is_asked: bool,
     events: usize,
+    /// Whether the first of these events has occurred since the last wait for an event.
+    is_readable: bool,
+    /// Called once, before the next event is received.
+    before_event: Option<Box<dyn FnOnce() + Send>>,
     /// Whether the test has stopped waiting for events.
     is_stopped: bool,
     newest_qp: u32,
@@ -147,13 +151,18 @@ impl Nic {
         self.complete(&mut self.state(), ibv_wc { wr_id, ..ibv_wc::default() });
     }
 
-    /// Waits until the channel's file is readable. Returns false if the test has stopped waiting before that.
+    /// Waits until the channel's file becomes readable. Returns false if the test has stopped waiting before that.
     pub(crate) fn wait_for_event(&self) -> bool {
         let mut state = self.state();
-        while state.events == 0 && !state.is_stopped {
+        while !state.is_readable && !state.is_stopped {
             state = self.wait(state);
         }
-        state.events > 0
+        std::mem::take(&mut state.is_readable)
+    }
+
+    /// Calls `act` while the driver is about to receive the next event.
+    pub(crate) fn set_before_event(&self, act: impl FnOnce() + Send + 'static) {
+        self.state().before_event = Some(Box::new(act));
     }
 
     /// Stops waiting for events.
@@ -190,6 +199,7 @@ impl Nic {
     fn complete(&self, state: &mut NicState, completion: ibv_wc) {
         state.completed.push_back(completion);
         if std::mem::take(&mut state.is_asked) {
+            state.is_readable |= state.events == 0;
             state.events += 1;
             self.changed.notify_all();
         }
@@ -243,6 +253,10 @@ impl Nic {
     }
 
     fn take_event(&self) -> bool {
+        let before = self.state().before_event.take();
+        if let Some(act) = before {
+            act();
+        }
         let mut state = self.state();
         let is_there = state.events > 0;
         state.events -= usize::from(is_there);

@@ -95,8 +95,8 @@ impl Shared {
     /// If the channel fails, or a completion queue cannot be armed. A failed completion queue is not an error, because
     /// its operations have already ended.
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
-        while self.channel.try_get_event()?.is_some() {}
         let ledgers = self.ledgers().clone();
+        self.receive_events(&ledgers)?;
         let (mut all, mut failure) = (0, None);
         for ledger in ledgers.iter().filter(|ledger| !ledger.is_failed()) {
             // Every queue is swept even after an error, because the events of all queues have been received and will
@@ -107,6 +107,26 @@ impl Shared {
             }
         }
         failure.map_or(Ok(all), Err)
+    }
+
+    /// Receives events until none is left. An armed queue sends one event, so this is usually known without a call that
+    /// finds none.
+    fn receive_events(&self, ledgers: &[Arc<Ledger>]) -> Result<(), Error> {
+        // At least one call, because the file may be readable without an event.
+        let mut most = ledgers.iter().map(|ledger| ledger.take_armings()).sum::<usize>().max(1);
+        while most > 0 {
+            for _ in 0..most {
+                if self.channel.try_get_event()?.is_none() {
+                    // Each queue may still be armed.
+                    ledgers.iter().for_each(|ledger| ledger.put_back_arming());
+                    return Ok(());
+                }
+            }
+            // A queue that was armed meanwhile may have sent its event before the file was last emptied. A device need
+            // not make the file readable again for the next one.
+            most = ledgers.iter().map(|ledger| ledger.take_armings()).sum();
+        }
+        Ok(())
     }
 
     /// Polls all completion queues.

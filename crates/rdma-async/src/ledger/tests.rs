@@ -179,6 +179,37 @@ fn dropped_memory_stays_until_the_device_is_done() {
     end(rig);
 }
 
+/// The channel's file becomes readable when its first event occurs. If an event were left, it would not become readable
+/// again.
+#[test]
+fn no_event_is_left_if_a_queue_is_armed_while_others_are_received() {
+    let rig = Rig::new();
+    let connection = rig.connect([3, 0]);
+    // The queue stays armed, but the driver no longer knows whether it is.
+    rig.driver.0.sweep(true).unwrap();
+    rig.driver.0.sweep(false).unwrap();
+    let first = post(connection.send(filled(&rig, 1)));
+    rig.nic.end(0, NicOutcome::Done(&[]));
+    assert!(rig.nic.wait_for_event());
+    let (other, nic, buffer) = (connection.clone(), Arc::clone(&rig.nic), filled(&rig, 2));
+    rig.nic.set_before_event(move || {
+        let mut second = post(other.send(buffer));
+        assert!(poll(&mut second).is_pending());
+        nic.end(0, NicOutcome::Done(&[]));
+    });
+    rig.driver.0.sweep(false).unwrap();
+    let mut third = post(connection.send(filled(&rig, 3)));
+    assert!(poll(&mut third).is_pending());
+    rig.nic.end(0, NicOutcome::Done(&[]));
+    rig.nic.stop_waiting();
+    assert!(rig.nic.wait_for_event(), "an event was left");
+    for sent in [first, third] {
+        outcome(sent).unwrap();
+    }
+    drop(connection);
+    end(rig);
+}
+
 #[test]
 fn a_message_for_a_dropped_receive_is_kept_with_its_memory() {
     let rig = Rig::new();
