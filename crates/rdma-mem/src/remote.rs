@@ -3,7 +3,7 @@
 pub(crate) mod fields;
 pub(crate) mod typed;
 
-use std::array;
+use std::array::{self, TryFromSliceError};
 use std::ops::Range;
 
 use rdma_types::Rkey;
@@ -161,6 +161,28 @@ impl RemoteMemoryRegion {
     #[must_use]
     pub const fn __element_unchecked(&self, index: usize, stride: usize, offset: usize) -> Self {
         self.sub_region_unchecked(index.saturating_mul(stride).saturating_add(offset))
+    }
+}
+
+/// Decodes the bytes of a message, like [`RemoteMemoryRegion::from_bytes`]. Fails unless there are
+/// exactly [`BYTES`](RemoteMemoryRegion::BYTES).
+///
+/// # Examples
+/// ```
+/// use rdma_mem::RemoteMemoryRegion;
+///
+/// let memory = RemoteMemoryRegion::new(0x1000, 256, 0x42);
+/// let message = memory.to_bytes().to_vec();
+/// assert_eq!(RemoteMemoryRegion::try_from(&message[..])?, memory);
+/// assert!(RemoteMemoryRegion::try_from(&message[1..]).is_err());
+/// # Ok::<(), std::array::TryFromSliceError>(())
+/// ```
+impl TryFrom<&[u8]> for RemoteMemoryRegion {
+    type Error = TryFromSliceError;
+
+    #[inline]
+    fn try_from(bytes: &[u8]) -> Result<Self, Self::Error> {
+        bytes.try_into().map(Self::from_bytes)
     }
 }
 

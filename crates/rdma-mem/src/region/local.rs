@@ -107,6 +107,8 @@ impl<M> LocalRegion<M> {
 
     /// Splits the region into two exclusive slices: the first `middle` bytes and the rest.
     ///
+    /// `region[..].split_at(middle)` splits the bytes without their registration.
+    ///
     /// # Panics
     /// Panics if `middle` is more than the length.
     #[inline]
