@@ -28,7 +28,8 @@ use test_support::rig::{Size, imm_of};
 
 use crate::two_processes::ends;
 use crate::two_processes::near::{Near, PATIENT};
-use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer, memory_in_use};
+use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer};
+use crate::two_processes::process::memory_in_use;
 use hostile::{Head, name_of, slot_of};
 use ring::{Connection, connect_to, wait_until_closed};
 

@@ -4,6 +4,7 @@
 pub(crate) mod ends;
 pub(crate) mod near;
 pub(crate) mod peer;
+pub(crate) mod process;
 
 /// Entry point of the second process; not a test.
 #[test]

@@ -2,13 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_sys::{ibv_qp_type, ibv_wc_opcode as Done, ibv_wc_status as Status};
+use rdma_sys::{
+    ibv_qp_type, ibv_wc_opcode as Done, ibv_wc_status as Status, ibv_wr_opcode as Opcode,
+};
 use test_support::rig::connect::Knobs;
+use test_support::rig::post::Wr;
 
 use crate::local_link::hostile::{Head, SYNDROME, VOID, name_of, slot_of};
 use crate::local_link::ring::Connection;
 use crate::two_processes::near::{Near, PATIENT};
-use crate::two_processes::peer::Peer;
+use crate::two_processes::peer::{Peer, bring_up};
 
 /// The longest timer, 655 ms: a test that waits for it again and again takes minutes.
 const LONGEST: Knobs = Knobs { min_rnr_timer: 0, ..PATIENT };
@@ -35,6 +38,85 @@ fn a_posted_receive_ends_the_wait_of_its_sender() {
     let counters = rdma_soft::SoftDevice::find("soft0").unwrap().counters();
     assert!(counters.send_rnr_err > 0 && counters.rcvd_rnr_err > 0, "{counters:?}");
     assert!(begin.elapsed() < Duration::from_secs(100), "{:?}", begin.elapsed());
+    near.peer.end();
+}
+
+/// Returns the request of a numbered message: a SEND or a WRITE of one packet, of several, or of one more than a run.
+fn numbered(near: &Near, number: u64) -> Wr {
+    let length = [8, 3 * 1024, 17 * 1024][number as usize / 2 % 3];
+    let sges = [near.memory.sge(0, length)];
+    let wr = match number % 2 {
+        0 => Wr::send(number, &sges),
+        _ => Wr::new(number, Opcode::IBV_WR_RDMA_WRITE, &sges).remote(near.remote.0, near.remote.1),
+    };
+    wr.with_imm(number as u32)
+}
+
+/// While one thread posts receive requests one by one, another receives the packets that need them.
+#[test]
+fn messages_arrive_once_and_in_order_while_receives_trickle() {
+    const COUNT: u64 = 300;
+    for (ahead, open, min_rnr_timer) in [(1, 1, 0), (1, 2, 1), (2, 2, 0), (8, 3, 1), (8, 5, 0)] {
+        let knobs = Knobs { min_rnr_timer, ..PATIENT };
+        let mut near = near([&knobs; 2]);
+        near.peer.begin_trickle(COUNT, ahead);
+        for number in 0..COUNT + open {
+            if number >= open {
+                near.side.send_cq.expect_success(number - open);
+            }
+            if number < COUNT {
+                near.side.qp.post(&numbered(&near, number));
+            }
+        }
+        near.peer.finish();
+        near.peer.end();
+    }
+}
+
+/// Returns a connection whose first message has found no receive request.
+fn refused(knobs: [&Knobs; 2]) -> Near {
+    let mut near = near(knobs);
+    near.side.qp.post(&near.send(8));
+    near.peer.until_counter("send_rnr_err", 1);
+    near
+}
+
+#[test]
+fn a_message_that_was_flushed_is_not_executed_later() {
+    let mut near = refused([&LONGEST; 2]);
+    near.side.qp.to_error();
+    near.side.send_cq.expect(1, Status::IBV_WC_WR_FLUSH_ERR);
+    near.peer.receive();
+    assert_eq!(near.peer.counter("rdma_recvs"), 0);
+    near.peer.end();
+}
+
+/// The next message of the sender has the same PSN.
+#[test]
+fn a_message_that_a_reset_dropped_is_not_executed_later() {
+    let mut near = refused([&LONGEST; 2]);
+    near.side.qp.to_reset();
+    bring_up(&near.side, &near.far, &LONGEST);
+    near.message(24, Some(5));
+    assert_eq!(near.peer.counter("rdma_recvs"), 1);
+    near.peer.end();
+}
+
+#[test]
+fn a_message_of_a_destroyed_queue_pair_is_not_executed_later() {
+    let Near { mut peer, side, .. } = refused([&LONGEST; 2]);
+    drop(side);
+    peer.receive();
+    assert_eq!(peer.counter("rdma_recvs"), 0);
+    peer.end();
+}
+
+/// The error arrives while the sender waits.
+#[test]
+fn a_kept_message_that_does_not_fit_its_receive_fails() {
+    let mut near = refused([&LONGEST; 2]);
+    near.peer.receive_bytes(7);
+    near.side.send_cq.expect(1, Status::IBV_WC_REM_INV_REQ_ERR);
     near.peer.end();
 }
 

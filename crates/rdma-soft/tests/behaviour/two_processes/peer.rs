@@ -5,20 +5,20 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::mem::ManuallyDrop;
-use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use rdma_soft::{Builder, Peers, SoftDevice};
 use rdma_sys::{
     ibv_gid, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_flags, ibv_wr_opcode as Opcode,
 };
 use rdma_types::Gid;
-use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use test_support::program::{is_emulated, this_program};
 use test_support::rig::connect::{
     Endpoint, Knobs, RTR, Side, UC_RTR, attributes, connect, connect_unreliably, endpoint_with_gid,
-    pair_with, to_init,
+    to_init,
 };
 use test_support::rig::datagram::{self, QKEY};
 use test_support::rig::fork;
@@ -27,6 +27,7 @@ use test_support::rig::{ALL_ACCESS, Mr, Size, imm_of, until};
 use test_support::system_calls;
 
 use crate::two_processes::near::PATIENT;
+use crate::two_processes::process::{allow, files, memory_in_use, processor_time, work};
 
 /// The rights of peers to the memory of each side.
 pub(crate) const ACCESS: u32 = ALL_ACCESS;
@@ -154,6 +155,11 @@ impl Peer {
         self.tell(&format!("echoes {count}"));
     }
 
+    /// Starts to receive `count` numbered messages, with at most `ahead` receive requests posted.
+    pub(crate) fn begin_trickle(&mut self, count: u64, ahead: u64) {
+        self.tell(&format!("trickle {count} {ahead}"));
+    }
+
     /// Waits until that command is done.
     #[track_caller]
     pub(crate) fn finish(&mut self) -> Vec<u128> {
@@ -200,6 +206,11 @@ impl Peer {
 
     pub(crate) fn receive(&mut self) {
         self.ask("receive");
+    }
+
+    /// Posts a receive request of that length there.
+    pub(crate) fn receive_bytes(&mut self, length: usize) {
+        self.ask(&format!("receive_bytes {length}"));
     }
 
     pub(crate) fn send(&mut self, length: usize, imm: u32) {
@@ -500,6 +511,7 @@ impl World {
                 assert_eq!(done, 0);
             }
             "receive" => side.qp.post_receive(1, &[memory.sge(0, LENGTH)]),
+            "receive_bytes" => side.qp.post_receive(1, &[memory.sge(0, number(0))]),
             "receives" => {
                 (0..number(0)).for_each(|_| side.qp.post_receive(1, &[memory.sge(0, LENGTH)]));
             }
@@ -527,6 +539,7 @@ impl World {
                     side.send_cq.expect_success(1);
                 }
             }
+            "trickle" => trickle(memory, side, number(0) as u64, number(1) as u64),
             "echoes" => {
                 for _ in 0..number(0) {
                     side.qp.post_receive(1, &[memory.sge(0, LENGTH)]);
@@ -542,59 +555,29 @@ impl World {
     }
 }
 
+/// Receives `count` numbered messages. Another thread posts their receive requests, at most `ahead` of them in advance.
+fn trickle(memory: &Mr, side: &Side, count: u64, ahead: u64) {
+    let received = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..count {
+                until("a message", || number < received.load(Ordering::Acquire) + ahead);
+                // The other threads have reached a different point each time.
+                (0..number * 7919 % 30_000).for_each(|_| std::hint::spin_loop());
+                side.qp.post_receive(number, &[memory.sge(0, LENGTH)]);
+            }
+        });
+        for number in 0..count {
+            let wc = side.receive_cq.expect_success(number);
+            assert_eq!(u64::from(imm_of(&wc)), number);
+            received.store(number + 1, Ordering::Release);
+        }
+    });
+}
+
 /// Brings a queue pair to the ready-to-receive state. Returns 0 or an error number.
 fn to_receive(side: &Side, far: &Endpoint, mask: u32) -> i32 {
     let attr = attributes(&side.endpoint(), far, &PATIENT);
     to_init(&side.qp, &attr);
     side.qp.modify(ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr }, mask)
-}
-
-/// Makes a pair of queue pairs, sends, and destroys both, `times` times.
-#[allow(clippy::disallowed_methods)] // The program has a clock of its own.
-fn work(times: usize) -> Duration {
-    let mut longest = Duration::ZERO;
-    let mut timed = |begin: Instant| longest = longest.max(begin.elapsed());
-    for _ in 0..times {
-        let begin = Instant::now();
-        let (one, other) = pair_with("soft0", &Size::default(), &PATIENT);
-        timed(begin);
-        let begin = Instant::now();
-        other.qp.post_receive(1, &[]);
-        one.qp.post(&Wr::send(1, &[]));
-        other.receive_cq.expect_success(1);
-        one.send_cq.expect_success(1);
-        timed(begin);
-        let begin = Instant::now();
-        drop((one, other));
-        timed(begin);
-    }
-    longest
-}
-
-pub(crate) fn memory_in_use() -> usize {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let resident: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
-    resident * rustix::param::page_size()
-}
-
-fn files() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
-}
-
-fn allow(more: usize) {
-    let limit = getrlimit(Resource::Nofile);
-    let current = match more {
-        0 => Some(3),
-        _ => limit.maximum,
-    };
-    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
-}
-
-/// The processor time in ticks, user and kernel together.
-fn processor_time(stat: &File) -> u64 {
-    let mut bytes = [0; 1024];
-    let length = stat.read_at(&mut bytes, 0).unwrap();
-    let stat = str::from_utf8(&bytes[..length]).unwrap();
-    let (_, fields) = stat.rsplit_once(") ").unwrap();
-    fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
 }
