@@ -9,5 +9,6 @@ pub(crate) mod read;
 pub(crate) mod receive;
 pub(crate) mod request;
 pub(crate) mod send;
+pub(crate) mod send_wr;
 pub(crate) mod window;
 pub(crate) mod write;

@@ -36,7 +36,11 @@ impl QueuedRequest<'_, '_> {
         let inline = self.wr.send_flags & INLINE != 0;
         let (bytes, remote) = self.bounds.parts();
         self.wr.num_sge.cast_unsigned() < qp.usual_sge()
-            && fits(qp, bytes, remote, inline, self.domains)
+            && match self.domains {
+                // Without a loop, because most requests have one element.
+                [domain] if !inline => bytes <= remote && domain.is_same(qp.pd()),
+                domains => fits(qp, bytes, remote, inline, domains),
+            }
     }
 
     /// Checks that the queue pair can execute the request. Always inlined: as a call, this check would take twice as
@@ -52,8 +56,10 @@ impl QueuedRequest<'_, '_> {
         }
         let opcode = self.wr.opcode;
         if opcode == ibv_wr_opcode::IBV_WR_BIND_MW && qp.qp_type() != QpType::UD {
-            // SAFETY: SAFETY.md F4: a bind sets this field.
-            let mw = unsafe { self.wr.__bindgen_anon_2.bind_mw.mw };
+            // SAFETY: SAFETY.md F12: a bind sets this field.
+            let bind = unsafe { self.wr.bind.assume_init() };
+            // SAFETY: SAFETY.md F4: a bind sets this variant.
+            let mw = unsafe { bind.bind_mw.mw };
             // SAFETY: SAFETY.md F1: the request borrows its window.
             return unsafe { check_window(mw, qp) };
         }

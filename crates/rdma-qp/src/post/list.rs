@@ -5,13 +5,14 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 
 use rdma_mem::Errno;
-use rdma_sys::{ibv_post_recv, ibv_post_send, ibv_recv_wr, ibv_send_wr};
+use rdma_sys::{ibv_post_recv, ibv_post_send, ibv_recv_wr};
 
 use crate::post::error::{PostError, Reason};
 use crate::qp::queue_pair::QueuePair;
 use crate::wr::queued::QueuedRequest;
 use crate::wr::queued_receive::QueuedReceive;
 use crate::wr::request::sealed::Queued;
+use crate::wr::send_wr::SendWr;
 
 /// A request that can be a member of a list.
 pub(crate) trait Linked {
@@ -22,10 +23,10 @@ pub(crate) trait Linked {
 }
 
 impl Linked for QueuedRequest<'_, '_> {
-    type Wr = ibv_send_wr;
+    type Wr = SendWr;
 
     #[inline]
-    fn link(&mut self, next: *mut ibv_send_wr) -> *mut ibv_send_wr {
+    fn link(&mut self, next: *mut SendWr) -> *mut SendWr {
         self.wr.next = next;
         &raw mut self.wr
     }
@@ -102,17 +103,21 @@ impl Queued for QueuedRequest<'_, '_> {
 
     #[inline(always)]
     unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F1, F12: the queue pair is live, and the list ends after one request. The caller upholds
-        // the rest of the contract.
-        let call = |wr, bad| unsafe { ibv_post_send(qp.posted(), wr, bad) };
+        // SAFETY: SAFETY.md F1, F5, F12: the queue pair is live, and the list ends after one request. The caller
+        // upholds the rest of the contract.
+        let call = |wr: *mut SendWr, bad: *mut *mut SendWr| unsafe {
+            ibv_post_send(qp.posted(), wr.cast(), bad.cast())
+        };
         post_one(self.wr, call, |returned, posted| refused("ibv_post_send", returned, posted))
     }
 
     #[inline]
     unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F1, F12: the queue pair is live, and the list contains the whole slice. The caller upholds
-        // the rest of the contract.
-        let call = |list, bad| unsafe { ibv_post_send(qp.posted(), list, bad) };
+        // SAFETY: SAFETY.md F1, F5, F12: the queue pair is live, and the list contains the whole slice. The caller
+        // upholds the rest of the contract.
+        let call = |list: *mut SendWr, bad: *mut *mut SendWr| unsafe {
+            ibv_post_send(qp.posted(), list.cast(), bad.cast())
+        };
         post_all(batch, call, |returned, posted| refused("ibv_post_send", returned, posted))
     }
 }

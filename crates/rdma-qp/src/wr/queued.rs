@@ -3,20 +3,20 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
 use rdma_mem::{ProtectionDomain, RemoteMemoryRegion, ScatterElement};
 use rdma_sys::{
-    ibv_send_wr, ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2,
-    ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_send_wr__bindgen_ty_3,
-    ibv_send_wr__bindgen_ty_3__bindgen_ty_1, ibv_send_wr__bindgen_ty_4,
-    ibv_send_wr__bindgen_ty_4__bindgen_ty_2, ibv_wr_opcode,
+    ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2, ibv_send_wr__bindgen_ty_2__bindgen_ty_1,
+    ibv_wr_opcode,
 };
 use rdma_types::WcOpcode;
 
 use crate::post::bounds::Bounds;
 use crate::wr::elements::{Data, Elements};
 use crate::wr::flags::SIGNALED;
+use crate::wr::send_wr::SendWr;
 
 /// A request of the send queue, of any kind, with its WR ID. [`QueuePair::post_batch`](crate::QueuePair::post_batch)
 /// posts a slice of such requests.
@@ -25,7 +25,7 @@ use crate::wr::flags::SIGNALED;
 #[doc(alias = "ibv_send_wr")]
 #[repr(C)]
 pub struct QueuedRequest<'wr, 'data> {
-    pub(crate) wr: ibv_send_wr,
+    pub(crate) wr: SendWr,
     /// The lengths of the elements and of the peer's memory.
     pub(crate) bounds: Bounds,
     /// The protection domains of the elements, as far as they are known.
@@ -51,7 +51,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         let Elements { sg_list, num_sge, bytes, domains, inline } = elements;
         // The fields are set one by one, and in each union only one variant. Otherwise the compiler builds a zeroed
         // struct elsewhere and copies it, which takes longer than the post.
-        let wr = ibv_send_wr {
+        let wr = SendWr {
             wr_id,
             next: null_mut(),
             sg_list,
@@ -62,12 +62,8 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
             wr: ibv_send_wr__bindgen_ty_2 {
                 rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: 0, rkey: 0 },
             },
-            qp_type: ibv_send_wr__bindgen_ty_3 {
-                xrc: ibv_send_wr__bindgen_ty_3__bindgen_ty_1 { remote_srqn: 0 },
-            },
-            __bindgen_anon_2: ibv_send_wr__bindgen_ty_4 {
-                tso: ibv_send_wr__bindgen_ty_4__bindgen_ty_2 { hdr: null_mut(), hdr_sz: 0, mss: 0 },
-            },
+            qp_type: MaybeUninit::uninit(),
+            bind: MaybeUninit::uninit(),
         };
         Self { wr, bounds: Bounds::of(bytes), domains, borrow: PhantomData }
     }

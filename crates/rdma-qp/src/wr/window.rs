@@ -9,7 +9,10 @@ use rdma_mem::{
     AccessFlags, BindError, BindableRegion, GatherElement, MemoryWindow, PreparedBind,
     RemoteMemoryRegion, Rkey, WindowType,
 };
-use rdma_sys::{ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_4__bindgen_ty_1, ibv_wr_opcode};
+use rdma_sys::{
+    ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_4, ibv_send_wr__bindgen_ty_4__bindgen_ty_1,
+    ibv_wr_opcode,
+};
 
 use crate::post::bounds::Bounds;
 use crate::wr::elements::Elements;
@@ -175,8 +178,9 @@ impl<'w> BindWindow<'w> {
         let opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
         let mut request =
             QueuedRequest::new(wr_id, opcode, self.flags, Elements::gathered(&[], &[]));
-        request.wr.__bindgen_anon_2.bind_mw =
+        let bind_mw =
             ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw, rkey: rkey.get(), bind_info: info };
+        request.wr.bind.write(ibv_send_wr__bindgen_ty_4 { bind_mw });
         request.bounds = Bounds::DOUBTFUL;
         request
     }
