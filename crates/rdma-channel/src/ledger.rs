@@ -261,7 +261,7 @@ impl Ledger {
             // handle, and the slot of an unsignaled request by a later request.
             let helps = |state: SlotState| state.is_in_flight() && !state.is_unsignaled();
             let helps = slots.iter().any(|slot| helps(slot.state()));
-            if self.take_completions()? == 0 {
+            if !self.take_completions()? {
                 let deadline = deadline.as_mut().filter(|_| helps);
                 let Some(deadline) = deadline else { return Err(TransportError::WouldBlock) };
                 if !mem::replace(&mut has_waited, true) {
@@ -327,7 +327,7 @@ impl Ledger {
     /// Returns the slot of this WR ID, if its request is in flight.
     #[inline]
     pub(crate) fn in_flight(&self, id: u64) -> Option<&RequestSlot> {
-        self.queues.by_id(id).filter(|slot| slot.state().is_in_flight())
+        Some(self.queues.by_id(id)).filter(|slot| slot.state().is_in_flight())
     }
 
     /// Records that a wait for the request in a slot has timed out. `limit` is the timeout.
@@ -419,7 +419,7 @@ impl Ledger {
     /// also closes all connections.
     #[cold]
     pub(crate) fn check_process(&self) -> Result<(), TransportError> {
-        self.cq.context().check_process().map_err(|_| {
+        self.pd.check_process().map_err(|_| {
             self.queues.iter().for_each(|connection| connection.close(CloseReason::Forked));
             let peer = self.only().peer.filter(|_| self.queues.len() == 1);
             TransportError::Closed { reason: CloseReason::Forked, peer, event: None }

@@ -1,7 +1,8 @@
 //! Instruction counts of channel operations, compared with C.
 //!
-//! Like the bench of this name in rdma-qp, it runs on a device that does nothing. It compares with bare C, and with C
-//! that has the same checks. These are the checks of a request, and the credits that prevent overflows of the queues.
+//! Like the bench of this name in rdma-qp, it runs on a device that does nothing. The device is a shared object, which
+//! is reached through the `ops` of the context, like a provider of libibverbs. The bench compares with bare C, and with
+//! C that has the same checks. These are the checks of a request, and the credits that prevent overflows of the queues.
 //! The bench fails above the limits, and without valgrind or gcc.
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a failing bench panics
@@ -37,7 +38,7 @@ const ROWS: [Row; 15] = [
         channel: loops::blocking,
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
-        most: 1.0,
+        most: 0.9,
     },
     Row {
         name: "a scope of one write",
@@ -53,7 +54,7 @@ const ROWS: [Row; 15] = [
         channel: loops::scope_of_one_ended,
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
-        most: 1.4,
+        most: 1.2,
     },
     Row {
         name: "16 writes, ended by the scope",
@@ -61,7 +62,7 @@ const ROWS: [Row; 15] = [
         channel: loops::ended,
         calls: |n| Calls::writes(n, n, n / DEPTH as u64),
         sum: ids,
-        most: 1.3,
+        most: 1.1,
     },
     Row {
         name: "16 writes, each asked",
@@ -78,7 +79,7 @@ const ROWS: [Row; 15] = [
         // Two polls that find other completions, and one for the rest.
         calls: |n| Calls::writes(n, n, 3 * n / DEPTH as u64),
         sum: ids,
-        most: 1.5,
+        most: 1.4,
     },
     Row {
         name: "16 writes, asked in reverse",
@@ -87,7 +88,7 @@ const ROWS: [Row; 15] = [
         // Two polls that find other completions, and one for the rest.
         calls: |n| Calls::writes(n, n, 3 * n / DEPTH as u64),
         sum: ids,
-        most: 1.85,
+        most: 1.75,
     },
     Row {
         name: "15 of 16 unsignaled, ended",
@@ -95,7 +96,7 @@ const ROWS: [Row; 15] = [
         channel: loops::unsignaled_ended,
         calls: Calls::unsignaled,
         sum: ids,
-        most: 1.6,
+        most: 1.45,
     },
     Row {
         name: "15 of 16 unsignaled, asked",
@@ -119,7 +120,7 @@ const ROWS: [Row; 15] = [
         channel: loops::blocking_batches,
         calls: |n| Calls::writes(n, n / DEPTH as u64, n),
         sum: ids,
-        most: 1.75,
+        most: 1.7,
     },
     Row {
         name: "a batch of 16, ended",
@@ -135,7 +136,7 @@ const ROWS: [Row; 15] = [
         channel: loops::batches,
         calls: |n| Calls::writes(n, n / DEPTH as u64, n),
         sum: ids,
-        most: 1.8,
+        most: 1.55,
     },
     Row {
         name: "receive and send in a scope",
@@ -143,7 +144,7 @@ const ROWS: [Row; 15] = [
         channel: loops::messages,
         calls: Calls::messages,
         sum: |n| n * LENGTH as u64,
-        most: 1.3,
+        most: 1.25,
     },
     Row {
         name: "the same, the send asked first",
@@ -151,7 +152,7 @@ const ROWS: [Row; 15] = [
         channel: loops::messages_sent_first,
         calls: Calls::messages,
         sum: |n| n * LENGTH as u64,
-        most: 1.8,
+        most: 1.6,
     },
 ];
 
@@ -159,7 +160,6 @@ const ROWS: [Row; 15] = [
 const BLOCKING: usize = 0;
 const ENDED: usize = 3;
 
-const GOAL: f64 = 1.3;
 const MOST_MORE_OF_AN_IDLE_POLL: f64 = 8.0;
 
 fn main() -> ExitCode {
@@ -207,8 +207,8 @@ fn compare(costs: &[Cost]) -> Option<bool> {
         within = false;
     }
     println!(
-        "goals: {GOAL} beside C with checks, one of 16 writes no more than a blocking one, an idle poll \
-         + {MOST_MORE_OF_AN_IDLE_POLL}; it fails above {:?}",
+        "goals: those of docs/performance.md beside bare C, one of 16 writes no more than a blocking \
+         one, an idle poll + {MOST_MORE_OF_AN_IDLE_POLL}; it fails above {:?} beside C with checks",
         ROWS.map(|row| row.most)
     );
     Some(within)

@@ -16,9 +16,9 @@ use super::state::SlotState;
 const LAST_CHECK: Duration = Duration::from_millis(100);
 
 impl Ledger {
-    /// Polls completions once. Returns how many belonged to requests in flight, so that spurious completions do not
-    /// prolong a wait.
-    pub(crate) fn take_completions(&self) -> Result<usize, TransportError> {
+    /// Polls completions once. Returns true if any belonged to a request in flight; spurious completions do not count,
+    /// so that they do not prolong a wait.
+    pub(crate) fn take_completions(&self) -> Result<bool, TransportError> {
         let polled = match self.cq.poll_into(&*self.polled) {
             Ok(polled) => polled,
             Err(error) => return Err(self.poll_failed(error)),
@@ -26,87 +26,62 @@ impl Ledger {
         Ok(self.note_completions(polled))
     }
 
-    /// Records the completions of the last poll. Returns how many belonged to requests in flight.
+    /// Records the completions of the last poll. Returns true if any belonged to a request in flight.
     #[inline(always)]
-    pub(super) fn note_completions(&self, polled: usize) -> usize {
-        let (mut unclaimed, mut unmatched) = (0, 0);
-        let mut likely = self.dead_slot();
+    pub(super) fn note_completions(&self, polled: usize) -> bool {
+        let (mut unclaimed, unmatched) = (0, self.unmatched.get());
+        // Most requests complete in order, so the next slot is tried first.
+        let mut likely = self.queues.expected(0);
         for entry in &self.polled[..polled.min(self.polled.len())] {
-            let id = entry.get().last().wr_id();
-            // Most requests complete in order, so the next slot is tried first.
-            let slot = if likely.id() == id { Some(likely) } else { self.queues.by_id(id) };
-            let Some(slot) = slot.filter(|slot| slot.state().is_in_flight()) else {
-                unmatched += 1;
-                continue;
-            };
+            let completion = entry.get().last();
+            let id = completion.wr_id();
+            let slot = if likely.id() == id { likely } else { self.queues.by_id(id) };
             likely = slot.next();
-            let (state, success) = (slot.state(), entry.get().last().result().is_ok());
-            if success && state.is(SlotState::IN_FLIGHT_DROPPED) {
+            let success = completion.result().is_ok();
+            if success && slot.state().is(SlotState::IN_FLIGHT_DROPPED) {
                 slot.free();
                 unclaimed += 1;
-                continue;
-            }
-            // `complete` may check the invariants, so the counter must be up to date.
-            self.unclaimed.set(self.unclaimed.get() + mem::take(&mut unclaimed));
-            if !self.complete(slot, state, success, entry) {
-                unmatched += 1;
+            } else {
+                // `complete` may check the invariants, so the counter must be up to date.
+                self.unclaimed.set(self.unclaimed.get() + mem::take(&mut unclaimed));
+                self.complete(slot, success, entry);
             }
         }
+        self.queues.expect(0, likely);
         self.unclaimed.set(self.unclaimed.get() + unclaimed);
-        if unmatched > 0 {
-            self.unmatched.set(self.unmatched.get() + unmatched as u64);
-        }
         self.checked();
-        polled - unmatched
+        self.unmatched.get() - unmatched < polled as u64
     }
 
-    /// Delivers a completion to its slot. Returns true if it matches a request in flight. The success of an unsignaled
-    /// request never matches, because only a faulty device reports it.
+    /// Delivers a completion to its slot.
     #[inline]
-    pub(super) fn deliver(&self, entry: &Cell<PollSlot>) -> bool {
+    pub(super) fn deliver(&self, entry: &Cell<PollSlot>) {
         let completion = entry.get().last();
-        let success = completion.result().is_ok();
-        let complete = |slot: &RequestSlot| self.complete(slot, slot.state(), success, entry);
-        let matched = self.in_flight(completion.wr_id()).is_some_and(complete);
-        if !matched {
-            self.unmatched.set(self.unmatched.get() + 1);
-        }
+        let slot = self.queues.by_id(completion.wr_id());
+        self.complete(slot, completion.result().is_ok(), entry);
         self.checked();
-        matched
     }
 
-    /// Records the completion of a request in flight. Returns false for the success of an unsignaled request, which
-    /// only a faulty device reports.
+    /// Records the completion of the request in a slot. Counts it as unmatched if no such request is in flight.
     #[inline(always)]
-    fn complete(
-        &self,
-        slot: &RequestSlot,
-        state: SlotState,
-        success: bool,
-        entry: &Cell<PollSlot>,
-    ) -> bool {
-        if success && state.is(SlotState::IN_FLIGHT) {
+    fn complete(&self, slot: &RequestSlot, success: bool, entry: &Cell<PollSlot>) {
+        if success && slot.state().is(SlotState::IN_FLIGHT) {
             slot.completion.set(entry.get());
             slot.set(SlotState::DONE);
-            true
         } else {
-            self.complete_others(slot, state, entry)
+            self.complete_others(slot, entry);
         }
     }
 
     /// The part of [`complete`](Self::complete) for requests that failed, are linked, or have no handle.
     #[inline(never)]
-    fn complete_others(
-        &self,
-        slot: &RequestSlot,
-        state: SlotState,
-        entry: &Cell<PollSlot>,
-    ) -> bool {
-        let result = entry.get().last().result();
-        if result.is_ok() && state.is_unsignaled() {
-            // Successful unsignaled requests create no completion, so the device is faulty. The request stays in its
-            // chain.
-            return false;
+    fn complete_others(&self, slot: &RequestSlot, entry: &Cell<PollSlot>) {
+        let (state, result) = (slot.state(), entry.get().last().result());
+        // Successful unsignaled requests create no completion, so a device that reports one is faulty. The request
+        // stays in its chain.
+        if !state.is_in_flight() || result.is_ok() && state.is_unsignaled() {
+            self.unmatched.set(self.unmatched.get() + 1);
+            return;
         }
         if result.is_err() && !state.is_marker() {
             self.counts.fail();
@@ -133,7 +108,6 @@ impl Ledger {
         } else {
             slot.set(SlotState::DONE);
         }
-        true
     }
 
     /// Completes a chain of unsignaled requests. The requests of a send queue complete in order, so the completion of a

@@ -5,7 +5,6 @@
 use std::io;
 use std::mem::ManuallyDrop;
 use std::process;
-use std::slice;
 use std::time::Duration;
 
 use rdma_connect::{CloseReason, Operation, OperationError, TransportError, WorkId};
@@ -13,7 +12,6 @@ use rdma_qp::{PollError, QueuePair, WorkErrorClass, WorkResult};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::queues::{Connection, RequestSlot};
-use super::state::SlotState;
 use super::{Ledger, closed_by};
 use crate::deadline::Deadline;
 use crate::ledger::queues::post_marker;
@@ -89,10 +87,13 @@ impl Ledger {
     /// request.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> Ended {
-        match self.unreleased.get() {
-            0 => Ended::default(),
-            1 => without_unwinding(|| self.end_last()),
-            _ => without_unwinding(|| self.end_all()),
+        let unreleased = self.unreleased.get();
+        if unreleased > 1 {
+            without_unwinding(|| if unreleased == 2 { self.end_two() } else { self.end_all() })
+        } else if unreleased == 1 {
+            without_unwinding(|| self.end_last())
+        } else {
+            Ended::default()
         }
     }
 
@@ -111,22 +112,56 @@ impl Ledger {
     /// completion is the success of the request.
     #[inline(always)]
     fn end_last(&mut self) -> Ended {
-        if self.cq.context().check_process().is_err() {
+        if self.pd.check_process().is_err() {
             return self.end_all();
         }
-        let entry = &self.polled[0];
-        let polled = self.cq.poll_into(slice::from_ref(entry));
-        let completion = entry.get().last();
-        if let Ok(1) = polled
-            && let Some(slot) = self.queues.by_id(completion.wr_id())
-            && slot.state().is(SlotState::IN_FLIGHT_DROPPED)
-            && completion.result().is_ok()
+        let Ok(1) = self.cq.poll_into(&self.polled[..1]) else { return self.end_all() };
+        let (completion, slot) = (self.polled[0].get().last(), self.queues.expected(0));
+        if completion.wr_id() != slot.id() || !slot.is_dropped_success(completion) {
+            return self.end_one_polled();
+        }
+        slot.free();
+        self.queues.expect(0, slot.next());
+        self.unreleased.set(0);
+        self.checked();
+        Ended { errors: None, unclaimed: 1 }
+    }
+
+    #[inline(never)]
+    fn end_one_polled(&mut self) -> Ended {
+        self.end_polled(Ok(1))
+    }
+
+    /// Like [`end_last`](Self::end_last), for two requests. Often these are a receive and a send.
+    #[inline(never)]
+    fn end_two(&mut self) -> Ended {
+        if self.pd.check_process().is_err() {
+            return self.end_all();
+        }
+        let polled = self.cq.poll_into(&self.polled[..2]);
+        if let Ok(2) = polled
+            && let (Some(first), Some(second)) = (self.dropped_success(0), self.dropped_success(1))
+            && first.id() != second.id()
         {
-            slot.free();
+            for (place, slot) in [first, second].into_iter().enumerate() {
+                slot.free();
+                self.queues.expect(place, slot.next());
+            }
             self.unreleased.set(0);
-            return Ended { errors: None, unclaimed: 1 };
+            self.checked();
+            return Ended { errors: None, unclaimed: 2 };
         }
         self.end_polled(polled)
+    }
+
+    /// Returns the slot of the completion at this place of the last poll if its request has succeeded and its handle
+    /// was dropped.
+    #[inline(always)]
+    fn dropped_success(&self, place: usize) -> Option<&RequestSlot> {
+        let (completion, expected) = (self.polled[place].get().last(), self.queues.expected(place));
+        let id = completion.wr_id();
+        let slot = if expected.id() == id { expected } else { self.queues.by_id(id) };
+        slot.is_dropped_success(completion).then_some(slot)
     }
 
     #[inline(never)]
@@ -135,7 +170,7 @@ impl Ledger {
             return self.all_ended();
         }
         // In a forked child, nothing completes.
-        if self.cq.context().check_process().is_err() {
+        if self.pd.check_process().is_err() {
             return self.end_others();
         }
         let polled = self.cq.poll_into(&*self.polled);
@@ -149,10 +184,10 @@ impl Ledger {
             Ok(polled) => self.note_completions(polled),
             Err(error) => {
                 self.poll_failed(error);
-                0
+                false
             }
         };
-        if matched == 0 || !self.all_succeed() {
+        if !matched || !self.all_succeed() {
             return self.end_others();
         }
         self.all_ended()
@@ -188,10 +223,10 @@ impl Ledger {
                 Ok(polled) => self.note_completions(polled),
                 Err(error) => {
                     self.poll_failed(error);
-                    0
+                    false
                 }
             };
-            if matched == 0 {
+            if !matched {
                 return false;
             }
         }
@@ -204,7 +239,7 @@ impl Ledger {
     pub(crate) fn give_up(&mut self, id: WorkId, reason: CloseReason) -> Option<WorkResult> {
         without_unwinding(|| {
             self.settle(|ledger| ledger.close_connection_of(id, reason));
-            let own = self.queues.by_id(id.wr_id()).and_then(RequestSlot::report);
+            let own = self.queues.by_id(id.wr_id()).report();
             self.collect(0);
             own
         })
@@ -372,7 +407,7 @@ impl Ledger {
                 return;
             }
             let taken = self.take_completions();
-            match taken.and_then(|count| Ok(count == 0 && self.pause_flush(&mut deadline)?)) {
+            match taken.and_then(|any| Ok(!any && self.pause_flush(&mut deadline)?)) {
                 Ok(false) => {}
                 Ok(true) | Err(_) => return,
             }

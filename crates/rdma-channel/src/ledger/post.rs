@@ -83,42 +83,58 @@ impl Ledger {
         wait: SlotWait,
         kept: Kept<'kept>,
     ) -> Result<Ticket<'l>, NotPosted<'l>> {
+        let posted = self.post_slot(connection, request, wait, kept);
+        posted.map(|slot| Ticket::new(self, slot))
+    }
+
+    /// Like [`post`](Self::post), but returns the slot. The caller must create a ticket for it.
+    #[inline(always)]
+    pub(crate) fn post_slot<'l, 'data: 'kept, 'kept, W: Post<'data>>(
+        &'l self,
+        connection: &'l Connection,
+        request: W,
+        wait: SlotWait,
+        kept: Kept<'kept>,
+    ) -> Result<&'l RequestSlot, NotPosted<'l>> {
         let (queue, operation) = (connection.queue(W::OPERATION), W::OPERATION);
-        let plain = !operation.is_of_send_queue() || connection.unsignaled.get() == 0;
-        let slot = if request.is_signaled()
-            && plain
+        let signaled = request.is_signaled();
+        let slot = if (signaled || !connection.has_to_signal())
             && let Some((slot, qp)) = connection.next_slot(queue)
         {
             if let Err(error) = kept.post(qp, request, slot.id()) {
                 return Err(run_cold(move || {
-                    self.refused(connection, slot, operation, true, error)
+                    self.refused(connection, slot, operation, signaled, error)
                 }));
             }
             queue.advance(slot);
-            self.posted(slot, operation, SlotState::IN_FLIGHT);
-            slot
-        } else if !request.is_signaled()
-            && !connection.has_to_signal()
-            && let Some((slot, qp)) = connection.next_slot(queue)
-        {
-            if let Err(error) = kept.post(qp, request, slot.id()) {
-                return Err(run_cold(move || {
-                    self.refused(connection, slot, operation, false, error)
-                }));
+            if !signaled {
+                let state = connection.link(slot, operation, false);
+                self.posted(slot, operation, state);
+            } else if !operation.is_of_send_queue() || connection.unsignaled.get() == 0 {
+                self.posted(slot, operation, SlotState::IN_FLIGHT);
+            } else {
+                self.posted_after_unsignaled(connection, slot, operation);
             }
-            queue.advance(slot);
-            let state = connection.link(slot, operation, false);
-            self.posted(slot, operation, state);
             slot
         } else {
             self.post_slow(connection, request, wait, kept)?
         };
         self.checked();
-        Ok(Ticket::new(self, slot))
+        Ok(slot)
     }
 
-    /// Posts a request when the next slot is not free, or when a signaled request follows unsignaled ones. Also posts
-    /// unsignaled requests that have to be signaled.
+    /// Records a signaled request that follows unsignaled ones.
+    #[inline(never)]
+    fn posted_after_unsignaled(
+        &self,
+        connection: &Connection,
+        slot: &RequestSlot,
+        operation: Operation,
+    ) {
+        self.posted(slot, operation, connection.link(slot, operation, true));
+    }
+
+    /// Posts a request when the next slot is not free, or when an unsignaled request has to be signaled.
     #[inline(never)]
     fn post_slow<'l, 'data: 'kept, 'kept, W: Post<'data>>(
         &'l self,

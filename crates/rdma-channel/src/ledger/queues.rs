@@ -9,15 +9,16 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
 
-use rdma_connect::{CloseReason, Operation, PeerAddress, WorkId, cause_of};
+use rdma_connect::{CloseReason, Operation, PeerAddress, WorkId};
 use rdma_qp::{
     AsyncEventKind, PollSlot, PostError, QueuePair, QueuedReceive, QueuedRequest, SendWorkRequest,
-    WorkResult, WorkSuccess,
+    WorkCompletion, WorkResult, WorkSuccess,
 };
 
 use super::state::SlotState;
 use crate::request::{BatchRequest, Post};
 
+mod closing;
 mod members;
 
 /// A slot of one queue, which holds one request at a time. It never leaves the [`Queues`] that created it.
@@ -25,20 +26,23 @@ mod members;
 /// The low bits of a WR ID contain the slot's index, and the high bits its generation. Therefore, the slot of a
 /// completion is found without a search. If the completion is late or a duplicate, the generation no longer matches.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct RequestSlot {
+    /// The first field, because otherwise the compiler does not know the state when a handle is dropped right after the
+    /// post.
+    state: Cell<SlotState>,
+    pub(crate) operation: Cell<Operation>,
+    /// The index of the connection that the slot belongs to.
+    pub(crate) connection: u32,
     /// The WR ID of the current request, or of the next one if the slot is free.
     id: Cell<u64>,
     /// The completion of a signaled request that is done. Until then, the completion of any request that the slot's
     /// handle polled last.
     pub(super) completion: Cell<PollSlot>,
-    state: Cell<SlotState>,
-    pub(crate) operation: Cell<Operation>,
     /// The next slot in the ring.
     next: Cell<At>,
     /// The slot of the previous unsignaled request, or the dead slot. Valid only if the state is linked.
     link: Cell<At>,
-    /// The index of the connection that the slot belongs to.
-    pub(crate) connection: u32,
 }
 
 /// The number of low WR ID bits that contain the index.
@@ -130,6 +134,12 @@ impl RequestSlot {
         } else {
             self.completion.get().last().result()
         }
+    }
+
+    /// Returns true if the slot's request, whose completion this is, has succeeded and its handle was dropped.
+    #[inline(always)]
+    pub(super) fn is_dropped_success(&self, completion: WorkCompletion) -> bool {
+        self.state().is(SlotState::IN_FLIGHT_DROPPED) && completion.result().is_ok()
     }
 
     /// Frees the slot, and assigns the WR ID for its next request.
@@ -257,8 +267,8 @@ pub(crate) struct Connection {
     last_unsignaled: Cell<At>,
     /// The number of unsignaled requests since the last signaled one.
     pub(super) unsignaled: Cell<u32>,
-    /// The number of consecutive unsignaled requests that must not be reached.
-    too_many: u32,
+    /// The maximum number of consecutive unsignaled requests.
+    most_unsignaled: u32,
     closed: Cell<Option<CloseReason>>,
     /// The cause of flushed requests, once the device has reported it.
     cause: Cell<Option<AsyncEventKind>>,
@@ -292,7 +302,7 @@ impl Connection {
             last_unsignaled: Cell::new(slots.at(0)),
             unsignaled: Cell::new(0),
             // This way, each half of the queue contains a signaled request.
-            too_many: if signals_all { 1 } else { sends / 2 },
+            most_unsignaled: if signals_all { 0 } else { (sends / 2).saturating_sub(1) },
             closed: Cell::new(None),
             cause: Cell::new(None),
             dead: slots.at(0),
@@ -307,40 +317,6 @@ impl Connection {
     #[inline(always)]
     pub(crate) const fn qp(&self) -> Option<&QueuePair> {
         self.qp.as_ref()
-    }
-
-    /// Returns why the connection accepts no requests, if it is closed.
-    #[inline]
-    pub(crate) const fn closed(&self) -> Option<CloseReason> {
-        self.closed.get()
-    }
-
-    /// Returns the cause of flushed requests, if the device has reported it.
-    pub(crate) const fn cause(&self) -> Option<AsyncEventKind> {
-        self.cause.get()
-    }
-
-    /// Queries the device for the cause of flushed requests, unless it is already known.
-    #[cold]
-    pub(crate) fn query_cause(&self) -> Option<AsyncEventKind> {
-        if self.cause.get().is_none() {
-            self.cause.set(self.qp().and_then(cause_of));
-        }
-        self.cause.get()
-    }
-
-    /// Closes the connection to further requests. If it is already closed, the first reason is kept.
-    #[cold]
-    pub(crate) fn close(&self, reason: CloseReason) {
-        if self.closed.get().is_none() {
-            self.closed.set(Some(reason));
-        }
-        self.disable_cursors();
-    }
-
-    fn disable_cursors(&self) {
-        self.send.cursor.set(self.dead);
-        self.receive.cursor.set(self.dead);
     }
 
     /// Returns the slot for the next request of `queue` and the queue pair, if that slot is free.
@@ -394,7 +370,7 @@ impl Connection {
     /// Returns true if the request that follows `unsignaled` unsignaled ones must be signaled.
     #[inline(always)]
     pub(super) const fn has_to_signal_behind(&self, unsignaled: u32) -> bool {
-        unsignaled + 1 >= self.too_many
+        unsignaled >= self.most_unsignaled
     }
 }
 
@@ -406,6 +382,9 @@ pub(crate) struct Queues {
     first: Connection,
     others: Box<[Connection]>,
     count: usize,
+    /// For each of the first two completions of a poll, the slot to which it probably belongs. This is the slot after
+    /// that of the last completion at the same place, because the requests of a queue complete in order.
+    expected: [Cell<At>; 2],
     /// Freed after all pointers into it are gone.
     slots: Slots,
 }
@@ -424,7 +403,8 @@ impl Queues {
             .map(|(connection, qp)| Connection::new(qp, &slots, indices(connection).start, asked));
         let none = || Connection::new(None, &slots, 1, Asked::default());
         let first = connections.next().unwrap_or_else(none);
-        Self { first, others: connections.collect(), count, slots }
+        let expected = [(); 2].map(|()| Cell::new(slots.at(0)));
+        Self { first, others: connections.collect(), count, expected, slots }
     }
 
     /// Returns the only connection of a channel.
@@ -462,15 +442,33 @@ impl Queues {
         unsafe { self.first.dead.0.as_ref() }
     }
 
+    /// Returns the slot to which the completion at this place of the next poll probably belongs.
+    #[inline(always)]
+    pub(super) fn expected(&self, place: usize) -> &RequestSlot {
+        // SAFETY: SAFETY.md F23: the slot belongs to these queues.
+        unsafe { self.expected[place].get().0.as_ref() }
+    }
+
+    /// Sets the slot to which the completion at this place of the next poll probably belongs. The slot must belong to
+    /// these queues.
+    #[inline(always)]
+    pub(super) fn expect(&self, place: usize, slot: &RequestSlot) {
+        debug_assert!(std::ptr::eq(&raw const self.slots()[index(slot.id())], slot), "not a slot");
+        self.expected[place].set(At(NonNull::from(slot)));
+    }
+
     /// Returns the slots of a queue.
     pub(super) fn slots_of(&self, queue: &Queue) -> &[RequestSlot] {
         self.slots().get(queue.indices.clone()).unwrap_or_default()
     }
 
-    /// Returns the slot whose current WR ID is `id`.
+    /// Returns the slot whose current WR ID is `id`. If there is none, returns the dead slot.
     #[inline(always)]
-    pub(super) fn by_id(&self, id: u64) -> Option<&RequestSlot> {
-        self.slots().get(index(id)).filter(|slot| slot.id.get() == id)
+    pub(super) fn by_id(&self, id: u64) -> &RequestSlot {
+        match self.slots().get(index(id)) {
+            Some(slot) if slot.id.get() == id => slot,
+            _ => self.dead(),
+        }
     }
 
     /// Returns the slot whose current or earlier WR ID is `id`.

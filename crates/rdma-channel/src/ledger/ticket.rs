@@ -125,7 +125,7 @@ impl PostedRequest<'_> {
     }
 
     /// Returns true if the request is done and its slot contains the completion.
-    #[inline(never)]
+    #[inline(always)]
     fn has_completed(self) -> bool {
         self.slot.state().is(SlotState::DONE)
     }
@@ -141,6 +141,14 @@ impl PostedRequest<'_> {
         if one_more == 0 || slot.completion.get().last().wr_id() == slot.id() {
             return one_more != 0;
         }
+        self.deliver_many()
+    }
+
+    /// Delivers the completion in this slot, and polls all that the buffer can hold. Returns true if this request has
+    /// completed.
+    #[inline(never)]
+    fn deliver_many(self) -> bool {
+        let Self { ledger, slot } = self;
         ledger.deliver(&slot.completion);
         if let Ok(polled) = ledger.cq.poll_into(&*ledger.polled) {
             ledger.note_completions(polled);
@@ -270,10 +278,10 @@ impl PostedRequest<'_> {
         if let Some(result) = slot.report() {
             return Ok(Found::Own(result));
         }
-        let matched = ledger.take_completions()?;
+        let any = ledger.take_completions()?;
         Ok(match slot.report() {
             Some(result) => Found::Own(result),
-            None if matched > 0 => Found::Other,
+            None if any => Found::Other,
             None => Found::Nothing,
         })
     }
@@ -297,10 +305,13 @@ impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         let PostedRequest { ledger, slot } = self.0;
         let state = slot.state();
-        if state.is_in_flight() {
-            slot.set(state.dropped());
+        // The usual state first, because storing a constant is cheaper than adding a flag.
+        if state.is(SlotState::IN_FLIGHT) {
+            slot.set(SlotState::IN_FLIGHT_DROPPED);
         } else if state.is_reported() {
             ledger.release(slot);
+        } else if state.is_in_flight() {
+            slot.set(state.dropped());
         } else {
             self.0.abandon();
         }

@@ -90,7 +90,7 @@ impl Ledger {
         for id in ids {
             while let Some(slot) = self.in_flight(id.wr_id()) {
                 let operation = slot.operation.get();
-                if self.take_completions()? == 0 && self.pause(&mut deadline, operation)? {
+                if !self.take_completions()? && self.pause(&mut deadline, operation)? {
                     return Ok(());
                 }
             }

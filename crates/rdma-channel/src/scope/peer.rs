@@ -118,8 +118,11 @@ impl<'scope> ScopedPeer<'scope> {
         &self,
         request: W,
     ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-        let ticket = self.ledger.post(self.connection, request, SlotWait::Usual, self.kept)?;
-        Ok(PendingWork::new(ticket))
+        // With `?`, the compiler would not know the state of the slot when the handle is dropped.
+        match self.ledger.post_slot(self.connection, request, SlotWait::Usual, self.kept) {
+            Ok(slot) => Ok(PendingWork::new(Ticket::new(self.ledger, slot))),
+            Err(refused) => Err(refused.into()),
+        }
     }
 
     /// Posts a message to the peer.

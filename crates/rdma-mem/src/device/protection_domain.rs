@@ -90,6 +90,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// Returns an error in a child that was forked after the object was created.
+    #[inline]
     pub fn check_process(&self) -> Result<(), Forked> {
         self.0.check_process()
     }

@@ -118,6 +118,31 @@ fn a_repeated_completion_counts_for_one_request() {
     }
 }
 
+#[test]
+fn repeated_completions_at_the_end_of_a_scope_complete_each_dropped_request_once() {
+    must_end(|| {
+        let mut pair = Pair::on(&faulty("soft0"), |builder| builder.max_send_wr(4));
+        let data = pair.memory(8, 1);
+        let remote = pair.board.remote();
+        edit(|completion| vec![completion; 3]);
+        // Scopes with one or two requests end in other functions than longer ones. The end of one request leaves repeated
+        // completions in the queue, so two requests come first.
+        for dropped in [2, 1, 3].repeat(10) {
+            pair.here
+                .scope(|s| {
+                    for _ in 0..dropped {
+                        drop(s.write_from(data.as_slice(), remote)?);
+                    }
+                    Ok::<(), TransportError>(())
+                })
+                .unwrap();
+            let counters = pair.here.counters();
+            assert_eq!(counters.posted, counters.completed);
+        }
+        assert!(pair.here.stray_completions() > 0);
+    });
+}
+
 /// This includes a request of the next generation in the same slot.
 #[test]
 fn a_late_completion_does_not_complete_the_next_request() {
