@@ -37,6 +37,14 @@ impl Drop for Guard<'_> {
     }
 }
 
+/// Posts a request with rented memory.
+///
+/// This is not a closure, because only a method can be marked as always inlined. If a program posts in several places,
+/// the compiler would call a closure.
+pub(crate) trait PostRented<'l, B> {
+    fn post<'b>(self, buf: &'b mut B, kept: Kept<'b>) -> Result<Ticket<'l>, NotPosted<'l>>;
+}
+
 /// Entry points for posting. Each defines how long memory is kept.
 impl Ledger {
     /// Runs a closure whose requests use memory borrowed for `'scope`, a lifetime that code outside the closure cannot
@@ -146,15 +154,15 @@ impl Ledger {
         })
     }
 
-    /// Runs a closure that posts a request with rented memory. The returned handle holds the memory.
+    /// Posts a request with rented memory. The returned handle holds the memory.
     #[inline(always)]
     pub(crate) fn rent<'l, B: Rent + 'l>(
         mut buf: B,
-        post: impl for<'b> FnOnce(&'b mut B, Kept<'b>) -> Result<Ticket<'l>, NotPosted<'l>>,
+        request: impl PostRented<'l, B>,
     ) -> Result<InFlight<'l, B>, Refused<B>> {
         // SAFETY: SAFETY.md F22: the memory stays lent until the ticket's scope ends, or until the handle returns it
-        // after the request has completed. Anything else that the closure can post is 'static.
-        match post(&mut buf, unsafe { Kept::new() }) {
+        // after the request has completed. Anything else that `post` can post is 'static.
+        match request.post(&mut buf, unsafe { Kept::new() }) {
             Ok(ticket) => Ok(InFlight::new(ticket, buf)),
             Err(refused) => {
                 let PostFailure { error, maybe_posted } = refused.why();
@@ -258,7 +266,7 @@ impl Channel {
     /// sent.spin_poll()?;
     /// # Ok::<(), rdma_channel::TransportError>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub unsafe fn send_unpolled(
         &self,
         wr: SendWorkRequest<'_, '_>,
@@ -276,7 +284,7 @@ impl Channel {
     ///
     /// # Safety
     /// Same contract as [`send_unpolled`](Self::send_unpolled).
-    #[inline]
+    #[inline(always)]
     pub unsafe fn write_unpolled(
         &self,
         wr: WriteWorkRequest<'_, '_>,
@@ -294,7 +302,7 @@ impl Channel {
     ///
     /// # Safety
     /// Same contract as [`send_unpolled`](Self::send_unpolled).
-    #[inline]
+    #[inline(always)]
     pub unsafe fn read_unpolled(
         &self,
         wr: ReadWorkRequest<'_, '_>,
@@ -312,7 +320,7 @@ impl Channel {
     ///
     /// # Safety
     /// Same contract as [`send_unpolled`](Self::send_unpolled).
-    #[inline]
+    #[inline(always)]
     pub unsafe fn receive_unpolled(
         &self,
         wr: ReceiveWorkRequest<'_, '_>,

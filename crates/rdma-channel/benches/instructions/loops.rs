@@ -1,4 +1,5 @@
 //! The work of the C loops, done with rdma-channel.
+#![allow(unsafe_code)]
 
 use std::array;
 use std::time::Duration;
@@ -242,6 +243,18 @@ pub(crate) fn batches(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
+pub(crate) fn rented_one(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for id in 0..n {
+        rig.channel.scope(|s| {
+            s.write_from(slice(&rig.source, id), remote)?.wait(SECOND)?.result?;
+            sum += id;
+            Ok::<(), TransportError>(())
+        })?;
+    }
+    Ok(sum)
+}
+
 pub(crate) fn rented(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);
     for first in (0..n).step_by(DEPTH) {
@@ -294,6 +307,39 @@ pub(crate) fn messages_sent_first(rig: &mut Rig, n: u64) -> Outcome<u64> {
             sum += bytes(arrival.spin_poll()?);
             Ok::<(), TransportError>(())
         })?;
+    }
+    Ok(sum)
+}
+
+/// Drops both handles; the scope ends the requests.
+pub(crate) fn messages_ended(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    for id in 0..n {
+        rig.channel.scope(|s| {
+            let slot = rig.target.get_mut(place(id), LENGTH).expect("within the region");
+            let mut room = ScatterList::from([slot]);
+            drop(s.post_receive(ReceiveWorkRequest::from_list(&mut room))?);
+            let list = GatherList::from([slice(&rig.source, id)]);
+            drop(s.post_send(SendWorkRequest::from_list(&list))?);
+            Ok::<(), TransportError>(())
+        })?;
+    }
+    Ok(0)
+}
+
+/// Posts without a scope.
+pub(crate) fn messages_unpolled(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let mut sum = 0;
+    for id in 0..n {
+        let slot = rig.target.get_mut(place(id), LENGTH).expect("within the region");
+        let mut room = ScatterList::from([slot]);
+        let receive = ReceiveWorkRequest::from_list(&mut room);
+        // SAFETY: the receive is polled to completion below, and its memory is borrowed until then.
+        let arrival = unsafe { rig.channel.receive_unpolled(receive) }?;
+        let list = GatherList::from([slice(&rig.source, id)]);
+        // SAFETY: the send is polled to completion below, and its memory is borrowed until then.
+        let sending = unsafe { rig.channel.send_unpolled(SendWorkRequest::from_list(&list)) }?;
+        sum += bytes(arrival.spin_poll()?);
+        sum += bytes(sending.spin_poll()?);
     }
     Ok(sum)
 }

@@ -13,8 +13,11 @@ use super::outcome::{Finished, Late, Progress, Refused};
 use super::peer::ScopedPeer;
 use super::rent::sealed::{Gathered as _, Scattered as _};
 use super::rent::{Rent, RentMut};
-use crate::ledger::Ledger;
+use crate::ledger::post::NotPosted;
+use crate::ledger::queues::Kept;
 use crate::ledger::ticket::{Ticket, Unsettled};
+use crate::ledger::{Ledger, SlotWait};
+use crate::lend::PostRented;
 
 /// An operation in flight, with the memory that it rents.
 ///
@@ -217,18 +220,13 @@ impl<'scope> ScopedPeer<'scope> {
     ///
     /// # Errors
     /// Same errors as [`send_from`](Self::send_from).
-    #[inline]
+    #[inline(always)]
     pub fn send_from_with<B: Rent + 'scope>(
         &self,
         buf: B,
         adapt: impl for<'w, 'd> FnOnce(SendWorkRequest<'w, 'd>) -> SendWorkRequest<'w, 'd>,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        Ledger::rent(buf, |buf, kept| {
-            let list = buf.gather();
-            let (elements, domains) = list.parts();
-            let request = adapt(SendWorkRequest::new(elements).with_domains(domains));
-            self.post_rented(request, kept)
-        })
+        Ledger::rent(buf, SendFrom { peer: self, adapt })
     }
 
     /// Receives one message from the peer into rented memory. If the queue is full, behaves like
@@ -241,11 +239,7 @@ impl<'scope> ScopedPeer<'scope> {
         &self,
         buf: B,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        Ledger::rent(buf, |buf, kept| {
-            let mut list = buf.scatter();
-            let (elements, domains) = list.parts();
-            self.post_rented(ReceiveWorkRequest::new(elements).with_domains(domains), kept)
-        })
+        Ledger::rent(buf, ReceiveInto { peer: self, wait: SlotWait::Usual })
     }
 
     /// Writes the bytes of rented memory to the beginning of `remote`. Waits for a free slot, like
@@ -296,19 +290,14 @@ impl<'scope> ScopedPeer<'scope> {
     ///     .unwrap();
     /// # Ok::<(), TransportError>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn write_from_with<B: Rent + 'scope>(
         &self,
         buf: B,
         remote: RemoteMemoryRegion,
         adapt: impl for<'w, 'd> FnOnce(WriteWorkRequest<'w, 'd>) -> WriteWorkRequest<'w, 'd>,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        Ledger::rent(buf, |buf, kept| {
-            let list = buf.gather();
-            let (elements, domains) = list.parts();
-            let request = adapt(WriteWorkRequest::new(elements, remote).with_domains(domains));
-            self.post_rented(request, kept)
-        })
+        Ledger::rent(buf, WriteFrom { peer: self, remote, adapt })
     }
 
     /// Fills rented memory from the beginning of `remote`. Waits for a free slot, like [`post_read`](Self::post_read).
@@ -321,11 +310,79 @@ impl<'scope> ScopedPeer<'scope> {
         buf: B,
         remote: RemoteMemoryRegion,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        Ledger::rent(buf, |buf, kept| {
-            let mut list = buf.scatter();
-            let (elements, domains) = list.parts();
-            let request = ReadWorkRequest::new(elements, remote).with_domains(domains);
-            self.post_rented(request, kept)
-        })
+        Ledger::rent(buf, ReadInto { peer: self, remote })
+    }
+}
+
+/// Posts a send.
+struct SendFrom<'p, 'scope, A> {
+    peer: &'p ScopedPeer<'scope>,
+    adapt: A,
+}
+
+impl<'scope, B, A> PostRented<'scope, B> for SendFrom<'_, 'scope, A>
+where
+    B: Rent,
+    A: for<'w, 'd> FnOnce(SendWorkRequest<'w, 'd>) -> SendWorkRequest<'w, 'd>,
+{
+    #[inline(always)]
+    fn post<'b>(self, buf: &'b mut B, kept: Kept<'b>) -> Result<Ticket<'scope>, NotPosted<'scope>> {
+        let list = buf.gather();
+        let (elements, domains) = list.parts();
+        let request = (self.adapt)(SendWorkRequest::new(elements).with_domains(domains));
+        self.peer.post_rented(request, SlotWait::Usual, kept)
+    }
+}
+
+/// Posts a write.
+struct WriteFrom<'p, 'scope, A> {
+    peer: &'p ScopedPeer<'scope>,
+    remote: RemoteMemoryRegion,
+    adapt: A,
+}
+
+impl<'scope, B, A> PostRented<'scope, B> for WriteFrom<'_, 'scope, A>
+where
+    B: Rent,
+    A: for<'w, 'd> FnOnce(WriteWorkRequest<'w, 'd>) -> WriteWorkRequest<'w, 'd>,
+{
+    #[inline(always)]
+    fn post<'b>(self, buf: &'b mut B, kept: Kept<'b>) -> Result<Ticket<'scope>, NotPosted<'scope>> {
+        let list = buf.gather();
+        let (elements, domains) = list.parts();
+        let request = WriteWorkRequest::new(elements, self.remote).with_domains(domains);
+        self.peer.post_rented((self.adapt)(request), SlotWait::Usual, kept)
+    }
+}
+
+/// Posts a read.
+struct ReadInto<'p, 'scope> {
+    peer: &'p ScopedPeer<'scope>,
+    remote: RemoteMemoryRegion,
+}
+
+impl<'scope, B: RentMut> PostRented<'scope, B> for ReadInto<'_, 'scope> {
+    #[inline(always)]
+    fn post<'b>(self, buf: &'b mut B, kept: Kept<'b>) -> Result<Ticket<'scope>, NotPosted<'scope>> {
+        let mut list = buf.scatter();
+        let (elements, domains) = list.parts();
+        let request = ReadWorkRequest::new(elements, self.remote).with_domains(domains);
+        self.peer.post_rented(request, SlotWait::Usual, kept)
+    }
+}
+
+/// Posts a receive. If the queue is full, `wait` states whether to wait for a slot.
+pub(super) struct ReceiveInto<'p, 'scope> {
+    pub(super) peer: &'p ScopedPeer<'scope>,
+    pub(super) wait: SlotWait,
+}
+
+impl<'scope, B: RentMut> PostRented<'scope, B> for ReceiveInto<'_, 'scope> {
+    #[inline(always)]
+    fn post<'b>(self, buf: &'b mut B, kept: Kept<'b>) -> Result<Ticket<'scope>, NotPosted<'scope>> {
+        let mut list = buf.scatter();
+        let (elements, domains) = list.parts();
+        let request = ReceiveWorkRequest::new(elements).with_domains(domains);
+        self.peer.post_rented(request, self.wait, kept)
     }
 }

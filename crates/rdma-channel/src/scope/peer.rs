@@ -107,9 +107,10 @@ impl<'scope> ScopedPeer<'scope> {
     pub(crate) fn post_rented<'b, W: Post<'b>>(
         &self,
         request: W,
+        wait: SlotWait,
         kept: Kept<'b>,
     ) -> Result<Ticket<'scope>, NotPosted<'scope>> {
-        self.ledger.post(self.connection, request, SlotWait::Usual, kept)
+        self.ledger.post(self.connection, request, wait, kept)
     }
 
     /// Posts a request of any kind.

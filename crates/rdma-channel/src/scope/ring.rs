@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use rdma_connect::TransportError;
 use rdma_mem::SliceMut;
-use rdma_qp::{ReceiveWorkRequest, WorkSuccess};
+use rdma_qp::WorkSuccess;
 
-use super::in_flight::InFlight;
+use super::in_flight::{InFlight, ReceiveInto};
 use super::outcome::{Late, Refused};
 use super::peer::ScopedPeer;
-use super::rent::sealed::Writable as _;
 use crate::channel::exchanging::received_bytes;
 use crate::ledger::{Ledger, SlotWait, closed};
 
@@ -145,12 +144,7 @@ impl<'scope> ReceiveRing<'scope> {
         let Self { peer, posted, idle, refused } = self;
         *refused = None;
         while let Some(buffer) = idle.pop() {
-            let receive = Ledger::rent(buffer, |buffer, kept| {
-                let mut list = buffer.scatter();
-                let (elements, domains) = list.parts();
-                let request = ReceiveWorkRequest::new(elements).with_domains(domains);
-                peer.ledger().post(peer.connection(), request, SlotWait::Now, kept)
-            });
+            let receive = Ledger::rent(buffer, ReceiveInto { peer, wait: SlotWait::Now });
             match receive {
                 Ok(receive) => posted.push_back(receive),
                 Err(Refused { buf, error }) => {
