@@ -14,6 +14,7 @@ use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::responder::wire::Answers;
+use crate::engine::station::Owner as _;
 use crate::engine::wire::letter::{ExecutedWords, Letter};
 use crate::engine::wire::{TURN, drop_burst, drop_packets};
 use crate::link::memory::Receives;
@@ -160,6 +161,11 @@ fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards
             false => Answers::Never,
         }
     } else {
+        if letter.words.is_some() {
+            // The packet may be an answer to a request that the peer's process has executed. As on a NIC, where the
+            // acknowledgement arrives first, that request completes first.
+            Arc::clone(&own).complete_executed();
+        }
         own.responder.lock().receive_requests(&own, letter, &mut aftermath)
     };
     aftermath.flush(&own);

@@ -10,6 +10,7 @@ mod hostile;
 mod names;
 mod neighbours;
 mod not_ready;
+mod order;
 mod receiver;
 mod ring;
 mod stopped;
