@@ -48,11 +48,17 @@ impl Near {
     /// Connects with separate knobs for this side and the other.
     pub(crate) fn between(
         device: &str,
-        mut peer: Peer,
+        peer: Peer,
         qp_type: ibv_qp_type,
         knobs: [&Knobs; 2],
     ) -> Self {
         let side = Side::new(device, &Size { qp_type, ..Size::default() }, 256);
+        Self::with(side, peer, knobs)
+    }
+
+    /// Connects this side, whose queue pair is new.
+    pub(crate) fn with(side: Side, mut peer: Peer, knobs: [&Knobs; 2]) -> Self {
+        let qp_type = side.qp.service();
         let memory = side.pd.register(LENGTH, ACCESS);
         let (far, remote) = peer.make(qp_type);
         peer.connect_with(&side.endpoint(), knobs[1]);
