@@ -89,7 +89,7 @@ pub fn profiles(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profi
 /// number of operations, and with twice as many. Returns the number of instructions per operation.
 ///
 /// # Errors
-/// As for [`profiles`], or if there are not two calls.
+/// Same errors as [`profiles`], or an error if there were not two calls.
 #[expect(clippy::cast_precision_loss, reason = "counts of instructions are far below 2^53")]
 pub fn per_operation(
     environment: &[(&str, &str)],
