@@ -273,6 +273,28 @@ impl<W: Window> Requester<W> {
         psn == self.oldest && self.not_ready.until.take().is_some()
     }
 
+    /// Returns true if the next request may be [skipped](Self::skip): all requests that were begun have completed, and
+    /// none has failed.
+    #[must_use]
+    pub const fn can_skip(&self) -> bool {
+        !self.stopped
+            && self.head == self.begun
+            && self.head == self.next
+            && self.ever_sent == 0
+            && self.broken.is_none()
+    }
+
+    /// Skips the next request, which the caller executes without packets. It takes no PSN, and [`Work::done`] is not
+    /// called for it. Returns false, and does nothing, unless the request [can be skipped](Self::can_skip).
+    pub const fn skip(&mut self) -> bool {
+        if self.can_skip() {
+            self.head = self.head.wrapping_add(1);
+            (self.next, self.begun) = (self.head, self.head);
+            return true;
+        }
+        false
+    }
+
     /// Fails the oldest request as if its retries were exhausted, because the peer is gone and will
     /// not answer. Does nothing if no request is pending.
     pub fn give_up<Q: Work + ?Sized>(&mut self, work: &mut Q) {

@@ -42,6 +42,37 @@ fn the_expected_psn_completes_the_same_requests_as_an_acknowledgement() {
     assert_eq!(pair.memory.received[1].bytes, bytes(2, 8));
 }
 
+/// It takes no PSN, so the packets of the requests around it are numbered without a gap.
+#[test]
+fn a_request_that_the_caller_executes_itself_is_skipped_between_others() {
+    let mut pair = Pair::new();
+    pair.memory.receives.extend([8, 8]);
+    pair.send(8);
+    pair.write(0, 8);
+    assert!(pair.requester.can_skip(), "nothing was sent");
+    pair.run();
+    assert_eq!(pair.queue.completed.len(), 2);
+    pair.write(0, 8); // the caller executes this one
+    assert!(pair.requester.skip());
+    pair.queue.completed.push(WcStatus::SUCCESS);
+    pair.write(0, 8);
+    pair.send(8);
+    pair.run();
+    assert_eq!(pair.queue.completed, [WcStatus::SUCCESS; 5]);
+    assert_eq!(pair.requester.psn(), settings().0.psn.wrapping_add(4));
+    assert_eq!(pair.responder.expected(), pair.requester.psn());
+}
+
+#[test]
+fn a_request_is_not_skipped_while_others_are_in_flight() {
+    let mut pair = without_answers(|pair| _ = pair.write(0, 8));
+    assert!(!pair.requester.can_skip() && !pair.requester.skip());
+    pair.learn(1);
+    assert!(pair.requester.can_skip());
+    pair.requester.stop();
+    assert!(!pair.requester.skip(), "the queue pair is in error");
+}
+
 #[test]
 fn a_number_beyond_what_was_sent_is_ignored() {
     let mut pair = without_answers(|pair| {
