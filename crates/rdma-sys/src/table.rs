@@ -2,17 +2,27 @@
 
 #![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::fmt;
 
 use libloading::os::unix::Library;
 
 use crate::{
-    generated::{functions::*, verbs::ibv_mr},
+    generated::{
+        functions::*,
+        verbs::{ibv_mr, ibv_pd},
+    },
     unimplemented::{MinusOne, Nothing, Null, Number, Refuse, Text, Zero},
 };
 
 /// The type of [`Verbs::note_mapped`].
 pub type NoteMapped = unsafe extern "C" fn(mr: *mut ibv_mr);
+
+/// The type of [`Verbs::wants_file`].
+pub type WantsFile = unsafe extern "C" fn(pd: *mut ibv_pd, length: usize, access: u32) -> c_int;
+
+/// The type of [`Verbs::note_file`].
+pub type NoteFile = unsafe extern "C" fn(mr: *mut ibv_mr, file: c_int);
 
 /// A function that this provider lacks: its libibverbs is too old, or it is a software device that
 /// does not implement the function.
@@ -101,6 +111,17 @@ macro_rules! table {
             /// function. The method [`note_mapped`](Self::note_mapped) calls it and states the
             /// contract.
             pub note_mapped: Option<NoteMapped>,
+            /// Returns 1 if the provider could use the file of a new region, and otherwise 0.
+            ///
+            /// This is an extension like [`note_mapped`](Self#structfield.note_mapped). It is for
+            /// providers that let other processes of the user access the region's pages. The method
+            /// [`wants_file`](Self::wants_file) calls it.
+            pub wants_file: Option<WantsFile>,
+            /// Passes the file of a region to the provider.
+            ///
+            /// This is an extension like [`note_mapped`](Self#structfield.note_mapped). The method
+            /// [`note_file`](Self::note_file) calls it and states the contract.
+            pub note_file: Option<NoteFile>,
         }
 
         impl Verbs {
@@ -114,6 +135,8 @@ macro_rules! table {
                     $($field: <$symbol as Refuse<$refusal>>::REFUSE,)+
                     $($($optional: None,)+)+
                     note_mapped: None,
+                    wants_file: None,
+                    note_file: None,
                 }
             }
 
@@ -140,6 +163,8 @@ macro_rules! table {
                         $optional: unsafe { symbol::<$newer>(library, stringify!($newer)) },
                     )+)+
                     note_mapped: None,
+                    wants_file: None,
+                    note_file: None,
                 })
             }
 
@@ -151,6 +176,8 @@ macro_rules! table {
                     $($field: crate::generated::symbols::$symbol,)+
                     $($($optional: Some(crate::generated::symbols::$newer),)+)+
                     note_mapped: None,
+                    wants_file: None,
+                    note_file: None,
                 }
             }
 
@@ -282,6 +309,41 @@ impl Verbs {
             // SAFETY: the region belongs to this table (SAFETY.md F2), and the contract covers the
             // memory (F29).
             unsafe { note_mapped(mr) };
+        }
+    }
+
+    /// Returns true if the provider could use the memory file of a region with this length and
+    /// access (`IBV_ACCESS_*`). The region need not have a file.
+    ///
+    /// # Safety
+    /// `pd` is a live protection domain from this table.
+    #[must_use]
+    pub unsafe fn wants_file(&self, pd: *mut ibv_pd, length: usize, access: u32) -> bool {
+        let Some(wants_file) = self.wants_file.filter(|_| self.note_file.is_some()) else {
+            return false;
+        };
+        // SAFETY: the domain belongs to this table (SAFETY.md F2).
+        unsafe { wants_file(pd, length, access) != 0 }
+    }
+
+    /// Passes the memory file of a region to the provider, which may let other processes of this
+    /// user map it. The provider duplicates the descriptor if it needs it.
+    ///
+    /// # Safety
+    /// `mr` is a live region from this table. The call is made at most once, after
+    /// [`note_mapped`](Self::note_mapped) and before any key of the region is used. `file` is open
+    /// during the call. It contains the pages of the region and nothing else, and its size cannot
+    /// change. No other registration has these pages.
+    ///
+    /// If the access of the region lets peers change the pages, other processes may change them
+    /// later, even after the region is deregistered. The program must not use them as
+    /// memory that only it changes. Otherwise, the file is sealed against writing through any later
+    /// mapping.
+    pub unsafe fn note_file(&self, mr: *mut ibv_mr, file: c_int) {
+        if let Some(note_file) = self.note_file {
+            // SAFETY: the region belongs to this table (SAFETY.md F2), and the contract covers the
+            // file (F31).
+            unsafe { note_file(mr, file) };
         }
     }
 }

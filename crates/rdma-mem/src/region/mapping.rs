@@ -5,8 +5,12 @@ use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use crate::region::memory::PAGE;
 
 /// The size of huge pages.
 ///
@@ -61,17 +65,45 @@ impl Mapping {
 
     /// Maps `length` bytes of a memory file whose size is sealed.
     pub(crate) fn sealed_file(length: usize) -> rustix::io::Result<Self> {
+        let mapping = Self::of_new_file(length)?;
+        mapping.seal(SealFlags::SEAL)?;
+        Ok(mapping)
+    }
+
+    /// Maps at least `length` bytes, in whole pages, of a memory file that other processes may map.
+    /// A forked child does not have the mapping. Unless `peers_write`, no process can make another
+    /// mapping through which the file can be written.
+    pub(crate) fn for_peers(length: usize, peers_write: bool) -> rustix::io::Result<Self> {
+        let whole = length.checked_next_multiple_of(PAGE).ok_or(rustix::io::Errno::NOMEM)?;
+        let mapping = Self::of_new_file(whole)?;
+        if let Some(file) = mapping.file() {
+            // Other processes map only files whose pages they need not allocate.
+            fallocate(file, FallocateFlags::empty(), 0, whole as u64)?;
+        }
+        let writes = if peers_write { SealFlags::empty() } else { SealFlags::FUTURE_WRITE };
+        mapping.seal(writes | SealFlags::SEAL)?;
+        // SAFETY: SAFETY.md F15: the pages belong to this value, and the call changes none of them.
+        unsafe { madvise(mapping.base.as_ptr().cast(), whole, Advice::LinuxDontFork) }?;
+        Ok(mapping)
+    }
+
+    /// Maps a new memory file, which can neither shrink nor grow.
+    fn of_new_file(length: usize) -> rustix::io::Result<Self> {
         let too_long = |_| rustix::io::Errno::NOMEM;
         let size = i64::try_from(length).map_err(too_long)?.cast_unsigned();
         let file = memfd_create("rdma region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, size)?;
         // If the file could be truncated, accessing the mapping could raise SIGBUS and kill the
         // process.
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: SAFETY.md F15: this creates a new mapping at an address that the kernel chooses.
         let base = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, &file, 0) }?;
         Self::new(base, length, Some(file))
+    }
+
+    fn seal(&self, seals: SealFlags) -> rustix::io::Result<()> {
+        self.file().map_or(Ok(()), |file| fcntl_add_seals(file, seals))
     }
 
     fn new(base: *mut c_void, length: usize, file: Option<OwnedFd>) -> rustix::io::Result<Self> {

@@ -12,6 +12,7 @@ use rdma_sys::Errno;
 use crate::error::Error;
 use crate::error::hint;
 use crate::error::verb::VerbError;
+use crate::region::copy::copy_out;
 use crate::region::mapping::{HugePageSize, Mapping};
 
 /// The size of a page. Pages are pinned and mapped as a whole, so a region's pages should contain
@@ -48,6 +49,8 @@ pub struct RegionMemory {
 enum Source {
     Allocator(Layout),
     Mapping(Mapping),
+    /// A file that other processes may have mapped, even after the region was deregistered.
+    ForPeers(Mapping),
 }
 
 // SAFETY: SAFETY.md F16: the memory is plain and has one owner, and any thread may free it.
@@ -140,6 +143,45 @@ impl RegionMemory {
         Self::map(length, "memfd_create", || Mapping::sealed_file(length))
     }
 
+    /// Allocates `length` bytes in a memory file that other processes may map. Peers can change the
+    /// bytes through the file if `peers_write`.
+    pub(crate) fn for_peers(length: usize, peers_write: bool) -> rustix::io::Result<Self> {
+        let mapping = Mapping::for_peers(length, peers_write)?;
+        Ok(Self { base: mapping.base(), length, source: Source::ForPeers(mapping) })
+    }
+
+    /// Returns the file that other processes may map, if it has not been closed.
+    pub(crate) fn peers_file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.source {
+            Source::ForPeers(mapping) => mapping.file(),
+            Source::Allocator(_) | Source::Mapping(_) => None,
+        }
+    }
+
+    /// Returns private memory to which [`moved_to`](Self::moved_to) moves the contents. Returns
+    /// `None` if the memory is private already.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub(crate) fn allocate_private(&self) -> Result<Option<Self>, Error> {
+        match &self.source {
+            Source::ForPeers(_) => Self::allocate(self.length).map(Some),
+            Source::Allocator(_) | Source::Mapping(_) => Ok(None),
+        }
+    }
+
+    /// Copies the contents to private memory of the same length, if there is any, and returns it.
+    /// Peers that have mapped the original pages may still write these, so they are not reused.
+    pub(crate) fn moved_to(self, private: Option<Self>) -> Self {
+        let Some(mut private) = private else { return self };
+        debug_assert_eq!(self.length, private.length);
+        let length = self.length.min(private.length);
+        // SAFETY: SAFETY.md F16, F31: the pages are mapped until `self` is dropped. No reference to
+        // them exists, and they are lent to no code of this process.
+        unsafe { copy_out(self.base.as_ptr(), &mut private[..length]) };
+        private
+    }
+
     fn map(
         length: usize,
         verb: &'static str,
@@ -158,7 +200,7 @@ impl RegionMemory {
     /// Returns the file, if the memory comes from [`memfd`](Self::memfd).
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
-            Source::Allocator(_) => None,
+            Source::Allocator(_) | Source::ForPeers(_) => None,
             Source::Mapping(mapping) => mapping.file(),
         }
     }
@@ -167,7 +209,7 @@ impl RegionMemory {
     pub(crate) fn close_file(&mut self) {
         match &mut self.source {
             Source::Allocator(_) => {}
-            Source::Mapping(mapping) => mapping.close_file(),
+            Source::Mapping(mapping) | Source::ForPeers(mapping) => mapping.close_file(),
         }
     }
 

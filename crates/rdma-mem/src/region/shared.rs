@@ -4,7 +4,7 @@
 pub(crate) mod common;
 
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
@@ -28,6 +28,10 @@ use crate::remote::RemoteMemoryRegion;
 /// [atomics](Self::atomic_u64). A copy that runs while a peer writes the same bytes may see a
 /// mixture of old and new bytes. To know that a message is complete, poll its completion, or let
 /// the peer write an atomic word after it.
+///
+/// A software device may let peers in other processes of this user map the pages of a region that
+/// [`allocate_shared_region`](ProtectionDomain::allocate_shared_region) has made. A forked child
+/// does not have such pages, so it must not access the region's bytes.
 ///
 /// # Examples
 /// ```
@@ -69,7 +73,27 @@ impl ProtectionDomain {
         access: AccessFlags,
     ) -> Result<SharedRegion, Error> {
         access.check()?;
-        self.register_shared(RegionMemory::allocate(length)?, access).map_err(|(_, error)| error)
+        let Some(memory) = self.memory_for_peers(length, access) else {
+            let memory = RegionMemory::allocate(length)?;
+            return self.register_shared(memory, access).map_err(|(_, error)| error);
+        };
+        let mut region = self.register_shared(memory, access).map_err(|(_, error)| error)?;
+        region.note_file();
+        Ok(region)
+    }
+
+    /// Allocates memory that other processes of this user can map, if the provider wants it. If the
+    /// system refuses another file or mapping, returns `None`: the region works without it.
+    fn memory_for_peers(&self, length: usize, access: AccessFlags) -> Option<RegionMemory> {
+        // A window may grant less than the region, and a peer with the file could not be confined
+        // to the window.
+        if access.contains(AccessFlags::MW_BIND) || self.check_process().is_err() {
+            return None;
+        }
+        // SAFETY: SAFETY.md F2, F6: the domain is live and belongs to this table.
+        let wants = unsafe { self.verbs().wants_file(self.as_raw(), length, access.bits()) };
+        let writes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+        if wants { RegionMemory::for_peers(length, access.intersects(writes)).ok() } else { None }
     }
 
     /// Registers memory, such as that of a closed region, with these access flags.
@@ -96,6 +120,17 @@ impl SharedRegion {
     #[allow(clippy::len_without_is_empty)] // no region is empty
     pub fn len(&self) -> usize {
         self.0.length()
+    }
+
+    /// Passes the file of the memory to the provider, and closes it here.
+    fn note_file(&mut self) {
+        if let Some(file) = self.0.memory().peers_file() {
+            // SAFETY: SAFETY.md F2, F31: the region has just been registered through this table, and
+            // no other code knows its keys. It owns the file, whose size is sealed, and which was
+            // created for it. `close` moves the contents to other memory.
+            unsafe { self.pd().verbs().note_file(self.as_raw(), file.as_raw_fd()) };
+        }
+        self.0.memory_mut().close_file();
     }
 
     #[inline]
@@ -215,12 +250,24 @@ impl SharedRegion {
 
     /// Deregisters the region, which ends the access of peers, and returns the memory.
     ///
+    /// If the provider could let other processes of this user map the region's pages, the contents
+    /// move to other pages, so their address changes.
+    ///
     /// # Errors
-    /// Returns the region, which is still registered, and the provider's error.
+    /// Returns the region, which is still registered, and the provider's error, or
+    /// [`Error::OutOfMemory`] if the contents cannot be moved.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<RegionMemory, (Self, Error)> {
-        self.0.close().map_err(|(registration, error)| (Self(registration), error))
+        // Allocated first, so that the region stays as it is if this fails.
+        let private = match self.0.memory().allocate_private() {
+            Ok(private) => private,
+            Err(error) => return Err((self, error)),
+        };
+        match self.0.close() {
+            Ok(memory) => Ok(memory.moved_to(private)),
+            Err((registration, error)) => Err((Self(registration), error)),
+        }
     }
 
     pub(crate) fn registration(&self) -> &Registration<RegionMemory> {

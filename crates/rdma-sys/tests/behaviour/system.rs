@@ -26,6 +26,7 @@ fn system_is_there_exactly_where_libibverbs_is_installed() {
             assert!(installed());
             assert_eq!(verbs.name, "system");
             assert!(verbs.note_mapped.is_none(), "libibverbs has no such function");
+            assert!(verbs.wants_file.is_none() && verbs.note_file.is_none());
             // A library has all functions up to its own version.
             let by_version = [
                 verbs.get_pkey_index.is_some(),
