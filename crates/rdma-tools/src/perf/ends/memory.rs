@@ -196,12 +196,13 @@ pub(super) fn byte(word: &AtomicU64, index: usize) -> Option<u8> {
     bytes.get(index % WORD as usize).copied()
 }
 
-/// Returns the rights that the peer needs for this operation.
+/// Returns the rights that the peer needs for this operation. A software device lets a peer in another process map
+/// memory only if the peer can also read it.
 pub(super) const fn access(operation: Operation) -> AccessFlags {
     let access = AccessFlags::new().with_local_write();
     match operation {
         Operation::Send => access,
-        Operation::Write => access.with_remote_write(),
+        Operation::Write => access.with_remote_write().with_remote_read(),
         Operation::Read => access.with_remote_read(),
         Operation::Atomic => access.with_remote_atomic(),
     }
