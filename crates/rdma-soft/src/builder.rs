@@ -12,6 +12,8 @@ use crate::device::gid_place::GidPlace;
 use crate::device::model::Model;
 use crate::device::subnet::{INSTALLED, InstallError, Subnet};
 use crate::engine::adapter::faults::Injector;
+#[cfg(not(loom))]
+use crate::environment::variable::flag;
 use crate::faults::Faults;
 use crate::limits::Limits;
 use crate::limits::patience::Patience;
@@ -25,6 +27,10 @@ use crate::link::udp::{self, Listening, Loss};
 use crate::network::Network;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
+
+/// The environment variable that selects whether processes map each other's regions.
+#[cfg(not(loom))]
+pub(crate) const MAPPED: &str = "RDMA_SOFT_MAPPED";
 
 /// The environment variable that names a capture file for all devices.
 const PCAP: &str = "RDMA_SOFT_PCAP";
@@ -59,6 +65,8 @@ pub struct Builder {
     unusable: Option<InstallError>,
     #[cfg(not(loom))]
     peers: Peers,
+    #[cfg(not(loom))]
+    mapped: bool,
     #[cfg(not(loom))]
     directory: Option<PathBuf>,
     #[cfg(not(loom))]
@@ -96,6 +104,9 @@ impl Builder {
             unusable: None,
             #[cfg(not(loom))]
             peers: Peers::ThisProcess,
+            // `install` of this crate reports a mistake.
+            #[cfg(not(loom))]
+            mapped: flag(MAPPED).ok().flatten().unwrap_or(true),
             #[cfg(not(loom))]
             directory: None,
             #[cfg(not(loom))]
@@ -126,6 +137,27 @@ impl Builder {
     #[cfg(not(loom))]
     pub fn peers(mut self, peers: Peers) -> Self {
         self.peers = peers;
+        self
+    }
+
+    /// Sets whether processes of this user that share the device may map each other's regions. It is the default, unless
+    /// the environment variable `RDMA_SOFT_MAPPED` is 0.
+    ///
+    /// A process then executes WRITEs, READs and atomics on such a region itself, without the processor of the region's
+    /// process. This applies to regions of at least 64 KiB that `allocate_shared_region` of rdma-mem has made, if peers
+    /// may read them or change words of them. It has no effect with [`Peers::AnyUser`], on devices that send everything
+    /// as packets, that execute requests later, or that inject faults or losses. The page on the software
+    /// device describes what a hostile process can do.
+    ///
+    /// ```
+    /// use rdma_soft::{Builder, Peers};
+    ///
+    /// Builder::new("packets0").peers(Peers::SameUser).mapped(false).install()?;
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    #[cfg(not(loom))]
+    pub fn mapped(mut self, mapped: bool) -> Self {
+        self.mapped = mapped;
         self
     }
 
@@ -460,6 +492,12 @@ impl Builder {
                 LocalHost::new(&device.name, &shape, self.peers, self.directory.as_deref())
                     .map_err(|error| InstallError::NotShared { reason: error.to_string() })?;
             device.force_link = force_wire;
+            device.adapter.maps = self.mapped
+                && self.peers == Peers::SameUser
+                && schedule == Schedule::Immediate
+                && !device.force_wire
+                && device.injector.is_none()
+                && self.loss.is_none();
             device.join_host(Box::new(host), &seed);
         }
         #[cfg(not(loom))]

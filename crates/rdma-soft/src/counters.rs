@@ -36,6 +36,8 @@ pub(crate) struct SendCounts {
     pub(crate) sends: Exclusive,
     /// Requests that were executed without involving the peer.
     pub(crate) local: Exclusive,
+    /// Requests that were executed on mapped memory of another process.
+    pub(crate) mapped: Exclusive,
 }
 
 /// A queue pair, which counts its executed requests under its own locks.

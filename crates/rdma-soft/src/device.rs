@@ -10,9 +10,10 @@ mod recurring;
 pub(crate) mod subnet;
 
 use std::ops::Deref;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use rdma_types::{AsyncEventKind, Gid, GidType, Guid, Lid};
+use rdma_types::{AccessFlags, AsyncEventKind, Gid, GidType, Guid, Lid};
 
 use crate::address::{Address, AddressAttributes, GidEntry, Group, Path};
 use crate::device::gid_place::GidPlace;
@@ -30,12 +31,14 @@ use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::queue_pair::table::QueuePairTable;
 use crate::engine::requester::side::{Blocked, Peer};
 use crate::engine::wire::faults::{Delay, QueuePairFaults};
+use crate::engine::wire::grant::{Visited, wait_for_visits};
 use crate::engine::wire::{Carrier, Outlet};
 use crate::fabric::random::{Purpose, Seed};
 use crate::limits::{Limits, Quota};
 use crate::link::Link;
 use crate::link::memory::Inbox;
 use crate::memory::budget::Budget;
+use crate::memory::region::Region;
 use crate::schedule::Schedule;
 use crate::sync::locked;
 
@@ -107,6 +110,17 @@ pub(crate) trait Host: Send + Sync + std::fmt::Debug {
 
     /// Returns the process that uses a queue pair number, if this process is connected to it.
     fn connected(&self, number: u32) -> Option<Arc<dyn Carrier>>;
+
+    /// Returns true if another region may have a file that other processes map.
+    fn wants_file(&self) -> bool;
+
+    /// Keeps the file of a region with this key, for other processes. Returns false if this process cannot open another
+    /// file.
+    fn keep_file(&self, key: u32, region: &Region, file: BorrowedFd<'_>) -> bool;
+
+    /// Revokes what other processes may do with the file of a region, if it has one, and returns the visits to wait
+    /// for.
+    fn end_file(&self, key: u32) -> Vec<Visited>;
 }
 
 /// The network from one address of a device to other hosts.
@@ -284,6 +298,48 @@ impl Device {
         self.subnet.at(self.link, &path.remote)?.queue_pair(number)
     }
 
+    /// Returns true if other processes could map the pages of a region with this length and access.
+    pub(crate) fn wants_file(&self, length: u64, access: u32) -> bool {
+        /// Below this length, packets take little longer than the processor's own copy.
+        const SHORTEST: u64 = 64 << 10;
+        let [reads, writes, atomics] =
+            [AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_ATOMIC]
+                .map(|right| right.bits());
+        let others = AccessFlags::LOCAL_WRITE
+            .union(AccessFlags::ZERO_BASED)
+            .union(AccessFlags::RELAXED_ORDERING);
+        let fits = self.maps
+            && length >= SHORTEST
+            && access & (reads | writes | atomics) != 0
+            && access & !(reads | writes | atomics | others.bits()) == 0
+            // A process that may write through its mapping can also read.
+            && (access & writes == 0 || access & reads != 0);
+        let Some(host) = self.host.as_ref().filter(|_| fits) else { return false };
+        let has_room = host.wants_file();
+        if !has_room {
+            self.tally.rare.unmapped_regions.count();
+        }
+        has_room
+    }
+
+    /// Keeps the file of a region that other processes may map.
+    pub(crate) fn keep_file(&self, key: u32, file: BorrowedFd<'_>) {
+        if let (Some(host), Some(region)) = (&self.host, self.memory.regions.find(key))
+            && self.maps
+            && !host.keep_file(key, &region, file)
+        {
+            self.tally.rare.unmapped_regions.count();
+        }
+    }
+
+    /// Ends the access of other processes to the file of a region. When this returns, no honest process accesses the
+    /// memory without packets. The caller holds no lock.
+    pub(crate) fn end_file(&self, key: u32) {
+        if let Some(host) = self.host.as_ref().filter(|_| self.maps) {
+            wait_for_visits(&self.fabric.clock, host.end_file(key));
+        }
+    }
+
     /// Returns the inbox for the device's packets, and creates it if necessary.
     pub(crate) fn inbox(&'static self) -> &'static Arc<Inbox<Self>> {
         self.inbox.get_or_init(|| Inbox::of(self))
@@ -425,6 +481,9 @@ impl Device {
     /// before its next request.
     pub(crate) fn set_port(&self, up: bool) {
         self.change_port(up);
+        if self.maps {
+            self.all_queue_pairs().iter().for_each(|queue_pair| queue_pair.finish_visits());
+        }
         self.fabric.run_queue.run();
     }
 
@@ -439,7 +498,12 @@ impl Device {
                 send.requester.peer = Peer::Unresolved;
                 matches!(send.blocked, Blocked::NotReady { .. })
             };
-            queue_pair.responder.lock().verified = 0;
+            {
+                let mut responder = queue_pair.responder.lock();
+                responder.verified = 0;
+                // A process with a grant would not notice that the port is down.
+                responder.revoke();
+            }
             // Wakes requests that wait for a receive request, here or at a peer: a post would no longer notify them.
             if waits {
                 queue_pair.entry.wake();

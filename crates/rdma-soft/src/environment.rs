@@ -4,8 +4,12 @@ pub(crate) mod variable;
 
 #[cfg(not(loom))]
 use crate::abi::environment::path_variable;
+#[cfg(not(loom))]
+use crate::builder::MAPPED;
 use crate::builder::{Builder, is_name};
 use crate::device::subnet::{InstallError, NAMES, profiles};
+#[cfg(not(loom))]
+use crate::environment::variable::flag;
 use crate::environment::variable::{Mistake, variable};
 use crate::faults::{Faults, FaultsError};
 use crate::limits::patience::Patience;
@@ -36,6 +40,7 @@ const DIRECTORY: &str = "RDMA_SOFT_DIRECTORY";
 ///   - `packets`: see [`Builder::force_wire`].
 /// - `RDMA_SOFT_PEERS`: see [`Peers`].
 /// - `RDMA_SOFT_DIRECTORY`: see [`Builder::directory`].
+/// - `RDMA_SOFT_MAPPED`: see [`Builder::mapped`].
 /// - `RDMA_SOFT_PEER_LIMIT`: see [`Builder::peer_limit`].
 /// - `RDMA_SOFT_RETRY_TIME`: see [`Builder::retry_time`].
 /// - `RDMA_SOFT_LISTEN`: the addresses at which `soft0` listens if it has no option `address`, see [`Builder::listen`].
@@ -68,6 +73,8 @@ fn builders(devices: &str) -> Result<Vec<Builder>, InstallError> {
     let faults = faults(variable(FAULTS))?;
     // `Builder::new` uses these limits, and ignores mistakes.
     Patience::of_environment()?;
+    #[cfg(not(loom))]
+    flag(MAPPED)?;
     let builders = devices.into_iter().map(|device| device.builder(profile, faults.as_ref()));
     #[cfg(not(loom))]
     let builders = {

@@ -7,6 +7,7 @@ mod devices;
 mod dmabuf;
 mod doors;
 mod failing_provider;
+mod mapped_regions;
 mod panics;
 mod pool_growth;
 mod prefetch;

@@ -42,6 +42,8 @@ pub fn verbs() -> &'static Verbs {
         verbs.reg_dmabuf_mr = Some(mr::reg_dmabuf_mr);
         verbs.dereg_mr = mr::dereg_mr;
         verbs.note_mapped = Some(mr::note_mapped);
+        verbs.wants_file = Some(mr::wants_file);
+        verbs.note_file = Some(mr::note_file);
         verbs.rereg_mr = absent::rereg_mr;
         verbs.create_ah = ah::create_ah;
         verbs.create_ah_from_wc = ah::create_ah_from_wc;

@@ -190,6 +190,12 @@ counters! {
     /// Times that connections from other processes waited, because files sent by others held up all threads that close
     /// files.
     held_up_connections: times, "files_of_another_user_hold_up_only_new_connections_on_an_earlier_kernel";
+    /// Requests that this device executed itself, on memory of another process that it has mapped. `sent_pkts` includes
+    /// them, but no counter of the other process does.
+    mapped_requests: requests, "mapped_memory_is_used_without_its_process";
+    /// Regions and grants that other processes could not map, or this process could not, because of a limit on open
+    /// files or mappings. Their requests are sent as packets.
+    unmapped_regions: times, "without_descriptors_requests_go_as_packets";
     /// Faults that the device injected (`Builder::faults`): failed calls and requests, lost packets, times that the
     /// port went down, and times that GIDs moved.
     injected_faults: times, "faults_are_the_same_in_each_run_with_a_seed";

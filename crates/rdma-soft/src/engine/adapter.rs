@@ -39,6 +39,8 @@ pub(crate) struct Adapter {
     pub(crate) tap: Option<Arc<Tap>>,
     /// Injects the device's faults, if it has any.
     pub(crate) injector: Option<Injector>,
+    /// Whether other processes of this user may map the memory of regions, and this process theirs.
+    pub(crate) maps: bool,
     port_is_up: AtomicBool,
 }
 
@@ -68,6 +70,7 @@ impl Adapter {
             mtu: Mtu::MTU4096,
             tap: None,
             injector: None,
+            maps: false,
             port_is_up: AtomicBool::new(true),
         }
     }

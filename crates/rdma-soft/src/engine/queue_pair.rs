@@ -33,6 +33,7 @@ use crate::engine::requester::side::{Peer, SendSide};
 use crate::engine::responder::side::Responder;
 use crate::engine::station::{Owner, Station};
 use crate::engine::turn::Turn;
+use crate::engine::wire::grant::wait_for_visits;
 use crate::engine::wire::{Outlet, Route};
 use crate::engine::{requester, responder};
 use crate::fabric::run_queue::Entry;
@@ -136,6 +137,7 @@ impl QueuePair {
         self.purge_inbox();
         self.answer_now();
         self.reset(&mut locked(&self.attributes));
+        self.finish_visits();
         if let Some(deferred) = &self.device.deferred {
             deferred.remove(&self);
         }
@@ -148,6 +150,14 @@ impl QueuePair {
             cq.detach(seat);
         }
         self.reporter.withdraw();
+    }
+
+    /// Waits until the peer's process no longer uses grants that were revoked. The caller holds no lock.
+    pub(crate) fn finish_visits(&self) {
+        let visited = self.responder.lock().visited.take();
+        if visited.is_some() {
+            wait_for_visits(&self.device.fabric.clock, visited);
+        }
     }
 
     /// Makes the requester at the far end of a former connection forget this queue pair, so that the requester does not
@@ -216,6 +226,7 @@ impl QueuePair {
             // the refusal, so it keeps them.
             responder.drop_unanswered();
         }
+        responder.revoke();
         responder.state = QpState::ERR;
         (responder.verified, responder.begun) = (0, 0);
         responder.publish(self);
@@ -294,6 +305,7 @@ impl QueuePair {
         }
         self.answer_now();
         let to = self.modify_locked(new, mask);
+        self.finish_visits();
         self.watch_peer_process();
         // Runs even if the change was refused, because the call above may have found that the queue pair has failed.
         self.device.fabric.run_queue.run();
@@ -463,6 +475,8 @@ impl QueuePair {
         mtu_log2: u32,
         moved: bool,
     ) {
+        // Grants depend on the attributes.
+        responder.revoke();
         if let Some(wire) = &mut responder.wire {
             if moved && let Some(path) = responder.path {
                 let route = self.route(Some(path), responder.peer_qpn);

@@ -13,6 +13,7 @@ use crate::address::Path;
 use crate::engine::adapter::Adapter;
 use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::station::Station;
+use crate::engine::wire::grant::Grant;
 use crate::engine::wire::letter::Letter;
 use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
@@ -86,6 +87,27 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
         let _ = (word, is_patient);
     }
 
+    /// Returns a number that changes when grants arrive or become invalid.
+    fn granted(&self) -> u32 {
+        0
+    }
+
+    /// Returns the grants of the connection with this word.
+    fn grants(&self, word: WordKey) -> Vec<Arc<dyn Grant>> {
+        let _ = word;
+        Vec::new()
+    }
+
+    /// Begins a visit of the connection with this word to memory of the far end.
+    fn begin_visit(&self, word: WordKey) {
+        let _ = word;
+    }
+
+    /// Ends the visit.
+    fn end_visit(&self, word: WordKey) {
+        let _ = word;
+    }
+
     /// Returns the number of the packet that is expected next according to the word, or `None` if the word holds
     /// nothing.
     fn expected(&self, word: WordKey) -> Option<Psn> {
@@ -134,6 +156,19 @@ impl Word {
     /// keep a packet that found no receive request, and execute it when one is posted.
     pub(crate) fn set_patient(&self, is_patient: bool) {
         self.carrier.set_patient(self.key, is_patient);
+    }
+
+    /// Runs `work` within a visit to memory of the peer's process.
+    pub(crate) fn visit<R>(&self, work: impl FnOnce() -> R) -> R {
+        self.carrier.begin_visit(self.key);
+        let result = work();
+        self.carrier.end_visit(self.key);
+        result
+    }
+
+    /// Returns the carrier to the peer's process.
+    pub(crate) fn carrier(&self) -> &dyn Carrier {
+        &*self.carrier
     }
 
     /// Returns the number of the packet that the peer expects next, if that is known yet.
@@ -387,6 +422,8 @@ pub(crate) fn drop_burst(
 }
 
 pub(crate) mod faults;
+#[cfg_attr(loom, allow(dead_code))] // models have no grants
+pub(crate) mod grant;
 pub(crate) mod letter;
 pub(crate) mod route_header;
 pub(super) mod run;

@@ -14,3 +14,20 @@ pub(crate) fn variable(name: &str) -> Option<String> {
     let value = std::env::var_os(name)?.to_string_lossy().into_owned();
     (!value.is_empty()).then_some(value)
 }
+
+/// Returns the value of a variable that is 0 or 1, or `None` if it is empty.
+///
+/// # Errors
+/// Fails for any other value.
+#[cfg(not(loom))]
+pub(crate) fn flag(name: &'static str) -> Result<Option<bool>, Mistake> {
+    match variable(name).as_deref() {
+        None => Ok(None),
+        Some("0") => Ok(Some(false)),
+        Some("1") => Ok(Some(true)),
+        Some(other) => {
+            let reason = format!("`{other}` is neither 0 nor 1");
+            Err(Mistake { variable: name, reason })
+        }
+    }
+}

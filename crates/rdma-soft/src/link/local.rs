@@ -17,9 +17,11 @@ use std::sync::Arc;
 
 use rustix::io::{Errno, Result};
 use rustix::net::{SocketAddrUnix, bind, listen};
+use rustix::process::geteuid;
 
 use self::handshake::Handshake;
 use self::listener::{Admits, Listener};
+use self::mapped::given::Files;
 use self::neighbor::Neighbor;
 use self::shared::RingSender;
 use self::socket::{connection_to, socket};
@@ -35,6 +37,7 @@ mod head;
 pub(crate) mod host;
 mod inlet;
 mod listener;
+mod mapped;
 mod names;
 pub(crate) mod neighbor;
 mod questions;
@@ -74,7 +77,12 @@ impl From<Unreachable> for Refusal {
 }
 
 /// Binds the socket for a slot of this process, and listens on it.
-fn listen_at(device: &'static Device, address: &SocketAddrUnix, admits: Admits) -> Result<()> {
+fn listen_at(
+    device: &'static Device,
+    address: &SocketAddrUnix,
+    admits: Admits,
+    files: &Arc<Files>,
+) -> Result<()> {
     let driver = Driver::of(device.subnet)?;
     let no_thread = |error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
     expendable::start().map_err(no_thread)?;
@@ -82,7 +90,8 @@ fn listen_at(device: &'static Device, address: &SocketAddrUnix, admits: Admits) 
     let socket = Descriptor::open_for_others(socket)?;
     bind(socket.get()?, address)?;
     listen(socket.get()?, BACKLOG)?;
-    driver.add(|token| Listener::new(driver, device, socket, token, admits))?;
+    let files = Arc::clone(files);
+    driver.add(|token| Listener::new(driver, device, socket, token, admits, files))?;
     Ok(())
 }
 
@@ -100,8 +109,13 @@ fn connect_to(
         Errno::AGAIN => Unreachable::Busy,
         errno => Unreachable::System(errno),
     })?;
-    if !connection.peer().is_ok_and(|(_, user)| admits(user)) {
+    let user = connection.peer().ok().map(|(_, user)| user);
+    if !user.is_some_and(admits) {
         return Err(Unreachable::OtherUser);
+    }
+    if device.maps && user == Some(geteuid().as_raw()) {
+        // The process may send files with its memory.
+        connection.allow_files().map_err(Unreachable::System)?;
     }
     let ring = || {
         let mut made = None;

@@ -6,7 +6,9 @@
 mod attacker;
 mod fuse;
 mod garbage;
+mod grants;
 mod hostile;
+pub(crate) mod mapped;
 mod names;
 mod neighbours;
 mod not_ready;

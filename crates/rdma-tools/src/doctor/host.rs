@@ -71,7 +71,7 @@ fn rdma_core(machine: &Machine, is_needed: bool) -> Finding {
 }
 
 /// The environment variables that programs of this stack read.
-const VARIABLES: [&str; 20] = [
+const VARIABLES: [&str; 21] = [
     "RDMA_DEVICE",
     "RDMA_DROPIN_FILES",
     "RDMA_DROPIN_STATS",
@@ -87,6 +87,7 @@ const VARIABLES: [&str; 20] = [
     "RDMA_SOFT_FAULTS",
     "RDMA_SOFT_LIKE",
     "RDMA_SOFT_LISTEN",
+    "RDMA_SOFT_MAPPED",
     "RDMA_SOFT_PCAP",
     "RDMA_SOFT_PEERS",
     "RDMA_SOFT_PEER_LIMIT",

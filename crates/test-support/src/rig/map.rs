@@ -49,6 +49,10 @@ impl Mapping {
         self.start
     }
 
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
     /// Returns a copy of some of the bytes, which must not change in the meantime.
     pub fn bytes(&self, from: usize, length: usize) -> Vec<u8> {
         assert!(from + length <= self.length);

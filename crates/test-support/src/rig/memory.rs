@@ -1,17 +1,44 @@
 //! Registered memory.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
+use std::os::fd::AsRawFd;
 use std::ptr;
 
 use rdma_sys::*;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::param::page_size;
 
-use super::{Pd, errno, verbs};
+use super::map::Mapping;
+use super::{Pd, REMOTE_ATOMIC, REMOTE_WRITE, errno, verbs};
 
 /// A registration of memory that the test owns. The test accesses the memory as the device does,
 /// only by copies through raw pointers, and only while no request in flight uses it.
 pub struct Mr {
     pub mr: *mut ibv_mr,
-    memory: Vec<u8>,
+    memory: Memory,
+}
+
+/// The memory of a registration.
+enum Memory {
+    Owned(Vec<u8>),
+    /// A memory file, which other processes may map.
+    File(Mapping),
+}
+
+impl Memory {
+    fn start(&self) -> *mut u8 {
+        match self {
+            Self::Owned(bytes) => ptr::with_exposed_provenance_mut(bytes.as_ptr().addr()),
+            Self::File(mapping) => mapping.start(),
+        }
+    }
+
+    fn length(&self) -> usize {
+        match self {
+            Self::Owned(bytes) => bytes.len(),
+            Self::File(mapping) => mapping.length(),
+        }
+    }
 }
 
 unsafe impl Send for Mr {}
@@ -24,13 +51,34 @@ impl Pd {
 
     pub fn register_filled(&self, mut memory: Vec<u8>, access: u32) -> Mr {
         let mr = self.try_register(memory.as_mut_ptr(), memory.len(), access).unwrap();
-        Mr { mr, memory }
+        Mr { mr, memory: Memory::Owned(memory) }
+    }
+
+    /// Returns true if the provider could use the file of a region with this length and access.
+    pub fn wants_file(&self, length: usize, access: u32) -> bool {
+        unsafe { verbs().wants_file(self.0, length, access) }
+    }
+
+    /// Registers the pages of a new memory file, and passes the file to the provider.
+    pub fn register_file(&self, length: usize, access: u32) -> Mr {
+        let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&file, length.next_multiple_of(page_size()) as u64).unwrap();
+        let mapping = Mapping::of_file(&file, length);
+        let mut seals = SealFlags::SHRINK | SealFlags::GROW;
+        if access & (REMOTE_WRITE | REMOTE_ATOMIC) == 0 {
+            seals |= SealFlags::FUTURE_WRITE;
+        }
+        fcntl_add_seals(&file, seals).unwrap();
+        let mr = self.try_register(mapping.start(), length, access).unwrap();
+        note_mapped(mr);
+        unsafe { verbs().note_file(mr, file.as_raw_fd()) };
+        Mr { mr, memory: Memory::File(mapping) }
     }
 
     /// Registers the memory. Requests use the address `iova` for its first byte.
     pub fn register_at(&self, mut memory: Vec<u8>, iova: u64, access: u32) -> Mr {
         let mr = self.try_register_at(&mut memory, iova, access).unwrap();
-        Mr { mr, memory }
+        Mr { mr, memory: Memory::Owned(memory) }
     }
 
     pub fn try_register_at(
@@ -121,7 +169,7 @@ impl Mr {
     }
 
     pub fn address(&self) -> u64 {
-        self.memory.as_ptr().addr() as u64
+        self.start().addr() as u64
     }
 
     pub fn sge(&self, from: usize, length: usize) -> ibv_sge {
@@ -130,22 +178,22 @@ impl Mr {
     }
 
     pub fn start(&self) -> *mut u8 {
-        ptr::with_exposed_provenance_mut(self.memory.as_ptr().addr())
+        self.memory.start()
     }
 
     pub fn length(&self) -> usize {
-        self.memory.len()
+        self.memory.length()
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.memory.len()];
+        let mut bytes = vec![0; self.length()];
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.start(), bytes.len()) };
         bytes
     }
 
     /// Copies the bytes at this offset to `bytes`.
     pub fn copy_out(&self, from: usize, bytes: &mut [u8]) {
-        assert!(from + bytes.len() <= self.memory.len());
+        assert!(from + bytes.len() <= self.length());
         let start = unsafe { self.start().add(from) };
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(start, bytes.len()) };
     }
@@ -153,30 +201,30 @@ impl Mr {
     /// Returns the eight bytes that are now at this offset, for a test that waits for a peer's
     /// write.
     pub fn word(&self, from: usize) -> u64 {
-        assert!(from.is_multiple_of(8) && from + 8 <= self.memory.len());
+        assert!(from.is_multiple_of(8) && from + 8 <= self.length());
         unsafe { self.start().add(from).cast::<u64>().read_volatile() }
     }
 
     /// Copies `bytes` to this offset.
     pub fn copy_in(&self, from: usize, bytes: &[u8]) {
-        assert!(from + bytes.len() <= self.memory.len());
+        assert!(from + bytes.len() <= self.length());
         let start = unsafe { self.start().add(from) };
         unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
     pub fn fill(&self, byte: u8) {
-        unsafe { self.start().write_bytes(byte, self.memory.len()) };
+        unsafe { self.start().write_bytes(byte, self.length()) };
     }
 
     pub fn fill_part(&self, from: usize, length: usize, byte: u8) {
-        assert!(from + length <= self.memory.len());
+        assert!(from + length <= self.length());
         let start = unsafe { self.start().add(from) };
         unsafe { start.write_bytes(byte, length) };
     }
 
     #[track_caller]
     pub fn assert_filled(&self, byte: u8) {
-        assert_eq!(self.bytes(), vec![byte; self.memory.len()]);
+        assert_eq!(self.bytes(), vec![byte; self.length()]);
     }
 
     /// Checks that deregistering the region is refused. Returns the error number.
@@ -189,7 +237,10 @@ impl Mr {
     /// Deregisters the region, and returns its memory.
     pub fn deregister(mut self) -> Vec<u8> {
         deregister(std::mem::replace(&mut self.mr, ptr::null_mut()));
-        std::mem::take(&mut self.memory)
+        match &mut self.memory {
+            Memory::Owned(memory) => std::mem::take(memory),
+            Memory::File(_) => self.bytes(),
+        }
     }
 }
 

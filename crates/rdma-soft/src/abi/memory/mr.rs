@@ -1,6 +1,7 @@
 //! Memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 use std::ptr;
 
 use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
@@ -145,12 +146,33 @@ pub(crate) unsafe extern "C" fn note_mapped(mr: *mut ibv_mr) {
     unsafe { pd_of(pd) }.note_mapped(registration);
 }
 
+/// Not a verb of libibverbs; see [`Verbs::wants_file`](rdma_sys::Verbs::wants_file).
+pub(crate) unsafe extern "C" fn wants_file(pd: *mut ibv_pd, length: usize, access: u32) -> c_int {
+    // SAFETY: the caller passes a live protection domain (SAFETY.md F1).
+    let device = unsafe { pd_device(pd) };
+    device.wants_file(length as u64, access).into()
+}
+
+/// Not a verb of libibverbs; see [`Verbs::note_file`](rdma_sys::Verbs::note_file).
+pub(crate) unsafe extern "C" fn note_file(mr: *mut ibv_mr, file: c_int) {
+    // SAFETY: the caller passes a live region (SAFETY.md F1).
+    let registration = unsafe { *registration_of(mr) };
+    // SAFETY: as above.
+    let pd = unsafe { (*mr).pd };
+    // SAFETY: the caller passes an open file, which it closes after this call (SAFETY.md F1).
+    let file = unsafe { BorrowedFd::borrow_raw(file) };
+    // SAFETY: a protection domain outlives its regions (SAFETY.md F11).
+    unsafe { pd_device(pd) }.keep_file(registration.key, file);
+}
+
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: the caller passes a live region (SAFETY.md F1).
     let registration = unsafe { *registration_of(mr) };
     // SAFETY: as above.
     let pd = unsafe { (*mr).pd };
     // SAFETY: a protection domain outlives its regions (SAFETY.md F11).
+    unsafe { pd_device(pd) }.end_file(registration.key);
+    // SAFETY: as above.
     let deregistered = unsafe { pd_of(pd) }.deregister(registration);
     number(deregistered.map(|()| {
         // SAFETY: `region` made the block, and the caller gives it up (SAFETY.md F11).

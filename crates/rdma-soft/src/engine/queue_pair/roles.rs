@@ -29,6 +29,7 @@ impl Counting for QueuePair {
             let send = self.send.lock();
             sum.sent_pkts += send.executed - self.counts.local.get();
             sum.rdma_sends += self.counts.sends.get();
+            sum.mapped_requests += self.counts.mapped.get();
             sum.sent_bytes += send.bytes;
         }
         let responder = self.responder.lock();

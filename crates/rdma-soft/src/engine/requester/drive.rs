@@ -5,11 +5,10 @@ use std::sync::Arc;
 use rdma_types::WcStatus as Status;
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::requester::direct::Extent;
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 use crate::engine::station::Station;
-use crate::engine::turn::{STRETCH_BYTES, TURN_BYTES, Turn};
+use crate::engine::turn::{Extent, STRETCH_BYTES, TURN_BYTES, Turn};
 use crate::memory::copy::Reach;
 
 #[cfg(test)]

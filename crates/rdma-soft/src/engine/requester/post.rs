@@ -9,13 +9,12 @@ use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::work_completion::Side;
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::service::Service;
-use crate::engine::requester::direct::Extent;
 use crate::engine::requester::drive::{Work, run_posted, yield_locks};
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 use crate::engine::station::Station;
-use crate::engine::turn::STRETCH_BYTES;
+use crate::engine::turn::{Extent, STRETCH_BYTES};
 use crate::memory::copy::Reach;
 use crate::sync::Ordering;
 
@@ -196,7 +195,8 @@ impl<P: Near> SendSide<P> {
         } else {
             self.push(request, payload);
             self.defer(own);
-            if self.wire.is_some() {
+            // An immediate device sends the request before the post returns.
+            if self.wire.is_some() && !own.immediate {
                 own.entry.queue();
             }
         }

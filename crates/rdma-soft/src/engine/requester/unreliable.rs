@@ -8,11 +8,12 @@ use rdma_types::WcStatus as Status;
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
-use crate::engine::requester::direct::{Extent, Progress};
+use crate::engine::requester::direct::Progress;
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, Verdict};
 use crate::engine::responder::inbound::{Inbound, Stop};
+use crate::engine::turn::Extent;
 use crate::memory::copy::Reach;
 use crate::memory::grace_period::Visit;
 

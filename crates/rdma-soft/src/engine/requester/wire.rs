@@ -1,5 +1,6 @@
 //! Sending with packets. A requester of `rdma_proto` sends the queued requests, and completes them by the responses.
 
+mod mapped;
 mod work;
 
 use std::ptr;
@@ -8,20 +9,27 @@ use std::time::Duration;
 
 use rdma_proto::requester::{Requester as Reliable, Settings};
 use rdma_proto::{Connection, UnreliableRequester};
-use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, Mtu, Psn, QpState};
+use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, Mtu, Psn, QpState, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Blocked, Requester, SendSide};
+use crate::engine::requester::wire::mapped::{Mapped, Outcome, Part, Step, locate};
 use crate::engine::requester::wire::work::Queue;
 use crate::engine::station::Station;
+use crate::engine::turn::{Extent, STRETCH_BYTES, TURN_BYTES};
 use crate::engine::wire::letter::Letter;
 use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Carrier, Outlet, Route, Word};
 use crate::fabric::clock::Time;
 use crate::fabric::run_queue::Task;
 use crate::limits::patience;
+use crate::memory::copy::Reach;
+use crate::memory::grace_period::Visit;
+
+/// The least number of bytes that count for a request, so that a turn does not execute too many short ones.
+const LEAST: u64 = 256;
 
 /// The send side's state for packets.
 #[derive(Debug)]
@@ -44,6 +52,8 @@ pub(crate) struct Wire {
     question: u32,
     /// The number of the first letter that may be for this queue pair. Earlier letters are for an earlier incarnation.
     first_letter: u64,
+    /// The requests that need no packets.
+    mapped: Mapped,
 }
 
 #[derive(Debug)]
@@ -81,6 +91,7 @@ impl Wire {
             timer,
             question,
             first_letter,
+            mapped: Mapped::default(),
         }
     }
 
@@ -94,6 +105,7 @@ impl Wire {
         };
         if !is_same {
             self.word = None;
+            self.mapped.clear();
         }
         self.route = route;
     }
@@ -141,6 +153,7 @@ impl Wire {
     pub(crate) fn stop(&mut self) {
         self.is_patient = false;
         self.show_patience();
+        self.mapped.clear();
         match &mut self.protocol {
             Protocol::Reliable(protocol) => protocol.stop(),
             Protocol::Unreliable(protocol) => protocol.stop(),
@@ -258,6 +271,10 @@ impl<P: Near> SendSide<P> {
         self.wire = Some(wire);
         if ended {
             self.report_drained(own);
+            if self.wire.as_ref().is_some_and(|wire| wire.mapped.held.is_some()) {
+                // The requests that waited for the ones that have ended may now be executed.
+                own.entry.queue();
+            }
         }
         Some(result)
     }
@@ -266,7 +283,10 @@ impl<P: Near> SendSide<P> {
     fn admitted(&self, wire: &Wire) -> u32 {
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         match self.state {
-            QpState::RTS => wire.released.unwrap_or(wire.head.wrapping_add(queued)),
+            QpState::RTS => {
+                let all = || wire.head.wrapping_add(queued);
+                wire.mapped.held.or(wire.released).unwrap_or_else(all)
+            }
             _ => wire.begun(),
         }
     }
@@ -295,8 +315,12 @@ impl<P: Near> SendSide<P> {
         // Requests that the peer executed before it ended count as executed.
         self.complete_executed(own, aftermath);
         if has_ended {
+            if let Some(wire) = &mut self.wire {
+                wire.mapped.clear();
+            }
             self.peer_has_ended(own, aftermath);
         }
+        let more = self.execute_mapped(own, aftermath);
         if let Some(mut wire) = self.wire.take() {
             let idle = match &wire.protocol {
                 Protocol::Reliable(protocol) => !protocol.has_packets(self.admitted(&wire)),
@@ -308,7 +332,7 @@ impl<P: Near> SendSide<P> {
             }
             self.wire = Some(wire);
             if idle {
-                return false;
+                return more;
             }
         }
         let now = wire::time(own.adapter.fabric.clock.now());
@@ -324,7 +348,95 @@ impl<P: Near> SendSide<P> {
                 }
             })
         });
-        sent == Some(true)
+        sent == Some(true) || more
+    }
+
+    /// Executes requests without packets, as far as grants permit. Returns true if another turn executes more.
+    fn execute_mapped(&mut self, own: &P, aftermath: &mut Aftermath) -> bool {
+        let mut bytes = if self.posts.is_some() { STRETCH_BYTES } else { TURN_BYTES };
+        loop {
+            match self.execute_next(own, &mut bytes, aftermath) {
+                Step::Done => {}
+                Step::Later => return true,
+                Step::Packets => return false,
+            }
+        }
+    }
+
+    /// Executes the next request, or a part of at most `bytes` bytes.
+    #[inline]
+    fn execute_next(&mut self, own: &P, bytes: &mut u64, aftermath: &mut Aftermath) -> Step {
+        let Self { queue, requester, wire: Some(wire), posts, state, .. } = self else {
+            return Step::Packets;
+        };
+        let Wire { protocol: Protocol::Reliable(protocol), word: Some(word), mapped, head, .. } =
+            &mut **wire
+        else {
+            return Step::Packets;
+        };
+        mapped.update(word, *head);
+        let next = protocol.begun();
+        let found =
+            if mapped.grants.is_empty() || *state != QpState::RTS || !own.adapter.port_is_up() {
+                None
+            } else {
+                mapped.check(queue, *head, next);
+                queue.at(next.wrapping_sub(*head) as usize)
+            };
+        mapped.held = None;
+        // Kept only if this call or a later one continues the same request.
+        let from = std::mem::take(&mut mapped.copied);
+        let Some((request, payload)) = found else { return Step::Packets };
+        let (operation, length) = (&request.operation, payload.length());
+        let Some(grant) = mapped.find(operation, length).map(Arc::clone) else {
+            return Step::Packets;
+        };
+        if !protocol.can_skip() {
+            // If grants cover all requests in flight, this one waits for them: a stream of requests would otherwise go
+            // as packets forever.
+            mapped.held = mapped.covers_all_since(*head).then_some(next);
+            return Step::Packets;
+        }
+        if *bytes == 0 || word.carrier().has_ended() {
+            (mapped.held, mapped.copied) = (Some(next), from);
+            return Step::Later;
+        }
+        let is_posted = posts.is_some_and(|posts| queue.len() <= posts as usize);
+        let reach = if is_posted { Reach::Mapped } else { own.adapter.later() };
+        let visit = Visit::begin();
+        // If local memory cannot be used, the protocol reports that.
+        let local = requester.locate_payload(own, &visit, operation.opcode, payload);
+        let remote = locate(&*grant, operation, length);
+        let (Ok(_), Some(remote)) = (local, remote) else { return Step::Packets };
+        let to = Extent::Bytes(*bytes).end(from, length);
+        let part = Part { operation, remote, reach, from, to };
+        let outcome = word.visit(|| match grant.is_valid() {
+            true => part.execute(&requester.local),
+            false => Outcome::Not,
+        });
+        requester.local.clear();
+        drop(visit);
+        let result = match outcome {
+            Outcome::Not => {
+                mapped.grants.retain(|other| !Arc::ptr_eq(other, &grant));
+                return Step::Packets;
+            }
+            Outcome::Executed if to < length => {
+                mapped.copied = to;
+                *bytes = bytes.saturating_sub(to - from);
+                return Step::Done;
+            }
+            Outcome::Executed => Ok(length),
+            Outcome::Lost => Err(Status::LOC_PROT_ERR),
+        };
+        *bytes = bytes.saturating_sub((to - from).max(LEAST));
+        own.counts.mapped.count();
+        protocol.skip();
+        *head = head.wrapping_add(1);
+        let upto = self.head_index().wrapping_add(1);
+        self.queue.pop();
+        self.finish(own, &request, upto, result, aftermath);
+        Step::Done
     }
 
     /// Sends some of the last `posts` requests, which this call has posted. Their memory is certainly mapped while the
@@ -334,6 +446,9 @@ impl<P: Near> SendSide<P> {
         self.posts = Some(posts);
         self.transmit(own, aftermath);
         self.posts = None;
+        if !self.queue.is_empty() {
+            own.entry.queue();
+        }
     }
 
     /// Completes the requests that the peer has executed, according to the connection's word.

@@ -12,6 +12,7 @@ use crate::engine::receive_queue::{Receive, Waits};
 use crate::engine::responder::origin::Origin;
 use crate::engine::responder::wire::Wire;
 use crate::engine::station::Station;
+use crate::engine::wire::grant::Visited;
 use crate::memory::copy::Segment;
 use crate::memory::room::Room;
 use crate::memory::sge::Sge;
@@ -35,6 +36,8 @@ pub(crate) struct Responder {
     pub(crate) first_letter: u64,
     /// The protocol's state between RTR and RESET, if messages arrive as packets.
     pub(crate) wire: Option<Box<Wire>>,
+    /// The visits to wait for, because grants to the peer's process were revoked.
+    pub(crate) visited: Option<Visited>,
     /// The [origin](crate::engine::requester::side::Requester::origin) whose address was verified; 0 for none.
     pub(crate) verified: u64,
     /// The receive request of the current message.
@@ -78,6 +81,7 @@ impl Responder {
             qkey: 0,
             first_letter: 0,
             wire: None,
+            visited: None,
             verified: 0,
             current: None,
             begun: 0,
@@ -267,7 +271,14 @@ impl Responder {
             own.push_receive(own.failed_receive(&receive, status));
         }
         self.state = QpState::ERR;
+        self.revoke();
         aftermath.responder_failed(own, self.incarnation, event);
+    }
+
+    /// Revokes what the peer's process may access without packets.
+    pub(crate) fn revoke(&mut self) {
+        let visited = self.wire.as_mut().and_then(|wire| wire.revoke());
+        self.visited = visited.or(self.visited.take());
     }
 
     /// Counts a request that was dropped because of its sequence number, if it came from the connected peer.
@@ -290,6 +301,7 @@ impl Responder {
         (self.verified, self.begun) = (0, 0);
         self.current = None;
         self.path = None;
+        self.revoke();
         self.wire = None;
         self.held.clear();
     }

@@ -8,7 +8,9 @@ use rdma_proto::{
     Burst, Datagrams, Delivered, Host, Kind, MessageEnd, MessageStart, Nak, Source, Stop,
     UnreliableResponder,
 };
-use rdma_types::{AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status};
+use rdma_types::{
+    AccessFlags, AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status,
+};
 
 use crate::engine::adapter::notices::Reason;
 use crate::engine::aftermath::Aftermath;
@@ -19,6 +21,7 @@ use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::{self, Inbound, Refused};
 use crate::engine::responder::side::Responder;
 use crate::engine::station::Station;
+use crate::engine::wire::grant::{Given, Visited};
 use crate::engine::wire::letter::{self, Kept, Letter};
 use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Carrier, Route};
@@ -44,6 +47,8 @@ pub(crate) struct Wire {
     kept: Option<Kept>,
     /// Whether the packet that was kept is about to arrive again, and no other packet has arrived since.
     expects_kept: bool,
+    /// The grants to the process of the peer.
+    given: Given,
 }
 
 /// The continuation of a request that found no receive request, after one was posted.
@@ -95,7 +100,13 @@ impl Wire {
             ready: false,
             kept: None,
             expects_kept: false,
+            given: Given::default(),
         }
+    }
+
+    /// Revokes what the process of the peer may access without packets. Returns the visits that may still use it.
+    pub(crate) fn revoke(&mut self) -> Option<Visited> {
+        self.given.revoke()
     }
 
     /// Applies a changed minimum RNR timer to a queue pair that is ready to receive.
@@ -231,6 +242,9 @@ impl Responder {
         self.holds = false;
         wire.kept = if keeps { wire.keep(own, letter) } else { None };
         wire.report_executed(own, expected, letter);
+        if own.adapter.maps && self.is_ready() {
+            self.give(own, &mut wire, letter);
+        }
         wire.count(own, self.peer_qpn);
         let owes = wire.owes();
         self.wire = Some(wire);
@@ -241,6 +255,25 @@ impl Responder {
         }
         self.publish(own);
         if owes { Answers::Now } else { Answers::Never }
+    }
+
+    /// Grants the peer's process access to the region of a request that was not refused, unless it has access already.
+    fn give(&self, own: &Station, wire: &mut Wire, letter: &Letter) {
+        let headers = &letter.burst.header;
+        let key = headers.reth.map(|reth| reth.rkey);
+        let key = key.or_else(|| headers.atomic.map(|atomic| atomic.rkey));
+        let (Some(key), Some(words), Some(word)) = (key, &letter.words, letter.word) else {
+            return;
+        };
+        let mut access = self.access;
+        if self.max_rd_atomic == 0 {
+            access &= AccessFlags::REMOTE_WRITE.bits();
+        }
+        let (key, domain) = (key.get(), own.pd_number);
+        let is_registered = |key| own.adapter.memory.regions.find(key).is_some();
+        if let Some(want) = wire.given.want(words, word, key, domain, access, is_registered) {
+            words.grant(want);
+        }
     }
 
     /// Returns true if some received requests are not acknowledged yet.
@@ -256,6 +289,7 @@ impl Responder {
     /// Drops the answers that are owed to the peer, so that no memory is read for them any longer. If only an
     /// acknowledgement is owed, it is still sent.
     pub(crate) fn drop_unanswered(&mut self) {
+        self.revoke();
         if let Some(wire) = self.wire.take_if(|wire| wire.owes() != Owes::Acknowledgement) {
             self.psn = wire.psn();
         }

@@ -7,6 +7,7 @@ use rdma_types::Psn;
 
 use crate::address::{Group, Path};
 use crate::engine::completion::work_completion::Source;
+use crate::engine::wire::grant::{Version, Want};
 use crate::engine::wire::word::WordKey;
 
 /// The maximum payload of a burst in bytes: 16 packets of the largest MTU, or 4 in models.
@@ -58,6 +59,32 @@ pub(crate) trait ExecutedWords: Send + Sync + std::fmt::Debug {
 
     /// Returns true if the requester with this word retries without limit while the receiver is not ready.
     fn is_patient(&self, key: WordKey) -> bool;
+
+    /// Lends a version word for the grants of a queue pair. Returns `None` if the process gets no grants, or if no word
+    /// is left.
+    fn lend_version(&self) -> Option<Version> {
+        None
+    }
+
+    /// Makes the grants with a version invalid, and takes the version word back.
+    fn take_version(&self, index: u32) {
+        let _ = index;
+    }
+
+    /// Gives the process a grant, soon.
+    fn grant(&self, want: Want) {
+        let _ = want;
+    }
+
+    /// Returns the number of the visit in which the connection with this word is, if any. Everything that was revoked
+    /// before the call was revoked before the visit, or the visit is found.
+    fn visit(&self, index: usize) -> Option<u32> {
+        let _ = index;
+        None
+    }
+
+    /// Makes all grants invalid, and gives the process no others.
+    fn end_grants(&self) {}
 
     /// Makes the process check its words, if it does not poll them itself. The caller holds no lock except the receive
     /// side of a device.

@@ -1,11 +1,13 @@
 //! The words in which another process records how far it has executed this process's requests, and the connections that
 //! read them.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use rdma_types::Psn;
 
+use super::mapped::received::PeerGrant;
 use super::shared::RingSender;
+use crate::engine::wire::grant::Grant;
 use crate::engine::wire::word::{GROUPS, WORDS, WordKey};
 use crate::fabric::run_queue::Task;
 use crate::link::executed::Executed;
@@ -17,6 +19,8 @@ pub(super) struct Claims {
     words: Mutex<Words>,
     /// The number of word groups in use.
     groups: AtomicUsize,
+    /// A number that changes when a grant arrives or becomes invalid.
+    granted: AtomicU32,
     /// The value of each group's [counter](Executed::moves) when its words were last read.
     seen: [AtomicU32; GROUPS],
 }
@@ -34,7 +38,12 @@ struct Claim {
     user: Weak<dyn Task>,
     /// The value of the word when it was last read.
     seen: Option<Psn>,
+    /// The grants of the connection.
+    grants: Vec<Arc<PeerGrant>>,
 }
+
+/// The maximum number of grants of a connection.
+const MOST_GRANTS: usize = 256;
 
 impl Claims {
     /// Claims the first free word for a connection. Returns `None` if all words are in use.
@@ -47,7 +56,7 @@ impl Claims {
         }
         let key = WordKey::new(index, words.users);
         words.users = words.users.wrapping_add(1);
-        let claim = Some(Claim { key, user, seen: None });
+        let claim = Some(Claim { key, user, seen: None, grants: Vec::new() });
         match free {
             Some(free) => words.by_index[free] = claim,
             None => words.by_index.push(claim),
@@ -61,6 +70,56 @@ impl Claims {
         if let Some(place) = words.by_index.get_mut(key.index()) {
             place.take_if(|claim| claim.key == key);
         }
+    }
+
+    /// Adds a grant for the connection that it is for, if that still exists.
+    pub(super) fn add_grant(&self, grant: Arc<PeerGrant>) {
+        let key = grant.terms.word;
+        {
+            let words = &mut *locked(&self.words);
+            let claim = words.by_index.get_mut(key.index()).and_then(Option::as_mut);
+            let Some(claim) = claim.filter(|claim| claim.key == key) else { return };
+            claim.grants.retain(|other| other.terms.key != grant.terms.key);
+            if claim.grants.len() >= MOST_GRANTS {
+                return;
+            }
+            claim.grants.push(grant);
+        }
+        self.granted.fetch_add(1, Ordering::Release);
+    }
+
+    /// Drops invalid grants, and queues a turn for each connection that had one, so that it drops them too.
+    pub(super) fn drop_invalid(&self) {
+        if self.granted() == 0 {
+            return;
+        }
+        let mut dropped = Vec::new();
+        for claim in locked(&self.words).by_index.iter_mut().flatten() {
+            let before = dropped.len();
+            dropped.extend(claim.grants.extract_if(.., |grant| !grant.is_valid()));
+            if dropped.len() > before {
+                self.granted.fetch_add(1, Ordering::Release);
+                if let Some(user) = claim.user.upgrade() {
+                    user.entry().queue();
+                }
+            }
+        }
+        // The mappings are released without the lock.
+        drop(dropped);
+    }
+
+    /// Returns a number that changes when a grant arrives or becomes invalid.
+    pub(super) fn granted(&self) -> u32 {
+        self.granted.load(Ordering::Acquire)
+    }
+
+    /// Returns the grants of a connection.
+    pub(super) fn grants(&self, key: WordKey) -> Vec<Arc<dyn Grant>> {
+        let words = locked(&self.words);
+        let claim = words.by_index.get(key.index()).and_then(Option::as_ref);
+        let claim = claim.filter(|claim| claim.key == key);
+        let all = claim.map_or(&[][..], |claim| &claim.grants);
+        all.iter().map(|grant| Arc::<PeerGrant>::clone(grant) as Arc<dyn Grant>).collect()
     }
 
     /// Returns the groups in which a word has been stored but not read yet.

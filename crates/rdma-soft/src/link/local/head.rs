@@ -26,7 +26,7 @@ use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
 use crate::engine::wire::word::WordKey;
 
 /// The version of the message format, and of socket names. Processes with different versions do not find each other.
-pub(super) const VERSION: u8 = 5;
+pub(super) const VERSION: u8 = 6;
 
 /// The size of a header in bytes.
 pub(super) const HEAD: usize = 96;

@@ -1,6 +1,7 @@
 //! A shared device: the state on which all its processes agree.
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -11,6 +12,7 @@ use rustix::process::geteuid;
 
 use super::head::VERSION;
 use super::listener::Admits;
+use super::mapped::given::Files;
 use super::names::Names;
 use super::neighbor::Neighbor;
 use super::{connect_to, listen_at, user_at};
@@ -18,9 +20,11 @@ use crate::device::{Device, Host};
 use crate::engine::Refusal;
 use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::wire::Carrier;
+use crate::engine::wire::grant::Visited;
 use crate::environment::variable::{Mistake, variable};
 use crate::fabric::emitters::emit_one;
 use crate::fabric::random::Seed;
+use crate::memory::region::Region;
 use crate::sync::locked;
 
 const PEERS: &str = "RDMA_SOFT_PEERS";
@@ -89,6 +93,8 @@ pub(crate) struct LocalHost {
     taken: AtomicU32,
     /// The reason why this process has no slot that other processes can find, if it has none.
     isolation: OnceLock<Isolation>,
+    /// The files of regions, which other processes may map.
+    files: Arc<Files>,
 }
 
 /// The reason why no other process can reach this one.
@@ -159,7 +165,8 @@ impl LocalHost {
             Seed::of_text(&format!("{} {namespace} {user} {device} {shape}{place}", boot.trim()));
         let admits = if peers == Peers::AnyUser { any_user } else { same_user };
         let (neighbors, taken) = (Mutex::default(), AtomicU32::new(0));
-        Ok((Self { names, admits, neighbors, taken, isolation: OnceLock::new() }, seed))
+        let (isolation, files) = (OnceLock::new(), Arc::default());
+        Ok((Self { names, admits, neighbors, taken, isolation, files }, seed))
     }
 }
 
@@ -192,7 +199,7 @@ impl Host for LocalHost {
             .names
             .take(slot)
             .and_then(|()| self.names.address(slot))
-            .and_then(|address| listen_at(device, &address, self.admits));
+            .and_then(|address| listen_at(device, &address, self.admits, &self.files));
         match listens {
             Ok(()) => {
                 self.taken.store(0, Ordering::Relaxed);
@@ -235,5 +242,17 @@ impl Host for LocalHost {
     fn connected(&self, number: u32) -> Option<Arc<dyn Carrier>> {
         let found = locked(&self.neighbors).get(&slot_of(number))?.upgrade()?;
         Some(found)
+    }
+
+    fn wants_file(&self) -> bool {
+        self.files.has_room()
+    }
+
+    fn keep_file(&self, key: u32, region: &Region, file: BorrowedFd<'_>) -> bool {
+        self.files.keep(key, region, file)
+    }
+
+    fn end_file(&self, key: u32) -> Vec<Visited> {
+        self.files.end(key)
     }
 }

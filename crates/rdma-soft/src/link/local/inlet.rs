@@ -10,16 +10,19 @@ use rustix::io::Errno;
 
 use super::head::{Decoded, HEAD, MOST, decode, is_void, payload_length, word_of};
 use super::listener::Guest;
+use super::mapped::given::Giver;
 use super::shared::RingReceiver;
 use super::socket::{NOTIFICATIONS, notify, receive_notification, receive_ring};
 use crate::device::Device;
 use crate::device::arrivals::{answer_soon, is_for_nobody};
 use crate::engine::wire::Mailbox as _;
+use crate::engine::wire::grant::{Version, Want};
 use crate::engine::wire::letter::{ExecutedWords, Letter};
 use crate::engine::wire::word::WordKey;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, SocketEvent, Token, Watched};
+use crate::link::executed::versions::ordered;
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
 /// The maximum number of messages that one turn reads.
@@ -66,6 +69,8 @@ pub(super) struct Inlet {
     executed: AtomicU32,
     /// The number of the last question that was answered.
     answered: AtomicU32,
+    /// The grants to the process, if it belongs to this user.
+    giver: Option<Giver>,
     entry: Entry,
 }
 
@@ -89,11 +94,13 @@ impl Inlet {
         guest: Guest,
         connection: Descriptor,
         token: Token,
+        giver: Option<Giver>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             driver,
             device,
             connection,
+            giver,
             _guest: guest,
             token,
             ring: OnceLock::new(),
@@ -127,6 +134,8 @@ impl Inlet {
 
     fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
+        // The process may still exist, and not know yet that the connection has ended.
+        self.end_grants();
         self.driver.close(self.token);
     }
 
@@ -190,7 +199,7 @@ impl Inlet {
         let mut notified = false;
         for _ in 0..NOTIFICATIONS {
             let received = match self.ring.get() {
-                None => receive_ring(&self.connection).map(|ring| self.ring.set(ring).is_ok()),
+                None => receive_ring(&self.connection).map(|ring| self.set_ring(ring)),
                 Some(_) => receive_notification(&self.connection),
             };
             match received {
@@ -247,6 +256,26 @@ impl Inlet {
             self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
         }
         false
+    }
+
+    /// Stores the ring, and makes grants possible. Returns true if there was no ring before.
+    fn set_ring(&self, ring: RingReceiver) -> bool {
+        if let Some(giver) = &self.giver {
+            giver.offer(&self.connection);
+        }
+        self.ring.set(ring).is_ok()
+    }
+
+    /// Sends the grants that are wanted.
+    fn give(self: &Arc<Self>) {
+        let Some(giver) = self.giver.as_ref().filter(|_| !self.closed.load(Ordering::Relaxed))
+        else {
+            return;
+        };
+        let own: Arc<dyn ExecutedWords> = Arc::<Self>::clone(self);
+        if giver.give(&self.connection, &own) {
+            self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
+        }
     }
 
     fn back_off(&self) {
@@ -336,6 +365,36 @@ impl ExecutedWords for Inlet {
         self.ring.get().is_some_and(|ring| ring.is_patient(key))
     }
 
+    fn lend_version(&self) -> Option<Version> {
+        self.giver.as_ref()?.lend()
+    }
+
+    fn take_version(&self, index: u32) {
+        if let Some(giver) = &self.giver {
+            giver.take(index);
+            // Makes the process drop its grants, and with them its mappings.
+            notify(&self.connection);
+        }
+    }
+
+    fn grant(&self, want: Want) {
+        if let Some(giver) = &self.giver {
+            giver.want(want);
+            self.entry.queue();
+        }
+    }
+
+    fn visit(&self, index: usize) -> Option<u32> {
+        ordered();
+        self.ring.get()?.visit(index)
+    }
+
+    fn end_grants(&self) {
+        if let Some(giver) = &self.giver {
+            giver.end();
+        }
+    }
+
     fn announce(&self) {
         if let Some(ring) = self.ring.get() {
             ring.announce(|| notify(&self.connection));
@@ -417,6 +476,7 @@ impl Task for Inlet {
             let letters = &mut *locked_for_calls(&self.reading);
             (0..TURN).all(|_| self.handle_one(letters))
         };
+        self.give();
         more || self.answer()
     }
 

@@ -7,9 +7,10 @@ use std::time::Duration;
 use rustix::event::epoll;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketFlags, accept_with};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::inlet::Inlet;
+use super::mapped::given::{Files, Giver};
 use super::socket::request_ring;
 use crate::device::Device;
 use crate::fabric::run_queue::{Entry, Task};
@@ -36,6 +37,7 @@ pub(super) struct Listener {
     socket: Descriptor,
     token: Token,
     admits: Admits,
+    files: Arc<Files>,
     /// Whether the last check found no thread that could close arriving files.
     held_up: AtomicBool,
     entry: Entry,
@@ -48,6 +50,7 @@ impl Listener {
         socket: Descriptor,
         token: Token,
         admits: Admits,
+        files: Arc<Files>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             driver,
@@ -55,6 +58,7 @@ impl Listener {
             socket,
             token,
             admits,
+            files,
             held_up: AtomicBool::new(false),
             entry: Entry::new(device.fabric, weak.clone()),
         })
@@ -111,7 +115,9 @@ impl Listener {
         if request_ring(&connection).is_err() {
             return false;
         }
-        let new = |token| Inlet::new(self.driver, self.device, guest, connection, token);
+        let is_ours = user == geteuid().as_raw();
+        let giver = (self.device.maps && is_ours).then(|| Giver::new(Arc::clone(&self.files)));
+        let new = |token| Inlet::new(self.driver, self.device, guest, connection, token, giver);
         self.driver.add(new).is_ok()
     }
 }

@@ -2,6 +2,7 @@
 //! share, and a connection on which each side notifies the other.
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -11,14 +12,16 @@ use rustix::io::Errno;
 
 use super::claims::Claims;
 use super::handshake::Handshake;
+use super::mapped::received::{Arrived, Received};
 use super::questions::covers;
 use super::queues::{Message, Queues};
 use super::shared::RingSender;
 use super::silence::Silence;
-use super::socket::{NOTIFICATIONS, notify, receive_notification};
+use super::socket::{NOTIFICATIONS, notify, receive_file, receive_notification_or_find_file};
 use crate::device::Device;
 use crate::engine::adapter::notices::{Endpoints, Reason};
 use crate::engine::wire::Carrier;
+use crate::engine::wire::grant::Grant;
 use crate::engine::wire::letter::{BURST_BYTES, Letter};
 use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
@@ -58,6 +61,13 @@ pub(crate) struct Neighbor {
     claims: Claims,
     /// Locked by the thread that writes, so that messages stay in order. The message is empty while it is not locked.
     writing: Mutex<Message>,
+    /// The memory of the process that this one has mapped.
+    received: Received,
+    /// Whether receiving files is postponed, because other processes hold up all threads that could close them, this
+    /// process forks, or it cannot open another file.
+    backs_off: AtomicBool,
+    /// The neighbor itself.
+    own: Weak<Self>,
     /// Whether the driver looks at the words without being notified.
     polled: AtomicBool,
     /// Whether the process has exited or violated the protocol.
@@ -83,6 +93,9 @@ impl Neighbor {
             queues: Mutex::default(),
             claims: Claims::default(),
             writing: Mutex::default(),
+            received: Received::default(),
+            backs_off: AtomicBool::new(false),
+            own: Weak::clone(weak),
             polled: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             entry: Entry::new(device.fabric, weak.clone()),
@@ -195,6 +208,40 @@ impl Neighbor {
             self.begin_silence(now, true);
         }
         finds
+    }
+
+    /// Receives what the process sends on the connection: a request for the ring, a notification, or a file.
+    fn receive(&self) -> rustix::io::Result<()> {
+        if !self.handshake.has_begun() {
+            return self.handshake.receive_request(&self.connection);
+        }
+        if !receive_notification_or_find_file(&self.connection)? {
+            return Ok(());
+        }
+        let accept = |message: &[u8], file: BorrowedFd<'_>| self.received.accept(message, file);
+        let (thread, arrived) = receive_file(&self.connection, accept)?;
+        match arrived {
+            Arrived::Versions => {}
+            Arrived::Dropped => self.device.tally.rare.unmapped_regions.count(),
+            Arrived::Grant(grant) => {
+                let own = Weak::clone(&self.own);
+                // Populating much memory takes long, and this thread holds up others.
+                thread.run(move || {
+                    grant.populate();
+                    if let Some(own) = own.upgrade() {
+                        own.claims.add_grant(grant);
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Postpones what the process has sent.
+    fn back_off(&self) {
+        self.backs_off.store(true, Ordering::Relaxed);
+        self.driver.disable_events(&self.connection);
+        self.entry.set_timer(self.device.fabric.clock.now() + RETRY);
     }
 
     /// Returns how long the process may stay silent.
@@ -356,6 +403,26 @@ impl Carrier for Neighbor {
     fn expected(&self, word: WordKey) -> Option<Psn> {
         self.ring.executed()?.expected(word)
     }
+
+    fn granted(&self) -> u32 {
+        self.claims.granted()
+    }
+
+    fn grants(&self, word: WordKey) -> Vec<Arc<dyn Grant>> {
+        self.claims.grants(word)
+    }
+
+    fn begin_visit(&self, word: WordKey) {
+        if let Some(visits) = self.ring.visits() {
+            visits.begin(word.index());
+        }
+    }
+
+    fn end_visit(&self, word: WordKey) {
+        if let Some(visits) = self.ring.visits() {
+            visits.end(word.index());
+        }
+    }
 }
 
 impl Watched for Neighbor {
@@ -369,16 +436,20 @@ impl Watched for Neighbor {
             return SocketEvent::End;
         }
         // Whatever the notification was for, there may be space.
-        let received = (0..NOTIFICATIONS).try_for_each(|_| match self.handshake.has_begun() {
-            true => receive_notification(&self.connection).map(drop),
-            false => self.handshake.receive_request(&self.connection),
-        });
+        let received = (0..NOTIFICATIONS).try_for_each(|_| self.receive());
         match received {
             // The peer sends more notifications than are useful.
             Ok(()) => self.driver.note_useless(),
             Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(Errno::BUSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM)
+                if self.handshake.has_begun() =>
+            {
+                self.back_off();
+            }
             Err(_) => return SocketEvent::End,
         }
+        // The notification may be that of a revocation.
+        self.claims.drop_invalid();
         self.check_answer();
         self.entry().queue();
         // Requests the next notification, because the peer sends one per request. The next look finds everything that
@@ -464,6 +535,9 @@ impl Task for Neighbor {
     }
 
     fn expire(self: Arc<Self>) {
+        if self.backs_off.swap(false, Ordering::Relaxed) && !self.has_ended() {
+            self.driver.enable_events(self.token, &self.connection);
+        }
         let now = self.device.fabric.clock.now();
         let (lost, passed, users, next) = {
             let queues = &mut *locked(&self.queues);

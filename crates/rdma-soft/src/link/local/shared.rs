@@ -5,7 +5,8 @@
 //! |---|---|
 //! | 0 to 767 | [`Words`], each in 128 bytes |
 //! | 768 to 13311 | [`Executed`]: how far the receiver has executed the packets of each connection |
-//! | 16384 and on | the ring, of [`CAPACITY`] bytes |
+//! | 13312 to 17407 | [`Visits`]: which connections of the sender use the receiver's memory themselves |
+//! | 20480 and on | the ring, of [`CAPACITY`] bytes |
 //!
 //! A message and the [`GAP`] bytes before it occupy a multiple of [`ALIGN`] bytes. The first four bytes of the gap
 //! contain the message's length (little endian). Either process may write the memory at any time. Therefore, no
@@ -27,11 +28,12 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use crate::abi::fork::Process;
 use crate::engine::wire::word::{GROUPS, WordKey};
 use crate::link::executed::Executed;
+use crate::link::executed::versions::Visits;
 use crate::link::ring::{Broken, CAPACITY, Words};
 use crate::memory::copy::{Reach, Segment};
 
 /// The offset of the ring.
-const BEGIN: usize = 16_384;
+const BEGIN: usize = 20_480;
 const SIZE: usize = BEGIN + CAPACITY as usize;
 /// The number of the ring's bytes that have pages from the start.
 const FIRST_PAGES: u32 = 16 << 10;
@@ -48,9 +50,11 @@ const GAP: u32 = 16;
 struct Front {
     words: Words,
     executed: Executed,
+    visits: Visits,
 }
 
 const _: () = assert!(size_of::<Front>() <= BEGIN && CAPACITY.is_power_of_two());
+const _: () = assert!(std::mem::offset_of!(Front, visits) == 13_312);
 
 /// The mapping of the shared memory in this process. A forked child does not inherit it.
 #[derive(Debug)]
@@ -252,6 +256,11 @@ impl RingSender {
         self.memory.front().ok().map(|front| &front.executed)
     }
 
+    /// Returns the words of visits, or `None` in a forked child.
+    pub(super) fn visits(&self) -> Option<&Visits> {
+        self.memory.front().ok().map(|front| &front.visits)
+    }
+
     /// Asks the receiver for a notification of space. Returns true if there is already space for any message.
     pub(super) fn wait(&self) -> Result<bool> {
         let space = self.memory.words()?.wait(self.tail.load(Ordering::Relaxed));
@@ -336,6 +345,11 @@ impl RingReceiver {
     /// Returns true if the sender retries this connection's requests without limit while the receiver is not ready.
     pub(super) fn is_patient(&self, key: WordKey) -> bool {
         self.memory.front().is_ok_and(|front| front.executed.is_patient(key))
+    }
+
+    /// Returns the number of the visit in which the sender's connection with this word is, if any.
+    pub(super) fn visit(&self, index: usize) -> Option<u32> {
+        self.memory.front().ok()?.visits.current(index)
     }
 
     /// If the sender must be notified of stored words, calls `notify`, which returns true if it succeeds.

@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 use rustix::io::{Errno, Result, fcntl_dupfd_cloexec};
 use rustix::net::{
@@ -12,6 +12,7 @@ use rustix::net::{
 };
 
 use super::head::VERSION;
+use super::mapped;
 use super::shared::RingReceiver;
 use crate::link::descriptor::{Descriptor, Foreign};
 use crate::link::expendable::Claim;
@@ -51,29 +52,53 @@ pub(super) fn receive_request(connection: &Descriptor) -> Result<()> {
 
 /// Sends the file of a ring.
 pub(super) fn send_ring(connection: &Descriptor, ring: &Descriptor) -> Result<()> {
-    let (files, mut space) =
-        ([ring.get()?], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    send_file(connection, &[VERSION], ring.get()?)
+}
+
+/// Sends a message with a file.
+pub(super) fn send_file(
+    connection: &Descriptor,
+    message: &[u8],
+    file: BorrowedFd<'_>,
+) -> Result<()> {
+    let (files, mut space) = ([file], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
     let mut along = SendAncillaryBuffer::new(&mut space);
     along.push(SendAncillaryMessage::ScmRights(&files));
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    sendmsg(connection.get()?, &[IoSlice::new(&[VERSION])], &mut along, flags).map(drop)
+    sendmsg(connection.get()?, &[IoSlice::new(message)], &mut along, flags).map(drop)
 }
 
-/// Receives the ring that the other process created. Fails with `PIPE` if that process exited first. Fails with `BUSY`
-/// while peers hold up all threads or this process forks, and with `MFILE` and similar errors while it cannot open a
-/// file.
+/// Receives the ring that the other process created. Same errors as [`receive_file`].
+pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
+    let open = |message: &[u8], file: BorrowedFd<'_>| match message {
+        [VERSION] => RingReceiver::open(file),
+        _ => Err(Errno::PROTO),
+    };
+    receive_file(connection, open).map(|(_, ring)| ring)
+}
+
+/// The length of the longest message with a file.
+const LONGEST: usize = mapped::LENGTH;
+
+/// Receives a message with one file, which `open` checks and maps. Also returns the thread that was claimed for the
+/// file. Fails with `PIPE` if the other process exited first. Fails with `BUSY` while peers hold up all threads or this
+/// process forks, and with `MFILE` and similar errors while it cannot open a file.
 ///
 /// The message is received only after its one file has been mapped and is known to be memory, which takes no time to
 /// release. Any other message stays in the queue, and a claimed thread, which may be [held up](expendable), closes the
 /// file that was opened.
-pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
+pub(super) fn receive_file<T>(
+    connection: &Descriptor,
+    open: impl FnOnce(&[u8], BorrowedFd<'_>) -> Result<T>,
+) -> Result<(Claim, T)> {
     let socket = connection.get()?;
     let next = files::peek(socket)?;
     if !next.has_files {
         return Err(if next.bytes == 0 { Errno::PIPE } else { Errno::PROTO });
     }
     let thread = Claim::new().ok_or(Errno::BUSY)?;
-    let mut bytes = [0_u8; 2];
+    // One byte more than the longest message, so that no longer one is mistaken for it.
+    let mut bytes = [0_u8; LONGEST + 1];
     let (file, (read, is_all)) = Foreign::open(|| {
         // There is room for exactly one file.
         let mut space = OneFile([MaybeUninit::uninit(); OneFile::SIZE]);
@@ -91,12 +116,9 @@ pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
         Descriptor::open(|| fcntl_dupfd_cloexec(socket, 0))?;
         return Err(Errno::PROTO);
     };
-    if is_all
-        && bytes[..read] == [VERSION]
-        && let Ok(ring) = RingReceiver::open(received)
-    {
+    if is_all && let Ok(opened) = open(&bytes[..read.min(bytes.len())], received) {
         recv(socket, &mut bytes, RecvFlags::DONTWAIT)?;
-        return Ok(ring);
+        return Ok((thread, opened));
     }
     thread.run(|| drop(file));
     Err(Errno::PROTO)
@@ -117,6 +139,19 @@ pub(super) fn notify(connection: &Descriptor) -> bool {
     let sent = connection.get().and_then(|connection| send(connection, &[0], flags));
     // These errors mean that memory is low or the call was interrupted.
     !matches!(sent, Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR))
+}
+
+/// Receives a notification, or returns true if the next message has a file, which stays in the queue. Fails with `PIPE`
+/// if the other process has exited.
+pub(super) fn receive_notification_or_find_file(connection: &Descriptor) -> Result<bool> {
+    let socket = connection.get()?;
+    if connection.holds_files() && files::peek(socket)?.has_files {
+        return Ok(true);
+    }
+    match recv(socket, &mut [0; 2], RecvFlags::DONTWAIT)? {
+        (0, _) => Err(Errno::PIPE),
+        _ => Ok(false),
+    }
 }
 
 /// Receives a notification. Returns true if it is valid, and fails with `PIPE` if the other process has exited.

@@ -331,7 +331,7 @@ const TAIL: u64 = 0;
 /// The offset of the receiver's position.
 const HEAD: u64 = 128;
 /// The offset of the ring.
-const RING: u64 = 16_384;
+const RING: u64 = 20_480;
 
 fn set(file: &OwnedFd, at: u64, value: u32) {
     assert_eq!(pwrite(file, &value.to_le_bytes(), at), Ok(4));

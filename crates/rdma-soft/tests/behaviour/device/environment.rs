@@ -38,12 +38,13 @@ fn child() {
 }
 
 /// The variables that choose the devices and their properties.
-const VARIABLES: [&str; 8] = [
+const VARIABLES: [&str; 9] = [
     "RDMA_SOFT_DEVICES",
     "RDMA_SOFT_DIRECTORY",
     "RDMA_SOFT_FAULTS",
     "RDMA_SOFT_LIKE",
     "RDMA_SOFT_LISTEN",
+    "RDMA_SOFT_MAPPED",
     "RDMA_SOFT_PEERS",
     "RDMA_SOFT_PEER_LIMIT",
     "RDMA_SOFT_RETRY_TIME",
@@ -136,6 +137,12 @@ fn a_mistake_in_the_environment_is_named_when_a_device_is_opened() {
             "all",
             ["soft0", "softib0"],
             "`RDMA_SOFT_PEERS` has a mistake: `all` is not one of user, any and none",
+        ),
+        (
+            "RDMA_SOFT_MAPPED",
+            "no",
+            ["soft0", "softib0"],
+            "`RDMA_SOFT_MAPPED` has a mistake: `no` is neither 0 nor 1",
         ),
         (
             "RDMA_SOFT_PEER_LIMIT",

@@ -18,11 +18,11 @@ use rustix::net::{
 use test_support::rig::until;
 
 /// The version of the messages, and of the names of sockets.
-pub(crate) const VERSION: u8 = 5;
+pub(crate) const VERSION: u8 = 6;
 
 /// The capacity of the ring, in bytes.
 pub(crate) const CAPACITY: u32 = 256 << 10;
-const BEGIN: u64 = 16_384;
+const BEGIN: u64 = 20_480;
 /// The length of the file, in bytes.
 pub(crate) const SIZE: u64 = BEGIN + CAPACITY as u64;
 /// The alignment of messages.

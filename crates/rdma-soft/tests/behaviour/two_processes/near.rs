@@ -7,7 +7,7 @@ use rdma_sys::{
 };
 use test_support::rig::connect::{Endpoint, Knobs, Side};
 use test_support::rig::post::Wr;
-use test_support::rig::{Mr, Size};
+use test_support::rig::{Mr, Pd, Size};
 
 use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer, bring_up};
 
@@ -23,6 +23,17 @@ pub(crate) const PATIENT: Knobs = Knobs {
     min_rnr_timer: 1,
     rd_atomic: 4,
 };
+
+/// The environment variable with which the memory of the second process is a file that others may map. Its value is the
+/// access and the length of that memory.
+pub(crate) const MAPPED: &str = "RDMA_TEST_MAPPED";
+
+/// Returns the memory of the second process.
+pub(crate) fn memory(pd: &Pd) -> Mr {
+    let Ok(mapped) = std::env::var(MAPPED) else { return pd.register(LENGTH, ACCESS) };
+    let (access, length) = mapped.split_once(' ').unwrap();
+    pd.register_file(length.parse().unwrap(), access.parse().unwrap())
+}
 
 /// This side of a connection to another process.
 pub(crate) struct Near {

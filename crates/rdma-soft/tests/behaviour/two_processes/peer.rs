@@ -26,7 +26,8 @@ use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, Mr, Size, imm_of, until};
 use test_support::system_calls;
 
-use crate::two_processes::near::PATIENT;
+use crate::local_link::mapped;
+use crate::two_processes::near::{self, PATIENT};
 use crate::two_processes::process::{allow, files, memory_in_use, processor_time, work};
 
 /// The rights of peers to the memory of each side.
@@ -140,7 +141,7 @@ impl Peer {
     }
 
     #[track_caller]
-    fn ask(&mut self, command: &str) -> Vec<u128> {
+    pub(crate) fn ask(&mut self, command: &str) -> Vec<u128> {
         self.tell(command);
         self.finish()
     }
@@ -470,7 +471,7 @@ impl World {
         let qp_type = ibv_qp_type(kind as u32);
         let size = Size { qp_type, receive_wr: 512, ..Size::default() };
         let side = Side::new(self.device, &size, 1024);
-        let memory = side.pd.register(LENGTH, ACCESS);
+        let memory = near::memory(&side.pd);
         let said = format!("{} {} {}", say(&side.endpoint()), memory.address(), memory.rkey());
         self.side = Some((memory, side));
         said
@@ -549,7 +550,7 @@ impl World {
                 }
             }
             "sum" => return sum(&read(memory, number(0), number(1))).to_string(),
-            _ => panic!("{command}"),
+            _ => return mapped::act(command, words, memory, side),
         }
         String::new()
     }

@@ -1,0 +1,141 @@
+//! Requests that the requester executes itself, on memory of another process that granted this.
+//!
+//! Such a request takes no sequence number and no packet. It is executed only when the far end has executed everything
+//! that the queue pair has sent before. So requests keep their order, and each completes before the next begins.
+
+use std::sync::Arc;
+
+use crate::engine::operation::{Opcode, Operation};
+use crate::engine::requester::queue::SendQueue;
+use crate::engine::wire::Word;
+use crate::engine::wire::grant::Grant;
+use crate::memory::copy::{AtomicWord, Reach, Segment};
+
+/// The grants of a connection, and the requests that they concern. Requests have the protocol's numbers.
+#[derive(Debug, Default)]
+pub(super) struct Mapped {
+    /// The carrier's number when the grants were last read.
+    seen: u32,
+    pub(super) grants: Vec<Arc<dyn Grant>>,
+    /// The number of bytes of the next request that were copied.
+    pub(super) copied: u64,
+    /// The number of the first request that waits until the requests before it are done, because it will be executed
+    /// without packets.
+    pub(super) held: Option<u32>,
+    /// All requests before this one were checked for a grant.
+    checked: u32,
+    /// One more than the number of the last checked request that no grant covers.
+    uncovered: u32,
+}
+
+/// The result of an attempt to execute the next request.
+pub(super) enum Step {
+    Done,
+    /// Another turn executes the rest.
+    Later,
+    /// The next request goes as packets, or waits.
+    Packets,
+}
+
+impl Mapped {
+    /// Forgets everything, because the queue pair is in error, or its peer has ended.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Reads the grants again if any has arrived or become invalid.
+    pub(super) fn update(&mut self, word: &Word, head: u32) {
+        let granted = word.carrier().granted();
+        if granted != self.seen {
+            self.seen = granted;
+            self.grants = word.carrier().grants(word.key);
+            (self.checked, self.uncovered) = (head, head);
+        }
+    }
+
+    /// Checks which of the requests in flight, from `head` to before `begun`, no grant covers.
+    pub(super) fn check(&mut self, queue: &SendQueue, head: u32, begun: u32) {
+        let is_past = |n: u32| n.wrapping_sub(head).cast_signed() < 0;
+        if is_past(self.checked) {
+            self.checked = head;
+        }
+        if is_past(self.uncovered) {
+            self.uncovered = head;
+        }
+        while self.checked != begun {
+            let found = queue.at(self.checked.wrapping_sub(head) as usize);
+            self.checked = self.checked.wrapping_add(1);
+            let is_covered = found.is_some_and(|(request, payload)| {
+                self.find(&request.operation, payload.length()).is_some()
+            });
+            if !is_covered {
+                self.uncovered = self.checked;
+            }
+        }
+    }
+
+    /// Returns true if grants cover all checked requests from `head` on.
+    pub(super) fn covers_all_since(&self, head: u32) -> bool {
+        self.uncovered == head
+    }
+
+    /// Returns the grant that covers a request, if any.
+    pub(super) fn find(&self, operation: &Operation, length: u64) -> Option<&Arc<dyn Grant>> {
+        let is_one_sided = match operation.opcode {
+            Opcode::Write | Opcode::Read => length > 0,
+            opcode => opcode.is_atomic(),
+        };
+        let grant = self.grants.iter().find(|grant| grant.key() == operation.rkey);
+        grant.filter(|grant| is_one_sided && locate(&***grant, operation, length).is_some())
+    }
+}
+
+/// Returns the remote memory of a request, if the grant covers all of it.
+pub(super) fn locate(grant: &dyn Grant, operation: &Operation, length: u64) -> Option<Segment> {
+    let access = operation.opcode.remote_access();
+    let found = grant.locate(operation.remote_address, length, access)?;
+    let is_word = operation.remote_address.is_multiple_of(8) && AtomicWord::at(found).is_some();
+    (is_word || !operation.opcode.is_atomic()).then_some(found)
+}
+
+/// A part of a request that is executed within one visit.
+pub(super) struct Part<'a> {
+    pub(super) operation: &'a Operation,
+    pub(super) remote: Segment,
+    pub(super) reach: Reach,
+    pub(super) from: u64,
+    pub(super) to: u64,
+}
+
+/// The result of executing a part.
+pub(super) enum Outcome {
+    Executed,
+    /// Nothing was executed for good: the grant is no longer valid, or local memory is gone.
+    Not,
+    /// An atomic was executed, but its result could not be stored.
+    Lost,
+}
+
+impl Part<'_> {
+    pub(super) fn execute(&self, local: &[Segment]) -> Outcome {
+        let Self { operation, remote, reach, from, to } = *self;
+        let done = match operation.opcode {
+            Opcode::Write => reach.transfer(local, &[remote], from, to),
+            Opcode::Read => reach.transfer(&[remote], local, from, to),
+            opcode => {
+                let Some(word) = AtomicWord::at(remote) else { return Outcome::Not };
+                let before = match opcode {
+                    Opcode::CompareAndSwap => {
+                        word.compare_and_swap(operation.operand, operation.swap)
+                    }
+                    _ => word.fetch_and_add(operation.operand),
+                };
+                if reach.deliver(before, local).is_err() {
+                    return Outcome::Lost;
+                }
+                Ok(())
+            }
+        };
+        if done.is_ok() { Outcome::Executed } else { Outcome::Not }
+    }
+}

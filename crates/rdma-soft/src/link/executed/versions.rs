@@ -1,0 +1,206 @@
+//! The words through which a process revokes its grants to another one. Also contains the words in which that other
+//! process shows that it is using a grant.
+//!
+//! The process that grants (the owner) writes the versions; the other one (the user) can only read them. Each grant has
+//! two versions: one of its region, and one of its queue pair. The user writes a word for each connection, which is odd
+//! during a visit: while the connection accesses memory under a grant.
+//!
+//! This is Dekker's algorithm, as in `memory/grace_period`: each side writes, then reads what the other wrote. A fence
+//! on each side keeps the write before the read. So either the user sees that the version has changed, or the owner
+//! sees the visit and can wait for its end. Either process may write anything to its own words. A user that writes
+//! nothing, or never ends a visit, only ends the owner's wait early or makes the owner give up.
+
+use crate::engine::wire::word::WORDS;
+use crate::sync::{AtomicU32, Line, Ordering, fence};
+
+/// The number of versions that a process shares with another one.
+pub(crate) const VERSIONS: usize = if cfg!(loom) { 2 } else { 1024 };
+
+/// The versions. All bytes zero are valid.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Versions([AtomicU32; VERSIONS]);
+
+impl Versions {
+    /// Returns a version, or `None` if the index is out of range.
+    pub(crate) fn get(&self, index: u32) -> Option<u32> {
+        Some(self.0.get(index as usize)?.load(Ordering::Acquire))
+    }
+
+    /// Owner: makes the grants with this version invalid. The caller then calls [`ordered`].
+    pub(crate) fn bump(&self, index: u32) {
+        if let Some(version) = self.0.get(index as usize) {
+            version.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+/// Owner: orders the changes of versions before the reads of visits that follow.
+pub(crate) fn ordered() {
+    fence(Ordering::SeqCst);
+}
+
+/// The words of connections, by the index of their [`WordKey`](crate::engine::wire::word::WordKey). All bytes zero mean
+/// that no connection is in a visit.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Visits(Line<[AtomicU32; WORDS]>);
+
+impl Visits {
+    /// User: begins a visit. Checks of versions after this call see everything that was revoked before the owner looked
+    /// for this visit. The caller is the only thread that writes the word.
+    pub(crate) fn begin(&self, index: usize) {
+        if let Some(word) = self.0.get(index) {
+            let next = word.load(Ordering::Relaxed).wrapping_add(1) | 1;
+            // Release, because an owner that waits for the previous visit may see this store instead of its end.
+            word.store(next, Ordering::Release);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// User: ends the visit. Everything that the visit wrote is visible to an owner that sees the end.
+    pub(crate) fn end(&self, index: usize) {
+        if let Some(word) = self.0.get(index) {
+            let next = (word.load(Ordering::Relaxed) | 1).wrapping_add(1);
+            word.store(next, Ordering::Release);
+        }
+    }
+
+    /// Owner: returns the number of the current visit, or `None` if the connection is in none.
+    pub(crate) fn current(&self, index: usize) -> Option<u32> {
+        let visit = self.0.get(index)?.load(Ordering::Acquire);
+        (visit % 2 == 1).then_some(visit)
+    }
+}
+
+#[cfg(test)]
+impl Default for Versions {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU32::new(0)))
+    }
+}
+
+#[cfg(test)]
+impl Default for Visits {
+    fn default() -> Self {
+        Self(Line(std::array::from_fn(|_| AtomicU32::new(0))))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_visit_is_odd_and_each_has_another_number() {
+        let visits = Visits::default();
+        assert_eq!(visits.current(3), None);
+        visits.begin(3);
+        let first = visits.current(3);
+        assert!(first.is_some() && visits.current(4).is_none());
+        visits.end(3);
+        assert_eq!(visits.current(3), None);
+        visits.begin(3);
+        assert!(visits.current(3).is_some() && visits.current(3) != first);
+    }
+
+    /// Another process chooses the indexes and the words.
+    #[test]
+    fn any_index_and_any_word_are_tolerated() {
+        let (versions, visits) = (Versions::default(), Visits::default());
+        versions.bump(u32::MAX);
+        assert_eq!((versions.get(u32::MAX), versions.get(0)), (None, Some(0)));
+        visits.begin(usize::MAX);
+        visits.end(usize::MAX);
+        assert_eq!(visits.current(usize::MAX), None);
+        for word in [0, 1, u32::MAX - 1, u32::MAX] {
+            visits.0[0].store(word, Ordering::Relaxed);
+            visits.begin(0);
+            assert!(visits.current(0).is_some());
+            visits.0[0].store(word, Ordering::Relaxed);
+            visits.end(0);
+            assert_eq!(visits.current(0), None);
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Shared {
+        versions: Versions,
+        visits: Visits,
+        /// Two words of the owner's memory.
+        memory: [AtomicU32; 2],
+    }
+
+    impl Shared {
+        /// Writes both words under a grant. Returns false if one of its versions has changed.
+        fn write(&self, value: u32) -> bool {
+            self.visits.begin(0);
+            let valid = [0, 1].iter().all(|&index| self.versions.get(index) == Some(0));
+            if valid {
+                self.memory.iter().for_each(|word| word.store(value, Ordering::Relaxed));
+            }
+            self.visits.end(0);
+            valid
+        }
+
+        /// Revokes the grant, and waits for the visit, if there is one.
+        fn revoke(&self, index: u32) {
+            self.versions.bump(index);
+            ordered();
+            if let Some(visit) = self.visits.current(0) {
+                while self.visits.current(0) == Some(visit) {
+                    thread::yield_now();
+                }
+            }
+        }
+
+        fn memory(&self) -> [u32; 2] {
+            [0, 1].map(|n: usize| self.memory[n].load(Ordering::Relaxed))
+        }
+    }
+
+    /// Once the owner has revoked a grant and waited, the user writes nothing more, and everything that it wrote is
+    /// visible. A write that the user counts as done was done before.
+    #[test]
+    fn loom_nothing_is_written_after_a_revocation() {
+        for index in [0, 1] {
+            loom::model(move || {
+                let shared = Arc::new(Shared::default());
+                let user = thread::spawn({
+                    let shared = Arc::clone(&shared);
+                    move || shared.write(7)
+                });
+                shared.revoke(index);
+                let found = shared.memory();
+                let written = user.join().unwrap();
+                assert_eq!(shared.memory(), found);
+                assert_eq!(found, if written { [7; 2] } else { [0; 2] });
+            });
+        }
+    }
+
+    /// The owner waits only for the visit that it has found, not for later ones.
+    #[test]
+    fn loom_a_wait_ends_although_the_user_goes_on() {
+        loom::model(|| {
+            let shared = Arc::new(Shared::default());
+            let user = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || (shared.write(1), shared.write(2))
+            });
+            shared.revoke(0);
+            let found = shared.memory();
+            let (first, second) = user.join().unwrap();
+            assert!(first || !second);
+            assert_eq!(shared.memory(), found);
+        });
+    }
+}

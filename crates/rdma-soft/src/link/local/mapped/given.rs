@@ -1,0 +1,260 @@
+//! The grants of this process to others: the files of its regions, and the versions through which it revokes them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use rdma_types::AccessFlags;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::{Errno, Result, fcntl_dupfd_cloexec};
+
+use super::area::{Area, file_size, most};
+use super::{Terms, VERSIONS};
+use crate::engine::wire::grant::{Version, Visited, Want};
+use crate::engine::wire::letter::ExecutedWords;
+use crate::link::descriptor::Descriptor;
+use crate::link::executed::versions::{self, Versions, ordered};
+use crate::link::local::socket::send_file;
+use crate::memory::region::Region;
+use crate::sync::{AtomicBool, Ordering, locked};
+
+/// The files of this device's regions, by key.
+#[derive(Debug, Default)]
+pub(in crate::link::local) struct Files {
+    by_key: Mutex<BTreeMap<u32, Arc<RegionFile>>>,
+}
+
+/// The file of a region, which other processes may map.
+#[derive(Debug)]
+struct RegionFile {
+    region: Region,
+    file: Descriptor,
+    holders: Mutex<Holders>,
+}
+
+/// The processes that have the file.
+#[derive(Debug, Default)]
+struct Holders {
+    /// Whether the region is deregistered.
+    ended: bool,
+    all: Vec<Holder>,
+}
+
+/// A process that has the file.
+#[derive(Debug)]
+struct Holder {
+    words: Weak<dyn ExecutedWords>,
+    /// The region's version for this process.
+    version: Version,
+    /// The indexes of the words of the connections that have a grant.
+    connections: Vec<usize>,
+}
+
+/// The remote rights that a grant can convey.
+const RIGHTS: u32 = AccessFlags::REMOTE_READ
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_ATOMIC)
+    .bits();
+
+impl Files {
+    /// Returns true if another region may have a file.
+    pub(in crate::link::local) fn has_room(&self) -> bool {
+        locked(&self.by_key).len() < most()
+    }
+
+    /// Keeps the file of a region. Returns false if this process cannot open another file.
+    pub(in crate::link::local) fn keep(
+        &self,
+        key: u32,
+        region: &Region,
+        file: BorrowedFd<'_>,
+    ) -> bool {
+        let Ok(file) = Descriptor::open(|| fcntl_dupfd_cloexec(file, 0)) else { return false };
+        let file = RegionFile { region: *region, file, holders: Mutex::default() };
+        locked(&self.by_key).insert(key, Arc::new(file));
+        true
+    }
+
+    /// Makes all grants of the region with this key invalid. Returns the visits that may still use them.
+    pub(in crate::link::local) fn end(&self, key: u32) -> Vec<Visited> {
+        let Some(file) = locked(&self.by_key).remove(&key) else { return Vec::new() };
+        let holders = {
+            let holders = &mut *locked(&file.holders);
+            holders.ended = true;
+            std::mem::take(&mut holders.all)
+        };
+        let mut visited = Vec::new();
+        for Holder { words, version, connections } in holders {
+            if let Some(words) = words.upgrade() {
+                words.take_version(version.index);
+            }
+            let at = |index| Visited { words: Weak::clone(&words), index };
+            visited.extend(connections.into_iter().map(at));
+        }
+        visited
+    }
+
+    /// Returns the terms of a grant, with the file. Returns `None` if the region has no file, or more rights than the
+    /// queue pair. The process could do with the file whatever the region permits.
+    fn terms(&self, want: &Want, to: &Arc<dyn ExecutedWords>) -> Option<(Terms, Arc<RegionFile>)> {
+        let file = locked(&self.by_key).get(&want.key).map(Arc::clone)?;
+        let Region { iova, length, access, scope, .. } = file.region;
+        let access = access & RIGHTS;
+        if scope != want.domain || access & want.access != access {
+            return None;
+        }
+        let version = file.version_for(to, want.word.index())?;
+        let versions = [want.version, version];
+        let terms = Terms { word: want.word, key: want.key, iova, length, access, versions };
+        Some((terms, file))
+    }
+}
+
+impl RegionFile {
+    /// Returns the region's version for a process, and records that a connection of that process has a grant.
+    fn version_for(&self, to: &Arc<dyn ExecutedWords>, connection: usize) -> Option<Version> {
+        let holders = &mut *locked(&self.holders);
+        if holders.ended {
+            return None;
+        }
+        holders.all.retain(|holder| holder.words.strong_count() > 0);
+        let is_same = |holder: &&mut Holder| holder.words.ptr_eq(&Arc::downgrade(to));
+        if let Some(holder) = holders.all.iter_mut().find(is_same) {
+            if !holder.connections.contains(&connection) {
+                holder.connections.push(connection);
+            }
+            return Some(holder.version);
+        }
+        let version = to.lend_version()?;
+        let connections = vec![connection];
+        holders.all.push(Holder { words: Arc::downgrade(to), version, connections });
+        Some(version)
+    }
+}
+
+/// The grants of this process to the process at the other end of a connection.
+#[derive(Debug)]
+pub(in crate::link::local) struct Giver {
+    files: Arc<Files>,
+    /// The versions, once the other process has them.
+    versions: OnceLock<Area>,
+    indexes: Mutex<Indexes>,
+    wants: Mutex<VecDeque<Want>>,
+    /// Whether the other process gets no further grants.
+    ended: AtomicBool,
+}
+
+/// The indexes of versions that are not lent.
+#[derive(Debug, Default)]
+struct Indexes {
+    next: u32,
+    free: Vec<u32>,
+}
+
+impl Giver {
+    pub(in crate::link::local) fn new(files: Arc<Files>) -> Self {
+        Self {
+            files,
+            versions: OnceLock::new(),
+            indexes: Mutex::default(),
+            wants: Mutex::default(),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    /// Sends the versions to the other process. If that fails, the process gets no grants.
+    pub(in crate::link::local) fn offer(&self, connection: &Descriptor) {
+        let offered = Descriptor::open(|| {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            memfd_create("rdma-soft versions", flags)
+        });
+        let offer = |file: Descriptor| {
+            let memory = file.get()?;
+            let size = file_size(size_of::<Versions>() as u64).ok_or(Errno::NOMEM)?;
+            ftruncate(memory, size as u64)?;
+            let area = Area::map(memory, size, true)?;
+            // Later mappings, such as the other process's, cannot be written.
+            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+            fcntl_add_seals(memory, seals | SealFlags::SEAL)?;
+            area.populate();
+            send_file(connection, &[VERSIONS], memory.as_fd())?;
+            Ok::<_, Errno>(area)
+        };
+        if let Ok(area) = offered.and_then(offer) {
+            let _ = self.versions.set(area);
+        }
+    }
+
+    fn words(&self) -> Option<&Versions> {
+        self.versions.get()?.versions()
+    }
+
+    /// Lends a version. Returns `None` if the other process gets no grants, or if none is left.
+    pub(in crate::link::local) fn lend(&self) -> Option<Version> {
+        let words = self.words().filter(|_| !self.ended.load(Ordering::Relaxed))?;
+        let indexes = &mut *locked(&self.indexes);
+        let index = match indexes.free.pop() {
+            Some(index) => index,
+            None if (indexes.next as usize) < versions::VERSIONS => {
+                indexes.next += 1;
+                indexes.next - 1
+            }
+            None => return None,
+        };
+        let value = words.get(index)?;
+        // Either this thread sees here that grants have ended, or the end changes the value just read.
+        (!self.ended.load(Ordering::Relaxed)).then_some(Version { index, value })
+    }
+
+    /// Makes the grants with a version invalid, and takes the version back.
+    pub(in crate::link::local) fn take(&self, index: u32) {
+        if let Some(words) = self.words() {
+            words.bump(index);
+            ordered();
+            locked(&self.indexes).free.push(index);
+        }
+    }
+
+    /// Makes all grants invalid, and gives no others.
+    pub(in crate::link::local) fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+        locked(&self.wants).clear();
+        if let Some(words) = self.words() {
+            (0..)
+                .take_while(|&index| words.get(index).is_some())
+                .for_each(|index| words.bump(index));
+            ordered();
+        }
+    }
+
+    /// Records a grant that the other process should get.
+    pub(in crate::link::local) fn want(&self, want: Want) {
+        locked(&self.wants).push_back(want);
+    }
+
+    /// Sends the grants that are wanted. Returns true if the system cannot send one now, so that this must be called
+    /// again.
+    pub(in crate::link::local) fn give(
+        &self,
+        connection: &Descriptor,
+        to: &Arc<dyn ExecutedWords>,
+    ) -> bool {
+        loop {
+            let Some(want) = locked(&self.wants).pop_front() else { return false };
+            let Some((terms, file)) = self.files.terms(&want, to) else { continue };
+            let sent = file.file.get().and_then(|file| send(connection, &terms, file));
+            // The same errors as for the ring.
+            if let Err(
+                Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM | Errno::AGAIN | Errno::INTR,
+            ) = sent
+            {
+                locked(&self.wants).push_front(want);
+                return true;
+            }
+        }
+    }
+}
+
+fn send(connection: &Descriptor, terms: &Terms, file: BorrowedFd<'_>) -> Result<()> {
+    send_file(connection, &terms.encode(), file)
+}

@@ -1,0 +1,326 @@
+//! Hostile processes that give or get grants for mapped memory.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rdma_soft::{Builder, Peers, SoftDevice};
+use rdma_sys::{ibv_qp_type, ibv_wc_status as Status, ibv_wr_opcode as Opcode};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::{Errno, pread, pwrite};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
+use test_support::rig::post::Wr;
+use test_support::rig::{ALL_ACCESS, Mr, Size, until};
+
+use crate::local_link::hostile::{FIRST, Head, name_at, slot_of};
+use crate::local_link::ring::{Accepted, Connection, SEALS, file, listen_at, say};
+use crate::two_processes::near::{MAPPED, Near, PATIENT};
+use crate::two_processes::peer::Peer;
+
+/// The first bytes of the two kinds of messages with files.
+const VERSIONS: u8 = 1;
+const GRANT: u8 = 2;
+/// The length of the file with the versions.
+const VERSIONS_LENGTH: u64 = 4096;
+/// The key of the word of the first connection to a process.
+const FIRST_KEY: u32 = 1024;
+/// The offset of the words of visits in the file of a ring.
+const VISITS: u64 = 13_312;
+/// The memory of a hostile process: its address in requests, its key and its length.
+const IOVA: u64 = 0x1000_0000;
+const RKEY: u32 = 0x1234;
+const LENGTH: u64 = 64 << 10;
+
+/// The contents of a grant (`src/link/local/mapped.rs`).
+#[derive(Clone, Copy)]
+struct Terms {
+    word: u32,
+    access: u32,
+    /// The indexes and the values of the versions.
+    versions: [u32; 4],
+    length: u64,
+}
+
+impl Terms {
+    const FINE: Self =
+        Self { word: FIRST_KEY, access: ALL_ACCESS & !1, versions: [0, 0, 1, 0], length: LENGTH };
+
+    fn bytes(self) -> Vec<u8> {
+        let Self { word, access, versions: [a, b, c, d], length } = self;
+        let words = [u32::from(GRANT), word, RKEY, access, a, b, c, d].map(u32::to_le_bytes);
+        [words.concat(), [IOVA, length].map(u64::to_le_bytes).concat()].concat()
+    }
+}
+
+/// Returns a memory file that has all of its pages.
+fn whole(length: u64) -> OwnedFd {
+    let file = file(length, SEALS);
+    fallocate(&file, FallocateFlags::empty(), 0, length).unwrap();
+    file
+}
+
+/// A queue pair of this process that is connected to a hostile one, which gives it grants.
+struct Victim {
+    /// Dropped before its domain.
+    memory: Mr,
+    side: Side,
+    from: Accepted,
+    /// The number of the packet that is expected next.
+    expected: u32,
+    _listener: OwnedFd,
+}
+
+static DEVICE: LazyLock<SoftDevice> =
+    LazyLock::new(|| Builder::new("local-grants").peers(Peers::SameUser).install().unwrap());
+
+impl Victim {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0x400);
+        let device = DEVICE.name();
+        let (slot, listener) = std::iter::repeat_with(|| NEXT.fetch_add(1, Ordering::Relaxed))
+            .find_map(|slot| Some((slot, listen_at(&name_at(device, slot)).ok()?)))
+            .unwrap();
+        let side = Side::new(device, &Size::default(), 64);
+        let memory = side.pd.register(LENGTH as usize, ALL_ACCESS);
+        let far = Endpoint { qpn: slot << 12 | 5, ..side.endpoint() };
+        let knobs = Knobs { timeout: 0, ..Knobs::default() };
+        connect(&side.qp, &side.endpoint(), &far, &knobs);
+        let from = Accepted::at(&listener).unwrap();
+        Self { memory, side, from, expected: knobs.psn, _listener: listener }
+    }
+
+    fn versions(&self) -> OwnedFd {
+        let file = whole(VERSIONS_LENGTH);
+        assert!(say(&self.from.socket, &[VERSIONS], &[file.as_fd()]));
+        file
+    }
+
+    fn grant(&self, terms: Terms, file: &OwnedFd) {
+        assert!(say(&self.from.socket, &terms.bytes(), &[file.as_fd()]));
+    }
+
+    fn post_write(&self) {
+        let wr = Wr::new(1, Opcode::IBV_WR_RDMA_WRITE, &[self.memory.sge(0, 8)]);
+        self.side.qp.post(&wr.remote(IOVA, RKEY));
+    }
+
+    /// Writes, and reports each packet as executed. Returns true if there was none.
+    fn write(&mut self) -> bool {
+        self.post_write();
+        let before = self.expected;
+        let mut done = Vec::new();
+        until("a completion", || {
+            while self.from.read().unwrap().is_some() {
+                self.expected += 1;
+                self.from.ring.say_executed(FIRST_KEY, self.expected);
+                self.from.free();
+                self.from.tell();
+            }
+            done = self.side.send_cq.try_poll::<1>().unwrap();
+            !done.is_empty()
+        });
+        assert_eq!(done[0].status, Status::IBV_WC_SUCCESS);
+        self.expected == before
+    }
+
+    /// Expects that the connection has ended, so that its requests fail.
+    fn expect_end(&self) {
+        self.post_write();
+        self.side.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+    }
+}
+
+#[test]
+fn files_that_no_device_sends_end_the_connection() {
+    type Kind = (&'static str, fn(&Victim));
+    let kinds: &[Kind] = &[
+        ("versions that are no memory", |victim| {
+            assert!(say(&victim.from.socket, &[VERSIONS], &[victim.from.socket.as_fd()]));
+        }),
+        ("versions of another length", |victim| {
+            let file = whole(2 * VERSIONS_LENGTH);
+            assert!(say(&victim.from.socket, &[VERSIONS], &[file.as_fd()]));
+        }),
+        ("versions that can shrink", |victim| {
+            let file = file(VERSIONS_LENGTH, rustix::fs::SealFlags::GROW);
+            assert!(say(&victim.from.socket, &[VERSIONS], &[file.as_fd()]));
+        }),
+        ("versions twice", |victim| drop([victim.versions(), victim.versions()])),
+        ("versions with more bytes", |victim| {
+            let file = whole(VERSIONS_LENGTH);
+            assert!(say(&victim.from.socket, &[VERSIONS; 2], &[file.as_fd()]));
+        }),
+        ("another kind", |victim| {
+            assert!(say(&victim.from.socket, &[3], &[whole(VERSIONS_LENGTH).as_fd()]));
+        }),
+        ("two files", |victim| {
+            let files = [whole(VERSIONS_LENGTH), whole(VERSIONS_LENGTH)];
+            assert!(say(&victim.from.socket, &[VERSIONS], &[files[0].as_fd(), files[1].as_fd()]));
+        }),
+        ("a grant that is no memory", |victim| {
+            let _versions = victim.versions();
+            let (socket, bytes) = (&victim.from.socket, Terms::FINE.bytes());
+            assert!(say(socket, &bytes, &[socket.as_fd()]));
+        }),
+        ("a grant of another length", |victim| victim.grant(Terms::FINE, &whole(LENGTH + 4096))),
+        ("an empty grant", |victim| {
+            victim.grant(Terms { length: 0, ..Terms::FINE }, &whole(LENGTH));
+        }),
+        ("a grant that wraps", |victim| {
+            victim.grant(Terms { length: u64::MAX, ..Terms::FINE }, &whole(LENGTH));
+        }),
+        ("a grant with more bytes", |victim| {
+            let bytes = [Terms::FINE.bytes(), vec![0]].concat();
+            assert!(say(&victim.from.socket, &bytes, &[whole(LENGTH).as_fd()]));
+        }),
+        ("a grant of a file that cannot be written", |victim| {
+            let file = whole(LENGTH);
+            rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
+            victim.grant(Terms::FINE, &file);
+        }),
+    ];
+    for (kind, act) in kinds {
+        println!("{kind}");
+        let victim = Victim::new();
+        act(&victim);
+        victim.expect_end();
+    }
+}
+
+/// Until the process that gives the grant revokes it.
+#[test]
+fn a_grant_of_any_process_is_used_on_its_file_alone() {
+    let mut victim = Victim::new();
+    let (versions, file) = (victim.versions(), whole(LENGTH));
+    victim.grant(Terms::FINE, &file);
+    let mut round = 0_u64;
+    let mut write = |victim: &mut Victim| {
+        round += 1;
+        victim.memory.copy_in(0, &round.to_ne_bytes());
+        (victim.write(), round.to_ne_bytes())
+    };
+    until("a grant", || write(&mut victim).0);
+    let (is_mapped, written) = write(&mut victim);
+    let mut found = [0; 8];
+    pread(&file, &mut found, 0).unwrap();
+    assert_eq!((is_mapped, found), (true, written));
+    // Pages that are taken away come back as zeros.
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, flags, 0, LENGTH).unwrap();
+    let (is_mapped, written) = write(&mut victim);
+    pread(&file, &mut found, 0).unwrap();
+    assert_eq!((is_mapped, found), (true, written));
+    fallocate(&file, FallocateFlags::empty(), 0, LENGTH).unwrap();
+    for index in [0, 1] {
+        assert_eq!(pwrite(&versions, &1_u32.to_le_bytes(), 4 * index), Ok(4));
+        assert!(!write(&mut victim).0);
+        assert_eq!(pwrite(&versions, &0_u32.to_le_bytes(), 4 * index), Ok(4));
+        victim.grant(Terms::FINE, &file);
+        until("another grant", || write(&mut victim).0);
+    }
+}
+
+/// Grants that the connection cannot use: for another connection, with other rights, with a version that does not
+/// exist, and far too many.
+#[test]
+fn useless_grants_change_nothing() {
+    let mut victim = Victim::new();
+    let (_versions, holes, file) = (victim.versions(), file(LENGTH, SEALS), whole(LENGTH));
+    let fine = Terms::FINE;
+    let useless = [
+        Terms { word: FIRST_KEY + 1, ..fine },
+        Terms { word: FIRST_KEY * 2, ..fine },
+        Terms { word: u32::MAX, ..fine },
+        Terms { access: 4, ..fine },
+        Terms { access: 0, ..fine },
+        Terms { versions: [1024, 0, 1, 0], ..fine },
+        Terms { versions: [0, 0, u32::MAX, 0], ..fine },
+        Terms { versions: [0, 7, 1, 0], ..fine },
+    ];
+    for terms in useless {
+        victim.grant(terms, &file);
+        (0..20).for_each(|_| assert!(!victim.write()));
+    }
+    // The other process would have to fill the holes.
+    victim.grant(fine, &holes);
+    (0..20).for_each(|_| assert!(!victim.write()));
+    for n in 0..2_000 {
+        // The socket's buffer may be full.
+        say(&victim.from.socket, &Terms { access: n % 16, ..fine }.bytes(), &[file.as_fd()]);
+    }
+    victim.grant(fine, &file);
+    victim.write();
+}
+
+/// Receives a message with a file.
+fn receive_file(socket: &OwnedFd) -> (Vec<u8>, OwnedFd) {
+    let mut received = None;
+    until("a message with a file", || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut along = RecvAncillaryBuffer::new(&mut space);
+        let (mut bytes, flags) = ([0; 64], RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC);
+        let message = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, flags);
+        let file = along.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        let length = match message {
+            Err(Errno::AGAIN) => 0,
+            message => message.unwrap().bytes,
+        };
+        received = file.map(|file| (bytes[..length].to_vec(), file));
+        received.is_some()
+    });
+    received.unwrap()
+}
+
+/// The process that has the grant can write the old pages. But the owner revokes the grant, and does not wait without
+/// a limit.
+#[test]
+fn a_visit_without_end_does_not_keep_a_region_registered() {
+    let name = "grants-visit";
+    let device = Builder::new(name).peers(Peers::SameUser).install().unwrap();
+    let memory = format!("{ALL_ACCESS} {LENGTH}");
+    let peer = Peer::start_with(&format!("/{name}"), &[(MAPPED, &memory)]);
+    let mut near = Near::on(name, peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
+    // A process that sends as if it had the first one's queue pair.
+    let mut hostile = Connection::to(&name_at(name, slot_of(near.far.qpn)));
+    let write = |psn: u32| {
+        let indices = [near.far.gid_index; 2];
+        let head = Head { indices, segment: 8, said: 8, ..Head::new(near.far.qpn) };
+        let mut bytes = head.bytes(8);
+        bytes[12..16].copy_from_slice(&FIRST_KEY.to_le_bytes());
+        bytes[FIRST] = 0x0a; // RC RDMA WRITE Only
+        bytes[FIRST + 8..FIRST + 12].copy_from_slice(&psn.to_be_bytes());
+        bytes[FIRST + 12..FIRST + 20].copy_from_slice(&near.remote.0.to_be_bytes());
+        bytes[FIRST + 20..FIRST + 24].copy_from_slice(&near.remote.1.to_be_bytes());
+        bytes[FIRST + 24..FIRST + 28].copy_from_slice(&8_u32.to_be_bytes());
+        bytes
+    };
+    let first = write(PATIENT.psn);
+    hostile.send_all(&first);
+    let (message, versions) = receive_file(&hostile.socket);
+    assert_eq!(message, [VERSIONS]);
+    let (message, file) = receive_file(&hostile.socket);
+    assert_eq!((message.len(), message[0]), (48, GRANT));
+    let word = |n: usize| u32::from_le_bytes(*message[4 * n..].first_chunk().unwrap());
+    assert_eq!([word(1), word(2)], [FIRST_KEY, near.remote.1]);
+    let value = |index: u32| {
+        let mut bytes = [0; 4];
+        pread(&versions, &mut bytes, u64::from(index) * 4).unwrap();
+        u32::from_le_bytes(bytes)
+    };
+    assert_eq!([value(word(4)), value(word(6))], [word(5), word(7)]);
+    // Only the owner can write the versions.
+    assert_eq!(pwrite(&versions, &[1], 0), Err(Errno::PERM));
+    assert_eq!(pwrite(&hostile.ring.0, &1_u32.to_le_bytes(), VISITS), Ok(4));
+    near.peer.ask("deregister");
+    assert_ne!([value(word(4)), value(word(6))], [word(5), word(7)]);
+    // The file stays, and belongs to nothing.
+    assert_eq!(pwrite(&file, &[1; 8], 0), Ok(8));
+    assert_eq!(device.counters().mapped_requests, 0);
+    near.peer.kill();
+}

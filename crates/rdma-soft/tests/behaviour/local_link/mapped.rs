@@ -1,0 +1,381 @@
+//! Memory of one process that another one maps, so that it executes requests there itself.
+
+use rdma_soft::{Builder, Peers, Schedule, SoftDevice};
+use rdma_sys::{
+    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_qp_type, ibv_wc_status as Status,
+    ibv_wr_opcode as Opcode,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::rig::connect::{Knobs, Side};
+use test_support::rig::memory::deregister;
+use test_support::rig::post::Wr;
+use test_support::rig::{
+    ALL_ACCESS, LOCAL_WRITE, MW_BIND, Mr, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Size,
+    ZERO_BASED, until,
+};
+
+use crate::two_processes::near::{MAPPED, Near, PATIENT};
+use crate::two_processes::peer::{LENGTH, Peer, read, sum};
+
+/// Executes a command of the second process, besides the usual ones.
+pub(crate) fn act(command: &str, words: &[&str], memory: &Mr, side: &Side) -> String {
+    let number = |n: usize| words[n].parse::<usize>().unwrap();
+    match command {
+        // The process ends without destroying the region again.
+        "deregister" => deregister(memory.mr),
+        "fail" => {
+            let attr =
+                ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
+            assert_eq!(side.qp.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE.0), 0);
+        }
+        "permit" => {
+            let access = u32::try_from(number(0)).unwrap();
+            let attr = ibv_qp_attr { qp_access_flags: access, ..ibv_qp_attr::default() };
+            assert_eq!(side.qp.modify(attr, ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS.0), 0);
+        }
+        "port_down" => SoftDevice::find(words[0]).unwrap().set_port_up(false),
+        "word" => return memory.word(number(0)).to_string(),
+        "regions" => {
+            let (limit, pd) = (getrlimit(Resource::Nofile), &side.pd);
+            setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..limit }).unwrap();
+            let count = (0..100).take_while(|_| pd.wants_file(64 << 10, ALL_ACCESS));
+            let regions: Vec<_> = count.map(|_| pd.register_file(64 << 10, ALL_ACCESS)).collect();
+            return regions.len().to_string();
+        }
+        _ => panic!("{command}"),
+    }
+    String::new()
+}
+
+/// Retries a few times, so that a request to a queue pair that does not listen fails soon.
+const HASTY: Knobs = Knobs { timeout: 8, retries: 1, ..PATIENT };
+
+/// A connection to a process whose memory can be mapped.
+struct Pair {
+    near: Near,
+    device: SoftDevice,
+}
+
+impl Pair {
+    /// Connects on a device with this name, which both processes share.
+    fn new(name: &str, knobs: &Knobs) -> Self {
+        Self::of_memory(name, knobs, ALL_ACCESS, LENGTH)
+    }
+
+    fn of_memory(name: &str, knobs: &Knobs, access: u32, length: usize) -> Self {
+        Self::with(name, knobs, &[(MAPPED, &format!("{access} {length}"))])
+    }
+
+    fn with(name: &str, knobs: &Knobs, environment: &[(&str, &str)]) -> Self {
+        let device = Builder::new(name).peers(Peers::SameUser).install().unwrap();
+        let peer = Peer::start_with(&format!("/{name}"), environment);
+        Self { near: Near::on(name, peer, ibv_qp_type::IBV_QPT_RC, knobs), device }
+    }
+
+    fn mapped_requests(&self) -> u64 {
+        self.device.counters().mapped_requests
+    }
+
+    fn wr(&self, opcode: Opcode, length: usize) -> Wr {
+        let wr = Wr::new(1, opcode, &[self.near.memory.sge(0, length)]);
+        wr.remote(self.near.remote.0, self.near.remote.1)
+    }
+
+    fn request(&self, opcode: Opcode, length: usize) {
+        self.near.side.qp.post(&self.wr(opcode, length));
+        self.near.side.send_cq.expect_success(1);
+    }
+
+    /// Writes the same bytes until a grant has arrived.
+    fn use_grant(&self) {
+        let before = self.mapped_requests();
+        until("a request without packets", || {
+            self.request(Opcode::IBV_WR_RDMA_WRITE, 8);
+            self.mapped_requests() > before
+        });
+    }
+
+    /// Expects that a WRITE fails, and that it changes nothing.
+    fn expect_refusal(&mut self, status: Status) {
+        let (before, found) = (self.mapped_requests(), self.near.peer.sum(0, LENGTH));
+        self.near.memory.copy_in(0, &[0x77; 64]);
+        self.near.side.qp.post(&self.wr(Opcode::IBV_WR_RDMA_WRITE, 64));
+        self.near.side.send_cq.expect(1, status);
+        assert_eq!(self.near.peer.sum(0, LENGTH), found);
+        assert_eq!(self.mapped_requests(), before);
+    }
+}
+
+/// The other process is stopped meanwhile, so its processor does nothing.
+#[test]
+fn mapped_memory_is_used_without_its_process() {
+    let mut pair = Pair::new("mapped-stopped", &PATIENT);
+    pair.use_grant();
+    let received = pair.near.peer.counter("rcvd_pkts");
+    for length in [1, 7, 8, 1000, 4096, LENGTH] {
+        pair.near.peer.stop();
+        pair.near.fill(length as u8);
+        pair.request(Opcode::IBV_WR_RDMA_WRITE, length);
+        let written = read(&pair.near.memory, 0, length);
+        pair.near.memory.fill(0);
+        pair.request(Opcode::IBV_WR_RDMA_READ, length);
+        assert_eq!(read(&pair.near.memory, 0, length), written);
+        pair.near.peer.go_on();
+        assert_eq!(pair.near.peer.sum(0, length), sum(&written));
+    }
+    pair.near.peer.stop();
+    pair.near.atomics();
+    pair.near.peer.go_on();
+    assert_eq!(pair.near.peer.counter("rcvd_pkts"), received);
+    pair.near.all_of_it();
+    pair.near.peer.end();
+}
+
+/// A WRITE without packets is complete before the SEND that follows it arrives. A request after a SEND waits for it.
+#[test]
+fn requests_with_and_without_packets_keep_their_order() {
+    const AT: usize = 8192;
+    let mut pair = Pair::new("mapped-order", &PATIENT);
+    pair.use_grant();
+    let near = &mut pair.near;
+    let remote = (near.remote.0 + AT as u64, near.remote.1);
+    for round in 1..300_u64 {
+        near.peer.receive();
+        near.memory.copy_in(0, &round.to_ne_bytes());
+        let [word, room] = [0, 64].map(|at| near.memory.sge(at, 8));
+        let write = Wr::new(1, Opcode::IBV_WR_RDMA_WRITE, &[word]).remote(remote.0, remote.1);
+        let send = Wr::send(2, &[word]);
+        let add = Wr::new(3, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &[room]);
+        let add = add.atomic_at(remote.0, remote.1, 1 << 32, 0);
+        near.side.qp.try_post_list(&[write, send, add]).unwrap();
+        (1..=3).for_each(|wr_id| _ = near.side.send_cq.expect_success(wr_id));
+        assert_eq!(read(&near.memory, 64, 8), round.to_ne_bytes());
+        near.peer.completion();
+        assert_eq!(near.peer.ask(&format!("word {AT}")), [u128::from(round | 1 << 32)]);
+    }
+    pair.near.peer.end();
+}
+
+/// Many requests are in flight as packets when the grant arrives. Each is executed once, in order.
+#[test]
+fn a_stream_of_atomics_loses_and_repeats_none() {
+    const DEPTH: usize = 8;
+    let pair = Pair::new("mapped-stream", &PATIENT);
+    let Near { side, memory, remote, .. } = &pair.near;
+    let (mut posted, mut done) = (0, 0);
+    let post = |posted: &mut usize| {
+        // Each outstanding request has its own place for its result.
+        let room = memory.sge(64 + 8 * (*posted % DEPTH), 8);
+        let add = Wr::new(1, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &[room]);
+        side.qp.post(&add.atomic_at(remote.0, remote.1, 1, 0));
+        *posted += 1;
+    };
+    let complete = |done: &mut usize| {
+        side.send_cq.expect_success(1);
+        let before = read(memory, 64 + 8 * (*done % DEPTH), 8);
+        assert_eq!(before, (*done as u64).to_ne_bytes());
+        *done += 1;
+    };
+    (0..DEPTH).for_each(|_| post(&mut posted));
+    let mut left = None;
+    until("requests without packets", || {
+        complete(&mut done);
+        post(&mut posted);
+        if pair.mapped_requests() > 0 {
+            left = Some(left.unwrap_or(100) - 1);
+        }
+        left == Some(0)
+    });
+    (0..DEPTH).for_each(|_| complete(&mut done));
+    assert_eq!(posted, done);
+    pair.near.peer.end();
+}
+
+/// A thread copies a part of them in each of its turns.
+#[test]
+fn long_messages_are_copied_in_parts() {
+    const LONG: usize = (5 << 20) + 123;
+    let mut pair = Pair::of_memory("mapped-long", &PATIENT, ALL_ACCESS, LONG);
+    pair.use_grant();
+    let bytes: Vec<u8> = (0..LONG).map(|at| (at % 251) as u8).collect();
+    let memory = pair.near.side.pd.register_filled(bytes.clone(), ALL_ACCESS);
+    let before = pair.mapped_requests();
+    pair.near.peer.stop();
+    let post = |opcode| {
+        let wr = Wr::new(1, opcode, &[memory.sge(0, LONG)]);
+        pair.near.side.qp.post(&wr.remote(pair.near.remote.0, pair.near.remote.1));
+        // Later requests wait until all parts are copied.
+        pair.request(Opcode::IBV_WR_RDMA_READ, 8);
+    };
+    let expect = || _ = pair.near.side.send_cq.expect_success(1);
+    post(Opcode::IBV_WR_RDMA_WRITE);
+    expect();
+    assert_eq!(read(&pair.near.memory, 0, 8), bytes[..8]);
+    memory.fill(0);
+    post(Opcode::IBV_WR_RDMA_READ);
+    expect();
+    assert_eq!(memory.bytes(), bytes);
+    assert_eq!(pair.mapped_requests(), before + 4);
+    pair.near.peer.go_on();
+    assert_eq!(pair.near.peer.sum(0, LONG), sum(&bytes));
+    drop(memory);
+    pair.near.peer.end();
+}
+
+/// The file of such a region cannot be written.
+#[test]
+fn a_region_to_read_is_mapped_for_reading_alone() {
+    let mut pair = Pair::of_memory("mapped-read", &PATIENT, REMOTE_READ, LENGTH);
+    until("a request without packets", || {
+        pair.request(Opcode::IBV_WR_RDMA_READ, 8);
+        pair.mapped_requests() > 0
+    });
+    pair.near.peer.stop();
+    pair.request(Opcode::IBV_WR_RDMA_READ, LENGTH);
+    pair.near.peer.go_on();
+    pair.expect_refusal(Status::IBV_WC_REM_ACCESS_ERR);
+    pair.near.peer.end();
+}
+
+#[test]
+fn a_deregistered_region_is_not_written() {
+    let mut pair = Pair::new("mapped-deregistered", &PATIENT);
+    pair.use_grant();
+    pair.near.peer.ask("deregister");
+    pair.expect_refusal(Status::IBV_WC_REM_ACCESS_ERR);
+    pair.near.peer.kill();
+}
+
+#[test]
+fn memory_is_not_written_through_a_queue_pair_in_error() {
+    let mut pair = Pair::new("mapped-error", &HASTY);
+    pair.use_grant();
+    pair.near.peer.ask("fail");
+    pair.expect_refusal(Status::IBV_WC_RETRY_EXC_ERR);
+    pair.near.peer.end();
+}
+
+#[test]
+fn a_right_that_is_taken_away_is_not_used() {
+    let mut pair = Pair::new("mapped-rights", &PATIENT);
+    pair.use_grant();
+    pair.near.peer.ask(&format!("permit {}", LOCAL_WRITE | REMOTE_READ));
+    pair.expect_refusal(Status::IBV_WC_REM_INV_REQ_ERR);
+    pair.near.peer.end();
+}
+
+/// A queue pair with fewer rights than the region gets no grant, because a process with the file could do whatever the
+/// region permits.
+#[test]
+fn a_grant_conveys_no_more_than_the_queue_pair_permits() {
+    let mut pair = Pair::new("mapped-fewer", &PATIENT);
+    pair.near.peer.ask(&format!("permit {}", LOCAL_WRITE | REMOTE_WRITE));
+    (0..100).for_each(|_| pair.near.write(1000, None));
+    assert_eq!(pair.mapped_requests(), 0);
+    pair.near.peer.ask(&format!("permit {ALL_ACCESS}"));
+    pair.use_grant();
+    // Each change revokes the grants, and another request gets new ones.
+    pair.near.peer.ask(&format!("permit {ALL_ACCESS}"));
+    pair.use_grant();
+    pair.near.peer.end();
+}
+
+#[test]
+fn nothing_is_written_past_a_port_that_is_down() {
+    let name = "mapped-port";
+    let mut pair = Pair::new(name, &HASTY);
+    pair.use_grant();
+    pair.near.peer.ask(&format!("port_down {name}"));
+    pair.expect_refusal(Status::IBV_WC_RETRY_EXC_ERR);
+    pair.near.peer.end();
+}
+
+#[test]
+fn requests_fail_after_the_process_has_ended() {
+    let mut pair = Pair::new("mapped-ended", &PATIENT);
+    pair.use_grant();
+    pair.near.peer.kill();
+    let mut last = Status::IBV_WC_SUCCESS;
+    until("a failure", || {
+        pair.near.side.qp.post(&pair.wr(Opcode::IBV_WR_RDMA_WRITE, 8));
+        last = pair.near.side.send_cq.next().status;
+        last != Status::IBV_WC_SUCCESS
+    });
+    assert_eq!(last, Status::IBV_WC_RETRY_EXC_ERR);
+}
+
+/// The process of the region checks the address and the key.
+#[test]
+fn requests_that_no_grant_covers_are_refused() {
+    for (name, past, key) in [("mapped-past", 1, 0), ("mapped-key", 0, 1)] {
+        let pair = Pair::new(name, &PATIENT);
+        pair.use_grant();
+        let before = pair.mapped_requests();
+        let wr = pair.wr(Opcode::IBV_WR_RDMA_WRITE, LENGTH);
+        let (address, rkey) = pair.near.remote;
+        pair.near.side.qp.post(&wr.remote(address + past, rkey ^ key));
+        pair.near.side.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
+        assert_eq!(pair.mapped_requests(), before);
+        pair.near.peer.end();
+    }
+}
+
+#[test]
+fn a_process_whose_environment_forbids_it_maps_nothing() {
+    let memory = format!("{ALL_ACCESS} {LENGTH}");
+    let environment = [(MAPPED, &*memory), ("RDMA_SOFT_MAPPED", "0")];
+    let mut pair = Pair::with("mapped-forbidden", &PATIENT, &environment);
+    pair.near.all_of_it();
+    assert_eq!(pair.mapped_requests(), 0);
+    pair.near.peer.end();
+}
+
+#[test]
+fn only_some_regions_of_some_devices_have_files() {
+    let wants = |device: &str, length, access| {
+        Side::new(device, &Size::default(), 8).pd.wants_file(length, access)
+    };
+    rdma_soft::install();
+    let long = 64 << 10;
+    for access in [ALL_ACCESS, REMOTE_READ, REMOTE_ATOMIC | LOCAL_WRITE, REMOTE_READ | ZERO_BASED] {
+        assert!(wants("soft0", long, access), "{access}");
+        assert!(!wants("soft0", long - 1, access), "{access}");
+    }
+    let refused = [
+        0,
+        LOCAL_WRITE,
+        LOCAL_WRITE | REMOTE_WRITE,
+        LOCAL_WRITE | REMOTE_WRITE | REMOTE_ATOMIC,
+        ALL_ACCESS | MW_BIND,
+    ];
+    for access in refused {
+        assert!(!wants("soft0", long, access), "{access}");
+    }
+    let shared = |name: &str| Builder::new(name).peers(Peers::SameUser);
+    let devices = [
+        Builder::new("mapped-alone"),
+        Builder::new("mapped-any").peers(Peers::AnyUser),
+        shared("mapped-not").mapped(false),
+        shared("mapped-packets").force_wire(),
+        shared("mapped-held").schedule(Schedule::Held),
+        shared("mapped-deferred").schedule(Schedule::Deferred { seed: 1 }),
+        shared("mapped-lossy").lossy(0.1, 1),
+        shared("mapped-faulty").faults("seed=7; fail=0.1%:RNR_RETRY_EXC".parse().unwrap()),
+    ];
+    for device in devices {
+        let device = device.install().unwrap();
+        assert!(!wants(device.name(), long, ALL_ACCESS), "{}", device.name());
+    }
+    let device = shared("mapped-shared").install().unwrap();
+    assert!(wants(device.name(), long, ALL_ACCESS));
+}
+
+#[test]
+fn without_descriptors_requests_go_as_packets() {
+    let mut pair = Pair::new("mapped-limit", &PATIENT);
+    // A quarter of the limit of open files, with the connection's own region.
+    assert_eq!(pair.near.peer.ask("regions"), [15]);
+    assert_eq!(pair.near.peer.counter("unmapped_regions"), 1);
+    pair.near.all_of_it();
+    pair.near.peer.end();
+}
