@@ -162,6 +162,13 @@ impl Wire {
         if is_refused && may_keep { letter.keep() } else { None }
     }
 
+    /// Returns true if the letter contained the packet expected before, and the protocol did not drop or refuse it.
+    fn has_executed(&self, letter: &Letter, expected_before: Psn) -> bool {
+        self.is_reliable()
+            && letter.burst.header.bth.psn == expected_before
+            && self.psn() != expected_before
+    }
+
     fn is_reliable(&self) -> bool {
         matches!(self.protocol, Protocol::Reliable(_))
     }
@@ -242,7 +249,7 @@ impl Responder {
         self.holds = false;
         wire.kept = if keeps { wire.keep(own, letter) } else { None };
         wire.report_executed(own, expected, letter);
-        if own.adapter.maps && self.is_ready() {
+        if own.adapter.maps && wire.has_executed(letter, expected) && self.is_ready() {
             self.give(own, &mut wire, letter);
         }
         wire.count(own, self.peer_qpn);
@@ -257,10 +264,15 @@ impl Responder {
         if owes { Answers::Now } else { Answers::Never }
     }
 
-    /// Grants the peer's process access to the region of a request that was not refused, unless it has access already.
+    /// Grants the peer's process access to the region of an executed request, unless it has access already. The key of
+    /// a request without bytes was not checked.
     fn give(&self, own: &Station, wire: &mut Wire, letter: &Letter) {
+        if !own.adapter.port_is_up() {
+            // The port went down after the letter arrived, and the grants may have been revoked already.
+            return;
+        }
         let headers = &letter.burst.header;
-        let key = headers.reth.map(|reth| reth.rkey);
+        let key = headers.reth.filter(|reth| reth.length > 0).map(|reth| reth.rkey);
         let key = key.or_else(|| headers.atomic.map(|atomic| atomic.rkey));
         let (Some(key), Some(words), Some(word)) = (key, &letter.words, letter.word) else {
             return;

@@ -277,6 +277,43 @@ fn receive_file(socket: &OwnedFd) -> (Vec<u8>, OwnedFd) {
     received.unwrap()
 }
 
+/// Returns a WRITE to the memory of a queue pair's peer.
+fn write(near: &Near, word: u32, psn: u32, length: u16) -> Vec<u8> {
+    let indices = [near.far.gid_index; 2];
+    let (segment, said) = (length, u32::from(length));
+    let head = Head { indices, segment, said, ..Head::new(near.far.qpn) };
+    let mut bytes = head.bytes(length.into());
+    bytes[12..16].copy_from_slice(&word.to_le_bytes());
+    bytes[FIRST] = 0x0a; // RC RDMA WRITE Only
+    bytes[FIRST + 8..FIRST + 12].copy_from_slice(&psn.to_be_bytes());
+    bytes[FIRST + 12..FIRST + 20].copy_from_slice(&near.remote.0.to_be_bytes());
+    bytes[FIRST + 20..FIRST + 24].copy_from_slice(&near.remote.1.to_be_bytes());
+    bytes[FIRST + 24..FIRST + 28].copy_from_slice(&said.to_be_bytes());
+    bytes
+}
+
+/// Otherwise a process could try all keys. A dropped request does not make a queue pair fail, and the key of a request
+/// without bytes is not checked.
+#[test]
+fn a_request_that_was_not_executed_with_its_key_gets_no_grant() {
+    let name = "grants-guess";
+    let _device = Builder::new(name).peers(Peers::SameUser).install().unwrap();
+    let memory = format!("{ALL_ACCESS} {LENGTH}");
+    let peer = Peer::start_with(&format!("/{name}"), &[(MAPPED, &memory)]);
+    let mut near = Near::on(name, peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
+    let mut hostile = Connection::to(&name_at(name, slot_of(near.far.qpn)));
+    let psn = PATIENT.psn;
+    // Each request has another word, which its grant would name.
+    let requests = [(psn + 5, 8), (psn, 0), (psn, 8), (psn + 1, 8)];
+    for (word, (psn, length)) in (FIRST_KEY..).zip(requests) {
+        hostile.send_all(&write(&near, word, psn, length));
+    }
+    assert_eq!(receive_file(&hostile.socket).0, [VERSIONS]);
+    let (message, _file) = receive_file(&hostile.socket);
+    assert_eq!(message[4..8], (FIRST_KEY + 3).to_le_bytes());
+    near.peer.kill();
+}
+
 /// The process that has the grant can write the old pages. But the owner revokes the grant, and does not wait without
 /// a limit.
 #[test]
@@ -288,20 +325,7 @@ fn a_visit_without_end_does_not_keep_a_region_registered() {
     let mut near = Near::on(name, peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
     // A process that sends as if it had the first one's queue pair.
     let mut hostile = Connection::to(&name_at(name, slot_of(near.far.qpn)));
-    let write = |psn: u32| {
-        let indices = [near.far.gid_index; 2];
-        let head = Head { indices, segment: 8, said: 8, ..Head::new(near.far.qpn) };
-        let mut bytes = head.bytes(8);
-        bytes[12..16].copy_from_slice(&FIRST_KEY.to_le_bytes());
-        bytes[FIRST] = 0x0a; // RC RDMA WRITE Only
-        bytes[FIRST + 8..FIRST + 12].copy_from_slice(&psn.to_be_bytes());
-        bytes[FIRST + 12..FIRST + 20].copy_from_slice(&near.remote.0.to_be_bytes());
-        bytes[FIRST + 20..FIRST + 24].copy_from_slice(&near.remote.1.to_be_bytes());
-        bytes[FIRST + 24..FIRST + 28].copy_from_slice(&8_u32.to_be_bytes());
-        bytes
-    };
-    let first = write(PATIENT.psn);
-    hostile.send_all(&first);
+    hostile.send_all(&write(&near, FIRST_KEY, PATIENT.psn, 8));
     let (message, versions) = receive_file(&hostile.socket);
     assert_eq!(message, [VERSIONS]);
     let (message, file) = receive_file(&hostile.socket);
