@@ -131,12 +131,14 @@ pub(crate) struct Visited {
 const LONGEST_VISIT: Duration = Duration::from_millis(10);
 
 /// Waits for visits that began before their grants were revoked. A process that stays in a visit for too long gets no
-/// further grants. The caller holds no lock of a queue pair.
+/// further grants, and none of its visits is waited for any longer. So each process can delay one call, once. The caller
+/// holds no lock of a queue pair.
 pub(crate) fn wait_for_visits(clock: &Clock, visited: impl IntoIterator<Item = Visited>) {
-    let deadline = clock.now() + LONGEST_VISIT;
     for Visited { words, index } in visited {
         let Some(words) = words.upgrade() else { continue };
         let Some(visit) = words.visit(index) else { continue };
+        // Each visit has its own time, because the previous one may be that of a hostile process.
+        let deadline = clock.now() + LONGEST_VISIT;
         let mut backoff = Backoff::default();
         while words.visit(index) == Some(visit) {
             if clock.now() > deadline {
@@ -145,5 +147,74 @@ pub(crate) fn wait_for_visits(clock: &Clock, visited: impl IntoIterator<Item = V
             }
             backoff.wait();
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+    use rdma_types::Psn;
+
+    use super::*;
+
+    /// Another process. Each look at its visits takes a millisecond.
+    #[derive(Debug)]
+    struct Process {
+        clock: Arc<Clock>,
+        /// The number of looks that find a visit.
+        stays: u32,
+        looks: AtomicU32,
+        ended: AtomicBool,
+    }
+
+    impl Process {
+        fn new(clock: &Arc<Clock>, stays: u32) -> Arc<Self> {
+            let (looks, ended) = (AtomicU32::new(0), AtomicBool::new(false));
+            Arc::new(Self { clock: Arc::clone(clock), stays, looks, ended })
+        }
+
+        fn visited(self: &Arc<Self>, index: usize) -> Visited {
+            let words: Arc<dyn ExecutedWords> = Arc::<Self>::clone(self);
+            Visited { words: Arc::downgrade(&words), index }
+        }
+
+        fn has_ended(&self) -> bool {
+            self.ended.load(Ordering::Relaxed)
+        }
+    }
+
+    impl ExecutedWords for Process {
+        fn store(&self, _: WordKey, _: Psn) {}
+
+        fn is_patient(&self, _: WordKey) -> bool {
+            false
+        }
+
+        fn visit(&self, _: usize) -> Option<u32> {
+            self.clock.advance_to(self.clock.now() + Duration::from_millis(1));
+            let looks = self.looks.fetch_add(1, Ordering::Relaxed);
+            (looks < self.stays && !self.has_ended()).then_some(1)
+        }
+
+        fn end_grants(&self) {
+            self.ended.store(true, Ordering::Relaxed);
+        }
+
+        fn announce(&self) {}
+    }
+
+    /// The order is that in which the processes got grants.
+    #[test]
+    fn a_visit_without_end_ends_the_grants_of_its_process_alone() {
+        let clock = Arc::new(Clock::Virtual(AtomicU64::new(1)));
+        let [hostile, honest] = [u32::MAX, 5].map(|stays| Process::new(&clock, stays));
+        wait_for_visits(&clock, [hostile.visited(0), hostile.visited(1), honest.visited(0)]);
+        assert_eq!([hostile.has_ended(), honest.has_ended()], [true, false]);
+        assert_eq!(
+            honest.looks.load(Ordering::Relaxed),
+            6,
+            "the wait lasted until the visit ended"
+        );
     }
 }

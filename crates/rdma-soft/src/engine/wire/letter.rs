@@ -77,7 +77,8 @@ pub(crate) trait ExecutedWords: Send + Sync + std::fmt::Debug {
     }
 
     /// Returns the number of the visit in which the connection with this word is, if any. Everything that was revoked
-    /// before the call was revoked before the visit, or the visit is found.
+    /// before the call was revoked before the visit, or the visit is found. Returns `None` if the grants have
+    /// [ended](Self::end_grants), because the process is known to stay in visits.
     fn visit(&self, index: usize) -> Option<u32> {
         let _ = index;
         None

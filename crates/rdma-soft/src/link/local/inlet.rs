@@ -385,6 +385,9 @@ impl ExecutedWords for Inlet {
     }
 
     fn visit(&self, index: usize) -> Option<u32> {
+        if self.giver.as_ref()?.has_ended() {
+            return None;
+        }
         ordered();
         self.ring.get()?.visit(index)
     }

@@ -227,6 +227,11 @@ impl Giver {
         }
     }
 
+    /// Returns true if the other process gets no further grants.
+    pub(in crate::link::local) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
     /// Records a grant that the other process should get.
     pub(in crate::link::local) fn want(&self, want: Want) {
         locked(&self.wants).push_back(want);
