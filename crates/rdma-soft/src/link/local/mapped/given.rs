@@ -56,6 +56,9 @@ const RIGHTS: u32 = AccessFlags::REMOTE_READ
     .union(AccessFlags::REMOTE_ATOMIC)
     .bits();
 
+/// The maximum number of grants that wait until they can be sent to a process.
+const MOST_WANTS: usize = 1024;
+
 impl Files {
     /// Returns true if another region may have a file.
     pub(in crate::link::local) fn has_room(&self) -> bool {
@@ -232,9 +235,13 @@ impl Giver {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Records a grant that the other process should get.
+    /// Records a grant that the other process should get. Drops it if too many are recorded, because the process may
+    /// want grants without receiving any.
     pub(in crate::link::local) fn want(&self, want: Want) {
-        locked(&self.wants).push_back(want);
+        let wants = &mut *locked(&self.wants);
+        if wants.len() < MOST_WANTS {
+            wants.push_back(want);
+        }
     }
 
     /// Sends the grants that are wanted. Returns true if the system cannot send one now, so that this must be called
@@ -262,4 +269,22 @@ impl Giver {
 
 fn send(connection: &Descriptor, terms: &Terms, file: BorrowedFd<'_>) -> Result<()> {
     send_file(connection, &terms.encode(), file)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::engine::wire::word::WordKey;
+
+    /// The other process does not read its socket, so that nothing can be sent.
+    #[test]
+    fn grants_that_wait_are_limited() {
+        let giver = Giver::new(Arc::default());
+        let version = Version { index: 0, value: 0 };
+        for key in 0..5_000 {
+            let word = WordKey::new(0, key);
+            giver.want(Want { key, word, domain: 0, access: 0, version });
+        }
+        assert_eq!(locked(&giver.wants).len(), MOST_WANTS);
+    }
 }
