@@ -79,6 +79,11 @@ impl Claims {
             let words = &mut *locked(&self.words);
             let claim = words.by_index.get_mut(key.index()).and_then(Option::as_mut);
             let Some(claim) = claim.filter(|claim| claim.key == key) else { return };
+            // The notification of its revocation may have come before. If the grant becomes invalid after this check,
+            // the notification is still to come.
+            if !grant.is_valid() {
+                return;
+            }
             claim.grants.retain(|other| other.terms.key != grant.terms.key);
             if claim.grants.len() >= MOST_GRANTS {
                 return;
@@ -162,5 +167,47 @@ impl Claims {
             }
         }
         found
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)] // A failing helper fails its test.
+mod tests {
+    use std::os::fd::{AsFd as _, OwnedFd};
+
+    use rustix::fs::{
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create,
+    };
+
+    use super::super::mapped::received::{Arrived, Received};
+    use super::super::mapped::{Terms, VERSIONS};
+    use super::super::neighbor::Neighbor;
+    use super::*;
+    use crate::engine::wire::grant::Version;
+
+    fn memory(length: u64) -> OwnedFd {
+        let file = memfd_create("claims", MemfdFlags::ALLOW_SEALING).unwrap();
+        fallocate(&file, FallocateFlags::empty(), 0, length).unwrap();
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        file
+    }
+
+    /// Its revocation may have been noticed while its memory was populated. No notification follows, so the mapping
+    /// would keep the memory of a region that was deregistered.
+    #[test]
+    fn a_grant_that_was_revoked_before_it_is_added_is_dropped() {
+        let page = rustix::param::page_size() as u64;
+        let (claims, received) = (Claims::default(), Received::default());
+        received.accept(&[VERSIONS], memory(page).as_fd()).unwrap();
+        let word = claims.claim(Weak::<Neighbor>::new()).unwrap();
+        for (value, kept) in [(1, 0), (0, 1)] {
+            let versions = [Version { index: 0, value: 0 }, Version { index: 1, value }];
+            let (key, iova, length, access) = (7, 0, page, 0);
+            let terms = Terms { word, key, iova, length, access, versions };
+            let arrived = received.accept(&terms.encode(), memory(page).as_fd()).unwrap();
+            let Arrived::Grant(grant) = arrived else { panic!("{arrived:?}") };
+            claims.add_grant(grant);
+            assert_eq!(claims.grants(word).len(), kept);
+        }
     }
 }
