@@ -71,7 +71,11 @@ impl Area {
         if blocks.saturating_mul(BLOCK) < size {
             return Err(Errno::NOMEM);
         }
-        Self::map(file, length, writable)
+        match Self::map(file, length, writable) {
+            // A limit of this process on locked memory (mlockall(2)).
+            Err(Errno::AGAIN) => Err(Errno::NOMEM),
+            mapped => mapped,
+        }
     }
 
     /// Maps the first `length` bytes of a file.
