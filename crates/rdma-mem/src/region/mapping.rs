@@ -10,8 +10,6 @@ use rustix::fs::{
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-use crate::region::memory::PAGE;
-
 /// The size of huge pages.
 ///
 /// ```
@@ -74,7 +72,9 @@ impl Mapping {
     /// A forked child does not have the mapping. Unless `peers_write`, no process can make another
     /// mapping through which the file can be written.
     pub(crate) fn for_peers(length: usize, peers_write: bool) -> rustix::io::Result<Self> {
-        let whole = length.checked_next_multiple_of(PAGE).ok_or(rustix::io::Errno::NOMEM)?;
+        // Other processes expect whole pages of the system, which may be longer than `PAGE`.
+        let page = rustix::param::page_size();
+        let whole = length.checked_next_multiple_of(page).ok_or(rustix::io::Errno::NOMEM)?;
         let mapping = Self::of_new_file(whole)?;
         if let Some(file) = mapping.file() {
             // Other processes map only files whose pages they need not allocate.
