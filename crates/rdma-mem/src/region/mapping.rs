@@ -8,6 +8,7 @@ use std::ptr::{self, NonNull};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
+use rustix::io::retry_on_intr;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 /// The size of huge pages.
@@ -78,7 +79,7 @@ impl Mapping {
         let mapping = Self::of_new_file(whole)?;
         if let Some(file) = mapping.file() {
             // Other processes map only files whose pages they need not allocate.
-            fallocate(file, FallocateFlags::empty(), 0, whole as u64)?;
+            allocate(file, whole as u64)?;
         }
         let writes = if peers_write { SealFlags::empty() } else { SealFlags::FUTURE_WRITE };
         mapping.seal(writes | SealFlags::SEAL)?;
@@ -124,6 +125,16 @@ impl Mapping {
     pub(crate) fn close_file(&mut self) {
         self.file = None;
     }
+}
+
+/// Allocates the pages of a memory file.
+fn allocate(file: BorrowedFd<'_>, size: u64) -> rustix::io::Result<()> {
+    /// A signal makes the kernel undo a whole call, and the next signal may come soon.
+    const STEP: usize = 4 << 20;
+    (0..size).step_by(STEP).try_for_each(|from| {
+        let length = (size - from).min(STEP as u64);
+        retry_on_intr(|| fallocate(file, FallocateFlags::empty(), from, length))
+    })
 }
 
 impl Drop for Mapping {

@@ -41,13 +41,15 @@ use crate::memory::grace_period;
 use crate::memory::protection::ProtectionDomain;
 use crate::memory::sge::Sge;
 use crate::schedule::Schedule;
-use crate::sync::{ControlGuard, Line, Lock, Ordering, locked};
+use crate::sync::{ControlGuard, Line, Lock, Ordering, locked, locked_to_wait};
 
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     station: Station,
     pub(crate) device: &'static Device,
     pub(crate) attributes: Mutex<Attributes>,
+    /// Locked by the thread that waits for visits.
+    visits: Mutex<()>,
     pub(crate) send: Line<Lock<SendSide<Self>>>,
     pub(crate) responder: Line<Lock<Responder>>,
 }
@@ -115,6 +117,7 @@ impl QueuePair {
                 station,
                 device,
                 attributes: Mutex::new(Attributes::default()),
+                visits: Mutex::default(),
                 send: Line(Lock::new(send)),
                 responder: Line(Lock::new(responder)),
             }
@@ -154,10 +157,13 @@ impl QueuePair {
 
     /// Waits until the peer's process no longer uses grants that were revoked. The caller holds no lock.
     pub(crate) fn finish_visits(&self) {
-        let visited = self.responder.lock().visited.take();
-        if visited.is_some() {
-            wait_for_visits(&self.device.fabric.clock, visited);
+        if !self.device.maps {
+            return;
         }
+        // Another thread may have taken the visits that concern this call, and be waiting for them.
+        let _others = locked_to_wait(&self.visits);
+        let visited = std::mem::take(&mut self.responder.lock().visited);
+        wait_for_visits(&self.device.fabric.clock, visited);
     }
 
     /// Makes the requester at the far end of a former connection forget this queue pair, so that the requester does not

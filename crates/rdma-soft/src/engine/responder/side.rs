@@ -37,7 +37,7 @@ pub(crate) struct Responder {
     /// The protocol's state between RTR and RESET, if messages arrive as packets.
     pub(crate) wire: Option<Box<Wire>>,
     /// The visits to wait for, because grants to the peer's process were revoked.
-    pub(crate) visited: Option<Visited>,
+    pub(crate) visited: Vec<Visited>,
     /// The [origin](crate::engine::requester::side::Requester::origin) whose address was verified; 0 for none.
     pub(crate) verified: u64,
     /// The receive request of the current message.
@@ -81,7 +81,7 @@ impl Responder {
             qkey: 0,
             first_letter: 0,
             wire: None,
-            visited: None,
+            visited: Vec::new(),
             verified: 0,
             current: None,
             begun: 0,
@@ -277,8 +277,7 @@ impl Responder {
 
     /// Revokes what the peer's process may access without packets.
     pub(crate) fn revoke(&mut self) {
-        let visited = self.wire.as_mut().and_then(|wire| wire.revoke());
-        self.visited = visited.or(self.visited.take());
+        self.visited.extend(self.wire.as_mut().and_then(|wire| wire.revoke()));
     }
 
     /// Counts a request that was dropped because of its sequence number, if it came from the connected peer.

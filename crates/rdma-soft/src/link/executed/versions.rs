@@ -13,24 +13,34 @@
 use crate::engine::wire::word::WORDS;
 use crate::sync::{AtomicU32, Line, Ordering, fence};
 
-/// The number of versions that a process shares with another one.
-pub(crate) const VERSIONS: usize = if cfg!(loom) { 2 } else { 1024 };
+/// The number of versions that a process shares with another one: those that fit in a page of 4 KiB.
+pub(crate) const VERSIONS: usize = if cfg!(loom) { 2 } else { 1023 };
 
 /// The versions. All bytes zero are valid.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct Versions([AtomicU32; VERSIONS]);
+pub(crate) struct Versions {
+    /// Changes after each version that changes, so that the user need not look at all versions.
+    changes: AtomicU32,
+    words: [AtomicU32; VERSIONS],
+}
 
 impl Versions {
     /// Returns a version, or `None` if the index is out of range.
     pub(crate) fn get(&self, index: u32) -> Option<u32> {
-        Some(self.0.get(index as usize)?.load(Ordering::Acquire))
+        Some(self.words.get(index as usize)?.load(Ordering::Acquire))
+    }
+
+    /// Returns a number that differs from an earlier one if versions have changed between the calls.
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes.load(Ordering::Acquire)
     }
 
     /// Owner: makes the grants with this version invalid. The caller then calls [`ordered`].
     pub(crate) fn bump(&self, index: u32) {
-        if let Some(version) = self.0.get(index as usize) {
+        if let Some(version) = self.words.get(index as usize) {
             version.fetch_add(1, Ordering::Release);
+            self.changes.fetch_add(1, Ordering::Release);
         }
     }
 }
@@ -76,7 +86,8 @@ impl Visits {
 #[cfg(test)]
 impl Default for Versions {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| AtomicU32::new(0)))
+        let words = std::array::from_fn(|_| AtomicU32::new(0));
+        Self { changes: AtomicU32::new(0), words }
     }
 }
 
@@ -109,7 +120,12 @@ mod tests {
     fn any_index_and_any_word_are_tolerated() {
         let (versions, visits) = (Versions::default(), Visits::default());
         versions.bump(u32::MAX);
-        assert_eq!((versions.get(u32::MAX), versions.get(0)), (None, Some(0)));
+        assert_eq!(
+            (versions.get(u32::MAX), versions.get(0), versions.changes()),
+            (None, Some(0), 0)
+        );
+        versions.bump(0);
+        assert_eq!((versions.get(0), versions.changes()), (Some(1), 1));
         visits.begin(usize::MAX);
         visits.end(usize::MAX);
         assert_eq!(visits.current(usize::MAX), None);

@@ -40,7 +40,8 @@ const STALL: Duration = Duration::from_secs(1);
 /// The delay before another attempt to send the ring.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The delay before a question is sent again after it failed for lack of memory.
+/// The delay before a question is sent again after it failed for lack of memory. Also the delay before another attempt
+/// to receive a file.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// The maximum number of messages that one turn writes.
@@ -237,11 +238,11 @@ impl Neighbor {
         Ok(())
     }
 
-    /// Postpones what the process has sent.
+    /// Postpones what the process has sent. Notifications wait too, so the delay is short.
     fn back_off(&self) {
         self.backs_off.store(true, Ordering::Relaxed);
         self.driver.disable_events(&self.connection);
-        self.entry.set_timer(self.device.fabric.clock.now() + RETRY);
+        self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
     }
 
     /// Returns how long the process may stay silent.
@@ -449,7 +450,9 @@ impl Watched for Neighbor {
             Err(_) => return SocketEvent::End,
         }
         // The notification may be that of a revocation.
-        self.claims.drop_invalid();
+        if self.received.have_changed() {
+            self.claims.drop_invalid();
+        }
         self.check_answer();
         self.entry().queue();
         // Requests the next notification, because the peer sends one per request. The next look finds everything that

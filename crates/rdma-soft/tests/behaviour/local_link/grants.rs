@@ -215,9 +215,9 @@ fn a_grant_of_any_process_is_used_on_its_file_alone() {
     assert_eq!((is_mapped, found), (true, written));
     fallocate(&file, FallocateFlags::empty(), 0, LENGTH).unwrap();
     for index in [0, 1] {
-        assert_eq!(pwrite(&versions, &1_u32.to_le_bytes(), 4 * index), Ok(4));
+        assert_eq!(pwrite(&versions, &1_u32.to_le_bytes(), 4 * (1 + index)), Ok(4));
         assert!(!write(&mut victim).0);
-        assert_eq!(pwrite(&versions, &0_u32.to_le_bytes(), 4 * index), Ok(4));
+        assert_eq!(pwrite(&versions, &0_u32.to_le_bytes(), 4 * (1 + index)), Ok(4));
         victim.grant(Terms::FINE, &file);
         until("another grant", || write(&mut victim).0);
     }
@@ -236,7 +236,7 @@ fn useless_grants_change_nothing() {
         Terms { word: u32::MAX, ..fine },
         Terms { access: 4, ..fine },
         Terms { access: 0, ..fine },
-        Terms { versions: [1024, 0, 1, 0], ..fine },
+        Terms { versions: [1023, 0, 1, 0], ..fine },
         Terms { versions: [0, 0, u32::MAX, 0], ..fine },
         Terms { versions: [0, 7, 1, 0], ..fine },
     ];
@@ -334,7 +334,7 @@ fn a_visit_without_end_does_not_keep_a_region_registered() {
     assert_eq!([word(1), word(2)], [FIRST_KEY, near.remote.1]);
     let value = |index: u32| {
         let mut bytes = [0; 4];
-        pread(&versions, &mut bytes, u64::from(index) * 4).unwrap();
+        pread(&versions, &mut bytes, 4 * (1 + u64::from(index))).unwrap();
         u32::from_le_bytes(bytes)
     };
     assert_eq!([value(word(4)), value(word(6))], [word(5), word(7)]);

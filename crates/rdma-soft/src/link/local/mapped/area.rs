@@ -14,6 +14,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::abi::fork::Process;
 use crate::link::executed::versions::Versions;
+use crate::link::expendable;
 use crate::memory::copy::Segment;
 
 /// The type of the file system that contains memory files without huge pages (statfs(2)).
@@ -143,13 +144,32 @@ impl Area {
     }
 }
 
+/// The pages of an [`Area`] that was dropped.
+struct Unused(NonNull<u8>, usize);
+
+// SAFETY: the memory belongs to no thread, and nothing uses it any longer (SAFETY.md F31).
+unsafe impl Send for Unused {}
+
+impl Unused {
+    fn unmap(self) {
+        // SAFETY: the area mapped the pages, and nothing uses them after it was dropped (munmap(2), SAFETY.md F31).
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), self.1) };
+        AREAS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Drop for Area {
     fn drop(&mut self) {
-        if self.process.is_current() {
-            AREAS.fetch_sub(1, Ordering::Relaxed);
-            // SAFETY: this value mapped the pages, and nothing uses them after it is dropped (munmap(2), SAFETY.md
-            // F31).
-            let _ = unsafe { munmap(self.place.as_ptr().cast(), self.length) };
+        /// Unmapping more bytes takes longer than the threads that drop areas may take.
+        const MOST: usize = 1 << 20;
+        if !self.process.is_current() {
+            return;
+        }
+        let unused = Unused(self.place, self.length);
+        if self.length <= MOST {
+            unused.unmap();
+        } else {
+            expendable::run(|| unused.unmap());
         }
     }
 }

@@ -12,7 +12,7 @@ use super::{Terms, VERSIONS};
 use crate::engine::wire::grant::Grant;
 use crate::link::executed::versions;
 use crate::memory::copy::Segment;
-use crate::sync::locked;
+use crate::sync::{AtomicU32, Ordering, locked};
 
 /// The rights that need a writable mapping.
 const WRITES: u32 = AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_ATOMIC).bits();
@@ -24,6 +24,8 @@ type FileId = (u64, u64);
 #[derive(Debug, Default)]
 pub(in crate::link::local) struct Received {
     versions: OnceLock<Arc<Area>>,
+    /// The number of their changes when [`have_changed`](Self::have_changed) was last called.
+    seen: AtomicU32,
     /// The mapped files. Queue pairs with grants for the same region share a mapping.
     areas: Mutex<Vec<(FileId, Weak<Area>)>>,
 }
@@ -72,6 +74,15 @@ impl Received {
             Err(Errno::NOMEM) => Ok(Arrived::Dropped),
             Err(errno) => Err(errno),
         }
+    }
+
+    /// Returns true if the process has revoked grants since the last call.
+    pub(in crate::link::local) fn have_changed(&self) -> bool {
+        let versions = self.versions.get().and_then(|area| area.versions());
+        versions.is_some_and(|versions| {
+            let changes = versions.changes();
+            self.seen.swap(changes, Ordering::AcqRel) != changes
+        })
     }
 
     /// Returns the mapping of a region's file.
