@@ -111,7 +111,7 @@ impl Ends {
 }
 
 /// Polls until there is one completion.
-fn one(cq: &Cq) {
+pub(crate) fn one(cq: &Cq) {
     loop {
         if let Some(wc) = cq.try_poll::<1>().unwrap().first() {
             assert_eq!(wc.status, rdma_sys::ibv_wc_status::IBV_WC_SUCCESS);

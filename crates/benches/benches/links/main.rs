@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo bench -p benches --bench links
-//! cargo bench -p benches --bench links -- trips     # or `waits`, `wakes`, or `writes`; and `soft0` or `udp`
+//! cargo bench -p benches --bench links -- trips  # or `waits`, `wakes`, `writes`, or `mapped`; and `soft0` or `udp`
 //! ```
 //!
 //! Two processes, this program twice, poll without a pause. Only in `wakes` and in the READs of `waits`, the second one
@@ -14,6 +14,7 @@
 #![allow(clippy::cast_precision_loss)]
 
 mod latency;
+mod mapped;
 
 use std::env;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
@@ -39,6 +40,7 @@ use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
 
 use latency::Waits;
+use mapped::Mapped;
 
 /// In the environment of the second process: the name of the first one's socket.
 const SOCKET: &str = "RDMA_SOFT_LINKS_SOCKET";
@@ -135,11 +137,14 @@ enum Work {
     /// Writes of that many bytes in one direction.
     Writes(usize),
     Waits(Waits),
+    Mapped(Mapped),
     End,
 }
 
 /// The numbers of [`Waits`] begin here. Smaller numbers are other work, or the length of writes.
 const WAITS: u64 = 1 << 32;
+/// The numbers of [`Mapped`] begin here.
+const MAPPED: u64 = 1 << 40;
 
 impl Work {
     fn to_bytes(self) -> [u8; 8] {
@@ -156,6 +161,7 @@ impl Work {
             Self::Waits(Waits::UnreliableSends) => WAITS + 1,
             Self::Waits(Waits::Writes) => WAITS + 2,
             Self::Waits(Waits::Reads(length)) => WAITS + 3 + u64::from(length),
+            Self::Mapped(mapped) => MAPPED + mapped.to_number(),
         };
         number.to_le_bytes()
     }
@@ -170,6 +176,7 @@ impl Work {
             5 => Self::Wakes,
             6 => Self::PacketTrips,
             length if length < WAITS => Self::Writes(usize::try_from(length).unwrap()),
+            number if number >= MAPPED => Self::Mapped(Mapped::from_number(number - MAPPED)),
             number => Self::Waits(match number - WAITS {
                 0 => Waits::Sends,
                 1 => Waits::UnreliableSends,
@@ -231,13 +238,17 @@ struct Ends {
     /// The socket that UDP is compared with.
     datagrams: Option<UdpSocket>,
     packets: Option<Packets>,
-    // Dropped before its domain.
+    // The memory is dropped before its domain.
     memory: Mr,
+    /// Memory that the other process maps, unless the processes communicate by UDP.
+    mapped: Mr,
     side: Side,
     /// An unreliable connection, and its memory.
     unreliable: (Mr, Side),
     /// The address of the other process's memory, and its key.
     remote: (u64, u32),
+    /// The address of the other process's memory of this kind, and its key.
+    mapped_remote: (u64, u32),
 }
 
 impl Ends {
@@ -258,11 +269,15 @@ impl Ends {
         let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..size };
         let unreliable = Side::new(device, &size, 256);
         said.extend(unreliable.qp.number().to_le_bytes());
+        let mapped = mapped::memory(&side);
+        said.extend(mapped.address().to_le_bytes());
+        said.extend(mapped.key().to_le_bytes());
         send(&socket, &said, SendFlags::empty()).unwrap();
-        let mut heard = [0; 36];
+        let mut heard = [0; 48];
         assert_eq!(recv(&socket, &mut heard, RecvFlags::empty()).unwrap().0, heard.len());
         let number = |at: usize| u32::from_le_bytes(*heard[at..].first_chunk().unwrap());
-        let remote = (u64::from_le_bytes(*heard[4..].first_chunk().unwrap()), number(12));
+        let long = |at: usize| u64::from_le_bytes(*heard[at..].first_chunk().unwrap());
+        let (remote, mapped_remote) = ((long(4), number(12)), (long(36), number(44)));
         let (far, other) = (*heard[16..].first_chunk::<16>().unwrap(), number(32));
         let peer = Endpoint { qpn: number(0), gid: rdma_sys::ibv_gid { raw: far }, ..own };
         let far = Ipv4Addr::from(*far.last_chunk::<4>().unwrap());
@@ -287,6 +302,8 @@ impl Ends {
             side,
             unreliable: (word, unreliable),
             remote,
+            mapped,
+            mapped_remote,
         };
         ends.meet();
         ends
@@ -320,6 +337,7 @@ impl Ends {
                 Work::Wakes => self.meet(),
                 Work::Writes(_) => self.poll_until_met(),
                 Work::Waits(waits) => self.wait_for(waits, false),
+                Work::Mapped(mapped) => self.run_mapped(mapped, false),
                 Work::End => return,
             }
         }
@@ -338,14 +356,16 @@ impl Ends {
             Work::Wakes => self.wake(),
             Work::Writes(length) => self.write(length),
             Work::Waits(waits) => self.wait_for(waits, true),
+            Work::Mapped(mapped) => self.run_mapped(mapped, true),
             Work::End => {}
         }
         start.elapsed()
     }
 
     fn measure(&self) {
-        let all = !env::args()
-            .any(|argument| matches!(&*argument, "trips" | "waits" | "wakes" | "writes"));
+        let all = !env::args().any(|argument| {
+            matches!(&*argument, "trips" | "waits" | "wakes" | "writes" | "mapped")
+        });
         let has = |rows: &str| all || env::args().any(|argument| argument == rows);
         if has("trips") {
             self.measure_trips();
@@ -358,6 +378,9 @@ impl Ends {
         }
         if has("writes") {
             self.measure_writes();
+        }
+        if has("mapped") && self.packets.is_none() {
+            self.measure_mapped();
         }
         self.round(Work::End);
     }

@@ -169,7 +169,9 @@ impl<P: Near> SendSide<P> {
         self.check(own, request, payload)?;
         let at_once = self.state == QpState::RTS && own.immediate && self.queue.is_empty();
         if !at_once || self.wire.is_some() {
-            self.post_later(own, request, payload);
+            if !(at_once && self.execute_posted(own, request, payload, aftermath)) {
+                self.post_later(own, request, payload);
+            }
             return Ok(());
         }
         let extent = Extent::Bytes(STRETCH_BYTES);

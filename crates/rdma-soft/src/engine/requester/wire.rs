@@ -1,5 +1,6 @@
 //! Sending with packets. A requester of `rdma_proto` sends the queued requests, and completes them by the responses.
 
+mod execute;
 mod mapped;
 mod work;
 
@@ -9,27 +10,21 @@ use std::time::Duration;
 
 use rdma_proto::requester::{Requester as Reliable, Settings};
 use rdma_proto::{Connection, UnreliableRequester};
-use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, Mtu, Psn, QpState, WcStatus as Status};
+use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, Mtu, Psn, QpState};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Blocked, Requester, SendSide};
-use crate::engine::requester::wire::mapped::{Mapped, Outcome, Part, Step, locate};
+use crate::engine::requester::wire::mapped::Mapped;
 use crate::engine::requester::wire::work::Queue;
 use crate::engine::station::Station;
-use crate::engine::turn::{Extent, STRETCH_BYTES, TURN_BYTES};
 use crate::engine::wire::letter::Letter;
 use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Carrier, Outlet, Route, Word};
 use crate::fabric::clock::Time;
 use crate::fabric::run_queue::Task;
 use crate::limits::patience;
-use crate::memory::copy::Reach;
-use crate::memory::grace_period::Visit;
-
-/// The least number of bytes that count for a request, so that a turn does not execute too many short ones.
-const LEAST: u64 = 256;
 
 /// The send side's state for packets.
 #[derive(Debug)]
@@ -351,98 +346,13 @@ impl<P: Near> SendSide<P> {
         sent == Some(true) || more
     }
 
-    /// Executes requests without packets, as far as grants permit. Returns true if another turn executes more.
-    fn execute_mapped(&mut self, own: &P, aftermath: &mut Aftermath) -> bool {
-        let mut bytes = if self.posts.is_some() { STRETCH_BYTES } else { TURN_BYTES };
-        loop {
-            match self.execute_next(own, &mut bytes, aftermath) {
-                Step::Done => {}
-                Step::Later => return true,
-                Step::Packets => return false,
-            }
-        }
-    }
-
-    /// Executes the next request, or a part of at most `bytes` bytes.
-    #[inline]
-    fn execute_next(&mut self, own: &P, bytes: &mut u64, aftermath: &mut Aftermath) -> Step {
-        let Self { queue, requester, wire: Some(wire), posts, state, .. } = self else {
-            return Step::Packets;
-        };
-        let Wire { protocol: Protocol::Reliable(protocol), word: Some(word), mapped, head, .. } =
-            &mut **wire
-        else {
-            return Step::Packets;
-        };
-        mapped.update(word, *head);
-        let next = protocol.begun();
-        let found =
-            if mapped.grants.is_empty() || *state != QpState::RTS || !own.adapter.port_is_up() {
-                None
-            } else {
-                mapped.check(queue, *head, next);
-                queue.at(next.wrapping_sub(*head) as usize)
-            };
-        mapped.held = None;
-        // Kept only if this call or a later one continues the same request.
-        let from = std::mem::take(&mut mapped.copied);
-        let Some((request, payload)) = found else { return Step::Packets };
-        let (operation, length) = (&request.operation, payload.length());
-        let Some(grant) = mapped.find(operation, length).map(Arc::clone) else {
-            return Step::Packets;
-        };
-        if !protocol.can_skip() {
-            // If grants cover all requests in flight, this one waits for them: a stream of requests would otherwise go
-            // as packets forever.
-            mapped.held = mapped.covers_all_since(*head).then_some(next);
-            return Step::Packets;
-        }
-        if *bytes == 0 || word.carrier().has_ended() {
-            (mapped.held, mapped.copied) = (Some(next), from);
-            return Step::Later;
-        }
-        let is_posted = posts.is_some_and(|posts| queue.len() <= posts as usize);
-        let reach = if is_posted { Reach::Mapped } else { own.adapter.later() };
-        let visit = Visit::begin();
-        // If local memory cannot be used, the protocol reports that.
-        let local = requester.locate_payload(own, &visit, operation.opcode, payload);
-        let remote = locate(&*grant, operation, length);
-        let (Ok(_), Some(remote)) = (local, remote) else { return Step::Packets };
-        let to = Extent::Bytes(*bytes).end(from, length);
-        let part = Part { operation, remote, reach, from, to };
-        let outcome = word.visit(|| match grant.is_valid() {
-            true => part.execute(&requester.local),
-            false => Outcome::Not,
-        });
-        requester.local.clear();
-        drop(visit);
-        let result = match outcome {
-            Outcome::Not => {
-                mapped.grants.retain(|other| !Arc::ptr_eq(other, &grant));
-                return Step::Packets;
-            }
-            Outcome::Executed if to < length => {
-                mapped.copied = to;
-                *bytes = bytes.saturating_sub(to - from);
-                return Step::Done;
-            }
-            Outcome::Executed => Ok(length),
-            Outcome::Lost => Err(Status::LOC_PROT_ERR),
-        };
-        *bytes = bytes.saturating_sub((to - from).max(LEAST));
-        own.counts.mapped.count();
-        protocol.skip();
-        *head = head.wrapping_add(1);
-        let upto = self.head_index().wrapping_add(1);
-        self.queue.pop();
-        self.finish(own, &request, upto, result, aftermath);
-        Step::Done
-    }
-
     /// Sends some of the last `posts` requests, which this call has posted. Their memory is certainly mapped while the
     /// call runs. The remaining requests and the earlier ones are sent in turns.
     #[cold]
     pub(super) fn transmit_posted(&mut self, own: &P, posts: u32, aftermath: &mut Aftermath) {
+        if self.queue.is_empty() {
+            return;
+        }
         self.posts = Some(posts);
         self.transmit(own, aftermath);
         self.posts = None;

@@ -28,15 +28,6 @@ pub(super) struct Mapped {
     uncovered: u32,
 }
 
-/// The result of an attempt to execute the next request.
-pub(super) enum Step {
-    Done,
-    /// Another turn executes the rest.
-    Later,
-    /// The next request goes as packets, or waits.
-    Packets,
-}
-
 impl Mapped {
     /// Forgets everything, because the queue pair is in error, or its peer has ended.
     pub(super) fn clear(&mut self) {
@@ -79,23 +70,27 @@ impl Mapped {
         self.uncovered == head
     }
 
-    /// Returns the grant that covers a request, if any.
-    pub(super) fn find(&self, operation: &Operation, length: u64) -> Option<&Arc<dyn Grant>> {
+    /// Returns the grant that covers a request, if any, and the request's remote memory.
+    #[inline]
+    pub(super) fn find(&self, operation: &Operation, length: u64) -> Option<(&dyn Grant, Segment)> {
         let is_one_sided = match operation.opcode {
             Opcode::Write | Opcode::Read => length > 0,
             opcode => opcode.is_atomic(),
         };
-        let grant = self.grants.iter().find(|grant| grant.key() == operation.rkey);
-        grant.filter(|grant| is_one_sided && locate(&***grant, operation, length).is_some())
+        let grant = self.grants.iter().find(|grant| grant.key() == operation.rkey)?;
+        let access = operation.opcode.remote_access();
+        let found = grant.locate(operation.remote_address, length, access)?;
+        let is_word =
+            || operation.remote_address.is_multiple_of(8) && AtomicWord::at(found).is_some();
+        let fits = is_one_sided && (!operation.opcode.is_atomic() || is_word());
+        fits.then_some((&**grant, found))
     }
-}
 
-/// Returns the remote memory of a request, if the grant covers all of it.
-pub(super) fn locate(grant: &dyn Grant, operation: &Operation, length: u64) -> Option<Segment> {
-    let access = operation.opcode.remote_access();
-    let found = grant.locate(operation.remote_address, length, access)?;
-    let is_word = operation.remote_address.is_multiple_of(8) && AtomicWord::at(found).is_some();
-    (is_word || !operation.opcode.is_atomic()).then_some(found)
+    /// Forgets the grants that are no longer valid.
+    #[cold]
+    pub(super) fn drop_invalid(&mut self) {
+        self.grants.retain(|grant| grant.is_valid());
+    }
 }
 
 /// A part of a request that is executed within one visit.
