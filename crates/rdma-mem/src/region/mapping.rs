@@ -10,6 +10,7 @@ use rustix::fs::{
 };
 use rustix::io::retry_on_intr;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::process::{Resource, getrlimit};
 
 /// The size of huge pages.
 ///
@@ -92,6 +93,10 @@ impl Mapping {
     fn of_new_file(length: usize) -> rustix::io::Result<Self> {
         let too_long = |_| rustix::io::Errno::NOMEM;
         let size = i64::try_from(length).map_err(too_long)?.cast_unsigned();
+        // The kernel would send the signal SIGXFSZ, which ends the process unless it is handled.
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| size > limit) {
+            return Err(rustix::io::Errno::FBIG);
+        }
         let file = memfd_create("rdma region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, size)?;
         // If the file could be truncated, accessing the mapping could raise SIGBUS and kill the

@@ -4,8 +4,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
-use rdma_mem::{AccessFlags, SharedRegion, open_device};
+use rdma_mem::{AccessFlags, RegionMemory, SharedRegion, open_device};
 use rustix::fs::{SealFlags, fcntl_get_seals};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::program::in_own_process;
 
 const LENGTH: usize = (64 << 10) + 5;
 
@@ -107,4 +109,21 @@ fn other_regions_have_no_file() {
         let memory = region.close().unwrap();
         assert_eq!(memory.as_ptr().addr() as u64, address, "it did not move");
     }
+}
+
+/// The system would end a process that creates a longer file (`ulimit -f`).
+#[test]
+fn a_region_longer_than_a_file_may_be_is_allocated_without_one() {
+    in_own_process(
+        "mapped_regions::a_region_longer_than_a_file_may_be_is_allocated_without_one",
+        || {
+            let limit = Rlimit { current: Some(LENGTH as u64), ..getrlimit(Resource::Fsize) };
+            setrlimit(Resource::Fsize, limit).unwrap();
+            let mark = b"there is no file";
+            let region = allocate(2 * LENGTH, write());
+            region.write(0, mark).unwrap();
+            assert!(file_of(mark).is_none());
+            assert!(RegionMemory::memfd(2 * LENGTH).is_err());
+        },
+    );
 }
