@@ -30,6 +30,8 @@ struct Words {
     /// The number of claims so far; it makes each key unique.
     users: u32,
     by_index: Vec<Option<Claim>>,
+    /// Whether the process has ended, so that no connection gets a grant.
+    ended: bool,
 }
 
 #[derive(Debug)]
@@ -77,6 +79,9 @@ impl Claims {
         let key = grant.terms.word;
         {
             let words = &mut *locked(&self.words);
+            if words.ended {
+                return;
+            }
             let claim = words.by_index.get_mut(key.index()).and_then(Option::as_mut);
             let Some(claim) = claim.filter(|claim| claim.key == key) else { return };
             // The notification of its revocation may have come before. If the grant becomes invalid after this check,
@@ -107,6 +112,19 @@ impl Claims {
             }
         }
         // The mappings are released without the lock.
+        drop(dropped);
+    }
+
+    /// Drops all grants, because the process has ended. Connections may exist for long after that. The caller queues a
+    /// turn for each connection, so that it drops them too.
+    pub(super) fn end_grants(&self) {
+        let mut dropped = Vec::new();
+        {
+            let words = &mut *locked(&self.words);
+            words.ended = true;
+            words.by_index.iter_mut().flatten().for_each(|claim| dropped.append(&mut claim.grants));
+        }
+        self.granted.fetch_add(1, Ordering::Release);
         drop(dropped);
     }
 

@@ -131,6 +131,7 @@ impl Neighbor {
             queues.clear();
             (queues.users.take(usize::MAX), queues.connections.take_all_senders())
         };
+        self.claims.end_grants();
         self.queue_turns(&users);
         self.queue_turns(&senders);
     }
@@ -219,11 +220,19 @@ impl Neighbor {
         if !receive_notification_or_find_file(&self.connection)? {
             return Ok(());
         }
-        let accept = |message: &[u8], file: BorrowedFd<'_>| self.received.accept(message, file);
-        let (thread, arrived) = receive_file(&self.connection, accept)?;
+        let accept = |message: &[u8], file: BorrowedFd<'_>| match self.device.maps {
+            true => self.received.accept(message, file),
+            // A kernel before Linux 6.16 does not refuse files.
+            false => Received::ignore(file),
+        };
+        let (thread, file, arrived) = receive_file(&self.connection, accept)?;
         match arrived {
             Arrived::Versions => {}
-            Arrived::Dropped => self.device.tally.rare.unmapped_regions.count(),
+            Arrived::Ignored => thread.run(|| drop(file)),
+            Arrived::Dropped => {
+                self.device.tally.rare.unmapped_regions.count();
+                thread.run(|| drop(file));
+            }
             Arrived::Grant(grant) => {
                 let own = Weak::clone(&self.own);
                 // Populating much memory takes long, and this thread holds up others.

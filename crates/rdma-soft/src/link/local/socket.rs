@@ -74,14 +74,15 @@ pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
         [VERSION] => RingReceiver::open(file),
         _ => Err(Errno::PROTO),
     };
-    receive_file(connection, open).map(|(_, ring)| ring)
+    receive_file(connection, open).map(|(_, _, ring)| ring)
 }
 
 /// The length of the longest message with a file.
 const LONGEST: usize = mapped::LENGTH;
 
-/// Receives a message with one file, which `open` checks and maps. Also returns the thread that was claimed for the
-/// file. Fails with `PIPE` if the other process exited first. Fails with `BUSY` while peers hold up all threads or this
+/// Receives a message with one file, which `open` checks and maps. Also returns the file, and the thread that was
+/// claimed for it. This thread must close the file unless it is mapped: if no other process has it, the kernel then frees
+/// all of its memory. Fails with `PIPE` if the other process exited first. Fails with `BUSY` while peers hold up all threads or this
 /// process forks, and with `MFILE` and similar errors while it cannot open a file.
 ///
 /// The message is received only after its one file has been mapped and is known to be memory, which takes no time to
@@ -90,7 +91,7 @@ const LONGEST: usize = mapped::LENGTH;
 pub(super) fn receive_file<T>(
     connection: &Descriptor,
     open: impl FnOnce(&[u8], BorrowedFd<'_>) -> Result<T>,
-) -> Result<(Claim, T)> {
+) -> Result<(Claim, Foreign, T)> {
     let socket = connection.get()?;
     let next = files::peek(socket)?;
     if !next.has_files {
@@ -118,7 +119,7 @@ pub(super) fn receive_file<T>(
     };
     if is_all && let Ok(opened) = open(&bytes[..read.min(bytes.len())], received) {
         recv(socket, &mut bytes, RecvFlags::DONTWAIT)?;
-        return Ok((thread, opened));
+        return Ok((thread, file, opened));
     }
     thread.run(|| drop(file));
     Err(Errno::PROTO)

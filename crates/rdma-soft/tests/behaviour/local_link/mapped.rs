@@ -6,6 +6,7 @@ use rdma_sys::{
     ibv_wr_opcode as Opcode,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::program::{in_own_process, is_emulated};
 use test_support::rig::connect::{Knobs, Side};
 use test_support::rig::memory::deregister;
 use test_support::rig::post::Wr;
@@ -15,7 +16,7 @@ use test_support::rig::{
 };
 
 use crate::two_processes::near::{MAPPED, Near, PATIENT};
-use crate::two_processes::peer::{LENGTH, Peer, read, sum};
+use crate::two_processes::peer::{LENGTH, Peer, read, simulate_earlier_kernel, sum};
 
 /// Executes a command of the second process, besides the usual ones.
 pub(crate) fn act(command: &str, words: &[&str], memory: &Mr, side: &Side) -> String {
@@ -328,6 +329,44 @@ fn a_process_whose_environment_forbids_it_maps_nothing() {
     pair.near.all_of_it();
     assert_eq!(pair.mapped_requests(), 0);
     pair.near.peer.end();
+}
+
+/// Its kernel does not refuse the files with the memory of others.
+#[test]
+fn a_device_that_maps_nothing_ignores_grants() {
+    in_own_process("local_link::mapped::a_device_that_maps_nothing_ignores_grants", || {
+        if !is_emulated() {
+            simulate_earlier_kernel();
+        }
+        let name = "mapped-ignored";
+        let device = Builder::new(name).peers(Peers::SameUser).mapped(false).install().unwrap();
+        let memory = format!("{ALL_ACCESS} {LENGTH}");
+        let peer = Peer::start_with(&format!("/{name}"), &[(MAPPED, &memory)]);
+        let mut near = Near::on(name, peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
+        (0..10).for_each(|_| near.all_of_it());
+        let counters = device.counters();
+        assert_eq!((counters.mapped_requests, counters.unmapped_regions), (0, 0));
+        near.peer.end();
+    });
+}
+
+/// A program may keep the queue pair, which is in error.
+#[test]
+fn the_memory_of_a_process_that_has_ended_is_released() {
+    in_own_process(
+        "local_link::mapped::the_memory_of_a_process_that_has_ended_is_released",
+        || {
+            let mut pair = Pair::new("mapped-released", &PATIENT);
+            pair.use_grant();
+            let is_mapped = || {
+                let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+                maps.contains("/memfd:test ")
+            };
+            assert!(is_mapped());
+            pair.near.peer.kill();
+            until("released memory", || !is_mapped());
+        },
+    );
 }
 
 #[test]

@@ -364,10 +364,15 @@ pub(crate) fn in_directory(path: &str) -> &'static str {
     device.install().unwrap().name()
 }
 
+/// Simulates a kernel that does not refuse files for sockets.
+pub(crate) fn simulate_earlier_kernel() {
+    system_calls::refuse_socket_option(SOL_SOCKET, SO_PASSRIGHTS);
+}
+
 /// Runs commands until the input ends.
 pub(crate) fn obey() {
     if std::env::var_os(EARLIER).is_some() {
-        system_calls::refuse_socket_option(SOL_SOCKET, SO_PASSRIGHTS);
+        simulate_earlier_kernel();
     }
     rdma_soft::install();
     let stat = File::open("/proc/self/stat").unwrap();

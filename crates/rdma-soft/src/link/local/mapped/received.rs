@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rdma_types::AccessFlags;
-use rustix::fs::fstat;
+use rustix::fs::{fcntl_get_seals, fstat};
 use rustix::io::{Errno, Result};
 
 use super::area::{Area, file_size};
@@ -38,6 +38,8 @@ pub(in crate::link::local) enum Arrived {
     Grant(Arc<PeerGrant>),
     /// A message that this process has no space for.
     Dropped,
+    /// A message to a device that maps nothing.
+    Ignored,
 }
 
 impl Received {
@@ -74,6 +76,14 @@ impl Received {
             Err(Errno::NOMEM) => Ok(Arrived::Dropped),
             Err(errno) => Err(errno),
         }
+    }
+
+    /// Handles a message to a device that maps nothing.
+    ///
+    /// # Errors
+    /// Fails unless the file is memory, which takes no time to release.
+    pub(in crate::link::local) fn ignore(file: BorrowedFd<'_>) -> Result<Arrived> {
+        fcntl_get_seals(file).map(|_| Arrived::Ignored)
     }
 
     /// Returns true if the process has revoked grants since the last call.
