@@ -39,6 +39,7 @@ use crate::link::Link;
 use crate::link::memory::Inbox;
 use crate::memory::budget::Budget;
 use crate::memory::region::Region;
+use crate::memory::room::has_free_memory;
 use crate::schedule::Schedule;
 use crate::sync::locked;
 
@@ -315,7 +316,7 @@ impl Device {
             // A process that may write through its mapping can also read.
             && (access & writes == 0 || access & reads != 0);
         let Some(host) = self.host.as_ref().filter(|_| fits) else { return false };
-        let has_room = host.wants_file();
+        let has_room = host.wants_file() && has_free_memory(length);
         if !has_room {
             self.tally.rare.unmapped_regions.count();
         }

@@ -193,8 +193,8 @@ counters! {
     /// Requests that this device executed itself, on memory of another process that it has mapped. `sent_pkts` includes
     /// them, but no counter of the other process does.
     mapped_requests: requests, "mapped_memory_is_used_without_its_process";
-    /// Regions and grants that other processes could not map, or this process could not, because of a limit on open
-    /// files or mappings. Their requests are sent as packets.
+    /// Regions and grants that a process could not map, for lack of memory or because of a limit on open files or
+    /// mappings. Their requests are sent as packets.
     unmapped_regions: times, "without_descriptors_requests_go_as_packets";
     /// Faults that the device injected (`Builder::faults`): failed calls and requests, lost packets, times that the
     /// port went down, and times that GIDs moved.

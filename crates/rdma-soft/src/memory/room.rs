@@ -49,6 +49,18 @@ fn half_of_memory() -> u64 {
     (system.totalram as u64).saturating_mul(system.mem_unit.into()) / 2
 }
 
+/// Returns true if at least twice this many bytes of memory are free, so that all of it can be allocated at once. The
+/// system would otherwise end this process or another one.
+pub(crate) fn has_free_memory(bytes: u64) -> bool {
+    if bytes <= MUCH as u64 {
+        return true;
+    }
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes = available.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kibibytes.is_some_and(|kibibytes| bytes <= kibibytes.saturating_mul(1024) / 2)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

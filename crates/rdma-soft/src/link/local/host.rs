@@ -245,7 +245,7 @@ impl Host for LocalHost {
     }
 
     fn wants_file(&self) -> bool {
-        self.files.has_room()
+        Files::has_room()
     }
 
     fn keep_file(&self, key: u32, region: &Region, file: BorrowedFd<'_>) -> bool {

@@ -11,7 +11,7 @@ use test_support::rig::connect::{Knobs, Side};
 use test_support::rig::memory::deregister;
 use test_support::rig::post::Wr;
 use test_support::rig::{
-    ALL_ACCESS, LOCAL_WRITE, MW_BIND, Mr, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Size,
+    ALL_ACCESS, LOCAL_WRITE, MW_BIND, Mr, Pd, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Size,
     ZERO_BASED, until,
 };
 
@@ -37,11 +37,16 @@ pub(crate) fn act(command: &str, words: &[&str], memory: &Mr, side: &Side) -> St
         "port_down" => SoftDevice::find(words[0]).unwrap().set_port_up(false),
         "word" => return memory.word(number(0)).to_string(),
         "regions" => {
-            let (limit, pd) = (getrlimit(Resource::Nofile), &side.pd);
+            let limit = getrlimit(Resource::Nofile);
             setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..limit }).unwrap();
-            let count = (0..100).take_while(|_| pd.wants_file(64 << 10, ALL_ACCESS));
-            let regions: Vec<_> = count.map(|_| pd.register_file(64 << 10, ALL_ACCESS)).collect();
-            return regions.len().to_string();
+            // The limit is that of the process.
+            let other = Side::new("soft0", &Size::default(), 8);
+            let wanted = |pd: &Pd| {
+                let count = (0..100).take_while(|_| pd.wants_file(64 << 10, ALL_ACCESS));
+                count.map(|_| pd.register_file(64 << 10, ALL_ACCESS)).collect::<Vec<_>>()
+            };
+            let regions = [&side.pd, &other.pd].map(wanted);
+            return regions.map(|regions| regions.len().to_string()).join(" ");
         }
         _ => panic!("{command}"),
     }
@@ -379,6 +384,7 @@ fn only_some_regions_of_some_devices_have_files() {
     for access in [ALL_ACCESS, REMOTE_READ, REMOTE_ATOMIC | LOCAL_WRITE, REMOTE_READ | ZERO_BASED] {
         assert!(wants("soft0", long, access), "{access}");
         assert!(!wants("soft0", long - 1, access), "{access}");
+        assert!(!wants("soft0", 1 << 60, access), "{access}: more memory than a machine has");
     }
     let refused = [
         0,
@@ -413,7 +419,7 @@ fn only_some_regions_of_some_devices_have_files() {
 fn without_descriptors_requests_go_as_packets() {
     let mut pair = Pair::new("mapped-limit", &PATIENT);
     // A quarter of the limit of open files, with the connection's own region.
-    assert_eq!(pair.near.peer.ask("regions"), [15]);
+    assert_eq!(pair.near.peer.ask("regions"), [15, 0]);
     assert_eq!(pair.near.peer.counter("unmapped_regions"), 1);
     pair.near.all_of_it();
     pair.near.peer.end();

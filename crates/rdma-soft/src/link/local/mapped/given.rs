@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rdma_types::AccessFlags;
@@ -30,6 +31,15 @@ struct RegionFile {
     region: Region,
     file: Descriptor,
     holders: Mutex<Holders>,
+}
+
+/// The number of such files that this process has, on all devices.
+static FILES: AtomicUsize = AtomicUsize::new(0);
+
+impl Drop for RegionFile {
+    fn drop(&mut self) {
+        FILES.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The processes that have the file.
@@ -61,8 +71,8 @@ const MOST_WANTS: usize = 1024;
 
 impl Files {
     /// Returns true if another region may have a file.
-    pub(in crate::link::local) fn has_room(&self) -> bool {
-        locked(&self.by_key).len() < most()
+    pub(in crate::link::local) fn has_room() -> bool {
+        FILES.load(Ordering::Relaxed) < most()
     }
 
     /// Keeps the file of a region. Returns false if this process cannot open another file.
@@ -73,6 +83,7 @@ impl Files {
         file: BorrowedFd<'_>,
     ) -> bool {
         let Ok(file) = Descriptor::open(|| fcntl_dupfd_cloexec(file, 0)) else { return false };
+        FILES.fetch_add(1, Ordering::Relaxed);
         let file = RegionFile { region: *region, file, holders: Mutex::default() };
         locked(&self.by_key).insert(key, Arc::new(file));
         true
