@@ -22,6 +22,7 @@ const fn layer(name: &'static str, may_use: &'static [&'static str], unsafe_code
 /// ARCHITECTURE.md.
 const LAYERS: &[Layer] = &[
     layer("rdma-types", &[], false),
+    layer("rdma-message", &["rdma-types"], false),
     layer("rdma-sys", &["rdma-types"], true),
     layer("rdma-proto", &["rdma-types"], false),
     layer("rdma-soft", &["rdma-types", "rdma-sys", "rdma-proto"], true),

@@ -1,0 +1,197 @@
+//! Messages, requests and replies.
+
+mod calls;
+mod inbox;
+mod local;
+mod outgoing;
+mod receive;
+mod transmit;
+
+use alloc::collections::VecDeque;
+
+use crate::counters::Counters;
+use crate::error::{ConnectionError, OperationError};
+use crate::frame::{Mode, Role};
+use crate::link::Link;
+use crate::options::{Options, OptionsError};
+use crate::output::{Operation, Output};
+
+use calls::{Calls, Requests};
+use inbox::{FetchLimits, Inbox};
+use outgoing::Operations;
+
+/// One end of a connection that carries messages.
+///
+/// The driver reports events, and after each of them polls [`poll_output`](Self::poll_output) until
+/// it returns `None`. It owns all memory: this machine only refers to bytes by slot, operation and
+/// offset.
+///
+/// - **Sending.** [`send`](Self::send), [`call`](Self::call) and [`reply`](Self::reply) start an
+///   operation. Messages leave in the order of these calls, and are delivered in this order.
+/// - **Completion.** Each operation ends with one [`Output::Completed`]. A message is complete when
+///   the peer's device has received it, or when the peer has fetched it.
+/// - **Receiving.** The driver keeps the [parts](Output::Part) of each message until the message is
+///   [delivered](Output::Deliver) and the program takes it.
+/// - **Calls.** A reply needs no receive by the program. But replies arrive in order with the peer's
+///   messages, so an end that calls must also take the messages.
+/// - **End.** After [`finish`](Self::finish) this end sends nothing further. The peer may still
+///   send. After [`abort`](Self::abort), or an error, pending operations fail.
+#[derive(Debug)]
+pub struct Messages {
+    link: Link,
+    events: VecDeque<Output>,
+    operations: Operations,
+    calls: Calls,
+    requests: Requests,
+    inbox: Inbox,
+    finish: Finish,
+    /// Whether the end of the peer's messages was reported.
+    end_reported: bool,
+    /// The value of the peer's count of fetched messages that was processed.
+    peer_fetched: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Finish {
+    None,
+    /// The last frame is to be sent, after the operations in the queue.
+    Wanted,
+    /// The last frame, or an operation, has not completed.
+    Sent,
+    Done,
+}
+
+impl Messages {
+    /// Creates an end. [`Options::receive_slots`] receives must be posted before the connection is
+    /// established.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a limit is outside its range.
+    pub fn new(options: &Options) -> Result<Self, OptionsError> {
+        options.check()?;
+        Ok(Self {
+            link: Link::new(options, Mode::Messages),
+            events: VecDeque::new(),
+            operations: Operations::default(),
+            calls: Calls::default(),
+            requests: Requests::new(options.calls),
+            inbox: Inbox::default(),
+            finish: Finish::None,
+            end_reported: false,
+            peer_fetched: 0,
+        })
+    }
+
+    /// Ends the connection because of a decision of the program. The peer receives a close frame.
+    /// [`Output::Disconnect`] follows.
+    pub fn abort(&mut self) {
+        self.link.fail(ConnectionError::Aborted);
+    }
+
+    /// Ends the connection: the queue pair is in the error state, and no request is pending. All
+    /// operations complete now, since the device no longer uses their memory.
+    pub fn lost(&mut self) {
+        let is_finished = matches!(self.finish, Finish::Sent | Finish::Done);
+        let is_clean = is_finished && self.end_reported && self.operations.live() == 0;
+        let Some(error) = self.link.lose(is_clean) else { return };
+        for index in 0..self.operations.indices() {
+            let Some((operation, outgoing)) = self.operations.end(index) else { continue };
+            if !outgoing.is_refusal() {
+                let result = outgoing.result_at_end();
+                self.events.push_back(Output::Completed { operation, result });
+            }
+        }
+        while let Some(discard) = self.inbox.end_next() {
+            self.events.push_back(discard);
+        }
+        self.events.push_back(Output::Ended(error));
+    }
+
+    /// Returns the next instruction or event.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        let was_open = self.link.is_open();
+        if let Some(output) = self.link.poll_first() {
+            self.report_opened(was_open);
+            return Some(output);
+        }
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        if !self.link.is_open() {
+            return None;
+        }
+        if let Some(output) = self.poll_transmit() {
+            return Some(output);
+        }
+        let options = &self.link.options;
+        let limits = FetchLimits { reads: options.reads, bytes: options.fetch_bytes };
+        let fetch = self.inbox.next_fetch(limits);
+        self.end_offers();
+        if fetch.is_some() {
+            return fetch;
+        }
+        self.link.poll_control().or_else(|| self.poll_end())
+    }
+
+    /// Returns the events at the end of a connection whose ends have finished.
+    fn poll_end(&mut self) -> Option<Output> {
+        if self.link.peer_finished && !self.end_reported && self.inbox.is_delivered() {
+            self.end_reported = true;
+            return Some(Output::PeerFinished);
+        }
+        if self.operations.live() > 0 || !self.link.is_quiet() {
+            return None;
+        }
+        if self.finish == Finish::Sent {
+            self.finish = Finish::Done;
+            return Some(Output::Flushed);
+        }
+        if self.finish == Finish::Done && self.end_reported {
+            self.link.disconnect();
+            return self.link.poll_first();
+        }
+        None
+    }
+
+    /// Returns the counters.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.link.counters
+    }
+
+    fn report_opened(&mut self, was_open: bool) {
+        if !was_open && let Ok(hello) = self.link.opened() {
+            self.events.push_back(Output::Opened(hello));
+        }
+    }
+
+    /// Records the result of an operation, unless it has one.
+    fn conclude(&mut self, operation: Operation, result: Result<(), OperationError>) {
+        if let Some(outgoing) = self.operations.find(operation) {
+            outgoing.result.get_or_insert(result);
+            self.settle(operation.index);
+        }
+    }
+
+    /// Ends an operation if nothing refers to it any longer.
+    fn settle(&mut self, index: u32) {
+        let Some((operation, outgoing)) = self.operations.settle(index) else { return };
+        if let Role::Request(id) = outgoing.role {
+            self.calls.end(id);
+        }
+        if !outgoing.is_refusal()
+            && let Some(result) = outgoing.result
+        {
+            self.events.push_back(Output::Completed { operation, result });
+        }
+    }
+
+    /// Counts the peer's oldest offers that are over.
+    fn end_offers(&mut self) {
+        while let Some(bytes) = self.inbox.end_offer() {
+            self.link.bytes.release(bytes);
+            self.link.fetched = self.link.fetched.wrapping_add(1);
+        }
+    }
+}

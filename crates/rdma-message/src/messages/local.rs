@@ -1,0 +1,152 @@
+//! The calls of the program.
+
+use super::outgoing::{Outgoing, Stage};
+use super::{Finish, Messages};
+use crate::error::{OperationError, SendError};
+use crate::frame::{CallId, Remote, Role};
+use crate::output::{Chunk, Incoming, Operation};
+
+impl Messages {
+    /// Sends a message of this length.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the connection is not open, or if a limit does not allow the message.
+    pub fn send(&mut self, length: usize) -> Result<Operation, SendError> {
+        let length = self.check(length)?;
+        self.start(Outgoing::new(Role::Message, length, Stage::New))
+    }
+
+    /// Sends a request of this length. Its operation ends after the reply.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the connection is not open, if the peer has finished, or if a limit does not allow
+    /// the request.
+    pub fn call(&mut self, length: usize) -> Result<Operation, SendError> {
+        let length = self.check(length)?;
+        if self.link.peer_finished {
+            return Err(SendError::PeerFinished);
+        }
+        let limit = self.link.opened()?.calls;
+        let id = self.calls.reserve(limit).map_err(|is_exhausted| {
+            if is_exhausted { SendError::Exhausted } else { SendError::Full }
+        })?;
+        let operation = self.start(Outgoing::new(Role::Request(id), length, Stage::New))?;
+        self.calls.begin(id, operation);
+        Ok(operation)
+    }
+
+    /// Sends the reply to a request.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the connection is not open, if the peer has cancelled the request, or if a limit
+    /// does not allow the reply. Except in the first two cases, the request stays open.
+    pub fn reply(&mut self, request: CallId, length: usize) -> Result<Operation, SendError> {
+        if !self.requests.is_open(request) {
+            self.link.opened()?;
+            return Err(SendError::NotOpenRequest);
+        }
+        let length = self.check(length)?;
+        let operation = self.start(Outgoing::new(Role::Reply(request), length, Stage::New))?;
+        self.requests.close(request);
+        Ok(operation)
+    }
+
+    /// Refuses a request, because the program dropped it. Does nothing if the request is not open.
+    pub fn refuse(&mut self, request: CallId) {
+        let can_send = self.link.is_open() && self.finish == Finish::None;
+        if self.requests.close(request) && can_send {
+            self.queue_refusal(request);
+        }
+    }
+
+    fn queue_refusal(&mut self, request: CallId) {
+        let outgoing = Outgoing::new(Role::Message, 0, Stage::Refusal(request));
+        _ = self.operations.add(outgoing);
+    }
+
+    /// Checks a message against the limits. Returns its length.
+    fn check(&self, length: usize) -> Result<u32, SendError> {
+        let limit = self.link.opened()?.max_message;
+        if self.finish != Finish::None {
+            return Err(SendError::Finished);
+        }
+        if self.operations.live() >= self.link.options.operations {
+            return Err(SendError::Full);
+        }
+        let fits = u32::try_from(length).ok().filter(|&length| length <= limit);
+        fits.ok_or(SendError::TooLong { length, limit })
+    }
+
+    fn start(&mut self, outgoing: Outgoing) -> Result<Operation, SendError> {
+        self.operations.add(outgoing).ok_or(SendError::Full)
+    }
+
+    /// Cancels an operation. [`Output::Completed`](crate::Output::Completed) still follows.
+    ///
+    /// - If no frame was sent, nothing is sent; but the request of a reply is then refused.
+    /// - Otherwise, a message or a reply is sent completely, and its result is that of sending it.
+    /// - A call that was begun is sent completely too. The peer is notified that the reply is no
+    ///   longer wanted, and a reply that arrives later is discarded.
+    ///
+    /// The result is [`OperationError::Cancelled`] in the first and the last case.
+    pub fn cancel(&mut self, operation: Operation) {
+        let index = operation.index;
+        let Some(outgoing) = self.operations.find(operation) else { return };
+        if outgoing.result.is_some() || outgoing.is_refusal() {
+            return;
+        }
+        let (has_begun, is_queued) = (outgoing.has_begun, outgoing.is_queued);
+        let role = outgoing.role;
+        if has_begun && !matches!(role, Role::Request(_)) {
+            return;
+        }
+        if has_begun {
+            self.events.extend(self.inbox.cancel(operation));
+            if !is_queued && self.finish == Finish::None {
+                self.operations.queue_cancel(index);
+            }
+        } else {
+            self.operations.remove(index);
+            self.operations.end_offer(index);
+            if let Role::Reply(request) = role {
+                self.queue_refusal(request);
+            }
+        }
+        self.conclude(operation, Err(OperationError::Cancelled));
+    }
+
+    /// Reports that the peer can read the message of an operation at this address. `None` reports
+    /// that it cannot be made readable; the message is then sent in parts.
+    pub fn lent(&mut self, operation: Operation, source: Option<Remote>) {
+        let lending = self.operations.find(operation).filter(|it| it.stage == Stage::Lending);
+        let Some(outgoing) = lending else { return };
+        outgoing.stage = source.map_or(Stage::Parts, Stage::Lent);
+        if source.is_none() {
+            self.operations.end_offer(operation.index);
+        }
+    }
+
+    /// Releases a receive slot.
+    pub fn release(&mut self, chunk: Chunk) {
+        let Chunk { slot, .. } = chunk;
+        self.link.release_slot(slot);
+    }
+
+    /// Reports that the program has taken a message or a request. They are taken in the order of
+    /// their delivery; replies are not reported.
+    pub fn taken(&mut self, message: Incoming) {
+        let bytes = self.inbox.take(message);
+        self.link.bytes.release(bytes);
+    }
+
+    /// Ends this end's messages, after all pending operations. Open requests of the peer get no
+    /// reply. [`Output::Flushed`](crate::Output::Flushed) follows when all operations are over.
+    pub fn finish(&mut self) {
+        if self.finish == Finish::None {
+            self.finish = Finish::Wanted;
+        }
+    }
+}

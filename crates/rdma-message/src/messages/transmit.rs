@@ -1,0 +1,139 @@
+//! Frames with data, in the order of the operations.
+
+use super::outgoing::{Outgoing, Stage};
+use super::{Finish, Messages};
+use crate::error::OperationError;
+use crate::frame::{Body, MAX_HEADER_BYTES, MIN_FRAME_BYTES, Role};
+use crate::link::Use;
+use crate::output::{Operation, Output, Payload};
+
+impl Messages {
+    /// Returns the next frame with data, or the request to lend memory for one.
+    pub(super) fn poll_transmit(&mut self) -> Option<Output> {
+        let Some(index) = self.operations.front() else { return self.poll_finish() };
+        let operation = self.operations.name(index)?;
+        let Outgoing { role, length, stage, .. } = *self.operations.get(index)?;
+        match stage {
+            Stage::New if self.wants_offer(index) => self.lend(operation),
+            Stage::New => {
+                self.operations.get(index)?.stage = Stage::Parts;
+                self.send_part(operation)
+            }
+            Stage::Parts => self.send_part(operation),
+            Stage::Lending => None,
+            Stage::Lent(source) => {
+                let body = Body::Offer { role, length, source };
+                let output = self.send_single(index, body)?;
+                self.operations.offer_sent(index);
+                self.sent_all(index);
+                Some(output)
+            }
+            Stage::Cancel => {
+                let Role::Request(id) = role else { return None };
+                let output = self.send_single(index, Body::Cancel(id))?;
+                self.operations.pop();
+                Some(output)
+            }
+            Stage::Refusal(id) => {
+                let output = self.send_single(index, Body::Refusal(id))?;
+                self.sent_all(index);
+                Some(output)
+            }
+        }
+    }
+
+    /// Returns true if the message is to be offered instead of being sent in parts.
+    fn wants_offer(&mut self, index: u32) -> bool {
+        let options = &self.link.options;
+        let can_offer = options.offers > 0 && self.link.opened().is_ok_and(|peer| peer.fetches);
+        let eager = options.eager_bytes;
+        can_offer && self.operations.get(index).is_some_and(|it| it.length > eager)
+    }
+
+    fn lend(&mut self, operation: Operation) -> Option<Output> {
+        let options = &self.link.options;
+        let (offers, bytes) = (options.offers, u64::from(options.offer_bytes));
+        let (offered, offered_bytes) = (self.operations.offered, self.operations.offered_bytes);
+        let outgoing = self.operations.get(operation.index)?;
+        let length = outgoing.length;
+        let total = offered_bytes.saturating_add(length.into());
+        if offered > 0 && (offered >= offers || total > bytes) {
+            return None;
+        }
+        outgoing.stage = Stage::Lending;
+        self.operations.begin_offer(operation.index);
+        Some(Output::Lend { operation, length })
+    }
+
+    /// Sends a frame without a payload.
+    fn send_single(&mut self, index: u32, body: Body) -> Option<Output> {
+        if !self.link.can_send(u32::try_from(MAX_HEADER_BYTES).ok()?) {
+            return None;
+        }
+        let transmit = self.link.send(body, Payload::Empty, Use::Operation(index))?;
+        self.sent_frame(index, 0);
+        Some(Output::Send(transmit))
+    }
+
+    /// Sends the next part of a message.
+    fn send_part(&mut self, operation: Operation) -> Option<Output> {
+        let index = operation.index;
+        let max = self.link.max_frame();
+        let Outgoing { role, length, sent: at, has_begun, .. } = *self.operations.get(index)?;
+        let (body, header) = match (has_begun, role) {
+            (true, _) => (Body::Rest, MIN_FRAME_BYTES),
+            (false, Role::Message) => (Body::First { role, length }, MIN_FRAME_BYTES + 4),
+            (false, _) => (Body::First { role, length }, MIN_FRAME_BYTES + 12),
+        };
+        let header = u32::try_from(header).ok()?;
+        let len = length.saturating_sub(at).min(max.saturating_sub(header));
+        if !self.link.can_send(header.saturating_add(len)) {
+            return None;
+        }
+        let payload = match len {
+            0 => Payload::Empty,
+            _ => Payload::Message { operation, at, len },
+        };
+        let transmit = self.link.send(body, payload, Use::Operation(index))?;
+        self.sent_frame(index, len);
+        if at.saturating_add(len) == length {
+            self.sent_all(index);
+        }
+        Some(Output::Send(transmit))
+    }
+
+    fn sent_frame(&mut self, index: u32, len: u32) {
+        if let Some(outgoing) = self.operations.get(index) {
+            outgoing.has_begun = true;
+            outgoing.sent = outgoing.sent.saturating_add(len);
+            outgoing.in_flight = outgoing.in_flight.saturating_add(1);
+        }
+    }
+
+    /// Removes the operation at the front of the queue, whose message was sent, and decides its
+    /// result. A call waits for its reply. A call that was cancelled in between stays, to send the
+    /// cancel frame.
+    fn sent_all(&mut self, index: u32) {
+        let Some(outgoing) = self.operations.get(index) else { return };
+        match (outgoing.role, outgoing.result) {
+            (Role::Request(_), Some(Err(OperationError::Cancelled))) => {
+                outgoing.stage = Stage::Cancel;
+                return;
+            }
+            (Role::Request(_), _) => {}
+            _ => _ = outgoing.result.get_or_insert(Ok(())),
+        }
+        self.operations.pop();
+    }
+
+    /// Sends the last frame, after all others.
+    fn poll_finish(&mut self) -> Option<Output> {
+        if self.finish != Finish::Wanted
+            || !self.link.can_send(u32::try_from(MIN_FRAME_BYTES).ok()?)
+        {
+            return None;
+        }
+        self.finish = Finish::Sent;
+        self.link.send(Body::Finish, Payload::Empty, Use::Finish).map(Output::Send)
+    }
+}
