@@ -1,0 +1,194 @@
+//! The ends of connections, and the results of pending operations.
+
+use rdma_message::frame::CloseReason;
+use rdma_message::{ConnectionError, Messages, OperationError, SendError, Stream};
+
+use crate::messages::small;
+use crate::pair::{Pair, bytes};
+
+#[test]
+fn both_ends_finish_after_their_operations() {
+    let mut pair = Pair::<Messages>::open(small());
+    let eager = pair.ends[0].send(bytes(1, 300)).unwrap();
+    let offered = pair.ends[0].send(bytes(2, 5_000)).unwrap();
+    pair.ends[0].machine.finish();
+    assert_eq!(pair.ends[0].machine.send(1), Err(SendError::Finished));
+    pair.run();
+    assert!(pair.ends[0].is_flushed && pair.ends[1].peer_finished);
+    for operation in [eager, offered] {
+        assert_eq!(pair.ends[0].completed.get(&operation), Some(&Ok(())));
+    }
+    assert_eq!(pair.ends[1].take().unwrap().bytes.len(), 300);
+    assert_eq!(pair.ends[0].disconnect, None, "the other direction is open");
+    pair.ends[1].send(bytes(3, 600)).unwrap();
+    pair.ends[1].machine.finish();
+    pair.run();
+    for end in &mut pair.ends {
+        assert_eq!(end.disconnect, Some(None));
+        end.machine.lost();
+    }
+    pair.run();
+    assert!(pair.ends.iter().all(|end| end.ended == Some(None)));
+    assert_eq!(pair.ends[0].take().unwrap().bytes, bytes(3, 600));
+    assert_eq!(pair.ends[1].take().unwrap().bytes, bytes(2, 5_000));
+}
+
+#[test]
+fn the_peers_end_is_reported_after_its_last_message() {
+    let mut pair = Pair::<Messages>::open(small());
+    pair.ends[0].send(bytes(1, 5_000)).unwrap();
+    pair.ends[0].machine.finish();
+    pair.drive(0);
+    while pair.execute(0) {}
+    pair.drive(1);
+    while pair.execute(1) {}
+    pair.drive(1);
+    assert!(!pair.ends[1].peer_finished, "a READ has not completed");
+    pair.run();
+    assert!(pair.ends[1].peer_finished);
+    assert_eq!(pair.ends[1].inbox.len(), 1);
+}
+
+#[test]
+fn calls_fail_when_the_peer_finishes_without_a_reply() {
+    let mut pair = Pair::<Messages>::open(small());
+    let sent = pair.ends[0].call(bytes(1, 20)).unwrap();
+    let replied = pair.ends[0].call(bytes(2, 20)).unwrap();
+    pair.run();
+    pair.ends[1].take_request();
+    let (id, _) = pair.ends[1].take_request();
+    pair.ends[1].reply(id, bytes(3, 5_000)).unwrap();
+    pair.ends[1].machine.finish();
+    let queued = pair.ends[0].call(bytes(4, 20)).unwrap();
+    pair.drive(1);
+    while pair.execute(1) {}
+    pair.run();
+    let completed = &pair.ends[0].completed;
+    assert_eq!(completed.get(&sent), Some(&Err(OperationError::PeerFinished)));
+    assert_eq!(completed.get(&queued), Some(&Err(OperationError::PeerFinished)));
+    assert_eq!(completed.get(&replied), Some(&Ok(())));
+    assert_eq!(pair.ends[0].replies[&replied], bytes(3, 5_000));
+    assert_eq!(pair.ends[0].machine.call(1), Err(SendError::PeerFinished));
+    assert!(pair.ends[1].inbox.is_empty(), "the queued call was not sent");
+    pair.ends[0].send(bytes(5, 20)).unwrap();
+    pair.run();
+    assert_eq!(pair.ends[1].inbox.len(), 1, "messages still arrive");
+}
+
+#[test]
+fn a_reply_still_arrives_after_its_caller_has_finished() {
+    let mut pair = Pair::<Messages>::open(small());
+    let call = pair.ends[0].call(bytes(1, 20)).unwrap();
+    pair.ends[0].machine.finish();
+    pair.run();
+    let (id, _) = pair.ends[1].take_request();
+    pair.ends[1].reply(id, bytes(2, 5_000)).unwrap();
+    pair.ends[1].machine.finish();
+    pair.run();
+    assert_eq!(pair.ends[0].replies[&call], bytes(2, 5_000));
+    assert!(pair.ends.iter().all(|end| end.disconnect == Some(None)));
+}
+
+#[test]
+fn an_abort_is_reported_with_its_reason_at_both_ends() {
+    let mut pair = Pair::<Messages>::open(small());
+    let operation = pair.ends[0].send(bytes(1, 5_000)).unwrap();
+    pair.drive(0);
+    pair.ends[0].machine.abort();
+    pair.run();
+    let peers = ConnectionError::PeerClosed(CloseReason::ABORTED);
+    assert_eq!(pair.ends[0].disconnect, Some(Some(ConnectionError::Aborted)));
+    assert_eq!(pair.ends[1].disconnect, Some(Some(peers)));
+    assert_eq!(pair.ends[0].machine.send(1), Err(SendError::Ended));
+    assert!(pair.ends[0].completed.is_empty(), "the device may still use the memory");
+    pair.kill();
+    assert_eq!(pair.ends[0].completed[&operation], Err(OperationError::Unknown));
+    assert_eq!(pair.ends[0].ended, Some(Some(ConnectionError::Aborted)));
+    assert_eq!(pair.ends[1].ended, Some(Some(peers)));
+}
+
+#[test]
+fn a_loss_ends_each_operation_with_the_right_doubt() {
+    let mut pair = Pair::<Messages>::open(small());
+    pair.ends[1].send(bytes(0, 5_000)).unwrap();
+    pair.drive(1);
+    let end = &mut pair.ends[0];
+    let begun = end.send(bytes(1, 490)).unwrap();
+    let offered = end.send(bytes(2, 5_000)).unwrap();
+    pair.drive(0);
+    while pair.execute(0) {}
+    while pair.complete(0, 0) {}
+    pair.drive(0);
+    let end = &mut pair.ends[0];
+    let call = end.call(bytes(3, 20)).unwrap();
+    pair.drive(0);
+    let end = &mut pair.ends[0];
+    end.machine.lost();
+    let last = end.machine.send(1);
+    pair.drive(0);
+    let end = &pair.ends[0];
+    assert_eq!(last, Err(SendError::Ended));
+    assert_eq!(end.completed[&begun], Err(OperationError::Unknown));
+    assert_eq!(end.completed[&offered], Err(OperationError::NotSent), "it waited for credit");
+    assert_eq!(end.completed[&call], Err(OperationError::NotSent));
+    assert_eq!(end.ended, Some(Some(ConnectionError::Lost)));
+    assert!(end.arriving.is_empty(), "partial messages are discarded");
+}
+
+#[test]
+fn a_second_loss_changes_nothing() {
+    let mut pair = Pair::<Messages>::open(small());
+    pair.kill();
+    pair.kill();
+    assert!(pair.ends.iter().all(|end| end.ended == Some(Some(ConnectionError::Lost))));
+}
+
+#[test]
+fn messages_that_were_delivered_survive_a_loss() {
+    let mut pair = Pair::<Messages>::open(small());
+    pair.ends[1].holds = true;
+    pair.ends[0].send(bytes(1, 50)).unwrap();
+    pair.ends[0].send(bytes(2, 5_000)).unwrap();
+    pair.ends[0].send(bytes(3, 60)).unwrap();
+    pair.drive(0);
+    while pair.execute(0) {}
+    pair.drive(1);
+    pair.kill();
+    // The second was not fetched, so the third was not delivered.
+    assert_eq!(pair.ends[1].take().unwrap().bytes, bytes(1, 50));
+    assert!(pair.ends[1].take().is_none());
+    assert!(pair.ends[1].arriving.is_empty());
+    while !pair.ends[1].held.is_empty() {
+        pair.ends[1].release(0);
+    }
+    pair.drive(1);
+    assert!(pair.ends[1].ended.is_some());
+}
+
+#[test]
+fn a_stream_that_was_cut_off_has_no_clean_end() {
+    for is_finished in [false, true] {
+        let mut pair = Pair::<Stream>::open(small());
+        pair.write(0, b"some");
+        if is_finished {
+            pair.ends[0].machine.finish();
+        }
+        pair.run();
+        pair.kill();
+        assert_eq!(pair.ends[1].peer_finished, is_finished);
+        let lost = Some(Some(ConnectionError::Lost));
+        assert!(pair.ends.iter().all(|end| end.ended == lost));
+    }
+}
+
+#[test]
+fn an_aborted_stream_resets_its_peer() {
+    let mut pair = Pair::<Stream>::open(small());
+    pair.write(0, b"some");
+    pair.ends[0].machine.abort();
+    pair.run();
+    let peers = ConnectionError::PeerClosed(CloseReason::ABORTED);
+    assert_eq!(pair.ends[1].disconnect, Some(Some(peers)));
+    assert!(!pair.ends[1].peer_finished);
+    assert_eq!(pair.ends[1].machine.write(1), Err(SendError::Ended));
+}

@@ -1,0 +1,200 @@
+//! Requests and replies, and their IDs.
+
+use std::collections::HashSet;
+
+use rdma_message::{Delivery, Messages, OperationError, SendError};
+
+use crate::messages::small;
+use crate::pair::{Pair, bytes};
+
+const LENGTHS: [usize; 5] = [0, 30, 490, 600, 7_000];
+
+#[test]
+fn each_request_gets_its_reply() {
+    let mut pair = Pair::<Messages>::open(small());
+    for request in LENGTHS {
+        for reply in LENGTHS {
+            let call = pair.ends[0].call(bytes(1, request)).unwrap();
+            pair.run();
+            let (id, received) = pair.ends[1].take_request();
+            assert_eq!(received, bytes(1, request));
+            let sent = pair.ends[1].reply(id, bytes(2, reply)).unwrap();
+            pair.run();
+            assert_eq!(pair.ends[0].replies.remove(&call), Some(bytes(2, reply)));
+            assert_eq!(pair.ends[0].completed.get(&call), Some(&Ok(())));
+            assert_eq!(pair.ends[1].completed.get(&sent), Some(&Ok(())));
+        }
+    }
+}
+
+#[test]
+fn replies_may_be_sent_in_any_order() {
+    let mut pair = Pair::<Messages>::open(small());
+    let calls: Vec<_> = (0..4).map(|n| pair.ends[0].call(bytes(n, 20)).unwrap()).collect();
+    pair.run();
+    let requests: Vec<_> = (0..4).map(|_| pair.ends[1].take_request()).collect();
+    for (id, request) in requests.into_iter().rev() {
+        pair.ends[1].reply(id, [request, vec![9]].concat()).unwrap();
+    }
+    pair.run();
+    for (n, call) in (0..).zip(calls) {
+        assert_eq!(pair.ends[0].replies[&call], [bytes(n, 20), vec![9]].concat());
+    }
+}
+
+#[test]
+fn a_refused_request_fails_its_call() {
+    let mut pair = Pair::<Messages>::open(small());
+    let call = pair.ends[0].call(bytes(1, 20)).unwrap();
+    pair.run();
+    let (id, _) = pair.ends[1].take_request();
+    pair.ends[1].machine.refuse(id);
+    assert_eq!(pair.ends[1].machine.reply(id, 1), Err(SendError::NotOpenRequest));
+    pair.run();
+    assert_eq!(pair.ends[0].completed.get(&call), Some(&Err(OperationError::Refused)));
+    assert!(pair.ends[1].completed.is_empty(), "a refusal is not an operation");
+}
+
+#[test]
+fn a_cancelled_call_notifies_the_peer_and_discards_the_reply() {
+    for (request, reply) in [(20, 20), (490, 490), (600, 600), (20, 0)] {
+        let mut pair = Pair::<Messages>::open(small());
+        let call = pair.ends[0].call(bytes(1, request)).unwrap();
+        pair.run();
+        let (id, _) = pair.ends[1].take_request();
+        // The reply and the cancel frame pass each other.
+        pair.ends[1].reply(id, bytes(2, reply)).unwrap();
+        pair.ends[0].machine.cancel(call);
+        pair.drive(0);
+        pair.drive(1);
+        pair.run();
+        assert_eq!(pair.ends[0].completed.get(&call), Some(&Err(OperationError::Cancelled)));
+        assert!(pair.ends[0].replies.is_empty() && pair.ends[0].arriving.is_empty());
+        assert_eq!(pair.ends[0].machine.counters().late_replies, 1);
+        assert!(pair.ends[1].sending.is_empty(), "the reply is over");
+        // The reply was sent before the cancel frame arrived.
+        assert!(pair.ends[1].cancelled.is_empty());
+        // The index is used again, and the connection still works.
+        let call = pair.ends[0].call(bytes(3, 8)).unwrap();
+        pair.run();
+        let (next, _) = pair.ends[1].take_request();
+        assert_eq!(next.index(), id.index());
+        assert!(next.serial() > id.serial());
+        pair.ends[1].reply(next, bytes(4, 8)).unwrap();
+        pair.run();
+        assert_eq!(pair.ends[0].replies[&call], bytes(4, 8));
+    }
+}
+
+#[test]
+fn a_request_that_the_peer_cancelled_takes_no_reply() {
+    let mut pair = Pair::<Messages>::open(small());
+    let call = pair.ends[0].call(bytes(1, 20)).unwrap();
+    pair.run();
+    let (id, _) = pair.ends[1].take_request();
+    pair.ends[0].machine.cancel(call);
+    pair.run();
+    assert_eq!(pair.ends[1].cancelled, [id]);
+    assert_eq!(pair.ends[1].machine.reply(id, 8), Err(SendError::NotOpenRequest));
+    pair.ends[1].machine.refuse(id);
+    pair.run();
+    assert_eq!(pair.ends[0].machine.counters().late_replies, 0);
+}
+
+#[test]
+fn a_call_cancelled_between_its_frames_is_sent_whole_and_cancelled() {
+    let mut pair = Pair::<Messages>::open(small());
+    let call = pair.ends[0].call(bytes(1, 490)).unwrap();
+    pair.drive(0);
+    pair.ends[0].machine.cancel(call);
+    pair.run();
+    assert_eq!(pair.ends[0].completed.get(&call), Some(&Err(OperationError::Cancelled)));
+    let (id, request) = pair.ends[1].take_request();
+    assert_eq!(request, bytes(1, 490));
+    assert_eq!(pair.ends[1].cancelled, [id]);
+}
+
+#[test]
+fn a_reply_cancelled_while_it_arrives_is_discarded() {
+    for length in [490, 5_000] {
+        let mut pair = Pair::<Messages>::open(small());
+        let call = pair.ends[0].call(bytes(1, 20)).unwrap();
+        pair.run();
+        let (id, _) = pair.ends[1].take_request();
+        pair.ends[1].reply(id, bytes(2, length)).unwrap();
+        pair.drive(1);
+        assert!(pair.execute(1), "the first part, or the offer");
+        pair.drive(0);
+        assert_eq!(pair.ends[0].arriving.len(), 1);
+        pair.ends[0].machine.cancel(call);
+        pair.run();
+        assert!(pair.ends[0].arriving.is_empty(), "discarded");
+        assert!(pair.ends[0].replies.is_empty());
+        assert!(pair.ends[1].sending.is_empty(), "the peer's reply is over");
+    }
+}
+
+#[test]
+fn an_id_is_never_used_twice() {
+    let mut pair = Pair::<Messages>::open(small());
+    let mut seen = HashSet::new();
+    for n in 0..500_u32 {
+        let call = pair.ends[0].call(bytes(n, 20)).unwrap();
+        if n % 3 == 0 {
+            pair.drive(0);
+            pair.ends[0].machine.cancel(call);
+        }
+        pair.run();
+        let (id, _) = pair.ends[1].take_request();
+        assert!(seen.insert(id), "{id:?}");
+        if n % 3 == 1 {
+            pair.ends[1].reply(id, bytes(n, 10)).unwrap();
+        }
+        pair.ends[1].machine.refuse(id);
+        pair.run();
+    }
+    assert!(seen.iter().all(|id| id.index() < 8));
+}
+
+#[test]
+fn the_peer_bounds_the_open_calls() {
+    let mut pair = Pair::<Messages>::open(small());
+    let calls: Vec<_> = (0..8).map(|n| pair.ends[0].call(bytes(n, 9)).unwrap()).collect();
+    assert_eq!(pair.ends[0].machine.call(9), Err(SendError::Full));
+    pair.run();
+    let (id, _) = pair.ends[1].take_request();
+    pair.ends[1].reply(id, Vec::new()).unwrap();
+    pair.run();
+    assert_eq!(pair.ends[0].replies[&calls[0]], b"");
+    pair.ends[0].call(bytes(9, 9)).unwrap();
+    assert_eq!(pair.ends[0].machine.call(9), Err(SendError::Full));
+}
+
+#[test]
+fn a_reply_arrives_while_messages_are_not_taken() {
+    let mut pair = Pair::<Messages>::open(small());
+    for n in 0..5 {
+        pair.ends[1].send(bytes(n, 40)).unwrap();
+    }
+    let call = pair.ends[0].call(bytes(9, 20)).unwrap();
+    pair.run();
+    let (id, _) = pair.ends[1].take_request();
+    pair.ends[1].reply(id, bytes(8, 4_000)).unwrap();
+    pair.run();
+    assert_eq!(pair.ends[0].replies[&call], bytes(8, 4_000));
+    assert_eq!(pair.ends[0].inbox.len(), 5);
+    assert!(pair.ends[0].inbox.iter().all(|it| it.delivery == Delivery::Message));
+}
+
+#[test]
+fn a_reply_cancelled_before_it_is_sent_refuses_the_request() {
+    let mut pair = Pair::<Messages>::open(small());
+    let call = pair.ends[0].call(bytes(1, 20)).unwrap();
+    pair.run();
+    let (id, _) = pair.ends[1].take_request();
+    let reply = pair.ends[1].reply(id, bytes(2, 20)).unwrap();
+    pair.ends[1].machine.cancel(reply);
+    pair.run();
+    assert_eq!(pair.ends[1].completed.get(&reply), Some(&Err(OperationError::Cancelled)));
+    assert_eq!(pair.ends[0].completed.get(&call), Some(&Err(OperationError::Refused)));
+}
