@@ -8,7 +8,7 @@ use crate::error::ConnectionError;
 
 /// The largest credit that a peer may have. It is far below the range of the numbers, so that a
 /// limit that goes back is not mistaken for a large step.
-const MAX_CREDIT: u32 = 1 << 30;
+pub(crate) const MAX_CREDIT: u32 = 1 << 30;
 
 /// The credit that this end grants its peer.
 #[derive(Debug)]

@@ -68,8 +68,8 @@ pub enum ConnectionError {
         /// The number of missing bytes.
         missing: u32,
     },
-    /// The ID of a request is not new or out of range, or the call with the ID of a reply was never
-    /// made.
+    /// The ID of a request is not new, or its index is in use or out of range. Or no call that waits
+    /// for an answer has the ID of a reply or a refusal.
     Call(CallId),
     /// The peer sent data after it had finished.
     Finished,
@@ -120,6 +120,7 @@ impl fmt::Display for ConnectionError {
             Self::Lost => f.write_str("the connection is lost"),
             Self::Aborted => f.write_str("this end aborted the connection"),
             Self::PeerClosed(reason) => match *reason {
+                CloseReason::FINISHED => f.write_str("the peer closed the connection too early"),
                 CloseReason::ABORTED => f.write_str("the peer aborted the connection"),
                 CloseReason::PROTOCOL => f.write_str("the peer reports an invalid frame"),
                 CloseReason::CREDIT => f.write_str("the peer reports a frame without credit"),
@@ -231,7 +232,8 @@ pub enum SendError {
         /// The peer's limit.
         limit: u32,
     },
-    /// The request is not open: it was answered, refused, or cancelled by the peer.
+    /// The request is not open: it was answered, refused, or cancelled by the peer. If it was
+    /// cancelled, it is now refused.
     NotOpenRequest,
     /// All call IDs of this connection were used.
     Exhausted,

@@ -136,6 +136,8 @@ pub enum Role {
 pub struct CloseReason(pub u16);
 
 impl CloseReason {
+    /// Both ends have finished, and this end has received everything.
+    pub const FINISHED: Self = Self(0);
     /// The program closed the connection.
     pub const ABORTED: Self = Self(1);
     /// The peer broke the protocol.
@@ -156,7 +158,7 @@ pub enum Body {
     Credit,
     /// Acknowledges a credit frame, if no other frame does.
     Acknowledge,
-    /// The last frame of an end that closes the connection because of an error or an abort.
+    /// The last frame of an end that closes the connection.
     Close(CloseReason),
     /// The first bytes of a message.
     First {

@@ -1,7 +1,8 @@
 //! Messages, requests and streams over a reliable connection, without verbs, clock or threads.
 //!
 //! This crate decides which frames to post, and what the frames that arrive mean. The driver owns the
-//! memory and the queue pair. It executes each [`Output`], and reports frames and completions.
+//! memory and the queue pair. It executes the [`Output`]s in their order, and reports frames and
+//! completions.
 //!
 //! - [`Messages`] carries messages, requests and replies of any length up to a limit.
 //! - [`Stream`] carries a stream of bytes in each direction.
@@ -40,12 +41,17 @@
 //! **Order.** Messages and requests are delivered in the order of sending, whether they are offered
 //! or not.
 //!
-//! **Calls.** A request and its reply have the same ID, which a connection never uses twice. An end
-//! that no longer wants a reply sends a cancel frame. A reply that arrives afterwards is discarded. A
-//! request that the program drops is refused.
+//! **Calls.** A request and its reply have the same ID, which a connection never uses twice. A
+//! request that the program drops is refused. An end that no longer wants a reply sends a cancel
+//! frame, and discards the answer. Each request is answered once, by a reply or a refusal, even if it
+//! was cancelled. Only the last frame of an end leaves requests without an answer. A call counts in
+//! the peer's limit until its answer begins to arrive.
 //!
-//! **End.** Each direction finishes on its own. The connection ends after both have, when nothing is
-//! pending. An end that aborts, or detects an error, sends a close frame with a reason.
+//! **End.** Each direction finishes on its own. After both have, an end sends a close frame with the
+//! reason [`FINISHED`](frame::CloseReason::FINISHED), once its own frames have completed and all
+//! offers are over. The peer then knows that its last frames have arrived. It does not wait for their
+//! completions, which may be lost because the first end disconnects. An end that aborts, or detects an
+//! error, sends a close frame with another reason.
 //!
 //! # Rules
 //!
@@ -55,7 +61,10 @@
 //! - At most [`Options::send_queue`] requests are posted at a time.
 //! - Memory that a device may still use is never released. When a connection ends, pending operations
 //!   complete after the driver has drained the queue pair.
-//! - Completions may be reported late, in batches, and in any order.
+//! - Frames are reported in the order of their arrival. Completions of SENDs and READs may be
+//!   reported late, in batches, and in any order.
+//! - A SEND or a READ that fails breaks the queue pair. The driver drains it and reports the loss. It
+//!   may do this at any time, such as when the close frame takes too long.
 
 #![no_std]
 #![forbid(unsafe_code)]

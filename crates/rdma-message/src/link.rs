@@ -8,7 +8,7 @@ use crate::counters::Counters;
 use crate::credit::{Allowance, Grant};
 use crate::error::{ConnectionError, SendError};
 use crate::frame::{Body, CloseReason, Frame, Hello, Limits, Mode};
-use crate::options::{Options, RESERVED_SENDS, min_receive_bytes};
+use crate::options::{MIN_SLOT_BYTES, Options, RESERVED_SENDS};
 use crate::output::{Chunk, Output, Payload, Transmit};
 
 use slots::SendSlots;
@@ -20,6 +20,18 @@ pub(crate) struct Arrival {
     pub(crate) body: Body,
     /// The payload. Its length may be 0.
     pub(crate) chunk: Chunk,
+}
+
+/// The state of the frames with data of this end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    None,
+    /// The last frame is to be sent, after all others with data.
+    Wanted,
+    /// The last frame, or an earlier one, has not completed.
+    Sent,
+    /// The peer's device has received all frames.
+    Done,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +61,11 @@ pub(crate) struct Link {
     /// The receives to post, each with whether this grants the peer a receive.
     reposts: VecDeque<(u32, bool)>,
     sends: SendSlots,
+    /// The number of frames with data that have not completed.
+    data_in_flight: u32,
+    pub(crate) finish: Finish,
+    /// Whether the peer reports that it has received everything.
+    pub(crate) peer_has_all: bool,
     receives: Grant,
     pub(crate) bytes: Grant,
     allowed_receives: Allowance,
@@ -82,6 +99,9 @@ impl Link {
             peer: None,
             reposts: VecDeque::new(),
             sends: SendSlots::new(options.sends),
+            data_in_flight: 0,
+            finish: Finish::None,
+            peer_has_all: false,
             receives: Grant::new(options.receives),
             bytes: Grant::new(options.window_bytes),
             allowed_receives: Allowance::default(),
@@ -121,8 +141,16 @@ impl Link {
         slot: u32,
         bytes: &[u8],
     ) -> Result<Option<Arrival>, ConnectionError> {
-        if !matches!(self.phase, Phase::Opening | Phase::Open) {
-            return Ok(None);
+        match self.phase {
+            Phase::Opening | Phase::Open => {}
+            Phase::Closing(_) | Phase::Closed => {
+                // The peer ends the connection too, and may not receive the close frame.
+                if let Ok((Frame { body: Body::Close(_), .. }, _)) = Frame::decode(bytes) {
+                    self.phase = Phase::Disconnecting;
+                }
+                return Ok(None);
+            }
+            _ => return Ok(None),
         }
         self.counters.received_frames = self.counters.received_frames.wrapping_add(1);
         let (frame, start) = Frame::decode(bytes).map_err(ConnectionError::Frame)?;
@@ -148,6 +176,12 @@ impl Link {
         }
         match frame.body {
             Body::Hello(hello) => self.open(hello)?,
+            Body::Close(CloseReason::FINISHED) if self.has_finished() => {
+                self.peer_has_all = true;
+                self.reposts.clear();
+                self.phase = Phase::Disconnecting;
+                return Ok(None);
+            }
             Body::Close(reason) => return Err(ConnectionError::PeerClosed(reason)),
             Body::Acknowledge if !frame.acknowledges => return Err(ConnectionError::Control),
             // The peer sends the next credit frame after the acknowledgement of this one.
@@ -181,11 +215,16 @@ impl Link {
         Ok(())
     }
 
+    /// Returns true if both ends have sent their last frame with data.
+    fn has_finished(&self) -> bool {
+        self.peer_finished && matches!(self.finish, Finish::Sent | Finish::Done)
+    }
+
     fn open(&mut self, hello: Hello) -> Result<(), ConnectionError> {
         if hello.mode != self.mode {
             return Err(ConnectionError::Mode(hello.mode));
         }
-        if hello.receive_bytes < min_receive_bytes() {
+        if hello.receive_bytes < MIN_SLOT_BYTES {
             return Err(ConnectionError::ReceiveBytes(hello.receive_bytes));
         }
         self.peer = Some(hello);
@@ -219,6 +258,7 @@ impl Link {
             Payload::Empty => 0,
             Payload::Message { len, .. } | Payload::Stream { len } => len,
         };
+        self.data_in_flight = self.data_in_flight.saturating_add(1);
         self.allowed_receives.take(1);
         self.allowed_bytes.take(header.saturating_add(len));
         if matches!(body, Body::Offer { .. }) {
@@ -249,8 +289,13 @@ impl Link {
     /// Frees a send slot. Returns its use.
     pub(crate) fn sent(&mut self, slot: u32) -> Option<Use> {
         let by = self.sends.release(slot)?;
-        if by == Use::Close && self.phase == Phase::Closed {
-            self.phase = Phase::Disconnecting;
+        match by {
+            Use::Control => {}
+            Use::Close if self.phase == Phase::Closed => self.phase = Phase::Disconnecting,
+            Use::Close => {}
+            Use::Data | Use::Operation(_) => {
+                self.data_in_flight = self.data_in_flight.saturating_sub(1);
+            }
         }
         Some(by)
     }
@@ -316,9 +361,15 @@ impl Link {
         !self.credit_in_flight && (wants_data || has_news)
     }
 
-    /// Returns true if the peer has everything that this end wants to send.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.sends.free() == self.options.sends && self.fetched == self.stated_fetched
+    /// Returns true once, when the peer has received all frames with data up to the last.
+    pub(crate) fn flush(&mut self) -> bool {
+        let is_new = self.finish == Finish::Sent
+            && (self.data_in_flight == 0 || self.peer_has_all)
+            && !self.has_ended();
+        if is_new {
+            self.finish = Finish::Done;
+        }
+        is_new
     }
 
     /// Ends the connection because of an error.
@@ -334,25 +385,27 @@ impl Link {
         };
     }
 
-    /// Ends the connection after both ends have finished.
-    pub(crate) fn disconnect(&mut self) {
+    /// Ends the connection after both ends have finished. The close frame proves to the peer that
+    /// its last frames have arrived: their completions may be lost when this end disconnects.
+    pub(crate) fn close(&mut self) {
         if self.is_open() {
             self.reposts.clear();
-            self.phase = Phase::Disconnecting;
+            self.phase = Phase::Closing(CloseReason::FINISHED);
         }
     }
 
+    pub(crate) fn has_ended(&self) -> bool {
+        self.phase == Phase::Ended
+    }
+
     /// Records that the queue pair is in the error state and that all requests are flushed. Returns
-    /// the error of the connection the first time. `is_clean` reports whether both ends had finished.
-    pub(crate) fn lose(&mut self, is_clean: bool) -> Option<Option<ConnectionError>> {
-        if self.phase == Phase::Ended {
-            return None;
-        }
-        if self.error.is_none() && !is_clean {
+    /// the last output. `has_all` reports whether everything of the peer was delivered.
+    pub(crate) fn end(&mut self, has_all: bool) -> Output {
+        if self.error.is_none() && !(has_all && self.finish == Finish::Done) {
             self.error = Some(ConnectionError::Lost);
         }
         self.reposts.clear();
         self.phase = Phase::Ended;
-        Some(self.error)
+        Output::Ended(self.error)
     }
 }

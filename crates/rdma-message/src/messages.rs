@@ -12,7 +12,7 @@ use alloc::collections::VecDeque;
 use crate::counters::Counters;
 use crate::error::{ConnectionError, OperationError};
 use crate::frame::{Mode, Role};
-use crate::link::Link;
+use crate::link::{Finish, Link};
 use crate::options::{Options, OptionsError};
 use crate::output::{Operation, Output};
 
@@ -44,21 +44,10 @@ pub struct Messages {
     calls: Calls,
     requests: Requests,
     inbox: Inbox,
-    finish: Finish,
     /// Whether the end of the peer's messages was reported.
     end_reported: bool,
     /// The value of the peer's count of fetched messages that was processed.
     peer_fetched: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Finish {
-    None,
-    /// The last frame is to be sent, after the operations in the queue.
-    Wanted,
-    /// The last frame, or an operation, has not completed.
-    Sent,
-    Done,
 }
 
 impl Messages {
@@ -77,7 +66,6 @@ impl Messages {
             calls: Calls::default(),
             requests: Requests::new(options.calls),
             inbox: Inbox::default(),
-            finish: Finish::None,
             end_reported: false,
             peer_fetched: 0,
         })
@@ -92,20 +80,28 @@ impl Messages {
     /// Ends the connection: the queue pair is in the error state, and no request is pending. All
     /// operations complete now, since the device no longer uses their memory.
     pub fn lost(&mut self) {
-        let is_finished = matches!(self.finish, Finish::Sent | Finish::Done);
-        let is_clean = is_finished && self.end_reported && self.operations.live() == 0;
-        let Some(error) = self.link.lose(is_clean) else { return };
-        for index in 0..self.operations.indices() {
-            let Some((operation, outgoing)) = self.operations.end(index) else { continue };
-            if !outgoing.is_refusal() {
-                let result = outgoing.result_at_end();
-                self.events.push_back(Output::Completed { operation, result });
-            }
+        if self.link.has_ended() {
+            return;
         }
+        let mut is_over = true;
+        for index in 0..self.operations.indices() {
+            let Some((operation, mut outgoing)) = self.operations.end(index) else { continue };
+            if self.link.peer_has_all {
+                outgoing.in_flight = 0;
+            }
+            is_over &= outgoing.is_over();
+            let result = outgoing.result_at_end();
+            self.events.push_back(Output::Completed { operation, result });
+        }
+        if is_over && self.link.flush() {
+            self.events.push_back(Output::Flushed);
+        }
+        let peer_end = self.peer_end();
+        self.events.extend(peer_end);
         while let Some(discard) = self.inbox.end_next() {
             self.events.push_back(discard);
         }
-        self.events.push_back(Output::Ended(error));
+        self.events.push_back(self.link.end(self.end_reported));
     }
 
     /// Returns the next instruction or event.
@@ -136,22 +132,24 @@ impl Messages {
 
     /// Returns the events at the end of a connection whose ends have finished.
     fn poll_end(&mut self) -> Option<Output> {
-        if self.link.peer_finished && !self.end_reported && self.inbox.is_delivered() {
-            self.end_reported = true;
-            return Some(Output::PeerFinished);
+        if let Some(end) = self.peer_end() {
+            return Some(end);
         }
-        if self.operations.live() > 0 || !self.link.is_quiet() {
-            return None;
-        }
-        if self.finish == Finish::Sent {
-            self.finish = Finish::Done;
+        if self.operations.live() == 0 && self.link.flush() {
             return Some(Output::Flushed);
         }
-        if self.finish == Finish::Done && self.end_reported {
-            self.link.disconnect();
+        if self.link.finish == Finish::Done && self.end_reported && self.inbox.is_fetched() {
+            self.link.close();
             return self.link.poll_first();
         }
         None
+    }
+
+    /// Returns the end of the peer's messages, once, after all of them.
+    fn peer_end(&mut self) -> Option<Output> {
+        let is_new = self.link.peer_finished && !self.end_reported && self.inbox.is_delivered();
+        self.end_reported |= is_new;
+        is_new.then_some(Output::PeerFinished)
     }
 
     /// Returns the counters.
@@ -177,12 +175,12 @@ impl Messages {
     /// Ends an operation if nothing refers to it any longer.
     fn settle(&mut self, index: u32) {
         let Some((operation, outgoing)) = self.operations.settle(index) else { return };
-        if let Role::Request(id) = outgoing.role {
+        if let Role::Request(id) = outgoing.role
+            && !outgoing.has_begun
+        {
             self.calls.end(id);
         }
-        if !outgoing.is_refusal()
-            && let Some(result) = outgoing.result
-        {
+        if let Some(result) = outgoing.result {
             self.events.push_back(Output::Completed { operation, result });
         }
     }

@@ -3,6 +3,7 @@
 use core::error::Error;
 use core::fmt;
 
+use crate::credit::MAX_CREDIT;
 use crate::frame::{Hello, Mode};
 
 /// The number of receives for frames that need no credit: a credit frame, an acknowledgement, and a
@@ -13,11 +14,8 @@ pub const RESERVED_RECEIVES: u32 = 3;
 /// acknowledgement, and a close frame.
 pub const RESERVED_SENDS: u32 = 3;
 
-/// The largest value of a limit that credits count.
-const MAX_CREDIT: u32 = 1 << 30;
-
 /// The shortest slot.
-const MIN_SLOT_BYTES: u32 = 64;
+pub(crate) const MIN_SLOT_BYTES: u32 = 64;
 
 /// The limits of one end of a connection.
 ///
@@ -63,7 +61,7 @@ pub struct Options {
     pub offers: u32,
     /// The number of bytes that may be offered at a time. A single longer message is offered too.
     pub offer_bytes: u32,
-    /// The maximum number of the peer's requests that may be open.
+    /// The maximum number of the peer's requests that were not answered.
     pub calls: u32,
 }
 
@@ -158,8 +156,3 @@ impl fmt::Display for OptionsError {
 }
 
 impl Error for OptionsError {}
-
-/// Returns the smallest length of a receive slot that a peer may state.
-pub(crate) const fn min_receive_bytes() -> u32 {
-    MIN_SLOT_BYTES
-}

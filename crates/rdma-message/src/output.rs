@@ -155,7 +155,8 @@ pub enum Output {
     },
     /// The message will not be delivered. Free its memory.
     Discard(Incoming),
-    /// The peer no longer wants the reply to this request.
+    /// The peer no longer wants the reply to this request. The request may be delivered later. It is
+    /// still to be [refused](crate::Messages::refuse).
     Cancelled(CallId),
     /// The operation is over, and its memory and its index are free. A call that succeeded was
     /// [delivered](Self::Deliver) before.

@@ -5,7 +5,7 @@ use alloc::collections::VecDeque;
 use crate::counters::Counters;
 use crate::error::{ConnectionError, SendError};
 use crate::frame::{Body, MIN_FRAME_BYTES, Mode};
-use crate::link::{Link, Use};
+use crate::link::{Finish, Link, Use};
 use crate::options::{Options, OptionsError};
 use crate::output::{Chunk, Output, Payload, Transmit};
 
@@ -28,20 +28,7 @@ pub struct Stream {
     events: VecDeque<Output>,
     /// The length of the write that could not be sent.
     blocked: Option<u32>,
-    /// The number of frames with data that have not completed.
-    in_flight: u32,
-    finish: Finish,
     stop_reported: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Finish {
-    None,
-    /// The last frame is to be sent.
-    Wanted,
-    /// The last frame has not completed, or an earlier one.
-    Sent,
-    Done,
 }
 
 impl Stream {
@@ -57,8 +44,6 @@ impl Stream {
             link: Link::new(options, Mode::Stream),
             events: VecDeque::new(),
             blocked: None,
-            in_flight: 0,
-            finish: Finish::None,
             stop_reported: false,
         })
     }
@@ -107,9 +92,7 @@ impl Stream {
 
     /// Processes the completion of a SEND.
     pub fn sent(&mut self, slot: u32) {
-        if matches!(self.link.sent(slot), Some(Use::Stream | Use::Finish)) {
-            self.in_flight = self.in_flight.saturating_sub(1);
-        }
+        self.link.sent(slot);
     }
 
     /// Accepts the first of `wanted` bytes. The driver posts the SEND before it polls again. Returns
@@ -120,7 +103,7 @@ impl Stream {
     /// Fails if the stream is not open, has finished or ended, or if the peer no longer reads.
     pub fn write(&mut self, wanted: usize) -> Result<Option<Transmit>, SendError> {
         self.link.opened()?;
-        if self.finish != Finish::None {
+        if self.link.finish != Finish::None {
             return Err(SendError::Finished);
         }
         if self.link.peer_stops {
@@ -135,8 +118,7 @@ impl Stream {
             return Ok(None);
         }
         self.blocked = None;
-        self.in_flight = self.in_flight.saturating_add(1);
-        Ok(self.link.send(Body::Data, Payload::Stream { len }, Use::Stream))
+        Ok(self.link.send(Body::Data, Payload::Stream { len }, Use::Data))
     }
 
     /// Returns the number of bytes that a frame can carry.
@@ -151,8 +133,8 @@ impl Stream {
     /// Ends this end's stream. [`Output::Flushed`] follows when the peer's device has received all
     /// of it.
     pub fn finish(&mut self) {
-        if self.finish == Finish::None {
-            self.finish = Finish::Wanted;
+        if self.link.finish == Finish::None {
+            self.link.finish = Finish::Wanted;
             self.blocked = None;
         }
     }
@@ -170,11 +152,13 @@ impl Stream {
 
     /// Ends the connection: the queue pair is in the error state, and no request is pending.
     pub fn lost(&mut self) {
-        let is_clean =
-            self.link.peer_finished && matches!(self.finish, Finish::Sent | Finish::Done);
-        if let Some(error) = self.link.lose(is_clean) {
-            self.events.push_back(Output::Ended(error));
+        if self.link.has_ended() {
+            return;
         }
+        if self.link.flush() {
+            self.events.push_back(Output::Flushed);
+        }
+        self.events.push_back(self.link.end(self.link.peer_finished));
     }
 
     /// Returns the next instruction or event.
@@ -187,10 +171,9 @@ impl Stream {
         if let Some(event) = self.events.pop_front() {
             return Some(event);
         }
-        if self.finish == Finish::Wanted && self.can_write(0) {
-            self.finish = Finish::Sent;
-            self.in_flight = self.in_flight.saturating_add(1);
-            return self.link.send(Body::Finish, Payload::Empty, Use::Finish).map(Output::Send);
+        if self.link.finish == Finish::Wanted && self.can_write(0) {
+            self.link.finish = Finish::Sent;
+            return self.link.send(Body::Finish, Payload::Empty, Use::Data).map(Output::Send);
         }
         if self.blocked.is_some_and(|len| self.can_write(len)) {
             self.blocked = None;
@@ -199,12 +182,11 @@ impl Stream {
         if let Some(output) = self.link.poll_control() {
             return Some(output);
         }
-        if self.finish == Finish::Sent && self.in_flight == 0 {
-            self.finish = Finish::Done;
+        if self.link.flush() {
             return Some(Output::Flushed);
         }
-        if self.finish == Finish::Done && self.link.peer_finished && self.link.is_quiet() {
-            self.link.disconnect();
+        if self.link.finish == Finish::Done && self.link.peer_finished {
+            self.link.close();
             return self.link.poll_first();
         }
         None

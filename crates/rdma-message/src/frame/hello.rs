@@ -41,7 +41,7 @@ pub struct Hello {
     pub receive_bytes: u32,
     /// The length of the longest message that the end accepts.
     pub max_message: u32,
-    /// The maximum number of the peer's requests that may be open, at most 65,536.
+    /// The maximum number of the peer's requests that were not answered, at most 65,536.
     pub calls: u32,
 }
 

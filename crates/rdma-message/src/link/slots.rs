@@ -5,16 +5,14 @@ use alloc::vec::Vec;
 /// The use of a send slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// A hello, a credit frame, an acknowledgement, or another frame without an operation.
+    /// A hello, a credit frame, or an acknowledgement.
     Control,
     /// A close frame.
     Close,
-    /// The last frame with data.
-    Finish,
-    /// A frame of the operation at this index.
+    /// A frame with data that belongs to no operation.
+    Data,
+    /// A frame with data of the operation at this index.
     Operation(u32),
-    /// Bytes of a stream.
-    Stream,
 }
 
 #[derive(Debug)]

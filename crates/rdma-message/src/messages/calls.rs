@@ -1,5 +1,6 @@
 //! The IDs of calls: of this end's calls, and of the peer's requests.
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::frame::CallId;
@@ -9,28 +10,15 @@ use crate::output::Operation;
 struct Call {
     id: CallId,
     operation: Operation,
-    /// Whether the reply has begun to arrive, or is no longer wanted.
-    is_answered: bool,
 }
 
-/// The calls of this end.
+/// The calls of this end that the peer has not answered. Their indices are in use.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     /// The last serial.
     serial: u64,
     calls: Vec<Option<Call>>,
     free: Vec<u16>,
-}
-
-/// The effect of a reply that arrives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// It belongs to this call.
-    Wanted(Operation),
-    /// Its call was cancelled.
-    Late,
-    /// No call has this ID, or the call was answered before.
-    Invalid,
 }
 
 impl Calls {
@@ -53,33 +41,20 @@ impl Calls {
         Ok(CallId::new(self.serial, index))
     }
 
-    fn slot(&mut self, id: CallId) -> Option<&mut Option<Call>> {
-        self.calls.get_mut(usize::from(id.index()))
-    }
-
-    fn call(&mut self, id: CallId) -> Option<&mut Call> {
-        self.slot(id)?.as_mut().filter(|call| call.id == id)
-    }
-
     /// Records the operation of a reserved ID.
     pub(super) fn begin(&mut self, id: CallId, operation: Operation) {
-        if let Some(slot) = self.slot(id) {
-            *slot = Some(Call { id, operation, is_answered: false });
+        if let Some(call) = self.calls.get_mut(usize::from(id.index())) {
+            *call = Some(Call { id, operation });
         }
     }
 
-    /// Receives the start of a reply.
-    pub(super) fn answer(&mut self, id: CallId) -> Answer {
-        let is_used = (1..=self.serial).contains(&id.serial());
-        match self.call(id) {
-            Some(call) if call.is_answered => Answer::Invalid,
-            Some(call) => {
-                call.is_answered = true;
-                Answer::Wanted(call.operation)
-            }
-            None if is_used => Answer::Late,
-            None => Answer::Invalid,
-        }
+    /// Removes the call with this ID, and returns its operation. The index is used again, but not
+    /// the ID.
+    pub(super) fn end(&mut self, id: CallId) -> Option<Operation> {
+        let call = self.calls.get_mut(usize::from(id.index()))?;
+        let Call { operation, .. } = call.take_if(|call| call.id == id)?;
+        self.free.push(id.index());
+        Some(operation)
     }
 
     /// Returns the number of indices that were used.
@@ -87,69 +62,113 @@ impl Calls {
         self.calls.len()
     }
 
-    /// Returns the call at an index if its reply has not begun to arrive, and counts it as answered.
-    pub(super) fn give_up(&mut self, index: usize) -> Option<Operation> {
-        let call = self.calls.get_mut(index)?.as_mut().filter(|call| !call.is_answered)?;
-        call.is_answered = true;
-        Some(call.operation)
-    }
-
-    /// Removes a call. Its ID is not used again, but its index is.
-    pub(super) fn end(&mut self, id: CallId) {
-        if let Some(slot) = self.slot(id)
-            && slot.take_if(|call| call.id == id).is_some()
-        {
-            self.free.push(id.index());
-        }
+    /// Removes the call at an index, and returns its operation.
+    pub(super) fn end_at(&mut self, index: usize) -> Option<Operation> {
+        let id = self.calls.get(index)?.as_ref()?.id;
+        self.end(id)
     }
 }
 
-/// The peer's requests that were not answered.
+/// The state of a request of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The program can reply.
+    Open,
+    /// The peer no longer wants a reply, and the program has not dropped the request.
+    Cancelled,
+    /// The answer is to be sent.
+    Answered,
+}
+
+/// The peer's requests whose answer has not been sent. Their indices are in use.
 #[derive(Debug)]
 pub(super) struct Requests {
     /// The serial of the last request.
     last: u64,
-    /// The serials of the open requests, by index. 0 is none.
-    open: Vec<u64>,
+    /// The serials and states, by index.
+    requests: Vec<Option<(u64, State)>>,
+    /// The requests that are to be refused.
+    refusals: VecDeque<CallId>,
 }
 
 impl Requests {
     pub(super) fn new(limit: u32) -> Self {
-        Self { last: 0, open: (0..limit).map(|_| 0).collect() }
+        Self { last: 0, requests: (0..limit).map(|_| None).collect(), refusals: VecDeque::new() }
     }
 
-    fn serial(&mut self, id: CallId) -> Option<&mut u64> {
-        self.open.get_mut(usize::from(id.index()))
+    fn state(&mut self, id: CallId) -> Option<&mut State> {
+        let (serial, state) = self.requests.get_mut(usize::from(id.index()))?.as_mut()?;
+        (*serial == id.serial()).then_some(state)
     }
 
     /// Opens a request. Returns false if its ID is not new, or its index is in use or out of range.
+    #[must_use]
     pub(super) fn open(&mut self, id: CallId) -> bool {
         let is_new = id.serial() > self.last;
-        let Some(open) = self.serial(id).filter(|open| **open == 0 && is_new) else {
+        let request = self.requests.get_mut(usize::from(id.index()));
+        let Some(request) = request.filter(|request| request.is_none() && is_new) else {
             return false;
         };
-        *open = id.serial();
+        *request = Some((id.serial(), State::Open));
         self.last = id.serial();
         true
     }
 
-    /// Returns true if the request is open.
+    /// Returns true if the program can reply to the request.
     pub(super) fn is_open(&mut self, id: CallId) -> bool {
-        self.serial(id).is_some_and(|open| *open == id.serial() && id.serial() != 0)
-    }
-
-    /// Closes a request. Returns true if it was open.
-    pub(super) fn close(&mut self, id: CallId) -> bool {
-        let is_open = self.is_open(id);
-        if let Some(open) = self.serial(id).filter(|_| is_open) {
-            *open = 0;
-        }
-        is_open
+        self.state(id).is_some_and(|state| *state == State::Open)
     }
 
     /// Returns true if the peer may have used the ID.
     pub(super) fn is_known(&self, id: CallId) -> bool {
-        (1..=self.last).contains(&id.serial()) && usize::from(id.index()) < self.open.len()
+        (1..=self.last).contains(&id.serial()) && usize::from(id.index()) < self.requests.len()
+    }
+
+    /// Records that the peer wants no reply. Returns true if the request was open.
+    pub(super) fn cancel(&mut self, id: CallId) -> bool {
+        let state = self.state(id).filter(|state| **state == State::Open);
+        state.map(|state| *state = State::Cancelled).is_some()
+    }
+
+    /// Records that the program has replied.
+    pub(super) fn answer(&mut self, id: CallId) {
+        if let Some(state) = self.state(id) {
+            *state = State::Answered;
+        }
+    }
+
+    /// Queues the refusal of a request that was not answered.
+    pub(super) fn refuse(&mut self, id: CallId) {
+        if self.state(id).is_some_and(|state| *state != State::Answered) {
+            self.answer(id);
+            self.refusals.push_back(id);
+        }
+    }
+
+    /// Queues a refusal instead of a reply that was not sent.
+    pub(super) fn retract(&mut self, id: CallId) {
+        if self.state(id).is_some() {
+            self.refusals.push_back(id);
+        }
+    }
+
+    /// Returns the request to refuse next.
+    pub(super) fn next_refusal(&self) -> Option<CallId> {
+        self.refusals.front().copied()
+    }
+
+    /// Removes the request to refuse next, whose refusal was sent.
+    pub(super) fn refused(&mut self) {
+        if let Some(id) = self.refusals.pop_front() {
+            self.end(id);
+        }
+    }
+
+    /// Removes a request whose answer was sent.
+    pub(super) fn end(&mut self, id: CallId) {
+        if let Some(request) = self.requests.get_mut(usize::from(id.index())) {
+            request.take_if(|(serial, _)| *serial == id.serial());
+        }
     }
 }
 
@@ -168,13 +187,10 @@ mod tests {
             calls.begin(id, OPERATION);
             assert!(seen.insert(id) && id.index() == 0);
             assert_eq!(calls.reserve(1), Err(false));
-            assert_eq!(calls.answer(id), Answer::Wanted(OPERATION));
-            assert_eq!(calls.answer(id), Answer::Invalid);
-            calls.end(id);
-            assert_eq!(calls.answer(id), Answer::Late);
+            assert_eq!(calls.end(id), Some(OPERATION));
+            assert_eq!(calls.end(id), None);
         }
-        assert_eq!(calls.answer(CallId::new(101, 0)), Answer::Invalid);
-        assert_eq!(calls.answer(CallId::new(0, 0)), Answer::Invalid);
+        assert_eq!(calls.end(CallId::new(101, 0)), None);
         calls.serial = CallId::MAX_SERIAL;
         assert_eq!(calls.reserve(1), Err(true));
     }
@@ -186,10 +202,16 @@ mod tests {
         assert!(!requests.open(CallId::new(5, 1)), "not new");
         assert!(!requests.open(CallId::new(6, 0)), "in use");
         assert!(!requests.open(CallId::new(6, 2)), "out of range");
-        assert!(!requests.close(CallId::new(4, 0)));
-        assert!(requests.close(CallId::new(5, 0)));
-        assert!(!requests.close(CallId::new(5, 0)));
+        assert!(!requests.cancel(CallId::new(4, 0)));
+        assert!(requests.cancel(CallId::new(5, 0)));
+        assert!(!requests.cancel(CallId::new(5, 0)));
         assert!(!requests.is_open(CallId::new(0, 0)));
+        requests.refuse(CallId::new(5, 0));
+        requests.refuse(CallId::new(5, 0));
+        assert!(!requests.open(CallId::new(6, 0)), "its refusal was not sent");
+        assert_eq!(requests.next_refusal(), Some(CallId::new(5, 0)));
+        requests.refused();
+        assert_eq!(requests.next_refusal(), None);
         assert!(requests.open(CallId::new(6, 0)));
     }
 }

@@ -160,6 +160,11 @@ impl Inbox {
         self.delivered == self.entries.len()
     }
 
+    /// Returns true if all offers are over.
+    pub(super) fn is_fetched(&self) -> bool {
+        self.offers.is_empty()
+    }
+
     /// Removes the oldest message, which the program has taken. Returns the bytes to release.
     pub(super) fn take(&mut self, message: Incoming) -> u32 {
         let is_next = self.entries.front().is_some_and(|entry| entry.message == message);

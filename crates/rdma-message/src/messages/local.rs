@@ -1,9 +1,10 @@
 //! The calls of the program.
 
+use super::Messages;
 use super::outgoing::{Outgoing, Stage};
-use super::{Finish, Messages};
 use crate::error::{OperationError, SendError};
 use crate::frame::{CallId, Remote, Role};
+use crate::link::Finish;
 use crate::output::{Chunk, Incoming, Operation};
 
 impl Messages {
@@ -14,7 +15,7 @@ impl Messages {
     /// Fails if the connection is not open, or if a limit does not allow the message.
     pub fn send(&mut self, length: usize) -> Result<Operation, SendError> {
         let length = self.check(length)?;
-        self.start(Outgoing::new(Role::Message, length, Stage::New))
+        self.start(Outgoing::new(Role::Message, length))
     }
 
     /// Sends a request of this length. Its operation ends after the reply.
@@ -32,7 +33,7 @@ impl Messages {
         let id = self.calls.reserve(limit).map_err(|is_exhausted| {
             if is_exhausted { SendError::Exhausted } else { SendError::Full }
         })?;
-        let operation = self.start(Outgoing::new(Role::Request(id), length, Stage::New))?;
+        let operation = self.start(Outgoing::new(Role::Request(id), length))?;
         self.calls.begin(id, operation);
         Ok(operation)
     }
@@ -46,31 +47,27 @@ impl Messages {
     pub fn reply(&mut self, request: CallId, length: usize) -> Result<Operation, SendError> {
         if !self.requests.is_open(request) {
             self.link.opened()?;
+            self.refuse(request);
             return Err(SendError::NotOpenRequest);
         }
         let length = self.check(length)?;
-        let operation = self.start(Outgoing::new(Role::Reply(request), length, Stage::New))?;
-        self.requests.close(request);
+        let operation = self.start(Outgoing::new(Role::Reply(request), length))?;
+        self.requests.answer(request);
         Ok(operation)
     }
 
-    /// Refuses a request, because the program dropped it. Does nothing if the request is not open.
+    /// Refuses a request, because the program dropped it. The peer may have cancelled it. Does
+    /// nothing if the request was answered.
     pub fn refuse(&mut self, request: CallId) {
-        let can_send = self.link.is_open() && self.finish == Finish::None;
-        if self.requests.close(request) && can_send {
-            self.queue_refusal(request);
+        if self.link.finish == Finish::None {
+            self.requests.refuse(request);
         }
-    }
-
-    fn queue_refusal(&mut self, request: CallId) {
-        let outgoing = Outgoing::new(Role::Message, 0, Stage::Refusal(request));
-        _ = self.operations.add(outgoing);
     }
 
     /// Checks a message against the limits. Returns its length.
     fn check(&self, length: usize) -> Result<u32, SendError> {
         let limit = self.link.opened()?.max_message;
-        if self.finish != Finish::None {
+        if self.link.finish != Finish::None {
             return Err(SendError::Finished);
         }
         if self.operations.live() >= self.link.options.operations {
@@ -89,31 +86,35 @@ impl Messages {
     /// - If no frame was sent, nothing is sent; but the request of a reply is then refused.
     /// - Otherwise, a message or a reply is sent completely, and its result is that of sending it.
     /// - A call that was begun is sent completely too. The peer is notified that the reply is no
-    ///   longer wanted, and a reply that arrives later is discarded.
+    ///   longer wanted, and a reply that arrives later is discarded. The operation ends after the
+    ///   peer has answered, or when this end [finishes](Self::finish).
     ///
     /// The result is [`OperationError::Cancelled`] in the first and the last case.
     pub fn cancel(&mut self, operation: Operation) {
         let index = operation.index;
         let Some(outgoing) = self.operations.find(operation) else { return };
-        if outgoing.result.is_some() || outgoing.is_refusal() {
+        if outgoing.result.is_some() {
             return;
         }
-        let (has_begun, is_queued) = (outgoing.has_begun, outgoing.is_queued);
-        let role = outgoing.role;
-        if has_begun && !matches!(role, Role::Request(_)) {
-            return;
-        }
-        if has_begun {
-            self.events.extend(self.inbox.cancel(operation));
-            if !is_queued && self.finish == Finish::None {
-                self.operations.queue_cancel(index);
+        match outgoing.role {
+            role if !outgoing.has_begun => {
+                self.operations.remove(index);
+                self.operations.end_offer(index);
+                if let Role::Reply(request) = role {
+                    self.requests.retract(request);
+                }
             }
-        } else {
-            self.operations.remove(index);
-            self.operations.end_offer(index);
-            if let Role::Reply(request) = role {
-                self.queue_refusal(request);
+            Role::Request(_) => {
+                let is_waiting = outgoing.awaits_answer && !outgoing.is_queued;
+                let is_last = self.link.finish != Finish::None;
+                // No further call needs the index.
+                outgoing.awaits_answer &= !is_last;
+                if is_waiting && !is_last {
+                    self.operations.queue_cancel(index);
+                }
+                self.events.extend(self.inbox.cancel(operation));
             }
+            _ => return,
         }
         self.conclude(operation, Err(OperationError::Cancelled));
     }
@@ -145,8 +146,16 @@ impl Messages {
     /// Ends this end's messages, after all pending operations. Open requests of the peer get no
     /// reply. [`Output::Flushed`](crate::Output::Flushed) follows when all operations are over.
     pub fn finish(&mut self) {
-        if self.finish == Finish::None {
-            self.finish = Finish::Wanted;
+        if self.link.finish != Finish::None {
+            return;
+        }
+        self.link.finish = Finish::Wanted;
+        for index in 0..self.operations.indices() {
+            // No further call needs the indices of the cancelled calls.
+            if let Some(outgoing) = self.operations.get(index).filter(|it| it.result.is_some()) {
+                outgoing.awaits_answer = false;
+                self.settle(index);
+            }
         }
     }
 }

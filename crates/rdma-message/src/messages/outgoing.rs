@@ -4,7 +4,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::error::OperationError;
-use crate::frame::{CallId, Remote, Role};
+use crate::frame::{Remote, Role};
 use crate::output::Operation;
 
 /// The next step of an operation in the queue.
@@ -20,8 +20,6 @@ pub(super) enum Stage {
     Parts,
     /// The cancel frame of a call is to be sent.
     Cancel,
-    /// The refusal of this request is to be sent. It is not an operation of the driver.
-    Refusal(CallId),
 }
 
 #[derive(Debug)]
@@ -37,35 +35,40 @@ pub(super) struct Outgoing {
     pub(super) is_queued: bool,
     /// Whether its memory counts as offered.
     pub(super) is_offered: bool,
+    /// Whether the peer is to answer the request. A cancelled request is answered too.
+    pub(super) awaits_answer: bool,
     /// The number of SENDs that have not completed.
     pub(super) in_flight: u32,
-    /// The result, once nothing but completions of the device and the end of the offer is missing.
+    /// The result, once nothing is missing except completions of the device, the end of the offer,
+    /// and the answer to a cancelled call.
     pub(super) result: Option<Result<(), OperationError>>,
 }
 
 impl Outgoing {
-    pub(super) const fn new(role: Role, length: u32, stage: Stage) -> Self {
+    pub(super) const fn new(role: Role, length: u32) -> Self {
         Self {
             role,
             length,
             sent: 0,
-            stage,
+            stage: Stage::New,
             has_begun: false,
             is_queued: true,
             is_offered: false,
+            awaits_answer: false,
             in_flight: 0,
             result: None,
         }
     }
 
-    /// Returns true if this is not an operation of the driver.
-    pub(super) const fn is_refusal(&self) -> bool {
-        matches!(self.stage, Stage::Refusal(_))
+    /// Returns true if the next frame with data must be the next part of this message.
+    pub(super) fn is_partly_sent(&self) -> bool {
+        self.has_begun && self.stage == Stage::Parts
     }
 
     /// Returns true if nothing refers to the operation any longer.
-    const fn is_over(&self) -> bool {
-        self.result.is_some() && !self.is_queued && !self.is_offered && self.in_flight == 0
+    pub(super) const fn is_over(&self) -> bool {
+        let is_in_use = self.is_queued || self.is_offered || self.in_flight > 0;
+        self.result.is_some() && !is_in_use && !self.awaits_answer
     }
 
     /// Returns the result of an operation whose connection has ended.

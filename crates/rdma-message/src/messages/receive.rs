@@ -1,7 +1,6 @@
 //! Frames and completions that arrive.
 
 use super::Messages;
-use super::calls::Answer;
 use super::inbox::Target;
 use crate::error::{ConnectionError, OperationError};
 use crate::frame::{Body, CallId, Role};
@@ -78,7 +77,7 @@ impl Messages {
                 return Err(ConnectionError::Call(id));
             }
             Body::Cancel(id) => {
-                if self.requests.close(id) {
+                if self.requests.cancel(id) {
                     self.events.push_back(Output::Cancelled(id));
                 }
             }
@@ -101,25 +100,25 @@ impl Messages {
             Role::Message => Ok(Target::Program(None)),
             Role::Request(id) if self.requests.open(id) => Ok(Target::Program(Some(id))),
             Role::Request(id) => Err(ConnectionError::Call(id)),
-            Role::Reply(id) => self.answer(id),
+            Role::Reply(id) => {
+                let target = self.answer(id)?;
+                if target == Target::Discard {
+                    let counters = &mut self.link.counters;
+                    counters.late_replies = counters.late_replies.wrapping_add(1);
+                }
+                Ok(target)
+            }
         }
     }
 
     /// Finds the call for a reply or a refusal.
     fn answer(&mut self, id: CallId) -> Result<Target, ConnectionError> {
-        let operation = match self.calls.answer(id) {
-            Answer::Wanted(operation) => operation,
-            Answer::Late => {
-                self.count_late_reply();
-                return Ok(Target::Discard);
-            }
-            Answer::Invalid => return Err(ConnectionError::Call(id)),
-        };
-        let Some(outgoing) = self.operations.find(operation) else {
-            return Err(ConnectionError::Call(id));
-        };
+        let operation = self.calls.end(id).ok_or(ConnectionError::Call(id))?;
+        // A call that was cancelled before this end finished is over.
+        let Some(outgoing) = self.operations.find(operation) else { return Ok(Target::Discard) };
+        outgoing.awaits_answer = false;
         if outgoing.result.is_some() {
-            self.count_late_reply();
+            self.settle(operation.index);
             return Ok(Target::Discard);
         }
         // A reply that arrives before its request was sent is not an answer.
@@ -127,11 +126,6 @@ impl Messages {
             return Err(ConnectionError::Call(id));
         }
         Ok(Target::Call(operation))
-    }
-
-    const fn count_late_reply(&mut self) {
-        let counters = &mut self.link.counters;
-        counters.late_replies = counters.late_replies.wrapping_add(1);
     }
 
     fn refused(&mut self, id: CallId) -> Result<(), ConnectionError> {
@@ -191,10 +185,10 @@ impl Messages {
     fn peer_finished(&mut self) {
         self.link.peer_finished = true;
         for index in 0..self.calls.indices() {
-            let Some(operation) = self.calls.give_up(index) else { continue };
+            let Some(operation) = self.calls.end_at(index) else { continue };
             let Some(outgoing) = self.operations.find(operation) else { continue };
-            let (has_begun, is_queued) = (outgoing.has_begun, outgoing.is_queued);
-            if is_queued && !has_begun {
+            outgoing.awaits_answer = false;
+            if !outgoing.has_begun {
                 self.operations.remove(operation.index);
                 self.operations.end_offer(operation.index);
             }

@@ -1,16 +1,25 @@
 //! Frames with data, in the order of the operations.
 
+use super::Messages;
 use super::outgoing::{Outgoing, Stage};
-use super::{Finish, Messages};
 use crate::error::OperationError;
 use crate::frame::{Body, MAX_HEADER_BYTES, MIN_FRAME_BYTES, Role};
-use crate::link::Use;
+use crate::link::{Finish, Use};
 use crate::output::{Operation, Output, Payload};
 
 impl Messages {
     /// Returns the next frame with data, or the request to lend memory for one.
     pub(super) fn poll_transmit(&mut self) -> Option<Output> {
-        let Some(index) = self.operations.front() else { return self.poll_finish() };
+        let front = self.operations.front();
+        let outgoing = front.and_then(|index| self.operations.get(index));
+        if !outgoing.is_some_and(|it| it.is_partly_sent())
+            && let Some(id) = self.requests.next_refusal()
+        {
+            let output = self.send_single(Body::Refusal(id), Use::Data)?;
+            self.requests.refused();
+            return Some(output);
+        }
+        let Some(index) = front else { return self.poll_finish() };
         let operation = self.operations.name(index)?;
         let Outgoing { role, length, stage, .. } = *self.operations.get(index)?;
         match stage {
@@ -23,20 +32,15 @@ impl Messages {
             Stage::Lending => None,
             Stage::Lent(source) => {
                 let body = Body::Offer { role, length, source };
-                let output = self.send_single(index, body)?;
+                let output = self.send_single(body, Use::Operation(index))?;
                 self.operations.offer_sent(index);
                 self.sent_all(index);
                 Some(output)
             }
             Stage::Cancel => {
                 let Role::Request(id) = role else { return None };
-                let output = self.send_single(index, Body::Cancel(id))?;
+                let output = self.send_single(Body::Cancel(id), Use::Operation(index))?;
                 self.operations.pop();
-                Some(output)
-            }
-            Stage::Refusal(id) => {
-                let output = self.send_single(index, Body::Refusal(id))?;
-                self.sent_all(index);
                 Some(output)
             }
         }
@@ -66,12 +70,14 @@ impl Messages {
     }
 
     /// Sends a frame without a payload.
-    fn send_single(&mut self, index: u32, body: Body) -> Option<Output> {
+    fn send_single(&mut self, body: Body, by: Use) -> Option<Output> {
         if !self.link.can_send(u32::try_from(MAX_HEADER_BYTES).ok()?) {
             return None;
         }
-        let transmit = self.link.send(body, Payload::Empty, Use::Operation(index))?;
-        self.sent_frame(index, 0);
+        let transmit = self.link.send(body, Payload::Empty, by)?;
+        if let Use::Operation(index) = by {
+            self.sent_frame(index, 0);
+        }
         Some(Output::Send(transmit))
     }
 
@@ -103,11 +109,16 @@ impl Messages {
     }
 
     fn sent_frame(&mut self, index: u32, len: u32) {
-        if let Some(outgoing) = self.operations.get(index) {
-            outgoing.has_begun = true;
-            outgoing.sent = outgoing.sent.saturating_add(len);
-            outgoing.in_flight = outgoing.in_flight.saturating_add(1);
+        let Some(outgoing) = self.operations.get(index) else { return };
+        if !core::mem::replace(&mut outgoing.has_begun, true) {
+            match outgoing.role {
+                Role::Message => {}
+                Role::Request(_) => outgoing.awaits_answer = true,
+                Role::Reply(id) => self.requests.end(id),
+            }
         }
+        outgoing.sent = outgoing.sent.saturating_add(len);
+        outgoing.in_flight = outgoing.in_flight.saturating_add(1);
     }
 
     /// Removes the operation at the front of the queue, whose message was sent, and decides its
@@ -128,12 +139,12 @@ impl Messages {
 
     /// Sends the last frame, after all others.
     fn poll_finish(&mut self) -> Option<Output> {
-        if self.finish != Finish::Wanted
+        if self.link.finish != Finish::Wanted
             || !self.link.can_send(u32::try_from(MIN_FRAME_BYTES).ok()?)
         {
             return None;
         }
-        self.finish = Finish::Sent;
-        self.link.send(Body::Finish, Payload::Empty, Use::Finish).map(Output::Send)
+        self.link.finish = Finish::Sent;
+        self.link.send(Body::Finish, Payload::Empty, Use::Data).map(Output::Send)
     }
 }

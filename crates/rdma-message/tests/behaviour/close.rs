@@ -4,7 +4,7 @@ use rdma_message::frame::CloseReason;
 use rdma_message::{ConnectionError, Messages, OperationError, SendError, Stream};
 
 use crate::messages::small;
-use crate::pair::{Pair, bytes};
+use crate::pair::{Machine, Pair, bytes};
 
 #[test]
 fn both_ends_finish_after_their_operations() {
@@ -191,4 +191,114 @@ fn an_aborted_stream_resets_its_peer() {
     assert_eq!(pair.ends[1].disconnect, Some(Some(peers)));
     assert!(!pair.ends[1].peer_finished);
     assert_eq!(pair.ends[1].machine.write(1), Err(SendError::Ended));
+}
+
+/// Finishes both ends, and lets end 0 process everything. No completion is reported to end 1.
+fn finish_without_completions<M: Machine>(pair: &mut Pair<M>) {
+    for _ in 0..4 {
+        for at in [1, 0] {
+            pair.drive(at);
+            while pair.execute(at) {}
+            pair.drive(1 - at);
+        }
+        while pair.complete(0, 0) {}
+    }
+    pair.drive(0);
+}
+
+#[test]
+fn an_end_whose_last_completions_are_lost_is_clean_if_the_peer_has_everything() {
+    let mut pair = Pair::<Stream>::open(small());
+    pair.write(1, b"last");
+    pair.ends.iter_mut().for_each(|end| end.machine.finish());
+    finish_without_completions(&mut pair);
+    assert_eq!(pair.ends[0].disconnect, Some(None));
+    assert_eq!(pair.ends[0].read, b"last");
+    // End 0 has disconnected, so its device acknowledges nothing further.
+    pair.kill();
+    assert!(pair.ends.iter().all(|end| end.is_flushed && end.ended == Some(None)));
+
+    let mut pair = Pair::<Messages>::open(small());
+    let operation = pair.ends[1].send(bytes(1, 80)).unwrap();
+    pair.ends.iter_mut().for_each(|end| end.machine.finish());
+    finish_without_completions(&mut pair);
+    assert_eq!(pair.ends[0].disconnect, Some(None));
+    pair.kill();
+    assert_eq!(pair.ends[1].completed[&operation], Ok(()));
+    assert!(pair.ends.iter().all(|end| end.is_flushed && end.ended == Some(None)));
+}
+
+#[test]
+fn an_end_whose_peer_dies_before_it_has_everything_is_not_clean() {
+    let mut pair = Pair::<Stream>::open(small());
+    pair.ends[0].machine.finish();
+    pair.run();
+    pair.write(1, b"last");
+    pair.ends[1].machine.finish();
+    pair.drive(1);
+    // The peer dies after its own end, and before it receives that of this end.
+    pair.kill();
+    assert!(pair.ends[1].peer_finished && !pair.ends[1].is_flushed);
+    assert_eq!(pair.ends[1].ended, Some(Some(ConnectionError::Lost)));
+
+    let mut pair = Pair::<Messages>::open(small());
+    pair.ends[0].machine.finish();
+    pair.run();
+    pair.ends[1].machine.finish();
+    pair.drive(1);
+    pair.kill();
+    assert!(pair.ends[1].peer_finished && !pair.ends[1].is_flushed);
+    assert_eq!(pair.ends[1].ended, Some(Some(ConnectionError::Lost)));
+}
+
+#[test]
+fn the_peers_end_is_reported_although_the_loss_follows_at_once() {
+    let mut pair = Pair::<Messages>::open(small());
+    pair.ends[0].machine.finish();
+    pair.drive(0);
+    assert!(pair.execute(0), "the last frame");
+    pair.kill();
+    assert!(pair.ends[1].peer_finished);
+}
+
+#[test]
+fn a_discarded_reply_is_fetched_before_the_end() {
+    let mut pair = Pair::<Messages>::open(small());
+    let call = pair.ends[0].call(bytes(1, 20)).unwrap();
+    pair.run();
+    let (id, _) = pair.ends[1].take_request();
+    let reply = pair.ends[1].reply(id, bytes(2, 5_000)).unwrap();
+    pair.ends[1].machine.finish();
+    pair.drive(1);
+    while pair.execute(1) {}
+    pair.drive(0);
+    assert!(pair.execute(0), "the READ");
+    pair.ends[0].machine.cancel(call);
+    pair.ends[0].machine.finish();
+    // Everything happens, except that the completion of the READ is late.
+    for _ in 0..4 {
+        while pair.execute(0) {}
+        while pair.complete(0, 1) {}
+        pair.drive(0);
+        pair.drive(1);
+        while pair.execute(1) {}
+        while pair.complete(1, 0) {}
+    }
+    assert_eq!(pair.ends[0].disconnect, None);
+    pair.run();
+    assert_eq!(pair.ends[1].completed[&reply], Ok(()));
+    assert!(pair.ends.iter().all(|end| end.disconnect == Some(None) && end.arriving.is_empty()));
+}
+
+#[test]
+fn ends_that_abort_at_the_same_time_need_no_completion_to_disconnect() {
+    let mut pair = Pair::<Stream>::open(small());
+    pair.ends.iter_mut().for_each(|end| end.machine.abort());
+    pair.drive(0);
+    pair.drive(1);
+    assert!(pair.execute(0) && pair.execute(1), "the close frames");
+    pair.drive(0);
+    pair.drive(1);
+    let aborted = Some(Some(ConnectionError::Aborted));
+    assert!(pair.ends.iter().all(|end| end.disconnect == aborted));
 }

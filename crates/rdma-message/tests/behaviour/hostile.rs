@@ -251,6 +251,31 @@ fn replies_to_a_call_that_is_not_complete_or_was_answered_are_refused() {
     victim.refuses(&reply, 1, ConnectionError::Call(id));
 }
 
+#[test]
+fn a_request_is_open_until_its_answer_was_sent() {
+    let mut victim = messages();
+    let request = |serial| {
+        let role = Role::Request(CallId::new(serial, 0));
+        Frame::new(limits(0, 0), Body::First { role, length: 1 })
+    };
+    let mut victim_without_credit = Victim::<Messages>::new(&small());
+    let opening = Frame::new(limits(0, 0), hello(Mode::Messages));
+    victim_without_credit.receive(&encode(&opening, 0));
+    victim_without_credit.complete();
+    // A refusal is queued, since the peer grants no credit; the request still counts.
+    victim_without_credit.receive(&encode(&request(1), 1));
+    victim_without_credit.machine.refuse(CallId::new(1, 0));
+    let error = ConnectionError::Call(CallId::new(2, 0));
+    victim_without_credit.refuses(&request(2), 1, error);
+
+    // The same if the peer cancels its request.
+    let first = Frame { limits: limits(64, 1 << 16), ..request(1) };
+    let second = Frame { limits: limits(64, 1 << 16), ..request(2) };
+    victim.receive(&encode(&first, 1));
+    victim.receive(&encode(&frame(Body::Cancel(CallId::new(1, 0))), 0));
+    victim.refuses(&second, 1, error);
+}
+
 fn role() -> impl Strategy<Value = Role> {
     let id = || (0_u64..6, 0_u16..9).prop_map(|(serial, index)| CallId::new(serial, index));
     prop_oneof![Just(Role::Message), id().prop_map(Role::Request), id().prop_map(Role::Reply)]

@@ -273,7 +273,6 @@ impl Run {
             let (end, model) = (&self.pair.ends[at], &self.models[at]);
             assert_eq!(end.completed.len(), model.pending, "seed {seed}: each ends once");
             assert!(end.arriving.is_empty() && end.disconnect == Some(None), "seed {seed}");
-            assert_eq!(end.receives.len(), end.options.receive_slots() as usize);
             for sent in &model.sent {
                 assert!(model.cancelled.contains(&sent.operation), "a message is missing");
             }

@@ -108,10 +108,12 @@ fn a_call_cancelled_between_its_frames_is_sent_whole_and_cancelled() {
     pair.drive(0);
     pair.ends[0].machine.cancel(call);
     pair.run();
-    assert_eq!(pair.ends[0].completed.get(&call), Some(&Err(OperationError::Cancelled)));
     let (id, request) = pair.ends[1].take_request();
     assert_eq!(request, bytes(1, 490));
     assert_eq!(pair.ends[1].cancelled, [id]);
+    pair.ends[1].machine.refuse(id);
+    pair.run();
+    assert_eq!(pair.ends[0].completed.get(&call), Some(&Err(OperationError::Cancelled)));
 }
 
 #[test]
@@ -197,4 +199,95 @@ fn a_reply_cancelled_before_it_is_sent_refuses_the_request() {
     pair.run();
     assert_eq!(pair.ends[1].completed.get(&reply), Some(&Err(OperationError::Cancelled)));
     assert_eq!(pair.ends[0].completed.get(&call), Some(&Err(OperationError::Refused)));
+}
+
+#[test]
+fn refusals_use_no_operation() {
+    let mut options = small();
+    (options.operations, options.receives) = (2, 1);
+    let mut pair = Pair::<Messages>::open(options);
+    for round in 0..3 {
+        let calls = [1, 2].map(|n| pair.ends[0].call(bytes(n, 20)).unwrap());
+        pair.run();
+        let requests = [1, 2].map(|_| pair.ends[1].take_request().0);
+        // The peer holds its only receive, so that nothing can be sent.
+        pair.ends[0].holds = true;
+        let held = pair.ends[1].send(bytes(3, 20)).unwrap();
+        pair.run();
+        requests.into_iter().for_each(|id| pair.ends[1].machine.refuse(id));
+        let message = pair.ends[1].send(bytes(4, 20)).unwrap();
+        assert!([held, message].iter().all(|it| it.index() < 2), "round {round}");
+        pair.ends[0].holds = false;
+        pair.ends[0].release(0);
+        pair.run();
+        while pair.ends[0].take().is_some() {}
+        for call in calls {
+            assert_eq!(pair.ends[0].completed[&call], Err(OperationError::Refused));
+        }
+    }
+}
+
+#[test]
+fn a_refusal_does_not_come_between_the_parts_of_a_message() {
+    let mut pair = Pair::<Messages>::open(small());
+    let call = pair.ends[0].call(bytes(1, 20)).unwrap();
+    pair.run();
+    let (id, _) = pair.ends[1].take_request();
+    pair.ends[1].send(bytes(2, 490)).unwrap();
+    pair.drive(1);
+    pair.ends[1].machine.refuse(id);
+    pair.ends[1].send(bytes(3, 490)).unwrap();
+    pair.run();
+    assert_eq!(pair.ends[0].completed.get(&call), Some(&Err(OperationError::Refused)));
+    assert_eq!(pair.ends[0].take().unwrap().bytes, bytes(2, 490));
+    pair.run();
+    assert_eq!(pair.ends[0].take().unwrap().bytes, bytes(3, 490));
+}
+
+/// Otherwise a peer could start any number of requests: it would cancel each.
+#[test]
+fn a_cancelled_request_counts_until_it_is_answered() {
+    let mut pair = Pair::<Messages>::open(small());
+    for n in 0..8 {
+        let call = pair.ends[0].call(bytes(n, 20)).unwrap();
+        pair.run();
+        pair.ends[0].machine.cancel(call);
+        pair.run();
+    }
+    assert_eq!(pair.ends[1].cancelled.len(), 8);
+    assert_eq!(pair.ends[0].machine.call(20), Err(SendError::Full));
+    let (id, _) = pair.ends[1].take_request();
+    pair.ends[1].machine.refuse(id);
+    let (id, _) = pair.ends[1].take_request();
+    assert_eq!(pair.ends[1].machine.reply(id, 8), Err(SendError::NotOpenRequest));
+    pair.run();
+    for _ in 0..2 {
+        pair.ends[0].call(bytes(9, 20)).unwrap();
+    }
+    assert_eq!(pair.ends[0].machine.call(20), Err(SendError::Full));
+    pair.run();
+    assert_eq!(pair.ends[0].machine.counters().late_replies, 0, "refusals are no replies");
+}
+
+#[test]
+fn cancelled_calls_that_are_never_answered_do_not_hold_back_the_end() {
+    for is_finished_first in [false, true] {
+        let mut pair = Pair::<Messages>::open(small());
+        let call = pair.ends[0].call(bytes(1, 20)).unwrap();
+        pair.run();
+        if is_finished_first {
+            pair.ends[0].machine.finish();
+        }
+        pair.ends[0].machine.cancel(call);
+        pair.ends[0].machine.finish();
+        pair.run();
+        assert_eq!(pair.ends[0].completed.get(&call), Some(&Err(OperationError::Cancelled)));
+        assert!(pair.ends[0].is_flushed);
+        // The answer is late.
+        let (id, _) = pair.ends[1].take_request();
+        pair.ends[1].machine.refuse(id);
+        pair.ends[1].machine.finish();
+        pair.run();
+        assert!(pair.ends.iter().all(|end| end.disconnect == Some(None)));
+    }
 }
