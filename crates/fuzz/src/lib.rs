@@ -3,6 +3,9 @@
 
 #[path = "../../rdma-channel/tests/fuzz/harness.rs"]
 mod channel;
+#[allow(dead_code)] // The tests select the kinds of inputs.
+#[path = "../../rdma-message/tests/fuzz/harness/mod.rs"]
+mod message;
 #[allow(dead_code, unused_imports)] // The tests write the seeds.
 #[path = "../../rdma-proto/tests/fuzz/harness/mod.rs"]
 mod proto;
@@ -29,6 +32,16 @@ pub fn requester(bytes: &[u8]) {
 /// memory, and addresses as text.
 pub fn endpoint(bytes: &[u8]) {
     channel::run(bytes);
+}
+
+/// Decodes and encodes a frame of messages or streams.
+pub fn message_frame(bytes: &[u8]) {
+    message::frame(bytes);
+}
+
+/// Runs a connection with messages or streams: programs, completions, and changed frames.
+pub fn message_machine(bytes: &[u8]) {
+    message::machine(bytes);
 }
 
 /// Decodes requests from the bytes, and posts them to the software device.

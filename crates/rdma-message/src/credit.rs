@@ -97,6 +97,23 @@ impl Allowance {
 }
 
 #[cfg(test)]
+impl Grant {
+    /// Counts from this number.
+    pub(crate) const fn start_at(&mut self, number: u32) {
+        (self.granted, self.stated) = (self.size.wrapping_add(number), number);
+        self.arrived = number;
+    }
+}
+
+#[cfg(test)]
+impl Allowance {
+    /// Counts from this number.
+    pub(crate) const fn start_at(&mut self, number: u32) {
+        (self.limit, self.used) = (number, number);
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -193,3 +193,6 @@ impl Messages {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -295,6 +295,8 @@ pub(super) const FUZZ: &[Step] = &[
         fuzz!("responder", "60"),
         fuzz!("requester", "60"),
         fuzz!("endpoint", "60"),
+        fuzz!("message_frame", "60"),
+        fuzz!("message_machine", "60"),
         fuzz!("work_request", "60"),
         fuzz!("local_link", "60"),
         fuzz!("udp_link", "60"),

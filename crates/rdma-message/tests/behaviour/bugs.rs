@@ -2,8 +2,7 @@
 
 use rdma_message::{Messages, OperationError, Stream};
 
-use crate::messages::small;
-use crate::pair::{Pair, bytes};
+use crate::pair::{Pair, bytes, small};
 
 /// A ring that frees everything up to the chunk that was released overwrites the chunks before it.
 #[test]

@@ -3,8 +3,7 @@
 use rdma_message::frame::CloseReason;
 use rdma_message::{ConnectionError, Messages, OperationError, SendError, Stream};
 
-use crate::messages::small;
-use crate::pair::{Machine, Pair, bytes};
+use crate::pair::{Machine, Pair, bytes, small};
 
 #[test]
 fn both_ends_finish_after_their_operations() {

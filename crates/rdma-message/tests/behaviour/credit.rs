@@ -2,8 +2,7 @@
 
 use rdma_message::{Messages, RESERVED_RECEIVES, Stream};
 
-use crate::messages::small;
-use crate::pair::{Pair, bytes};
+use crate::pair::{Pair, bytes, small};
 
 #[test]
 fn messages_that_are_not_taken_hold_back_the_sender() {

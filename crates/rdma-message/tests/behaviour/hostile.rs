@@ -7,8 +7,7 @@ use rdma_message::frame::{Remote, Role};
 use rdma_message::{ConnectionError, Incoming, Messages, Operation, Options, Output, Stream};
 use rdma_types::Rkey;
 
-use crate::messages::small;
-use crate::pair::Machine;
+use crate::pair::{Machine, small};
 
 /// One end, and a peer that is not a machine.
 struct Victim<M> {

@@ -1,20 +1,10 @@
 //! Messages: parts, offers, and their order.
 
 use rdma_message::frame::Remote;
-use rdma_message::{Messages, OperationError, Options, Output, SendError};
+use rdma_message::{Messages, OperationError, Output, SendError};
 use rdma_types::Rkey;
 
-use crate::pair::{Pair, bytes};
-
-/// Small limits.
-pub(crate) fn small() -> Options {
-    let mut options = Options::default();
-    (options.receives, options.receive_bytes, options.window_bytes) = (4, 128, 1024);
-    (options.sends, options.send_bytes, options.eager_bytes) = (6, 128, 500);
-    (options.max_message, options.fetch_bytes, options.offer_bytes) = (20_000, 6_000, 6_000);
-    (options.offers, options.reads, options.operations, options.calls) = (3, 2, 64, 8);
-    options
-}
+use crate::pair::{Pair, bytes, small};
 
 const LENGTHS: [usize; 12] = [0, 1, 108, 109, 220, 221, 499, 500, 501, 4_000, 7_000, 20_000];
 

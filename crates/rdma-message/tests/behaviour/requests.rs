@@ -4,8 +4,7 @@ use std::collections::HashSet;
 
 use rdma_message::{Delivery, Messages, OperationError, SendError};
 
-use crate::messages::small;
-use crate::pair::{Pair, bytes};
+use crate::pair::{Pair, bytes, small};
 
 const LENGTHS: [usize; 5] = [0, 30, 490, 600, 7_000];
 

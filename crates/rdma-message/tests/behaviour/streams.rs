@@ -1,23 +1,47 @@
 //! Streams: bytes, chunks, half-close, and stops.
 
-use rdma_message::{SendError, Stream};
+use rdma_message::{Output, Payload, SendError, Stream};
 
-use crate::messages::small;
-use crate::pair::{Pair, bytes};
+use crate::pair::{Pair, bytes, small};
 
-impl Pair<Stream> {
-    /// Writes as many of these bytes as the stream accepts. Returns their number.
-    pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) -> usize {
-        let mut written = 0;
-        while written < bytes.len()
-            && let Some((posted, len)) = self.ends[at].write(&bytes[written..]).unwrap()
-        {
-            self.posted[at].push_back(posted);
-            self.drive(at);
-            written += len;
+#[test]
+fn a_stream_may_be_longer_than_its_counters() {
+    let mut options = small();
+    (options.send_bytes, options.receive_bytes) = (1 << 24, 1 << 24);
+    (options.window_bytes, options.receives) = (3 << 24, 2);
+    let mut ends = [(); 2].map(|()| Stream::new(&options).unwrap());
+    let mut frame = vec![0; 1 << 24];
+    let (mut written, mut read, mut slot) = (0_u64, 0, 0);
+    while read < 3 << 32 {
+        for at in 0..2 {
+            let written_now = if at == 0 { ends[0].write(usize::MAX).ok() } else { None };
+            let mut next =
+                written_now.flatten().map(Output::Send).or_else(|| ends[at].poll_output());
+            while let Some(output) = next {
+                match output {
+                    Output::Send(transmit) => {
+                        let mut length = transmit.header.as_bytes().len();
+                        frame[..length].copy_from_slice(transmit.header.as_bytes());
+                        if let Payload::Stream { len } = transmit.payload {
+                            length += len as usize;
+                            written += u64::from(len);
+                        }
+                        slot += 1;
+                        ends[1 - at].received(slot, &frame[..length]);
+                        ends[at].sent(transmit.slot);
+                    }
+                    Output::Data(chunk) => {
+                        read += u64::from(chunk.len());
+                        ends[at].release(chunk);
+                    }
+                    Output::Disconnect(error) => panic!("{error:?}"),
+                    _ => {}
+                }
+                next = ends[at].poll_output();
+            }
         }
-        written
     }
+    assert_eq!(written, read);
 }
 
 #[test]

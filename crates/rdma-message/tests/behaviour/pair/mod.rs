@@ -1,16 +1,29 @@
 //! Two ends joined by an ordered, lossless link, as a reliable connection is. Completions stay
 //! pending until the test reports them, in any order.
 
+pub(crate) mod conversation;
 mod end;
 mod machine;
 
 use std::collections::VecDeque;
 
-use rdma_message::{Incoming, Options};
+use rdma_message::frame::Remote;
+use rdma_message::{Incoming, Options, Stream};
+use test_support::fuzz::trace;
 
+pub(crate) use conversation::{Choices, Conversation, converse};
 pub(crate) use end::{End, bytes};
 pub(crate) use machine::Machine;
-use rdma_message::frame::Remote;
+
+/// Small limits.
+pub(crate) fn small() -> Options {
+    let mut options = Options::default();
+    (options.receives, options.receive_bytes, options.window_bytes) = (4, 128, 1024);
+    (options.sends, options.send_bytes, options.eager_bytes) = (6, 128, 500);
+    (options.max_message, options.fetch_bytes, options.offer_bytes) = (20_000, 6_000, 6_000);
+    (options.offers, options.reads, options.operations, options.calls) = (3, 2, 64, 8);
+    options
+}
 
 /// A request in a send queue.
 #[derive(Debug)]
@@ -74,6 +87,7 @@ impl<M: Machine> Pair<M> {
     /// Executes the oldest request of an end. Returns false if it has none.
     pub(crate) fn execute(&mut self, at: usize) -> bool {
         let Some(posted) = self.posted[at].pop_front() else { return false };
+        trace(&posted);
         let peer = &mut self.ends[1 - at];
         let completion = match posted {
             Posted::Send { slot, frame } => {
@@ -127,5 +141,20 @@ impl<M: Machine> Pair<M> {
             self.ends[at].machine.lost();
             self.drive(at);
         }
+    }
+}
+
+impl Pair<Stream> {
+    /// Writes as many of these bytes as the stream accepts. Returns their number.
+    pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) -> usize {
+        let mut written = 0;
+        while written < bytes.len()
+            && let Some((posted, len)) = self.ends[at].write(&bytes[written..]).unwrap()
+        {
+            self.posted[at].push_back(posted);
+            self.drive(at);
+            written += len;
+        }
+        written
     }
 }
