@@ -223,6 +223,8 @@ pub enum SendError {
     Finished,
     /// The peer has finished, so it will not reply; or it no longer reads the stream.
     PeerFinished,
+    /// The peer accepts no requests.
+    NoRequests,
     /// The maximum number of operations or calls is pending. Try again after one has completed.
     Full,
     /// The message is longer than the peer accepts.
@@ -245,6 +247,7 @@ rdma_types::debug_messages!(
         Ended,
         Finished,
         PeerFinished,
+        NoRequests,
         Full,
         TooLong { length, limit },
         NotOpenRequest,
@@ -259,6 +262,7 @@ impl fmt::Display for SendError {
             Self::Ended => f.write_str("the connection has ended"),
             Self::Finished => f.write_str("this end has finished sending"),
             Self::PeerFinished => f.write_str("the peer no longer reads or replies"),
+            Self::NoRequests => f.write_str("the peer accepts no requests; send a message"),
             Self::Full => f.write_str("too many operations are pending; wait until one completes"),
             Self::TooLong { length, limit } => {
                 write!(f, "the message has {length} B, the peer accepts {limit} B")

@@ -63,9 +63,6 @@ const STOPS: u8 = 2;
 /// The length of the longest frame without its payload.
 pub const MAX_HEADER_BYTES: usize = 40;
 
-/// The length of the fields with which all frames begin.
-pub const MIN_FRAME_BYTES: usize = 16;
-
 /// The limits that each frame carries. They count from the start of the connection and wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Limits {
@@ -131,6 +128,16 @@ pub enum Role {
     Reply(CallId),
 }
 
+impl Role {
+    /// Returns the length of the ID.
+    const fn bytes(&self) -> u32 {
+        match self {
+            Self::Message => 0,
+            Self::Request(_) | Self::Reply(_) => 8,
+        }
+    }
+}
+
 /// The reason in a close frame. Unknown reasons are plain values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CloseReason(pub u16);
@@ -193,6 +200,20 @@ impl Body {
     #[must_use]
     pub const fn is_data(&self) -> bool {
         !matches!(self, Self::Hello(_) | Self::Credit | Self::Acknowledge | Self::Close(_))
+    }
+
+    /// Returns the length of a frame with this body, without its payload.
+    #[must_use]
+    pub const fn header_bytes(&self) -> u32 {
+        let fields: u32 = match self {
+            Self::Hello(_) => 20,
+            Self::Close(_) => 4,
+            Self::First { role, .. } => role.bytes().saturating_add(4),
+            Self::Offer { role, .. } => role.bytes().saturating_add(16),
+            Self::Cancel(_) | Self::Refusal(_) => 8,
+            Self::Credit | Self::Acknowledge | Self::Rest | Self::Finish | Self::Data => 0,
+        };
+        fields.saturating_add(16)
     }
 }
 

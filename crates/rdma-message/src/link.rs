@@ -242,8 +242,9 @@ impl Link {
         self.peer.map_or(0, |peer| peer.receive_bytes.min(self.options.send_bytes))
     }
 
-    /// Returns true if a data frame of this length can be sent now.
-    pub(crate) fn can_send(&self, length: u32) -> bool {
+    /// Returns true if a data frame with a payload of this length can be sent now.
+    pub(crate) fn can_send(&self, body: Body, payload: u32) -> bool {
+        let length = body.header_bytes().saturating_add(payload);
         self.is_open()
             && self.sends.free() > RESERVED_SENDS
             && self.allowed_receives.available() > 0
@@ -253,14 +254,13 @@ impl Link {
     /// Sends a data frame, which [`can_send`](Self::can_send) has admitted.
     pub(crate) fn send(&mut self, body: Body, payload: Payload, by: Use) -> Option<Transmit> {
         let transmit = self.post(body, payload, by)?;
-        let header = u32::try_from(transmit.header.as_bytes().len()).unwrap_or(u32::MAX);
         let len = match payload {
             Payload::Empty => 0,
             Payload::Message { len, .. } | Payload::Stream { len } => len,
         };
         self.data_in_flight = self.data_in_flight.saturating_add(1);
         self.allowed_receives.take(1);
-        self.allowed_bytes.take(header.saturating_add(len));
+        self.allowed_bytes.take(body.header_bytes().saturating_add(len));
         if matches!(body, Body::Offer { .. }) {
             self.offered = self.offered.wrapping_add(1);
         }

@@ -4,7 +4,7 @@ use alloc::collections::VecDeque;
 
 use crate::counters::Counters;
 use crate::error::{ConnectionError, SendError};
-use crate::frame::{Body, MIN_FRAME_BYTES, Mode};
+use crate::frame::{Body, Mode};
 use crate::link::{Finish, Link, Use};
 use crate::options::{Options, OptionsError};
 use crate::output::{Chunk, Output, Payload, Transmit};
@@ -113,7 +113,7 @@ impl Stream {
         if len == 0 {
             return Ok(None);
         }
-        if !self.can_write(len) {
+        if !self.link.can_send(Body::Data, len) {
             self.blocked = Some(len);
             return Ok(None);
         }
@@ -123,11 +123,7 @@ impl Stream {
 
     /// Returns the number of bytes that a frame can carry.
     fn max_data(&self) -> u32 {
-        self.link.max_frame().saturating_sub(header_bytes())
-    }
-
-    fn can_write(&self, len: u32) -> bool {
-        self.link.can_send(header_bytes().saturating_add(len))
+        self.link.max_frame().saturating_sub(Body::Data.header_bytes())
     }
 
     /// Ends this end's stream. [`Output::Flushed`] follows when the peer's device has received all
@@ -171,11 +167,11 @@ impl Stream {
         if let Some(event) = self.events.pop_front() {
             return Some(event);
         }
-        if self.link.finish == Finish::Wanted && self.can_write(0) {
+        if self.link.finish == Finish::Wanted && self.link.can_send(Body::Finish, 0) {
             self.link.finish = Finish::Sent;
             return self.link.send(Body::Finish, Payload::Empty, Use::Data).map(Output::Send);
         }
-        if self.blocked.is_some_and(|len| self.can_write(len)) {
+        if self.blocked.is_some_and(|len| self.link.can_send(Body::Data, len)) {
             self.blocked = None;
             return Some(Output::Writable);
         }
@@ -197,8 +193,4 @@ impl Stream {
     pub const fn counters(&self) -> &Counters {
         &self.link.counters
     }
-}
-
-fn header_bytes() -> u32 {
-    u32::try_from(MIN_FRAME_BYTES).unwrap_or(u32::MAX)
 }

@@ -59,6 +59,7 @@ proptest! {
         let frame = Frame { acknowledges, stops, limits, body };
         let mut bytes = frame.encode().as_bytes().to_vec();
         let start = bytes.len();
+        prop_assert_eq!(u32::try_from(start), Ok(body.header_bytes()));
         bytes.resize(start + payload, 7);
         prop_assert_eq!(Frame::decode(&bytes), Ok((frame, start)));
         for end in 0..start {

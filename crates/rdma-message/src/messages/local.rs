@@ -30,6 +30,9 @@ impl Messages {
             return Err(SendError::PeerFinished);
         }
         let limit = self.link.opened()?.calls;
+        if limit == 0 {
+            return Err(SendError::NoRequests);
+        }
         let id = self.calls.reserve(limit).map_err(|is_exhausted| {
             if is_exhausted { SendError::Exhausted } else { SendError::Full }
         })?;

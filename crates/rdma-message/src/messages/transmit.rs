@@ -3,7 +3,7 @@
 use super::Messages;
 use super::outgoing::{Outgoing, Stage};
 use crate::error::OperationError;
-use crate::frame::{Body, MAX_HEADER_BYTES, MIN_FRAME_BYTES, Role};
+use crate::frame::{Body, Role};
 use crate::link::{Finish, Use};
 use crate::output::{Operation, Output, Payload};
 
@@ -71,7 +71,7 @@ impl Messages {
 
     /// Sends a frame without a payload.
     fn send_single(&mut self, body: Body, by: Use) -> Option<Output> {
-        if !self.link.can_send(u32::try_from(MAX_HEADER_BYTES).ok()?) {
+        if !self.link.can_send(body, 0) {
             return None;
         }
         let transmit = self.link.send(body, Payload::Empty, by)?;
@@ -86,14 +86,9 @@ impl Messages {
         let index = operation.index;
         let max = self.link.max_frame();
         let Outgoing { role, length, sent: at, has_begun, .. } = *self.operations.get(index)?;
-        let (body, header) = match (has_begun, role) {
-            (true, _) => (Body::Rest, MIN_FRAME_BYTES),
-            (false, Role::Message) => (Body::First { role, length }, MIN_FRAME_BYTES + 4),
-            (false, _) => (Body::First { role, length }, MIN_FRAME_BYTES + 12),
-        };
-        let header = u32::try_from(header).ok()?;
-        let len = length.saturating_sub(at).min(max.saturating_sub(header));
-        if !self.link.can_send(header.saturating_add(len)) {
+        let body = if has_begun { Body::Rest } else { Body::First { role, length } };
+        let len = length.saturating_sub(at).min(max.saturating_sub(body.header_bytes()));
+        if !self.link.can_send(body, len) {
             return None;
         }
         let payload = match len {
@@ -139,9 +134,7 @@ impl Messages {
 
     /// Sends the last frame, after all others.
     fn poll_finish(&mut self) -> Option<Output> {
-        if self.link.finish != Finish::Wanted
-            || !self.link.can_send(u32::try_from(MIN_FRAME_BYTES).ok()?)
-        {
+        if self.link.finish != Finish::Wanted || !self.link.can_send(Body::Finish, 0) {
             return None;
         }
         self.link.finish = Finish::Sent;

@@ -290,3 +290,12 @@ fn cancelled_calls_that_are_never_answered_do_not_hold_back_the_end() {
         assert!(pair.ends.iter().all(|end| end.disconnect == Some(None)));
     }
 }
+
+/// [`SendError::Full`] would let the caller wait for an event that never follows.
+#[test]
+fn a_peer_without_calls_accepts_no_requests() {
+    let mut options = small();
+    options.calls = 0;
+    let mut pair = Pair::<Messages>::open(options);
+    assert_eq!(pair.ends[0].machine.call(1), Err(SendError::NoRequests));
+}
