@@ -171,5 +171,9 @@ mod tests {
         assert_eq!(allowance.limit(new), Err(ConnectionError::Limit { new, old }));
         let new = limit.wrapping_add(MAX_CREDIT + 1);
         assert_eq!(allowance.limit(new), Err(ConnectionError::Limit { new, old }));
+        let old = limit.wrapping_add(MAX_CREDIT);
+        allowance.limit(old).unwrap();
+        let new = old.wrapping_add(1);
+        assert_eq!(allowance.limit(new), Err(ConnectionError::Limit { new, old }), "unused");
     }
 }

@@ -167,7 +167,7 @@ impl Requests {
     /// Removes a request whose answer was sent.
     pub(super) fn end(&mut self, id: CallId) {
         if let Some(request) = self.requests.get_mut(usize::from(id.index())) {
-            request.take_if(|(serial, _)| *serial == id.serial());
+            *request = None;
         }
     }
 }

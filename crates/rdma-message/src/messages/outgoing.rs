@@ -60,11 +60,6 @@ impl Outgoing {
         }
     }
 
-    /// Returns true if the next frame with data must be the next part of this message.
-    pub(super) fn is_partly_sent(&self) -> bool {
-        self.has_begun && self.stage == Stage::Parts
-    }
-
     /// Returns true if nothing refers to the operation any longer.
     pub(super) const fn is_over(&self) -> bool {
         let is_in_use = self.is_queued || self.is_offered || self.in_flight > 0;

@@ -12,7 +12,8 @@ impl Messages {
     pub(super) fn poll_transmit(&mut self) -> Option<Output> {
         let front = self.operations.front();
         let outgoing = front.and_then(|index| self.operations.get(index));
-        if !outgoing.is_some_and(|it| it.is_partly_sent())
+        // A refusal must not come between the parts of a message.
+        if !outgoing.is_some_and(|it| it.has_begun)
             && let Some(id) = self.requests.next_refusal()
         {
             let output = self.send_single(Body::Refusal(id), Use::Data)?;

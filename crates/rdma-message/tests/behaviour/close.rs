@@ -301,3 +301,70 @@ fn ends_that_abort_at_the_same_time_need_no_completion_to_disconnect() {
     let aborted = Some(Some(ConnectionError::Aborted));
     assert!(pair.ends.iter().all(|end| end.disconnect == aborted));
 }
+
+#[test]
+fn nothing_follows_the_end() {
+    let mut pair = Pair::<Stream>::open(small());
+    pair.write(0, b"last");
+    pair.ends[0].machine.finish();
+    pair.drive(0);
+    pair.ends[0].machine.lost();
+    pair.drive(0);
+    assert!(pair.ends[0].ended.is_some() && !pair.ends[0].is_flushed);
+    // `End` refuses every output after the end.
+    (0..6).for_each(|slot| pair.ends[0].machine.sent(slot));
+    pair.ends[0].machine.stop();
+    pair.drive(0);
+}
+
+#[test]
+fn a_call_whose_memory_is_lent_fails_when_the_peer_finishes() {
+    let mut pair = Pair::<Messages>::open(small());
+    pair.ends[1].holds = true;
+    for n in 0..4 {
+        pair.ends[0].send(bytes(n, 20)).unwrap();
+    }
+    let call = pair.ends[0].call(bytes(9, 5_000)).unwrap();
+    pair.run();
+    assert_eq!(pair.ends[1].held.len(), 4, "the offer waits for a receive");
+    pair.ends[1].machine.finish();
+    pair.run();
+    assert_eq!(pair.ends[0].completed.get(&call), Some(&Err(OperationError::PeerFinished)));
+}
+
+#[test]
+fn a_reply_that_was_not_fetched_has_no_memory_to_discard() {
+    let mut options = small();
+    options.reads = 1;
+    let mut pair = Pair::<Messages>::open(options);
+    (0..2).for_each(|n| _ = pair.ends[0].call(bytes(n, 20)).unwrap());
+    pair.run();
+    for n in 0..2 {
+        let (id, _) = pair.ends[1].take_request();
+        pair.ends[1].reply(id, bytes(n, 600)).unwrap();
+    }
+    pair.drive(1);
+    while pair.execute(1) {}
+    pair.drive(0);
+    assert_eq!(pair.ends[0].arriving.len(), 1, "one READ is posted");
+    // `End` checks that the discarded message has memory.
+    pair.kill();
+    assert!(pair.ends[0].arriving.is_empty());
+}
+
+#[test]
+fn a_reply_proves_that_its_request_has_arrived() {
+    let mut pair = Pair::<Messages>::open(small());
+    let call = pair.ends[0].call(bytes(1, 20)).unwrap();
+    pair.drive(0);
+    assert!(pair.execute(0), "the request");
+    pair.drive(1);
+    let (id, _) = pair.ends[1].take_request();
+    pair.ends[1].reply(id, bytes(2, 20)).unwrap();
+    pair.drive(1);
+    while pair.execute(1) {}
+    pair.drive(0);
+    assert!(pair.ends[0].completed.is_empty(), "the request has not completed");
+    pair.kill();
+    assert_eq!(pair.ends[0].completed[&call], Ok(()));
+}

@@ -1,6 +1,7 @@
 //! Credit in conversations: what a peer may send, and what it costs.
 
-use rdma_message::{Messages, RESERVED_RECEIVES, Stream};
+use rdma_message::frame::{Body, Frame};
+use rdma_message::{Messages, Output, RESERVED_RECEIVES, Stream};
 
 use crate::pair::{Pair, bytes, small};
 
@@ -116,4 +117,38 @@ fn a_single_released_chunk_lets_a_blocked_writer_continue() {
     pair.run();
     assert_eq!(pair.ends[0].writable, 1);
     assert_eq!(pair.write(0, &[7; 112]), 112);
+}
+
+#[test]
+fn a_finished_peer_gets_no_credit() {
+    let mut pair = Pair::<Stream>::open(small());
+    pair.ends[1].holds = true;
+    assert_eq!(pair.write(0, &[7; 300]), 300);
+    pair.ends[0].machine.finish();
+    pair.run();
+    while !pair.ends[1].held.is_empty() {
+        pair.ends[1].release(0);
+        pair.run();
+    }
+    assert_eq!(pair.ends[1].machine.counters().credit_frames, 0);
+}
+
+#[test]
+fn a_credit_frame_is_acknowledged_after_its_receive_is_posted() {
+    let mut pair = Pair::<Stream>::open(small());
+    while pair.ends[1].machine.counters().credit_frames == 0 {
+        assert_eq!(pair.write(0, &[7; 112]), 112);
+        while pair.execute(0) {}
+        while pair.complete(0, 0) {}
+        pair.drive(1);
+    }
+    assert!(pair.execute(1), "the credit frame");
+    let machine = &mut pair.ends[0].machine;
+    let decode = |bytes: &[u8]| Frame::decode(&[bytes, &[7]].concat()).unwrap().0;
+    let data = machine.write(1).unwrap().expect("there is credit");
+    assert!(!decode(data.header.as_bytes()).acknowledges);
+    assert!(matches!(machine.poll_output(), Some(Output::PostReceive(_))));
+    let Some(Output::Send(next)) = machine.poll_output() else { panic!("an acknowledgement") };
+    let next = Frame::decode(next.header.as_bytes()).unwrap().0;
+    assert_eq!((next.body, next.acknowledges), (Body::Acknowledge, true));
 }

@@ -4,7 +4,9 @@
 use proptest::prelude::*;
 use rdma_message::frame::{Body, CallId, CloseReason, Frame, FrameError, Hello, Limits, Mode};
 use rdma_message::frame::{Remote, Role};
-use rdma_message::{ConnectionError, Incoming, Messages, Operation, Options, Output, Stream};
+use rdma_message::{
+    ConnectionError, Incoming, Messages, Operation, OperationError, Options, Output, Stream,
+};
 use rdma_types::Rkey;
 
 use crate::pair::{Machine, small};
@@ -196,6 +198,16 @@ fn each_violation_has_its_error() {
     messages().refuses(&stops, 0, ConnectionError::Unexpected);
     let closed = ConnectionError::PeerClosed(CloseReason(77));
     messages().refuses(&frame(Body::Close(CloseReason(77))), 0, closed);
+    let early = ConnectionError::PeerClosed(CloseReason::FINISHED);
+    let finished = frame(Body::Close(CloseReason::FINISHED));
+    messages().refuses(&finished, 0, early);
+    let mut victim = messages();
+    victim.machine.finish();
+    victim.poll();
+    victim.refuses(&finished, 0, early);
+    let mut victim = messages();
+    victim.receive(&encode(&frame(Body::Finish), 0));
+    victim.refuses(&finished, 0, early);
 
     let mut victim = messages();
     victim.receive(&encode(&first(Role::Message, 20), 9));
@@ -234,6 +246,32 @@ fn the_first_frame_is_judged() {
 }
 
 #[test]
+fn a_peer_that_claims_to_have_an_offered_message_proves_nothing() {
+    let mut victim = messages();
+    let operation = victim.machine.send(5_000).unwrap();
+    victim.poll();
+    victim.machine.lent(operation, Some(Remote { va: 0, rkey: Rkey::new(1) }));
+    victim.machine.finish();
+    victim.poll();
+    victim.receive(&encode(&frame(Body::Finish), 0));
+    victim.receive(&encode(&frame(Body::Close(CloseReason::FINISHED)), 0));
+    victim.machine.lost();
+    let mut ends = std::iter::from_fn(|| victim.machine.poll_output());
+    let result = Err(OperationError::Unknown);
+    assert!(ends.any(|output| output == Output::Completed { operation, result }));
+    assert_eq!(ends.last(), Some(Output::Ended(Some(ConnectionError::Lost))));
+}
+
+#[test]
+fn an_end_that_has_sent_nothing_ends_without_a_close_frame() {
+    let mut machine = Stream::new(&small()).unwrap();
+    machine.received(0, &[]);
+    let error = ConnectionError::Frame(FrameError::Truncated);
+    assert_eq!(machine.poll_output(), Some(Output::Disconnect(Some(error))));
+    assert_eq!(machine.poll_output(), None);
+}
+
+#[test]
 fn replies_to_a_call_that_is_not_complete_or_was_answered_are_refused() {
     let id = CallId::new(1, 0);
     let reply = frame(Body::First { role: Role::Reply(id), length: 1 });
@@ -242,6 +280,12 @@ fn replies_to_a_call_that_is_not_complete_or_was_answered_are_refused() {
     victim.poll();
     assert_eq!(victim.sends.len(), 3, "of five frames");
     victim.refuses(&reply, 1, ConnectionError::Call(id));
+    let other = CallId::new(2, 0);
+    let mut victim = messages();
+    victim.machine.call(9).unwrap();
+    victim.poll();
+    let to_other = frame(Body::First { role: Role::Reply(other), length: 1 });
+    victim.refuses(&to_other, 1, ConnectionError::Call(other));
     let mut victim = messages();
     victim.machine.call(9).unwrap();
     victim.poll();

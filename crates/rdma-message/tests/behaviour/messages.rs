@@ -138,6 +138,8 @@ fn offers_and_fetched_bytes_are_bounded() {
     for n in 0..10 {
         pair.ends[0].send(bytes(n, 2_500)).unwrap();
     }
+    pair.drive(0);
+    assert_eq!(pair.ends[0].kinds, [1, 0x14, 0x14], "two offers fit in 6,000 B");
     pair.run();
     // Two of 2,500 B fit in 6,000 B until the program takes one, and two more are offered.
     assert_eq!(pair.ends[1].inbox.len(), 2);

@@ -130,6 +130,7 @@ fn a_reply_cancelled_while_it_arrives_is_discarded() {
         pair.ends[0].machine.cancel(call);
         pair.run();
         assert!(pair.ends[0].arriving.is_empty(), "discarded");
+        assert!(!pair.ends[0].kinds.contains(&0x17), "it needs no cancel frame");
         assert!(pair.ends[0].replies.is_empty());
         assert!(pair.ends[1].sending.is_empty(), "the peer's reply is over");
     }

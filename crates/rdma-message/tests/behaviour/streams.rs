@@ -167,3 +167,31 @@ fn a_write_is_accepted_only_if_it_is_sent() {
     pair.kill();
     assert_eq!(pair.ends[0].machine.write(1), Err(SendError::Ended));
 }
+
+#[test]
+fn a_stop_is_reported_although_no_bytes_flow() {
+    let mut pair = Pair::<Stream>::open(small());
+    pair.ends[1].machine.stop();
+    pair.run();
+    assert!(pair.ends[0].peer_stopped);
+    assert_eq!(pair.ends[1].machine.counters().credit_frames, 1);
+}
+
+#[test]
+fn a_writer_that_no_longer_waits_is_not_notified() {
+    for finishes in [false, true] {
+        let mut pair = Pair::<Stream>::open(small());
+        while pair.write(0, &[7; 112]) > 0 {}
+        while pair.execute(0) {}
+        pair.drive(1);
+        while pair.execute(1) {}
+        while pair.complete(0, 0) {}
+        if finishes {
+            pair.ends[0].machine.finish();
+        } else {
+            assert_eq!(pair.write(0, &[7; 1]), 1);
+        }
+        pair.run();
+        assert_eq!(pair.ends[0].writable, 0);
+    }
+}
