@@ -110,7 +110,7 @@ mod tests {
             setting.fill("{target}/x {host} CARGO_TARGET_{HOST}_RUNNER +{msrv} {products}");
         assert!(!filled.contains('{') && filled.contains("_LINUX_GNU_RUNNER +1."), "{filled}");
         assert!(
-            filled.contains(" -p rdma-types -p rdma-sys ") && !filled.contains("xtask"),
+            filled.contains(" -p rdma-types -p rdma-message ") && !filled.contains("xtask"),
             "{filled}"
         );
     }
