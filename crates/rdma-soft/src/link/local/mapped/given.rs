@@ -117,6 +117,8 @@ impl Files {
         if scope != want.domain || access & want.access != access {
             return None;
         }
+        // The encoding has no address after the last one.
+        iova.checked_add(length)?;
         let version = file.version_for(to, want.word.index())?;
         let versions = [want.version, version];
         let terms = Terms { word: want.word, key: want.key, iova, length, access, versions };
