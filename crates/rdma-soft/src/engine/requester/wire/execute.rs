@@ -146,7 +146,7 @@ impl<P: Near> SendSide<P> {
 
 impl<P: Near> Requester<P> {
     /// Executes a part of a request under a grant, within a visit.
-    #[inline]
+    #[inline(always)]
     fn execute(
         &mut self,
         own: &P,

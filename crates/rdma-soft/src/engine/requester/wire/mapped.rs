@@ -71,7 +71,7 @@ impl Mapped {
     }
 
     /// Returns the grant that covers a request, if any, and the request's remote memory.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, operation: &Operation, length: u64) -> Option<(&dyn Grant, Segment)> {
         let is_one_sided = match operation.opcode {
             Opcode::Write | Opcode::Read => length > 0,
@@ -112,6 +112,7 @@ pub(super) enum Outcome {
 }
 
 impl Part<'_> {
+    #[inline(always)]
     pub(super) fn execute(&self, local: &[Segment]) -> Outcome {
         let Self { operation, remote, reach, from, to } = *self;
         let done = match operation.opcode {
