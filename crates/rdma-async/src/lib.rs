@@ -1,7 +1,5 @@
 //! RDMA operations as futures that own their memory.
 //!
-//! **Incomplete:** messages and streams are not implemented yet.
-//!
 //! # Operations
 //!
 //! The methods of a [`Connection`] create operations: [`send`](Connection::send), [`receive`](Connection::receive),
@@ -70,6 +68,8 @@ pub mod guide {}
 mod lease;
 mod ledger;
 mod link;
+#[cfg(not(loom))]
+pub mod message;
 #[cfg(test)]
 mod mock;
 #[cfg(all(test, loom))]

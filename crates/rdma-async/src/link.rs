@@ -93,8 +93,8 @@ pub(crate) struct Inner {
     serial: u64,
     pub(crate) waiters: Arc<Waiters>,
     pub(crate) pd: ProtectionDomain,
-    /// The number of slots of the connection.
-    pub(crate) depth: u32,
+    /// The number of slots of the send queue and of the receive queue.
+    pub(crate) depths: [u32; 2],
     /// The control connection, if there is one. On drop, this end leaves it after the queue pair has been destroyed.
     member: OnceLock<Member>,
     /// Keeps the driver running while there are connections.
@@ -144,19 +144,18 @@ impl Inner {
     pub(crate) fn new(
         ledger: Arc<Ledger>,
         qp: QueuePair,
-        depth: [u32; 2],
+        depths: [u32; 2],
         driver: Arc<Handle>,
     ) -> Self {
         let (pd, waiters) = (qp.pd().clone(), Arc::<Waiters>::default());
-        let (entry, serial) = ledger.enter(qp, depth, Arc::clone(&waiters));
-        let depth = depth[0] + depth[1];
+        let (entry, serial) = ledger.enter(qp, depths, Arc::clone(&waiters));
         let inner = Self {
             ledger,
             entry,
             serial,
             waiters,
             pd,
-            depth,
+            depths,
             member: OnceLock::new(),
             driver,
             lease: None,
@@ -174,7 +173,7 @@ impl Inner {
             serial: self.serial,
             waiters: Arc::clone(&self.waiters),
             pd: self.pd.clone(),
-            depth: self.depth,
+            depths: self.depths,
             member: OnceLock::new(),
             driver: Arc::clone(&self.driver),
             lease: Some(Lease { granted, of: Arc::clone(self) }),
@@ -236,7 +235,7 @@ impl Inner {
         if self.ledger.lock().at(self.entry).has_words() {
             return Ok(());
         }
-        let words = words(&self.pd, self.depth)?;
+        let words = words(&self.pd, self.depths.iter().sum())?;
         self.ledger.lock().at(self.entry).give_words(words);
         Ok(())
     }

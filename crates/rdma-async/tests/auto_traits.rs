@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdma_async::message::{self, Chunk, ReadHalf, Stream, StreamListener, WriteHalf};
 use rdma_async::{
     Atomic, BufferSlice, ConnectError, Connection, ConnectionCounters, ConnectionOptions,
     Descriptor, Driver, EndedLease, Endpoint, Events, Failed, Incoming, Lease, LeaseDenial,
@@ -44,6 +45,12 @@ fn shared_types_are_send_and_sync() {
     shared::<EndedLease>();
     shared::<LeaseEnd>();
     shared::<RemoteRegion>();
+    shared::<Stream>();
+    shared::<StreamListener>();
+    shared::<ReadHalf>();
+    shared::<WriteHalf>();
+    shared::<Chunk>();
+    shared::<message::Options>();
     error::<ConnectError>();
     error::<Failed<Buffer>>();
     error::<Failed<SharedBuffer>>();

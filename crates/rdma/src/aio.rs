@@ -30,6 +30,7 @@
 use rdma_channel::ConnectError;
 use tokio::net::ToSocketAddrs;
 
+pub use rdma_async::message;
 pub use rdma_async::{
     Atomic, BufferExt, BufferSlice, Connection, ConnectionCounters, ConnectionOptions, Descriptor,
     Driver, EndedLease, Endpoint, Events, Failed, Incoming, Kind, Lease, LeaseDenial, LeaseEnd,

@@ -30,7 +30,11 @@ const LAYERS: &[Layer] = &[
     layer("rdma-qp", &["rdma-types", "rdma-sys", "rdma-mem"], true),
     layer("rdma-connect", &["rdma-types", "rdma-mem", "rdma-qp"], false),
     layer("rdma-channel", &["rdma-types", "rdma-sys", "rdma-mem", "rdma-qp", "rdma-connect"], true),
-    layer("rdma-async", &["rdma-types", "rdma-mem", "rdma-qp", "rdma-connect"], true),
+    layer(
+        "rdma-async",
+        &["rdma-types", "rdma-message", "rdma-mem", "rdma-qp", "rdma-connect"],
+        true,
+    ),
     layer(
         "rdma",
         &["rdma-types", "rdma-soft", "rdma-mem", "rdma-qp", "rdma-channel", "rdma-async"],

@@ -50,16 +50,33 @@ impl Driver {
         addr: impl ToSocketAddrs,
         options: impl Into<ConnectionOptions>,
     ) -> Result<(Connection, Box<[u8]>), ConnectError> {
-        let device = self.context().device().name();
-        let span = tracing::debug_span!("connect", device, peer = Empty, qpn = Empty);
-        self.connect_in_span(addr, options.into()).instrument(span).await
+        let (connection, user_bytes, ()) =
+            self.connect_ready(addr, options.into(), |_| Ok(())).await?;
+        Ok((connection, user_bytes))
     }
 
-    async fn connect_in_span(
+    /// Like [`connect`](Self::connect). Calls `ready` before the server is notified that this end is connected, so
+    /// before the server's program can send. Also returns the result of that call.
+    ///
+    /// # Errors
+    /// Same errors as [`connect`](Self::connect), and those of `ready`.
+    pub(crate) async fn connect_ready<T>(
         &self,
         addr: impl ToSocketAddrs,
         options: ConnectionOptions,
-    ) -> Result<(Connection, Box<[u8]>), ConnectError> {
+        ready: impl FnOnce(&Connection) -> Result<T, ConnectError>,
+    ) -> Result<(Connection, Box<[u8]>, T), ConnectError> {
+        let device = self.context().device().name();
+        let span = tracing::debug_span!("connect", device, peer = Empty, qpn = Empty);
+        self.connect_in_span(addr, options, ready).instrument(span).await
+    }
+
+    async fn connect_in_span<T>(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: ConnectionOptions,
+        ready: impl FnOnce(&Connection) -> Result<T, ConnectError>,
+    ) -> Result<(Connection, Box<[u8]>, T), ConnectError> {
         options.check()?;
         self.check()?;
         let addresses = lookup_host(addr).await;
@@ -94,11 +111,12 @@ impl Driver {
         };
         let connection = blocking(move || Ok(prepared.handshake(endpoint)?)).await?;
         Span::current().record("qpn", display(connection.qpn()));
+        let made = ready(&connection)?;
         server.send(&server.client.ready()).await?;
         let Greeting { user_bytes, talks, .. } = server.receive(Client::verdict).await?;
         let shared = Shared::new((address, addresses), true, talks, limits, leases);
         keep(connection.inner(), server.stream, shared, qp, beats)?;
-        Ok((connection, user_bytes))
+        Ok((connection, user_bytes, made))
     }
 }
 

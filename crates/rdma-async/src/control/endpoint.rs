@@ -122,6 +122,10 @@ impl Endpoint {
         Ok(buffer)
     }
 
+    pub(crate) const fn options(&self) -> &ConnectionOptions {
+        &self.options
+    }
+
     /// Returns the driver, for connections with other options.
     #[must_use]
     pub const fn driver(&self) -> &Driver {

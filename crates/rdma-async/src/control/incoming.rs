@@ -35,6 +35,11 @@ impl Incoming {
         &self.client.greeting.user_bytes
     }
 
+    /// Returns the connection, which is not the program's before it accepts the client.
+    pub(crate) const fn connection(&self) -> &Connection {
+        &self.client.end
+    }
+
     /// Accepts the client, without waiting. Its [`connect`](crate::Driver::connect) returns these bytes, at most 1,024.
     /// Both ends can send immediately.
     ///

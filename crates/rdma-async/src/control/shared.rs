@@ -203,6 +203,11 @@ impl Shared {
         }
     }
 
+    /// Returns the address of the other end.
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub(super) fn is_of_this_process(&self) -> bool {
         self.process == std::process::id()
     }

@@ -7,6 +7,7 @@ mod common;
 mod control;
 mod drop_orders;
 mod leases;
+mod message;
 mod operations;
 mod parity;
 mod pool;

@@ -1,0 +1,83 @@
+//! The end of a connection that the program has dropped.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use super::session::{Protocol, Session, State};
+use crate::sync::LONGEST;
+
+/// A protocol whose connection may outlive its handles.
+pub(super) trait Leave: Protocol {
+    /// Removes a handle. Returns true if it was the last one.
+    fn leave(&mut self) -> bool;
+
+    /// Ready when the connection has ended.
+    fn poll_ended(&mut self, cx: &Context<'_>) -> Poll<()>;
+
+    /// Returns true if the connection has ended.
+    fn has_ended(&self) -> bool;
+}
+
+/// The end of dropped connections.
+#[derive(Clone, Debug)]
+pub(super) struct Linger {
+    limit: Duration,
+    runtime: Handle,
+}
+
+impl Linger {
+    /// # Panics
+    /// If this is not called within a tokio runtime with time.
+    #[track_caller]
+    pub(super) fn new(limit: Duration) -> Self {
+        // Panics here in a runtime without time, rather than in the task.
+        drop(tokio::time::sleep(Duration::ZERO));
+        Self { limit: limit.min(LONGEST), runtime: Handle::current() }
+    }
+
+    /// Removes a handle of the session. After the last one, a task waits until both ends have finished, and resets the
+    /// connection at the limit.
+    pub(super) fn leave<P: Leave>(&self, session: &Arc<Session<P>>) {
+        let goes_on = session.with(|state| {
+            let is_last = state.protocol.leave();
+            if is_last {
+                state.poll();
+            }
+            is_last && !state.protocol.has_ended()
+        });
+        if !goes_on {
+            return;
+        }
+        let left = Left(Arc::clone(session));
+        if self.limit.is_zero() {
+            return;
+        }
+        let limit = self.limit;
+        self.runtime.spawn(async move {
+            // An error means that the time is up.
+            let _ =
+                timeout(limit, poll_fn(|cx| left.0.with(|it| it.protocol.poll_ended(cx)))).await;
+            drop(left);
+        });
+    }
+}
+
+/// A session without handles. Dropping this resets the connection, also if the runtime drops the task.
+struct Left<P: Leave>(Arc<Session<P>>);
+
+impl<P: Leave> Drop for Left<P> {
+    fn drop(&mut self) {
+        if self.0.is_of_this_process() {
+            self.0.with(|state: &mut State<P>| {
+                if !state.protocol.has_ended() {
+                    state.requests.fail();
+                }
+            });
+        }
+    }
+}

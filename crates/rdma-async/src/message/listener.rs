@@ -1,0 +1,98 @@
+//! Connections by address for streams and messages. Each end posts its receives before the other end can send.
+
+use std::io;
+use std::net::SocketAddr;
+
+use rdma_connect::ConnectError;
+use tokio::net::ToSocketAddrs;
+
+use super::options::Options;
+use super::requests::Memory;
+use crate::buffer::pool::Pool;
+use crate::connection::Connection;
+use crate::control::endpoint::Endpoint;
+use crate::control::listener::Listener;
+use crate::control::options::ConnectionOptions;
+
+/// A listener whose clients carry streams or messages.
+#[derive(Debug)]
+pub(super) struct MessageListener {
+    listener: Listener,
+    pool: Pool,
+    options: Options,
+    /// The bytes that each client is sent.
+    user_bytes: Box<[u8]>,
+}
+
+impl MessageListener {
+    /// Waits for a client and accepts it. `prepare` posts the receives, and `start` sends the first frame.
+    ///
+    /// # Errors
+    /// If the listener fails, or memory cannot be allocated.
+    pub(super) async fn accept<T>(
+        &self,
+        prepare: impl Fn(Connection, Memory, &Options) -> io::Result<T>,
+        start: impl Fn(&T),
+    ) -> Result<T, ConnectError> {
+        let Self { listener, pool, options, user_bytes } = self;
+        loop {
+            let memory = options.allocate(pool).await.map_err(failed)?;
+            let incoming = listener.incoming().await?;
+            // From now on nothing waits, so that no client is lost.
+            let end = prepare(incoming.connection().clone(), memory, options).map_err(failed)?;
+            match incoming.accept(user_bytes) {
+                Ok(_) => {
+                    start(&end);
+                    return Ok(end);
+                }
+                Err(ConnectError::Closed { .. } | ConnectError::Garbled { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(super) const fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+}
+
+/// Listens for clients.
+pub(super) async fn listen(
+    endpoint: &Endpoint,
+    addr: impl ToSocketAddrs,
+    options: Options,
+) -> Result<MessageListener, ConnectError> {
+    let of_connection = fit(endpoint, &options)?;
+    let user_bytes = of_connection.user_bytes.clone();
+    let listener = endpoint.driver().listen(addr, of_connection).await?;
+    Ok(MessageListener { listener, pool: endpoint.pool().clone(), options, user_bytes })
+}
+
+/// Connects to a listener. `prepare` posts the receives, and `start` sends the first frame.
+pub(super) async fn connect<T>(
+    endpoint: &Endpoint,
+    addr: impl ToSocketAddrs,
+    options: Options,
+    prepare: impl FnOnce(Connection, Memory, &Options) -> io::Result<T>,
+    start: impl FnOnce(&T),
+) -> Result<T, ConnectError> {
+    let of_connection = fit(endpoint, &options)?;
+    let memory = options.allocate(endpoint.pool()).await.map_err(failed)?;
+    let ready =
+        |connection: &Connection| prepare(connection.clone(), memory, &options).map_err(failed);
+    let (_, _, end) = endpoint.driver().connect_ready(addr, of_connection, ready).await?;
+    start(&end);
+    Ok(end)
+}
+
+/// Returns the options of the endpoint's connections, with queues that fit.
+fn fit(endpoint: &Endpoint, options: &Options) -> Result<ConnectionOptions, ConnectError> {
+    options.check_limits().map_err(failed)?;
+    let mut all = endpoint.options().clone();
+    all.qp = options.fit(all.qp);
+    Ok(all)
+}
+
+fn failed(source: io::Error) -> ConnectError {
+    ConnectError::Io { tried: "preparing a connection for messages".to_owned(), source }
+}

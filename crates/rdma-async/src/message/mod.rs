@@ -1,0 +1,34 @@
+//! Streams on connections.
+//!
+//! A [`Stream`] carries bytes, as a [`TcpStream`](tokio::net::TcpStream) does. The crate `rdma-message` defines the
+//! protocol.
+//!
+//! No task belongs to a connection of this module. The task that calls it processes completions; while all tasks wait,
+//! the [driver](crate::Driver) does. An idle connection uses no processor time, and [this
+//! much](Options::registered_bytes) registered memory.
+
+mod linger;
+mod listener;
+mod options;
+mod requests;
+mod session;
+mod stream;
+mod turns;
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+
+pub use options::Options;
+pub use stream::chunk::Chunk;
+pub use stream::read_half::ReadHalf;
+pub use stream::write_half::WriteHalf;
+pub use stream::{Stream, StreamListener};
+
+use crate::connection::Connection;
+
+/// Returns the address of the peer's control connection.
+fn peer_addr(connection: &Connection) -> io::Result<SocketAddr> {
+    let member = connection.inner().member();
+    let lacks = || io::Error::new(ErrorKind::Unsupported, "the connection was not made by address");
+    member.map(|member| member.shared.address()).ok_or_else(lacks)
+}

@@ -1,0 +1,129 @@
+//! The limits of a connection that carries a stream or messages.
+
+use std::io::{self, ErrorKind};
+use std::time::Duration;
+
+use rdma_message::Options as Limits;
+use rdma_qp::QueuePairBuilder;
+
+use super::requests::Memory;
+use crate::buffer::pool::Pool;
+use crate::connection::Connection;
+
+/// The limits of one end of a connection that carries a stream or messages. The two ends may differ.
+///
+/// # Examples
+/// ```
+/// use rdma_async::message::Options;
+///
+/// // For many idle connections.
+/// let options = Options::new().receives(5).sends(8).frame_bytes(1024);
+/// assert_eq!(options.registered_bytes(), 16 << 10);
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Options {
+    pub(super) limits: Limits,
+    pub(super) linger: Duration,
+}
+
+impl Options {
+    /// Returns the default limits.
+    pub fn new() -> Self {
+        let mut limits = Limits::default();
+        // All messages are sent in parts.
+        (limits.reads, limits.offers) = (0, 0);
+        Self { limits, linger: Duration::from_secs(5) }
+    }
+
+    /// Sets the number of frames with data that the peer may send before this end has processed one. Default: 32.
+    pub const fn receives(mut self, receives: u32) -> Self {
+        self.limits.receives = receives;
+        self
+    }
+
+    /// Sets the number of frames that this end sends at a time. Three of them are reserved for frames without data.
+    /// Default: 32.
+    pub const fn sends(mut self, sends: u32) -> Self {
+        self.limits.sends = sends;
+        self
+    }
+
+    /// Sets the length of the longest frame in bytes. At most this much is sent or received in one piece. Each frame
+    /// with data begins with a header. Default: 4,096.
+    pub const fn frame_bytes(mut self, bytes: u32) -> Self {
+        (self.limits.receive_bytes, self.limits.send_bytes) = (bytes, bytes);
+        self
+    }
+
+    /// Sets the number of bytes that the peer may send before the program has taken some. At least two frames. Default:
+    /// 1 MiB.
+    pub const fn window_bytes(mut self, bytes: u32) -> Self {
+        self.limits.window_bytes = bytes;
+        self
+    }
+
+    /// Sets how long a dropped connection may take to send what is left, before it is reset. Default: 5 seconds.
+    #[doc(alias = "SO_LINGER")]
+    pub const fn linger(mut self, limit: Duration) -> Self {
+        self.linger = limit;
+        self
+    }
+
+    /// Returns the registered memory of an idle connection in bytes.
+    #[must_use]
+    pub const fn registered_bytes(&self) -> usize {
+        let limits = &self.limits;
+        let receives = limits.receive_slots() as usize * limits.receive_bytes as usize;
+        receives + limits.sends as usize * limits.send_bytes as usize
+    }
+
+    /// Adjusts the queues of a queue pair to these limits.
+    ///
+    /// # Examples
+    /// See [`Stream::new`](super::Stream::new).
+    pub fn fit<'a>(&self, qp: QueuePairBuilder<'a>) -> QueuePairBuilder<'a> {
+        qp.max_send_wr(self.limits.send_queue()).max_recv_wr(self.limits.receive_slots())
+    }
+
+    /// Checks the limits.
+    ///
+    /// # Errors
+    /// `InvalidInput` if a limit is outside its range.
+    pub(super) fn check_limits(&self) -> io::Result<()> {
+        self.limits.check().map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))
+    }
+
+    /// Checks that the queues of a connection are long enough.
+    ///
+    /// # Errors
+    /// `InvalidInput` if they are not.
+    pub(super) fn check(&self, connection: &Connection) -> io::Result<()> {
+        let [sends, receives] = connection.inner().depths;
+        let (wants_sends, wants) = (self.limits.send_queue(), self.limits.receive_slots());
+        if sends >= wants_sends && receives >= wants {
+            return Ok(());
+        }
+        let error = format!(
+            "the queues hold {sends} SENDs and {receives} receives, these options need {wants_sends} and {wants}: \
+             create the queue pair with `Options::fit`"
+        );
+        Err(io::Error::new(ErrorKind::InvalidInput, error))
+    }
+
+    /// Checks the limits, and allocates the memory of a connection.
+    ///
+    /// # Errors
+    /// If a limit is outside its range, or the memory cannot be allocated.
+    pub(super) async fn allocate(&self, pool: &Pool) -> io::Result<Memory> {
+        self.check_limits()?;
+        let all = pool.allocate_aligned(self.registered_bytes(), 64).await;
+        Ok(Memory::new(all.map_err(io::Error::other)?, &self.limits))
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self::new()
+    }
+}

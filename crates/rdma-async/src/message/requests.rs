@@ -1,0 +1,272 @@
+//! The SENDs and receives of a connection, and their memory.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll, Waker};
+
+use rdma_mem::Buffer;
+use rdma_message::Options as Limits;
+
+use crate::buffer::held::Held;
+use crate::buffer::held::sealed::Lease;
+use crate::buffer::view::BufferExt as _;
+use crate::connection::Connection;
+use crate::ledger::Ended;
+use crate::ledger::post::RequestSpec;
+use crate::ledger::slots::Id;
+use crate::operation::kinds::Received;
+
+/// The memory of a connection: a buffer for each slot.
+#[derive(Debug)]
+pub(super) struct Memory {
+    receives: Vec<Option<Buffer>>,
+    sends: Vec<Option<Buffer>>,
+}
+
+impl Memory {
+    /// Splits a buffer, which has the length of all slots.
+    pub(super) fn new(all: Buffer, limits: &Limits) -> Self {
+        let mut rest = Some(all);
+        let mut split = |slots: u32, bytes: u32| {
+            let mut next = || {
+                let all = rest.take()?;
+                let middle = all.len().min(bytes as usize);
+                let (slot, others) = all.split_at(middle);
+                rest = Some(others);
+                Some(slot)
+            };
+            (0..slots).map(|_| next()).collect()
+        };
+        let receives = split(limits.receive_slots(), limits.receive_bytes);
+        Self { receives, sends: split(limits.sends, limits.send_bytes) }
+    }
+}
+
+/// A request that has completed.
+#[derive(Debug)]
+pub(super) enum Completed {
+    /// A frame has arrived in the memory of this slot.
+    Received { slot: u32, buffer: Buffer, length: usize },
+    /// The SEND of this slot.
+    Sent { slot: u32 },
+}
+
+/// The posted requests of one queue in order of posting, each with its slot.
+#[derive(Debug, Default)]
+struct Queue {
+    posted: VecDeque<(u32, Id)>,
+    /// The request that wakes the connection when it ends.
+    awaited: Option<Id>,
+}
+
+/// The posted requests of a connection, and the memory of its free slots.
+#[derive(Debug)]
+pub(super) struct Requests {
+    connection: Connection,
+    memory: Memory,
+    receives: Queue,
+    sends: Queue,
+    /// A request that had completed when it was about to be awaited.
+    early: Option<Completed>,
+    has_failed: bool,
+    is_closed: bool,
+}
+
+impl Requests {
+    pub(super) fn new(connection: Connection, memory: Memory) -> Self {
+        Self {
+            connection,
+            memory,
+            receives: Queue::default(),
+            sends: Queue::default(),
+            early: None,
+            has_failed: false,
+            is_closed: false,
+        }
+    }
+
+    /// Takes the memory of a receive slot that is not posted.
+    pub(super) fn take_receive(&mut self, slot: u32) -> Option<Buffer> {
+        self.memory.receives.get_mut(slot as usize)?.take()
+    }
+
+    /// Sets the memory of a receive slot that is not posted.
+    pub(super) fn set_receive(&mut self, slot: u32, buffer: Buffer) {
+        if let Some(place) = self.memory.receives.get_mut(slot as usize) {
+            *place = Some(buffer);
+        }
+    }
+
+    /// Posts a receive into the memory of a slot.
+    pub(super) fn post_receive(&mut self, slot: u32) {
+        let Some(buffer) = self.take_receive(slot) else { return };
+        let mut held = buffer.into_held();
+        match self.post(&RequestSpec::Receive, &mut held) {
+            Some(id) => self.receives.posted.push_back((slot, id)),
+            None => self.give_back_receive(slot, held),
+        }
+    }
+
+    /// Posts the SEND of a frame. `fill` writes the bytes after the header, and returns their number.
+    pub(super) fn send(&mut self, slot: u32, header: &[u8], fill: impl FnOnce(&mut [u8]) -> usize) {
+        let Some(mut buffer) = self.memory.sends.get_mut(slot as usize).and_then(Option::take)
+        else {
+            return;
+        };
+        let Some((head, rest)) = buffer.split_at_mut_checked(header.len()) else { return };
+        head.copy_from_slice(header);
+        let length = header.len() + fill(rest);
+        let mut held = buffer.slice(0..length).into_held();
+        match self.post(&RequestSpec::Send(None), &mut held) {
+            Some(id) => self.sends.posted.push_back((slot, id)),
+            None => self.give_back_send(slot, held),
+        }
+    }
+
+    /// Posts a request, unless the connection has failed.
+    fn post(&mut self, request: &RequestSpec, held: &mut Held) -> Option<Id> {
+        let mut id = None;
+        if !self.is_closed {
+            let posted = self.connection.inner().post(request, held, &mut false, &mut id, false);
+            self.has_failed |= posted.is_err();
+        }
+        id
+    }
+
+    fn give_back_receive(&mut self, slot: u32, held: Held) {
+        if let Some(buffer) = Buffer::from_held(held) {
+            self.set_receive(slot, buffer);
+        }
+    }
+
+    fn give_back_send(&mut self, slot: u32, held: Held) {
+        if let Some(place) = self.memory.sends.get_mut(slot as usize) {
+            *place = Buffer::from_held(held);
+        }
+    }
+
+    /// Delivers all completions of the completion queue. Returns true if there were any.
+    pub(super) fn poll(&self) -> bool {
+        // If the completion queue fails, all requests end.
+        self.connection.inner().ledger.progress().is_ok_and(|count| count > 0)
+    }
+
+    /// Returns the next request that has completed, as far as completions were delivered. Requests of one queue complete
+    /// in order.
+    pub(super) fn next(&mut self) -> Option<Completed> {
+        if let Some(early) = self.early.take() {
+            return Some(early);
+        }
+        while let Some(&(slot, id)) = self.receives.posted.front() {
+            let mut held = Held::Nothing;
+            let Some(ended) = self.take(id, &mut held) else { break };
+            self.receives.posted.pop_front();
+            if let Some(received) = self.end_receive(slot, &ended, held) {
+                return Some(received);
+            }
+        }
+        while let Some(&(slot, id)) = self.sends.posted.front() {
+            let mut held = Held::Nothing;
+            let Some(ended) = self.take(id, &mut held) else { break };
+            self.sends.posted.pop_front();
+            if let Some(sent) = self.end_send(slot, &ended, held) {
+                return Some(sent);
+            }
+        }
+        None
+    }
+
+    fn take(&self, id: Id, held: &mut Held) -> Option<Ended> {
+        let ledger = &self.connection.inner().ledger;
+        let mut table = ledger.lock();
+        let ended = table.take(id, held);
+        ledger.unlock(table);
+        ended
+    }
+
+    fn end_receive(&mut self, slot: u32, ended: &Ended, held: Held) -> Option<Completed> {
+        let buffer = Buffer::from_held(held)?;
+        if let Some(Ok(success)) = &ended.result {
+            let received = Received::new(buffer, success);
+            let length = received.bytes().len();
+            return Some(Completed::Received { slot, buffer: received.memory, length });
+        }
+        self.has_failed = true;
+        self.set_receive(slot, buffer);
+        None
+    }
+
+    fn end_send(&mut self, slot: u32, ended: &Ended, held: Held) -> Option<Completed> {
+        self.give_back_send(slot, held);
+        if matches!(ended.result, Some(Ok(_))) {
+            return Some(Completed::Sent { slot });
+        }
+        self.has_failed = true;
+        None
+    }
+
+    /// Ends the connection, if that is not done yet. Requests that have completed are still returned.
+    pub(super) const fn fail(&mut self) {
+        self.has_failed = true;
+    }
+
+    /// Closes the connection if a request has failed. Returns true if this call has closed it.
+    pub(super) fn close_if_failed(&mut self) -> bool {
+        if !self.has_failed || self.is_closed {
+            return false;
+        }
+        self.is_closed = true;
+        if let Err(error) = self.connection.close() {
+            tracing::error!(%error, "a queue pair could not be destroyed: its memory stays in use");
+        }
+        true
+    }
+
+    /// Leaves the memory of requests that have not ended to the connection.
+    pub(super) fn leave(&mut self) {
+        for queue in [&mut self.receives, &mut self.sends] {
+            for (_, id) in queue.posted.drain(..) {
+                self.connection.inner().detach(id);
+            }
+        }
+    }
+
+    /// Makes the next completion of the chosen queues wake the connection. Returns true if there is one already.
+    pub(super) fn await_next(&mut self, (receives, sends): (bool, bool), waker: &Waker) -> bool {
+        let mut cx = Context::from_waker(waker);
+        if receives && let Some((slot, ended, held)) = self.receives.poll(&self.connection, &mut cx)
+        {
+            self.early = self.end_receive(slot, &ended, held);
+            return true;
+        }
+        if sends && let Some((slot, ended, held)) = self.sends.poll(&self.connection, &mut cx) {
+            self.early = self.end_send(slot, &ended, held);
+            return true;
+        }
+        false
+    }
+}
+
+impl Queue {
+    /// Returns the first request if it has ended. Otherwise, its end wakes the connection.
+    fn poll(
+        &mut self,
+        connection: &Connection,
+        cx: &mut Context<'_>,
+    ) -> Option<(u32, Ended, Held)> {
+        let &(slot, id) = self.posted.front()?;
+        if self.awaited == Some(id) {
+            return None;
+        }
+        let mut held = Held::Nothing;
+        match connection.inner().poll_end(id, &mut held, cx) {
+            Poll::Ready(ended) => {
+                self.posted.pop_front();
+                Some((slot, ended, held))
+            }
+            Poll::Pending => {
+                self.awaited = Some(id);
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! One end of a connection that carries a stream or messages: the protocol, its requests, and the tasks that wait.
+//!
+//! No task belongs to a session. The tasks of the program process completions when they call the session. While they
+//! wait, completions are processed by the thread that polls them, because the waker of the awaited request does so.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Wake, Waker};
+use std::{fmt, mem};
+
+use rdma_message::Output;
+
+use super::requests::{Completed, Memory, Requests};
+use super::turns::{self, Turn};
+use crate::connection::Connection;
+
+/// The protocol of a session, with what has arrived and the tasks that wait for it.
+pub(super) trait Protocol: fmt::Debug + Send + 'static {
+    /// Processes the frame in the memory of a receive slot.
+    fn received(&mut self, slot: u32, frame: &[u8]);
+
+    /// Processes the completion of a SEND.
+    fn sent(&mut self, slot: u32);
+
+    /// Returns the next instruction or event.
+    fn poll_output(&mut self) -> Option<Output>;
+
+    /// Executes an instruction, or notes an event. Adds the wakers of the tasks to wake to `woken`.
+    fn act(&mut self, output: Output, requests: &mut Requests, woken: &mut Vec<Waker>);
+
+    /// Ends the protocol, because the queue pair has been destroyed.
+    fn lost(&mut self);
+
+    /// Returns whether the next completion of a receive, and of a SEND, must be processed although no task calls the
+    /// session.
+    fn awaits(&self) -> (bool, bool);
+}
+
+/// A session, which the handles of the program share.
+pub(super) struct Session<P> {
+    state: Mutex<State<P>>,
+    connection: Connection,
+    waker: Waker,
+}
+
+/// The state that the lock protects.
+#[derive(Debug)]
+pub(super) struct State<P> {
+    pub(super) protocol: P,
+    pub(super) requests: Requests,
+    /// The tasks to wake after the lock is released.
+    woken: Vec<Waker>,
+}
+
+impl<P: Protocol> Session<P> {
+    /// Creates a session and posts its receives.
+    pub(super) fn new(
+        connection: Connection,
+        memory: Memory,
+        slots: u32,
+        protocol: P,
+    ) -> Arc<Self> {
+        let mut requests = Requests::new(connection.clone(), memory);
+        (0..slots).for_each(|slot| requests.post_receive(slot));
+        let state = Mutex::new(State { protocol, requests, woken: Vec::new() });
+        Arc::new_cyclic(|session| {
+            let waker = Waker::from(Arc::new(Hook(Weak::clone(session))));
+            Self { state, connection, waker }
+        })
+    }
+
+    pub(super) const fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// Returns false in a forked child, which does not own the session.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.connection.pd().context().check_process().is_ok()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<P>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `work` with the state. Afterwards executes the instructions of the protocol, and wakes tasks.
+    pub(super) fn with<R>(&self, work: impl FnOnce(&mut State<P>) -> R) -> R {
+        turns::begin();
+        let mut state = self.lock();
+        let result = work(&mut state);
+        loop {
+            state.settle();
+            let awaits = state.protocol.awaits();
+            if !state.requests.await_next(awaits, &self.waker) {
+                break;
+            }
+        }
+        while !state.woken.is_empty() {
+            let mut woken = mem::take(&mut state.woken);
+            drop(state);
+            woken.drain(..).for_each(Waker::wake);
+            state = self.lock();
+            // Keeps the allocation.
+            if state.woken.is_empty() {
+                state.woken = woken;
+                break;
+            }
+        }
+        drop(state);
+        turns::end();
+        result
+    }
+}
+
+impl<P: Protocol> State<P> {
+    /// Polls the completion queue, and processes all that has completed.
+    pub(super) fn poll(&mut self) {
+        self.settle();
+        if self.requests.poll() {
+            self.settle();
+        }
+    }
+
+    /// Processes completions that were delivered, and executes the instructions of the protocol.
+    pub(super) fn settle(&mut self) {
+        loop {
+            while let Some(output) = self.protocol.poll_output() {
+                self.protocol.act(output, &mut self.requests, &mut self.woken);
+            }
+            match self.requests.next() {
+                Some(Completed::Received { slot, buffer, length }) => {
+                    self.protocol.received(slot, buffer.get(..length).unwrap_or_default());
+                    self.requests.set_receive(slot, buffer);
+                }
+                Some(Completed::Sent { slot }) => self.protocol.sent(slot),
+                None if self.requests.close_if_failed() => self.end(),
+                None => return,
+            }
+        }
+    }
+
+    /// Processes what had completed before the connection was closed, and ends the protocol.
+    fn end(&mut self) {
+        while let Some(completed) = self.requests.next() {
+            match completed {
+                Completed::Received { slot, buffer, length } => {
+                    self.protocol.received(slot, buffer.get(..length).unwrap_or_default());
+                    self.requests.set_receive(slot, buffer);
+                }
+                Completed::Sent { slot } => self.protocol.sent(slot),
+            }
+            while let Some(output) = self.protocol.poll_output() {
+                self.protocol.act(output, &mut self.requests, &mut self.woken);
+            }
+        }
+        self.requests.leave();
+        self.protocol.lost();
+    }
+}
+
+impl<P: Protocol> Turn for Session<P> {
+    fn run(&self) {
+        self.with(State::settle);
+    }
+}
+
+impl<P> fmt::Debug for Session<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Session").field(&self.connection).finish()
+    }
+}
+
+/// The waker of the requests of a session.
+struct Hook<P>(Weak<Session<P>>);
+
+impl<P: Protocol> Wake for Hook<P> {
+    fn wake(self: Arc<Self>) {
+        if let Some(session) = self.0.upgrade() {
+            turns::wake(session);
+        }
+    }
+}

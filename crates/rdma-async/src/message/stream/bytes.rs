@@ -1,0 +1,340 @@
+//! The state of a stream: its protocol, the chunks that have arrived, and the tasks that wait.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, IoSlice};
+use std::task::{Context, Poll, Waker};
+
+use rdma_mem::Buffer;
+use rdma_message::frame::{Body, Frame};
+use rdma_message::{self as machine, ConnectionError, Output, SendError, Transmit};
+
+use crate::message::requests::Requests;
+use crate::message::session::{Protocol, State};
+
+/// A chunk of a receive slot, with the memory of the slot.
+pub(super) type Arrived = (machine::Chunk, Buffer);
+
+/// The tasks that wait, by what they wait for.
+#[derive(Debug, Default)]
+struct Waiting {
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+    end: Option<Waker>,
+}
+
+/// The number of frames after which a writer polls the completion queue. So it acknowledges the peer's credit frames
+/// before its credit is used up.
+const UNPOLLED: u32 = 8;
+
+#[derive(Debug)]
+pub(super) struct Bytes {
+    machine: machine::Stream,
+    arrived: VecDeque<Arrived>,
+    waiting: Waiting,
+    has_peer_finished: bool,
+    has_flushed: bool,
+    /// Whether this end has ended its stream.
+    has_finished: bool,
+    /// Whether this end no longer reads.
+    has_stopped: bool,
+    /// Whether this end has sent its last frame because of an error.
+    is_closing: bool,
+    /// The number of frames that were posted since the completion queue was polled.
+    unpolled: u32,
+    /// The reason of the end. The inner `None` means that both ends have finished.
+    ended: Option<Option<ConnectionError>>,
+    /// The number of halves that the program has.
+    pub(super) halves: u8,
+    peer: Option<std::net::SocketAddr>,
+}
+
+impl Bytes {
+    pub(super) fn new(machine: machine::Stream) -> Self {
+        Self {
+            machine,
+            arrived: VecDeque::new(),
+            waiting: Waiting::default(),
+            has_peer_finished: false,
+            has_flushed: false,
+            has_finished: false,
+            has_stopped: false,
+            is_closing: false,
+            unpolled: 0,
+            ended: None,
+            halves: 2,
+            peer: None,
+        }
+    }
+
+    pub(super) const fn set_peer(&mut self, peer: Option<std::net::SocketAddr>) {
+        self.peer = peer;
+    }
+
+    /// Returns the next chunk, `None` at the end of the peer's stream.
+    pub(super) fn poll_next(&mut self, cx: &Context<'_>) -> Poll<io::Result<Option<Arrived>>> {
+        if let Some(arrived) = self.arrived.pop_front() {
+            return Poll::Ready(Ok(Some(arrived)));
+        }
+        if self.has_peer_finished {
+            return Poll::Ready(Ok(None));
+        }
+        if let Some(error) = self.ended {
+            return Poll::Ready(Err(cut_off(error)));
+        }
+        wait(&mut self.waiting.reader, cx);
+        Poll::Pending
+    }
+
+    /// Returns true if a chunk has arrived.
+    pub(super) fn has_arrived(&self) -> bool {
+        !self.arrived.is_empty()
+    }
+
+    /// Ready when the peer's device has everything, with the end of the stream.
+    pub(super) fn poll_flushed(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        if self.has_flushed {
+            return Poll::Ready(Ok(()));
+        }
+        if let Some(error) = self.ended {
+            return Poll::Ready(Err(cut_off(error)));
+        }
+        wait(&mut self.waiting.writer, cx);
+        Poll::Pending
+    }
+
+    /// Ready when the connection has ended.
+    pub(super) fn poll_ended(&mut self, cx: &Context<'_>) -> Poll<()> {
+        if self.ended.is_some() {
+            return Poll::Ready(());
+        }
+        wait(&mut self.waiting.end, cx);
+        Poll::Pending
+    }
+
+    pub(super) const fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// Ends this end's stream.
+    pub(super) fn finish(&mut self) {
+        self.has_finished = true;
+        self.machine.finish();
+    }
+
+    /// Waits until a write can continue.
+    fn wait_to_write(&mut self, cx: &Context<'_>) {
+        wait(&mut self.waiting.writer, cx);
+    }
+
+    /// Returns the error of a write that the protocol refuses, or `None` if it may succeed later.
+    fn refusal(&self, error: SendError) -> Option<io::Error> {
+        match error {
+            SendError::NotOpen => None,
+            SendError::Ended => Some(self.ended.map_or_else(ending, cut_off)),
+            error => Some(io::Error::new(ErrorKind::BrokenPipe, error)),
+        }
+    }
+}
+
+impl State<Bytes> {
+    /// Returns the memory of a chunk to its slot.
+    pub(super) fn release(&mut self, (chunk, buffer): Arrived) {
+        self.requests.set_receive(chunk.slot(), buffer);
+        self.protocol.machine.release(chunk);
+    }
+
+    /// Releases what has arrived, and discards what arrives later.
+    pub(super) fn stop(&mut self) {
+        while let Some(arrived) = self.protocol.arrived.pop_front() {
+            self.release(arrived);
+        }
+        if !self.protocol.has_peer_finished {
+            self.protocol.has_stopped = true;
+            self.protocol.machine.stop();
+        }
+    }
+
+    /// Posts as many of the bytes as can be posted now. Returns their number.
+    ///
+    /// # Errors
+    /// If the stream accepts no bytes, and none of these was posted.
+    pub(super) fn poll_write(
+        &mut self,
+        bytes: &[IoSlice<'_>],
+        cx: &Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        let mut rest = Rest::new(bytes);
+        let mut has_polled = false;
+        if self.protocol.unpolled >= UNPOLLED {
+            self.poll();
+            self.protocol.unpolled = 0;
+        }
+        while rest.length > 0 {
+            let written = match self.protocol.machine.write(rest.length) {
+                Ok(Some(transmit)) => {
+                    self.post(&transmit, &mut rest);
+                    continue;
+                }
+                Ok(None) => None,
+                Err(error) => self.protocol.refusal(error),
+            };
+            if rest.written > 0 {
+                break;
+            }
+            if let Some(error) = written {
+                return Poll::Ready(Err(error));
+            }
+            if std::mem::replace(&mut has_polled, true) {
+                self.protocol.wait_to_write(cx);
+                return Poll::Pending;
+            }
+            self.poll();
+        }
+        Poll::Ready(Ok(rest.written))
+    }
+
+    fn post(&mut self, transmit: &Transmit, rest: &mut Rest<'_, '_>) {
+        let length = match transmit.payload {
+            machine::Payload::Stream { len } => len as usize,
+            _ => 0,
+        };
+        let fill = |memory: &mut [u8]| rest.copy_to(memory.get_mut(..length).unwrap_or_default());
+        self.requests.send(transmit.slot, transmit.header.as_bytes(), fill);
+        self.protocol.unpolled += 1;
+    }
+}
+
+/// The bytes of a write that are left.
+struct Rest<'s, 'b> {
+    slices: &'s [IoSlice<'b>],
+    /// The number of bytes of the first slice that were written.
+    start: usize,
+    length: usize,
+    written: usize,
+}
+
+impl<'s, 'b> Rest<'s, 'b> {
+    fn new(slices: &'s [IoSlice<'b>]) -> Self {
+        let length = slices.iter().map(|slice| slice.len()).sum();
+        Self { slices, start: 0, length, written: 0 }
+    }
+
+    /// Fills the memory with the next bytes. Returns their number.
+    fn copy_to(&mut self, mut memory: &mut [u8]) -> usize {
+        let mut copied = 0;
+        while let Some((first, others)) = self.slices.split_first()
+            && !memory.is_empty()
+        {
+            let from = first.get(self.start..).unwrap_or_default();
+            let count = from.len().min(memory.len());
+            let (to, rest) = memory.split_at_mut(count);
+            to.copy_from_slice(from.get(..count).unwrap_or_default());
+            (memory, copied, self.start) = (rest, copied + count, self.start + count);
+            if count == from.len() {
+                (self.slices, self.start) = (others, 0);
+            }
+        }
+        (self.length, self.written) = (self.length - copied, self.written + copied);
+        copied
+    }
+}
+
+impl Protocol for Bytes {
+    fn received(&mut self, slot: u32, frame: &[u8]) {
+        self.machine.received(slot, frame);
+    }
+
+    fn sent(&mut self, slot: u32) {
+        self.machine.sent(slot);
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        self.machine.poll_output()
+    }
+
+    fn act(&mut self, output: Output, requests: &mut Requests, woken: &mut Vec<Waker>) {
+        match output {
+            Output::PostReceive(slot) => requests.post_receive(slot),
+            Output::Send(transmit) => {
+                self.is_closing |= is_close(&transmit);
+                requests.send(transmit.slot, transmit.header.as_bytes(), |_| 0);
+            }
+            Output::Data(chunk) => {
+                if let Some(buffer) = requests.take_receive(chunk.slot()) {
+                    self.arrived.push_back((chunk, buffer));
+                }
+                woken.extend(self.waiting.reader.take());
+            }
+            Output::PeerFinished => {
+                self.has_peer_finished = true;
+                woken.extend(self.waiting.reader.take());
+            }
+            Output::Flushed => {
+                self.has_flushed = true;
+                woken.extend(self.waiting.writer.take());
+            }
+            Output::Opened(_) | Output::Writable | Output::PeerStopped => {
+                woken.extend(self.waiting.writer.take());
+            }
+            Output::Disconnect(_) => requests.fail(),
+            Output::Ended(error) => {
+                report(error, self.peer);
+                self.ended = Some(error);
+                let Waiting { reader, writer, end } = &mut self.waiting;
+                woken.extend([reader, writer, end].into_iter().filter_map(Option::take));
+            }
+            _ => {}
+        }
+    }
+
+    fn lost(&mut self) {
+        self.machine.lost();
+    }
+
+    fn awaits(&self) -> (bool, bool) {
+        let Waiting { reader, writer, end } = &self.waiting;
+        let finishes = self.has_finished && !self.has_flushed && self.ended.is_none();
+        let sends = finishes || self.is_closing || writer.is_some() || end.is_some();
+        (sends || reader.is_some() || self.has_stopped, sends)
+    }
+}
+
+/// Returns true if the frame is the last one, because of an error. The connection ends after its completion.
+pub(super) fn is_close(transmit: &Transmit) -> bool {
+    let frame = Frame::decode(transmit.header.as_bytes());
+    frame.is_ok_and(|(frame, _)| matches!(frame.body, Body::Close(_)))
+}
+
+/// Registers the task of `cx`.
+pub(super) fn wait(waiting: &mut Option<Waker>, cx: &Context<'_>) {
+    match waiting {
+        Some(waker) => waker.clone_from(cx.waker()),
+        None => *waiting = Some(cx.waker().clone()),
+    }
+}
+
+/// Reports the end of a connection whose peer has broken the protocol.
+pub(super) fn report(ended: Option<ConnectionError>, peer: Option<std::net::SocketAddr>) {
+    match ended {
+        None | Some(ConnectionError::Aborted) => {}
+        Some(error @ (ConnectionError::Lost | ConnectionError::PeerClosed(_))) => {
+            tracing::debug!(%error, ?peer, "a stream or a connection for messages has ended");
+        }
+        Some(error) => tracing::warn!(%error, ?peer, "a peer has broken the protocol"),
+    }
+}
+
+fn ending() -> io::Error {
+    io::Error::new(ErrorKind::BrokenPipe, SendError::Ended)
+}
+
+/// Returns the error of a stream that was cut off.
+fn cut_off(error: Option<ConnectionError>) -> io::Error {
+    let Some(error) = error else { return ending() };
+    let kind = match error {
+        ConnectionError::Aborted => ErrorKind::ConnectionAborted,
+        ConnectionError::Lost | ConnectionError::PeerClosed(_) => ErrorKind::ConnectionReset,
+        _ => ErrorKind::InvalidData,
+    };
+    io::Error::new(kind, error)
+}

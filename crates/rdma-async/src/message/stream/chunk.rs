@@ -1,0 +1,66 @@
+//! Bytes of a stream in the memory where they arrived.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::bytes::{Arrived, Bytes};
+use crate::message::session::Session;
+
+/// Bytes of a stream in the memory where they arrived, returned by [`Stream::read_chunk`](crate::message::Stream::read_chunk).
+///
+/// The memory is used again when the chunk is dropped. Chunks may be dropped in any order, also after the stream. A
+/// program that keeps all chunks of a stream stops its peer, which has no memory left to send into.
+pub struct Chunk {
+    session: Arc<Session<Bytes>>,
+    /// `None` while the chunk is dropped.
+    arrived: Option<Arrived>,
+    /// The number of bytes that were read before.
+    start: usize,
+}
+
+impl Chunk {
+    pub(super) const fn new(session: Arc<Session<Bytes>>, arrived: Arrived, start: usize) -> Self {
+        Self { session, arrived: Some(arrived), start }
+    }
+}
+
+/// Returns the bytes of a chunk.
+pub(super) fn bytes((chunk, buffer): &Arrived) -> &[u8] {
+    let start = chunk.start() as usize;
+    buffer.get(start..start + chunk.len() as usize).unwrap_or_default()
+}
+
+impl Deref for Chunk {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let bytes = self.arrived.as_ref().map_or(&[][..], bytes);
+        bytes.get(self.start..).unwrap_or_default()
+    }
+}
+
+impl AsRef<[u8]> for Chunk {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        let Some(arrived) = self.arrived.take() else { return };
+        if self.session.is_of_this_process() {
+            self.session.with(|state| state.release(arrived));
+        } else {
+            // A forked child owns none of this.
+            let _ = ManuallyDrop::new(arrived);
+        }
+    }
+}
+
+impl fmt::Debug for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Chunk({} bytes)", self.len())
+    }
+}

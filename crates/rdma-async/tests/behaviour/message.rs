@@ -1,0 +1,5 @@
+//! Streams and messages.
+
+mod rig;
+mod stream_ends;
+mod streams;

@@ -1,0 +1,81 @@
+//! Both ends of a stream.
+
+use std::pin::pin;
+use std::task::Poll;
+
+use rdma_async::message::{Options, Stream};
+use rdma_async::{Connection, Endpoint, Pool};
+use rdma_mem::open_device;
+use tokio::io::AsyncWrite;
+use tokio::io::AsyncWriteExt as _;
+
+use crate::common::chance::Chance;
+use crate::common::host::Host;
+use crate::common::{install, poll_once};
+
+pub(super) fn endpoint(device: &str) -> Endpoint {
+    install();
+    Endpoint::new(&open_device(device).unwrap()).unwrap()
+}
+
+/// Both ends of a stream that was made by an address: the client's and the server's.
+pub(super) async fn streams(endpoint: &Endpoint, options: Options) -> (Stream, Stream) {
+    let listener = endpoint.listen_for_streams("127.0.0.1:0", options).await.unwrap();
+    let client = endpoint.connect_stream(listener.local_addr(), options);
+    let (client, server) = tokio::join!(client, listener.accept());
+    (client.unwrap(), server.unwrap())
+}
+
+/// A stream whose peer is a plain connection with that many receives.
+pub(super) async fn stream_and_peer(host: &Host, options: Options) -> (Stream, Connection) {
+    let prepare =
+        || host.driver.prepare(options.fit(rdma_qp::QueuePair::builder(&host.pd))).unwrap();
+    let (one, other) = (prepare(), prepare());
+    let (at_one, at_other) = (one.endpoint(), other.endpoint());
+    let (one, other) = (one.handshake(at_other).unwrap(), other.handshake(at_one).unwrap());
+    let pool = Pool::from(host.pool.clone());
+    (Stream::new(one, &pool, options).await.unwrap(), other)
+}
+
+/// Writes until the peer has no memory left. Returns the number of bytes.
+pub(super) async fn fill(stream: &mut Stream) -> u64 {
+    let (mut accepted, mut refused) = (0, 0);
+    // Other tasks and the device run between the attempts.
+    while refused < 100 {
+        let piece: Vec<u8> = (accepted..accepted + 100).map(byte).collect();
+        match poll_once(&mut pin!(stream.write(&piece))) {
+            Poll::Ready(written) => {
+                accepted += written.unwrap() as u64;
+                refused = 0;
+            }
+            Poll::Pending => refused += 1,
+        }
+        tokio::task::yield_now().await;
+    }
+    accepted
+}
+
+/// The byte of a stream at this place.
+pub(super) fn byte(at: u64) -> u8 {
+    (Chance(at / 8).next() >> (at % 8 * 8)).to_le_bytes()[0]
+}
+
+/// Writes this many bytes in pieces of random lengths.
+pub(super) async fn write_random(writer: &mut (impl AsyncWrite + Unpin), seed: u64, total: u64) {
+    let (mut chance, mut at) = (Chance(seed), 0);
+    while at < total {
+        let most = 2 << chance.below(16);
+        let length = (1 + chance.below(most)).min(total - at);
+        let piece: Vec<u8> = (at..at + length).map(byte).collect();
+        writer.write_all(&piece).await.unwrap();
+        at += length;
+    }
+}
+
+/// Checks the bytes of a stream from this place on. Returns the place after them.
+pub(super) fn check(at: u64, bytes: &[u8]) -> u64 {
+    for (place, &found) in (at..).zip(bytes) {
+        assert_eq!(found, byte(place), "at {place}");
+    }
+    at + bytes.len() as u64
+}

@@ -1,0 +1,213 @@
+//! Ends of streams: drops, resets, deaths, and peers that break the protocol.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use rdma_async::message::{Options, Stream};
+use rdma_async::{Connection, Pool};
+use rdma_qp::prelude::*;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::rig::{byte, check, endpoint, fill, stream_and_peer, streams, write_random};
+use crate::common::host::Host;
+use crate::common::{DEVICES, run, run_in_one_thread};
+
+/// Writes until it fails. Returns the kind of the error.
+async fn write_until_it_fails(stream: &mut Stream) -> ErrorKind {
+    loop {
+        if let Err(error) = stream.write_all(&[7; 1000]).await {
+            return error.kind();
+        }
+    }
+}
+
+#[test]
+fn a_dropped_stream_still_sends_what_was_written_and_ends_cleanly() {
+    for device in DEVICES {
+        run(move || async move {
+            let (mut client, mut server) = streams(&endpoint(device), Options::new()).await;
+            let total = 50_000;
+            let writer = tokio::spawn(async move { write_random(&mut client, 9, total).await });
+            let mut all = Vec::new();
+            server.read_to_end(&mut all).await.unwrap();
+            assert_eq!(check(0, &all), total);
+            writer.await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_dropped_reader_fails_the_writes_of_the_peer() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let (client, mut server) = streams(&endpoint(device), Options::new()).await;
+            server.write_all(b"unread").await.unwrap();
+            drop(client);
+            assert_eq!(write_until_it_fails(&mut server).await, ErrorKind::BrokenPipe);
+            // The end of the client's stream was sent.
+            assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0);
+        });
+    }
+}
+
+#[test]
+fn a_dropped_half_leaves_the_other_one_open() {
+    run_in_one_thread(|| async {
+        let (client, mut server) = streams(&endpoint("soft0"), Options::new()).await;
+        let (reader, mut writer) = client.into_split();
+        drop(reader);
+        assert_eq!(write_until_it_fails(&mut server).await, ErrorKind::BrokenPipe);
+        writer.write_all(b"still open").await.unwrap();
+        let mut text = [0; 10];
+        server.read_exact(&mut text).await.unwrap();
+        assert_eq!(&text, b"still open");
+        drop(writer);
+        assert_eq!(server.read(&mut text).await.unwrap(), 0);
+    });
+}
+
+#[test]
+fn a_dropped_writer_half_ends_the_stream_and_reads_on() {
+    run_in_one_thread(|| async {
+        let (client, mut server) = streams(&endpoint("soft0"), Options::new()).await;
+        let (mut reader, writer) = client.into_split();
+        drop(writer);
+        assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0);
+        server.write_all(b"answer").await.unwrap();
+        drop(server);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "answer");
+    });
+}
+
+#[test]
+fn a_stream_that_does_not_linger_resets_its_peer() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let at_once = Options::new().linger(Duration::ZERO);
+            // The client's window is full, so its end cannot be sent.
+            let at_once = at_once.receives(4).frame_bytes(256).window_bytes(1024);
+            let (mut client, mut server) = streams(&endpoint(device), at_once).await;
+            fill(&mut client).await;
+            drop(client);
+            let mut all = Vec::new();
+            let cut_off = server.read_to_end(&mut all).await.unwrap_err();
+            assert_eq!(cut_off.kind(), ErrorKind::ConnectionReset, "{cut_off}");
+            assert!(!all.is_empty(), "what had arrived is read before the error");
+            let error = server.write_all(b"late").await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_lost_connection_is_never_a_clean_end() {
+    for device in DEVICES {
+        run(move || async move {
+            let host = Host::new(device);
+            let pool = Pool::from(host.pool.clone());
+            let options = Options::new();
+            let qp = options.fit(host.pd.create_qp());
+            let (listener, address) = {
+                let listener = host.driver.listen("127.0.0.1:0", qp.clone()).await.unwrap();
+                let address = listener.local_addr();
+                (listener, address)
+            };
+            let (client, server) =
+                tokio::join!(host.driver.connect(address, qp), listener.accept());
+            let (client, server) = (client.unwrap().0, server.unwrap());
+            let killed = server.clone();
+            let (client, server) = tokio::join!(
+                Stream::new(client, &pool, options),
+                Stream::new(server, &pool, options)
+            );
+            let (mut client, mut server) = (client.unwrap(), server.unwrap());
+            server.write_all(&[byte(0)]).await.unwrap();
+            assert_eq!(client.read_u8().await.unwrap(), byte(0));
+            let waits = tokio::spawn(async move {
+                let error = client.read_u8().await.unwrap_err();
+                let late = client.shutdown().await.unwrap_err();
+                (error.kind(), late.kind())
+            });
+            tokio::task::yield_now().await;
+            killed.close().unwrap();
+            let reset = ErrorKind::ConnectionReset;
+            assert_eq!(waits.await.unwrap(), (reset, reset));
+            let own = server.read_u8().await.unwrap_err();
+            assert_eq!(own.kind(), reset);
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_sends_garbage_fails_only_its_own_stream() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let host = Host::new(device);
+            let (mut victim, peer) = stream_and_peer(&host, Options::new()).await;
+            let (mut one, mut other) = streams(&endpoint(device), Options::new()).await;
+            post_receives(&host, &peer);
+            peer.send(host.buffer(b"certainly not a frame")).await.unwrap();
+            let error = victim.read_u8().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+            let error = victim.write_all(b"x").await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+            one.write_all(b"fine").await.unwrap();
+            let mut text = [0; 4];
+            other.read_exact(&mut text).await.unwrap();
+            assert_eq!(&text, b"fine");
+        });
+    }
+}
+
+/// Posts receives for the frames that a stream sends by itself.
+fn post_receives(host: &Host, peer: &Connection) {
+    for _ in 0..4 {
+        drop(peer.receive(host.pool.allocate(4096).unwrap()).try_post().unwrap());
+    }
+}
+
+#[test]
+fn a_peer_that_writes_with_immediate_data_breaks_the_protocol() {
+    run_in_one_thread(|| async {
+        let host = Host::new("soft0");
+        let (mut victim, peer) = stream_and_peer(&host, Options::new()).await;
+        post_receives(&host, &peer);
+        peer.send_with_imm(host.pool.allocate(0).unwrap(), 1).await.unwrap();
+        let error = victim.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+    });
+}
+
+#[test]
+fn short_queues_are_refused() {
+    run_in_one_thread(|| async {
+        let host = Host::new("soft0");
+        let (one, _other) = host.pair_by_hand();
+        let pool = Pool::from(host.pool.clone());
+        let error = Stream::new(one.clone(), &pool, Options::new()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("`Options::fit`"), "{error}");
+        let error = Stream::new(one, &pool, Options::new().receives(0)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    });
+}
+
+#[test]
+fn all_memory_returns_to_the_pool() {
+    for device in DEVICES {
+        run(move || async move {
+            let endpoint = endpoint(device);
+            let (mut client, mut server) = streams(&endpoint, Options::new()).await;
+            client.write_all(b"text").await.unwrap();
+            let chunk = server.read_chunk().await.unwrap().unwrap();
+            let ends = tokio::join!(client.shutdown(), server.shutdown());
+            assert!(ends.0.is_ok() && ends.1.is_ok(), "{ends:?}");
+            drop((client, server, chunk));
+            while endpoint.pool().usage().buffers > 0 {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+}
