@@ -89,7 +89,7 @@ impl Ledger {
             connections: 0,
             entered: 0,
             polled: [PollSlot::default(); BATCH],
-            afters: Afters { due: Vec::with_capacity(after::MOST), awaited: 0 },
+            afters: Afters::new(),
             queued: 0,
             is_armed: false,
             armings: 0,
@@ -118,14 +118,16 @@ impl Ledger {
 
     #[cold]
     fn do_afters(&self, mut table: MutexGuard<'_, Table>) {
-        let mut due = std::mem::take(&mut table.afters.due);
+        // A waker may poll again, and so add work in the meantime.
+        let spare = std::mem::take(&mut table.afters.spare);
+        let mut due = std::mem::replace(&mut table.afters.due, spare);
         drop(table);
         due.drain(..).for_each(After::run);
         // Keeps the allocation for later work.
         let mut table = self.lock();
         debug_assert!(table.afters.due.is_empty(), "the thread that adds work also takes it");
-        if table.afters.due.capacity() < due.capacity() {
-            table.afters.due = due;
+        if table.afters.spare.capacity() < due.capacity() {
+            table.afters.spare = due;
         }
     }
 

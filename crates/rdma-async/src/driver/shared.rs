@@ -18,8 +18,9 @@ const COMPLETIONS: u32 = 4096;
 /// The state of a driver, kept alive by its task and its connections.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    // Declared first, so that they are dropped before the channel to which their completion queues refer.
-    ledgers: Mutex<Vec<Arc<Ledger>>>,
+    // Declared first, so that they are dropped before the channel to which their completion queues refer. A sweep shares
+    // the list, and so copies nothing.
+    ledgers: Mutex<Arc<Vec<Arc<Ledger>>>>,
     pub(crate) channel: CompletionChannel,
     /// Whether a task polls and ends the driver.
     pub(super) has_task: bool,
@@ -69,7 +70,7 @@ impl Shared {
         self.channel.context().check_process().is_ok()
     }
 
-    pub(super) fn ledgers(&self) -> MutexGuard<'_, Vec<Arc<Ledger>>> {
+    pub(super) fn ledgers(&self) -> MutexGuard<'_, Arc<Vec<Arc<Ledger>>>> {
         self.ledgers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -83,7 +84,7 @@ impl Shared {
         let cq = CompletionQueue::create_with_channel(&self.channel, capacity, 0)?;
         let ledger = Arc::new(Ledger::new(cq));
         ledger.reserve(requests);
-        ledgers.push(Arc::clone(&ledger));
+        Arc::make_mut(&mut ledgers).push(Arc::clone(&ledger));
         Ok(ledger)
     }
 

@@ -49,12 +49,19 @@ pub(crate) const MOST: usize = 3 * BATCH + 2;
 pub(crate) struct Afters {
     /// Empty whenever the lock is free.
     pub(crate) due: Vec<After>,
+    /// An empty list that replaces `due` while its work is done.
+    pub(crate) spare: Vec<After>,
     /// The number of requests in flight that a task awaits, or that were dropped and have memory to release. The
     /// completion queue is armed while this is not zero.
     pub(crate) awaited: usize,
 }
 
 impl Afters {
+    pub(crate) fn new() -> Self {
+        let [due, spare] = [(); 2].map(|()| Vec::with_capacity(MOST));
+        Self { due, spare, awaited: 0 }
+    }
+
     pub(crate) fn push(&mut self, after: After) {
         self.due.push(after);
     }
