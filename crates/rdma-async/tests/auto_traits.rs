@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use rdma_async::message::{self, Chunk, ReadHalf, Stream, StreamListener, WriteHalf};
+use rdma_async::message::{
+    self, Chunk, Message, MessageError, Messages, MessagesListener, ReadHalf, Stream,
+    StreamListener, WriteHalf,
+};
 use rdma_async::{
     Atomic, BufferSlice, ConnectError, Connection, ConnectionCounters, ConnectionOptions,
     Descriptor, Driver, EndedLease, Endpoint, Events, Failed, Incoming, Lease, LeaseDenial,
@@ -51,6 +54,17 @@ fn shared_types_are_send_and_sync() {
     shared::<WriteHalf>();
     shared::<Chunk>();
     shared::<message::Options>();
+    shared::<Messages>();
+    shared::<MessagesListener>();
+    shared::<Message>();
+    error::<MessageError>();
+    let _ = |messages: &'static Messages, message: Message| {
+        moves(messages.send(b""));
+        moves(messages.call(b""));
+        moves(messages.receive());
+        moves(messages.finish());
+        moves(message.reply(b""));
+    };
     error::<ConnectError>();
     error::<Failed<Buffer>>();
     error::<Failed<SharedBuffer>>();

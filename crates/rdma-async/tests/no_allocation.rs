@@ -1,13 +1,15 @@
 //! Operations and buffers of a pool allocate no memory once their connection has been used: awaited, posted, dropped,
-//! and waiting for a slot. It has its own `main`, because the threads of the usual harness allocate, too.
+//! and waiting for a slot. Neither do streams and short messages. It has its own `main`, because the threads of the usual harness allocate, too.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use rdma_async::{Connection, Driver, Pool};
+use rdma_async::message::{Messages, Options, Stream};
+use rdma_async::{Connection, Driver, Endpoint, Pool};
 use rdma_mem::{AccessFlags, Buffer, RemoteMemoryRegion, open_device};
 use rdma_qp::MaxRnrRetries;
 use rdma_qp::prelude::*;
 use test_support::alloc_counter::CountingAllocator;
 use test_support::program::await_threads;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::join;
 
 #[global_allocator]
@@ -81,6 +83,56 @@ impl Rig {
     }
 }
 
+/// Both ends of a stream, and of a connection for messages.
+struct Talk {
+    streams: [Stream; 2],
+    messages: [Messages; 2],
+}
+
+impl Talk {
+    async fn new(endpoint: &Endpoint) -> Self {
+        let (any, options) = ("127.0.0.1:0", Options::new());
+        let listener = endpoint.listen_for_streams(any, options).await.unwrap();
+        let client = endpoint.connect_stream(listener.local_addr(), options);
+        let (client, server) = join!(client, listener.accept());
+        let streams = [client.unwrap(), server.unwrap()];
+        let listener = endpoint.listen_for_messages(any, options).await.unwrap();
+        let client = endpoint.connect_messages(listener.local_addr(), options);
+        let (client, server) = join!(client, listener.accept());
+        Self { streams, messages: [client.unwrap(), server.unwrap()] }
+    }
+
+    /// An echo over the stream, in which either end waits for the other.
+    async fn stream(&mut self) {
+        let [client, server] = &mut self.streams;
+        let echo = async {
+            let mut text = [0; 100];
+            server.read_exact(&mut text).await.unwrap();
+            server.write_all(&text).await.unwrap();
+        };
+        let ask = async {
+            client.write_all(&[7; 100]).await.unwrap();
+            let chunk = client.read_chunk().await.unwrap().unwrap();
+            assert_eq!(*chunk, [7; 100]);
+        };
+        join!(echo, ask);
+    }
+
+    /// A message and a call.
+    async fn messages(&mut self) {
+        let [client, server] = &self.messages;
+        let serve = async {
+            assert_eq!(server.receive().await.unwrap().unwrap().len(), 100);
+            server.receive().await.unwrap().unwrap().reply(b"answer").await.unwrap();
+        };
+        let ask = async {
+            client.send(&[7; 100]).await.unwrap();
+            assert_eq!(*client.call(b"question").await.unwrap(), *b"answer");
+        };
+        join!(serve, ask);
+    }
+}
+
 fn main() {
     rdma_soft::install();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -106,10 +158,11 @@ fn main() {
             buffers: (0..8).map(|_| pool.as_blocking().allocate(8).unwrap()).collect(),
             pool,
         };
+        let mut talk = Talk::new(&Endpoint::new(&context).unwrap()).await;
         let mut before = 0;
-        // The first round registers the words of atomic operations, and grows the lists.
-        for round in 0..100 {
-            if round == 1 {
+        // The first rounds register the words of atomic operations, and grow the lists.
+        for round in 0..200 {
+            if round == 100 {
                 await_threads();
                 before = ALLOCATOR.allocations();
             }
@@ -118,9 +171,11 @@ fn main() {
             rig.waiting().await;
             rig.dropped().await;
             rig.allocated().await;
+            talk.stream().await;
+            talk.messages().await;
         }
         assert_eq!(ALLOCATOR.allocations() - before, 0);
         assert_eq!(rig.buffers.len(), 8);
     }));
-    println!("no allocation in 99 rounds of 11 operations and 3 buffers");
+    println!("no allocation in 100 rounds of 11 operations, 3 buffers and 5 messages");
 }

@@ -31,7 +31,7 @@ impl MessageListener {
     /// If the listener fails, or memory cannot be allocated.
     pub(super) async fn accept<T>(
         &self,
-        prepare: impl Fn(Connection, Memory, &Options) -> io::Result<T>,
+        prepare: impl Fn(Connection, Memory, &Pool, &Options) -> io::Result<T>,
         start: impl Fn(&T),
     ) -> Result<T, ConnectError> {
         let Self { listener, pool, options, user_bytes } = self;
@@ -39,7 +39,8 @@ impl MessageListener {
             let memory = options.allocate(pool).await.map_err(failed)?;
             let incoming = listener.incoming().await?;
             // From now on nothing waits, so that no client is lost.
-            let end = prepare(incoming.connection().clone(), memory, options).map_err(failed)?;
+            let connection = incoming.connection().clone();
+            let end = prepare(connection, memory, pool, options).map_err(failed)?;
             match incoming.accept(user_bytes) {
                 Ok(_) => {
                     start(&end);
@@ -73,13 +74,14 @@ pub(super) async fn connect<T>(
     endpoint: &Endpoint,
     addr: impl ToSocketAddrs,
     options: Options,
-    prepare: impl FnOnce(Connection, Memory, &Options) -> io::Result<T>,
+    prepare: impl FnOnce(Connection, Memory, &Pool, &Options) -> io::Result<T>,
     start: impl FnOnce(&T),
 ) -> Result<T, ConnectError> {
     let of_connection = fit(endpoint, &options)?;
     let memory = options.allocate(endpoint.pool()).await.map_err(failed)?;
-    let ready =
-        |connection: &Connection| prepare(connection.clone(), memory, &options).map_err(failed);
+    let ready = |connection: &Connection| {
+        prepare(connection.clone(), memory, endpoint.pool(), &options).map_err(failed)
+    };
     let (_, _, end) = endpoint.driver().connect_ready(addr, of_connection, ready).await?;
     start(&end);
     Ok(end)

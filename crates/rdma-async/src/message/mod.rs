@@ -1,7 +1,9 @@
-//! Streams on connections.
+//! Streams and messages on connections.
 //!
-//! A [`Stream`] carries bytes, as a [`TcpStream`](tokio::net::TcpStream) does. The crate `rdma-message` defines the
-//! protocol.
+//! - A [`Stream`] carries bytes, as a [`TcpStream`](tokio::net::TcpStream) does.
+//! - [`Messages`] carry messages of any length, requests and replies.
+//!
+//! The crate `rdma-message` defines the protocol of both.
 //!
 //! No task belongs to a connection of this module. The task that calls it processes completions; while all tasks wait,
 //! the [driver](crate::Driver) does. An idle connection uses no processor time, and [this
@@ -9,6 +11,7 @@
 
 mod linger;
 mod listener;
+mod messages;
 mod options;
 mod requests;
 mod session;
@@ -18,7 +21,11 @@ mod turns;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 
+pub use messages::error::MessageError;
+pub use messages::incoming::Message;
+pub use messages::{Messages, MessagesListener};
 pub use options::Options;
+pub use rdma_message::{ConnectionError, OperationError, SendError};
 pub use stream::chunk::Chunk;
 pub use stream::read_half::ReadHalf;
 pub use stream::write_half::WriteHalf;

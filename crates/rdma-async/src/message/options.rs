@@ -63,6 +63,25 @@ impl Options {
         self
     }
 
+    /// Sets the length of the longest message that this end accepts. Default: 64 MiB.
+    pub const fn max_message(mut self, bytes: u32) -> Self {
+        self.limits.max_message = bytes;
+        self
+    }
+
+    /// Sets the number of messages, calls and replies of this end that may be pending. Further ones wait. Default:
+    /// 1,024.
+    pub const fn operations(mut self, operations: u32) -> Self {
+        self.limits.operations = operations;
+        self
+    }
+
+    /// Sets the number of the peer's requests that may be open. The peer's further calls wait. Default: 256.
+    pub const fn calls(mut self, calls: u32) -> Self {
+        self.limits.calls = calls;
+        self
+    }
+
     /// Sets how long a dropped connection may take to send what is left, before it is reset. Default: 5 seconds.
     #[doc(alias = "SO_LINGER")]
     pub const fn linger(mut self, limit: Duration) -> Self {
@@ -117,8 +136,7 @@ impl Options {
     /// If a limit is outside its range, or the memory cannot be allocated.
     pub(super) async fn allocate(&self, pool: &Pool) -> io::Result<Memory> {
         self.check_limits()?;
-        let all = pool.allocate_aligned(self.registered_bytes(), 64).await;
-        Ok(Memory::new(all.map_err(io::Error::other)?, &self.limits))
+        Memory::allocate(pool, &self.limits).await.map_err(io::Error::other)
     }
 }
 

@@ -8,6 +8,7 @@ use rdma_message::Options as Limits;
 
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
+use crate::buffer::pool::{Pool, PoolError};
 use crate::buffer::view::BufferExt as _;
 use crate::connection::Connection;
 use crate::ledger::Ended;
@@ -23,23 +24,26 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Splits a buffer, which has the length of all slots.
-    pub(super) fn new(all: Buffer, limits: &Limits) -> Self {
-        let mut rest = Some(all);
-        let mut split = |slots: u32, bytes: u32| {
-            let mut next = || {
-                let all = rest.take()?;
-                let middle = all.len().min(bytes as usize);
-                let (slot, others) = all.split_at(middle);
-                rest = Some(others);
-                Some(slot)
-            };
-            (0..slots).map(|_| next()).collect()
-        };
-        let receives = split(limits.receive_slots(), limits.receive_bytes);
-        Self { receives, sends: split(limits.sends, limits.send_bytes) }
+    /// Allocates the memory. Each slot has its own, because a program may keep what has arrived.
+    ///
+    /// # Errors
+    /// If the pool cannot grow.
+    pub(super) async fn allocate(pool: &Pool, limits: &Limits) -> Result<Self, PoolError> {
+        let receives = buffers(pool, limits.receive_slots(), limits.receive_bytes).await?;
+        Ok(Self { receives, sends: buffers(pool, limits.sends, limits.send_bytes).await? })
     }
 }
+
+async fn buffers(pool: &Pool, slots: u32, bytes: u32) -> Result<Vec<Option<Buffer>>, PoolError> {
+    let mut all = Vec::with_capacity(slots as usize);
+    for _ in 0..slots {
+        all.push(Some(pool.allocate_aligned(bytes as usize, ALIGNMENT).await?));
+    }
+    Ok(all)
+}
+
+/// The size of a cache line, so that slots share none.
+const ALIGNMENT: usize = 64;
 
 /// A request that has completed.
 #[derive(Debug)]

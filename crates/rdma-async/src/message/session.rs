@@ -3,11 +3,13 @@
 //! No task belongs to a session. The tasks of the program process completions when they call the session. While they
 //! wait, completions are processed by the thread that polls them, because the waker of the awaited request does so.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Wake, Waker};
+use std::task::{Context, Wake, Waker};
 use std::{fmt, mem};
 
-use rdma_message::Output;
+use rdma_message::frame::{Body, Frame};
+use rdma_message::{ConnectionError, Output, Transmit};
 
 use super::requests::{Completed, Memory, Requests};
 use super::turns::{self, Turn};
@@ -119,11 +121,16 @@ impl<P: Protocol> State<P> {
         }
     }
 
+    /// Executes an instruction, or notes an event.
+    pub(super) fn act(&mut self, output: Output) {
+        self.protocol.act(output, &mut self.requests, &mut self.woken);
+    }
+
     /// Processes completions that were delivered, and executes the instructions of the protocol.
     pub(super) fn settle(&mut self) {
         loop {
             while let Some(output) = self.protocol.poll_output() {
-                self.protocol.act(output, &mut self.requests, &mut self.woken);
+                self.act(output);
             }
             match self.requests.next() {
                 Some(Completed::Received { slot, buffer, length }) => {
@@ -148,7 +155,7 @@ impl<P: Protocol> State<P> {
                 Completed::Sent { slot } => self.protocol.sent(slot),
             }
             while let Some(output) = self.protocol.poll_output() {
-                self.protocol.act(output, &mut self.requests, &mut self.woken);
+                self.act(output);
             }
         }
         self.requests.leave();
@@ -176,5 +183,30 @@ impl<P: Protocol> Wake for Hook<P> {
         if let Some(session) = self.0.upgrade() {
             turns::wake(session);
         }
+    }
+}
+
+/// Returns true if the frame is the last one, because of an error. The connection ends after its completion.
+pub(super) fn is_close(transmit: &Transmit) -> bool {
+    let frame = Frame::decode(transmit.header.as_bytes());
+    frame.is_ok_and(|(frame, _)| matches!(frame.body, Body::Close(_)))
+}
+
+/// Registers the task of `cx`.
+pub(super) fn wait(waiting: &mut Option<Waker>, cx: &Context<'_>) {
+    match waiting {
+        Some(waker) => waker.clone_from(cx.waker()),
+        None => *waiting = Some(cx.waker().clone()),
+    }
+}
+
+/// Reports the end of a connection whose peer has broken the protocol.
+pub(super) fn report(ended: Option<ConnectionError>, peer: Option<SocketAddr>) {
+    match ended {
+        None | Some(ConnectionError::Aborted) => {}
+        Some(error @ (ConnectionError::Lost | ConnectionError::PeerClosed(_))) => {
+            tracing::debug!(%error, ?peer, "a stream or a connection for messages has ended");
+        }
+        Some(error) => tracing::warn!(%error, ?peer, "a peer has broken the protocol"),
     }
 }

@@ -114,7 +114,7 @@ impl Stream {
     /// If this is not called within a tokio runtime with time.
     pub async fn new(connection: Connection, pool: &Pool, options: Options) -> io::Result<Self> {
         let memory = options.allocate(pool).await?;
-        let stream = Self::prepare(connection, memory, &options)?;
+        let stream = Self::prepare(connection, memory, pool, &options)?;
         stream.start();
         Ok(stream)
     }
@@ -123,6 +123,7 @@ impl Stream {
     pub(super) fn prepare(
         connection: Connection,
         memory: Memory,
+        _: &Pool,
         options: &Options,
     ) -> io::Result<Self> {
         let linger = Linger::new(options.linger);

@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
+use std::net::SocketAddr;
 use std::task::{Context, Poll, Waker};
 
 use rdma_mem::Buffer;
-use rdma_message::frame::{Body, Frame};
 use rdma_message::{self as machine, ConnectionError, Output, SendError, Transmit};
 
 use crate::message::requests::Requests;
-use crate::message::session::{Protocol, State};
+use crate::message::session::{Protocol, State, is_close, report, wait};
 
 /// A chunk of a receive slot, with the memory of the slot.
 pub(super) type Arrived = (machine::Chunk, Buffer);
@@ -45,7 +45,7 @@ pub(super) struct Bytes {
     ended: Option<Option<ConnectionError>>,
     /// The number of halves that the program has.
     pub(super) halves: u8,
-    peer: Option<std::net::SocketAddr>,
+    peer: Option<SocketAddr>,
 }
 
 impl Bytes {
@@ -66,7 +66,7 @@ impl Bytes {
         }
     }
 
-    pub(super) const fn set_peer(&mut self, peer: Option<std::net::SocketAddr>) {
+    pub(super) const fn set_peer(&mut self, peer: Option<SocketAddr>) {
         self.peer = peer;
     }
 
@@ -296,31 +296,6 @@ impl Protocol for Bytes {
         let finishes = self.has_finished && !self.has_flushed && self.ended.is_none();
         let sends = finishes || self.is_closing || writer.is_some() || end.is_some();
         (sends || reader.is_some() || self.has_stopped, sends)
-    }
-}
-
-/// Returns true if the frame is the last one, because of an error. The connection ends after its completion.
-pub(super) fn is_close(transmit: &Transmit) -> bool {
-    let frame = Frame::decode(transmit.header.as_bytes());
-    frame.is_ok_and(|(frame, _)| matches!(frame.body, Body::Close(_)))
-}
-
-/// Registers the task of `cx`.
-pub(super) fn wait(waiting: &mut Option<Waker>, cx: &Context<'_>) {
-    match waiting {
-        Some(waker) => waker.clone_from(cx.waker()),
-        None => *waiting = Some(cx.waker().clone()),
-    }
-}
-
-/// Reports the end of a connection whose peer has broken the protocol.
-pub(super) fn report(ended: Option<ConnectionError>, peer: Option<std::net::SocketAddr>) {
-    match ended {
-        None | Some(ConnectionError::Aborted) => {}
-        Some(error @ (ConnectionError::Lost | ConnectionError::PeerClosed(_))) => {
-            tracing::debug!(%error, ?peer, "a stream or a connection for messages has ended");
-        }
-        Some(error) => tracing::warn!(%error, ?peer, "a peer has broken the protocol"),
     }
 }
 

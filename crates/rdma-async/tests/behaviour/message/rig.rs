@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::task::Poll;
 
-use rdma_async::message::{Options, Stream};
+use rdma_async::message::{Messages, Options, Stream};
 use rdma_async::{Connection, Endpoint, Pool};
 use rdma_mem::open_device;
 use tokio::io::AsyncWrite;
@@ -78,4 +78,17 @@ pub(super) fn check(at: u64, bytes: &[u8]) -> u64 {
         assert_eq!(found, byte(place), "at {place}");
     }
     at + bytes.len() as u64
+}
+
+/// Both ends of a connection for messages that was made by an address: the client's and the server's.
+pub(super) async fn messages(endpoint: &Endpoint, options: Options) -> (Messages, Messages) {
+    let listener = endpoint.listen_for_messages("127.0.0.1:0", options).await.unwrap();
+    let client = endpoint.connect_messages(listener.local_addr(), options);
+    let (client, server) = tokio::join!(client, listener.accept());
+    (client.unwrap(), server.unwrap())
+}
+
+/// A message of this length.
+pub(super) fn message(length: usize) -> Vec<u8> {
+    (0..length as u64).map(byte).collect()
 }

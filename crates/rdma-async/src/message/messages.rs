@@ -1,0 +1,294 @@
+//! Connections that carry messages, requests and replies.
+
+mod body;
+pub(super) mod error;
+pub(super) mod incoming;
+mod mailbox;
+mod operations;
+mod run;
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rdma_connect::ConnectError;
+#[cfg(feature = "serde")]
+use serde::Serialize;
+use tokio::net::ToSocketAddrs;
+use tokio::task::coop::consume_budget;
+
+use self::error::MessageError;
+use self::incoming::Message;
+use self::mailbox::{Mailbox, Start};
+use super::linger::Linger;
+use super::options::Options;
+use super::requests::Memory;
+use super::session::Session;
+use crate::buffer::pool::Pool;
+#[cfg(feature = "serde")]
+use crate::buffer::value::ValueError;
+use crate::connection::Connection;
+use crate::control::endpoint::Endpoint;
+
+/// A connection that carries messages of any length, in order, in both directions. A message may be a request, to which
+/// the peer replies.
+///
+/// All functions take `&self`, so several tasks can send, call and receive at once. Messages of one task are sent in the
+/// order of its calls. A peer that does not [receive](Self::receive) stops the senders; replies then wait too, because
+/// they arrive in order with the messages. So an end that calls also receives, in another task or with `select!`.
+///
+/// Dropping this value returns at once. Messages that were begun are still sent, and what arrives is discarded. The
+/// connection ends when both ends have finished, or is reset after [`Options::linger`].
+///
+/// # Examples
+/// ```
+/// use rdma_async::message::Options;
+///
+/// # rdma_soft::install();
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let endpoint = rdma_async::Endpoint::new(&rdma_mem::open_device("soft0")?)?;
+/// let listener = endpoint.listen_for_messages("127.0.0.1:0", Options::new()).await?;
+/// let address = listener.local_addr();
+/// let server = async {
+///     let client = listener.accept().await?;
+///     // Until the client has finished.
+///     while let Some(message) = client.receive().await? {
+///         if message.is_request() {
+///             let answer = message.to_ascii_uppercase();
+///             message.reply(&answer).await?;
+///         } else {
+///             assert_eq!(*message, *b"a note");
+///         }
+///     }
+///     Ok::<_, Box<dyn std::error::Error>>(())
+/// };
+/// let client = async {
+///     let server = endpoint.connect_messages(address, Options::new()).await?; // another process
+///     server.send(b"a note").await?;
+///     let answer = server.call(b"a question").await?;
+///     assert_eq!(*answer, *b"A QUESTION");
+///     server.finish().await?;
+///     Ok(())
+/// };
+/// tokio::try_join!(server, client)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Messages {
+    session: Arc<Session<Mailbox>>,
+    linger: Linger,
+}
+
+impl Messages {
+    /// Makes a connection carry messages. The peer must do the same, and nothing else may use the connection. See
+    /// [`Stream::new`](super::Stream::new) for the queues of the connection, and for the first frame.
+    ///
+    /// # Errors
+    /// Same errors as [`Stream::new`](super::Stream::new).
+    ///
+    /// # Panics
+    /// If this is not called within a tokio runtime with time.
+    pub async fn new(connection: Connection, pool: &Pool, options: Options) -> io::Result<Self> {
+        let memory = options.allocate(pool).await?;
+        let messages = Self::prepare(connection, memory, pool, &options)?;
+        messages.start();
+        Ok(messages)
+    }
+
+    /// Creates an end whose receives are posted, but that sends nothing yet.
+    fn prepare(
+        connection: Connection,
+        memory: Memory,
+        pool: &Pool,
+        options: &Options,
+    ) -> io::Result<Self> {
+        let linger = Linger::new(options.linger);
+        options.check(&connection)?;
+        let machine = rdma_message::Messages::new(&options.limits).map_err(io::Error::other)?;
+        let frame_bytes = options.limits.receive_bytes as usize;
+        let mailbox = Mailbox::new(machine, pool.as_blocking().clone(), frame_bytes);
+        let slots = options.limits.receive_slots();
+        Ok(Self { session: Session::new(connection, memory, slots, mailbox), linger })
+    }
+
+    /// Sends the first frame.
+    fn start(&self) {
+        let peer = super::peer_addr(self.session.connection()).ok();
+        self.session.with(|state| state.protocol.set_peer(peer));
+    }
+
+    /// Sends a message. Ready when the peer's device has received all of it; the peer's program may not have.
+    ///
+    /// It waits while too many operations of this end are pending, or the peer has no memory for the message. If the
+    /// future is dropped before a part was sent, nothing is sent. Afterwards, the message is sent completely.
+    ///
+    /// # Errors
+    /// [`MessageError::NotSent`] if the message is longer than the peer accepts, or this end has finished. If the
+    /// connection ends, [`MessageError::Operation`] states whether the peer may have received the message.
+    pub async fn send(&self, message: &[u8]) -> Result<(), MessageError> {
+        run::run(&self.session, Start::Send, message, || ()).await.map(drop)
+    }
+
+    /// Encodes a value in the format of [`ValueExt`](crate::ValueExt), and [sends](Self::send) it. The peer decodes it
+    /// with [`Message::value`].
+    ///
+    /// # Errors
+    /// [`MessageError::Value`] if the value cannot be encoded; otherwise the same errors as [`send`](Self::send).
+    ///
+    /// # Examples
+    /// ```
+    /// # use rdma_async::message::Options;
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let endpoint = rdma_async::Endpoint::new(&rdma_mem::open_device("soft0")?)?;
+    /// # let listener = endpoint.listen_for_messages("127.0.0.1:0", Options::new()).await?;
+    /// # let client = endpoint.connect_messages(listener.local_addr(), Options::new());
+    /// # let (client, server) = tokio::join!(client, listener.accept());
+    /// # let (client, server) = (client?, server?);
+    /// client.send_value(&("apples", 3_u32)).await?;
+    /// let order = server.receive().await?.expect("an order");
+    /// assert_eq!(order.value::<(String, u32)>()?, ("apples".to_owned(), 3));
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "serde")]
+    pub async fn send_value<T: Serialize + ?Sized>(&self, value: &T) -> Result<(), MessageError> {
+        let bytes = postcard::to_stdvec(value);
+        let bytes = bytes.map_err(|error| ValueError::NotWritten(error.to_string()))?;
+        self.send(&bytes).await
+    }
+
+    /// Sends a request and waits for its reply.
+    ///
+    /// If the future is dropped before a part was sent, nothing is sent. Afterwards, the request is sent completely.
+    /// The peer is notified that the reply is not wanted, and a reply that arrives is discarded.
+    ///
+    /// # Errors
+    /// Same errors as [`send`](Self::send). Also [`MessageError::Operation`] with
+    /// [`Refused`](super::OperationError::Refused) if the peer dropped the request, and with
+    /// [`PeerFinished`](super::OperationError::PeerFinished) if it finished without a reply.
+    pub async fn call(&self, request: &[u8]) -> Result<Message, MessageError> {
+        let reply = run::run(&self.session, Start::Call, request, || ()).await?;
+        Ok(Message::new(Arc::clone(&self.session), reply, None))
+    }
+
+    /// Waits for the next message or request. `None` means that the peer has finished, and all its messages were
+    /// received.
+    ///
+    /// Cancel safe: if the future is dropped, the next call receives the message.
+    ///
+    /// # Errors
+    /// [`MessageError::Ended`] if the connection has ended before the peer finished. Messages that had arrived
+    /// completely are received before that.
+    pub async fn receive(&self) -> Result<Option<Message>, MessageError> {
+        // Without a budget, a task whose messages have always arrived would starve other tasks.
+        consume_budget().await;
+        let received = poll_fn(|cx| {
+            self.session.with(|state| {
+                if !state.protocol.has_delivered() {
+                    state.poll();
+                }
+                state.protocol.poll_receive(cx)
+            })
+        });
+        let message = |(body, request)| Message::new(Arc::clone(&self.session), body, request);
+        Ok(received.await?.map(message))
+    }
+
+    /// Ends this end's messages after all that have begun. Ready when the peer's device has received them. The peer may
+    /// still send. Open requests of the peer get no reply.
+    ///
+    /// If the future is dropped, this end's messages still end.
+    ///
+    /// # Errors
+    /// [`MessageError::Ended`] if the connection has ended before.
+    pub async fn finish(&self) -> Result<(), MessageError> {
+        self.session.with(|state| state.protocol.finish());
+        poll_fn(|cx| {
+            self.session.with(|state| {
+                state.poll();
+                state.protocol.poll_flushed(cx)
+            })
+        })
+        .await
+    }
+
+    /// Returns the address of the peer's control connection.
+    ///
+    /// # Errors
+    /// `Unsupported` if the connection was not made by address.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        super::peer_addr(self.session.connection())
+    }
+}
+
+impl Drop for Messages {
+    fn drop(&mut self) {
+        if self.session.is_of_this_process() {
+            self.session.with(|state| state.protocol.leave_program());
+            self.linger.leave(&self.session);
+        }
+    }
+}
+
+impl fmt::Debug for Messages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Messages").field(self.session.connection()).finish()
+    }
+}
+
+/// Listens for clients that [connect for messages](Endpoint::connect_messages), created by
+/// [`Endpoint::listen_for_messages`].
+#[derive(Debug)]
+pub struct MessagesListener(super::listener::MessageListener);
+
+impl MessagesListener {
+    /// Waits for a client, and accepts it. If a client is already gone, waits for the next one. Dropping the future
+    /// early loses no client.
+    ///
+    /// # Errors
+    /// Same errors as [`StreamListener::accept`](super::StreamListener::accept).
+    pub async fn accept(&self) -> Result<Messages, ConnectError> {
+        self.0.accept(Messages::prepare, Messages::start).await
+    }
+
+    /// Returns the address at which the listener listens.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.0.local_addr()
+    }
+}
+
+impl Endpoint {
+    /// Connects to a [`MessagesListener`].
+    ///
+    /// # Errors
+    /// Same errors as [`connect_stream`](Self::connect_stream).
+    ///
+    /// # Panics
+    /// If this is not called within a tokio runtime with I/O and time.
+    pub async fn connect_messages(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: Options,
+    ) -> Result<Messages, ConnectError> {
+        super::listener::connect(self, addr, options, Messages::prepare, Messages::start).await
+    }
+
+    /// Listens for clients that connect for messages. For port 0, the kernel chooses a port.
+    ///
+    /// # Errors
+    /// Same errors as [`listen_for_streams`](Self::listen_for_streams).
+    ///
+    /// # Panics
+    /// If this is not called within a tokio runtime with I/O and time.
+    pub async fn listen_for_messages(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: Options,
+    ) -> Result<MessagesListener, ConnectError> {
+        Ok(MessagesListener(super::listener::listen(self, addr, options).await?))
+    }
+}

@@ -1,0 +1,50 @@
+//! An operation from its start to its result.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use tokio::task::coop::consume_budget;
+
+use super::body::Body;
+use super::error::MessageError;
+use super::mailbox::{Mailbox, Start};
+use super::operations::Ticket;
+use crate::message::session::Session;
+
+/// Starts an operation and waits for its result. Calls `started` after the start. If the future is dropped, the
+/// operation is cancelled if nothing was sent, and continues otherwise.
+pub(super) async fn run(
+    session: &Arc<Session<Mailbox>>,
+    start: Start,
+    bytes: &[u8],
+    started: impl FnOnce(),
+) -> Result<Body, MessageError> {
+    // Without a budget, a task whose messages are always sent at once would starve other tasks.
+    consume_budget().await;
+    let begin = poll_fn(|cx| session.with(|state| state.poll_start(start, bytes, cx)));
+    let running = Running { session, ticket: begin.await? };
+    started();
+    poll_fn(|cx| {
+        session.with(|state| {
+            if !state.protocol.is_complete(running.ticket) {
+                state.poll();
+            }
+            state.protocol.poll_result(running.ticket, cx)
+        })
+    })
+    .await
+}
+
+/// An operation that has begun.
+struct Running<'s> {
+    session: &'s Arc<Session<Mailbox>>,
+    ticket: Ticket,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if self.session.is_of_this_process() {
+            self.session.with(|state| state.protocol.abandon(self.ticket));
+        }
+    }
+}

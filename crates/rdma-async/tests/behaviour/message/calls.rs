@@ -1,0 +1,159 @@
+//! Requests and replies, and what happens if either end drops one.
+
+use std::sync::Arc;
+
+use rdma_async::message::{MessageError, OperationError, Options, SendError};
+use tokio::task::JoinSet;
+
+use super::rig::{endpoint, message, messages};
+use crate::common::{DEVICES, poll_once, run, run_in_one_thread};
+
+fn short() -> Options {
+    Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024)
+}
+
+#[test]
+fn each_call_gets_its_own_reply() {
+    for device in DEVICES {
+        for options in [Options::new(), short(), Options::new().calls(2)] {
+            run(move || async move {
+                let (client, server) = messages(&endpoint(device), options).await;
+                let client = Arc::new(client);
+                let serve = tokio::spawn(async move {
+                    let mut kept = Vec::new();
+                    while let Some(request) = server.receive().await.unwrap() {
+                        assert!(request.is_request());
+                        kept.push(request);
+                        // Pairs of requests are answered in the opposite order, unless only one arrived.
+                        if kept.len() == 2 {
+                            for request in kept.drain(..).rev() {
+                                let answer: Vec<u8> = request.iter().rev().copied().collect();
+                                request.reply(&answer).await.unwrap();
+                            }
+                        }
+                    }
+                });
+                let mut calls = JoinSet::new();
+                for length in 0..40 {
+                    let client = Arc::clone(&client);
+                    calls.spawn(async move {
+                        let question = message(length * 30);
+                        let mut answer = client.call(&question).await.unwrap().to_vec();
+                        answer.reverse();
+                        assert!(answer == question, "{length}");
+                    });
+                }
+                while let Some(called) = calls.join_next().await {
+                    called.unwrap();
+                }
+                client.finish().await.unwrap();
+                serve.await.unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_dropped_request_fails_the_call() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let (client, server) = messages(&endpoint(device), Options::new()).await;
+            let serve = async { drop(server.receive().await.unwrap()) };
+            let (called, ()) = tokio::join!(client.call(b"question"), serve);
+            let error = called.unwrap_err();
+            let is_refused = matches!(
+                error,
+                MessageError::Operation { error: OperationError::Refused, ended: None }
+            );
+            assert!(is_refused, "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_dropped_call_is_cancelled_and_its_reply_is_discarded() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let (client, server) = messages(&endpoint(device), Options::new()).await;
+            let (sent, first) = tokio::join!(client.send(b"open"), server.receive());
+            assert!(sent.is_ok() && first.unwrap().is_some());
+            let mut call = Box::pin(client.call(b"question"));
+            assert!(poll_once(&mut call).is_pending());
+            let request = server.receive().await.unwrap().unwrap();
+            drop(call);
+            // The client's message arrives after the notice that the reply is not wanted.
+            let (sent, note) = tokio::join!(client.send(b"a note"), server.receive());
+            assert!(sent.is_ok());
+            assert_eq!(*note.unwrap().unwrap(), *b"a note");
+            let error = request.reply(b"late").await.unwrap_err();
+            let is_cancelled = matches!(error, MessageError::NotSent(SendError::NotOpenRequest));
+            assert!(is_cancelled, "{error}");
+            // The next call has another ID.
+            let serve = async { server.receive().await.unwrap().unwrap().reply(b"answer").await };
+            let (answer, replied) = tokio::join!(client.call(b"another"), serve);
+            assert_eq!(*answer.unwrap(), *b"answer");
+            replied.unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_call_fails_if_the_peer_finishes_without_a_reply() {
+    run_in_one_thread(|| async {
+        let (client, server) = messages(&endpoint("soft0"), Options::new()).await;
+        let serve = async {
+            let request = server.receive().await.unwrap().unwrap();
+            server.finish().await.unwrap();
+            request.reply(b"late").await.unwrap_err()
+        };
+        let (called, replied) = tokio::join!(client.call(b"question"), serve);
+        let error = called.unwrap_err();
+        let is_finished =
+            matches!(error, MessageError::Operation { error: OperationError::PeerFinished, .. });
+        assert!(is_finished, "{error}");
+        assert!(matches!(replied, MessageError::NotSent(SendError::Finished)), "{replied}");
+    });
+}
+
+#[test]
+fn a_message_that_is_no_request_has_no_reply() {
+    run_in_one_thread(|| async {
+        let (client, server) = messages(&endpoint("soft0"), Options::new()).await;
+        client.send(b"a note").await.unwrap();
+        let note = server.receive().await.unwrap().unwrap();
+        let error = note.reply(b"thanks").await.unwrap_err();
+        assert!(matches!(error, MessageError::NotSent(SendError::NotOpenRequest)), "{error}");
+    });
+}
+
+#[test]
+fn both_ends_may_call_each_other_at_once() {
+    for device in DEVICES {
+        run(move || async move {
+            let (one, other) = messages(&endpoint(device), short()).await;
+            let [one, other] = [Arc::new(one), Arc::new(other)];
+            let mut servers = JoinSet::new();
+            for end in [&one, &other] {
+                let end = Arc::clone(end);
+                servers.spawn(async move {
+                    while let Some(request) = end.receive().await.unwrap() {
+                        let answer = request.to_vec();
+                        request.reply(&answer).await.unwrap();
+                    }
+                });
+            }
+            let talk = |end: Arc<rdma_async::message::Messages>| async move {
+                for length in 0..30 {
+                    let question = message(length * 50);
+                    assert!(*end.call(&question).await.unwrap() == question[..]);
+                }
+            };
+            tokio::join!(talk(Arc::clone(&one)), talk(Arc::clone(&other)));
+            let ends = tokio::join!(one.finish(), other.finish());
+            assert!(ends.0.is_ok() && ends.1.is_ok(), "{ends:?}");
+            while let Some(served) = servers.join_next().await {
+                served.unwrap();
+            }
+        });
+    }
+}

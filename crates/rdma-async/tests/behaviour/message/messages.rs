@@ -1,0 +1,404 @@
+//! Messages arrive whole and in order, and their sends end as documented.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_async::message::{
+    ConnectionError, MessageError, Messages, OperationError, Options, SendError,
+};
+use rdma_async::{Endpoint, Pool};
+use rdma_qp::prelude::*;
+use tokio::task::JoinSet;
+
+use super::rig::{endpoint, message, messages};
+use crate::common::host::Host;
+use crate::common::{DEVICES, poll_once, run, run_in_one_thread};
+
+/// Short queues and frames, so that most messages need many parts.
+fn short() -> Options {
+    Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024)
+}
+
+#[test]
+fn messages_of_any_length_arrive_in_order() {
+    // A frame of 4,096 bytes has a header of up to 24 bytes.
+    let lengths = [0, 1, 8, 4070, 4071, 4072, 4073, 4080, 4088, 4089, 4096, 100_000, 1 << 20, 0, 3];
+    for device in DEVICES {
+        run(move || async move {
+            let (client, server) = messages(&endpoint(device), Options::new()).await;
+            let sends = async {
+                for length in lengths {
+                    client.send(&message(length)).await.unwrap();
+                }
+                client.finish().await.unwrap();
+            };
+            let receives = async {
+                for length in lengths {
+                    let received = server.receive().await.unwrap().unwrap();
+                    assert!(!received.is_request());
+                    assert_eq!(received.len(), length);
+                    assert!(*received == message(length)[..], "{length}");
+                }
+                assert!(server.receive().await.unwrap().is_none());
+            };
+            tokio::join!(sends, receives);
+        });
+    }
+}
+
+#[test]
+fn many_sends_may_be_outstanding_and_keep_their_order() {
+    for device in DEVICES {
+        for options in [Options::new(), short(), Options::new().operations(3)] {
+            run(move || async move {
+                let (client, server) = messages(&endpoint(device), options).await;
+                let client = Arc::new(client);
+                let mut sends = JoinSet::new();
+                for length in 0..100 {
+                    let client = Arc::clone(&client);
+                    sends.spawn(async move { client.send(&message(length * 7)).await.unwrap() });
+                    if length % 10 == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                }
+                let mut lengths = Vec::new();
+                for _ in 0..100 {
+                    let received = server.receive().await.unwrap().unwrap();
+                    assert!(*received == message(received.len())[..]);
+                    lengths.push(received.len());
+                }
+                lengths.sort_unstable();
+                assert_eq!(lengths, (0..100).map(|length| length * 7).collect::<Vec<_>>());
+                while let Some(sent) = sends.join_next().await {
+                    sent.unwrap();
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn both_ends_send_long_messages_at_once() {
+    for device in DEVICES {
+        run(move || async move {
+            let (one, other) = messages(&endpoint(device), short()).await;
+            let talk = |end: Messages| async move {
+                let sends = async {
+                    for length in [50_000, 10, 20_000] {
+                        end.send(&message(length)).await.unwrap();
+                    }
+                    end.finish().await.unwrap();
+                };
+                let receives = async {
+                    for length in [50_000, 10, 20_000] {
+                        let received = end.receive().await.unwrap().unwrap();
+                        assert!(*received == message(length)[..]);
+                    }
+                    assert!(end.receive().await.unwrap().is_none());
+                };
+                tokio::join!(sends, receives);
+            };
+            tokio::join!(talk(one), talk(other));
+        });
+    }
+}
+
+#[test]
+fn a_receive_that_is_dropped_loses_nothing() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let (client, server) = messages(&endpoint(device), short()).await;
+            let sends = async {
+                for length in 0..50 {
+                    client.send(&message(length * 40)).await.unwrap();
+                }
+            };
+            let receives = async {
+                for length in 0..50 {
+                    // Dropped after each poll, until it is ready.
+                    let received = loop {
+                        if let std::task::Poll::Ready(received) =
+                            poll_once(&mut pin!(server.receive()))
+                        {
+                            break received.unwrap().unwrap();
+                        }
+                        tokio::task::yield_now().await;
+                    };
+                    assert_eq!(received.len(), length * 40);
+                }
+            };
+            tokio::join!(sends, receives);
+        });
+    }
+}
+
+#[test]
+fn a_send_that_is_dropped_before_it_began_sends_nothing() {
+    run_in_one_thread(|| async {
+        let (client, server) = messages(&endpoint("soft0"), short()).await;
+        // More than the peer has memory for, so a later message waits.
+        let mut long = Box::pin(client.send(&[1; 5000]));
+        assert!(poll_once(&mut long).is_pending());
+        let mut waits = Box::pin(client.send(b"never"));
+        assert!(poll_once(&mut waits).is_pending());
+        drop(waits);
+        let rest = async {
+            long.await.unwrap();
+            client.send(b"last").await.unwrap();
+        };
+        let receives = async {
+            assert_eq!(server.receive().await.unwrap().unwrap().len(), 5000);
+            assert_eq!(*server.receive().await.unwrap().unwrap(), *b"last");
+        };
+        tokio::join!(rest, receives);
+    });
+}
+
+#[test]
+fn a_send_that_is_dropped_after_it_began_is_sent_completely() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let (client, server) = messages(&endpoint(device), short()).await;
+            // The hello of the server has arrived after the first message.
+            let (sent, first) = tokio::join!(client.send(b"first"), server.receive());
+            assert!(sent.is_ok() && first.unwrap().is_some());
+            let mut long = Box::pin(client.send(&[1; 20_000]));
+            assert!(poll_once(&mut long).is_pending());
+            drop(long);
+            // No task of the client waits, but its message goes on.
+            let received = server.receive().await.unwrap().unwrap();
+            assert!(received.len() == 20_000 && received.iter().all(|&byte| byte == 1));
+        });
+    }
+}
+
+#[test]
+fn a_message_beyond_the_limit_of_the_peer_is_not_sent() {
+    run_in_one_thread(|| async {
+        let options = Options::new().max_message(1000);
+        let (client, server) = messages(&endpoint("soft0"), options).await;
+        let error = client.send(&[0; 1001]).await.unwrap_err();
+        let limit = SendError::TooLong { length: 1001, limit: 1000 };
+        assert!(matches!(error, MessageError::NotSent(reason) if reason == limit), "{error}");
+        client.send(&[0; 1000]).await.unwrap();
+        assert_eq!(server.receive().await.unwrap().unwrap().len(), 1000);
+        client.finish().await.unwrap();
+        let error = client.send(b"late").await.unwrap_err();
+        assert!(matches!(error, MessageError::NotSent(SendError::Finished)), "{error}");
+    });
+}
+
+#[test]
+fn a_peer_that_does_not_receive_stops_the_sender() {
+    run_in_one_thread(|| async {
+        let (client, server) = messages(&endpoint("soft0"), short()).await;
+        let mut sent = 0;
+        // What fits is sent at once; the rest waits.
+        let waits = loop {
+            let mut send = Box::pin(client.send(&[7; 100]));
+            let mut refused = 0;
+            while refused < 100 && poll_once(&mut send).is_pending() {
+                refused += 1;
+                tokio::task::yield_now().await;
+            }
+            if refused == 100 {
+                break send;
+            }
+            sent += 1;
+        };
+        assert!((1..=10).contains(&sent), "{sent}");
+        let receives = async {
+            for _ in 0..=sent {
+                assert_eq!(server.receive().await.unwrap().unwrap().len(), 100);
+            }
+        };
+        tokio::join!(async { waits.await.unwrap() }, receives);
+    });
+}
+
+#[test]
+fn messages_that_the_program_keeps_are_not_overwritten() {
+    run(|| async {
+        let (client, server) = messages(&endpoint("soft0"), short()).await;
+        let mut kept = Vec::new();
+        for length in 1..200 {
+            client.send(&message(length)).await.unwrap();
+            kept.push(server.receive().await.unwrap().unwrap());
+        }
+        drop((client, server));
+        for (length, received) in (1..).zip(kept) {
+            assert!(*received == message(length)[..]);
+        }
+    });
+}
+
+/// Both ends by address, and a handle with which to kill the server's.
+async fn killable(host: &Host) -> (Messages, Messages, rdma_async::Connection) {
+    let (pool, options) = (Pool::from(host.pool.clone()), Options::new());
+    let qp = options.fit(host.pd.create_qp());
+    let listener = host.driver.listen("127.0.0.1:0", qp.clone()).await.unwrap();
+    let client = host.driver.connect(listener.local_addr(), qp);
+    let (client, server) = tokio::join!(client, listener.accept());
+    let (client, server) = (client.unwrap().0, server.unwrap());
+    let killed = server.clone();
+    let client = Messages::new(client, &pool, options);
+    let (client, server) = tokio::join!(client, Messages::new(server, &pool, options));
+    (client.unwrap(), server.unwrap(), killed)
+}
+
+#[test]
+fn a_peer_that_dies_fails_all_that_waits() {
+    for device in DEVICES {
+        run(move || async move {
+            let host = Host::new(device);
+            let (client, server, killed) = killable(&host).await;
+            client.send(b"hello").await.unwrap();
+            drop(server.receive().await.unwrap().unwrap());
+            let client = Arc::new(client);
+            let [receives, calls] = [Arc::clone(&client), Arc::clone(&client)];
+            let receives = tokio::spawn(async move { receives.receive().await.unwrap_err() });
+            let calls = tokio::spawn(async move { calls.call(b"question").await.unwrap_err() });
+            assert!(server.receive().await.unwrap().unwrap().is_request());
+            killed.close().unwrap();
+            let error = receives.await.unwrap();
+            assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
+            let error = calls.await.unwrap();
+            let MessageError::Operation { error, ended } = error else { panic!("{error}") };
+            // Either the request was refused before, or it is unknown.
+            assert!(matches!(error, OperationError::Unknown | OperationError::Refused), "{error}");
+            assert!(ended.is_none_or(|ended| ended == ConnectionError::Lost));
+            let error = client.send(b"late").await.unwrap_err();
+            assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
+            client.finish().await.unwrap_err();
+        });
+    }
+}
+
+#[test]
+fn a_dropped_end_still_sends_what_has_begun() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let (client, server) = messages(&endpoint(device), short()).await;
+            let (sent, first) = tokio::join!(client.send(b"first"), server.receive());
+            assert!(sent.is_ok() && first.unwrap().is_some());
+            let mut long = Box::pin(client.send(&[1; 5000]));
+            assert!(poll_once(&mut long).is_pending());
+            drop(long);
+            drop(client);
+            assert!(server.receive().await.unwrap().is_some_and(|it| it.len() == 5000));
+            assert!(server.receive().await.unwrap().is_none());
+        });
+    }
+}
+
+#[test]
+fn a_dropped_end_discards_what_arrives() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let (client, server) = messages(&endpoint(device), short()).await;
+            server.send(b"unread").await.unwrap();
+            drop(client);
+            // The server can send as much as it wants.
+            for _ in 0..10 {
+                server.send(&[1; 3000]).await.unwrap();
+            }
+            let error = server.call(b"a late question").await.unwrap_err();
+            let is_finished = matches!(
+                error,
+                MessageError::NotSent(SendError::PeerFinished)
+                    | MessageError::Operation { error: OperationError::PeerFinished, .. }
+            );
+            assert!(is_finished, "{error}");
+            server.finish().await.unwrap();
+            assert!(server.receive().await.unwrap().is_none());
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_sends_garbage_fails_only_its_own_connection() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let host = Host::new(device);
+            let options = Options::new();
+            let prepare = || host.driver.prepare(options.fit(host.pd.create_qp())).unwrap();
+            let (one, peer) = (prepare(), prepare());
+            let (at_one, at_peer) = (one.endpoint(), peer.endpoint());
+            let (one, peer) = (one.handshake(at_peer).unwrap(), peer.handshake(at_one).unwrap());
+            let pool = Pool::from(host.pool.clone());
+            let victim = Messages::new(one, &pool, options).await.unwrap();
+            let (fine, other) = messages(&endpoint(device), options).await;
+            for _ in 0..4 {
+                drop(peer.receive(host.pool.allocate(4096).unwrap()).try_post().unwrap());
+            }
+            peer.send(host.buffer(b"certainly not a frame")).await.unwrap();
+            let error = victim.receive().await.unwrap_err();
+            assert!(matches!(error, MessageError::Ended(ConnectionError::Frame(_))), "{error}");
+            fine.send(b"fine").await.unwrap();
+            assert_eq!(*other.receive().await.unwrap().unwrap(), *b"fine");
+        });
+    }
+}
+
+#[test]
+fn two_kinds_of_connections_do_not_talk_to_each_other() {
+    run_in_one_thread(|| async {
+        let endpoint = endpoint("soft0");
+        let listener = endpoint.listen_for_streams("127.0.0.1:0", Options::new()).await.unwrap();
+        let client = endpoint.connect_messages(listener.local_addr(), Options::new());
+        let (client, server) = tokio::join!(client, listener.accept());
+        let (client, mut server) = (client.unwrap(), server.unwrap());
+        let (at_client, at_server) = tokio::join!(client.receive(), server.read_chunk());
+        let (at_client, at_server) = (at_client.unwrap_err(), at_server.unwrap_err());
+        let modes = [at_client.to_string(), at_server.to_string()];
+        assert!(modes.iter().any(|error| error.contains("mode")), "{modes:?}");
+    });
+}
+
+#[test]
+fn a_connection_that_does_not_linger_resets_its_peer() {
+    run_in_one_thread(|| async {
+        let at_once = Options::new().linger(Duration::ZERO);
+        let (client, server) = messages(&endpoint("soft0"), at_once).await;
+        // The server never finishes, so the client does not end cleanly.
+        client.send(b"sent").await.unwrap();
+        drop(client);
+        assert_eq!(*server.receive().await.unwrap().unwrap(), *b"sent");
+        let error = loop {
+            match server.send(b"late").await {
+                Ok(()) => tokio::task::yield_now().await,
+                Err(error) => break error,
+            }
+        };
+        let is_lost = matches!(
+            error,
+            MessageError::Ended(ConnectionError::Lost)
+                | MessageError::Operation { ended: Some(ConnectionError::Lost), .. }
+        );
+        assert!(is_lost, "{error}");
+    });
+}
+
+#[test]
+fn all_memory_returns_to_the_pool() {
+    async fn talk(endpoint: &Endpoint) {
+        let (client, server) = messages(endpoint, Options::new()).await;
+        client.send(&message(100)).await.unwrap();
+        client.send(&message(10_000)).await.unwrap();
+        let kept = server.receive().await.unwrap().unwrap();
+        // The second one is not received.
+        let ends = tokio::join!(client.finish(), server.finish());
+        assert!(ends.0.is_ok() && ends.1.is_ok(), "{ends:?}");
+        drop((client, server, kept));
+    }
+    for device in DEVICES {
+        run(move || async move {
+            let endpoint = endpoint(device);
+            talk(&endpoint).await;
+            while endpoint.pool().usage().buffers > 0 {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+}
