@@ -14,10 +14,11 @@ use std::mem::swap;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rdma_async::{Connection, ConnectionOptions, Driver, Pool};
+use rdma_async::message::{Messages, Options};
+use rdma_async::{Connection, ConnectionOptions, Driver, Endpoint, Pool};
 use rdma_channel::{Channel, ChannelListener, Wait, prelude::*};
 use rdma_mem::{ProtectionDomain, open_device};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 
@@ -38,10 +39,15 @@ enum Program {
     AsyncAhead,
     /// The server and the client of docs/async.md.
     Page,
+    Stream,
+    /// Messages, each with an answer that is another message.
+    Messages,
+    /// Requests and replies.
+    Calls,
     Tcp,
 }
 
-const PROGRAMS: [(&str, Program); 8] = [
+const PROGRAMS: [(&str, Program); 11] = [
     ("blocking, naive", Program::Naive(Wait::SpinThenSleep)),
     ("blocking, ahead", Program::Ahead(Wait::SpinThenSleep)),
     ("sleeping, naive", Program::Naive(Wait::Sleep)),
@@ -49,6 +55,9 @@ const PROGRAMS: [(&str, Program); 8] = [
     ("async, naive", Program::AsyncNaive),
     ("async, ahead", Program::AsyncAhead),
     ("the page's echo", Program::Page),
+    ("stream", Program::Stream),
+    ("messages", Program::Messages),
+    ("calls", Program::Calls),
     ("tokio over TCP", Program::Tcp),
 ];
 
@@ -148,17 +157,43 @@ fn serve(name: &str) -> Outcome<()> {
         Program::Tcp => Runtime::new()?.block_on(async {
             let listener = TcpListener::bind(ANY).await?;
             say(listener.local_addr()?)?;
-            let (mut stream, _) = listener.accept().await?;
+            let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
-            tokio::spawn(async move {
-                let mut message = [0; LENGTH];
-                loop {
-                    stream.read_exact(&mut message).await?;
-                    stream.write_all(&message).await?;
-                }
-            })
-            .await?
+            tokio::spawn(echo_bytes(stream)).await?
         }),
+        Program::Stream => Runtime::new()?.block_on(async {
+            let endpoint = Endpoint::new(domain()?.context())?;
+            let listener = endpoint.listen_for_streams(ANY, Options::new()).await?;
+            say(listener.local_addr())?;
+            tokio::spawn(echo_bytes(listener.accept().await?)).await?
+        }),
+        Program::Messages | Program::Calls => Runtime::new()?.block_on(async {
+            let endpoint = Endpoint::new(domain()?.context())?;
+            let listener = endpoint.listen_for_messages(ANY, Options::new()).await?;
+            say(listener.local_addr())?;
+            tokio::spawn(echo_messages(listener.accept().await?)).await?
+        }),
+    }
+}
+
+async fn echo_messages(client: Messages) -> Outcome<()> {
+    let mut answer = [0; LENGTH];
+    while let Some(message) = client.receive().await? {
+        answer.copy_from_slice(&message);
+        if message.is_request() {
+            message.reply(&answer).await?;
+        } else {
+            client.send(&answer).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn echo_bytes(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Outcome<()> {
+    let mut message = [0; LENGTH];
+    loop {
+        stream.read_exact(&mut message).await?;
+        stream.write_all(&message).await?;
     }
 }
 
@@ -240,24 +275,45 @@ impl Program {
             Self::Tcp => {
                 let address = address.to_owned();
                 Runtime::new()?.block_on(async move {
-                    tokio::spawn(async move {
-                        let mut stream = TcpStream::connect(address).await?;
-                        stream.set_nodelay(true)?;
-                        let (mut message, mut times) = ([0; LENGTH], Vec::new());
-                        for _ in 0..RUNS {
-                            let begin = Instant::now();
-                            for _ in 0..rounds {
-                                stream.write_all(&message).await?;
-                                stream.read_exact(&mut message).await?;
-                            }
-                            times.push(begin.elapsed());
-                        }
-                        Ok(times)
-                    })
-                    .await?
+                    let stream = TcpStream::connect(address).await?;
+                    stream.set_nodelay(true)?;
+                    tokio::spawn(ask_bytes(stream, rounds)).await?
+                })
+            }
+            Self::Stream => {
+                let address = address.to_owned();
+                Runtime::new()?.block_on(async move {
+                    let endpoint = Endpoint::new(domain()?.context())?;
+                    let stream = endpoint.connect_stream(address, Options::new()).await?;
+                    tokio::spawn(ask_bytes(stream, rounds)).await?
+                })
+            }
+            Self::Messages | Self::Calls => {
+                let address = address.to_owned();
+                Runtime::new()?.block_on(async move {
+                    let endpoint = Endpoint::new(domain()?.context())?;
+                    let server = endpoint.connect_messages(address, Options::new()).await?;
+                    tokio::spawn(async move { self.ask_messages(&server, rounds).await }).await?
                 })
             }
         }
+    }
+
+    async fn ask_messages(self, server: &Messages, rounds: u32) -> Outcome<Vec<Duration>> {
+        let (question, mut times) = ([0; LENGTH], Vec::new());
+        for _ in 0..RUNS {
+            let begin = Instant::now();
+            for _ in 0..rounds {
+                if self == Self::Calls {
+                    drop(server.call(&question).await?);
+                } else {
+                    server.send(&question).await?;
+                    drop(server.receive().await?);
+                }
+            }
+            times.push(begin.elapsed());
+        }
+        Ok(times)
     }
 
     async fn ask_async(
@@ -296,4 +352,20 @@ impl Program {
         }
         Ok(times)
     }
+}
+
+async fn ask_bytes(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    rounds: u32,
+) -> Outcome<Vec<Duration>> {
+    let (mut message, mut times) = ([0; LENGTH], Vec::new());
+    for _ in 0..RUNS {
+        let begin = Instant::now();
+        for _ in 0..rounds {
+            stream.write_all(&message).await?;
+            stream.read_exact(&mut message).await?;
+        }
+        times.push(begin.elapsed());
+    }
+    Ok(times)
 }
