@@ -3,12 +3,14 @@
 //! - A [`Stream`] carries bytes, as a [`TcpStream`](tokio::net::TcpStream) does.
 //! - [`Messages`] carry messages of any length, requests and replies.
 //!
-//! The crate `rdma-message` defines the protocol of both.
+//! The crate `rdma-message` defines the protocol of both. The [guide] helps to choose.
 //!
 //! No task belongs to a connection of this module. The task that calls it processes completions; while all tasks wait,
 //! the [driver](crate::Driver) does. An idle connection uses no processor time, and [this
 //! much](Options::registered_bytes) registered memory.
 
+#[doc = include_str!("guide.md")]
+pub mod guide {}
 mod linger;
 mod listener;
 mod messages;
