@@ -17,7 +17,7 @@ pub(super) trait Leave: Protocol {
     fn leave(&mut self) -> bool;
 
     /// Ready when the connection has ended.
-    fn poll_ended(&mut self, cx: &Context<'_>) -> Poll<()>;
+    fn poll_ended(&mut self, cx: Option<&Context<'_>>) -> Poll<()>;
 
     /// Returns true if the connection has ended.
     fn has_ended(&self) -> bool;
@@ -43,14 +43,11 @@ impl Linger {
     /// Removes a handle of the session. After the last one, a task waits until both ends have finished, and resets the
     /// connection at the limit.
     pub(super) fn leave<P: Leave>(&self, session: &Arc<Session<P>>) {
-        let goes_on = session.with(|state| {
-            let is_last = state.protocol.leave();
-            if is_last {
-                state.poll();
-            }
-            is_last && !state.protocol.has_ended()
-        });
-        if !goes_on {
+        if !session.with(|state| state.protocol.leave()) {
+            return;
+        }
+        session.poll();
+        if session.with(|state| state.protocol.has_ended()) {
             return;
         }
         let left = Left(Arc::clone(session));
@@ -59,9 +56,9 @@ impl Linger {
         }
         let limit = self.limit;
         self.runtime.spawn(async move {
+            let ended = poll_fn(|cx| left.0.poll_with(cx, |it, cx| it.protocol.poll_ended(cx)));
             // An error means that the time is up.
-            let _ =
-                timeout(limit, poll_fn(|cx| left.0.with(|it| it.protocol.poll_ended(cx)))).await;
+            let _ = timeout(limit, ended).await;
             drop(left);
         });
     }

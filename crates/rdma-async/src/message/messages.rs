@@ -185,14 +185,8 @@ impl Messages {
     pub async fn receive(&self) -> Result<Option<Message>, MessageError> {
         // Without a budget, a task whose messages have always arrived would starve other tasks.
         consume_budget().await;
-        let received = poll_fn(|cx| {
-            self.session.with(|state| {
-                if !state.protocol.has_delivered() {
-                    state.poll();
-                }
-                state.protocol.poll_receive(cx)
-            })
-        });
+        let received =
+            poll_fn(|cx| self.session.poll_with(cx, |state, cx| state.protocol.poll_receive(cx)));
         let message = |(body, request)| Message::new(Arc::clone(&self.session), body, request);
         Ok(received.await?.map(message))
     }
@@ -206,13 +200,7 @@ impl Messages {
     /// [`MessageError::Ended`] if the connection has ended before.
     pub async fn finish(&self) -> Result<(), MessageError> {
         self.session.with(|state| state.protocol.finish());
-        poll_fn(|cx| {
-            self.session.with(|state| {
-                state.poll();
-                state.protocol.poll_flushed(cx)
-            })
-        })
-        .await
+        poll_fn(|cx| self.session.poll_with(cx, |state, cx| state.protocol.poll_flushed(cx))).await
     }
 
     /// Returns the address of the peer's control connection.

@@ -1,10 +1,11 @@
 //! The SENDs and receives of a connection, and their memory.
 
 use std::collections::VecDeque;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 use rdma_mem::Buffer;
 use rdma_message::Options as Limits;
+use rdma_qp::Error;
 
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
@@ -69,8 +70,6 @@ pub(super) struct Requests {
     memory: Memory,
     receives: Queue,
     sends: Queue,
-    /// A request that had completed when it was about to be awaited.
-    early: Option<Completed>,
     has_failed: bool,
     is_closed: bool,
 }
@@ -82,7 +81,6 @@ impl Requests {
             memory,
             receives: Queue::default(),
             sends: Queue::default(),
-            early: None,
             has_failed: false,
             is_closed: false,
         }
@@ -148,18 +146,9 @@ impl Requests {
         }
     }
 
-    /// Delivers all completions of the completion queue. Returns true if there were any.
-    pub(super) fn poll(&self) -> bool {
-        // If the completion queue fails, all requests end.
-        self.connection.inner().ledger.progress().is_ok_and(|count| count > 0)
-    }
-
     /// Returns the next request that has completed, as far as completions were delivered. Requests of one queue complete
     /// in order.
     pub(super) fn next(&mut self) -> Option<Completed> {
-        if let Some(early) = self.early.take() {
-            return Some(early);
-        }
         while let Some(&(slot, id)) = self.receives.posted.front() {
             let mut held = Held::Nothing;
             let Some(ended) = self.take(id, &mut held) else { break };
@@ -208,21 +197,16 @@ impl Requests {
         None
     }
 
-    /// Ends the connection, if that is not done yet. Requests that have completed are still returned.
+    /// Makes the session end. Requests that have completed are still returned.
     pub(super) const fn fail(&mut self) {
         self.has_failed = true;
     }
 
-    /// Closes the connection if a request has failed. Returns true if this call has closed it.
-    pub(super) fn close_if_failed(&mut self) -> bool {
-        if !self.has_failed || self.is_closed {
-            return false;
-        }
-        self.is_closed = true;
-        if let Err(error) = self.connection.close() {
-            tracing::error!(%error, "a queue pair could not be destroyed: its memory stays in use");
-        }
-        true
+    /// Returns true, once, if the caller must close the connection because a request has failed.
+    pub(super) const fn must_close(&mut self) -> bool {
+        let must = self.has_failed && !self.is_closed;
+        self.is_closed |= must;
+        must
     }
 
     /// Leaves the memory of requests that have not ended to the connection.
@@ -234,43 +218,30 @@ impl Requests {
         }
     }
 
-    /// Makes the next completion of the chosen queues wake the connection. Returns true if there is one already.
-    pub(super) fn await_next(&mut self, (receives, sends): (bool, bool), waker: &Waker) -> bool {
-        let mut cx = Context::from_waker(waker);
-        if receives && let Some((slot, ended, held)) = self.receives.poll(&self.connection, &mut cx)
-        {
-            self.early = self.end_receive(slot, &ended, held);
-            return true;
-        }
-        if sends && let Some((slot, ended, held)) = self.sends.poll(&self.connection, &mut cx) {
-            self.early = self.end_send(slot, &ended, held);
-            return true;
-        }
-        false
-    }
-}
-
-impl Queue {
-    /// Returns the first request if it has ended. Otherwise, its end wakes the connection.
-    fn poll(
+    /// Makes the next completion of the chosen queues wake the session. Returns `None` if there is one already.
+    /// Otherwise returns the result of arming, for [`Ledger::note_armed`](crate::ledger::Ledger::note_armed).
+    pub(super) fn await_next(
         &mut self,
-        connection: &Connection,
-        cx: &mut Context<'_>,
-    ) -> Option<(u32, Ended, Held)> {
-        let &(slot, id) = self.posted.front()?;
-        if self.awaited == Some(id) {
-            return None;
-        }
-        let mut held = Held::Nothing;
-        match connection.inner().poll_end(id, &mut held, cx) {
-            Poll::Ready(ended) => {
-                self.posted.pop_front();
-                Some((slot, ended, held))
+        (receives, sends): (bool, bool),
+        waker: &Waker,
+    ) -> Option<Result<bool, Error>> {
+        let mut armed = Ok(false);
+        for (is_chosen, queue) in [(receives, &mut self.receives), (sends, &mut self.sends)] {
+            let first = queue.posted.front().map(|&(_, id)| id).filter(|_| is_chosen);
+            let Some(id) = first.filter(|_| queue.awaited != first) else { continue };
+            let inner = self.connection.inner();
+            let mut table = inner.ledger.lock();
+            // An earlier waker can only be that of this session.
+            let before = table.await_end(id, waker.clone());
+            if !table.at(inner.entry).is_awaited_by(id, waker) {
+                return None;
             }
-            Poll::Pending => {
-                self.awaited = Some(id);
-                None
-            }
+            let now = table.arm(inner.ledger.cq());
+            drop(table);
+            drop(before);
+            queue.awaited = Some(id);
+            armed = armed.and_then(|was| now.map(|is| was || is));
         }
+        Some(armed)
     }
 }

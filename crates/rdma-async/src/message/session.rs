@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::{fmt, mem};
 
 use rdma_message::frame::{Body, Frame};
@@ -83,81 +83,105 @@ impl<P: Protocol> Session<P> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls `work` with the state. Afterwards executes the instructions of the protocol, and wakes tasks.
+    /// Calls `work` after processing what was delivered. Afterwards executes the instructions of the protocol, and wakes
+    /// tasks.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut State<P>) -> R) -> R {
         turns::begin();
         let mut state = self.lock();
+        state.settle();
         let result = work(&mut state);
-        loop {
-            state.settle();
-            let awaits = state.protocol.awaits();
-            if !state.requests.await_next(awaits, &self.waker) {
-                break;
-            }
-        }
-        while !state.woken.is_empty() {
-            let mut woken = mem::take(&mut state.woken);
-            drop(state);
-            woken.drain(..).for_each(Waker::wake);
-            state = self.lock();
-            // Keeps the allocation.
-            if state.woken.is_empty() {
-                state.woken = woken;
-                break;
-            }
-        }
-        drop(state);
+        self.finish(state);
         turns::end();
         result
+    }
+
+    /// Calls `work`. If it is not ready, polls the completion queue and calls it again, with the task that waits.
+    pub(super) fn poll_with<R>(
+        &self,
+        cx: &Context<'_>,
+        mut work: impl FnMut(&mut State<P>, Option<&Context<'_>>) -> Poll<R>,
+    ) -> Poll<R> {
+        if let Poll::Ready(ready) = self.with(|state| work(state, None)) {
+            return Poll::Ready(ready);
+        }
+        self.poll();
+        self.with(|state| work(state, Some(cx)))
+    }
+
+    /// Polls the completion queue.
+    pub(super) fn poll(&self) {
+        turns::begin();
+        // If the completion queue fails, all requests end.
+        let _ = self.connection.inner().ledger.progress();
+        turns::end();
+    }
+
+    /// Executes the instructions of the protocol, and releases the lock. Only then polls the completion queue, closes
+    /// the connection, and wakes tasks, because all of these run the wakers of other tasks.
+    fn finish<'s>(&'s self, mut state: MutexGuard<'s, State<P>>) {
+        let armed = loop {
+            state.settle();
+            if state.requests.must_close() {
+                drop(state);
+                if let Err(error) = self.connection.close() {
+                    tracing::error!(%error, "a queue pair could not be destroyed: its memory stays in use");
+                }
+                state = self.lock();
+                state.end();
+                continue;
+            }
+            let awaits = state.protocol.awaits();
+            if let Some(armed) = state.requests.await_next(awaits, &self.waker) {
+                break armed;
+            }
+        };
+        let mut woken = mem::take(&mut state.woken);
+        drop(state);
+        self.connection.inner().ledger.note_armed(armed);
+        if woken.is_empty() && woken.capacity() == 0 {
+            return;
+        }
+        woken.drain(..).for_each(Waker::wake);
+        // Keeps the allocation.
+        let mut state = self.lock();
+        if state.woken.capacity() == 0 {
+            state.woken = woken;
+        }
     }
 }
 
 impl<P: Protocol> State<P> {
-    /// Polls the completion queue, and processes all that has completed.
-    pub(super) fn poll(&mut self) {
-        self.settle();
-        if self.requests.poll() {
-            self.settle();
-        }
-    }
-
     /// Executes an instruction, or notes an event.
     pub(super) fn act(&mut self, output: Output) {
         self.protocol.act(output, &mut self.requests, &mut self.woken);
     }
 
     /// Processes completions that were delivered, and executes the instructions of the protocol.
-    pub(super) fn settle(&mut self) {
+    fn settle(&mut self) {
         loop {
             while let Some(output) = self.protocol.poll_output() {
                 self.act(output);
             }
             match self.requests.next() {
-                Some(Completed::Received { slot, buffer, length }) => {
-                    self.protocol.received(slot, buffer.get(..length).unwrap_or_default());
-                    self.requests.set_receive(slot, buffer);
-                }
-                Some(Completed::Sent { slot }) => self.protocol.sent(slot),
-                None if self.requests.close_if_failed() => self.end(),
+                Some(completed) => self.complete(completed),
                 None => return,
             }
         }
     }
 
-    /// Processes what had completed before the connection was closed, and ends the protocol.
-    fn end(&mut self) {
-        while let Some(completed) = self.requests.next() {
-            match completed {
-                Completed::Received { slot, buffer, length } => {
-                    self.protocol.received(slot, buffer.get(..length).unwrap_or_default());
-                    self.requests.set_receive(slot, buffer);
-                }
-                Completed::Sent { slot } => self.protocol.sent(slot),
+    fn complete(&mut self, completed: Completed) {
+        match completed {
+            Completed::Received { slot, buffer, length } => {
+                self.protocol.received(slot, buffer.get(..length).unwrap_or_default());
+                self.requests.set_receive(slot, buffer);
             }
-            while let Some(output) = self.protocol.poll_output() {
-                self.act(output);
-            }
+            Completed::Sent { slot } => self.protocol.sent(slot),
         }
+    }
+
+    /// Ends the protocol after the connection was closed, and after what had completed before.
+    fn end(&mut self) {
+        self.settle();
         self.requests.leave();
         self.protocol.lost();
     }
@@ -165,7 +189,7 @@ impl<P: Protocol> State<P> {
 
 impl<P: Protocol> Turn for Session<P> {
     fn run(&self) {
-        self.with(State::settle);
+        self.with(|_| ());
     }
 }
 
@@ -192,8 +216,9 @@ pub(super) fn is_close(transmit: &Transmit) -> bool {
     frame.is_ok_and(|(frame, _)| matches!(frame.body, Body::Close(_)))
 }
 
-/// Registers the task of `cx`.
-pub(super) fn wait(waiting: &mut Option<Waker>, cx: &Context<'_>) {
+/// Registers the task of `cx`, if there is one.
+pub(super) fn wait(waiting: &mut Option<Waker>, cx: Option<&Context<'_>>) {
+    let Some(cx) = cx else { return };
     match waiting {
         Some(waker) => waker.clone_from(cx.waker()),
         None => *waiting = Some(cx.waker().clone()),

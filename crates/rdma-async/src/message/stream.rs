@@ -180,7 +180,7 @@ impl Leave for Bytes {
         self.halves == 0
     }
 
-    fn poll_ended(&mut self, cx: &Context<'_>) -> Poll<()> {
+    fn poll_ended(&mut self, cx: Option<&Context<'_>>) -> Poll<()> {
         self.poll_ended(cx)
     }
 

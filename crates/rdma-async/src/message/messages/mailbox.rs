@@ -31,7 +31,8 @@ pub(super) enum Start {
 struct Tasks(Vec<Waker>);
 
 impl Tasks {
-    fn wait(&mut self, cx: &Context<'_>) {
+    fn wait(&mut self, cx: Option<&Context<'_>>) {
+        let Some(cx) = cx else { return };
         if !self.0.iter().any(|known| known.will_wake(cx.waker())) {
             self.0.push(cx.waker().clone());
         }
@@ -106,15 +107,10 @@ impl Mailbox {
         self.peer = peer;
     }
 
-    /// Returns true if a message can be received, or none will arrive.
-    pub(super) fn has_delivered(&self) -> bool {
-        !self.delivered.is_empty() || self.has_peer_finished || self.ended.is_some()
-    }
-
     /// Returns the next message. `None` after the last one.
     pub(super) fn poll_receive(
         &mut self,
-        cx: &Context<'_>,
+        cx: Option<&Context<'_>>,
     ) -> Poll<Result<Option<Received>, MessageError>> {
         if let Some(Delivered { message, body, request }) = self.delivered.pop_front() {
             self.machine.taken(message);
@@ -135,15 +131,11 @@ impl Mailbox {
     pub(super) fn poll_result(
         &mut self,
         ticket: Ticket,
-        cx: &Context<'_>,
+        cx: Option<&Context<'_>>,
     ) -> Poll<Result<Body, MessageError>> {
         let ended = self.ended.flatten();
         let failed = |error| MessageError::Operation { error, ended };
         self.operations.poll(ticket, cx).map_err(failed)
-    }
-
-    pub(super) fn is_complete(&mut self, ticket: Ticket) -> bool {
-        self.operations.is_complete(ticket)
     }
 
     /// Leaves an operation whose future was dropped.
@@ -165,7 +157,10 @@ impl Mailbox {
     }
 
     /// Ready when the peer's device has all messages, and the end after them.
-    pub(super) fn poll_flushed(&mut self, cx: &Context<'_>) -> Poll<Result<(), MessageError>> {
+    pub(super) fn poll_flushed(
+        &mut self,
+        cx: Option<&Context<'_>>,
+    ) -> Poll<Result<(), MessageError>> {
         if self.has_flushed {
             return Poll::Ready(Ok(()));
         }
@@ -253,20 +248,15 @@ impl State<Mailbox> {
         &mut self,
         start: Start,
         bytes: &[u8],
-        cx: &Context<'_>,
+        cx: Option<&Context<'_>>,
     ) -> Poll<Result<Ticket, MessageError>> {
-        let mut has_polled = false;
-        let operation = loop {
-            match self.protocol.begin(start, bytes.len()) {
-                Ok(operation) => break operation,
-                Err(SendError::NotOpen | SendError::Full) => {}
-                Err(error) => return Poll::Ready(Err(self.protocol.not_sent(error))),
-            }
-            if std::mem::replace(&mut has_polled, true) {
+        let operation = match self.protocol.begin(start, bytes.len()) {
+            Ok(operation) => operation,
+            Err(SendError::NotOpen | SendError::Full) => {
                 self.protocol.starters.wait(cx);
                 return Poll::Pending;
             }
-            self.poll();
+            Err(error) => return Poll::Ready(Err(self.protocol.not_sent(error))),
         };
         let ticket = self.protocol.operations.add(operation, matches!(start, Start::Call));
         let sent = self.send_from(operation, bytes);
@@ -393,7 +383,7 @@ impl Leave for Mailbox {
         true
     }
 
-    fn poll_ended(&mut self, cx: &Context<'_>) -> Poll<()> {
+    fn poll_ended(&mut self, cx: Option<&Context<'_>>) -> Poll<()> {
         if self.has_ended() {
             return Poll::Ready(());
         }

@@ -141,7 +141,7 @@ impl Operations {
     pub(super) fn poll(
         &mut self,
         ticket: Ticket,
-        cx: &Context<'_>,
+        cx: Option<&Context<'_>>,
     ) -> Poll<Result<Body, OperationError>> {
         match self.at(ticket) {
             Some(pending) if pending.result.is_none() => {
@@ -154,11 +154,6 @@ impl Operations {
                 _ => Err(OperationError::Unknown),
             }),
         }
-    }
-
-    /// Returns true if an operation has its result.
-    pub(super) fn is_complete(&mut self, ticket: Ticket) -> bool {
-        self.at(ticket).is_none_or(|pending| pending.result.is_some())
     }
 
     /// Leaves an operation whose future was dropped. Returns the operation if it has no result yet.

@@ -21,18 +21,11 @@ pub(super) async fn run(
 ) -> Result<Body, MessageError> {
     // Without a budget, a task whose messages are always sent at once would starve other tasks.
     consume_budget().await;
-    let begin = poll_fn(|cx| session.with(|state| state.poll_start(start, bytes, cx)));
+    let begin = poll_fn(|cx| session.poll_with(cx, |state, cx| state.poll_start(start, bytes, cx)));
     let running = Running { session, ticket: begin.await? };
     started();
-    poll_fn(|cx| {
-        session.with(|state| {
-            if !state.protocol.is_complete(running.ticket) {
-                state.poll();
-            }
-            state.protocol.poll_result(running.ticket, cx)
-        })
-    })
-    .await
+    poll_fn(|cx| session.poll_with(cx, |state, cx| state.protocol.poll_result(running.ticket, cx)))
+        .await
 }
 
 /// An operation that has begun.

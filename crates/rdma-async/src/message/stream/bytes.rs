@@ -71,7 +71,10 @@ impl Bytes {
     }
 
     /// Returns the next chunk, `None` at the end of the peer's stream.
-    pub(super) fn poll_next(&mut self, cx: &Context<'_>) -> Poll<io::Result<Option<Arrived>>> {
+    pub(super) fn poll_next(
+        &mut self,
+        cx: Option<&Context<'_>>,
+    ) -> Poll<io::Result<Option<Arrived>>> {
         if let Some(arrived) = self.arrived.pop_front() {
             return Poll::Ready(Ok(Some(arrived)));
         }
@@ -85,13 +88,17 @@ impl Bytes {
         Poll::Pending
     }
 
-    /// Returns true if a chunk has arrived.
-    pub(super) fn has_arrived(&self) -> bool {
-        !self.arrived.is_empty()
+    /// Returns true, at most once per some frames, if the writer is to poll the completion queue.
+    pub(super) const fn must_poll(&mut self) -> bool {
+        let must = self.unpolled >= UNPOLLED;
+        if must {
+            self.unpolled = 0;
+        }
+        must
     }
 
     /// Ready when the peer's device has everything, with the end of the stream.
-    pub(super) fn poll_flushed(&mut self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+    pub(super) fn poll_flushed(&mut self, cx: Option<&Context<'_>>) -> Poll<io::Result<()>> {
         if self.has_flushed {
             return Poll::Ready(Ok(()));
         }
@@ -103,7 +110,7 @@ impl Bytes {
     }
 
     /// Ready when the connection has ended.
-    pub(super) fn poll_ended(&mut self, cx: &Context<'_>) -> Poll<()> {
+    pub(super) fn poll_ended(&mut self, cx: Option<&Context<'_>>) -> Poll<()> {
         if self.ended.is_some() {
             return Poll::Ready(());
         }
@@ -122,7 +129,7 @@ impl Bytes {
     }
 
     /// Waits until a write can continue.
-    fn wait_to_write(&mut self, cx: &Context<'_>) {
+    fn wait_to_write(&mut self, cx: Option<&Context<'_>>) {
         wait(&mut self.waiting.writer, cx);
     }
 
@@ -161,14 +168,9 @@ impl State<Bytes> {
     pub(super) fn poll_write(
         &mut self,
         bytes: &[IoSlice<'_>],
-        cx: &Context<'_>,
+        cx: Option<&Context<'_>>,
     ) -> Poll<io::Result<usize>> {
         let mut rest = Rest::new(bytes);
-        let mut has_polled = false;
-        if self.protocol.unpolled >= UNPOLLED {
-            self.poll();
-            self.protocol.unpolled = 0;
-        }
         while rest.length > 0 {
             let written = match self.protocol.machine.write(rest.length) {
                 Ok(Some(transmit)) => {
@@ -184,11 +186,8 @@ impl State<Bytes> {
             if let Some(error) = written {
                 return Poll::Ready(Err(error));
             }
-            if std::mem::replace(&mut has_polled, true) {
-                self.protocol.wait_to_write(cx);
-                return Poll::Pending;
-            }
-            self.poll();
+            self.protocol.wait_to_write(cx);
+            return Poll::Pending;
         }
         Poll::Ready(Ok(rest.written))
     }

@@ -79,12 +79,9 @@ impl ReadHalf {
         // Without a budget, a task whose bytes have always arrived would starve other tasks.
         let budget = ready!(poll_proceed(cx));
         let Self { session, current, start, .. } = self;
-        let next = session.with(|state| {
+        let next = session.poll_with(cx, |state, cx| {
             if let Some(spent) = current.take() {
                 state.release(spent);
-            }
-            if !state.protocol.has_arrived() {
-                state.poll();
             }
             state.protocol.poll_next(cx)
         });

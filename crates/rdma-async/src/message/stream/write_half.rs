@@ -56,7 +56,11 @@ impl AsyncWrite for WriteHalf {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let budget = ready!(poll_proceed(cx));
-        let written = ready!(self.session.with(|state| state.poll_write(bufs, cx)));
+        if self.session.with(|state| state.protocol.must_poll()) {
+            self.session.poll();
+        }
+        let written = self.session.poll_with(cx, |state, cx| state.poll_write(bufs, cx));
+        let written = ready!(written);
         budget.made_progress();
         Poll::Ready(written)
     }
@@ -70,9 +74,8 @@ impl AsyncWrite for WriteHalf {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.session.with(|state| {
+        self.session.poll_with(cx, |state, cx| {
             state.protocol.finish();
-            state.poll();
             state.protocol.poll_flushed(cx)
         })
     }
