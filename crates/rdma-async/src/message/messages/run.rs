@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use tokio::task::coop::consume_budget;
 
@@ -22,22 +23,35 @@ pub(super) async fn run(
     // Without a budget, a task whose messages are always sent at once would starve other tasks.
     consume_budget().await;
     let begin = poll_fn(|cx| session.poll_with(cx, |state, cx| state.poll_start(start, bytes, cx)));
-    let running = Running { session, ticket: begin.await? };
+    let mut running = Running { session, ticket: Some(begin.await?) };
     started();
-    poll_fn(|cx| session.poll_with(cx, |state, cx| state.protocol.poll_result(running.ticket, cx)))
-        .await
+    poll_fn(|cx| running.poll(cx)).await
 }
 
 /// An operation that has begun.
 struct Running<'s> {
     session: &'s Arc<Session<Mailbox>>,
-    ticket: Ticket,
+    /// `None` once the result was taken, because another operation may have the ticket then.
+    ticket: Option<Ticket>,
+}
+
+impl Running<'_> {
+    fn poll(&mut self, cx: &Context<'_>) -> Poll<Result<Body, MessageError>> {
+        let Some(ticket) = self.ticket else { unreachable!("polled after it was ready") };
+        let polled = self.session.poll_with(cx, |state, cx| state.protocol.poll_result(ticket, cx));
+        if polled.is_ready() {
+            self.ticket = None;
+        }
+        polled
+    }
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        if self.session.is_of_this_process() {
-            self.session.with(|state| state.protocol.abandon(self.ticket));
+        if let Some(ticket) = self.ticket
+            && self.session.is_of_this_process()
+        {
+            self.session.with(|state| state.protocol.abandon(ticket));
         }
     }
 }
