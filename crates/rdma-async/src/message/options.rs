@@ -32,8 +32,8 @@ impl Options {
     pub fn new() -> Self {
         let mut limits = Limits::default();
         // All messages are sent in parts.
-        (limits.reads, limits.offers) = (0, 0);
-        Self { limits, linger: Duration::from_secs(5) }
+        (limits.reads, limits.offers, limits.sends) = (0, 0, 16);
+        Self { limits, linger: Duration::from_secs(5) }.frame_bytes(32 << 10)
     }
 
     /// Sets the number of frames with data that the peer may send before this end has processed one. Default: 32.
@@ -43,14 +43,14 @@ impl Options {
     }
 
     /// Sets the number of frames that this end sends at a time. Three of them are reserved for frames without data.
-    /// Default: 32.
+    /// Default: 16.
     pub const fn sends(mut self, sends: u32) -> Self {
         self.limits.sends = sends;
         self
     }
 
     /// Sets the length of the longest frame in bytes. At most this much is sent or received in one piece. Each frame
-    /// with data begins with a header. Default: 4,096.
+    /// with data begins with a header. Default: 32 KiB.
     pub const fn frame_bytes(mut self, bytes: u32) -> Self {
         (self.limits.receive_bytes, self.limits.send_bytes) = (bytes, bytes);
         self

@@ -14,6 +14,7 @@ use rdma_message::{ConnectionError, Output, Transmit};
 use super::requests::{Completed, Memory, Requests};
 use super::turns::{self, Turn};
 use crate::connection::Connection;
+use crate::ledger::after::contain_panic;
 
 /// The protocol of a session, with what has arrived and the tasks that wait for it.
 pub(super) trait Protocol: fmt::Debug + Send + 'static {
@@ -86,12 +87,11 @@ impl<P: Protocol> Session<P> {
     /// Calls `work` after processing what was delivered. Afterwards executes the instructions of the protocol, and wakes
     /// tasks.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut State<P>) -> R) -> R {
-        turns::begin();
+        let _turn = turns::begin();
         let mut state = self.lock();
         state.settle();
         let result = work(&mut state);
         self.finish(state);
-        turns::end();
         result
     }
 
@@ -110,10 +110,9 @@ impl<P: Protocol> Session<P> {
 
     /// Polls the completion queue.
     pub(super) fn poll(&self) {
-        turns::begin();
+        let _turn = turns::begin();
         // If the completion queue fails, all requests end.
         let _ = self.connection.inner().ledger.progress();
-        turns::end();
     }
 
     /// Executes the instructions of the protocol, and releases the lock. Only then polls the completion queue, closes
@@ -135,13 +134,14 @@ impl<P: Protocol> Session<P> {
                 break armed;
             }
         };
-        let mut woken = mem::take(&mut state.woken);
+        let mut woken =
+            if state.woken.is_empty() { Vec::new() } else { mem::take(&mut state.woken) };
         drop(state);
         self.connection.inner().ledger.note_armed(armed);
-        if woken.is_empty() && woken.capacity() == 0 {
+        if woken.is_empty() {
             return;
         }
-        woken.drain(..).for_each(Waker::wake);
+        woken.drain(..).for_each(|waker| contain_panic(|| waker.wake()));
         // Keeps the allocation.
         let mut state = self.lock();
         if state.woken.capacity() == 0 {

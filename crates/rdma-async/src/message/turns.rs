@@ -25,17 +25,23 @@ thread_local! {
     static TURNS: RefCell<Turns> = RefCell::default();
 }
 
+/// A turn on this thread. After it has ended, the connections that were woken meanwhile have theirs.
+#[must_use]
+pub(super) struct Running(());
+
 /// Begins a turn.
-pub(super) fn begin() {
+pub(super) fn begin() -> Running {
     let _ = TURNS.try_with(|turns| turns.borrow_mut().depth += 1);
+    Running(())
 }
 
-/// Ends a turn. Then the connections that were woken during the turn have theirs.
-pub(super) fn end() {
-    while let Some(turn) = next() {
-        turn.run();
+impl Drop for Running {
+    fn drop(&mut self) {
+        while let Some(turn) = next() {
+            turn.run();
+        }
+        let _ = TURNS.try_with(|turns| turns.borrow_mut().depth -= 1);
     }
-    let _ = TURNS.try_with(|turns| turns.borrow_mut().depth -= 1);
 }
 
 /// Returns the next connection that is due, if the current turn is the outermost one.

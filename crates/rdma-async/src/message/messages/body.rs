@@ -8,7 +8,7 @@ use rdma_message::Incoming;
 pub(super) enum Body {
     #[default]
     Empty,
-    /// A message in one part, in the memory where it arrived.
+    /// A message in one part, in memory of the pool: where it arrived, or a copy if it is short.
     Part { buffer: Buffer, start: usize, length: usize },
     /// A message whose parts were copied.
     Copy(Vec<u8>),

@@ -20,7 +20,6 @@ use crate::message::session::Session;
 /// A message, a request or a reply of the peer. Dereferences to its bytes.
 ///
 /// Dropping a request refuses it: the peer's call fails with [`OperationError::Refused`](crate::message::OperationError).
-#[must_use = "dropping a request refuses it"]
 pub struct Message {
     session: Arc<Session<Mailbox>>,
     body: Body,

@@ -200,18 +200,26 @@ impl Mailbox {
         chunk: machine::Chunk,
         requests: &mut Requests,
     ) {
-        let (slot, start) = (chunk.slot(), chunk.start() as usize);
+        let slot = chunk.slot();
         let Some(buffer) = requests.take_receive(slot) else { return };
-        let part = start..start + chunk.len() as usize;
-        let is_whole = chunk.len() == length;
-        let spare = if is_whole { self.pool.try_allocate(self.frame_bytes) } else { Ok(None) };
-        if let Ok(Some(spare)) = spare {
-            self.arriving.add(message, Body::Part { buffer, start, length: part.len() });
+        let (start, part) = (chunk.start() as usize, chunk.len() as usize);
+        let bytes = buffer.get(start..start + part).unwrap_or_default();
+        if chunk.len() != length {
+            self.arriving.append(message, bytes);
+        } else if part * 2 >= self.frame_bytes
+            && let Ok(Some(spare)) = self.pool.try_allocate(self.frame_bytes)
+        {
+            // The message keeps the memory where it arrived.
             requests.set_receive(slot, spare);
+            self.arriving.add(message, Body::Part { buffer, start, length: part });
+            return self.machine.release(chunk);
+        } else if let Ok(Some(mut copy)) = self.pool.try_allocate(part) {
+            copy.copy_from_slice(bytes);
+            self.arriving.add(message, Body::Part { buffer: copy, start: 0, length: part });
         } else {
-            self.arriving.append(message, buffer.get(part).unwrap_or_default());
-            requests.set_receive(slot, buffer);
+            self.arriving.append(message, bytes);
         }
+        requests.set_receive(slot, buffer);
         self.machine.release(chunk);
     }
 

@@ -56,10 +56,15 @@ impl AsyncWrite for WriteHalf {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let budget = ready!(poll_proceed(cx));
-        if self.session.with(|state| state.protocol.must_poll()) {
+        let mut must_poll = false;
+        let written = self.session.poll_with(cx, |state, cx| {
+            let written = state.poll_write(bufs, cx);
+            must_poll = state.protocol.must_poll();
+            written
+        });
+        if must_poll {
             self.session.poll();
         }
-        let written = self.session.poll_with(cx, |state, cx| state.poll_write(bufs, cx));
         let written = ready!(written);
         budget.made_progress();
         Poll::Ready(written)

@@ -6,7 +6,8 @@ use rdma_async::message::{MessageError, OperationError, Options, SendError};
 use tokio::task::JoinSet;
 
 use super::rig::{endpoint, message, messages};
-use crate::common::{DEVICES, poll_once, run, run_in_one_thread};
+use crate::common::chance::Chance;
+use crate::common::{DEVICES, poll_once, polled, run, run_in_one_thread};
 
 fn short() -> Options {
     Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024)
@@ -61,11 +62,7 @@ fn a_dropped_request_fails_the_call() {
             let serve = async { drop(server.receive().await.unwrap()) };
             let (called, ()) = tokio::join!(client.call(b"question"), serve);
             let error = called.unwrap_err();
-            let is_refused = matches!(
-                error,
-                MessageError::Operation { error: OperationError::Refused, ended: None }
-            );
-            assert!(is_refused, "{error}");
+            assert!(is_refused(&error), "{error}");
         });
     }
 }
@@ -156,4 +153,60 @@ fn both_ends_may_call_each_other_at_once() {
             }
         });
     }
+}
+
+#[test]
+fn operations_that_are_dropped_at_random_disturb_no_others() {
+    for device in DEVICES {
+        for options in [Options::new(), short().operations(8).calls(3)] {
+            run(move || async move {
+                let (client, server) = messages(&endpoint(device), options).await;
+                let client = Arc::new(client);
+                let serve = tokio::spawn(async move {
+                    let mut chance = Chance(11);
+                    while let Some(request) = server.receive().await.unwrap() {
+                        if !request.is_request() {
+                            assert!(*request == message(request.len())[..]);
+                            continue;
+                        }
+                        // The call may be cancelled, and the reply may be dropped too.
+                        let answer = request.to_vec();
+                        let polls = usize::try_from(chance.below(6)).unwrap();
+                        match polls {
+                            0 => _ = polled(polls, request.reply(&answer)).await,
+                            _ => _ = request.reply(&answer).await,
+                        }
+                    }
+                });
+                let mut tasks = JoinSet::new();
+                for seed in 0..8 {
+                    let client = Arc::clone(&client);
+                    tasks.spawn(async move {
+                        let mut chance = Chance(seed);
+                        for _ in 0..40 {
+                            let question = message(usize::try_from(chance.below(2000)).unwrap());
+                            let polls = usize::try_from(chance.below(4)).unwrap();
+                            match chance.below(3) {
+                                0 => _ = polled(polls, client.send(&question)).await,
+                                1 => _ = polled(polls, client.call(&question)).await,
+                                _ => match client.call(&question).await {
+                                    Ok(answer) => assert!(*answer == question[..]),
+                                    Err(error) => assert!(is_refused(&error), "{error:?}"),
+                                },
+                            }
+                        }
+                    });
+                }
+                while let Some(done) = tasks.join_next().await {
+                    done.unwrap();
+                }
+                client.finish().await.unwrap();
+                serve.await.unwrap();
+            });
+        }
+    }
+}
+
+fn is_refused(error: &MessageError) -> bool {
+    matches!(error, MessageError::Operation { error: OperationError::Refused, ended: None })
 }

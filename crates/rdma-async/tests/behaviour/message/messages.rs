@@ -20,21 +20,26 @@ fn short() -> Options {
     Options::new().receives(4).sends(6).frame_bytes(256).window_bytes(1024)
 }
 
+/// Some lengths, most of them near that of a frame, which begins with a header of up to 32 bytes.
+fn lengths() -> impl Iterator<Item = usize> {
+    let frame = 32 << 10;
+    let near = (frame - 33..=frame).chain([frame / 2 - 1, frame / 2, 4088, 4089, 2 * frame]);
+    [0, 1, 8, 1 << 20, 0, 3].into_iter().chain(near)
+}
+
 #[test]
 fn messages_of_any_length_arrive_in_order() {
-    // A frame of 4,096 bytes has a header of up to 24 bytes.
-    let lengths = [0, 1, 8, 4070, 4071, 4072, 4073, 4080, 4088, 4089, 4096, 100_000, 1 << 20, 0, 3];
     for device in DEVICES {
         run(move || async move {
             let (client, server) = messages(&endpoint(device), Options::new()).await;
             let sends = async {
-                for length in lengths {
+                for length in lengths() {
                     client.send(&message(length)).await.unwrap();
                 }
                 client.finish().await.unwrap();
             };
             let receives = async {
-                for length in lengths {
+                for length in lengths() {
                     let received = server.receive().await.unwrap().unwrap();
                     assert!(!received.is_request());
                     assert_eq!(received.len(), length);

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io::IoSlice;
 use std::pin::pin;
 
-use rdma_async::message::{Options, Stream};
+use rdma_async::message::{Chunk, Options, Stream};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, copy};
 
 use super::rig::{byte, check, endpoint, fill, streams, write_random};
@@ -144,6 +144,34 @@ fn chunks_are_not_overwritten_whatever_the_order_in_which_they_are_dropped() {
             for (at, chunk) in kept {
                 check(at, &chunk);
             }
+        });
+    }
+}
+
+#[test]
+fn chunks_may_be_dropped_by_other_tasks() {
+    for device in DEVICES {
+        run(move || async move {
+            let (mut client, mut server) = streams(&endpoint(device), short()).await;
+            let total = 60_000;
+            let writer = tokio::spawn(async move {
+                write_random(&mut client, 10, total).await;
+                client.shutdown().await.unwrap();
+            });
+            let (keep, mut kept) = tokio::sync::mpsc::channel::<Chunk>(2);
+            let dropper = tokio::spawn(async move {
+                let mut at = 0;
+                while let Some(chunk) = kept.recv().await {
+                    at = check(at, &chunk);
+                }
+                at
+            });
+            while let Some(chunk) = server.read_chunk().await.unwrap() {
+                keep.send(chunk).await.unwrap();
+            }
+            drop((keep, server));
+            assert_eq!(dropper.await.unwrap(), total);
+            writer.await.unwrap();
         });
     }
 }
