@@ -1,14 +1,14 @@
-//! The end of a connection that the program has dropped.
+//! The limits of the time that the end of a connection may take.
 
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-use super::session::{Protocol, Session, State};
+use super::session::{Protocol, Session};
 use crate::sync::LONGEST;
 
 /// A protocol whose connection may outlive its handles.
@@ -23,8 +23,8 @@ pub(super) trait Leave: Protocol {
     fn has_ended(&self) -> bool;
 }
 
-/// The end of dropped connections.
-#[derive(Clone, Debug)]
+/// The time limit of an end.
+#[derive(Debug)]
 pub(super) struct Linger {
     limit: Duration,
     runtime: Handle,
@@ -38,6 +38,17 @@ impl Linger {
         // Panics here in a runtime without time, rather than in the task.
         drop(tokio::time::sleep(Duration::ZERO));
         Self { limit: limit.min(LONGEST), runtime: Handle::current() }
+    }
+
+    /// Resets the connection at the limit, because the peer need not receive its close frame.
+    pub(super) fn limit_end<P: Protocol>(&self, session: Weak<Session<P>>) {
+        let limit = self.limit;
+        self.runtime.spawn(async move {
+            sleep(limit).await;
+            if let Some(session) = session.upgrade() {
+                session.with(|state| state.requests.fail());
+            }
+        });
     }
 
     /// Removes a handle of the session. After the last one, a task waits until both ends have finished, and resets the
@@ -70,11 +81,7 @@ struct Left<P: Leave>(Arc<Session<P>>);
 impl<P: Leave> Drop for Left<P> {
     fn drop(&mut self) {
         if self.0.is_of_this_process() {
-            self.0.with(|state: &mut State<P>| {
-                if !state.protocol.has_ended() {
-                    state.requests.fail();
-                }
-            });
+            self.0.with(|state| state.requests.fail());
         }
     }
 }

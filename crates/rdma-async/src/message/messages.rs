@@ -78,7 +78,6 @@ use crate::control::endpoint::Endpoint;
 /// ```
 pub struct Messages {
     session: Arc<Session<Mailbox>>,
-    linger: Linger,
 }
 
 impl Messages {
@@ -110,7 +109,7 @@ impl Messages {
         let frame_bytes = options.limits.receive_bytes as usize;
         let mailbox = Mailbox::new(machine, pool.as_blocking().clone(), frame_bytes);
         let slots = options.limits.receive_slots();
-        Ok(Self { session: Session::new(connection, memory, slots, mailbox), linger })
+        Ok(Self { session: Session::new(connection, memory, slots, mailbox, linger) })
     }
 
     /// Sends the first frame.
@@ -216,7 +215,7 @@ impl Drop for Messages {
     fn drop(&mut self) {
         if self.session.is_of_this_process() {
             self.session.with(|state| state.protocol.leave_program());
-            self.linger.leave(&self.session);
+            self.session.linger().leave(&self.session);
         }
     }
 }

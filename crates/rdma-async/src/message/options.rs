@@ -82,7 +82,8 @@ impl Options {
         self
     }
 
-    /// Sets how long a dropped connection may take to send what is left, before it is reset. Default: 5 seconds.
+    /// Sets how long a dropped connection may take to send what is left, before it is reset. Also how long a connection
+    /// whose peer has broken the protocol may take to notify the peer. Default: 5 seconds.
     #[doc(alias = "SO_LINGER")]
     pub const fn linger(mut self, limit: Duration) -> Self {
         self.linger = limit;

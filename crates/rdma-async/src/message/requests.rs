@@ -5,6 +5,7 @@ use std::task::Waker;
 
 use rdma_mem::Buffer;
 use rdma_message::Options as Limits;
+use rdma_message::frame::{Body, CloseReason, Frame};
 use rdma_qp::Error;
 
 use crate::buffer::held::Held;
@@ -70,6 +71,10 @@ pub(super) struct Requests {
     memory: Memory,
     receives: Queue,
     sends: Queue,
+    /// The reason in the close frame, if it was sent.
+    closing: Option<CloseReason>,
+    /// Whether the caller knows that the connection ends because of an error.
+    is_reported: bool,
     has_failed: bool,
     is_closed: bool,
 }
@@ -81,6 +86,8 @@ impl Requests {
             memory,
             receives: Queue::default(),
             sends: Queue::default(),
+            closing: None,
+            is_reported: false,
             has_failed: false,
             is_closed: false,
         }
@@ -110,6 +117,9 @@ impl Requests {
 
     /// Posts the SEND of a frame. `fill` writes the bytes after the header, and returns their number.
     pub(super) fn send(&mut self, slot: u32, header: &[u8], fill: impl FnOnce(&mut [u8]) -> usize) {
+        if let Ok((Frame { body: Body::Close(reason), .. }, _)) = Frame::decode(header) {
+            self.closing = Some(reason);
+        }
         let Some(mut buffer) = self.memory.sends.get_mut(slot as usize).and_then(Option::take)
         else {
             return;
@@ -209,6 +219,15 @@ impl Requests {
         must
     }
 
+    /// Returns true, once, if a close frame because of an error was sent. The session ends when it completes, which may
+    /// take arbitrarily long.
+    pub(super) fn closes_with_error(&mut self) -> bool {
+        let has_error = self.closing.is_some_and(|reason| reason != CloseReason::FINISHED);
+        let is_news = has_error && !self.is_reported;
+        self.is_reported |= is_news;
+        is_news
+    }
+
     /// Leaves the memory of requests that have not ended to the connection.
     pub(super) fn leave(&mut self) {
         for queue in [&mut self.receives, &mut self.sends] {
@@ -225,6 +244,8 @@ impl Requests {
         (receives, sends): (bool, bool),
         waker: &Waker,
     ) -> Option<Result<bool, Error>> {
+        // The session ends with the completion of the close frame.
+        let sends = sends || self.closing.is_some();
         let mut armed = Ok(false);
         for (is_chosen, queue) in [(receives, &mut self.receives), (sends, &mut self.sends)] {
             let first = queue.posted.front().map(|&(_, id)| id).filter(|_| is_chosen);

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::{fmt, mem};
 
-use rdma_message::frame::{Body, Frame};
-use rdma_message::{ConnectionError, Output, Transmit};
+use rdma_message::{ConnectionError, Output};
 
+use super::linger::Linger;
 use super::requests::{Completed, Memory, Requests};
 use super::turns::{self, Turn};
 use crate::connection::Connection;
@@ -43,6 +43,8 @@ pub(super) struct Session<P> {
     state: Mutex<State<P>>,
     connection: Connection,
     waker: Waker,
+    linger: Linger,
+    this: Weak<Self>,
 }
 
 /// The state that the lock protects.
@@ -61,18 +63,23 @@ impl<P: Protocol> Session<P> {
         memory: Memory,
         slots: u32,
         protocol: P,
+        linger: Linger,
     ) -> Arc<Self> {
         let mut requests = Requests::new(connection.clone(), memory);
         (0..slots).for_each(|slot| requests.post_receive(slot));
         let state = Mutex::new(State { protocol, requests, woken: Vec::new() });
         Arc::new_cyclic(|session| {
             let waker = Waker::from(Arc::new(Hook(Weak::clone(session))));
-            Self { state, connection, waker }
+            Self { state, connection, waker, linger, this: Weak::clone(session) }
         })
     }
 
     pub(super) const fn connection(&self) -> &Connection {
         &self.connection
+    }
+
+    pub(super) const fn linger(&self) -> &Linger {
+        &self.linger
     }
 
     /// Returns false in a forked child, which does not own the session.
@@ -136,7 +143,11 @@ impl<P: Protocol> Session<P> {
         };
         let mut woken =
             if state.woken.is_empty() { Vec::new() } else { mem::take(&mut state.woken) };
+        let has_failed = state.requests.closes_with_error();
         drop(state);
+        if has_failed {
+            self.linger.limit_end(Weak::clone(&self.this));
+        }
         self.connection.inner().ledger.note_armed(armed);
         if woken.is_empty() {
             return;
@@ -208,12 +219,6 @@ impl<P: Protocol> Wake for Hook<P> {
             turns::wake(session);
         }
     }
-}
-
-/// Returns true if the frame is the last one, because of an error. The connection ends after its completion.
-pub(super) fn is_close(transmit: &Transmit) -> bool {
-    let frame = Frame::decode(transmit.header.as_bytes());
-    frame.is_ok_and(|(frame, _)| matches!(frame.body, Body::Close(_)))
 }
 
 /// Registers the task of `cx`, if there is one.

@@ -130,9 +130,9 @@ impl Stream {
         options.check(&connection)?;
         let machine = rdma_message::Stream::new(&options.limits).map_err(io::Error::other)?;
         let slots = options.limits.receive_slots();
-        let session = Session::new(connection, memory, slots, Bytes::new(machine));
-        let reader = ReadHalf::new(Arc::clone(&session), linger.clone());
-        Ok(Self { reader, writer: WriteHalf::new(session, linger) })
+        let session = Session::new(connection, memory, slots, Bytes::new(machine), linger);
+        let reader = ReadHalf::new(Arc::clone(&session));
+        Ok(Self { reader, writer: WriteHalf::new(session) })
     }
 
     /// Sends the first frame.

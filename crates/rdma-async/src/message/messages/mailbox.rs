@@ -16,7 +16,7 @@ use super::error::MessageError;
 use super::operations::{Operations, Ticket};
 use crate::message::linger::Leave;
 use crate::message::requests::Requests;
-use crate::message::session::{Protocol, State, is_close, report};
+use crate::message::session::{Protocol, State, report};
 
 /// The kind of an operation that begins.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,6 @@ pub(super) struct Mailbox {
     has_peer_finished: bool,
     /// Whether the program has dropped the connection.
     has_left: bool,
-    is_closing: bool,
     /// The reason of the end. The inner `None` means that both ends have finished.
     ended: Option<Option<ConnectionError>>,
     peer: Option<SocketAddr>,
@@ -97,7 +96,6 @@ impl Mailbox {
             has_flushed: false,
             has_peer_finished: false,
             has_left: false,
-            is_closing: false,
             ended: None,
             peer: None,
         }
@@ -331,7 +329,6 @@ impl Protocol for Mailbox {
         match output {
             Output::PostReceive(slot) => requests.post_receive(slot),
             Output::Send(transmit) => {
-                self.is_closing |= is_close(&transmit);
                 let Transmit { slot, header, payload } = &transmit;
                 requests.send(*slot, header.as_bytes(), |memory| match *payload {
                     Payload::Message { operation, at, len } => {
@@ -379,7 +376,7 @@ impl Protocol for Mailbox {
             return (false, false);
         }
         let finishes = self.has_finished && !self.has_flushed;
-        let ends = finishes || self.is_closing || self.has_left || self.enders.are_waiting();
+        let ends = finishes || self.has_left || self.enders.are_waiting();
         let waits = self.receivers.are_waiting() || self.starters.are_waiting();
         let sends = ends || self.operations.has_sending();
         (sends || waits || self.operations.has_live(), sends)

@@ -9,7 +9,7 @@ use rdma_mem::Buffer;
 use rdma_message::{self as machine, ConnectionError, Output, SendError, Transmit};
 
 use crate::message::requests::Requests;
-use crate::message::session::{Protocol, State, is_close, report, wait};
+use crate::message::session::{Protocol, State, report, wait};
 
 /// A chunk of a receive slot, with the memory of the slot.
 pub(super) type Arrived = (machine::Chunk, Buffer);
@@ -37,8 +37,6 @@ pub(super) struct Bytes {
     has_finished: bool,
     /// Whether this end no longer reads.
     has_stopped: bool,
-    /// Whether this end has sent its last frame because of an error.
-    is_closing: bool,
     /// The number of frames that were posted since the completion queue was polled.
     unpolled: u32,
     /// The reason of the end. The inner `None` means that both ends have finished.
@@ -58,7 +56,6 @@ impl Bytes {
             has_flushed: false,
             has_finished: false,
             has_stopped: false,
-            is_closing: false,
             unpolled: 0,
             ended: None,
             halves: 2,
@@ -255,7 +252,6 @@ impl Protocol for Bytes {
         match output {
             Output::PostReceive(slot) => requests.post_receive(slot),
             Output::Send(transmit) => {
-                self.is_closing |= is_close(&transmit);
                 requests.send(transmit.slot, transmit.header.as_bytes(), |_| 0);
             }
             Output::Data(chunk) => {
@@ -293,7 +289,7 @@ impl Protocol for Bytes {
     fn awaits(&self) -> (bool, bool) {
         let Waiting { reader, writer, end } = &self.waiting;
         let finishes = self.has_finished && !self.has_flushed && self.ended.is_none();
-        let sends = finishes || self.is_closing || writer.is_some() || end.is_some();
+        let sends = finishes || writer.is_some() || end.is_some();
         (sends || reader.is_some() || self.has_stopped, sends)
     }
 }

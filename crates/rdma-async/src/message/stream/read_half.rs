@@ -13,7 +13,6 @@ use tokio::task::coop::poll_proceed;
 
 use super::bytes::{Arrived, Bytes};
 use super::chunk::{self, Chunk};
-use crate::message::linger::Linger;
 use crate::message::session::Session;
 
 /// The half of a [`Stream`](crate::message::Stream) that reads, created by [`Stream::into_split`](crate::message::Stream::into_split).
@@ -22,7 +21,6 @@ use crate::message::session::Session;
 #[derive(Debug)]
 pub struct ReadHalf {
     session: Arc<Session<Bytes>>,
-    linger: Linger,
     /// The chunk that is being read.
     current: Option<Arrived>,
     /// The number of its bytes that were read.
@@ -30,8 +28,8 @@ pub struct ReadHalf {
 }
 
 impl ReadHalf {
-    pub(super) const fn new(session: Arc<Session<Bytes>>, linger: Linger) -> Self {
-        Self { session, linger, current: None, start: 0 }
+    pub(super) const fn new(session: Arc<Session<Bytes>>) -> Self {
+        Self { session, current: None, start: 0 }
     }
 
     /// Waits for the next bytes, and returns them in the memory where they arrived. `None` is the end of the peer's
@@ -134,6 +132,6 @@ impl Drop for ReadHalf {
             }
             state.stop();
         });
-        self.linger.leave(&self.session);
+        self.session.linger().leave(&self.session);
     }
 }

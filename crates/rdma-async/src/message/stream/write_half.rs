@@ -10,7 +10,6 @@ use tokio::io::AsyncWrite;
 use tokio::task::coop::poll_proceed;
 
 use super::bytes::Bytes;
-use crate::message::linger::Linger;
 use crate::message::session::Session;
 
 /// The half of a [`Stream`](crate::message::Stream) that writes, created by [`Stream::into_split`](crate::message::Stream::into_split).
@@ -19,12 +18,11 @@ use crate::message::session::Session;
 #[derive(Debug)]
 pub struct WriteHalf {
     session: Arc<Session<Bytes>>,
-    linger: Linger,
 }
 
 impl WriteHalf {
-    pub(super) const fn new(session: Arc<Session<Bytes>>, linger: Linger) -> Self {
-        Self { session, linger }
+    pub(super) const fn new(session: Arc<Session<Bytes>>) -> Self {
+        Self { session }
     }
 
     pub(super) const fn session(&self) -> &Arc<Session<Bytes>> {
@@ -90,7 +88,7 @@ impl Drop for WriteHalf {
     fn drop(&mut self) {
         if self.session.is_of_this_process() {
             self.session.with(|state| state.protocol.finish());
-            self.linger.leave(&self.session);
+            self.session.linger().leave(&self.session);
         }
     }
 }

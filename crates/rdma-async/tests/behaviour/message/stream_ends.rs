@@ -161,6 +161,19 @@ fn a_peer_that_sends_garbage_fails_only_its_own_stream() {
     }
 }
 
+#[test]
+fn a_peer_without_receives_cannot_keep_a_failed_stream_open() {
+    run_in_one_thread(|| async {
+        let host = Host::new("soft0");
+        let options = Options::new().linger(Duration::from_millis(1));
+        let (mut victim, peer) = stream_and_peer(&host, options).await;
+        // The stream's frames wait for receives of the peer without limit.
+        peer.send(host.buffer(b"certainly not a frame")).await.unwrap();
+        let error = victim.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+    });
+}
+
 /// Posts receives for the frames that a stream sends by itself.
 fn post_receives(host: &Host, peer: &Connection) {
     for _ in 0..4 {
