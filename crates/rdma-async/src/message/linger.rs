@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -17,7 +17,7 @@ pub(super) trait Leave: Protocol {
     fn leave(&mut self) -> bool;
 
     /// Ready when the connection has ended.
-    fn poll_ended(&mut self, cx: Option<&Context<'_>>) -> Poll<()>;
+    fn poll_ended(&mut self, waker: &mut Option<Waker>) -> Poll<()>;
 
     /// Returns true if the connection has ended.
     fn has_ended(&self) -> bool;
@@ -67,7 +67,8 @@ impl Linger {
         }
         let limit = self.limit;
         self.runtime.spawn(async move {
-            let ended = poll_fn(|cx| left.0.poll_with(cx, |it, cx| it.protocol.poll_ended(cx)));
+            let ended =
+                poll_fn(|cx| left.0.poll_with(cx, |it, waker| it.protocol.poll_ended(waker)));
             // An error means that the time is up.
             let _ = timeout(limit, ended).await;
             drop(left);

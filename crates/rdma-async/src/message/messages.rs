@@ -114,8 +114,7 @@ impl Messages {
 
     /// Sends the first frame.
     fn start(&self) {
-        let peer = super::peer_addr(self.session.connection()).ok();
-        self.session.with(|state| state.protocol.set_peer(peer));
+        self.session.with(|_| ());
     }
 
     /// Sends a message. Ready when the peer's device has received all of it; the peer's program may not have.
@@ -184,8 +183,9 @@ impl Messages {
     pub async fn receive(&self) -> Result<Option<Message>, MessageError> {
         // Without a budget, a task whose messages have always arrived would starve other tasks.
         consume_budget().await;
-        let received =
-            poll_fn(|cx| self.session.poll_with(cx, |state, cx| state.protocol.poll_receive(cx)));
+        let received = poll_fn(|cx| {
+            self.session.poll_with(cx, |state, waker| state.protocol.poll_receive(waker))
+        });
         let message = |(body, request)| Message::new(Arc::clone(&self.session), body, request);
         Ok(received.await?.map(message))
     }
@@ -199,7 +199,8 @@ impl Messages {
     /// [`MessageError::Ended`] if the connection has ended before.
     pub async fn finish(&self) -> Result<(), MessageError> {
         self.session.with(|state| state.protocol.finish());
-        poll_fn(|cx| self.session.poll_with(cx, |state, cx| state.protocol.poll_flushed(cx))).await
+        poll_fn(|cx| self.session.poll_with(cx, |state, waker| state.protocol.poll_flushed(waker)))
+            .await
     }
 
     /// Returns the address of the peer's control connection.
@@ -207,7 +208,7 @@ impl Messages {
     /// # Errors
     /// `Unsupported` if the connection was not made by address.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        super::peer_addr(self.session.connection())
+        self.session.peer_addr()
     }
 }
 

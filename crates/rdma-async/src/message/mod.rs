@@ -20,9 +20,6 @@ mod session;
 mod stream;
 mod turns;
 
-use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
-
 pub use messages::error::MessageError;
 pub use messages::incoming::Message;
 pub use messages::{Messages, MessagesListener};
@@ -32,12 +29,3 @@ pub use stream::chunk::Chunk;
 pub use stream::read_half::ReadHalf;
 pub use stream::write_half::WriteHalf;
 pub use stream::{Stream, StreamListener};
-
-use crate::connection::Connection;
-
-/// Returns the address of the peer's control connection.
-fn peer_addr(connection: &Connection) -> io::Result<SocketAddr> {
-    let member = connection.inner().member();
-    let lacks = || io::Error::new(ErrorKind::Unsupported, "the connection was not made by address");
-    member.map(|member| member.shared.address()).ok_or_else(lacks)
-}

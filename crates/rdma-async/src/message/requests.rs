@@ -237,16 +237,16 @@ impl Requests {
         }
     }
 
-    /// Makes the next completion of the chosen queues wake the session. Returns `None` if there is one already.
-    /// Otherwise returns the result of arming, for [`Ledger::note_armed`](crate::ledger::Ledger::note_armed).
+    /// Makes the next completion of the chosen queues wake the session. Returns false if there is one already. Adds the
+    /// result of arming to `armed`, for [`Ledger::note_armed`](crate::ledger::Ledger::note_armed).
     pub(super) fn await_next(
         &mut self,
         (receives, sends): (bool, bool),
         waker: &Waker,
-    ) -> Option<Result<bool, Error>> {
+        armed: &mut Result<bool, Error>,
+    ) -> bool {
         // The session ends with the completion of the close frame.
         let sends = sends || self.closing.is_some();
-        let mut armed = Ok(false);
         for (is_chosen, queue) in [(receives, &mut self.receives), (sends, &mut self.sends)] {
             let first = queue.posted.front().map(|&(_, id)| id).filter(|_| is_chosen);
             let Some(id) = first.filter(|_| queue.awaited != first) else { continue };
@@ -255,14 +255,44 @@ impl Requests {
             // An earlier waker can only be that of this session.
             let before = table.await_end(id, waker.clone());
             if !table.at(inner.entry).is_awaited_by(id, waker) {
-                return None;
+                return false;
             }
             let now = table.arm(inner.ledger.cq());
             drop(table);
             drop(before);
             queue.awaited = Some(id);
-            armed = armed.and_then(|was| now.map(|is| was || is));
+            match (&mut *armed, now) {
+                (Ok(was), Ok(is)) => *was |= is,
+                (Ok(_), error) => *armed = error,
+                (Err(_), _) => {}
+            }
         }
-        Some(armed)
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mock::{NicOutcome, Rig};
+
+    #[test]
+    fn the_arming_for_one_queue_is_reported_if_the_request_of_the_other_has_ended() {
+        let rig = Rig::new();
+        let connection = rig.connect([1, 1]);
+        let ledger = &connection.inner().ledger;
+        let memory = Memory { receives: vec![Some(rig.buffer())], sends: vec![Some(rig.buffer())] };
+        let mut requests = Requests::new(connection.clone(), memory);
+        requests.post_receive(0);
+        requests.send(0, b"header", |_| 0);
+        // Another thread has delivered the completion of the SEND.
+        rig.nic.end(1, NicOutcome::Done(b""));
+        ledger.progress().unwrap();
+        let mut armed = Ok(false);
+        assert!(!requests.await_next((true, true), Waker::noop(), &mut armed));
+        assert!(matches!(requests.next(), Some(Completed::Sent { slot: 0 })));
+        assert!(requests.await_next((true, true), Waker::noop(), &mut armed));
+        // The caller polls again, because an earlier completion of the receive causes no event.
+        assert!(matches!(armed, Ok(true)), "{armed:?}");
     }
 }

@@ -3,6 +3,7 @@
 //! No task belongs to a session. The tasks of the program process completions when they call the session. While they
 //! wait, completions are processed by the thread that polls them, because the waker of the awaited request does so.
 
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -54,6 +55,8 @@ pub(super) struct State<P> {
     pub(super) requests: Requests,
     /// The tasks to wake after the lock is released.
     woken: Vec<Waker>,
+    /// The error with which the connection has ended, to report after the lock is released.
+    ended: Option<ConnectionError>,
 }
 
 impl<P: Protocol> Session<P> {
@@ -67,7 +70,7 @@ impl<P: Protocol> Session<P> {
     ) -> Arc<Self> {
         let mut requests = Requests::new(connection.clone(), memory);
         (0..slots).for_each(|slot| requests.post_receive(slot));
-        let state = Mutex::new(State { protocol, requests, woken: Vec::new() });
+        let state = Mutex::new(State { protocol, requests, woken: Vec::new(), ended: None });
         Arc::new_cyclic(|session| {
             let waker = Waker::from(Arc::new(Hook(Weak::clone(session))));
             Self { state, connection, waker, linger, this: Weak::clone(session) }
@@ -80,6 +83,17 @@ impl<P: Protocol> Session<P> {
 
     pub(super) const fn linger(&self) -> &Linger {
         &self.linger
+    }
+
+    /// Returns the address of the peer's control connection.
+    ///
+    /// # Errors
+    /// `Unsupported` if the connection was not made by address.
+    pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let member = self.connection.inner().member();
+        let lacks =
+            || io::Error::new(ErrorKind::Unsupported, "the connection was not made by address");
+        member.map(|member| member.shared.address()).ok_or_else(lacks)
     }
 
     /// Returns false in a forked child, which does not own the session.
@@ -102,17 +116,20 @@ impl<P: Protocol> Session<P> {
         result
     }
 
-    /// Calls `work`. If it is not ready, polls the completion queue and calls it again, with the task that waits.
+    /// Calls `work`. If it is not ready, polls the completion queue and calls it again, with the waker of the task.
     pub(super) fn poll_with<R>(
         &self,
         cx: &Context<'_>,
-        mut work: impl FnMut(&mut State<P>, Option<&Context<'_>>) -> Poll<R>,
+        mut work: impl FnMut(&mut State<P>, &mut Option<Waker>) -> Poll<R>,
     ) -> Poll<R> {
-        if let Poll::Ready(ready) = self.with(|state| work(state, None)) {
+        if let Poll::Ready(ready) = self.with(|state| work(state, &mut None)) {
             return Poll::Ready(ready);
         }
         self.poll();
-        self.with(|state| work(state, Some(cx)))
+        // Cloned and dropped without the lock, because both are code of the program. Dropping the waker of another task
+        // may drop that task's future, and with it another handle of this session.
+        let mut waker = Some(cx.waker().clone());
+        self.with(|state| work(state, &mut waker))
     }
 
     /// Polls the completion queue.
@@ -125,7 +142,8 @@ impl<P: Protocol> Session<P> {
     /// Executes the instructions of the protocol, and releases the lock. Only then polls the completion queue, closes
     /// the connection, and wakes tasks, because all of these run the wakers of other tasks.
     fn finish<'s>(&'s self, mut state: MutexGuard<'s, State<P>>) {
-        let armed = loop {
+        let mut armed = Ok(false);
+        loop {
             state.settle();
             if state.requests.must_close() {
                 drop(state);
@@ -137,16 +155,20 @@ impl<P: Protocol> Session<P> {
                 continue;
             }
             let awaits = state.protocol.awaits();
-            if let Some(armed) = state.requests.await_next(awaits, &self.waker) {
-                break armed;
+            if state.requests.await_next(awaits, &self.waker, &mut armed) {
+                break;
             }
-        };
+        }
+        let ended = state.ended.take();
         let mut woken =
             if state.woken.is_empty() { Vec::new() } else { mem::take(&mut state.woken) };
         let has_failed = state.requests.closes_with_error();
         drop(state);
         if has_failed {
             self.linger.limit_end(Weak::clone(&self.this));
+        }
+        if let Some(error) = ended {
+            report(error, self.peer_addr().ok());
         }
         self.connection.inner().ledger.note_armed(armed);
         if woken.is_empty() {
@@ -164,6 +186,9 @@ impl<P: Protocol> Session<P> {
 impl<P: Protocol> State<P> {
     /// Executes an instruction, or notes an event.
     pub(super) fn act(&mut self, output: Output) {
+        if let Output::Ended(error) = &output {
+            self.ended = *error;
+        }
         self.protocol.act(output, &mut self.requests, &mut self.woken);
     }
 
@@ -221,22 +246,20 @@ impl<P: Protocol> Wake for Hook<P> {
     }
 }
 
-/// Registers the task of `cx`, if there is one.
-pub(super) fn wait(waiting: &mut Option<Waker>, cx: Option<&Context<'_>>) {
-    let Some(cx) = cx else { return };
-    match waiting {
-        Some(waker) => waker.clone_from(cx.waker()),
-        None => *waiting = Some(cx.waker().clone()),
+/// Registers a waker, if there is one. Moves the earlier one to `waker`, for the caller to drop without the lock.
+pub(super) const fn wait(waiting: &mut Option<Waker>, waker: &mut Option<Waker>) {
+    if waker.is_some() {
+        mem::swap(waiting, waker);
     }
 }
 
 /// Reports the end of a connection whose peer has broken the protocol.
-pub(super) fn report(ended: Option<ConnectionError>, peer: Option<SocketAddr>) {
-    match ended {
-        None | Some(ConnectionError::Aborted) => {}
-        Some(error @ (ConnectionError::Lost | ConnectionError::PeerClosed(_))) => {
+fn report(error: ConnectionError, peer: Option<SocketAddr>) {
+    match error {
+        ConnectionError::Aborted => {}
+        ConnectionError::Lost | ConnectionError::PeerClosed(_) => {
             tracing::debug!(%error, ?peer, "a stream or a connection for messages has ended");
         }
-        Some(error) => tracing::warn!(%error, ?peer, "a peer has broken the protocol"),
+        _ => tracing::warn!(%error, ?peer, "a peer has broken the protocol"),
     }
 }

@@ -10,7 +10,7 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use rdma_connect::ConnectError;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
@@ -137,9 +137,7 @@ impl Stream {
 
     /// Sends the first frame.
     pub(super) fn start(&self) {
-        let session = self.writer.session();
-        let peer = super::peer_addr(session.connection()).ok();
-        session.with(|state| state.protocol.set_peer(peer));
+        self.writer.session().with(|_| ());
     }
 
     /// Splits the stream into halves, which two tasks can own. Both share a lock that is held only while a frame is
@@ -180,8 +178,8 @@ impl Leave for Bytes {
         self.halves == 0
     }
 
-    fn poll_ended(&mut self, cx: Option<&Context<'_>>) -> Poll<()> {
-        self.poll_ended(cx)
+    fn poll_ended(&mut self, waker: &mut Option<Waker>) -> Poll<()> {
+        self.poll_ended(waker)
     }
 
     fn has_ended(&self) -> bool {

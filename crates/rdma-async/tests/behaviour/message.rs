@@ -1,6 +1,7 @@
 //! Streams and messages.
 
 mod calls;
+mod foreign_code;
 mod messages;
 mod rig;
 mod stream_ends;

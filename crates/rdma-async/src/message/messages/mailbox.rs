@@ -1,8 +1,7 @@
 //! The state of a connection for messages: its protocol, what has arrived, and the tasks that wait.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 
 use rdma_mem::BufferPool;
 use rdma_message::frame::CallId;
@@ -16,7 +15,7 @@ use super::error::MessageError;
 use super::operations::{Operations, Ticket};
 use crate::message::linger::Leave;
 use crate::message::requests::Requests;
-use crate::message::session::{Protocol, State, report};
+use crate::message::session::{Protocol, State};
 
 /// The kind of an operation that begins.
 #[derive(Clone, Copy, Debug)]
@@ -31,11 +30,9 @@ pub(super) enum Start {
 struct Tasks(Vec<Waker>);
 
 impl Tasks {
-    fn wait(&mut self, cx: Option<&Context<'_>>) {
-        let Some(cx) = cx else { return };
-        if !self.0.iter().any(|known| known.will_wake(cx.waker())) {
-            self.0.push(cx.waker().clone());
-        }
+    fn wait(&mut self, waker: &mut Option<Waker>) {
+        let is_new = |waker: &mut Waker| !self.0.iter().any(|known| known.will_wake(waker));
+        self.0.extend(waker.take_if(is_new));
     }
 
     const fn are_waiting(&self) -> bool {
@@ -77,7 +74,6 @@ pub(super) struct Mailbox {
     has_left: bool,
     /// The reason of the end. The inner `None` means that both ends have finished.
     ended: Option<Option<ConnectionError>>,
-    peer: Option<SocketAddr>,
 }
 
 impl Mailbox {
@@ -97,18 +93,13 @@ impl Mailbox {
             has_peer_finished: false,
             has_left: false,
             ended: None,
-            peer: None,
         }
-    }
-
-    pub(super) const fn set_peer(&mut self, peer: Option<SocketAddr>) {
-        self.peer = peer;
     }
 
     /// Returns the next message. `None` after the last one.
     pub(super) fn poll_receive(
         &mut self,
-        cx: Option<&Context<'_>>,
+        waker: &mut Option<Waker>,
     ) -> Poll<Result<Option<Received>, MessageError>> {
         if let Some(Delivered { message, body, request }) = self.delivered.pop_front() {
             self.machine.taken(message);
@@ -121,7 +112,7 @@ impl Mailbox {
             let error = error.unwrap_or(ConnectionError::Lost);
             return Poll::Ready(Err(MessageError::Ended(error)));
         }
-        self.receivers.wait(cx);
+        self.receivers.wait(waker);
         Poll::Pending
     }
 
@@ -129,18 +120,18 @@ impl Mailbox {
     pub(super) fn poll_result(
         &mut self,
         ticket: Ticket,
-        cx: Option<&Context<'_>>,
+        waker: &mut Option<Waker>,
     ) -> Poll<Result<Body, MessageError>> {
         let ended = self.ended.flatten();
         let failed = |error| MessageError::Operation { error, ended };
-        self.operations.poll(ticket, cx).map_err(failed)
+        self.operations.poll(ticket, waker).map_err(failed)
     }
 
-    /// Leaves an operation whose future was dropped.
-    pub(super) fn abandon(&mut self, ticket: Ticket) {
-        if let Some(operation) = self.operations.abandon(ticket) {
-            self.machine.cancel(operation);
-        }
+    /// Leaves an operation whose future was dropped. Returns its task, for the caller to drop without the lock.
+    pub(super) fn abandon(&mut self, ticket: Ticket) -> Option<Waker> {
+        let (operation, waker) = self.operations.abandon(ticket)?;
+        self.machine.cancel(operation);
+        waker
     }
 
     /// Refuses a request that the program has dropped.
@@ -157,7 +148,7 @@ impl Mailbox {
     /// Ready when the peer's device has all messages, and the end after them.
     pub(super) fn poll_flushed(
         &mut self,
-        cx: Option<&Context<'_>>,
+        waker: &mut Option<Waker>,
     ) -> Poll<Result<(), MessageError>> {
         if self.has_flushed {
             return Poll::Ready(Ok(()));
@@ -166,7 +157,7 @@ impl Mailbox {
             let error = error.unwrap_or(ConnectionError::Lost);
             return Poll::Ready(Err(MessageError::Ended(error)));
         }
-        self.enders.wait(cx);
+        self.enders.wait(waker);
         Poll::Pending
     }
 
@@ -237,7 +228,6 @@ impl Mailbox {
     }
 
     fn end(&mut self, error: Option<ConnectionError>, woken: &mut Vec<Waker>) {
-        report(error, self.peer);
         self.ended = Some(error);
         for tasks in [&mut self.receivers, &mut self.starters, &mut self.enders] {
             tasks.wake(woken);
@@ -254,12 +244,12 @@ impl State<Mailbox> {
         &mut self,
         start: Start,
         bytes: &[u8],
-        cx: Option<&Context<'_>>,
+        waker: &mut Option<Waker>,
     ) -> Poll<Result<Ticket, MessageError>> {
         let operation = match self.protocol.begin(start, bytes.len()) {
             Ok(operation) => operation,
             Err(SendError::NotOpen | SendError::Full) => {
-                self.protocol.starters.wait(cx);
+                self.protocol.starters.wait(waker);
                 return Poll::Pending;
             }
             Err(error) => return Poll::Ready(Err(self.protocol.not_sent(error))),
@@ -388,11 +378,11 @@ impl Leave for Mailbox {
         true
     }
 
-    fn poll_ended(&mut self, cx: Option<&Context<'_>>) -> Poll<()> {
+    fn poll_ended(&mut self, waker: &mut Option<Waker>) -> Poll<()> {
         if self.has_ended() {
             return Poll::Ready(());
         }
-        self.enders.wait(cx);
+        self.enders.wait(waker);
         Poll::Pending
     }
 

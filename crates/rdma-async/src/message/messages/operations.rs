@@ -1,6 +1,6 @@
 //! The sends, calls and replies of this end, from their start until their future has taken the result.
 
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 
 use rdma_message::{Operation, OperationError};
 
@@ -141,11 +141,11 @@ impl Operations {
     pub(super) fn poll(
         &mut self,
         ticket: Ticket,
-        cx: Option<&Context<'_>>,
+        waker: &mut Option<Waker>,
     ) -> Poll<Result<Body, OperationError>> {
         match self.at(ticket) {
             Some(pending) if pending.result.is_none() => {
-                wait(&mut pending.waker, cx);
+                wait(&mut pending.waker, waker);
                 Poll::Pending
             }
             _ => Poll::Ready(match self.remove(ticket) {
@@ -156,16 +156,16 @@ impl Operations {
         }
     }
 
-    /// Leaves an operation whose future was dropped. Returns the operation if it has no result yet.
-    pub(super) fn abandon(&mut self, ticket: Ticket) -> Option<Operation> {
+    /// Leaves an operation whose future was dropped. Returns the operation and its task if it has no
+    /// result yet.
+    pub(super) fn abandon(&mut self, ticket: Ticket) -> Option<(Operation, Option<Waker>)> {
         let pending = self.at(ticket)?;
         if pending.result.is_some() {
             self.remove(ticket);
             return None;
         }
         pending.is_abandoned = true;
-        pending.waker = None;
-        Some(pending.operation)
+        Some((pending.operation, pending.waker.take()))
     }
 
     /// Returns true if an operation has no result.

@@ -22,7 +22,8 @@ pub(super) async fn run(
 ) -> Result<Body, MessageError> {
     // Without a budget, a task whose messages are always sent at once would starve other tasks.
     consume_budget().await;
-    let begin = poll_fn(|cx| session.poll_with(cx, |state, cx| state.poll_start(start, bytes, cx)));
+    let begin =
+        poll_fn(|cx| session.poll_with(cx, |state, waker| state.poll_start(start, bytes, waker)));
     let mut running = Running { session, ticket: Some(begin.await?) };
     started();
     poll_fn(|cx| running.poll(cx)).await
@@ -38,7 +39,8 @@ struct Running<'s> {
 impl Running<'_> {
     fn poll(&mut self, cx: &Context<'_>) -> Poll<Result<Body, MessageError>> {
         let Some(ticket) = self.ticket else { unreachable!("polled after it was ready") };
-        let polled = self.session.poll_with(cx, |state, cx| state.protocol.poll_result(ticket, cx));
+        let polled =
+            self.session.poll_with(cx, |state, waker| state.protocol.poll_result(ticket, waker));
         if polled.is_ready() {
             self.ticket = None;
         }
@@ -51,7 +53,7 @@ impl Drop for Running<'_> {
         if let Some(ticket) = self.ticket
             && self.session.is_of_this_process()
         {
-            self.session.with(|state| state.protocol.abandon(ticket));
+            drop(self.session.with(|state| state.protocol.abandon(ticket)));
         }
     }
 }

@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
-use std::net::SocketAddr;
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 
 use rdma_mem::Buffer;
 use rdma_message::{self as machine, ConnectionError, Output, SendError, Transmit};
 
 use crate::message::requests::Requests;
-use crate::message::session::{Protocol, State, report, wait};
+use crate::message::session::{Protocol, State, wait};
 
 /// A chunk of a receive slot, with the memory of the slot.
 pub(super) type Arrived = (machine::Chunk, Buffer);
@@ -43,7 +42,6 @@ pub(super) struct Bytes {
     ended: Option<Option<ConnectionError>>,
     /// The number of halves that the program has.
     pub(super) halves: u8,
-    peer: Option<SocketAddr>,
 }
 
 impl Bytes {
@@ -59,18 +57,13 @@ impl Bytes {
             unpolled: 0,
             ended: None,
             halves: 2,
-            peer: None,
         }
-    }
-
-    pub(super) const fn set_peer(&mut self, peer: Option<SocketAddr>) {
-        self.peer = peer;
     }
 
     /// Returns the next chunk, `None` at the end of the peer's stream.
     pub(super) fn poll_next(
         &mut self,
-        cx: Option<&Context<'_>>,
+        waker: &mut Option<Waker>,
     ) -> Poll<io::Result<Option<Arrived>>> {
         if let Some(arrived) = self.arrived.pop_front() {
             return Poll::Ready(Ok(Some(arrived)));
@@ -81,7 +74,7 @@ impl Bytes {
         if let Some(error) = self.ended {
             return Poll::Ready(Err(cut_off(error)));
         }
-        wait(&mut self.waiting.reader, cx);
+        wait(&mut self.waiting.reader, waker);
         Poll::Pending
     }
 
@@ -95,23 +88,23 @@ impl Bytes {
     }
 
     /// Ready when the peer's device has everything, with the end of the stream.
-    pub(super) fn poll_flushed(&mut self, cx: Option<&Context<'_>>) -> Poll<io::Result<()>> {
+    pub(super) fn poll_flushed(&mut self, waker: &mut Option<Waker>) -> Poll<io::Result<()>> {
         if self.has_flushed {
             return Poll::Ready(Ok(()));
         }
         if let Some(error) = self.ended {
             return Poll::Ready(Err(cut_off(error)));
         }
-        wait(&mut self.waiting.writer, cx);
+        wait(&mut self.waiting.writer, waker);
         Poll::Pending
     }
 
     /// Ready when the connection has ended.
-    pub(super) fn poll_ended(&mut self, cx: Option<&Context<'_>>) -> Poll<()> {
+    pub(super) fn poll_ended(&mut self, waker: &mut Option<Waker>) -> Poll<()> {
         if self.ended.is_some() {
             return Poll::Ready(());
         }
-        wait(&mut self.waiting.end, cx);
+        wait(&mut self.waiting.end, waker);
         Poll::Pending
     }
 
@@ -126,8 +119,8 @@ impl Bytes {
     }
 
     /// Waits until a write can continue.
-    fn wait_to_write(&mut self, cx: Option<&Context<'_>>) {
-        wait(&mut self.waiting.writer, cx);
+    fn wait_to_write(&mut self, waker: &mut Option<Waker>) {
+        wait(&mut self.waiting.writer, waker);
     }
 
     /// Returns the error of a write that the protocol refuses, or `None` if it may succeed later.
@@ -165,7 +158,7 @@ impl State<Bytes> {
     pub(super) fn poll_write(
         &mut self,
         bytes: &[IoSlice<'_>],
-        cx: Option<&Context<'_>>,
+        waker: &mut Option<Waker>,
     ) -> Poll<io::Result<usize>> {
         let mut rest = Rest::new(bytes);
         while rest.length > 0 {
@@ -183,7 +176,7 @@ impl State<Bytes> {
             if let Some(error) = written {
                 return Poll::Ready(Err(error));
             }
-            self.protocol.wait_to_write(cx);
+            self.protocol.wait_to_write(waker);
             return Poll::Pending;
         }
         Poll::Ready(Ok(rest.written))
@@ -273,7 +266,6 @@ impl Protocol for Bytes {
             }
             Output::Disconnect(_) => requests.fail(),
             Output::Ended(error) => {
-                report(error, self.peer);
                 self.ended = Some(error);
                 let Waiting { reader, writer, end } = &mut self.waiting;
                 woken.extend([reader, writer, end].into_iter().filter_map(Option::take));

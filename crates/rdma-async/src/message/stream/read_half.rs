@@ -61,7 +61,7 @@ impl ReadHalf {
     /// # Errors
     /// Same errors as [`Stream::peer_addr`](crate::message::Stream::peer_addr).
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        crate::message::peer_addr(self.session.connection())
+        self.session.peer_addr()
     }
 
     fn rest(&self) -> &[u8] {
@@ -77,11 +77,11 @@ impl ReadHalf {
         // Without a budget, a task whose bytes have always arrived would starve other tasks.
         let budget = ready!(poll_proceed(cx));
         let Self { session, current, start, .. } = self;
-        let next = session.poll_with(cx, |state, cx| {
+        let next = session.poll_with(cx, |state, waker| {
             if let Some(spent) = current.take() {
                 state.release(spent);
             }
-            state.protocol.poll_next(cx)
+            state.protocol.poll_next(waker)
         });
         *current = ready!(next)?;
         *start = 0;

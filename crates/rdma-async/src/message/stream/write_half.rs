@@ -34,7 +34,7 @@ impl WriteHalf {
     /// # Errors
     /// Same errors as [`Stream::peer_addr`](crate::message::Stream::peer_addr).
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        crate::message::peer_addr(self.session.connection())
+        self.session.peer_addr()
     }
 }
 
@@ -55,8 +55,8 @@ impl AsyncWrite for WriteHalf {
     ) -> Poll<io::Result<usize>> {
         let budget = ready!(poll_proceed(cx));
         let mut must_poll = false;
-        let written = self.session.poll_with(cx, |state, cx| {
-            let written = state.poll_write(bufs, cx);
+        let written = self.session.poll_with(cx, |state, waker| {
+            let written = state.poll_write(bufs, waker);
             must_poll = state.protocol.must_poll();
             written
         });
@@ -77,9 +77,9 @@ impl AsyncWrite for WriteHalf {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.session.poll_with(cx, |state, cx| {
+        self.session.poll_with(cx, |state, waker| {
             state.protocol.finish();
-            state.protocol.poll_flushed(cx)
+            state.protocol.poll_flushed(waker)
         })
     }
 }
