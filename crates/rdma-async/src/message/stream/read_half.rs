@@ -69,6 +69,17 @@ impl ReadHalf {
         bytes.get(self.start..).unwrap_or_default()
     }
 
+    /// Removes bytes that were read. Releases a chunk with its last byte, because the program may read again only after
+    /// the peer has used the memory.
+    fn spend(&mut self, count: usize) {
+        self.start += count;
+        if self.rest().is_empty()
+            && let Some(spent) = self.current.take()
+        {
+            self.session.with(|state| state.release(spent));
+        }
+    }
+
     /// Ready with true when there are bytes to read, and with false at the end of the stream.
     fn poll_current(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         if !self.rest().is_empty() {
@@ -77,12 +88,7 @@ impl ReadHalf {
         // Without a budget, a task whose bytes have always arrived would starve other tasks.
         let budget = ready!(poll_proceed(cx));
         let Self { session, current, start, .. } = self;
-        let next = session.poll_with(cx, |state, waker| {
-            if let Some(spent) = current.take() {
-                state.release(spent);
-            }
-            state.protocol.poll_next(waker)
-        });
+        let next = session.poll_with(cx, |state, waker| state.protocol.poll_next(waker));
         *current = ready!(next)?;
         *start = 0;
         budget.made_progress();
@@ -100,7 +106,7 @@ impl AsyncRead for ReadHalf {
             let bytes = self.rest();
             let count = bytes.len().min(buf.remaining());
             buf.put_slice(bytes.get(..count).unwrap_or_default());
-            self.start += count;
+            self.spend(count);
         }
         Poll::Ready(Ok(()))
     }
@@ -114,7 +120,8 @@ impl AsyncBufRead for ReadHalf {
     }
 
     fn consume(mut self: Pin<&mut Self>, amt: usize) {
-        self.start += amt.min(self.rest().len());
+        let count = amt.min(self.rest().len());
+        self.spend(count);
     }
 }
 

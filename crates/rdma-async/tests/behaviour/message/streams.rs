@@ -213,6 +213,22 @@ fn a_reader_that_waits_stops_the_writer() {
 }
 
 #[test]
+fn bytes_that_were_read_exactly_leave_memory_for_the_next_ones_and_the_end() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let smallest = Options::new().receives(1).sends(5).frame_bytes(64).window_bytes(128);
+            let (mut client, mut server) = streams(&endpoint(device), smallest).await;
+            for _ in 0..20 {
+                client.write_all(b"question").await.unwrap();
+                let mut question = [0; 8];
+                server.read_exact(&mut question).await.unwrap();
+            }
+            client.shutdown().await.unwrap();
+        });
+    }
+}
+
+#[test]
 fn a_vectored_write_sends_all_slices_in_order() {
     run_in_one_thread(|| async {
         let (mut client, mut server) = streams(&endpoint("soft0"), short()).await;
