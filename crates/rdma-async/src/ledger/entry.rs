@@ -546,7 +546,12 @@ impl ConnectionEntry {
         }
     }
 
-    /// Returns true if the request is in flight and this waker is woken when it ends.
+    pub(crate) fn is_in_flight(&mut self, id: Id) -> bool {
+        self.slots.of(id).is_some_and(|slot| slot.phase == Phase::InFlight)
+    }
+
+    /// Returns true if the request is in flight and this waker is woken when it ends. May return false for a clone of
+    /// the waker.
     pub(crate) fn is_awaited_by(&mut self, id: Id, waker: &Waker) -> bool {
         let slot = self.slots.of(id).filter(|slot| slot.phase == Phase::InFlight);
         slot.and_then(|slot| slot.waker.as_ref()).is_some_and(|known| known.will_wake(waker))

@@ -254,7 +254,7 @@ impl Requests {
             let mut table = inner.ledger.lock();
             // An earlier waker can only be that of this session.
             let before = table.await_end(id, waker.clone());
-            if !table.at(inner.entry).is_awaited_by(id, waker) {
+            if !table.at(inner.entry).is_in_flight(id) {
                 return false;
             }
             let now = table.arm(inner.ledger.cq());

@@ -167,18 +167,18 @@ impl<P: Protocol> Session<P> {
         if has_failed {
             self.linger.limit_end(Weak::clone(&self.this));
         }
+        self.connection.inner().ledger.note_armed(armed);
+        if !woken.is_empty() {
+            woken.drain(..).for_each(|waker| contain_panic(|| waker.wake()));
+            // Keeps the allocation.
+            let mut state = self.lock();
+            if state.woken.capacity() == 0 {
+                state.woken = woken;
+            }
+        }
+        // Last, because the program's subscriber may panic.
         if let Some(error) = ended {
             report(error, self.peer_addr().ok());
-        }
-        self.connection.inner().ledger.note_armed(armed);
-        if woken.is_empty() {
-            return;
-        }
-        woken.drain(..).for_each(|waker| contain_panic(|| waker.wake()));
-        // Keeps the allocation.
-        let mut state = self.lock();
-        if state.woken.capacity() == 0 {
-            state.woken = woken;
         }
     }
 }
