@@ -11,6 +11,7 @@ pub(crate) mod post;
 pub(crate) mod slots;
 #[cfg(all(test, not(loom)))]
 mod tests;
+pub(crate) mod waiters;
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -22,8 +23,9 @@ use rdma_qp::{
 };
 
 use self::after::{After, Afters};
-use self::entry::{ConnectionEntry, Contents, Waiters};
+use self::entry::{ConnectionEntry, Contents};
 use self::slots::{Id, MOST, Side};
+use self::waiters::Waiters;
 use crate::buffer::held::Held;
 use crate::sync::{Mutex, MutexGuard};
 

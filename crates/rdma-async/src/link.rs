@@ -15,8 +15,9 @@ use crate::driver::shared::Handle;
 #[cfg(not(loom))]
 use crate::lease::borrower::Granted;
 use crate::ledger::Ledger;
-use crate::ledger::entry::{ConnectionEntry, Waiters};
+use crate::ledger::entry::ConnectionEntry;
 use crate::ledger::post::{PostFailure, words};
+use crate::ledger::waiters::Waiters;
 
 /// A connection in its ledger, whether or not it still has an owner.
 #[derive(Clone, Debug)]

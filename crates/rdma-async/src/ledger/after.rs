@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::BATCH;
-use super::entry::Waiters;
 use super::slots::Side;
+use super::waiters::Waiters;
 use crate::buffer::held::Held;
 
 #[derive(Debug)]
