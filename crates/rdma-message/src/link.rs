@@ -135,6 +135,12 @@ impl Link {
         }
     }
 
+    /// Returns the event that operations may start, if they may now, and might not before.
+    pub(crate) fn opened_since(&self, was_open: bool) -> Option<Output> {
+        let hello = if was_open { None } else { self.opened().ok() };
+        hello.map(Output::Opened)
+    }
+
     /// Receives a frame. Returns a data frame, and handles all others.
     pub(crate) fn receive(
         &mut self,

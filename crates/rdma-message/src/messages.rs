@@ -108,7 +108,7 @@ impl Messages {
     pub fn poll_output(&mut self) -> Option<Output> {
         let was_open = self.link.is_open();
         if let Some(output) = self.link.poll_first() {
-            self.report_opened(was_open);
+            self.events.extend(self.link.opened_since(was_open));
             return Some(output);
         }
         if let Some(event) = self.events.pop_front() {
@@ -156,12 +156,6 @@ impl Messages {
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.link.counters
-    }
-
-    fn report_opened(&mut self, was_open: bool) {
-        if !was_open && let Ok(hello) = self.link.opened() {
-            self.events.push_back(Output::Opened(hello));
-        }
     }
 
     /// Records the result of an operation, unless it has one.

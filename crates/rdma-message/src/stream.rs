@@ -60,13 +60,7 @@ impl Stream {
         } else if self.link.peer_stops && !core::mem::replace(&mut self.stop_reported, true) {
             self.events.push_back(Output::PeerStopped);
         }
-        self.report_opened(was_open);
-    }
-
-    fn report_opened(&mut self, was_open: bool) {
-        if !was_open && let Ok(hello) = self.link.opened() {
-            self.events.push_back(Output::Opened(hello));
-        }
+        self.events.extend(self.link.opened_since(was_open));
     }
 
     fn arrive(&mut self, body: Body, chunk: Chunk) -> Result<(), ConnectionError> {
@@ -161,7 +155,7 @@ impl Stream {
     pub fn poll_output(&mut self) -> Option<Output> {
         let was_open = self.link.is_open();
         if let Some(output) = self.link.poll_first() {
-            self.report_opened(was_open);
+            self.events.extend(self.link.opened_since(was_open));
             return Some(output);
         }
         if let Some(event) = self.events.pop_front() {

@@ -20,7 +20,7 @@ impl Messages {
         if let Err(error) = result {
             self.link.fail(error);
         }
-        self.report_opened(was_open);
+        self.events.extend(self.link.opened_since(was_open));
     }
 
     /// Processes the completion of a SEND.

@@ -145,11 +145,10 @@ pub(super) fn notify(connection: &Descriptor) -> bool {
 /// Receives a notification, or returns true if the next message has a file, which stays in the queue. Fails with `PIPE`
 /// if the other process has exited.
 pub(super) fn receive_notification_or_find_file(connection: &Descriptor) -> Result<bool> {
-    let socket = connection.get()?;
-    if connection.holds_files() && files::peek(socket)?.has_files {
+    if finds_file(connection)? {
         return Ok(true);
     }
-    match recv(socket, &mut [0; 2], RecvFlags::DONTWAIT)? {
+    match recv(connection.get()?, &mut [0; 2], RecvFlags::DONTWAIT)? {
         (0, _) => Err(Errno::PIPE),
         _ => Ok(false),
     }
@@ -163,9 +162,13 @@ pub(super) fn receive_notification(connection: &Descriptor) -> Result<bool> {
 
 /// Receives a message without files. A message with files stays in the queue, and the call fails.
 fn receive_message(connection: &Descriptor, bytes: &mut [u8; 2]) -> Result<usize> {
-    let socket = connection.get()?;
-    if connection.holds_files() && files::peek(socket)?.has_files {
+    if finds_file(connection)? {
         return Err(Errno::PROTO);
     }
-    recv(socket, bytes, RecvFlags::DONTWAIT).map(|(read, _)| read)
+    recv(connection.get()?, bytes, RecvFlags::DONTWAIT).map(|(read, _)| read)
+}
+
+/// Returns true if the next message has a file.
+fn finds_file(connection: &Descriptor) -> Result<bool> {
+    Ok(connection.holds_files() && files::peek(connection.get()?)?.has_files)
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rdma_types::AccessFlags;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::io::{Errno, Result, fcntl_dupfd_cloexec};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::area::{Area, file_size, most};
 use super::{Terms, VERSIONS};
@@ -267,7 +267,8 @@ impl Giver {
         loop {
             let Some(want) = locked(&self.wants).pop_front() else { return false };
             let Some((terms, file)) = self.files.terms(&want, to) else { continue };
-            let sent = file.file.get().and_then(|file| send(connection, &terms, file));
+            let file = file.file.get();
+            let sent = file.and_then(|file| send_file(connection, &terms.encode(), file));
             // The same errors as for the ring.
             if let Err(
                 Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM | Errno::AGAIN | Errno::INTR,
@@ -278,10 +279,6 @@ impl Giver {
             }
         }
     }
-}
-
-fn send(connection: &Descriptor, terms: &Terms, file: BorrowedFd<'_>) -> Result<()> {
-    send_file(connection, &terms.encode(), file)
 }
 
 #[cfg(all(test, not(loom)))]
