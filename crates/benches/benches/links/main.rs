@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo bench -p benches --bench links
-//! cargo bench -p benches --bench links -- trips  # or `waits`, `wakes`, `writes`, or `mapped`; and `soft0` or `udp`
+//! cargo bench -p benches --bench links -- trips  # or `waits`, `wakes`, `writes`, `mapped`; `soft0`, `udp`; `peers`
 //! ```
 //!
 //! Two processes, this program twice, poll without a pause. Only in `wakes` and in the READs of `waits`, the second one
@@ -15,6 +15,7 @@
 
 mod latency;
 mod mapped;
+mod peers;
 
 use std::env;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
@@ -59,6 +60,9 @@ const CHUNK: usize = 64 << 10;
 const LARGEST: usize = 1 << 20;
 
 fn main() -> ExitCode {
+    if peers::serve() {
+        return ExitCode::SUCCESS;
+    }
     if let Ok(name) = env::var(SOCKET) {
         let socket = socket();
         connect_to(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
@@ -68,6 +72,10 @@ fn main() -> ExitCode {
     }
     // `cargo test --benches` only checks that it starts.
     if !env::args().any(|argument| argument == "--bench") {
+        return ExitCode::SUCCESS;
+    }
+    if env::args().any(|argument| argument == "peers") {
+        peers::measure();
         return ExitCode::SUCCESS;
     }
     let own = |last: u32| Ipv4Addr::from_bits(0x7f00_0002 + (std::process::id() << 3) + last);

@@ -13,6 +13,7 @@ mod names;
 mod neighbours;
 mod not_ready;
 mod order;
+mod random;
 mod receiver;
 mod ring;
 mod stopped;

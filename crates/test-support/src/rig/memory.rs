@@ -16,6 +16,8 @@ use super::{Pd, REMOTE_ATOMIC, REMOTE_WRITE, errno, verbs};
 pub struct Mr {
     pub mr: *mut ibv_mr,
     memory: Memory,
+    /// The address that requests use for the first byte, if it is not the memory's own.
+    iova: Option<u64>,
 }
 
 /// The memory of a registration.
@@ -51,7 +53,7 @@ impl Pd {
 
     pub fn register_filled(&self, mut memory: Vec<u8>, access: u32) -> Mr {
         let mr = self.try_register(memory.as_mut_ptr(), memory.len(), access).unwrap();
-        Mr { mr, memory: Memory::Owned(memory) }
+        Mr { mr, memory: Memory::Owned(memory), iova: None }
     }
 
     /// Returns true if the provider could use the file of a region with this length and access.
@@ -61,6 +63,12 @@ impl Pd {
 
     /// Registers the pages of a new memory file, and passes the file to the provider.
     pub fn register_file(&self, length: usize, access: u32) -> Mr {
+        self.register_file_at(length, None, access)
+    }
+
+    /// Like [`register_file`](Self::register_file). Requests use the address `iova`, if
+    /// given, for its first byte.
+    pub fn register_file_at(&self, length: usize, iova: Option<u64>, access: u32) -> Mr {
         let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&file, length.next_multiple_of(page_size()) as u64).unwrap();
         let mapping = Mapping::of_file(&file, length);
@@ -69,16 +77,21 @@ impl Pd {
             seals |= SealFlags::FUTURE_WRITE;
         }
         fcntl_add_seals(&file, seals).unwrap();
-        let mr = self.try_register(mapping.start(), length, access).unwrap();
+        let start = mapping.start();
+        let mr = match iova {
+            Some(iova) => self.try_register_range_at(start, length, iova, access),
+            None => self.try_register(start, length, access),
+        };
+        let mr = mr.unwrap();
         note_mapped(mr);
         unsafe { verbs().note_file(mr, file.as_raw_fd()) };
-        Mr { mr, memory: Memory::File(mapping) }
+        Mr { mr, memory: Memory::File(mapping), iova }
     }
 
     /// Registers the memory. Requests use the address `iova` for its first byte.
     pub fn register_at(&self, mut memory: Vec<u8>, iova: u64, access: u32) -> Mr {
         let mr = self.try_register_at(&mut memory, iova, access).unwrap();
-        Mr { mr, memory: Memory::Owned(memory) }
+        Mr { mr, memory: Memory::Owned(memory), iova: Some(iova) }
     }
 
     pub fn try_register_at(
@@ -168,8 +181,9 @@ impl Mr {
         rkey_of(self.mr)
     }
 
+    /// Returns the address that requests use for the first byte.
     pub fn address(&self) -> u64 {
-        self.start().addr() as u64
+        self.iova.unwrap_or(self.start().addr() as u64)
     }
 
     pub fn sge(&self, from: usize, length: usize) -> ibv_sge {

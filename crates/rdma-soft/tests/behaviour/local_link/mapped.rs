@@ -57,8 +57,8 @@ pub(crate) fn act(command: &str, words: &[&str], memory: &Mr, side: &Side) -> St
 const HASTY: Knobs = Knobs { timeout: 8, retries: 1, ..PATIENT };
 
 /// A connection to a process whose memory can be mapped.
-struct Pair {
-    near: Near,
+pub(crate) struct Pair {
+    pub(crate) near: Near,
     device: SoftDevice,
 }
 
@@ -72,13 +72,13 @@ impl Pair {
         Self::with(name, knobs, &[(MAPPED, &format!("{access} {length}"))])
     }
 
-    fn with(name: &str, knobs: &Knobs, environment: &[(&str, &str)]) -> Self {
+    pub(crate) fn with(name: &str, knobs: &Knobs, environment: &[(&str, &str)]) -> Self {
         let device = Builder::new(name).peers(Peers::SameUser).install().unwrap();
         let peer = Peer::start_with(&format!("/{name}"), environment);
         Self { near: Near::on(name, peer, ibv_qp_type::IBV_QPT_RC, knobs), device }
     }
 
-    fn mapped_requests(&self) -> u64 {
+    pub(crate) fn mapped_requests(&self) -> u64 {
         self.device.counters().mapped_requests
     }
 

@@ -25,14 +25,20 @@ pub(crate) const PATIENT: Knobs = Knobs {
 };
 
 /// The environment variable with which the memory of the second process is a file that others may map. Its value is the
-/// access and the length of that memory.
+/// access and the length of that memory, and optionally the address that requests use for it.
 pub(crate) const MAPPED: &str = "RDMA_TEST_MAPPED";
 
 /// Returns the memory of the second process.
 pub(crate) fn memory(pd: &Pd) -> Mr {
-    let Ok(mapped) = std::env::var(MAPPED) else { return pd.register(LENGTH, ACCESS) };
-    let (access, length) = mapped.split_once(' ').unwrap();
-    pd.register_file(length.parse().unwrap(), access.parse().unwrap())
+    let mapped = std::env::var(MAPPED).unwrap_or_default();
+    let numbers: Vec<u64> = mapped.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    match numbers[..] {
+        [] => pd.register(LENGTH, ACCESS),
+        [access, length, ref iova @ ..] => {
+            pd.register_file_at(length as usize, iova.first().copied(), access as u32)
+        }
+        [_] => panic!("{mapped:?} has no length"),
+    }
 }
 
 /// This side of a connection to another process.

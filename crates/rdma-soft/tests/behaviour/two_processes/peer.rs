@@ -156,6 +156,11 @@ impl Peer {
         self.tell(&format!("echoes {count}"));
     }
 
+    /// Starts to set the rights that the queue pair grants to its peer.
+    pub(crate) fn begin_permit(&mut self, access: u32) {
+        self.tell(&format!("permit {access}"));
+    }
+
     /// Starts to receive `count` numbered messages, with at most `ahead` receive requests posted.
     pub(crate) fn begin_trickle(&mut self, count: u64, ahead: u64) {
         self.tell(&format!("trickle {count} {ahead}"));
