@@ -35,6 +35,7 @@ const LAYERS: &[Layer] = &[
         &["rdma-types", "rdma-message", "rdma-mem", "rdma-qp", "rdma-connect"],
         true,
     ),
+    layer("rdma-tonic", &["rdma-async"], false),
     layer(
         "rdma",
         &["rdma-types", "rdma-soft", "rdma-mem", "rdma-qp", "rdma-channel", "rdma-async"],
@@ -48,6 +49,7 @@ const TOOLS: &[&str] = &[
     "benches",
     "conformance",
     "copy_file",
+    "greeter",
     "hello",
     "rdma-dropin",
     "rdma-examples",

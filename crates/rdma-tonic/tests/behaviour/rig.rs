@@ -1,0 +1,163 @@
+//! Servers and clients in one process.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+
+use greeter::proto::greeter_client::GreeterClient;
+use greeter::proto::greeter_server::{Greeter, GreeterServer};
+use greeter::proto::{HelloReply, HelloRequest, RepeatRequest};
+use rdma_async::Endpoint;
+use rdma_async::message::{Options, Stream};
+use rdma_mem::open_device;
+use rdma_tonic::{Connector, HttpStream, Incoming};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Server};
+use tonic::{Request, Response, Status, Streaming};
+
+/// Runs this on several threads.
+pub(crate) fn run<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(work)
+}
+
+pub(crate) fn endpoint() -> Endpoint {
+    rdma_soft::install();
+    Endpoint::new(&open_device("soft0").unwrap()).unwrap()
+}
+
+pub(crate) async fn bind(endpoint: &Endpoint) -> (Incoming, SocketAddr) {
+    let incoming = Incoming::bind(endpoint, "127.0.0.1:0", Options::new()).await.unwrap();
+    let address = incoming.local_addr();
+    (incoming, address)
+}
+
+/// Both ends of a stream: the client's and the server's.
+pub(crate) async fn streams() -> (Stream, HttpStream) {
+    let endpoint = endpoint();
+    let (mut incoming, address) = bind(&endpoint).await;
+    let client = endpoint.connect_stream(address, Options::new());
+    let (client, (server, _)) = tokio::join!(client, incoming.accept());
+    (client.unwrap(), server)
+}
+
+/// The largest message of the tests.
+pub(crate) const LARGEST: usize = 80 << 20;
+
+pub(crate) async fn connect(
+    endpoint: &Endpoint,
+    address: SocketAddr,
+) -> Result<GreeterClient<Channel>, tonic::transport::Error> {
+    let to = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let connector = Connector::new(endpoint, Options::new());
+    let channel = to.connect_with_connector(connector).await?;
+    Ok(GreeterClient::new(channel).max_decoding_message_size(LARGEST))
+}
+
+/// A server that ends when `stop` is sent.
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
+    pub(crate) stop: oneshot::Sender<()>,
+    pub(crate) ended: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+pub(crate) async fn serve(endpoint: &Endpoint, service: impl Greeter) -> Running {
+    let (incoming, address) = bind(endpoint).await;
+    let service = GreeterServer::new(service).max_decoding_message_size(LARGEST);
+    let (stop, stopped) = oneshot::channel();
+    let server = Server::builder().add_service(service);
+    let ended = tokio::spawn(server.serve_with_incoming_shutdown(incoming, async {
+        let _ = stopped.await;
+    }));
+    Running { address, stop, ended }
+}
+
+/// A service whose unary calls wait until the test opens the gate.
+pub(crate) struct Gated {
+    began: mpsc::UnboundedSender<Option<SocketAddr>>,
+    ended: mpsc::UnboundedSender<()>,
+    gate: Arc<Notify>,
+}
+
+/// The test's side of a [`Gated`] service.
+pub(crate) struct Gate {
+    /// Receives the address of the client of each call.
+    pub(crate) began: mpsc::UnboundedReceiver<Option<SocketAddr>>,
+    /// Notified when the future of a call was dropped.
+    pub(crate) ended: mpsc::UnboundedReceiver<()>,
+    pub(crate) gate: Arc<Notify>,
+}
+
+pub(crate) fn gated() -> (Gated, Gate) {
+    let (began, told) = mpsc::unbounded_channel();
+    let (ends, ended) = mpsc::unbounded_channel();
+    let gate = Arc::new(Notify::new());
+    let service = Gated { began, ended: ends, gate: Arc::clone(&gate) };
+    (service, Gate { began: told, ended, gate })
+}
+
+/// Notifies the test when it is dropped.
+struct Guard<'a>(&'a mpsc::UnboundedSender<()>);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
+#[tonic::async_trait]
+impl Greeter for Gated {
+    type RepeatHelloStream = tokio_stream::Pending<Result<HelloReply, Status>>;
+    type ChatStream = Self::RepeatHelloStream;
+
+    async fn say_hello(
+        &self,
+        request: Request<HelloRequest>,
+    ) -> Result<Response<HelloReply>, Status> {
+        let _guard = Guard(&self.ended);
+        let opened = pin!(self.gate.notified());
+        let _ = self.began.send(request.remote_addr());
+        opened.await;
+        Ok(Response::new(HelloReply { message: request.into_inner().name }))
+    }
+
+    async fn repeat_hello(
+        &self,
+        _: Request<RepeatRequest>,
+    ) -> Result<Response<Self::RepeatHelloStream>, Status> {
+        Ok(Response::new(tokio_stream::pending()))
+    }
+
+    async fn greet_all(
+        &self,
+        _: Request<Streaming<HelloRequest>>,
+    ) -> Result<Response<HelloReply>, Status> {
+        Err(Status::unimplemented("not used"))
+    }
+
+    async fn chat(
+        &self,
+        _: Request<Streaming<HelloRequest>>,
+    ) -> Result<Response<Self::ChatStream>, Status> {
+        Err(Status::unimplemented("not used"))
+    }
+}
+
+pub(crate) fn name(name: &str) -> HelloRequest {
+    HelloRequest { name: name.to_owned() }
+}
+
+/// Greets this person in a task. Returns the reply.
+pub(crate) fn call(
+    client: &GreeterClient<Channel>,
+    person: &'static str,
+) -> JoinHandle<Result<String, Status>> {
+    let mut client = client.clone();
+    tokio::spawn(async move { Ok(client.say_hello(name(person)).await?.into_inner().message) })
+}

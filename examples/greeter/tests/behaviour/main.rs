@@ -1,0 +1,92 @@
+//! The program `greeter`, in one process and in two.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+use test_support::program::command;
+
+const ALL: &str = "one call: Hello Ada!\none call: Hello Grace!\nrepeated: Hello Ada!\nrepeated: Hello Ada!\n\
+    all at once: Hello Ada, Grace!\nchat: Hello Ada!\nchat: Hello Grace!\n";
+
+const WAYS: [&[&str]; 3] = [&[], &["--device", "softib0"], &["--tcp"]];
+
+fn greeter(options: &[&[&str]]) -> Command {
+    let mut program = command(env!("CARGO_BIN_EXE_greeter"));
+    program.args(options.concat());
+    program
+}
+
+fn output(options: &[&[&str]]) -> Output {
+    greeter(options).output().unwrap()
+}
+
+/// Returns what the program has printed.
+#[track_caller]
+fn said(output: Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A server that is killed with the test.
+struct Server(Child);
+
+impl Server {
+    /// Starts a server. Returns its address, too.
+    fn start(way: &[&str], address: &str) -> (Self, String) {
+        let mut server = greeter(&[way, &["--listen", address]]);
+        let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
+        let (mut line, output) = (String::new(), server.stdout.take().unwrap());
+        BufReader::new(output).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on ");
+        (Self(server), address.unwrap_or_else(|| panic!("{line}")).to_owned())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn both_ends_greet_in_one_process() {
+    for way in WAYS {
+        assert_eq!(said(output(&[way])), ALL, "{way:?}");
+    }
+    assert!(said(output(&[&["Bob"]])).starts_with("one call: Hello Bob!\nrepeated: Hello Bob!"));
+}
+
+#[test]
+fn several_clients_in_other_processes_are_greeted() {
+    for way in WAYS {
+        let (_server, address) = Server::start(way, "127.0.0.1:0");
+        for _ in 0..2 {
+            assert_eq!(said(output(&[way, &["--connect", &address]])), ALL, "{way:?}");
+        }
+    }
+}
+
+#[test]
+fn a_client_reports_that_no_server_listens() {
+    for way in WAYS {
+        let (server, address) = Server::start(way, "127.0.0.1:0");
+        drop(server);
+        let output = output(&[way, &["--connect", &address]]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        let why = if way == ["--tcp"] { "Connection refused" } else { &address };
+        assert!(error.starts_with("error: ") && error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn help_shows_the_devices_and_an_unknown_device_is_an_error() {
+    let help = said(output(&[&["--help"]]));
+    assert!(help.contains("--tcp") && help.contains("Devices: soft0"), "{help}");
+    let unknown = output(&[&["--device", "mlx5_77"]]);
+    assert_eq!(unknown.status.code(), Some(1), "{unknown:?}");
+    let error = String::from_utf8(unknown.stderr).unwrap();
+    assert!(error.contains("`mlx5_77`"), "{error}");
+}
