@@ -50,6 +50,8 @@ pub struct BufferPool(Arc<Pool>);
 struct Pool {
     pd: ProtectionDomain,
     access: AccessFlags,
+    /// Whether windows may only give peers the right to read.
+    is_read_only: bool,
     region_size: usize,
     limit: AtomicUsize,
     /// This lock is never held during a call to the provider.
@@ -86,10 +88,8 @@ impl BufferPool {
     /// Creates a pool that registers `bytes` at a time, or up to an eighth more.
     #[must_use]
     pub fn with_region_size(pd: &ProtectionDomain, bytes: usize) -> Self {
-        let access = AccessFlags::new().with_local_write();
-        // Request the windows flag only if the device has windows: other devices may refuse it.
-        let windows = pd.context().query_device().is_ok_and(|device| device.max_mw > 0);
-        Self::with_access(pd, bytes, if windows { access.with_mw_bind() } else { access })
+        let (access, windows) = (AccessFlags::new().with_local_write(), has_windows(pd));
+        Self::with_access(pd, bytes, if windows { access.with_mw_bind() } else { access }, false)
     }
 
     /// Like [`with_region_size`](Self::with_region_size), but its buffers cannot be used with
@@ -111,13 +111,42 @@ impl BufferPool {
     /// ```
     #[must_use]
     pub fn without_windows(pd: &ProtectionDomain, bytes: usize) -> Self {
-        Self::with_access(pd, bytes, AccessFlags::new().with_local_write())
+        Self::with_access(pd, bytes, AccessFlags::new().with_local_write(), false)
     }
 
-    fn with_access(pd: &ProtectionDomain, bytes: usize, access: AccessFlags) -> Self {
+    /// Like [`without_windows`](Self::without_windows), but if the device has windows, they can open
+    /// the buffers to peers for reading. Windows cannot give peers other rights.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_mem::{AccessFlags, BindError, BufferPool, MemoryWindow, WindowType};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let pool = BufferPool::with_read_windows(&pd, BufferPool::DEFAULT_REGION_SIZE);
+    /// let window = MemoryWindow::allocate(pool.allocate(4096)?, WindowType::Two);
+    /// let mut window = window.map_err(|(_, error)| error)?;
+    /// let write = AccessFlags::new().with_remote_write();
+    /// let refused = window.prepare_bind(0..4096, write).unwrap_err();
+    /// assert_eq!(refused, BindError::ReadOnly { access: write });
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_read_windows(pd: &ProtectionDomain, bytes: usize) -> Self {
+        let (access, windows) = (AccessFlags::new().with_local_write(), has_windows(pd));
+        Self::with_access(pd, bytes, if windows { access.with_mw_bind() } else { access }, true)
+    }
+
+    fn with_access(
+        pd: &ProtectionDomain,
+        bytes: usize,
+        access: AccessFlags,
+        is_read_only: bool,
+    ) -> Self {
         Self(Arc::new(Pool {
             pd: pd.clone(),
             access,
+            is_read_only,
             region_size: bytes,
             limit: AtomicUsize::new(usize::MAX),
             regions: Mutex::default(),
@@ -247,7 +276,7 @@ impl BufferPool {
     /// registration runs at a time.
     fn register(&self, length: usize, alignment: usize) -> Result<Arc<PoolRegion>, Error> {
         let limit = self.limit();
-        let Pool { pd, access, region_size, .. } = &*self.0;
+        let Pool { pd, access, is_read_only, region_size, .. } = &*self.0;
         let region_of = |length| region_length(length).ok_or(Error::OutOfMemory { length });
         let (needed, wanted) = (region_of(length)?, region_of(length.max(*region_size))?);
         let registered = self.usage().registered_bytes;
@@ -256,7 +285,7 @@ impl BufferPool {
             return Err(Error::PoolLimit { length, registered, limit });
         }
         let size = wanted.min(longest_region(left));
-        Ok(Arc::new(PoolRegion::new(pd, *access, size, alignment)?))
+        Ok(Arc::new(PoolRegion::new(pd, *access, *is_read_only, size, alignment)?))
     }
 
     /// Sets the maximum number of registered bytes, for all clones of the pool. Initially there is
@@ -340,6 +369,11 @@ impl BufferPool {
     fn regions(&self) -> MutexGuard<'_, Vec<Arc<PoolRegion>>> {
         self.0.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns true if the device has windows. Others may refuse regions that windows can be bound to.
+fn has_windows(pd: &ProtectionDomain) -> bool {
+    pd.context().query_device().is_ok_and(|device| device.max_mw > 0)
 }
 
 #[cfg(test)]

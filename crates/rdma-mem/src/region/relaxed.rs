@@ -22,6 +22,11 @@ pub(crate) fn relax(access: AccessFlags) -> Result<AccessFlags, Error> {
     Ok(access.with_relaxed_ordering())
 }
 
+/// Like [`relax`], for memory that windows open only for reading.
+pub(crate) fn relax_read_only(access: AccessFlags) -> Result<AccessFlags, Error> {
+    Ok(relax(access.difference(AccessFlags::MW_BIND))? | (access & AccessFlags::MW_BIND))
+}
+
 fn is_allowed(value: Result<String, VarError>) -> Result<bool, Error> {
     let value = match value {
         Err(VarError::NotPresent) => return Ok(true),
@@ -49,6 +54,9 @@ mod tests {
         {
             assert_eq!(relax(access).unwrap(), access);
         }
+        let bindable = local.with_mw_bind();
+        assert_eq!(relax_read_only(bindable).unwrap(), bindable.with_relaxed_ordering());
+        assert_eq!(relax_read_only(local).unwrap(), local.with_relaxed_ordering());
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub struct Target<'r> {
     pub(crate) address: u64,
     pub(crate) length: usize,
     pub(crate) access: AccessFlags,
+    /// Whether windows may only give peers the right to read.
+    pub(crate) is_read_only: bool,
 }
 
 mod sealed {
@@ -53,6 +55,7 @@ impl<'r> Target<'r> {
             address: registration.device_address(0),
             length: registration.length(),
             access: registration.access(),
+            is_read_only: false,
         }
     }
 }
@@ -66,7 +69,8 @@ impl sealed::Bindable for OwnedRegion {
 impl sealed::Bindable for Buffer {
     fn target(&self) -> Target<'_> {
         let address = self.device_address();
-        Target { address, length: self.len(), ..Target::of(self.registration()) }
+        let (length, is_read_only) = (self.len(), self.is_read_only());
+        Target { address, length, is_read_only, ..Target::of(self.registration()) }
     }
 }
 

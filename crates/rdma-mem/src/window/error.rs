@@ -36,6 +36,16 @@ pub enum BindError {
         /// The requested rights.
         access: AccessFlags,
     },
+    /// The buffer's pool was created with
+    /// [`with_read_windows`](crate::BufferPool::with_read_windows).
+    #[error(
+        "a window cannot give {access}, because the buffer's pool lets peers only read: create the \
+         pool with `BufferPool::new`"
+    )]
+    ReadOnly {
+        /// The requested rights that are not allowed.
+        access: AccessFlags,
+    },
     /// The region, the window and the queue pair are not all in the same protection domain.
     #[error(
         "the window, its region and the queue pair belong to different protection domains: create \
@@ -66,6 +76,6 @@ pub enum BindError {
 }
 
 rdma_types::debug_messages!(enum BindError {
-    StillBound, NotBound, Range(it), Empty, NotBindable, NoLocalWrite { access }, WrongDomain,
-    Access { access }, ZeroBased, Kind { kind },
+    StillBound, NotBound, Range(it), Empty, NotBindable, NoLocalWrite { access },
+    ReadOnly { access }, WrongDomain, Access { access }, ZeroBased, Kind { kind },
 });

@@ -398,6 +398,9 @@ fn check(
     if !target.access.contains(AccessFlags::MW_BIND) {
         return Err(BindError::NotBindable);
     }
+    if access.intersects(changes) && target.is_read_only {
+        return Err(BindError::ReadOnly { access: access & changes });
+    }
     if access.intersects(changes) && !target.access.contains(AccessFlags::LOCAL_WRITE) {
         return Err(BindError::NoLocalWrite { access: access & changes });
     }

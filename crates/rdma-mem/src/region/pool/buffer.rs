@@ -199,6 +199,11 @@ impl Buffer {
         self.region.registration()
     }
 
+    /// Returns true if a window may only give peers the right to read the buffer.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.region.is_read_only()
+    }
+
     #[inline]
     pub(crate) fn device_address(&self) -> u64 {
         let base = self.registration().base().as_ptr();

@@ -22,6 +22,8 @@ pub(crate) const UNIT: usize = 64;
 /// A registered region that is divided into buffers.
 pub(crate) struct PoolRegion {
     registration: Registration<RegionMemory>,
+    /// Whether windows may only give peers the right to read.
+    is_read_only: bool,
     ranges: Mutex<Ranges>,
 }
 
@@ -99,16 +101,19 @@ pub(crate) fn longest_region(bytes: usize) -> usize {
 
 impl PoolRegion {
     /// Registers `length` bytes, which must be a valid region length, and gives peers no right to
-    /// them. The bytes begin at a multiple of `alignment`.
+    /// them. The bytes begin at a multiple of `alignment`. If `is_read_only` is set, windows cannot
+    /// give peers the right to write either.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         access: AccessFlags,
+        is_read_only: bool,
         length: usize,
         alignment: usize,
     ) -> Result<Self, Error> {
         let units = units(length).ok_or(Error::OutOfMemory { length })?;
         let memory = RegionMemory::allocate_aligned(length, alignment)?;
-        let access = relaxed::relax(access)?;
+        let access =
+            if is_read_only { relaxed::relax_read_only(access) } else { relaxed::relax(access) }?;
         // SAFETY: SAFETY.md F8: `access` gives peers no right, so the rkey is useless.
         let registration = unsafe { Registration::owning(pd, memory, access) };
         let registration = registration.map_err(|(_, error)| error)?;
@@ -118,6 +123,7 @@ impl PoolRegion {
         let free = Allocator::with_max_allocs(units, records);
         Ok(Self {
             registration,
+            is_read_only,
             ranges: Mutex::new(Ranges { free, shared: HashMap::new(), buffers: 0, units: 0 }),
         })
     }
@@ -125,6 +131,11 @@ impl PoolRegion {
     #[inline]
     pub(crate) fn registration(&self) -> &Registration<RegionMemory> {
         &self.registration
+    }
+
+    /// Returns true if windows may only give peers the right to read.
+    pub(crate) const fn is_read_only(&self) -> bool {
+        self.is_read_only
     }
 
     /// Takes a range of at least `length` bytes, if one is free.
