@@ -128,8 +128,11 @@ impl Ledger {
         // Keeps the allocation for later work.
         let mut table = self.lock();
         debug_assert!(table.afters.due.is_empty(), "the thread that adds work also takes it");
-        if table.afters.spare.capacity() < due.capacity() {
-            table.afters.spare = due;
+        let Afters { due: next, spare, .. } = &mut table.afters;
+        // While a waker polled, its work had the spare list.
+        let place = if next.capacity() < due.capacity() { next } else { spare };
+        if place.capacity() < due.capacity() {
+            *place = due;
         }
     }
 

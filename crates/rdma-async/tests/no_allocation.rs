@@ -1,5 +1,5 @@
 //! Operations and buffers of a pool allocate no memory once their connection has been used: awaited, posted, dropped,
-//! and waiting for a slot. Neither do streams and short messages. It has its own `main`, because the threads of the usual harness allocate, too.
+//! and waiting for a slot. Neither do streams, short messages, and long ones that are lent. It has its own `main`, because the threads of the usual harness allocate, too.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use rdma_async::message::{Messages, Options, Stream};
@@ -118,6 +118,20 @@ impl Talk {
         join!(echo, ask);
     }
 
+    /// A message that is lent, and its memory, which is lent in turn.
+    async fn long_messages(&mut self, bytes: &[u8]) {
+        let [client, server] = &self.messages;
+        let echo = async {
+            let message = server.receive().await.unwrap().unwrap();
+            server.send_buffer(message.into_buffer().await.unwrap()).await.unwrap();
+        };
+        let ask = async {
+            client.send(bytes).await.unwrap();
+            assert_eq!(client.receive().await.unwrap().unwrap().len(), bytes.len());
+        };
+        join!(echo, ask);
+    }
+
     /// A message and a call.
     async fn messages(&mut self) {
         let [client, server] = &self.messages;
@@ -159,7 +173,7 @@ fn main() {
             pool,
         };
         let mut talk = Talk::new(&Endpoint::new(&context).unwrap()).await;
-        let mut before = 0;
+        let (long, mut before) = (vec![7; 200_000], 0);
         // The first rounds register the words of atomic operations, and grow the lists.
         for round in 0..200 {
             if round == 100 {
@@ -173,9 +187,10 @@ fn main() {
             rig.allocated().await;
             talk.stream().await;
             talk.messages().await;
+            talk.long_messages(&long).await;
         }
         assert_eq!(ALLOCATOR.allocations() - before, 0);
         assert_eq!(rig.buffers.len(), 8);
     }));
-    println!("no allocation in 100 rounds of 11 operations, 3 buffers and 5 messages");
+    println!("no allocation in 100 rounds of 11 operations, 3 buffers and 7 messages");
 }

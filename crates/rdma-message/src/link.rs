@@ -76,7 +76,7 @@ pub(crate) struct Link {
     owes_acknowledgement: bool,
     /// The number of the peer's offers that are over, and the number in the last frame.
     pub(crate) fetched: u32,
-    stated_fetched: u32,
+    pub(crate) stated_fetched: u32,
     /// The number of offers of this end, and those that are over.
     offered: u32,
     peer_fetched: u32,

@@ -152,6 +152,13 @@ impl Messages {
         is_new.then_some(Output::PeerFinished)
     }
 
+    /// Returns true if a message was fetched and no frame could count it yet. The peer waits for the
+    /// frame, so the driver processes completions although the program waits for none.
+    #[must_use]
+    pub fn owes_count(&self) -> bool {
+        self.link.is_open() && self.link.fetched != self.link.stated_fetched
+    }
+
     /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &Counters {

@@ -130,6 +130,9 @@ pub enum Output {
         /// The length in bytes.
         length: u32,
     },
+    /// The peer no longer reads the [lent](Self::Lend) message of an operation. A call may still wait
+    /// for its reply.
+    Fetched(Operation),
     /// The peer's hello has arrived: operations may start.
     Opened(Hello),
     /// A part of a message has arrived.

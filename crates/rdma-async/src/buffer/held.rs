@@ -25,6 +25,8 @@ pub enum Held {
 pub enum Rarer {
     Shared(SharedBuffer),
     Window(Window),
+    /// A window that lends a buffer.
+    Lent(Window<Buffer>),
 }
 
 impl Held {
@@ -119,6 +121,19 @@ impl Lease for Window {
     fn from_held(held: Held) -> Option<Self> {
         match held {
             Held::Rarer(Rarer::Window(window)) => Some(window),
+            Held::Nothing | Held::Exclusive(_) | Held::Rarer(_) => None,
+        }
+    }
+}
+
+impl Lease for Window<Buffer> {
+    fn into_held(self) -> Held {
+        Held::Rarer(Rarer::Lent(self))
+    }
+
+    fn from_held(held: Held) -> Option<Self> {
+        match held {
+            Held::Rarer(Rarer::Lent(window)) => Some(window),
             Held::Nothing | Held::Exclusive(_) | Held::Rarer(_) => None,
         }
     }

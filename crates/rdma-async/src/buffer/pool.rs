@@ -72,11 +72,11 @@ impl PoolError {
 }
 
 impl Pool {
-    /// Creates a pool [without windows](BufferPool::without_windows) that registers [4
+    /// Creates a pool whose buffers [peers can only read](BufferPool::with_read_windows), and that registers [4
     /// MiB](BufferPool::DEFAULT_REGION_SIZE) at a time.
     #[must_use]
     pub fn new(pd: &ProtectionDomain) -> Self {
-        BufferPool::without_windows(pd, BufferPool::DEFAULT_REGION_SIZE).into()
+        BufferPool::with_read_windows(pd, BufferPool::DEFAULT_REGION_SIZE).into()
     }
 
     /// Allocates a buffer of `length` bytes. The bytes are zero, or left over from an earlier buffer.

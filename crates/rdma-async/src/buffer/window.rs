@@ -1,19 +1,21 @@
 //! A memory window for one peer.
 
-use rdma_mem::{Error, MemoryWindow, OwnedRegion, RemoteMemoryRegion, Rkey, WindowType};
+use rdma_mem::{
+    BindableRegion, Error, MemoryWindow, OwnedRegion, RemoteMemoryRegion, Rkey, WindowType,
+};
 
 /// A window of type 2, which owns its region. Internal: only binds use it.
 #[derive(Debug)]
 #[allow(unnameable_types)] // internal
-pub struct Window(Box<MemoryWindow<OwnedRegion>>);
+pub struct Window<R: BindableRegion = OwnedRegion>(Box<MemoryWindow<R>>);
 
-impl Window {
+impl<R: BindableRegion> Window<R> {
     /// Allocates a window for a region that was registered for binding.
     ///
     /// # Errors
     /// Returns the region with the error of [`MemoryWindow::allocate`].
     #[allow(clippy::result_large_err)] // it is the region itself
-    pub(crate) fn allocate(region: OwnedRegion) -> Result<Self, (OwnedRegion, Error)> {
+    pub(crate) fn allocate(region: R) -> Result<Self, (R, Error)> {
         Ok(Self(Box::new(MemoryWindow::allocate(region, WindowType::Two)?)))
     }
 
@@ -21,11 +23,11 @@ impl Window {
     ///
     /// # Errors
     /// Returns the window with the provider's error. Dropping the window tries again; if that fails too, it is leaked.
-    pub(crate) fn close(self) -> Result<OwnedRegion, (Self, Error)> {
+    pub(crate) fn close(self) -> Result<R, (Self, Error)> {
         self.0.close().map_err(|(window, error)| (Self(Box::new(window)), error))
     }
 
-    pub(crate) const fn get_mut(&mut self) -> &mut MemoryWindow<OwnedRegion> {
+    pub(crate) const fn get_mut(&mut self) -> &mut MemoryWindow<R> {
         &mut self.0
     }
 
@@ -39,13 +41,13 @@ impl Window {
     }
 
     /// Returns the memory of a window that is not bound.
-    pub(crate) fn memory(&self) -> &OwnedRegion {
+    pub(crate) fn memory(&self) -> &R {
         let Some(region) = self.0.region() else { unreachable!("it is not bound") };
         region
     }
 
     /// Returns the memory of a window that is not bound.
-    pub(crate) fn memory_mut(&mut self) -> &mut OwnedRegion {
+    pub(crate) fn memory_mut(&mut self) -> &mut R {
         let Some(region) = self.0.region_mut() else { unreachable!("it is not bound") };
         region
     }

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use rdma_connect::{FailedWork, Operation, PeerAddress, RefusedWork, TransportError};
 use rdma_mem::{
-    AccessFlags, GatherList, ProtectionDomain, RemoteMemoryRegion, Rkey, ScatterList, SharedRegion,
-    SliceRef,
+    AccessFlags, BindableRegion, GatherList, ProtectionDomain, RemoteMemoryRegion, Rkey,
+    ScatterList, SharedRegion, SliceRef,
 };
 use rdma_qp::{
     AtomicWorkRequest, LocalInvalidate, PostError, QueuePair, ReadWorkRequest, ReceiveWorkRequest,
@@ -157,6 +157,8 @@ pub(crate) unsafe fn post(
             Held::Rarer(Rarer::Window(window)) => unsafe {
                 bind(qp, window, start..end, access, id)
             },
+            // SAFETY: the caller upholds the contract of this function.
+            Held::Rarer(Rarer::Lent(window)) => unsafe { bind(qp, window, start..end, access, id) },
             _ => unreachable!("a bind has its window"),
         },
         // SAFETY: the caller upholds the contract of this function.
@@ -168,16 +170,16 @@ pub(crate) unsafe fn post(
 /// The contract of [`post`] applies: the window and its region stay in their slot.
 #[cold]
 #[inline(never)]
-unsafe fn bind(
+unsafe fn bind<R: BindableRegion>(
     qp: &QueuePair,
-    window: &mut Window,
+    window: &mut Window<R>,
     range: Range<usize>,
     access: AccessFlags,
     id: Id,
 ) -> Result<(), PostError> {
     // SAFETY: the caller upholds the contract of this function. SAFETY.md F28: no one else uses the window's region.
-    // The peer may use all of that region, so it does not matter whether the device confines the peer to the range. A
-    // window has at most one binding at a time.
+    // The peer may use all of an owned region, so it does not matter whether the device confines the peer to the range.
+    // A buffer is lent only if the device was found to do so. A window has at most one binding at a time.
     unsafe { qp.bind(window.get_mut(), range, access, id.0) }
 }
 

@@ -3,9 +3,11 @@
 mod body;
 pub(super) mod error;
 pub(super) mod incoming;
+mod lender;
 mod mailbox;
 mod operations;
 mod run;
+mod supply;
 
 use std::fmt;
 use std::future::poll_fn;
@@ -14,6 +16,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rdma_connect::ConnectError;
+use rdma_mem::Buffer;
 #[cfg(feature = "serde")]
 use serde::Serialize;
 use tokio::net::ToSocketAddrs;
@@ -21,7 +24,7 @@ use tokio::task::coop::consume_budget;
 
 use self::error::MessageError;
 use self::incoming::Message;
-use self::mailbox::{Mailbox, Start};
+use self::mailbox::{Content, Mailbox, Start};
 use super::linger::Linger;
 use super::options::Options;
 use super::requests::Memory;
@@ -31,6 +34,7 @@ use crate::buffer::pool::Pool;
 use crate::buffer::value::ValueError;
 use crate::connection::Connection;
 use crate::control::endpoint::Endpoint;
+use crate::region::probe;
 
 /// A connection that carries messages of any length, in order, in both directions. A message may be a request, to which
 /// the peer replies.
@@ -91,6 +95,9 @@ impl Messages {
     /// If this is not called within a tokio runtime with time.
     pub async fn new(connection: Connection, pool: &Pool, options: Options) -> io::Result<Self> {
         let memory = options.allocate(pool).await?;
+        if options.offers() {
+            probe::are_windows_bounded(connection.inner()).await;
+        }
         let messages = Self::prepare(connection, memory, pool, &options)?;
         messages.start();
         Ok(messages)
@@ -105,10 +112,11 @@ impl Messages {
     ) -> io::Result<Self> {
         let linger = Linger::new(options.linger);
         options.check(&connection)?;
-        let machine = rdma_message::Messages::new(&options.limits).map_err(io::Error::other)?;
-        let frame_bytes = options.limits.receive_bytes as usize;
-        let mailbox = Mailbox::new(machine, pool.as_blocking().clone(), frame_bytes);
-        let slots = options.limits.receive_slots();
+        let has_windows = connection.inner().driver.0.windows.known.get() == Some(&true);
+        let limits = options.protocol(has_windows);
+        let machine = rdma_message::Messages::new(&limits).map_err(io::Error::other)?;
+        let mailbox = Mailbox::new(machine, pool.clone(), limits);
+        let slots = limits.receive_slots();
         Ok(Self { session: Session::new(connection, memory, slots, mailbox, linger) })
     }
 
@@ -126,6 +134,44 @@ impl Messages {
     /// [`MessageError::NotSent`] if the message is longer than the peer accepts, or this end has finished. If the
     /// connection ends, [`MessageError::Operation`] states whether the peer may have received the message.
     pub async fn send(&self, message: &[u8]) -> Result<(), MessageError> {
+        run::run(&self.session, Start::Send, Content::Bytes(message), || ()).await.map(drop)
+    }
+
+    /// Sends the bytes of a buffer, without a copy if the message is long: the buffer is lent to the peer, which fetches it.
+    /// Afterwards, or if the send fails, the buffer returns to its pool.
+    ///
+    /// Otherwise same as [`send`](Self::send). A buffer is copied as usual if its pool is [without
+    /// windows](rdma_mem::BufferPool::without_windows), or of another domain.
+    ///
+    /// # Errors
+    /// Same errors as [`send`](Self::send).
+    ///
+    /// # Examples
+    /// ```
+    /// # use rdma_async::message::Options;
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let endpoint = rdma_async::Endpoint::new(&rdma_mem::open_device("soft0")?)?;
+    /// # let listener = endpoint.listen_for_messages("127.0.0.1:0", Options::new()).await?;
+    /// # let client = endpoint.connect_messages(listener.local_addr(), Options::new());
+    /// # let (client, server) = tokio::join!(client, listener.accept());
+    /// # let (client, server) = (client?, server?);
+    /// let mut picture = endpoint.allocate(10 << 20).await?;
+    /// picture.fill(7);
+    /// let receive = async {
+    ///     let message = server.receive().await?.expect("a picture");
+    ///     let picture = message.into_buffer().await?; // for operations of a connection, or to send it on
+    ///     assert!(picture.len() == 10 << 20 && picture[1 << 20] == 7);
+    ///     Ok::<_, Box<dyn std::error::Error>>(())
+    /// };
+    /// let (sent, received) = tokio::join!(client.send_buffer(picture), receive);
+    /// sent?;
+    /// received?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn send_buffer(&self, message: Buffer) -> Result<(), MessageError> {
+        let message = Content::Buffer(Some(message));
         run::run(&self.session, Start::Send, message, || ()).await.map(drop)
     }
 
@@ -168,7 +214,7 @@ impl Messages {
     /// [`Refused`](super::OperationError::Refused) if the peer dropped the request, and with
     /// [`PeerFinished`](super::OperationError::PeerFinished) if it finished without a reply.
     pub async fn call(&self, request: &[u8]) -> Result<Message, MessageError> {
-        let reply = run::run(&self.session, Start::Call, request, || ()).await?;
+        let reply = run::run(&self.session, Start::Call, Content::Bytes(request), || ()).await?;
         Ok(Message::new(Arc::clone(&self.session), reply, None))
     }
 
@@ -262,6 +308,7 @@ impl Endpoint {
         addr: impl ToSocketAddrs,
         options: Options,
     ) -> Result<Messages, ConnectError> {
+        self.prepare_windows(options).await;
         super::listener::connect(self, addr, options, Messages::prepare, Messages::start).await
     }
 
@@ -277,6 +324,14 @@ impl Endpoint {
         addr: impl ToSocketAddrs,
         options: Options,
     ) -> Result<MessagesListener, ConnectError> {
+        self.prepare_windows(options).await;
         Ok(MessagesListener(super::listener::listen(self, addr, options).await?))
+    }
+
+    /// Tests the windows of the device, unless that was done before.
+    async fn prepare_windows(&self, options: Options) {
+        if options.offers() {
+            probe::prepare(self.driver(), self.options().qp.fixed_port()).await;
+        }
     }
 }

@@ -31,8 +31,7 @@ impl Options {
     /// Returns the default limits.
     pub fn new() -> Self {
         let mut limits = Limits::default();
-        // All messages are sent in parts.
-        (limits.reads, limits.offers, limits.sends) = (0, 0, 16);
+        (limits.sends, limits.offers, limits.eager_bytes) = (16, 8, 128 << 10);
         Self { limits, linger: Duration::from_secs(5) }.frame_bytes(32 << 10)
     }
 
@@ -69,6 +68,27 @@ impl Options {
         self
     }
 
+    /// Sets the length of the longest message that is always sent in frames. A longer one is lent to the peer, which
+    /// fetches it. Default: 128 KiB.
+    pub const fn eager_bytes(mut self, bytes: u32) -> Self {
+        self.limits.eager_bytes = bytes;
+        self
+    }
+
+    /// Sets the number of bytes that are lent to the peer at a time. A single longer message is lent too. If this is 0,
+    /// all messages are sent in frames. Default: 64 MiB.
+    pub const fn offer_bytes(mut self, bytes: u32) -> Self {
+        self.limits.offer_bytes = bytes;
+        self
+    }
+
+    /// Sets the number of bytes that this end fetches before the program receives the messages. A single longer message
+    /// is fetched too, and replies do not count. If this is 0, the peer sends all messages in frames. Default: 64 MiB.
+    pub const fn fetch_bytes(mut self, bytes: u32) -> Self {
+        self.limits.fetch_bytes = bytes;
+        self
+    }
+
     /// Sets the number of messages, calls and replies of this end that may be pending. Further ones wait. Default:
     /// 1,024.
     pub const fn operations(mut self, operations: u32) -> Self {
@@ -90,6 +110,29 @@ impl Options {
         self
     }
 
+    /// Returns true if this end may lend messages.
+    pub(super) const fn offers(&self) -> bool {
+        self.protocol(true).offers > 0
+    }
+
+    /// Returns the limits of the protocol. This end makes offers only if it `lends`.
+    pub(super) const fn protocol(&self, lends: bool) -> Limits {
+        let mut limits = self.limits;
+        if !lends || limits.offer_bytes == 0 {
+            limits.offers = 0;
+        }
+        if limits.fetch_bytes == 0 {
+            limits.reads = 0;
+        }
+        limits
+    }
+
+    /// Returns the length of the send queue. Each loan has at most one request in it.
+    const fn send_queue(&self) -> u32 {
+        let limits = self.protocol(true);
+        limits.send_queue() + limits.offers
+    }
+
     /// Returns the registered memory of an idle connection in bytes.
     #[must_use]
     pub const fn registered_bytes(&self) -> usize {
@@ -98,12 +141,14 @@ impl Options {
         receives + limits.sends as usize * limits.send_bytes as usize
     }
 
-    /// Adjusts the queues of a queue pair to these limits.
+    /// Adjusts the queues of a queue pair to these limits, and lets the peer read memory that is lent to it.
     ///
     /// # Examples
     /// See [`Stream::new`](super::Stream::new).
     pub fn fit<'a>(&self, qp: QueuePairBuilder<'a>) -> QueuePairBuilder<'a> {
-        qp.max_send_wr(self.limits.send_queue()).max_recv_wr(self.limits.receive_slots())
+        let access = qp.granted().with_remote_read();
+        let qp = if self.offers() { qp.access(access) } else { qp };
+        qp.max_send_wr(self.send_queue()).max_recv_wr(self.limits.receive_slots())
     }
 
     /// Checks the limits.
@@ -120,12 +165,12 @@ impl Options {
     /// `InvalidInput` if they are not.
     pub(super) fn check(&self, connection: &Connection) -> io::Result<()> {
         let [sends, receives] = connection.inner().depths;
-        let (wants_sends, wants) = (self.limits.send_queue(), self.limits.receive_slots());
+        let (wants_sends, wants) = (self.send_queue(), self.limits.receive_slots());
         if sends >= wants_sends && receives >= wants {
             return Ok(());
         }
         let error = format!(
-            "the queues hold {sends} SENDs and {receives} receives, these options need {wants_sends} and {wants}: \
+            "the queues hold {sends} requests to send and {receives} receives, these options need {wants_sends} and {wants}: \
              create the queue pair with `Options::fit`"
         );
         Err(io::Error::new(ErrorKind::InvalidInput, error))

@@ -3,20 +3,23 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
-use rdma_mem::Buffer;
-use rdma_message::Options as Limits;
+use rdma_mem::{AccessFlags, Buffer, RemoteMemoryRegion};
 use rdma_message::frame::{Body, CloseReason, Frame};
+use rdma_message::{Incoming, Options as Limits, RESERVED_SENDS};
 use rdma_qp::Error;
 
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
 use crate::buffer::pool::{Pool, PoolError};
 use crate::buffer::view::BufferExt as _;
+use crate::buffer::window::Window;
 use crate::connection::Connection;
 use crate::ledger::Ended;
 use crate::ledger::post::RequestSpec;
 use crate::ledger::slots::Id;
+use crate::link::Link;
 use crate::operation::kinds::Received;
+use crate::region::kinds::Invalidate;
 
 /// The memory of a connection: a buffer for each slot.
 #[derive(Debug)]
@@ -54,14 +57,46 @@ pub(super) enum Completed {
     Received { slot: u32, buffer: Buffer, length: usize },
     /// The SEND of this slot.
     Sent { slot: u32 },
+    /// A request for a long message.
+    Long(Long),
 }
 
-/// The posted requests of one queue in order of posting, each with its slot.
-#[derive(Debug, Default)]
-struct Queue {
-    posted: VecDeque<(u32, Id)>,
+/// A request for a long message that has completed.
+#[derive(Debug)]
+pub(super) enum Long {
+    /// The window of this loan is bound.
+    Bound { loan: usize, window: Window<Buffer> },
+    /// The window of this loan is no longer bound.
+    Invalidated { loan: usize, window: Window<Buffer> },
+    /// The message was read into this buffer.
+    Fetched { message: Incoming, buffer: Buffer },
+}
+
+/// A request in the send queue.
+#[derive(Clone, Copy, Debug)]
+enum SendRequest {
+    /// The SEND of this slot.
+    Frame(u32),
+    /// The bind of this loan.
+    Bind(usize),
+    /// The invalidation of this loan.
+    Invalidate(usize),
+    /// The READ of this message.
+    Read(Incoming),
+}
+
+/// The posted requests of one queue in order of posting.
+#[derive(Debug)]
+struct Queue<T> {
+    posted: VecDeque<(T, Id)>,
     /// The request that wakes the connection when it ends.
     awaited: Option<Id>,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self { posted: VecDeque::new(), awaited: None }
+    }
 }
 
 /// The posted requests of a connection, and the memory of its free slots.
@@ -69,8 +104,12 @@ struct Queue {
 pub(super) struct Requests {
     connection: Connection,
     memory: Memory,
-    receives: Queue,
-    sends: Queue,
+    receives: Queue<u32>,
+    sends: Queue<SendRequest>,
+    /// The number of requests for long messages that have not completed.
+    long: usize,
+    /// The epoch of the queue pair, for windows.
+    epoch: u32,
     /// The reason in the close frame, if it was sent.
     closing: Option<CloseReason>,
     /// Whether the caller knows that the connection ends because of an error.
@@ -81,11 +120,14 @@ pub(super) struct Requests {
 
 impl Requests {
     pub(super) fn new(connection: Connection, memory: Memory) -> Self {
+        let epoch = connection.epoch();
         Self {
             connection,
             memory,
             receives: Queue::default(),
             sends: Queue::default(),
+            long: 0,
+            epoch,
             closing: None,
             is_reported: false,
             has_failed: false,
@@ -129,8 +171,61 @@ impl Requests {
         let length = header.len() + fill(rest);
         let mut held = buffer.slice(0..length).into_held();
         match self.post(&RequestSpec::Send(None), &mut held) {
-            Some(id) => self.sends.posted.push_back((slot, id)),
+            Some(id) => self.sends.posted.push_back((SendRequest::Frame(slot), id)),
             None => self.give_back_send(slot, held),
+        }
+    }
+
+    /// Posts the bind of a window to all of its buffer.
+    ///
+    /// # Errors
+    /// Returns the window if the bind was not posted. It is not bound.
+    pub(super) fn bind(
+        &mut self,
+        loan: usize,
+        window: Window<Buffer>,
+    ) -> Result<(), Window<Buffer>> {
+        let request = RequestSpec::Bind(0, window.memory().len(), AccessFlags::REMOTE_READ);
+        self.post_window(&request, SendRequest::Bind(loan), window)
+    }
+
+    /// Posts the invalidation of a bound window. If that fails, the connection ends, and the window is deallocated.
+    pub(super) fn invalidate(&mut self, loan: usize, window: Window<Buffer>) {
+        let Some((key, _)) = window.remote() else { return };
+        let request = RequestSpec::Invalidate(key);
+        self.has_failed |=
+            self.post_window(&request, SendRequest::Invalidate(loan), window).is_err();
+    }
+
+    /// Posts a request for a window, unless the queue pair has been replaced.
+    fn post_window(
+        &mut self,
+        request: &RequestSpec,
+        kind: SendRequest,
+        window: Window<Buffer>,
+    ) -> Result<(), Window<Buffer>> {
+        if self.is_closed {
+            return Err(window);
+        }
+        let (mut held, mut id) = (window.into_held(), None);
+        let inner = self.connection.inner();
+        let posted = inner.post_in_epoch(request, self.epoch, &mut held, &mut id);
+        match (posted, id, Window::from_held(held)) {
+            (Err(_), _, Some(window)) => Err(window),
+            (_, Some(id), _) => {
+                self.long += 1;
+                self.sends.posted.push_back((kind, id));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Posts the READ of a message.
+    pub(super) fn read(&mut self, message: Incoming, source: RemoteMemoryRegion, into: Buffer) {
+        if let Some(id) = self.post(&RequestSpec::Read(source), &mut into.into_held()) {
+            self.long += 1;
+            self.sends.posted.push_back((SendRequest::Read(message), id));
         }
     }
 
@@ -167,12 +262,16 @@ impl Requests {
                 return Some(received);
             }
         }
-        while let Some(&(slot, id)) = self.sends.posted.front() {
+        while let Some(&(request, id)) = self.sends.posted.front() {
             let mut held = Held::Nothing;
             let Some(ended) = self.take(id, &mut held) else { break };
             self.sends.posted.pop_front();
-            if let Some(sent) = self.end_send(slot, &ended, held) {
-                return Some(sent);
+            let completed = match request {
+                SendRequest::Frame(slot) => self.end_send(slot, &ended, held),
+                _ => self.end_long(request, ended, held),
+            };
+            if completed.is_some() {
+                return completed;
             }
         }
         None
@@ -207,6 +306,28 @@ impl Requests {
         None
     }
 
+    /// Ends a request for a long message. The window of a failed one is deallocated before its memory is used again.
+    #[cold]
+    fn end_long(&mut self, request: SendRequest, ended: Ended, held: Held) -> Option<Completed> {
+        self.long -= 1;
+        let is_success = matches!(ended.result, Some(Ok(_)));
+        self.has_failed |= !is_success;
+        let long = match request {
+            _ if !is_success => return None,
+            SendRequest::Frame(_) => return None,
+            SendRequest::Bind(loan) => Long::Bound { loan, window: Window::from_held(held)? },
+            SendRequest::Invalidate(loan) => {
+                let link = Link::Borrowed(self.connection.inner());
+                let window = ended.outcome::<Invalidate<Buffer>>(held, &link).ok()?;
+                Long::Invalidated { loan, window }
+            }
+            SendRequest::Read(message) => {
+                Long::Fetched { message, buffer: Buffer::from_held(held)? }
+            }
+        };
+        Some(Completed::Long(long))
+    }
+
     /// Makes the session end. Requests that have completed are still returned.
     pub(super) const fn fail(&mut self) {
         self.has_failed = true;
@@ -230,11 +351,11 @@ impl Requests {
 
     /// Leaves the memory of requests that have not ended to the connection.
     pub(super) fn leave(&mut self) {
-        for queue in [&mut self.receives, &mut self.sends] {
-            for (_, id) in queue.posted.drain(..) {
-                self.connection.inner().detach(id);
-            }
+        let receives = self.receives.posted.drain(..).map(|(_, id)| id);
+        for id in receives.chain(self.sends.posted.drain(..).map(|(_, id)| id)) {
+            self.connection.inner().detach(id);
         }
+        self.long = 0;
     }
 
     /// Makes the next completion of the chosen queues wake the session. Returns false if there is one already. Adds the
@@ -245,11 +366,17 @@ impl Requests {
         waker: &Waker,
         armed: &mut Result<bool, Error>,
     ) -> bool {
-        // The session ends with the completion of the close frame.
-        let sends = sends || self.closing.is_some();
-        for (is_chosen, queue) in [(receives, &mut self.receives), (sends, &mut self.sends)] {
-            let first = queue.posted.front().map(|&(_, id)| id).filter(|_| is_chosen);
-            let Some(id) = first.filter(|_| queue.awaited != first) else { continue };
+        // The session ends with the completion of the close frame. The memory of long messages is freed when their
+        // requests complete, and the peer may wait for that. A frame may wait for a free slot.
+        let frames = self.sends.posted.len() - self.long;
+        let is_short = frames + RESERVED_SENDS as usize >= self.memory.sends.len();
+        let sends = sends || self.closing.is_some() || self.long > 0 || is_short;
+        let first = |is_chosen: bool, id: Option<Id>| id.filter(|_| is_chosen);
+        let receive = first(receives, self.receives.posted.front().map(|&(_, id)| id));
+        let send = first(sends, self.sends.posted.front().map(|&(_, id)| id));
+        let queues = [(receive, &mut self.receives.awaited), (send, &mut self.sends.awaited)];
+        for (first, awaited) in queues {
+            let Some(id) = first.filter(|_| *awaited != first) else { continue };
             let inner = self.connection.inner();
             let mut table = inner.ledger.lock();
             // An earlier waker can only be that of this session.
@@ -260,7 +387,7 @@ impl Requests {
             let now = table.arm(inner.ledger.cq());
             drop(table);
             drop(before);
-            queue.awaited = Some(id);
+            *awaited = Some(id);
             match (&mut *armed, now) {
                 (Ok(was), Ok(is)) => *was |= is,
                 (Ok(_), error) => *armed = error,

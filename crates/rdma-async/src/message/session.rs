@@ -12,7 +12,7 @@ use std::{fmt, mem};
 use rdma_message::{ConnectionError, Output};
 
 use super::linger::Linger;
-use super::requests::{Completed, Memory, Requests};
+use super::requests::{Completed, Long, Memory, Requests};
 use super::turns::{self, Turn};
 use crate::connection::Connection;
 use crate::ledger::after::contain_panic;
@@ -30,6 +30,16 @@ pub(super) trait Protocol: fmt::Debug + Send + 'static {
 
     /// Executes an instruction, or notes an event. Adds the wakers of the tasks to wake to `woken`.
     fn act(&mut self, output: Output, requests: &mut Requests, woken: &mut Vec<Waker>);
+
+    /// Processes the completion of a request for a long message. Only messages have such requests.
+    fn long_completed(&mut self, _: Long, _: &mut Requests) {}
+
+    /// Stores the session, which calls this once.
+    fn enter(&mut self, _: &Weak<Session<Self>>)
+    where
+        Self: Sized,
+    {
+    }
 
     /// Ends the protocol, because the queue pair has been destroyed.
     fn lost(&mut self);
@@ -65,13 +75,14 @@ impl<P: Protocol> Session<P> {
         connection: Connection,
         memory: Memory,
         slots: u32,
-        protocol: P,
+        mut protocol: P,
         linger: Linger,
     ) -> Arc<Self> {
         let mut requests = Requests::new(connection.clone(), memory);
         (0..slots).for_each(|slot| requests.post_receive(slot));
-        let state = Mutex::new(State { protocol, requests, woken: Vec::new(), ended: None });
         Arc::new_cyclic(|session| {
+            protocol.enter(session);
+            let state = Mutex::new(State { protocol, requests, woken: Vec::new(), ended: None });
             let waker = Waker::from(Arc::new(Hook(Weak::clone(session))));
             Self { state, connection, waker, linger, this: Weak::clone(session) }
         })
@@ -212,6 +223,7 @@ impl<P: Protocol> State<P> {
                 self.requests.set_receive(slot, buffer);
             }
             Completed::Sent { slot } => self.protocol.sent(slot),
+            Completed::Long(long) => self.protocol.long_completed(long, &mut self.requests),
         }
     }
 

@@ -259,6 +259,25 @@ impl Inner {
         self.post_under(table, request, held, has_queued, posted, looks)
     }
 
+    /// Like [`post`](Self::post), but only if the queue pair has this epoch.
+    ///
+    /// # Errors
+    /// If the request was not posted. Its memory stays in `held`.
+    #[cfg(not(loom))]
+    pub(crate) fn post_in_epoch(
+        &self,
+        request: &RequestSpec,
+        epoch: u32,
+        held: &mut Held,
+        posted: &mut Option<Id>,
+    ) -> Result<Option<Ended>, PostFailure> {
+        let mut table = self.ledger.lock();
+        if table.at(self.entry).epoch != epoch {
+            return Err(PostFailure::NoSlot);
+        }
+        self.post_under(table, request, held, &mut false, posted, false)
+    }
+
     /// Like [`post`](Self::post), but only if the queue pair has this epoch and its send queue is empty, because this
     /// request must not wait for others. The operation must not count as a waiter. Checks once whether the request has
     /// already ended.

@@ -1,41 +1,52 @@
 //! Operations on memory windows.
 #![allow(unsafe_code)]
 
+use std::marker::PhantomData;
+
+use rdma_mem::{BindableRegion, OwnedRegion};
 use rdma_qp::WorkSuccess;
 
+use crate::buffer::held::sealed::Lease;
 use crate::buffer::window::Window;
 use crate::operation::kinds::Kind;
 use crate::operation::kinds::sealed::Sealed;
 
 /// Binds a window, which gives the peer access.
 #[derive(Debug)]
-pub(crate) struct Bind;
+pub(crate) struct Bind<R = OwnedRegion>(PhantomData<fn() -> R>);
 
 /// Invalidates a window that the same queue pair has bound, which ends the peer's access.
 #[derive(Debug)]
-pub(crate) struct Invalidate;
+pub(crate) struct Invalidate<R = OwnedRegion>(PhantomData<fn() -> R>);
 
-impl Sealed for Bind {}
-impl Sealed for Invalidate {}
+impl<R> Sealed for Bind<R> {}
+impl<R> Sealed for Invalidate<R> {}
 
-impl Kind for Bind {
-    type Memory = Window;
-    type Output = Window;
+impl<R: BindableRegion> Kind for Bind<R>
+where
+    Window<R>: Lease,
+{
+    type Memory = Window<R>;
+    type Output = Window<R>;
 
     const HAS_LIMIT: bool = false;
 
-    fn finish(window: Window, _: &WorkSuccess, _: u64) -> Window {
+    fn finish(window: Window<R>, _: &WorkSuccess, _: u64) -> Window<R> {
         window
     }
 }
 
-impl Kind for Invalidate {
-    type Memory = Window;
-    type Output = Window;
+impl<R: BindableRegion> Kind for Invalidate<R>
+where
+    Window<R>: Lease,
+{
+    type Memory = Window<R>;
+    type Output = Window<R>;
 
-    fn finish(mut window: Window, _: &WorkSuccess, _: u64) -> Window {
-        // SAFETY: SAFETY.md F28: `reserve_for` took the key from this window, and posted the invalidation after the
-        // window's only bind had completed. The invalidation has completed with success.
+    fn finish(mut window: Window<R>, _: &WorkSuccess, _: u64) -> Window<R> {
+        // SAFETY: SAFETY.md F28: the caller (`reserve_for` or `Requests`) took the key from this window. It posted the
+        // invalidation to the queue pair of the bind, after the window's only bind had completed. The invalidation has
+        // completed with success.
         unsafe { window.get_mut().unbound() };
         window
     }

@@ -20,7 +20,7 @@ use super::kinds::Bind;
 use crate::buffer::window::Window;
 use crate::connection::Connection;
 use crate::driver::Driver;
-use crate::driver::windows::Windows;
+use crate::driver::shared::Handle;
 use crate::ledger::post::RequestSpec;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
@@ -35,22 +35,30 @@ const PART: usize = 64;
 /// in a separate task, so that the test continues even if the first caller is dropped. A device that does not answer in
 /// time counts as one that does not confine peers. If the test itself fails, this call returns false, and a later call
 /// repeats the test.
-pub(super) async fn are_windows_bounded(link: &Inner) -> bool {
-    let windows = &link.driver.0.windows;
-    if let Some(known) = windows.known.get() {
+pub(crate) async fn are_windows_bounded(link: &Inner) -> bool {
+    if let Some(known) = link.driver.0.windows.known.get() {
         return *known;
     }
-    Box::pin(probe_once(windows, link)).await
+    let port = link.look(|entry| entry.port());
+    Box::pin(probe_once(&link.driver, port)).await
+}
+
+/// Like [`are_windows_bounded`], before there is a connection, which will use this port. Also called for a connection
+/// that cannot wait: it reads the result from the driver.
+pub(crate) async fn prepare(driver: &Driver, port: Option<u8>) {
+    if driver.0.0.windows.known.get().is_none() {
+        Box::pin(probe_once(&driver.0, port)).await;
+    }
 }
 
 #[cold]
-async fn probe_once(windows: &Windows, link: &Inner) -> bool {
+async fn probe_once(driver: &Arc<Handle>, port: Option<u8>) -> bool {
     let mut answer = {
-        let mut asked = windows.asked();
+        let mut asked = driver.0.windows.asked();
         // Starts another test if the task of an earlier test has ended with its runtime.
         match asked.take_if(|asked| asked.has_changed().is_ok()) {
             Some(before) => asked.insert(before).clone(),
-            None => asked.insert(begin(link)).clone(),
+            None => asked.insert(begin(driver, port)).clone(),
         }
     };
     let answer = answer.wait_for(Option::is_some).await;
@@ -58,9 +66,9 @@ async fn probe_once(windows: &Windows, link: &Inner) -> bool {
 }
 
 /// Starts the test.
-fn begin(link: &Inner) -> watch::Receiver<Option<bool>> {
+fn begin(driver: &Arc<Handle>, port: Option<u8>) -> watch::Receiver<Option<bool>> {
     let (sender, answer) = watch::channel(None);
-    let (driver, port) = (Driver(Arc::clone(&link.driver)), link.look(|entry| entry.port()));
+    let driver = Driver(Arc::clone(driver));
     tokio::spawn(async move {
         let shared = Arc::clone(&driver.0);
         let windows = &shared.0.windows;

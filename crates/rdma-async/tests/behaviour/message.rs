@@ -3,6 +3,8 @@
 mod calls;
 mod foreign_code;
 mod messages;
+mod offer_peers;
+mod offers;
 mod rig;
 mod stream_ends;
 mod streams;

@@ -45,6 +45,7 @@ impl Messages {
         while self.peer_fetched != self.link.peer_fetched() {
             self.peer_fetched = self.peer_fetched.wrapping_add(1);
             if let Some(index) = self.operations.offer_over() {
+                self.events.extend(self.operations.name(index).map(Output::Fetched));
                 self.settle(index);
             }
         }

@@ -8,7 +8,7 @@ use rdma_message::Incoming;
 pub(super) enum Body {
     #[default]
     Empty,
-    /// A message in one part, in memory of the pool: where it arrived, or a copy if it is short.
+    /// A message in memory of the pool: where it arrived, or a copy if it is short.
     Part { buffer: Buffer, start: usize, length: usize },
     /// A message whose parts were copied.
     Copy(Vec<u8>),
@@ -25,6 +25,17 @@ impl Body {
         }
     }
 
+    /// Returns the memory of the message, if nothing else is in it.
+    ///
+    /// # Errors
+    /// Returns the body.
+    pub(super) fn into_buffer(self) -> Result<Buffer, Self> {
+        match self {
+            Self::Part { buffer, start: 0, length } if length == buffer.len() => Ok(buffer),
+            body => Err(body),
+        }
+    }
+
     fn append(&mut self, part: &[u8]) {
         match self {
             Self::Copy(bytes) => bytes.extend_from_slice(part),
@@ -33,13 +44,13 @@ impl Body {
     }
 }
 
-/// The messages whose parts have begun to arrive. There are few: one that arrives in parts, and those that are complete
-/// and about to be delivered.
+/// The messages that have begun to arrive. There are few: one that arrives in parts, and those that are complete but
+/// were not delivered, because an earlier one is not complete.
 #[derive(Debug, Default)]
 pub(super) struct Arriving(Vec<(Incoming, Body)>);
 
 impl Arriving {
-    /// Adds a message that has arrived in one part.
+    /// Adds a message that has arrived in one piece.
     pub(super) fn add(&mut self, message: Incoming, body: Body) {
         self.0.push((message, body));
     }

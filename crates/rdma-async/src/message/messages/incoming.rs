@@ -5,14 +5,16 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use rdma_mem::Buffer;
 use rdma_message::frame::CallId;
 #[cfg(feature = "serde")]
 use serde::de::DeserializeOwned;
 
 use super::body::Body;
 use super::error::MessageError;
-use super::mailbox::{Mailbox, Start};
+use super::mailbox::{Content, Mailbox, Start};
 use super::run;
+use crate::buffer::pool::PoolError;
 #[cfg(feature = "serde")]
 use crate::buffer::value::{ValueError, ValueExt as _};
 use crate::message::session::Session;
@@ -58,7 +60,29 @@ impl Message {
         let session = Arc::clone(&self.session);
         // From the start on, the operation replaces the request.
         let started = || self.request = None;
-        run::run(&session, Start::Reply(request), bytes, started).await.map(drop)
+        run::run(&session, Start::Reply(request), Content::Bytes(bytes), started).await.map(drop)
+    }
+
+    /// Returns the memory of the message. A long message that was lent lies in its own buffer, so nothing is copied. A
+    /// message that has arrived in frames may be copied to a buffer of the connection's pool.
+    ///
+    /// If the message is a request that was not answered, it is refused.
+    ///
+    /// # Errors
+    /// Same errors as [`Pool::allocate`](crate::Pool::allocate), if the message has to be copied.
+    ///
+    /// # Examples
+    /// See [`Messages::send_buffer`](crate::message::Messages::send_buffer).
+    pub async fn into_buffer(mut self) -> Result<Buffer, PoolError> {
+        let body = match std::mem::take(&mut self.body).into_buffer() {
+            Ok(buffer) => return Ok(buffer),
+            Err(body) => body,
+        };
+        let pool = self.session.with(|state| state.protocol.supply().pool().clone());
+        self.body = body;
+        let mut buffer = pool.allocate(self.len()).await?;
+        buffer.copy_from_slice(&self);
+        Ok(buffer)
     }
 
     /// Decodes a value that was encoded with [`Messages::send_value`](crate::message::Messages::send_value).

@@ -1,21 +1,25 @@
 //! The state of a connection for messages: its protocol, what has arrived, and the tasks that wait.
 
 use std::collections::VecDeque;
+use std::sync::Weak;
 use std::task::{Poll, Waker};
 
-use rdma_mem::BufferPool;
+use rdma_mem::Buffer;
 use rdma_message::frame::CallId;
 use rdma_message::{
-    self as machine, ConnectionError, Delivery, Incoming, Operation, Output, Payload, SendError,
-    Transmit,
+    self as machine, ConnectionError, Delivery, Incoming, Operation, Options as Limits, Output,
+    Payload, SendError, Transmit,
 };
 
 use super::body::{Arriving, Body};
 use super::error::MessageError;
+use super::lender::{Lender, Lent};
 use super::operations::{Operations, Ticket};
+use super::supply::Supply;
+use crate::buffer::pool::Pool;
 use crate::message::linger::Leave;
-use crate::message::requests::Requests;
-use crate::message::session::{Protocol, State};
+use crate::message::requests::{Long, Requests};
+use crate::message::session::{Protocol, Session, State};
 
 /// The kind of an operation that begins.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +27,23 @@ pub(super) enum Start {
     Send,
     Call,
     Reply(CallId),
+}
+
+/// The bytes of a message.
+#[derive(Debug)]
+pub(super) enum Content<'b> {
+    Bytes(&'b [u8]),
+    /// `None` after the operation has begun.
+    Buffer(Option<Buffer>),
+}
+
+impl Content<'_> {
+    fn length(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Buffer(buffer) => buffer.as_ref().map_or(0, |buffer| buffer.len()),
+        }
+    }
 }
 
 /// Tasks that wait for the same event.
@@ -57,9 +78,11 @@ struct Delivered {
 #[derive(Debug)]
 pub(super) struct Mailbox {
     machine: machine::Messages,
-    /// The memory for receives, if a message keeps its own.
-    pool: BufferPool,
-    frame_bytes: usize,
+    supply: Supply,
+    lender: Lender,
+    limits: Limits,
+    /// Whether the peer fetches long messages.
+    peer_fetches: bool,
     operations: Operations,
     arriving: Arriving,
     delivered: VecDeque<Delivered>,
@@ -77,11 +100,13 @@ pub(super) struct Mailbox {
 }
 
 impl Mailbox {
-    pub(super) fn new(machine: machine::Messages, pool: BufferPool, frame_bytes: usize) -> Self {
+    pub(super) fn new(machine: machine::Messages, pool: Pool, limits: Limits) -> Self {
         Self {
             machine,
-            pool,
-            frame_bytes,
+            supply: Supply::new(pool),
+            lender: Lender::new(limits.offers as usize),
+            limits,
+            peer_fetches: false,
             operations: Operations::default(),
             arriving: Arriving::default(),
             delivered: VecDeque::new(),
@@ -94,6 +119,10 @@ impl Mailbox {
             has_left: false,
             ended: None,
         }
+    }
+
+    pub(super) const fn supply(&mut self) -> &mut Supply {
+        &mut self.supply
     }
 
     /// Returns the next message. `None` after the last one.
@@ -195,14 +224,15 @@ impl Mailbox {
         let bytes = buffer.get(start..start + part).unwrap_or_default();
         if chunk.len() != length {
             self.arriving.append(message, bytes);
-        } else if part * 2 >= self.frame_bytes
-            && let Ok(Some(spare)) = self.pool.try_allocate(self.frame_bytes)
+        } else if part * 2 >= self.limits.receive_bytes as usize
+            && let Ok(Some(spare)) =
+                self.supply.blocking().try_allocate(self.limits.receive_bytes as usize)
         {
             // The message keeps the memory where it arrived.
             requests.set_receive(slot, spare);
             self.arriving.add(message, Body::Part { buffer, start, length: part });
             return self.machine.release(chunk);
-        } else if let Ok(Some(mut copy)) = self.pool.try_allocate(part) {
+        } else if let Ok(Some(mut copy)) = self.supply.blocking().try_allocate(part) {
             copy.copy_from_slice(bytes);
             self.arriving.add(message, Body::Part { buffer: copy, start: 0, length: part });
         } else {
@@ -227,6 +257,36 @@ impl Mailbox {
         }
     }
 
+    /// Returns memory for a message that is to be lent, if the limits allow it.
+    fn stage(&mut self, length: usize) -> Option<Buffer> {
+        let Limits { offers, offer_bytes, eager_bytes, .. } = self.limits;
+        let (staged, bytes) = (self.operations.staged(), length as u64);
+        let has_room = staged == 0 || staged + bytes <= u64::from(offer_bytes);
+        let is_long = offers > 0 && self.peer_fetches && bytes > u64::from(eager_bytes);
+        if is_long && has_room { self.supply.stage(length) } else { None }
+    }
+
+    /// Makes the message of an operation readable by the peer. If that is impossible, it is sent in parts.
+    fn lend(&mut self, operation: Operation, requests: &mut Requests) {
+        let Some(buffer) = self.operations.take_buffer(operation) else {
+            return self.machine.lent(operation, None);
+        };
+        match self.lender.lend(operation, buffer, self.supply.blocking(), requests) {
+            Lent::Begun => {}
+            Lent::Later(buffer) => self.operations.return_buffer(operation, buffer),
+            Lent::Refused(buffer) => {
+                self.operations.return_buffer(operation, buffer);
+                self.machine.lent(operation, None);
+            }
+        }
+    }
+
+    /// Takes back the memory of a message that the peer no longer reads.
+    fn end_loan(&mut self, operation: Operation, requests: &mut Requests) {
+        self.operations.unstage(operation);
+        self.lender.end(operation, requests);
+    }
+
     fn end(&mut self, error: Option<ConnectionError>, woken: &mut Vec<Waker>) {
         self.ended = Some(error);
         for tasks in [&mut self.receivers, &mut self.starters, &mut self.enders] {
@@ -236,17 +296,18 @@ impl Mailbox {
 }
 
 impl State<Mailbox> {
-    /// Begins an operation. What can be sent now is sent from `bytes`, and the rest is copied.
+    /// Begins an operation. Bytes that can be sent now are sent, and the rest is copied. All bytes of a long message are
+    /// copied to registered memory, which is lent to the peer.
     ///
     /// # Errors
     /// If the message cannot be sent. Waits if it can be sent later.
     pub(super) fn poll_start(
         &mut self,
         start: Start,
-        bytes: &[u8],
+        content: &mut Content<'_>,
         waker: &mut Option<Waker>,
     ) -> Poll<Result<Ticket, MessageError>> {
-        let operation = match self.protocol.begin(start, bytes.len()) {
+        let operation = match self.protocol.begin(start, content.length()) {
             Ok(operation) => operation,
             Err(SendError::NotOpen | SendError::Full) => {
                 self.protocol.starters.wait(waker);
@@ -255,11 +316,26 @@ impl State<Mailbox> {
             Err(error) => return Poll::Ready(Err(self.protocol.not_sent(error))),
         };
         let ticket = self.protocol.operations.add(operation, matches!(start, Start::Call));
+        match content {
+            Content::Buffer(buffer) => {
+                if let Some(buffer) = buffer.take() {
+                    self.protocol.operations.set_buffer(ticket, buffer);
+                }
+            }
+            Content::Bytes(bytes) => self.begin(operation, ticket, bytes),
+        }
+        Poll::Ready(Ok(ticket))
+    }
+
+    fn begin(&mut self, operation: Operation, ticket: Ticket, bytes: &[u8]) {
+        if let Some(mut buffer) = self.protocol.stage(bytes.len()) {
+            buffer.copy_from_slice(bytes);
+            return self.protocol.operations.set_staged(ticket, buffer);
+        }
         let sent = self.send_from(operation, bytes);
         if let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
             self.protocol.operations.keep(ticket, u32::try_from(sent).unwrap_or(u32::MAX), rest);
         }
-        Poll::Ready(Ok(ticket))
     }
 
     /// Executes all instructions. The parts of the operation are copied from `bytes`. Returns the number of bytes that
@@ -328,8 +404,10 @@ impl Protocol for Mailbox {
                     _ => 0,
                 });
             }
-            // This end lends nothing, because its options allow no offers.
-            Output::Lend { operation, .. } => self.machine.lent(operation, None),
+            Output::Lend { operation, .. } => self.lend(operation, requests),
+            Output::Fetch { message, source, length } => {
+                self.supply.fetch(message, source, length, requests);
+            }
             Output::Part { message, length, chunk, .. } => {
                 self.part(message, length, chunk, requests);
             }
@@ -338,11 +416,17 @@ impl Protocol for Mailbox {
                 self.receivers.wake(woken);
             }
             Output::Discard(message) => drop(self.arriving.take(message)),
+            Output::Fetched(operation) => self.end_loan(operation, requests),
             Output::Completed { operation, result } => {
+                // A message whose offer was not sent is not fetched.
+                self.end_loan(operation, requests);
                 woken.extend(self.operations.complete(operation, result));
                 self.starters.wake(woken);
             }
-            Output::Opened(_) => self.starters.wake(woken),
+            Output::Opened(peer) => {
+                self.peer_fetches = peer.fetches;
+                self.starters.wake(woken);
+            }
             Output::Flushed => {
                 self.has_flushed = true;
                 self.enders.wake(woken);
@@ -357,7 +441,33 @@ impl Protocol for Mailbox {
         }
     }
 
+    fn long_completed(&mut self, long: Long, requests: &mut Requests) {
+        match long {
+            Long::Bound { loan, window } => {
+                if let Some((operation, remote)) = self.lender.bound(loan, window, requests) {
+                    self.machine.lent(operation, Some(remote));
+                }
+            }
+            Long::Invalidated { loan, window } => {
+                if let Some(operation) = self.lender.invalidated(loan, window) {
+                    self.lend(operation, requests);
+                }
+            }
+            Long::Fetched { message, buffer } => {
+                let length = buffer.len();
+                self.arriving.add(message, Body::Part { buffer, start: 0, length });
+                self.machine.fetched(message);
+            }
+        }
+    }
+
+    fn enter(&mut self, session: &Weak<Session<Self>>) {
+        self.supply.enter(session);
+    }
+
     fn lost(&mut self) {
+        self.lender.close();
+        self.supply.close();
         self.machine.lost();
     }
 
@@ -365,10 +475,11 @@ impl Protocol for Mailbox {
         if self.ended.is_some() {
             return (false, false);
         }
+        let owes = self.machine.owes_count();
         let finishes = self.has_finished && !self.has_flushed;
         let ends = finishes || self.has_left || self.enders.are_waiting();
         let waits = self.receivers.are_waiting() || self.starters.are_waiting();
-        let sends = ends || self.operations.has_sending();
+        let sends = ends || owes || self.operations.has_sending();
         (sends || waits || self.operations.has_live(), sends)
     }
 }

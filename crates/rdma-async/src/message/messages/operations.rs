@@ -1,7 +1,9 @@
 //! The sends, calls and replies of this end, from their start until their future has taken the result.
 
+use std::mem;
 use std::task::{Poll, Waker};
 
+use rdma_mem::Buffer;
 use rdma_message::{Operation, OperationError};
 
 use super::body::Body;
@@ -11,19 +13,36 @@ use crate::message::session::wait;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket(usize);
 
+/// The bytes of a message that are still to be sent.
+#[derive(Debug)]
+enum Source {
+    /// None are left, or they are lent to the peer.
+    Nothing,
+    /// The part that could not be sent when the operation began, and its offset in the message.
+    Rest(Vec<u8>, u32),
+    /// All bytes of the message, in registered memory.
+    Buffer(Buffer),
+}
+
 #[derive(Debug)]
 struct Pending {
     operation: Operation,
     waker: Option<Waker>,
     result: Option<Result<(), OperationError>>,
     reply: Body,
-    /// The bytes that are to be sent, if they could not be sent when the operation began.
-    rest: Vec<u8>,
-    /// The offset of the rest in the message.
-    start: u32,
+    source: Source,
+    /// The number of bytes that count as copied for an offer.
+    staged: u64,
     is_call: bool,
     /// Whether the future was dropped.
     is_abandoned: bool,
+}
+
+impl Pending {
+    /// Returns true if the operation ends, or continues, with the completion of a SEND.
+    const fn is_sending(&self) -> bool {
+        self.result.is_none() && (!self.is_call || !matches!(self.source, Source::Nothing))
+    }
 }
 
 /// The operations of this end.
@@ -37,18 +56,20 @@ pub(super) struct Operations {
     live: usize,
     /// The number of them that end, or continue, with the completion of a SEND.
     sending: usize,
+    /// The number of bytes that were copied for offers.
+    staged: u64,
 }
 
 impl Operations {
-    /// Adds an operation whose bytes from `start` on are `rest`.
+    /// Adds an operation.
     pub(super) fn add(&mut self, operation: Operation, is_call: bool) -> Ticket {
         let pending = Pending {
             operation,
             waker: None,
             result: None,
             reply: Body::Empty,
-            rest: Vec::new(),
-            start: 0,
+            source: Source::Nothing,
+            staged: 0,
             is_call,
             is_abandoned: false,
         };
@@ -81,26 +102,84 @@ impl Operations {
         pending.filter(|pending| pending.operation == operation).map(|pending| (ticket, pending))
     }
 
+    /// Sets the source of an operation that has no result. Returns the old source.
+    fn set_source(&mut self, ticket: Ticket, source: Source) -> Source {
+        let Some(pending) = self.at(ticket).filter(|pending| pending.result.is_none()) else {
+            return source;
+        };
+        let was_sending = pending.is_sending();
+        let before = mem::replace(&mut pending.source, source);
+        let is_sending = pending.is_sending();
+        self.sending += usize::from(is_sending);
+        self.sending -= usize::from(was_sending);
+        before
+    }
+
     /// Keeps the bytes of a message from `start` on, to be sent later.
     pub(super) fn keep(&mut self, ticket: Ticket, start: u32, rest: &[u8]) {
-        let Some(pending) = self.at(ticket).filter(|pending| pending.result.is_none()) else {
-            return;
-        };
-        (pending.rest, pending.start) = (rest.to_vec(), start);
-        self.sending += usize::from(self.at(ticket).is_some_and(|pending| pending.is_call));
+        self.set_source(ticket, Source::Rest(rest.to_vec(), start));
+    }
+
+    /// Sets the memory that contains a message.
+    pub(super) fn set_buffer(&mut self, ticket: Ticket, buffer: Buffer) {
+        self.set_source(ticket, Source::Buffer(buffer));
+    }
+
+    /// Sets the memory that a message was copied to. It counts as staged until the peer has fetched it.
+    pub(super) fn set_staged(&mut self, ticket: Ticket, buffer: Buffer) {
+        let bytes = buffer.len() as u64;
+        if let Some(pending) = self.at(ticket) {
+            pending.staged = bytes;
+            self.staged += bytes;
+        }
+        self.set_buffer(ticket, buffer);
+    }
+
+    /// Stops counting the memory that a message was copied to.
+    pub(super) fn unstage(&mut self, operation: Operation) {
+        let staged = self.of(operation).map_or(0, |(_, pending)| mem::take(&mut pending.staged));
+        self.staged -= staged;
+    }
+
+    /// Returns the number of bytes that were copied for offers.
+    pub(super) const fn staged(&self) -> u64 {
+        self.staged
+    }
+
+    /// Takes the memory of a message, to lend it.
+    pub(super) fn take_buffer(&mut self, operation: Operation) -> Option<Buffer> {
+        let (ticket, pending) = self.of(operation)?;
+        if !matches!(pending.source, Source::Buffer(_)) {
+            return None;
+        }
+        match self.set_source(ticket, Source::Nothing) {
+            Source::Buffer(buffer) => Some(buffer),
+            Source::Nothing | Source::Rest(..) => None,
+        }
+    }
+
+    /// Returns memory that cannot be lent.
+    pub(super) fn return_buffer(&mut self, operation: Operation, buffer: Buffer) {
+        if let Some((ticket, _)) = self.of(operation) {
+            self.set_buffer(ticket, buffer);
+        }
     }
 
     /// Copies a part of a message whose bytes were kept. Returns the length.
     pub(super) fn copy(&mut self, operation: Operation, at: u32, memory: &mut [u8]) -> usize {
-        let Some((_, pending)) = self.of(operation) else { return 0 };
-        let from = (at - pending.start) as usize;
-        let part = pending.rest.get(from..).and_then(|rest| rest.get(..memory.len()));
+        let Some((ticket, pending)) = self.of(operation) else { return 0 };
+        let (bytes, start): (&[u8], u32) = match &pending.source {
+            Source::Nothing => return 0,
+            Source::Rest(rest, start) => (rest, *start),
+            Source::Buffer(buffer) => (buffer, 0),
+        };
+        let from = (at - start) as usize;
+        let part = bytes.get(from..).and_then(|rest| rest.get(..memory.len()));
         let Some(part) = part else { return 0 };
         memory.copy_from_slice(part);
-        let (length, is_call) = (part.len(), pending.is_call);
-        if from + length == pending.rest.len() {
-            pending.rest = Vec::new();
-            self.sending -= usize::from(is_call);
+        let (length, is_last) = (part.len(), from + part.len() == bytes.len());
+        if is_last {
+            self.set_source(ticket, Source::Nothing);
         }
         length
     }
@@ -119,12 +198,12 @@ impl Operations {
         result: Result<(), OperationError>,
     ) -> Option<Waker> {
         let (ticket, pending) = self.of(operation)?;
-        let counts = !pending.is_call || !pending.rest.is_empty();
+        let was_sending = pending.is_sending();
         pending.result = Some(result);
-        pending.rest = Vec::new();
+        pending.source = Source::Nothing;
         let (is_abandoned, waker) = (pending.is_abandoned, pending.waker.take());
         self.live -= 1;
-        self.sending -= usize::from(counts);
+        self.sending -= usize::from(was_sending);
         if is_abandoned {
             self.remove(ticket);
         }

@@ -8,7 +8,7 @@ use tokio::task::coop::consume_budget;
 
 use super::body::Body;
 use super::error::MessageError;
-use super::mailbox::{Mailbox, Start};
+use super::mailbox::{Content, Mailbox, Start};
 use super::operations::Ticket;
 use crate::message::session::Session;
 
@@ -17,13 +17,14 @@ use crate::message::session::Session;
 pub(super) async fn run(
     session: &Arc<Session<Mailbox>>,
     start: Start,
-    bytes: &[u8],
+    mut content: Content<'_>,
     started: impl FnOnce(),
 ) -> Result<Body, MessageError> {
     // Without a budget, a task whose messages are always sent at once would starve other tasks.
     consume_budget().await;
-    let begin =
-        poll_fn(|cx| session.poll_with(cx, |state, waker| state.poll_start(start, bytes, waker)));
+    let begin = poll_fn(|cx| {
+        session.poll_with(cx, |state, waker| state.poll_start(start, &mut content, waker))
+    });
     let mut running = Running { session, ticket: Some(begin.await?) };
     started();
     poll_fn(|cx| running.poll(cx)).await

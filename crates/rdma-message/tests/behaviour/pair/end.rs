@@ -158,6 +158,11 @@ impl<M: Machine> End<M> {
             Output::Discard(message) => {
                 assert!(self.arriving.remove(&message).is_some(), "{message:?} has memory");
             }
+            Output::Fetched(operation) => {
+                let before = self.lent.len();
+                self.lent.retain(|_, lent| *lent != operation);
+                assert_eq!(self.lent.len() + 1, before, "{operation:?} is lent");
+            }
             Output::Completed { operation, result } => {
                 assert!(self.sending.remove(&operation).is_some(), "{operation:?} is pending");
                 self.lent.retain(|_, lent| *lent != operation);

@@ -1,0 +1,114 @@
+//! Memory for long messages. If the pool has to grow, it grows in a task.
+
+use std::sync::Weak;
+
+use rdma_mem::{Buffer, BufferPool, RemoteMemoryRegion};
+use rdma_message::Incoming;
+use rdma_message::frame::Remote;
+use tokio::runtime::Handle;
+
+use super::mailbox::Mailbox;
+use crate::buffer::pool::Pool;
+use crate::message::requests::Requests;
+use crate::message::session::Session;
+
+/// The pool of a connection, and the fetches that wait for memory.
+#[derive(Debug)]
+pub(super) struct Supply {
+    pool: Pool,
+    runtime: Handle,
+    session: Weak<Session<Mailbox>>,
+    /// The messages to fetch that wait for memory.
+    waiting: Vec<(Incoming, RemoteMemoryRegion)>,
+    is_growing: bool,
+    /// The shortest length that the pool could not provide.
+    too_long: Option<usize>,
+}
+
+impl Supply {
+    /// # Panics
+    /// If this is not called within a tokio runtime.
+    pub(super) fn new(pool: Pool) -> Self {
+        let (runtime, session) = (Handle::current(), Weak::new());
+        Self { pool, runtime, session, waiting: Vec::new(), is_growing: false, too_long: None }
+    }
+
+    pub(super) fn enter(&mut self, session: &Weak<Session<Mailbox>>) {
+        self.session = Weak::clone(session);
+    }
+
+    pub(super) const fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(super) fn blocking(&self) -> &BufferPool {
+        self.pool.as_blocking()
+    }
+
+    /// Returns memory for a message of this end. If the pool has none, it grows for later messages.
+    pub(super) fn stage(&mut self, length: usize) -> Option<Buffer> {
+        let buffer = self.blocking().try_allocate(length).ok()?;
+        let is_too_long = self.too_long.is_some_and(|limit| length >= limit);
+        if buffer.is_none() && !self.is_growing && !is_too_long {
+            self.is_growing = true;
+            let (pool, session) = (self.pool.clone(), Weak::clone(&self.session));
+            self.runtime.spawn(async move {
+                let has_grown = pool.grow(length).await.is_ok();
+                if let Some(session) = session.upgrade() {
+                    session.with(|state| state.protocol.supply().grown(length, has_grown));
+                }
+            });
+        }
+        buffer
+    }
+
+    fn grown(&mut self, length: usize, has_grown: bool) {
+        self.is_growing = false;
+        if !has_grown {
+            self.too_long = Some(self.too_long.map_or(length, |limit| limit.min(length)));
+        }
+    }
+
+    /// Fetches a message of the peer.
+    pub(super) fn fetch(
+        &mut self,
+        message: Incoming,
+        Remote { va, rkey, .. }: Remote,
+        length: u32,
+        requests: &mut Requests,
+    ) {
+        let length = length as usize;
+        let source = RemoteMemoryRegion::new(va, length, rkey);
+        if let Ok(Some(into)) = self.blocking().try_allocate(length) {
+            return requests.read(message, source, into);
+        }
+        self.waiting.push((message, source));
+        let (pool, session) = (self.pool.clone(), Weak::clone(&self.session));
+        self.runtime.spawn(async move {
+            let memory = pool.allocate(length).await;
+            let error = memory.as_ref().err().cloned();
+            let Some(session) = session.upgrade() else { return };
+            session.with(|state| {
+                let requests = &mut state.requests;
+                state.protocol.supply().fetch_into(message, memory.ok(), requests);
+            });
+            if let Some(error) = error {
+                tracing::error!(%error, length, "a message has no memory: its connection ends");
+            }
+        });
+    }
+
+    fn fetch_into(&mut self, message: Incoming, into: Option<Buffer>, requests: &mut Requests) {
+        let at = self.waiting.iter().position(|(waiting, _)| *waiting == message);
+        let Some((_, source)) = at.map(|at| self.waiting.swap_remove(at)) else { return };
+        match into {
+            Some(into) => requests.read(message, source, into),
+            None => requests.fail(),
+        }
+    }
+
+    /// Ends the fetches that wait for memory.
+    pub(super) fn close(&mut self) {
+        self.waiting.clear();
+    }
+}

@@ -1,0 +1,453 @@
+//! Long messages, which are lent to the peer.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use rdma_async::message::{
+    ConnectionError, MessageError, Messages, OperationError, Options, SendError,
+};
+use rdma_async::{ConnectionOptions, Endpoint, Pool};
+use rdma_mem::{Buffer, BufferPool};
+use rdma_soft::{Builder, Limits};
+use tokio::task::{JoinSet, yield_now};
+
+use super::rig::{endpoint, message, messages};
+use crate::common::chance::Chance;
+use crate::common::provider::{ALWAYS, Call, Provider};
+use crate::common::{DEVICES, install, poll_once, run, run_in_one_thread};
+
+/// Messages of more than 1,000 bytes are lent.
+fn lends() -> Options {
+    Options::new().frame_bytes(1024).eager_bytes(1000)
+}
+
+/// Limits that allow one of everything.
+fn tiny() -> Options {
+    let options = Options::new().receives(1).sends(4).frame_bytes(128).window_bytes(256);
+    options.operations(2).calls(1).eager_bytes(0).offer_bytes(1).fetch_bytes(1)
+}
+
+/// Both ends, after the hellos have arrived.
+async fn open(endpoint: &Endpoint, options: Options) -> (Messages, Messages) {
+    let (one, other) = messages(endpoint, options).await;
+    for (from, to) in [(&one, &other), (&other, &one)] {
+        let (sent, first) = tokio::join!(from.send(b"first"), to.receive());
+        assert!(sent.is_ok() && first.unwrap().is_some());
+    }
+    (one, other)
+}
+
+async fn buffer(pool: &Pool, length: usize) -> Buffer {
+    let mut buffer = pool.allocate(length).await.unwrap();
+    buffer.copy_from_slice(&message(length));
+    buffer
+}
+
+async fn received(end: &Messages, length: usize) {
+    let received = end.receive().await.unwrap().unwrap();
+    assert_eq!(received.len(), length);
+    assert!(*received == message(length)[..], "{length}");
+}
+
+/// Waits until the pool has only that many buffers in use.
+async fn returned(endpoint: &Endpoint, buffers: usize) {
+    while endpoint.pool().usage().buffers > buffers {
+        yield_now().await;
+    }
+}
+
+#[test]
+fn lengths_around_the_limit_arrive_in_order() {
+    for device in DEVICES {
+        run(move || async move {
+            let endpoint = endpoint(device);
+            // Memory for messages that are lent.
+            endpoint.pool().grow(1 << 20).await.unwrap();
+            let (client, server) = open(&endpoint, lends()).await;
+            let lengths = || (995..1005).chain([1, 100_000, 0, 1001, 1024, 999]);
+            let sends = async {
+                for length in lengths() {
+                    client.send(&message(length)).await.unwrap();
+                    client.send_buffer(buffer(endpoint.pool(), length).await).await.unwrap();
+                }
+                client.finish().await.unwrap();
+            };
+            let receives = async {
+                for length in lengths() {
+                    received(&server, length).await;
+                    received(&server, length).await;
+                }
+                assert!(server.receive().await.unwrap().is_none());
+            };
+            tokio::join!(sends, receives);
+        });
+    }
+}
+
+#[test]
+fn the_longest_messages_arrive() {
+    run_in_one_thread(|| async {
+        let endpoint = endpoint("soft0");
+        let (client, server) = open(&endpoint, Options::new()).await;
+        let longest = 64 << 20;
+        // The first one is sent before the pool has memory for it.
+        for length in [10 << 20, 10 << 20, longest, longest] {
+            tokio::join!(async { client.send(&message(length)).await.unwrap() }, async {
+                received(&server, length).await;
+            });
+        }
+        let error = client.send(&vec![0; longest + 1]).await.unwrap_err();
+        assert!(matches!(error, MessageError::NotSent(SendError::TooLong { .. })), "{error}");
+    });
+}
+
+/// Sends messages, requests and replies of mixed lengths in both directions, and checks their order.
+async fn talk(endpoint: &Endpoint, options: Options) {
+    const ROUNDS: usize = 30;
+    let (one, other) = open(endpoint, options).await;
+    let length = |at: usize| match at % 4 {
+        0 => at,
+        1 => 5_000 + at,
+        2 => 900 + at,
+        _ => 10_000 + at,
+    };
+    let talk = |end: Messages| async move {
+        let end = Arc::new(end);
+        let mut tasks = JoinSet::new();
+        let sender = Arc::clone(&end);
+        tasks.spawn(async move {
+            for at in 0..ROUNDS {
+                sender.send(&message(length(at))).await.unwrap();
+                let reply = sender.call(&message(length(at + 1))).await.unwrap();
+                assert!(*reply == message(length(at + 2))[..]);
+            }
+        });
+        for at in 0..ROUNDS {
+            received(&end, length(at)).await;
+            let request = end.receive().await.unwrap().unwrap();
+            assert!(request.is_request() && *request == message(length(at + 1))[..]);
+            request.reply(&message(length(at + 2))).await.unwrap();
+        }
+        tasks.join_next().await.unwrap().unwrap();
+        end.finish().await.unwrap();
+        assert!(end.receive().await.unwrap().is_none());
+    };
+    tokio::join!(talk(one), talk(other));
+}
+
+#[test]
+fn mixed_lengths_keep_their_order_in_both_directions() {
+    for device in DEVICES {
+        for options in [lends(), tiny(), lends().offer_bytes(0), lends().fetch_bytes(0)] {
+            run(move || async move {
+                let endpoint = endpoint(device);
+                endpoint.pool().grow(1 << 20).await.unwrap();
+                talk(&endpoint, options).await;
+                returned(&endpoint, 0).await;
+            });
+        }
+    }
+}
+
+#[test]
+fn devices_without_windows_or_with_few_send_in_frames() {
+    install();
+    let none = Limits::default().max_mw(0);
+    let few = Limits::default().max_mw(3);
+    let made = [
+        Builder::new("softplain0").without_window_type_2().install(),
+        Builder::new("softnone0").limits(none).install(),
+        Builder::new("softfew0").limits(few).install(),
+    ];
+    assert!(made.iter().all(Result::is_ok), "{made:?}");
+    for device in ["softplain0", "softnone0", "softfew0"] {
+        run(move || async move {
+            let endpoint = endpoint(device);
+            endpoint.pool().grow(1 << 20).await.unwrap();
+            talk(&endpoint, lends()).await;
+            let (client, server) = open(&endpoint, lends()).await;
+            let sends = (0..20).map(|at| client.send_buffer(endpoint_buffer(&endpoint, at)));
+            let sends: Vec<_> = sends.map(Box::pin).collect();
+            let sends = async {
+                for send in sends {
+                    send.await.unwrap();
+                }
+            };
+            let receives = async {
+                for at in 0..20 {
+                    received(&server, 2000 + at).await;
+                }
+            };
+            tokio::join!(sends, receives);
+        });
+    }
+}
+
+fn endpoint_buffer(endpoint: &Endpoint, at: usize) -> Buffer {
+    let mut buffer = endpoint.pool().as_blocking().allocate(2000 + at).unwrap();
+    buffer.copy_from_slice(&message(2000 + at));
+    buffer
+}
+
+#[test]
+fn buffers_that_cannot_be_lent_are_copied() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let endpoint = endpoint(device);
+            let (client, server) = open(&endpoint, lends()).await;
+            let other = endpoint.pd().context().allocate_pd().unwrap();
+            let pools = [
+                BufferPool::without_windows(endpoint.pd(), 1 << 20),
+                BufferPool::new(endpoint.pd()),
+                BufferPool::new(&other),
+            ];
+            for pool in pools.map(Pool::from) {
+                for length in [50_000, 3, 0, 1001] {
+                    let sends = async {
+                        client.send_buffer(buffer(&pool, length).await).await.unwrap();
+                    };
+                    tokio::join!(sends, received(&server, length));
+                }
+                while pool.usage().buffers > 0 {
+                    yield_now().await;
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_message_becomes_a_buffer() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let endpoint = endpoint(device);
+            let (client, server) = open(&endpoint, lends()).await;
+            // Empty, short, a whole frame, several frames, fetched.
+            for length in [0, 10, 900, 1000, 70_000] {
+                let sends = async { client.send(&message(length)).await.unwrap() };
+                let receives = async {
+                    let message = server.receive().await.unwrap().unwrap();
+                    let place = message.as_ptr();
+                    (message.into_buffer().await.unwrap(), place)
+                };
+                let ((), (buffer, _)) = tokio::join!(sends, receives);
+                assert!(buffer.len() == length && *buffer == message(length)[..]);
+                // It can be sent on.
+                tokio::join!(async { server.send_buffer(buffer).await.unwrap() }, async {
+                    received(&client, length).await;
+                });
+            }
+            // A fetched message is not copied.
+            let sends =
+                async { client.send_buffer(buffer(endpoint.pool(), 5000).await).await.unwrap() };
+            let receives = async {
+                let message = server.receive().await.unwrap().unwrap();
+                let place = message.as_ptr();
+                assert_eq!(message.into_buffer().await.unwrap().as_ptr(), place);
+            };
+            tokio::join!(sends, receives);
+            // A request is refused.
+            let (error, ()) =
+                tokio::join!(async { client.call(&message(2000)).await.unwrap_err() }, async {
+                    let request = server.receive().await.unwrap().unwrap();
+                    assert_eq!(request.into_buffer().await.unwrap().len(), 2000);
+                });
+            let refused = OperationError::Refused;
+            assert!(
+                matches!(error, MessageError::Operation { error, .. } if error == refused),
+                "{error}"
+            );
+        });
+    }
+}
+
+/// Drops `send` after some polls, and returns whether it was ready.
+async fn drop_after(polls: u64, send: impl Future<Output = Result<(), MessageError>>) -> bool {
+    let mut send = pin!(send);
+    for _ in 0..polls {
+        if let Poll::Ready(sent) = poll_once(&mut send) {
+            sent.unwrap();
+            return true;
+        }
+        yield_now().await;
+    }
+    false
+}
+
+#[test]
+fn dropped_sends_send_all_or_nothing_and_return_their_memory() {
+    for device in DEVICES {
+        run(move || async move {
+            let endpoint = endpoint(device);
+            endpoint.pool().grow(8 << 20).await.unwrap();
+            let (client, server) = open(&endpoint, lends().offer_bytes(50_000)).await;
+            let receives = tokio::spawn(async move {
+                let mut seen = Vec::new();
+                while let Some(received) = server.receive().await.unwrap() {
+                    assert!(*received == message(received.len())[..]);
+                    seen.push(received.len());
+                }
+                seen
+            });
+            let (mut chance, mut ready) = (Chance(5), Vec::new());
+            for at in 0..200 {
+                let length = 1001 + at + if at % 3 == 0 { 20_000 } else { 0 };
+                let polls = chance.below(6);
+                let is_ready = if at % 2 == 0 {
+                    let buffer = buffer(endpoint.pool(), length).await;
+                    drop_after(polls, client.send_buffer(buffer)).await
+                } else {
+                    drop_after(polls, client.send(&message(length))).await
+                };
+                if is_ready {
+                    ready.push(length);
+                }
+            }
+            client.finish().await.unwrap();
+            drop(client);
+            let seen = receives.await.unwrap();
+            let mut rest = seen.iter();
+            assert!(
+                ready.iter().all(|length| rest.any(|seen| seen == length)),
+                "{ready:?} {seen:?}"
+            );
+            returned(&endpoint, 0).await;
+        });
+    }
+}
+
+#[test]
+fn a_dropped_end_lets_the_peer_fetch_what_was_offered() {
+    for device in DEVICES {
+        run_in_one_thread(move || async move {
+            let endpoint = endpoint(device);
+            let (client, server) = open(&endpoint, lends()).await;
+            for length in [5000, 60_000, 1, 7000] {
+                let buffer = buffer(endpoint.pool(), length).await;
+                // The offer is sent. The peer may have fetched the message already.
+                drop_after(20, client.send_buffer(buffer)).await;
+            }
+            drop(client);
+            for length in [5000, 60_000, 1, 7000] {
+                received(&server, length).await;
+            }
+            assert!(server.receive().await.unwrap().is_none());
+            drop(server);
+            returned(&endpoint, 0).await;
+        });
+    }
+}
+
+#[test]
+fn dropped_calls_discard_their_long_replies() {
+    for device in DEVICES {
+        run(move || async move {
+            let endpoint = endpoint(device);
+            endpoint.pool().grow(1 << 20).await.unwrap();
+            let (client, server) = open(&endpoint, lends()).await;
+            let serve = tokio::spawn(async move {
+                while let Some(request) = server.receive().await.unwrap() {
+                    // The caller may have cancelled.
+                    let _ = request.reply(&message(30_000)).await;
+                }
+            });
+            for polls in 0..100 {
+                let call = async { client.call(&message(4000)).await.map(drop) };
+                drop_after(polls % 10, call).await;
+            }
+            assert_eq!(client.call(&message(4000)).await.unwrap().len(), 30_000);
+            client.finish().await.unwrap();
+            serve.await.unwrap();
+            drop(client);
+            returned(&endpoint, 0).await;
+        });
+    }
+}
+
+#[test]
+fn a_receiver_without_memory_ends_the_connection() {
+    run_in_one_thread(|| async {
+        let (sender, receiver) = (endpoint("soft0"), endpoint("soft0"));
+        let listener = receiver.listen_for_messages("127.0.0.1:0", lends()).await.unwrap();
+        let client = sender.connect_messages(listener.local_addr(), lends());
+        let (client, server) = tokio::join!(client, listener.accept());
+        let (client, server) = (client.unwrap(), server.unwrap());
+        receiver.pool().as_blocking().set_limit(4 << 20);
+        let buffer = buffer(sender.pool(), 8 << 20).await;
+        let (sent, received) = tokio::join!(client.send_buffer(buffer), server.receive());
+        let MessageError::Operation { error, .. } = sent.unwrap_err() else { panic!() };
+        assert_eq!(error, OperationError::Unknown);
+        let error = received.unwrap_err();
+        assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
+        drop((client, server));
+        returned(&sender, 0).await;
+        returned(&receiver, 0).await;
+    });
+}
+
+#[test]
+fn a_sender_without_memory_sends_in_frames() {
+    run_in_one_thread(|| async {
+        let endpoint = endpoint("soft0");
+        endpoint.pool().as_blocking().set_limit(4 << 20);
+        let (client, server) = open(&endpoint, lends().fetch_bytes(1 << 20)).await;
+        let _all = endpoint.pool().as_blocking().allocate(3 << 20).unwrap();
+        let length = 2 << 20;
+        let kept =
+            std::iter::from_fn(|| endpoint.pool().as_blocking().try_allocate(64 << 10).unwrap());
+        let mut kept: Vec<_> = kept.collect();
+        // Memory for windows and frames.
+        kept.pop();
+        tokio::join!(async { client.send(&message(length)).await.unwrap() }, async {
+            received(&server, length).await;
+        });
+    });
+}
+
+/// The device records all memory that is lent to it, and the objects that live.
+#[test]
+fn memory_is_lent_until_the_peer_has_fetched_it() {
+    run_in_one_thread(|| async {
+        let (pd, provider) = Provider::faulty("soft0");
+        let endpoint = Endpoint::with_options(&pd, ConnectionOptions::new(&pd)).unwrap();
+        endpoint.pool().grow(8 << 20).await.unwrap();
+        let (client, server) = open(&endpoint, lends()).await;
+        let before = endpoint.pool().usage();
+        for refused in [0, 1, ALWAYS] {
+            provider.refuse(Call::AllocateWindow, refused);
+            for length in [2000, 50_000, 2001] {
+                let lent = buffer(endpoint.pool(), length).await;
+                tokio::join!(async { client.send_buffer(lent).await.unwrap() }, async {
+                    received(&server, length).await;
+                });
+            }
+        }
+        provider.refuse(Call::AllocateWindow, 0);
+        // Each window keeps a small buffer.
+        while endpoint.pool().usage().used_bytes > before.used_bytes + 9 * 64 {
+            yield_now().await;
+        }
+        // An offer that is not counted when the connection ends.
+        let lent = buffer(endpoint.pool(), 100_000).await;
+        drop_after(20, client.send_buffer(lent)).await;
+        drop((client, server));
+        returned(&endpoint, 0).await;
+        drop((endpoint, pd));
+        provider.gone().await;
+    });
+}
+
+/// With few slots, the frame that counts a fetched message may have to wait for an acknowledgement.
+#[test]
+fn a_program_that_waits_for_nothing_still_counts_what_it_fetched() {
+    for device in DEVICES {
+        run(move || async move {
+            let endpoint = endpoint(device);
+            for _ in 0..40 {
+                // The second end does nothing after it has received the first message.
+                drop(open(&endpoint, tiny()).await);
+            }
+        });
+    }
+}
