@@ -45,9 +45,16 @@ enum Program {
     /// Requests and replies.
     Calls,
     Tcp,
+    /// A message of this length, with a short answer.
+    Long(usize),
+    /// The same over TCP.
+    LongTcp(usize),
 }
 
-const PROGRAMS: [(&str, Program); 11] = [
+/// The length of the longest message that is sent in frames by default.
+const EAGER: usize = 128 << 10;
+
+const PROGRAMS: [(&str, Program); 18] = [
     ("blocking, naive", Program::Naive(Wait::SpinThenSleep)),
     ("blocking, ahead", Program::Ahead(Wait::SpinThenSleep)),
     ("sleeping, naive", Program::Naive(Wait::Sleep)),
@@ -59,6 +66,13 @@ const PROGRAMS: [(&str, Program); 11] = [
     ("messages", Program::Messages),
     ("calls", Program::Calls),
     ("tokio over TCP", Program::Tcp),
+    ("long, 4088 B", Program::Long(4088)),
+    ("long, 4089 B", Program::Long(4089)),
+    ("long, eager", Program::Long(EAGER)),
+    ("long, eager + 1", Program::Long(EAGER + 1)),
+    ("long, 1 MiB", Program::Long(1 << 20)),
+    ("long, 10 MiB", Program::Long(10 << 20)),
+    ("long, 10 MiB TCP", Program::LongTcp(10 << 20)),
 ];
 
 /// The prefix of the argument of the process that answers.
@@ -81,6 +95,7 @@ fn run_all(selected: Option<&String>) -> Outcome<()> {
         if selected.is_some_and(|part| !name.contains(part.as_str())) {
             continue;
         }
+        let rounds = program.rounds(rounds);
         let mut server = Server::start(name)?;
         let mut times = program.ask(&server.address()?, rounds)?;
         times.sort();
@@ -161,13 +176,20 @@ fn serve(name: &str) -> Outcome<()> {
             stream.set_nodelay(true)?;
             tokio::spawn(echo_bytes(stream)).await?
         }),
+        Program::LongTcp(length) => Runtime::new()?.block_on(async {
+            let listener = TcpListener::bind(ANY).await?;
+            say(listener.local_addr()?)?;
+            let (stream, _) = listener.accept().await?;
+            stream.set_nodelay(true)?;
+            tokio::spawn(answer_long_bytes(stream, length)).await?
+        }),
         Program::Stream => Runtime::new()?.block_on(async {
             let endpoint = Endpoint::new(domain()?.context())?;
             let listener = endpoint.listen_for_streams(ANY, Options::new()).await?;
             say(listener.local_addr())?;
             tokio::spawn(echo_bytes(listener.accept().await?)).await?
         }),
-        Program::Messages | Program::Calls => Runtime::new()?.block_on(async {
+        Program::Messages | Program::Calls | Program::Long(_) => Runtime::new()?.block_on(async {
             let endpoint = Endpoint::new(domain()?.context())?;
             let listener = endpoint.listen_for_messages(ANY, Options::new()).await?;
             say(listener.local_addr())?;
@@ -179,7 +201,7 @@ fn serve(name: &str) -> Outcome<()> {
 async fn echo_messages(client: Messages) -> Outcome<()> {
     let mut answer = [0; LENGTH];
     while let Some(message) = client.receive().await? {
-        answer.copy_from_slice(&message);
+        answer.copy_from_slice(&message[..LENGTH]);
         if message.is_request() {
             message.reply(&answer).await?;
         } else {
@@ -187,6 +209,15 @@ async fn echo_messages(client: Messages) -> Outcome<()> {
         }
     }
     Ok(())
+}
+
+/// Answers each message of this length.
+async fn answer_long_bytes(mut stream: TcpStream, length: usize) -> Outcome<()> {
+    let mut message = vec![0; length];
+    loop {
+        stream.read_exact(&mut message).await?;
+        stream.write_all(&message[..LENGTH]).await?;
+    }
 }
 
 async fn echo_bytes(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Outcome<()> {
@@ -236,6 +267,24 @@ async fn echo(connection: Connection, pool: Pool) -> Outcome<()> {
 }
 
 impl Program {
+    /// Returns the number of round trips in a run. Fewer of long messages suffice.
+    fn rounds(self, rounds: u32) -> u32 {
+        match self {
+            Self::Long(length) | Self::LongTcp(length) => {
+                rounds.min(u32::try_from((256 << 20) / length).unwrap_or(rounds))
+            }
+            _ => rounds,
+        }
+    }
+
+    /// Returns a question.
+    fn question(self) -> Vec<u8> {
+        match self {
+            Self::Long(length) | Self::LongTcp(length) => vec![7; length],
+            _ => vec![0; LENGTH],
+        }
+    }
+
     /// Returns the times of several runs of `rounds` round trips.
     fn ask(self, address: &str, rounds: u32) -> Outcome<Vec<Duration>> {
         match self {
@@ -272,12 +321,12 @@ impl Program {
                         .await?
                 })
             }
-            Self::Tcp => {
+            Self::Tcp | Self::LongTcp(_) => {
                 let address = address.to_owned();
                 Runtime::new()?.block_on(async move {
                     let stream = TcpStream::connect(address).await?;
                     stream.set_nodelay(true)?;
-                    tokio::spawn(ask_bytes(stream, rounds)).await?
+                    tokio::spawn(ask_bytes(stream, rounds, self.question())).await?
                 })
             }
             Self::Stream => {
@@ -285,10 +334,10 @@ impl Program {
                 Runtime::new()?.block_on(async move {
                     let endpoint = Endpoint::new(domain()?.context())?;
                     let stream = endpoint.connect_stream(address, Options::new()).await?;
-                    tokio::spawn(ask_bytes(stream, rounds)).await?
+                    tokio::spawn(ask_bytes(stream, rounds, self.question())).await?
                 })
             }
-            Self::Messages | Self::Calls => {
+            Self::Messages | Self::Calls | Self::Long(_) => {
                 let address = address.to_owned();
                 Runtime::new()?.block_on(async move {
                     let endpoint = Endpoint::new(domain()?.context())?;
@@ -300,7 +349,7 @@ impl Program {
     }
 
     async fn ask_messages(self, server: &Messages, rounds: u32) -> Outcome<Vec<Duration>> {
-        let (question, mut times) = ([0; LENGTH], Vec::new());
+        let (question, mut times) = (self.question(), Vec::new());
         for _ in 0..RUNS {
             let begin = Instant::now();
             for _ in 0..rounds {
@@ -357,13 +406,14 @@ impl Program {
 async fn ask_bytes(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     rounds: u32,
+    question: Vec<u8>,
 ) -> Outcome<Vec<Duration>> {
-    let (mut message, mut times) = ([0; LENGTH], Vec::new());
+    let (mut answer, mut times) = ([0; LENGTH], Vec::new());
     for _ in 0..RUNS {
         let begin = Instant::now();
         for _ in 0..rounds {
-            stream.write_all(&message).await?;
-            stream.read_exact(&mut message).await?;
+            stream.write_all(&question).await?;
+            stream.read_exact(&mut answer).await?;
         }
         times.push(begin.elapsed());
     }
