@@ -1,6 +1,7 @@
 //! The command lines of a job, and how they are run.
 
 use std::io::{self, BufRead, BufReader, Read as _, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -146,6 +147,9 @@ impl Step {
     }
 
     fn succeeded(&self, status: ExitStatus, passed: usize, line: &str) -> Result<()> {
+        if status.signal() == Some(9) {
+            bail!("{status}, as when its limit of {} s has passed: `{line}`", self.limit_s);
+        }
         if !status.success() {
             bail!("{status}: `{line}`");
         }
@@ -169,9 +173,9 @@ impl Step {
 
     fn command(&self, line: &str, setting: &Setting) -> Result<Command> {
         // In CI, a step that hangs is killed. `timeout` also kills the processes that the step has
-        // started.
+        // started, even those that ignore other signals: the output ends when none has it open.
         let limit = std::env::var_os("CI");
-        let limit = limit.map(|_| format!("timeout --kill-after=30 {}", self.limit_s));
+        let limit = limit.map(|_| format!("timeout --signal=KILL {}", self.limit_s));
         let limit = limit.unwrap_or_default();
         let mut words = limit.split_whitespace().chain(line.split_whitespace());
         let program = words.next().context("an empty step")?;
