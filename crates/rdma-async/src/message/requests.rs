@@ -8,6 +8,7 @@ use rdma_message::frame::{Body, CloseReason, Frame};
 use rdma_message::{Incoming, Options as Limits, RESERVED_SENDS};
 use rdma_qp::Error;
 
+use super::turns;
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
 use crate::buffer::pool::{Pool, PoolError};
@@ -193,8 +194,10 @@ impl Requests {
     pub(super) fn invalidate(&mut self, loan: usize, window: Window<Buffer>) {
         let Some((key, _)) = window.remote() else { return };
         let request = RequestSpec::Invalidate(key);
-        self.has_failed |=
-            self.post_window(&request, SendRequest::Invalidate(loan), window).is_err();
+        if let Err(window) = self.post_window(&request, SendRequest::Invalidate(loan), window) {
+            self.has_failed = true;
+            turns::free(window.into_held());
+        }
     }
 
     /// Posts a request for a window, unless the queue pair has been replaced.
@@ -313,7 +316,10 @@ impl Requests {
         let is_success = matches!(ended.result, Some(Ok(_)));
         self.has_failed |= !is_success;
         let long = match request {
-            _ if !is_success => return None,
+            _ if !is_success => {
+                turns::free(held);
+                return None;
+            }
             SendRequest::Frame(_) => return None,
             SendRequest::Bind(loan) => Long::Bound { loan, window: Window::from_held(held)? },
             SendRequest::Invalidate(loan) => {

@@ -2,11 +2,14 @@
 //!
 //! A thread that polls a completion queue may deliver completions of any connection, and so wake it. A connection that
 //! is woken during the turn of another one has its turn afterwards. So turns are not nested, and a thread holds the
-//! lock of at most one connection.
+//! lock of at most one connection. Memory that a turn releases is freed afterwards, too.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+use crate::buffer::held::Held;
+use crate::ledger::after::contain_panic;
 
 /// A connection that can be woken.
 pub(super) trait Turn: Send + Sync {
@@ -14,11 +17,18 @@ pub(super) trait Turn: Send + Sync {
     fn run(&self);
 }
 
+/// Work for the end of the outermost turn.
+enum Due {
+    Turn(Arc<dyn Turn>),
+    /// Memory to free.
+    Free(Held),
+}
+
 #[derive(Default)]
 struct Turns {
     /// The number of turns that have begun on this thread, and have not ended.
     depth: usize,
-    due: VecDeque<Arc<dyn Turn>>,
+    due: VecDeque<Due>,
 }
 
 thread_local! {
@@ -37,15 +47,18 @@ pub(super) fn begin() -> Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        while let Some(turn) = next() {
-            turn.run();
+        while let Some(due) = next() {
+            match due {
+                Due::Turn(turn) => turn.run(),
+                Due::Free(memory) => contain_panic(|| drop(memory)),
+            }
         }
         let _ = TURNS.try_with(|turns| turns.borrow_mut().depth -= 1);
     }
 }
 
-/// Returns the next connection that is due, if the current turn is the outermost one.
-fn next() -> Option<Arc<dyn Turn>> {
+/// Returns what is due next, if the current turn is the outermost one.
+fn next() -> Option<Due> {
     TURNS
         .try_with(|turns| {
             let mut turns = turns.borrow_mut();
@@ -57,14 +70,25 @@ fn next() -> Option<Arc<dyn Turn>> {
 
 /// Gives a connection its turn, now or after the current one.
 pub(super) fn wake(turn: Arc<dyn Turn>) {
-    let mut turn = Some(turn);
+    if let Some(Due::Turn(turn)) = defer(Due::Turn(turn)) {
+        turn.run();
+    }
+}
+
+/// Frees memory, now or after the current turn. The device is called if a window is deallocated, or a region is
+/// deregistered. If that fails, an event of `tracing` reports it, and a subscriber is code of the program.
+pub(super) fn free(memory: Held) {
+    drop(defer(Due::Free(memory)));
+}
+
+/// Defers work until the end of the outermost turn. Returns it if there is no turn.
+fn defer(due: Due) -> Option<Due> {
+    let mut due = Some(due);
     let _ = TURNS.try_with(|turns| {
         let mut turns = turns.borrow_mut();
         if turns.depth > 0 {
-            turns.due.extend(turn.take());
+            turns.due.extend(due.take());
         }
     });
-    if let Some(turn) = turn {
-        turn.run();
-    }
+    due
 }

@@ -6,8 +6,10 @@ use rdma_mem::{Buffer, BufferPool};
 use rdma_message::Operation;
 use rdma_message::frame::Remote;
 
+use crate::buffer::held::sealed::Lease as _;
 use crate::buffer::window::Window;
 use crate::message::requests::Requests;
+use crate::message::turns;
 
 /// The outcome of a request to lend.
 #[derive(Debug)]
@@ -126,14 +128,15 @@ impl Lender {
         mut window: Window<Buffer>,
     ) -> Option<Operation> {
         let loan = self.loans.get_mut(at)?;
-        drop(mem::replace(window.memory_mut(), loan.spare.take()?));
+        turns::free(mem::replace(window.memory_mut(), loan.spare.take()?).into_held());
         (loan.window, loan.is_idle) = (Some(window), true);
         self.waiting.take()
     }
 
     /// Ends all loans, because the queue pair has been destroyed. Each window is deallocated before its memory is freed.
     pub(super) fn close(&mut self) {
-        self.loans.clear();
+        let windows = self.loans.drain(..).filter_map(|loan| loan.window);
+        windows.for_each(|window| turns::free(window.into_held()));
         (self.limit, self.waiting) = (0, None);
     }
 }

@@ -7,21 +7,33 @@ use rdma_mem::Buffer;
 use rdma_message::{Operation, OperationError};
 
 use super::body::Body;
+use crate::buffer::held::sealed::Lease as _;
 use crate::message::session::wait;
+use crate::message::turns;
 
 /// The number of an operation. It is used again after the operation has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket(usize);
 
 /// The bytes of a message that are still to be sent.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Source {
     /// None are left, or they are lent to the peer.
+    #[default]
     Nothing,
     /// The part that could not be sent when the operation began, and its offset in the message.
     Rest(Vec<u8>, u32),
     /// All bytes of the message, in registered memory.
     Buffer(Buffer),
+}
+
+impl Source {
+    /// Frees the memory, which may be of a pool of the program.
+    fn free(self) {
+        if let Self::Buffer(buffer) = self {
+            turns::free(buffer.into_held());
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -179,7 +191,7 @@ impl Operations {
         memory.copy_from_slice(part);
         let (length, is_last) = (part.len(), from + part.len() == bytes.len());
         if is_last {
-            self.set_source(ticket, Source::Nothing);
+            self.set_source(ticket, Source::Nothing).free();
         }
         length
     }
@@ -200,7 +212,7 @@ impl Operations {
         let (ticket, pending) = self.of(operation)?;
         let was_sending = pending.is_sending();
         pending.result = Some(result);
-        pending.source = Source::Nothing;
+        mem::take(&mut pending.source).free();
         let (is_abandoned, waker) = (pending.is_abandoned, pending.waker.take());
         self.live -= 1;
         self.sending -= usize::from(was_sending);

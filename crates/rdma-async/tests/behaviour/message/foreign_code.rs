@@ -9,13 +9,17 @@ use std::task::{Wake, Waker};
 use std::thread;
 
 use rdma_async::message::{MessageError, OperationError, Options};
+use rdma_async::{ConnectionOptions, Endpoint};
+use rdma_mem::BufferPool;
 use test_support::events::{Event, Hears};
 use test_support::program::in_own_process;
 use tokio::io::AsyncReadExt as _;
+use tokio::task::yield_now;
 
 use super::rig::{endpoint, messages, stream_and_peer, streams};
 use crate::common::host::Host;
-use crate::common::{HANG, poll_for, poll_once, run_in_one_thread};
+use crate::common::provider::{ALWAYS, Call, Provider};
+use crate::common::{HANG, in_a_process_of_its_own, poll_for, poll_once, run_in_one_thread};
 
 /// The waker of a task that owns something, as the tasks of simple executors own their future.
 struct Owner(#[allow(dead_code)] Box<dyn Any + Send + Sync>);
@@ -101,4 +105,55 @@ async fn reported() {
     peer.send(host.buffer(b"certainly not a frame")).await.unwrap();
     reader.read_u8().await.unwrap_err();
     assert!(owned.lock().unwrap().is_none(), "an event has reported the error");
+}
+
+/// Drops a request of the connection while it frees memory for long messages, and this call to the device fails.
+async fn leaked(refused: Call) {
+    let (pd, provider) = Provider::faulty("soft0");
+    let endpoint = Endpoint::with_options(&pd, ConnectionOptions::new(&pd)).unwrap();
+    let options = Options::new().frame_bytes(1024).eager_bytes(1024);
+    let (client, server) = messages(&endpoint, options).await;
+    let mut asks = Box::pin(server.call(b"a question"));
+    let request = tokio::select! {
+        request = client.receive() => request.unwrap().unwrap(),
+        answer = &mut asks => panic!("{answer:?}"),
+    };
+    let owned = Arc::new(Mutex::new(Some(request)));
+    let dropped = Arc::clone(&owned);
+    let hears = Hears(move |event: Event| {
+        if event.target.starts_with("rdma_mem") {
+            let request = dropped.lock().unwrap().take();
+            drop(request);
+        }
+    });
+    // The last buffer of this pool deregisters its region.
+    let buffer = BufferPool::new(&pd).allocate(5000).unwrap();
+    let _guard = tracing::subscriber::set_default(hears);
+    provider.refuse(refused, ALWAYS);
+    let (sent, received) = tokio::join!(client.send_buffer(buffer), server.receive());
+    sent.unwrap();
+    assert_eq!(received.unwrap().unwrap().len(), 5000);
+    if refused == Call::DeallocateWindow {
+        drop(asks);
+        drop(server);
+        assert!(client.receive().await.unwrap().is_none());
+        client.finish().await.unwrap();
+        drop(client);
+    }
+    while owned.lock().unwrap().is_some() {
+        yield_now().await;
+    }
+}
+
+/// Each runs in its own process, because the objects are leaked.
+#[test]
+fn a_subscriber_may_drop_a_request_when_a_window_is_leaked() {
+    let name = "message::foreign_code::a_subscriber_may_drop_a_request_when_a_window_is_leaked";
+    in_a_process_of_its_own(name, || run_or_hang(|| leaked(Call::DeallocateWindow)));
+}
+
+#[test]
+fn a_subscriber_may_drop_a_request_when_a_region_is_leaked() {
+    let name = "message::foreign_code::a_subscriber_may_drop_a_request_when_a_region_is_leaked";
+    in_a_process_of_its_own(name, || run_or_hang(|| leaked(Call::DeregisterRegion)));
 }
