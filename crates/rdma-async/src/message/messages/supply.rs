@@ -1,6 +1,6 @@
 //! Memory for long messages. If the pool has to grow, it grows in a task.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use rdma_mem::{Buffer, BufferPool, RemoteMemoryRegion};
 use rdma_message::Incoming;
@@ -11,6 +11,7 @@ use super::mailbox::Mailbox;
 use crate::buffer::pool::Pool;
 use crate::message::requests::Requests;
 use crate::message::session::Session;
+use crate::message::turns::{self, Turn};
 
 /// The pool of a connection, and the fetches that wait for memory.
 #[derive(Debug)]
@@ -84,16 +85,14 @@ impl Supply {
         }
         self.waiting.push((message, source));
         let (pool, session) = (self.pool.clone(), Weak::clone(&self.session));
+        let wait = Wait { message, session };
         self.runtime.spawn(async move {
-            let memory = pool.allocate(length).await;
-            let error = memory.as_ref().err().cloned();
-            let Some(session) = session.upgrade() else { return };
-            session.with(|state| {
-                let requests = &mut state.requests;
-                state.protocol.supply().fetch_into(message, memory.ok(), requests);
-            });
-            if let Some(error) = error {
-                tracing::error!(%error, length, "a message has no memory: its connection ends");
+            match pool.allocate(length).await {
+                Ok(memory) => wait.fetch_into(memory),
+                Err(error) => {
+                    drop(wait);
+                    tracing::error!(%error, length, "a message has no memory: its connection ends");
+                }
             }
         });
     }
@@ -110,5 +109,47 @@ impl Supply {
     /// Ends the fetches that wait for memory.
     pub(super) fn close(&mut self) {
         self.waiting.clear();
+    }
+}
+
+/// A fetch that waits for memory. If this is dropped, because there is none or the runtime has shut down, the connection
+/// ends.
+struct Wait {
+    message: Incoming,
+    session: Weak<Session<Mailbox>>,
+}
+
+impl Wait {
+    fn fetch_into(&self, memory: Buffer) {
+        if let Some(session) = self.session.upgrade() {
+            session.with(|state| {
+                let requests = &mut state.requests;
+                state.protocol.supply().fetch_into(self.message, Some(memory), requests);
+            });
+        }
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.upgrade() {
+            // After the current turn: a runtime that has shut down drops its tasks while they are spawned.
+            turns::wake(Arc::new(Lacking { message: self.message, session }));
+        }
+    }
+}
+
+/// A message that gets no memory. Does nothing if it has got some.
+struct Lacking {
+    message: Incoming,
+    session: Arc<Session<Mailbox>>,
+}
+
+impl Turn for Lacking {
+    fn run(&self) {
+        self.session.with(|state| {
+            let requests = &mut state.requests;
+            state.protocol.supply().fetch_into(self.message, None, requests);
+        });
     }
 }

@@ -9,11 +9,14 @@ use rdma_async::message::{
 };
 use rdma_async::{ConnectionOptions, Endpoint, Pool};
 use rdma_mem::{Buffer, BufferPool};
-use rdma_soft::{Builder, Limits};
+use rdma_qp::prelude::*;
+use rdma_soft::{Builder as Device, Limits};
+use tokio::runtime::Builder;
 use tokio::task::{JoinSet, yield_now};
 
 use super::rig::{endpoint, message, messages};
 use crate::common::chance::Chance;
+use crate::common::host::Host;
 use crate::common::provider::{ALWAYS, Call, Provider};
 use crate::common::{DEVICES, install, poll_once, run, run_in_one_thread};
 
@@ -156,9 +159,9 @@ fn devices_without_windows_or_with_few_send_in_frames() {
     let none = Limits::default().max_mw(0);
     let few = Limits::default().max_mw(3);
     let made = [
-        Builder::new("softplain0").without_window_type_2().install(),
-        Builder::new("softnone0").limits(none).install(),
-        Builder::new("softfew0").limits(few).install(),
+        Device::new("softplain0").without_window_type_2().install(),
+        Device::new("softnone0").limits(none).install(),
+        Device::new("softfew0").limits(few).install(),
     ];
     assert!(made.iter().all(Result::is_ok), "{made:?}");
     for device in ["softplain0", "softnone0", "softfew0"] {
@@ -402,6 +405,33 @@ fn a_sender_without_memory_sends_in_frames() {
         tokio::join!(async { client.send(&message(length)).await.unwrap() }, async {
             received(&server, length).await;
         });
+    });
+}
+
+/// The pool grows in a task of the runtime in which the receiver was created.
+#[test]
+fn a_receiver_whose_runtime_has_ended_and_whose_pool_must_grow_ends_the_connection() {
+    run_in_one_thread(|| async {
+        let host = Host::new("soft0");
+        let options = lends();
+        let qp = || options.fit(host.pd.create_qp());
+        let listener = host.driver.listen("127.0.0.1:0", qp()).await.unwrap();
+        let connect = host.driver.connect(listener.local_addr(), qp());
+        let (one, other) = tokio::join!(connect, listener.accept());
+        let (one, other) = (one.unwrap().0, other.unwrap());
+        let sender = Messages::new(one, &Pool::new(&host.pd), options).await.unwrap();
+        let pool = Pool::new(&host.pd);
+        let create = move || {
+            let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(Messages::new(other, &pool, options)).unwrap()
+        };
+        let receiver = tokio::task::spawn_blocking(create).await.unwrap();
+        let message = host.buffer(&message(6 << 20));
+        let (sent, received) = tokio::join!(sender.send_buffer(message), receiver.receive());
+        let MessageError::Operation { error, .. } = sent.unwrap_err() else { panic!() };
+        assert_eq!(error, OperationError::Unknown);
+        let error = received.unwrap_err();
+        assert!(matches!(error, MessageError::Ended(ConnectionError::Lost)), "{error}");
     });
 }
 
