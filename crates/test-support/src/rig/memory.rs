@@ -16,8 +16,6 @@ use super::{Pd, REMOTE_ATOMIC, REMOTE_WRITE, errno, verbs};
 pub struct Mr {
     pub mr: *mut ibv_mr,
     memory: Memory,
-    /// The address that requests use for the first byte, if it is not the memory's own.
-    iova: Option<u64>,
 }
 
 /// The memory of a registration.
@@ -53,7 +51,7 @@ impl Pd {
 
     pub fn register_filled(&self, mut memory: Vec<u8>, access: u32) -> Mr {
         let mr = self.try_register(memory.as_mut_ptr(), memory.len(), access).unwrap();
-        Mr { mr, memory: Memory::Owned(memory), iova: None }
+        Mr { mr, memory: Memory::Owned(memory) }
     }
 
     /// Returns true if the provider could use the file of a region with this length and access.
@@ -85,13 +83,13 @@ impl Pd {
         let mr = mr.unwrap();
         note_mapped(mr);
         unsafe { verbs().note_file(mr, file.as_raw_fd()) };
-        Mr { mr, memory: Memory::File(mapping), iova }
+        Mr { mr, memory: Memory::File(mapping) }
     }
 
     /// Registers the memory. Requests use the address `iova` for its first byte.
     pub fn register_at(&self, mut memory: Vec<u8>, iova: u64, access: u32) -> Mr {
         let mr = self.try_register_at(&mut memory, iova, access).unwrap();
-        Mr { mr, memory: Memory::Owned(memory), iova: Some(iova) }
+        Mr { mr, memory: Memory::Owned(memory) }
     }
 
     pub fn try_register_at(
@@ -181,9 +179,8 @@ impl Mr {
         rkey_of(self.mr)
     }
 
-    /// Returns the address that requests use for the first byte.
     pub fn address(&self) -> u64 {
-        self.iova.unwrap_or(self.start().addr() as u64)
+        self.start().addr() as u64
     }
 
     pub fn sge(&self, from: usize, length: usize) -> ibv_sge {

@@ -28,17 +28,19 @@ pub(crate) const PATIENT: Knobs = Knobs {
 /// access and the length of that memory, and optionally the address that requests use for it.
 pub(crate) const MAPPED: &str = "RDMA_TEST_MAPPED";
 
-/// Returns the memory of the second process.
-pub(crate) fn memory(pd: &Pd) -> Mr {
+/// Returns the memory of the second process, and the address that requests use for it.
+pub(crate) fn memory(pd: &Pd) -> (Mr, u64) {
     let mapped = std::env::var(MAPPED).unwrap_or_default();
     let numbers: Vec<u64> = mapped.split_whitespace().map(|word| word.parse().unwrap()).collect();
-    match numbers[..] {
+    let memory = match numbers[..] {
         [] => pd.register(LENGTH, ACCESS),
         [access, length, ref iova @ ..] => {
             pd.register_file_at(length as usize, iova.first().copied(), access as u32)
         }
         [_] => panic!("{mapped:?} has no length"),
-    }
+    };
+    let address = numbers.get(2).copied().unwrap_or(memory.address());
+    (memory, address)
 }
 
 /// This side of a connection to another process.

@@ -481,8 +481,8 @@ impl World {
         let qp_type = ibv_qp_type(kind as u32);
         let size = Size { qp_type, receive_wr: 512, ..Size::default() };
         let side = Side::new(self.device, &size, 1024);
-        let memory = near::memory(&side.pd);
-        let said = format!("{} {} {}", say(&side.endpoint()), memory.address(), memory.rkey());
+        let (memory, address) = near::memory(&side.pd);
+        let said = format!("{} {address} {}", say(&side.endpoint()), memory.rkey());
         self.side = Some((memory, side));
         said
     }
