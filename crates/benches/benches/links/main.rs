@@ -64,8 +64,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if let Ok(name) = env::var(SOCKET) {
-        let socket = socket();
-        connect_to(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        let socket = connected(&name);
         let wakes = receive_wakes(&socket);
         Ends::new(socket, wakes, env::var(PLACE).ok().map(|place| place.parse().unwrap())).serve();
         return ExitCode::SUCCESS;
@@ -83,9 +82,7 @@ fn main() -> ExitCode {
     let (local, udp) = (has("udp").then_some(None), has("soft0").then(|| Some((own(0), own(1)))));
     for places in local.into_iter().chain(udp) {
         let name = format!("rdma-soft-links/{}/{}", std::process::id(), places.is_some());
-        let listener = socket();
-        bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
-        listen(&listener, 1).unwrap();
+        let listener = listening(&name);
         let mut command = Command::new(env::current_exe().unwrap());
         command.env(SOCKET, name);
         if let Some((_, far)) = places {
@@ -100,8 +97,24 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn socket() -> OwnedFd {
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+/// Returns a socket, and the abstract address with this name.
+fn socket(name: &str) -> (OwnedFd, SocketAddrUnix) {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    let socket = socket_with(family, SocketType::SEQPACKET, flags, None).unwrap();
+    (socket, SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap())
+}
+
+fn listening(name: &str) -> OwnedFd {
+    let (socket, address) = socket(name);
+    bind(&socket, &address).unwrap();
+    listen(&socket, 1).unwrap();
+    socket
+}
+
+fn connected(name: &str) -> OwnedFd {
+    let (socket, address) = socket(name);
+    connect_to(&socket, &address).unwrap();
+    socket
 }
 
 /// Sends two descriptors by which the processes wake each other. The first descriptor wakes the

@@ -5,16 +5,14 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use rustix::net::{
-    RecvFlags, SendFlags, SocketAddrUnix, accept, bind, connect as connect_to, listen, recv, send,
-};
+use rustix::net::{RecvFlags, SendFlags, accept, recv, send};
 use test_support::rig::connect::{Endpoint, Knobs, Side, connect, endpoint};
 use test_support::rig::datagram::gid_of;
 use test_support::rig::post::Wr;
 use test_support::rig::{Cq, LOCAL_WRITE, Qp, Size};
 
 use super::latency::one;
-use super::{ROUNDS, socket, spin};
+use super::{ROUNDS, connected, listening, spin};
 
 /// In the environment of the other processes: the name of the first one's socket.
 const PEER: &str = "RDMA_SOFT_LINKS_PEER";
@@ -39,8 +37,7 @@ struct Peer {
 /// Runs as one of the other processes, if this is one. Returns `false` if it is not.
 pub(crate) fn serve() -> bool {
     let Ok(name) = env::var(PEER) else { return false };
-    let socket = socket();
-    connect_to(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+    let socket = connected(&name);
     rdma_soft::install();
     let side = Side::new("soft0", &Size::default(), 16);
     introduce(&socket, &side.qp, &side.endpoint());
@@ -74,9 +71,7 @@ fn introduce(socket: &OwnedFd, qp: &Qp, own: &Endpoint) {
 
 pub(crate) fn measure() {
     let name = format!("rdma-soft-links/{}/peers", std::process::id());
-    let listener = socket();
-    bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
-    listen(&listener, 1).unwrap();
+    let listener = listening(&name);
     rdma_soft::install();
     let Side { receive_cq, send_cq, pd, context, .. } =
         Side::new("soft0", &Size::default(), 2 * i32::from(PEERS));

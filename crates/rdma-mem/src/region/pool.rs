@@ -88,8 +88,7 @@ impl BufferPool {
     /// Creates a pool that registers `bytes` at a time, or up to an eighth more.
     #[must_use]
     pub fn with_region_size(pd: &ProtectionDomain, bytes: usize) -> Self {
-        let (access, windows) = (AccessFlags::new().with_local_write(), has_windows(pd));
-        Self::with_access(pd, bytes, if windows { access.with_mw_bind() } else { access }, false)
+        Self::with_access(pd, bytes, for_windows(pd), false)
     }
 
     /// Like [`with_region_size`](Self::with_region_size), but its buffers cannot be used with
@@ -133,8 +132,7 @@ impl BufferPool {
     /// ```
     #[must_use]
     pub fn with_read_windows(pd: &ProtectionDomain, bytes: usize) -> Self {
-        let (access, windows) = (AccessFlags::new().with_local_write(), has_windows(pd));
-        Self::with_access(pd, bytes, if windows { access.with_mw_bind() } else { access }, true)
+        Self::with_access(pd, bytes, for_windows(pd), true)
     }
 
     fn with_access(
@@ -371,9 +369,12 @@ impl BufferPool {
     }
 }
 
-/// Returns true if the device has windows. Others may refuse regions that windows can be bound to.
-fn has_windows(pd: &ProtectionDomain) -> bool {
-    pd.context().query_device().is_ok_and(|device| device.max_mw > 0)
+/// Returns the access of regions that windows can be bound to, if the device has windows. Others may
+/// refuse such regions.
+fn for_windows(pd: &ProtectionDomain) -> AccessFlags {
+    let access = AccessFlags::new().with_local_write();
+    let has_windows = pd.context().query_device().is_ok_and(|device| device.max_mw > 0);
+    if has_windows { access.with_mw_bind() } else { access }
 }
 
 #[cfg(test)]

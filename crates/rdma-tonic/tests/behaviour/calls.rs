@@ -7,14 +7,12 @@ use greeter::proto::RepeatRequest;
 use tokio_stream::iter;
 use tonic::{Code, Request};
 
-use crate::rig::{call, connect, endpoint, gated, name, run, serve};
+use crate::rig::{call, gated, meet, name, run};
 
 #[test]
 fn each_kind_of_call_is_answered() {
     run(async {
-        let endpoint = endpoint();
-        let server = serve(&endpoint, MyGreeter).await;
-        let mut client = connect(&endpoint, server.address).await.unwrap();
+        let (_server, mut client) = meet(MyGreeter).await;
         let reply = client.say_hello(name("Ada")).await.unwrap().into_inner();
         assert_eq!(reply.message, "Hello Ada!");
 
@@ -36,9 +34,7 @@ fn each_kind_of_call_is_answered() {
 #[test]
 fn both_streams_of_a_call_are_open_at_once() {
     run(async {
-        let endpoint = endpoint();
-        let server = serve(&endpoint, MyGreeter).await;
-        let mut client = connect(&endpoint, server.address).await.unwrap();
+        let (_server, mut client) = meet(MyGreeter).await;
         let (asks, asked) = tokio::sync::mpsc::channel(1);
         let asked = tokio_stream::wrappers::ReceiverStream::new(asked);
         let mut replies = client.chat(asked).await.unwrap().into_inner();
@@ -55,9 +51,7 @@ fn both_streams_of_a_call_are_open_at_once() {
 #[test]
 fn a_message_of_64_mib_arrives_in_both_directions() {
     run(async {
-        let endpoint = endpoint();
-        let server = serve(&endpoint, MyGreeter).await;
-        let mut client = connect(&endpoint, server.address).await.unwrap();
+        let (_server, mut client) = meet(MyGreeter).await;
         let long: String = ('a'..='z').cycle().take(64 << 20).collect();
         let reply = client.say_hello(name(&long)).await.unwrap().into_inner();
         let inner = reply.message.strip_prefix("Hello ").and_then(|rest| rest.strip_suffix('!'));
@@ -68,10 +62,8 @@ fn a_message_of_64_mib_arrives_in_both_directions() {
 #[test]
 fn a_request_has_the_address_of_its_client() {
     run(async {
-        let endpoint = endpoint();
         let (service, mut gate) = gated();
-        let server = serve(&endpoint, service).await;
-        let client = connect(&endpoint, server.address).await.unwrap();
+        let (server, client) = meet(service).await;
         let call = call(&client, "Ada");
         let address = gate.began.recv().await.unwrap().unwrap();
         assert!(address.ip().is_loopback() && address != server.address, "{address}");
@@ -83,10 +75,8 @@ fn a_request_has_the_address_of_its_client() {
 #[test]
 fn a_deadline_ends_the_call_at_both_ends() {
     run(async {
-        let endpoint = endpoint();
         let (service, mut gate) = gated();
-        let server = serve(&endpoint, service).await;
-        let mut client = connect(&endpoint, server.address).await.unwrap();
+        let (_server, mut client) = meet(service).await;
         let mut request = Request::new(name("Ada"));
         request.set_timeout(Duration::from_millis(100));
         let status = client.say_hello(request).await.unwrap_err();
@@ -102,10 +92,8 @@ fn a_deadline_ends_the_call_at_both_ends() {
 #[test]
 fn a_dropped_call_is_cancelled_at_the_server_and_others_continue() {
     run(async {
-        let endpoint = endpoint();
         let (service, mut gate) = gated();
-        let server = serve(&endpoint, service).await;
-        let client = connect(&endpoint, server.address).await.unwrap();
+        let (_server, client) = meet(service).await;
         let call = call(&client, "Ada");
         gate.began.recv().await.unwrap();
         let continues = self::call(&client, "Grace");

@@ -78,6 +78,14 @@ pub(crate) async fn serve(endpoint: &Endpoint, service: impl Greeter) -> Running
     Running { address, stop, ended }
 }
 
+/// Returns a server of this service, and its client.
+pub(crate) async fn meet(service: impl Greeter) -> (Running, GreeterClient<Channel>) {
+    let endpoint = endpoint();
+    let server = serve(&endpoint, service).await;
+    let client = connect(&endpoint, server.address).await.unwrap();
+    (server, client)
+}
+
 /// A service whose unary calls wait until the test opens the gate.
 pub(crate) struct Gated {
     began: mpsc::UnboundedSender<Option<SocketAddr>>,

@@ -31,7 +31,12 @@ struct Loan {
     spare: Option<Buffer>,
     /// The operation whose message is lent, until the operation is over.
     operation: Option<Operation>,
-    is_idle: bool,
+}
+
+impl Loan {
+    const fn is_idle(&self) -> bool {
+        self.window.is_some() && self.operation.is_none()
+    }
 }
 
 /// The windows of this end. They are allocated when they are first needed, and used again.
@@ -58,7 +63,7 @@ impl Lender {
         requests: &mut Requests,
     ) -> Lent {
         let Some((at, mut window)) = self.idle(pool) else {
-            if self.loans.iter().all(|loan| loan.operation.is_some() || loan.is_idle) {
+            if self.loans.iter().all(|loan| loan.operation.is_some()) {
                 return Lent::Refused(buffer);
             }
             self.waiting = Some(operation);
@@ -68,7 +73,7 @@ impl Lender {
         let spare = mem::replace(window.memory_mut(), buffer);
         match requests.bind(at, window) {
             Ok(()) => {
-                (loan.spare, loan.operation, loan.is_idle) = (Some(spare), Some(operation), false);
+                (loan.spare, loan.operation) = (Some(spare), Some(operation));
                 Lent::Begun
             }
             Err(mut window) => {
@@ -81,14 +86,14 @@ impl Lender {
 
     /// Returns an idle window with its index.
     fn idle(&mut self, pool: &BufferPool) -> Option<(usize, Window<Buffer>)> {
-        if let Some(at) = self.loans.iter().position(|loan| loan.is_idle) {
+        if let Some(at) = self.loans.iter().position(Loan::is_idle) {
             return Some((at, self.loans.get_mut(at)?.window.take()?));
         }
         if self.loans.len() >= self.limit {
             return None;
         }
         let window = Window::allocate(pool.try_allocate(1).ok()??).ok()?;
-        self.loans.push(Loan { is_idle: true, ..Loan::default() });
+        self.loans.push(Loan::default());
         Some((self.loans.len() - 1, window))
     }
 
@@ -129,7 +134,7 @@ impl Lender {
     ) -> Option<Operation> {
         let loan = self.loans.get_mut(at)?;
         turns::free(mem::replace(window.memory_mut(), loan.spare.take()?).into_held());
-        (loan.window, loan.is_idle) = (Some(window), true);
+        loan.window = Some(window);
         self.waiting.take()
     }
 

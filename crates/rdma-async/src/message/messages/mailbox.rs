@@ -222,11 +222,11 @@ impl Mailbox {
         let Some(buffer) = requests.take_receive(slot) else { return };
         let (start, part) = (chunk.start() as usize, chunk.len() as usize);
         let bytes = buffer.get(start..start + part).unwrap_or_default();
+        let frame_bytes = self.limits.receive_bytes as usize;
         if chunk.len() != length {
             self.arriving.append(message, bytes);
-        } else if part * 2 >= self.limits.receive_bytes as usize
-            && let Ok(Some(spare)) =
-                self.supply.blocking().try_allocate(self.limits.receive_bytes as usize)
+        } else if part * 2 >= frame_bytes
+            && let Ok(Some(spare)) = self.supply.blocking().try_allocate(frame_bytes)
         {
             // The message keeps the memory where it arrived.
             requests.set_receive(slot, spare);

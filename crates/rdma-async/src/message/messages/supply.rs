@@ -122,12 +122,16 @@ struct Wait {
 impl Wait {
     fn fetch_into(&self, memory: Buffer) {
         if let Some(session) = self.session.upgrade() {
-            session.with(|state| {
-                let requests = &mut state.requests;
-                state.protocol.supply().fetch_into(self.message, Some(memory), requests);
-            });
+            fetch_into(&session, self.message, Some(memory));
         }
     }
+}
+
+fn fetch_into(session: &Session<Mailbox>, message: Incoming, memory: Option<Buffer>) {
+    session.with(|state| {
+        let requests = &mut state.requests;
+        state.protocol.supply().fetch_into(message, memory, requests);
+    });
 }
 
 impl Drop for Wait {
@@ -147,9 +151,6 @@ struct Lacking {
 
 impl Turn for Lacking {
     fn run(&self) {
-        self.session.with(|state| {
-            let requests = &mut state.requests;
-            state.protocol.supply().fetch_into(self.message, None, requests);
-        });
+        fetch_into(&self.session, self.message, None);
     }
 }
