@@ -466,6 +466,10 @@ impl QueuePair {
             if to == QpState::RTS || to == QpState::SQD {
                 wire.set(self, &send.requester);
             }
+            if to == QpState::SQD {
+                // A turn records that the drain waits for the peer.
+                self.entry.queue();
+            }
         } else if from == QpState::RTR
             && to == QpState::RTS
             && let Some(route) = self.route(send.requester.origin.path, send.requester.peer_qpn)

@@ -87,6 +87,12 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
         let _ = (word, is_patient);
     }
 
+    /// Counts a connection that starts or stops waiting for its word. While any waits, it gets a turn soon after its
+    /// word changes. Otherwise it may get the turn only when the program polls, or arms a completion queue.
+    fn count_waiting(&self, is_one_more: bool) {
+        let _ = is_one_more;
+    }
+
     /// Returns a number that changes when grants arrive or become invalid.
     fn granted(&self) -> u32 {
         0
@@ -144,12 +150,24 @@ pub(crate) trait Mailbox: Send + Sync + std::fmt::Debug {
 pub(crate) struct Word {
     carrier: Arc<dyn Carrier>,
     pub(crate) key: WordKey,
+    /// Whether the connection waits for the word.
+    is_awaited: bool,
 }
 
 impl Word {
     pub(crate) fn claim(carrier: &Arc<dyn Carrier>, user: Weak<dyn Task>) -> Option<Self> {
         let key = carrier.claim_word(user)?;
-        Some(Self { carrier: Arc::clone(carrier), key })
+        Some(Self { carrier: Arc::clone(carrier), key, is_awaited: false })
+    }
+
+    /// Records whether the connection [waits](Carrier::count_waiting) for the word. Returns true if it starts to wait.
+    /// The caller then checks the word again.
+    pub(crate) fn set_awaited(&mut self, is_awaited: bool) -> bool {
+        let is_changed = std::mem::replace(&mut self.is_awaited, is_awaited) != is_awaited;
+        if is_changed {
+            self.carrier.count_waiting(is_awaited);
+        }
+        is_changed && is_awaited
     }
 
     /// Shows the peer whether the requests are retried without limit while the receiver is not ready. The peer may then
@@ -179,6 +197,7 @@ impl Word {
 
 impl Drop for Word {
     fn drop(&mut self) {
+        self.set_awaited(false);
         self.carrier.release_word(self.key);
     }
 }

@@ -46,7 +46,7 @@ pub(crate) trait Polled: Sync + std::fmt::Debug {
     /// Returns the number of polls so far.
     fn polls(&self) -> u32;
 
-    /// Called when a thread that has polled is about to sleep.
+    /// Called when a thread that has polled is about to sleep. The caller holds no lock.
     fn poller_sleeps(&self);
 }
 
@@ -58,6 +58,9 @@ pub(crate) struct Fabric {
     pub(crate) timers: Line<Timers>,
     /// Every verb reads this before it returns, so it is kept apart as well.
     pub(crate) run_queue: Line<RunQueue>,
+    /// The number of completion queues that send an event for their next completion, whether or not it is solicited.
+    /// Loom does not explore it.
+    pub(crate) armed: std::sync::atomic::AtomicUsize,
     /// The simulation, if time is virtual.
     pub(crate) simulation: Option<Simulation>,
     /// The link to other processes and hosts, created when a device first claims a slot, connects to another process or
@@ -78,6 +81,7 @@ impl Fabric {
             ids: Ids::new(),
             timers: Line(timers),
             run_queue: Line(run_queue),
+            armed: std::sync::atomic::AtomicUsize::new(0),
             simulation: None,
             polled: OnceLock::new(),
         }

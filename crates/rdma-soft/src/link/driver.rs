@@ -12,6 +12,7 @@ use self::near::Driving;
 use self::serve::{Doorbell, Processors};
 use self::yield_timer::YieldTimer;
 use super::descriptor::{self, Descriptor};
+use super::executed::quiet::Quiet;
 use crate::device::arrivals::{answer_all, execute_all};
 use crate::device::subnet::Subnet;
 use crate::fabric::Polled;
@@ -68,8 +69,15 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     fn start_polling(&self) {}
 
     /// Ends [`start_polling`](Self::start_polling). The descriptor does not always report data that
-    /// [arrived](Self::has_arrived) before this call.
-    fn stop_polling(&self) {}
+    /// [arrived](Self::has_arrived) before this call. If `is_quiet` is set, it need not report executed requests either,
+    /// until [`listen`](Self::listen).
+    fn stop_polling(&self, _is_quiet: bool) {}
+
+    /// Makes the descriptor report executed requests again. Returns true if something [has
+    /// arrived](Self::has_arrived) that it will not report.
+    fn listen(&self) -> bool {
+        false
+    }
 
     /// Receives all messages that have arrived so far, and waits until they are executed. The caller holds no lock.
     fn read_all(self: Arc<Self>) {}
@@ -127,6 +135,7 @@ pub(super) struct Driver {
     without_thread: AtomicBool,
     /// Whether the thread currently leaves the work to the program's polls.
     yields_to_polls: AtomicBool,
+    quiet: Quiet,
     doorbell: Doorbell,
     processors: Processors,
     /// The number of packets for unknown or destroyed receivers so far.
@@ -269,6 +278,7 @@ impl Driver {
             polls_look: AtomicBool::new(false),
             without_thread: AtomicBool::new(false),
             yields_to_polls: AtomicBool::new(false),
+            quiet: Quiet::default(),
             doorbell: Doorbell::new()?,
             processors: Processors::new(),
             useless: AtomicU32::new(0),
@@ -444,6 +454,21 @@ impl Driver {
         true
     }
 
+    /// Returns true if the program sleeps until any completion arrives, also one of its own requests.
+    fn awaits_completions(&self) -> bool {
+        self.subnet.armed.load(Ordering::Relaxed) > 0
+    }
+
+    /// Makes the recently active sockets report executed requests, and handles those that were executed before.
+    fn listen(&self) {
+        self.busy.fetch_add(1, Ordering::AcqRel);
+        let has_arrived = locked_for_calls(&self.driving).listen();
+        if has_arrived {
+            self.subnet.run_queue.run();
+        }
+        self.busy.fetch_sub(1, Ordering::AcqRel);
+    }
+
     /// Receives all messages that have arrived so far, and waits until they are executed.
     fn read_all(&self) {
         // Sockets are looked up one by one, because a list of them would allocate memory.
@@ -491,6 +516,9 @@ impl Polled for Driver {
     fn poller_sleeps(&self) {
         if self.yields_to_polls.swap(false, Ordering::Relaxed) {
             self.doorbell.ring();
+        }
+        if self.awaits_completions() && self.quiet.end() {
+            self.listen();
         }
     }
 

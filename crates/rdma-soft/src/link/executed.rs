@@ -5,6 +5,8 @@
 //! With each word, the requester shows whether it retries without limit while the receiver is not ready. Either process
 //! may write anything to this memory.
 
+pub(crate) mod attention;
+pub(crate) mod quiet;
 pub(crate) mod versions;
 
 use rdma_types::Psn;

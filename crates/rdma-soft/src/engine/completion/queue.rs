@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, Weak};
 
 use rdma_types::{AsyncEventKind, WcStatus};
@@ -218,7 +219,7 @@ impl CompletionQueue {
     #[cold]
     fn disarm(&self, mut producers: Guard<'_, Producers>, solicited: bool) {
         if producers.armed == Armed::Any || solicited {
-            producers.armed = Armed::No;
+            self.set_armed(&mut producers, Armed::No);
             drop(producers);
             self.send_event();
         }
@@ -239,16 +240,27 @@ impl CompletionQueue {
     /// do not count. Of two requests, the wider one applies (man ibv_req_notify_cq).
     pub(crate) fn request_event(&self, solicited_only: bool) {
         let mut producers = self.producers.lock();
-        producers.armed = match (solicited_only, producers.armed) {
+        let armed = match (solicited_only, producers.armed) {
             (true, Armed::No | Armed::Solicited) => Armed::Solicited,
             _ => Armed::Any,
         };
+        self.set_armed(&mut producers, armed);
         drop(producers);
         if self.fabric.simulation.is_some() {
             self.step_simulation();
-        } else if self.fabric.timers.is_set() {
+        } else if self.fabric.timers.is_set() && self.made_by.is_current() {
             // The program is probably about to sleep.
             self.fabric.poller_sleeps();
+        }
+    }
+
+    /// Sets which completion sends an event, and counts the queues that send one for any completion.
+    fn set_armed(&self, producers: &mut Producers, armed: Armed) {
+        let before = std::mem::replace(&mut producers.armed, armed);
+        match (before == Armed::Any, armed == Armed::Any) {
+            (false, true) => drop(self.fabric.armed.fetch_add(1, Relaxed)),
+            (true, false) => drop(self.fabric.armed.fetch_sub(1, Relaxed)),
+            _ => {}
         }
     }
 
@@ -427,6 +439,7 @@ impl Settle for CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
+        self.set_armed(&mut self.producers.lock(), Armed::No);
         self.fabric.run_queue.unreserve();
     }
 }

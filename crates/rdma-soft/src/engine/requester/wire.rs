@@ -299,6 +299,32 @@ impl<P: Near> SendSide<P> {
 
     /// Sends some of the queue's requests. Returns true if more may be sent in another turn.
     pub(crate) fn transmit(&mut self, own: &P, aftermath: &mut Aftermath) -> bool {
+        let more = self.transmit_some(own, aftermath);
+        if self.wire.is_some() && self.awaits_word() && !more {
+            // The word may have changed before.
+            own.entry.queue();
+        }
+        more
+    }
+
+    /// Records whether requests wait until the peer has executed earlier ones. Returns true if they start to wait.
+    fn awaits_word(&mut self) -> bool {
+        let Some(mut wire) = self.wire.take() else { return false };
+        let waits = match &wire.protocol {
+            Protocol::Reliable(protocol) if !protocol.idle() => match self.state {
+                QpState::RTS => {
+                    protocol.has_packets(self.admitted(&wire)) || wire.mapped.held.is_some()
+                }
+                state => state == QpState::SQD,
+            },
+            _ => false,
+        };
+        let starts = wire.word.as_mut().is_some_and(|word| word.set_awaited(waits));
+        self.wire = Some(wire);
+        starts
+    }
+
+    fn transmit_some(&mut self, own: &P, aftermath: &mut Aftermath) -> bool {
         if self.wire.is_none() {
             // Datagrams are sent elsewhere, but wait here while the link has no space.
             if self.blocked == Blocked::NoRoom {

@@ -79,9 +79,8 @@ impl Driving {
         let candidates = self.near.iter().enumerate().filter(|(_, near)| may_go(near));
         let quietest = candidates.max_by_key(|(_, near)| looks.wrapping_sub(near.last));
         let Some((place, _)) = quietest else { return false };
-        let removed = self.near.swap_remove(place).watched.upgrade();
-        let Some(removed) = removed.filter(|_| self.polled) else { return false };
-        removed.stop_polling();
+        let Some(removed) = self.near.swap_remove(place).watched.upgrade() else { return false };
+        removed.stop_polling(false);
         let has_arrived = removed.has_arrived();
         if has_arrived {
             removed.handle_event(epoll::EventFlags::empty());
@@ -117,6 +116,16 @@ impl Driving {
             if watched.look() {
                 (near.last, found) = (looks, true);
             }
+        }
+        found
+    }
+
+    /// Makes all sockets report executed requests. Handles those that were executed before, and returns true if there
+    /// were any.
+    pub(super) fn listen(&self) -> bool {
+        let mut found = false;
+        for near in self.near() {
+            found |= near.listen() && near.look();
         }
         found
     }
@@ -191,7 +200,7 @@ mod tests {
             self.polled.store(true, Ordering::Relaxed);
         }
 
-        fn stop_polling(&self) {
+        fn stop_polling(&self, _: bool) {
             self.polled.store(false, Ordering::Relaxed);
         }
 

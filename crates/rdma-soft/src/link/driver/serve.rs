@@ -113,16 +113,19 @@ impl Driver {
         found
     }
 
-    /// Sets whether polls or this thread look at the recently active sockets without being notified. Returns true if
-    /// something has arrived there, possibly without a notification.
+    /// Sets whether polls or this thread look at the recently active sockets without being notified. If they do not,
+    /// and no one waits for completions, these sockets do not report executed requests: otherwise each acknowledgement
+    /// would wake this thread. Polls find them, because they look at these sockets first. Returns true if something has
+    /// arrived there, possibly without a notification.
     fn set_near_polled(&self, polled: bool) -> bool {
         let mut driving = locked_for_calls(&self.driving);
         driving.polled = polled;
+        let is_quiet = !polled && self.quiet.begin(|| self.awaits_completions());
         driving.near().fold(false, |has_arrived, near| {
             if polled {
                 near.start_polling();
             } else {
-                near.stop_polling();
+                near.stop_polling(is_quiet);
             }
             near.has_arrived() | has_arrived
         })

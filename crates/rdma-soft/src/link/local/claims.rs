@@ -21,6 +21,8 @@ pub(super) struct Claims {
     groups: AtomicUsize,
     /// A number that changes when a grant arrives or becomes invalid.
     granted: AtomicU32,
+    /// The number of connections that wait for their words.
+    waiting: AtomicU32,
     /// The value of each group's [counter](Executed::moves) when its words were last read.
     seen: [AtomicU32; GROUPS],
 }
@@ -72,6 +74,20 @@ impl Claims {
         if let Some(place) = words.by_index.get_mut(key.index()) {
             place.take_if(|claim| claim.key == key);
         }
+    }
+
+    /// Counts a connection that starts or stops waiting for its word.
+    pub(super) fn count_waiting(&self, is_one_more: bool) {
+        let before = match is_one_more {
+            true => self.waiting.fetch_add(1, Ordering::Relaxed),
+            false => self.waiting.fetch_sub(1, Ordering::Relaxed),
+        };
+        debug_assert!(is_one_more || before > 0, "more connections stop waiting than started");
+    }
+
+    /// Returns true if a connection waits for its word.
+    pub(super) fn are_awaited(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// Adds a grant for the connection that it is for, if that still exists.

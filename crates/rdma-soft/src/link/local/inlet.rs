@@ -12,7 +12,7 @@ use super::head::{Decoded, HEAD, MOST, decode, is_void, payload_length, word_of}
 use super::listener::Guest;
 use super::mapped::given::Giver;
 use super::shared::RingReceiver;
-use super::socket::{NOTIFICATIONS, notify, receive_notification, receive_ring};
+use super::socket::{notify, receive_notification, receive_ring};
 use crate::device::Device;
 use crate::device::arrivals::{answer_soon, is_for_nobody};
 use crate::engine::wire::Mailbox as _;
@@ -193,17 +193,17 @@ impl Inlet {
         letter
     }
 
-    /// Receives from the connection: first the ring, then notifications, and finally the end of the connection. Any
+    /// Receives from the connection: first the ring, then one notification, and finally the end of the connection. Any
     /// other data ends the connection. Returns true if a question has arrived.
     fn read_connection(&self) -> bool {
         let mut notified = false;
-        for _ in 0..NOTIFICATIONS {
+        while !notified {
             let received = match self.ring.get() {
                 None => receive_ring(&self.connection).map(|ring| self.set_ring(ring)),
-                Some(_) => receive_notification(&self.connection),
+                Some(_) => receive_notification(&self.connection).inspect(|_| notified = true),
             };
             match received {
-                Ok(true) => notified = true,
+                Ok(true) => {}
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 Err(Errno::BUSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM) => {
                     self.back_off();
@@ -443,7 +443,7 @@ impl Watched for Inlet {
         }
     }
 
-    fn stop_polling(&self) {
+    fn stop_polling(&self, _: bool) {
         self.polled.store(false, Ordering::Release);
         fence(Ordering::SeqCst);
         if let Some(ring) = self.ring.get() {

@@ -28,10 +28,9 @@ use crate::fabric::clock::Time;
 use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, SocketEvent, Token, Watched};
+use crate::link::executed::attention::Attention;
 use crate::link::outbox::new_buffer;
-use crate::sync::{
-    AtomicBool, Mutex, Ordering, fence, locked_for_calls, locked_in_models as locked,
-};
+use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls, locked_in_models as locked};
 
 /// The time after which the datagrams that wait for a process are dropped, if the process reads nothing. Packets of
 /// connections wait until the process reads them or exits.
@@ -69,8 +68,8 @@ pub(crate) struct Neighbor {
     backs_off: AtomicBool,
     /// The neighbor itself.
     own: Weak<Self>,
-    /// Whether the driver looks at the words without being notified.
-    polled: AtomicBool,
+    /// The way in which this process notices changed words.
+    attention: Attention,
     /// Whether the process has exited or violated the protocol.
     gone: AtomicBool,
     pub(super) entry: Entry,
@@ -97,7 +96,7 @@ impl Neighbor {
             received: Received::default(),
             backs_off: AtomicBool::new(false),
             own: Weak::clone(weak),
-            polled: AtomicBool::new(false),
+            attention: Attention::default(),
             gone: AtomicBool::new(false),
             entry: Entry::new(device.fabric, weak.clone()),
         })
@@ -294,6 +293,33 @@ impl Neighbor {
         }
     }
 
+    /// Handles notifications of space, of executed requests, or of an answer. Returns false if anything else has arrived,
+    /// or the process has ended.
+    fn handle_notifications(&self) -> bool {
+        // Whatever the notification was for, there may be space.
+        match (0..NOTIFICATIONS).try_for_each(|_| self.receive()) {
+            // The peer sends more notifications than are useful.
+            Ok(()) => self.driver.note_useless(),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(Errno::BUSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM)
+                if self.handshake.has_begun() =>
+            {
+                self.back_off();
+            }
+            Err(_) => return false,
+        }
+        // The notification may be that of a revocation.
+        if self.received.have_changed() {
+            self.claims.drop_invalid();
+        }
+        self.check_answer();
+        self.entry().queue();
+        if let Some(executed) = self.ring.executed() {
+            self.attention.was_notified(executed);
+        }
+        true
+    }
+
     /// Checks whether the process has answered a question, and queues the senders that wait for the answer.
     pub(super) fn check_answer(&self) {
         let answered = self.ring.answered();
@@ -414,6 +440,13 @@ impl Carrier for Neighbor {
         self.ring.executed()?.expected(word)
     }
 
+    fn count_waiting(&self, is_one_more: bool) {
+        self.claims.count_waiting(is_one_more);
+        if is_one_more {
+            self.listen();
+        }
+    }
+
     fn granted(&self) -> u32 {
         self.claims.granted()
     }
@@ -440,36 +473,12 @@ impl Watched for Neighbor {
         &self.connection
     }
 
-    /// Handles a notification of space, of executed requests, or of an answer. Anything else ends the connection.
     fn handle_event(self: Arc<Self>, flags: epoll::EventFlags) -> SocketEvent {
         if flags.intersects(!epoll::EventFlags::IN) {
             return SocketEvent::End;
         }
-        // Whatever the notification was for, there may be space.
-        let received = (0..NOTIFICATIONS).try_for_each(|_| self.receive());
-        match received {
-            // The peer sends more notifications than are useful.
-            Ok(()) => self.driver.note_useless(),
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(Errno::BUSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM)
-                if self.handshake.has_begun() =>
-            {
-                self.back_off();
-            }
-            Err(_) => return SocketEvent::End,
-        }
-        // The notification may be that of a revocation.
-        if self.received.have_changed() {
-            self.claims.drop_invalid();
-        }
-        self.check_answer();
-        self.entry().queue();
-        // Requests the next notification, because the peer sends one per request. The next look finds everything that
-        // was executed before the request.
-        if !self.polled.load(Ordering::Acquire)
-            && let Some(executed) = self.ring.executed()
-        {
-            executed.request_notifications();
+        if !flags.is_empty() && !self.handle_notifications() {
+            return SocketEvent::End;
         }
         match self.claims.queue_changed(&self.ring) {
             true => SocketEvent::Messages,
@@ -500,19 +509,22 @@ impl Watched for Neighbor {
     }
 
     fn start_polling(&self) {
-        self.polled.store(true, Ordering::Release);
-        fence(Ordering::SeqCst);
         if let Some(executed) = self.ring.executed() {
-            executed.suppress_notifications();
+            self.attention.start_polling(executed);
         }
     }
 
-    fn stop_polling(&self) {
-        self.polled.store(false, Ordering::Release);
-        fence(Ordering::SeqCst);
+    fn stop_polling(&self, is_quiet: bool) {
         if let Some(executed) = self.ring.executed() {
-            executed.request_notifications();
+            self.attention.stop_polling(executed, is_quiet, || self.claims.are_awaited());
         }
+    }
+
+    fn listen(&self) -> bool {
+        if let Some(executed) = self.ring.executed() {
+            self.attention.listen(executed);
+        }
+        self.has_arrived()
     }
 
     fn ended(self: Arc<Self>) {
