@@ -56,14 +56,23 @@ pub(crate) struct Table {
     afters: Afters,
     /// The number of operations, over all entries, that wait for a slot.
     queued: usize,
-    /// Whether the completion queue is armed and its event has not been received yet.
-    is_armed: bool,
+    /// The completions that make the completion queue send an event, if its last event has been received.
+    armed: Armed,
     /// The maximum number of events that the driver has yet to receive if the queue is not armed again.
     armings: usize,
     /// The number of completions that match no request.
     unmatched: u64,
     /// Whether the completion queue has failed, so that no queue pair may enter.
     has_failed: bool,
+}
+
+/// The completions that make a completion queue send an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Armed {
+    No,
+    /// Only failures and completions that a peer made solicited. Acknowledgements of requests then wake no one.
+    Solicited,
+    Any,
 }
 
 /// The outcome of a request that has ended, after its memory has been returned.
@@ -93,7 +102,7 @@ impl Ledger {
             polled: [PollSlot::default(); BATCH],
             afters: Afters::new(),
             queued: 0,
-            is_armed: false,
+            armed: Armed::No,
             armings: 0,
             unmatched: 0,
             has_failed: false,
@@ -251,7 +260,7 @@ impl Ledger {
     /// If the completion queue cannot be armed. A failed completion queue is not an error, because its operations have
     /// already ended.
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
-        self.lock().is_armed = false;
+        self.lock().armed = Armed::No;
         let mut all = self.progress().unwrap_or(0);
         let mut table = self.lock();
         let is_asked = !table.has_failed && (always || table.has_awaited());
@@ -366,7 +375,7 @@ impl Ledger {
                     table.note_waiting(entry, Side::Send, false);
                 }
                 let (afters, reported) = table.at(entry).end();
-                table.afters.note_reported(reported);
+                reported.into_iter().for_each(|solicited| table.afters.note_reported(solicited));
                 afters
             }
             Err((qp, error)) => {
@@ -424,16 +433,19 @@ impl Table {
         self.at(entry).leave()
     }
 
-    /// Arms the completion queue. Returns true if it was not already armed; the caller must then poll again, because a
-    /// completion may have arrived just before.
+    /// Arms the completion queue for the completions that are awaited. Returns true if it was not already armed; the
+    /// caller must then poll again, because a completion may have arrived just before.
     #[inline]
     pub(crate) fn arm(&mut self, cq: &CompletionQueue) -> Result<bool, Error> {
-        if self.is_armed {
+        let Afters { awaited, solicited, .. } = self.afters;
+        let is_solicited = self.queued == 0 && solicited > 0 && solicited == awaited;
+        let wanted = if is_solicited { Armed::Solicited } else { Armed::Any };
+        if self.armed >= wanted {
             return Ok(false);
         }
         self.armings += 1;
-        cq.req_notify(false)?;
-        self.is_armed = true;
+        cq.req_notify(is_solicited)?;
+        self.armed = wanted;
         Ok(true)
     }
 
@@ -497,8 +509,8 @@ impl Table {
     }
 
     /// See [`ConnectionEntry::await_end`].
-    pub(crate) fn await_end(&mut self, id: Id, waker: Waker) -> Option<Waker> {
-        self.entries[id.entry()].await_end(id, waker, &mut self.afters)
+    pub(crate) fn await_end(&mut self, id: Id, waker: Waker, is_solicited: bool) -> Option<Waker> {
+        self.entries[id.entry()].await_end(id, waker, is_solicited, &mut self.afters)
     }
 
     /// Stops waiting for a request. Returns the kind of operation if the device still holds the request.

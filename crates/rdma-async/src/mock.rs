@@ -33,6 +33,9 @@ struct NicState {
     completed: VecDeque<ibv_wc>,
     /// Whether the next completion causes an event.
     is_asked: bool,
+    /// Whether the last call that armed the queue was for solicited completions alone. The device sends an event for
+    /// any completion, as if each were solicited.
+    asked_solicited: bool,
     events: usize,
     /// Whether the first of these events has occurred since the last wait for an event.
     is_readable: bool,
@@ -160,6 +163,11 @@ impl Nic {
         std::mem::take(&mut state.is_readable)
     }
 
+    /// Returns true if the queue was last armed for solicited completions alone.
+    pub(crate) fn asked_solicited(&self) -> bool {
+        self.state().asked_solicited
+    }
+
     /// Calls `act` while the driver is about to receive the next event.
     pub(crate) fn set_before_event(&self, act: impl FnOnce() + Send + 'static) {
         self.state().before_event = Some(Box::new(act));
@@ -246,8 +254,9 @@ impl Nic {
         Some(state.completed.drain(..count).collect())
     }
 
-    fn ask(&self) -> bool {
+    fn ask(&self, solicited: bool) -> bool {
         let mut state = self.state();
+        state.asked_solicited = solicited;
         state.is_asked |= !state.faults.asks;
         !state.faults.asks
     }

@@ -11,8 +11,9 @@
 //!
 //! # The protocol
 //!
-//! **Frames.** Each frame is a SEND into a receive slot of the peer. The first frame of each end is a
-//! hello. [`frame`] has the table of all frames.
+//! **Frames.** Each frame is a SEND into a receive slot of the peer. Its completion there is solicited,
+//! so that an end can sleep without being woken by its own completions. The first frame of each end is
+//! a hello. [`frame`] has the table of all frames.
 //!
 //! **Credit.** A frame with data needs credit for one receive, and for all bytes of the frame. Every
 //! frame carries the current limits, which count from the start of the connection.

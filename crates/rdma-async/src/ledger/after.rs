@@ -54,21 +54,25 @@ pub(crate) struct Afters {
     /// The number of requests in flight that a task awaits, or that were dropped and have memory to release. The
     /// completion queue is armed while this is not zero.
     pub(crate) awaited: usize,
+    /// The number of these requests whose completions are solicited, or failures.
+    pub(crate) solicited: usize,
 }
 
 impl Afters {
     pub(crate) fn new() -> Self {
         let [due, spare] = [(); 2].map(|()| Vec::with_capacity(MOST));
-        Self { due, spare, awaited: 0 }
+        Self { due, spare, awaited: 0, solicited: 0 }
     }
 
     pub(crate) fn push(&mut self, after: After) {
         self.due.push(after);
     }
 
-    /// Subtracts requests that were counted as awaited and whose completions have been reported.
-    pub(crate) fn note_reported(&mut self, count: usize) {
-        debug_assert!(self.awaited >= count, "they were awaited");
-        self.awaited = self.awaited.saturating_sub(count);
+    /// Subtracts a request that was counted as awaited, and whose completion has been reported.
+    pub(crate) fn note_reported(&mut self, is_solicited: bool) {
+        debug_assert!(self.awaited > 0, "it was awaited");
+        self.awaited = self.awaited.saturating_sub(1);
+        self.solicited = self.solicited.saturating_sub(usize::from(is_solicited));
+        debug_assert!(self.solicited <= self.awaited, "solicited completions are awaited");
     }
 }

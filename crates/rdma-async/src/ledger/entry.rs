@@ -238,13 +238,14 @@ impl ConnectionEntry {
     }
 
     /// Ends all requests after the queue pair has been destroyed. Returns the work to do after the lock is released,
-    /// and how many of the requests were [awaited](Afters::awaited).
-    pub(crate) fn end(&mut self) -> (Vec<After>, usize) {
+    /// and whether the completion would have been solicited, for each request that was [awaited](Afters::awaited).
+    pub(crate) fn end(&mut self) -> (Vec<After>, Vec<bool>) {
         debug_assert!(self.qp.is_none());
         self.is_ending = false;
         self.has_lost |= self.slots.sending() > 0;
         self.draining = None;
-        let (mut afters, mut reported) = (vec![After::Close(Arc::clone(&self.waiters))], 0);
+        let (mut afters, mut reported) =
+            (vec![After::Close(Arc::clone(&self.waiters))], Vec::new());
         for index in 0..self.slots.len() as usize {
             let slot = self.slots.at(index);
             match slot.phase {
@@ -252,12 +253,14 @@ impl ConnectionEntry {
                     slot.phase = Phase::Done;
                     slot.result = None;
                     self.counters.failed += 1;
-                    reported += usize::from(slot.waker.is_some());
-                    afters.extend(slot.waker.take().map(After::Wake));
+                    if let Some(waker) = slot.waker.take() {
+                        reported.push(slot.is_solicited);
+                        afters.push(After::Wake(waker));
+                    }
                 }
                 Phase::Detached => {
                     self.counters.failed += 1;
-                    reported += 1;
+                    reported.push(slot.is_solicited);
                     let mut held = Held::Nothing;
                     self.slots.free(index, &mut held);
                     afters.push(After::Drop(held));
@@ -363,12 +366,12 @@ impl ConnectionEntry {
             Phase::InFlight => {
                 (slot.phase, slot.result) = (Phase::Done, Some(result));
                 if let Some(waker) = slot.waker.take() {
-                    afters.note_reported(1);
+                    afters.note_reported(slot.is_solicited);
                     afters.push(After::Wake(waker));
                 }
             }
             Phase::Detached => {
-                afters.note_reported(1);
+                afters.note_reported(slot.is_solicited);
                 self.keep(id, operation, Some(result), afters);
             }
             Phase::Free | Phase::Done => return false,
@@ -517,11 +520,22 @@ impl ConnectionEntry {
     }
 
     /// Sets the waker of a request in flight. Returns the previous waker, or `waker` if the request has ended.
-    pub(crate) fn await_end(&mut self, id: Id, waker: Waker, afters: &mut Afters) -> Option<Waker> {
+    /// `is_solicited` states whether the peer makes the completion solicited.
+    pub(crate) fn await_end(
+        &mut self,
+        id: Id,
+        waker: Waker,
+        is_solicited: bool,
+        afters: &mut Afters,
+    ) -> Option<Waker> {
         match self.slots.of(id) {
             Some(slot) if slot.phase == Phase::InFlight => {
                 let before = slot.waker.replace(waker);
-                afters.awaited += usize::from(before.is_none());
+                if before.is_none() {
+                    slot.is_solicited = is_solicited;
+                    afters.awaited += 1;
+                    afters.solicited += usize::from(is_solicited);
+                }
                 before
             }
             _ => Some(waker),
@@ -538,7 +552,10 @@ impl ConnectionEntry {
                 slot.phase = Phase::Detached;
                 match slot.waker.take() {
                     Some(waker) => afters.push(After::DropWaker(waker)),
-                    None => afters.awaited += 1,
+                    None => {
+                        slot.is_solicited = false;
+                        afters.awaited += 1;
+                    }
                 }
             }
             Phase::Done => {

@@ -43,6 +43,8 @@ impl From<PostFailure> for TransportError {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RequestSpec {
     Send(Option<u32>),
+    /// A SEND whose completion at the peer is solicited.
+    SolicitedSend,
     Receive,
     Write(RemoteMemoryRegion, Option<u32>),
     Read(RemoteMemoryRegion),
@@ -57,7 +59,7 @@ impl RequestSpec {
     #[inline]
     pub(crate) const fn operation(&self) -> Operation {
         match self {
-            Self::Send(_) => Operation::Send,
+            Self::Send(_) | Self::SolicitedSend => Operation::Send,
             Self::Receive => Operation::Receive,
             Self::Write(..) => Operation::Write,
             Self::Read(_) => Operation::Read,
@@ -120,6 +122,15 @@ pub(crate) unsafe fn post(
             };
             // SAFETY: the caller upholds the contract of this function.
             unsafe { qp.post(send, id.0) }
+        }
+        RequestSpec::SolicitedSend => {
+            let list = source(held).map(|slice| GatherList::from([slice]));
+            let send = match &list {
+                Some(list) => SendWorkRequest::from_list(list),
+                None => SendWorkRequest::new(&[]),
+            };
+            // SAFETY: the caller upholds the contract of this function.
+            unsafe { qp.post(send.solicited(), id.0) }
         }
         RequestSpec::Receive => match held {
             Held::Exclusive(memory) if !memory.range().is_empty() => {

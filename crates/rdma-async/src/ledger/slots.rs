@@ -77,6 +77,8 @@ pub(crate) struct RequestSlot {
     pub(crate) held: Held,
     /// The waker of the task that awaits the request. Set only while the request is in flight.
     pub(crate) waker: Option<Waker>,
+    /// Whether the completion is solicited if the request succeeds. Valid while the request is awaited.
+    pub(crate) is_solicited: bool,
     /// The result of a request that has ended, or `None` if its queue pair was destroyed before it completed.
     pub(crate) result: Option<WorkResult>,
 }
@@ -104,6 +106,7 @@ impl Slots {
                 next,
                 held: Held::Nothing,
                 waker: None,
+                is_solicited: false,
                 result: None,
             }
         };

@@ -171,7 +171,7 @@ impl Requests {
         head.copy_from_slice(header);
         let length = header.len() + fill(rest);
         let mut held = buffer.slice(0..length).into_held();
-        match self.post(&RequestSpec::Send(None), &mut held) {
+        match self.post(&RequestSpec::SolicitedSend, &mut held) {
             Some(id) => self.sends.posted.push_back((SendRequest::Frame(slot), id)),
             None => self.give_back_send(slot, held),
         }
@@ -380,13 +380,15 @@ impl Requests {
         let first = |is_chosen: bool, id: Option<Id>| id.filter(|_| is_chosen);
         let receive = first(receives, self.receives.posted.front().map(|&(_, id)| id));
         let send = first(sends, self.sends.posted.front().map(|&(_, id)| id));
-        let queues = [(receive, &mut self.receives.awaited), (send, &mut self.sends.awaited)];
-        for (first, awaited) in queues {
+        // The peer makes the completions of receives solicited.
+        let queues =
+            [(receive, true, &mut self.receives.awaited), (send, false, &mut self.sends.awaited)];
+        for (first, is_solicited, awaited) in queues {
             let Some(id) = first.filter(|_| *awaited != first) else { continue };
             let inner = self.connection.inner();
             let mut table = inner.ledger.lock();
             // An earlier waker can only be that of this session.
-            let before = table.await_end(id, waker.clone());
+            let before = table.await_end(id, waker.clone(), is_solicited);
             if !table.at(inner.entry).is_in_flight(id) {
                 return false;
             }
@@ -427,5 +429,35 @@ mod tests {
         assert!(requests.await_next((true, true), Waker::noop(), &mut armed));
         // The caller polls again, because an earlier completion of the receive causes no event.
         assert!(matches!(armed, Ok(true)), "{armed:?}");
+    }
+
+    /// A frame is solicited, so its receiver need not be woken by the completions of its own SENDs.
+    #[test]
+    fn only_an_awaited_send_lets_every_completion_wake_the_session() {
+        let rig = Rig::new();
+        let connection = rig.connect([1, 1]);
+        let ledger = &connection.inner().ledger;
+        let memory = Memory { receives: vec![Some(rig.buffer())], sends: vec![Some(rig.buffer())] };
+        let mut requests = Requests::new(connection.clone(), memory);
+        requests.memory.sends.extend((0..=RESERVED_SENDS).map(|_| None));
+        requests.post_receive(0);
+        let wait = |requests: &mut Requests, sends| {
+            let mut armed = Ok(false);
+            assert!(requests.await_next((true, sends), Waker::noop(), &mut armed));
+            armed.unwrap()
+        };
+        assert_eq!([wait(&mut requests, false), wait(&mut requests, false)], [true, false]);
+        assert!(rig.nic.asked_solicited());
+        requests.send(0, b"header", |_| 0);
+        assert!(!wait(&mut requests, false));
+        // Another completion must now cause an event.
+        assert!(wait(&mut requests, true) && !rig.nic.asked_solicited());
+        rig.nic.end(1, NicOutcome::Done(b""));
+        assert!(rig.nic.wait_for_event());
+        ledger.sweep(false).unwrap();
+        assert!(rig.nic.asked_solicited());
+        assert!(matches!(requests.next(), Some(Completed::Sent { slot: 0 })));
+        assert!(!wait(&mut requests, false));
+        requests.leave();
     }
 }

@@ -209,9 +209,9 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut ibv_wc) -> 
     c_int::try_from(found.len()).unwrap()
 }
 
-unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited: c_int) -> c_int {
+unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
     // SAFETY: SAFETY.md F2: the queue is live and belongs to this table.
-    if unsafe { nic_of(cq) }.ask() { 0 } else { Errno::EIO.raw() }
+    if unsafe { nic_of(cq) }.ask(solicited != 0) { 0 } else { Errno::EIO.raw() }
 }
 
 unsafe extern "C" fn post_send(

@@ -406,7 +406,7 @@ impl Inner {
                 ended.is_some() || table.at(self.entry).is_awaited_by(id, cx.waker());
             let mut before = waker.take();
             if !is_awaited && let Some(waker) = before.take() {
-                before = table.await_end(id, waker);
+                before = table.await_end(id, waker, false);
                 is_awaited = true;
             }
             // A task that sleeps needs an event. Another check finds completions that arrived before the queue was
@@ -454,7 +454,7 @@ impl Inner {
         let ended = table.take(id, held);
         let before = match ended {
             Some(_) => Some(waker),
-            None => table.await_end(id, waker),
+            None => table.await_end(id, waker, false),
         };
         self.ledger.unlock(table);
         drop(before);
